@@ -29,9 +29,9 @@ LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 
 
 def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:
-    """Mills' ratio R(a), or (R(a) − R(a + μ)) / μ given μ, for a >= −1, f[*b].
+    """Mills' ratio R(a), or (R(a) − R(a + μ)) / μ if μ is given, for a >= −1, f[*b].
 
-    One quadrature gives either value.
+    The same quadrature gives either value.
     """
     # R(a) = ∫ e^{−at−t²/2} dt by Gauss's rule. The integrand is entire, and decreases
     # to e^{−40} at the upper end of the interval.
@@ -50,9 +50,9 @@ def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:
 def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
     """The log of R(a) − R(a + μ).
 
-    For μ < 1 one quadrature gives the difference divided by μ, so that nothing
-    underflows unless a is huge. For μ >= 1 the factor 1 − e^{−μt} is too steep for the
-    nodes, and two ratios are subtracted.
+    For μ < 1, one quadrature gives the difference divided by μ, so that nothing
+    underflows unless a is huge. For μ >= 1, the factor 1 − e^{−μt} is too steep for the
+    nodes, so that the function subtracts two ratios.
     """
     small = mu < 1.0
     below = jnp.where(small, mu, 1.0)
@@ -138,7 +138,7 @@ def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
     log_target = jnp.log(delta_)
     # δ(ε) <= Φ(−a), so the ε at which Φ(−a) = δ meets the target. δ(ε) is log-concave
     # in ε, because it is the integral of (1 − e^{ε−x})₊ against a Gaussian. Newton's
-    # method therefore approaches the root from that side.
+    # method therefore approaches the root from the side where the target is met.
     start = jnp.maximum(mu_ * (mu_ / 2 - ndtri(delta_)), 0.0)
     start = jnp.minimum(start, jnp.finfo(jnp.float64).max)
     root = newton(lambda e: log_delta(mu_, e) - log_target, start)

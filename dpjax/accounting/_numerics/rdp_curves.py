@@ -1,8 +1,8 @@
 """Upper bounds on Rényi curves for arguments of any value, and on δ(ε) and ε(δ).
 
 The quadrature is precise for noise multipliers in a certain range. For smaller noise
-multipliers, convexity gives a looser bound. For larger noise multipliers, the first
-term of an expansion gives the curve.
+multipliers, convexity gives a bound that is looser than the quadrature. For larger
+noise multipliers, the first term of an expansion gives the curve.
 
 Each order of a curve gives one bound on δ(ε) and one on ε(δ).
 """
@@ -45,8 +45,8 @@ def _subsampled_curve(
     q: jax.Array,
     a: jax.Array,
 ) -> jax.Array:
-    # Each argument is made regular on its own, so that it keeps its own shape and
-    # nothing is broadcast before the quadrature.
+    # Each argument is made regular separately, so that every argument retains its shape
+    # and nothing is broadcast before the quadrature.
     inside = (sigma >= _LEAST_NOISE) & (sigma <= _MOST_NOISE)
     below = (sigma > 0) & (sigma < _LEAST_NOISE)
     above = (sigma > _MOST_NOISE) & (sigma < jnp.inf)
@@ -132,7 +132,7 @@ def delta64(rho: jax.Array, a: jax.Array, epsilon: jax.Array) -> jax.Array:
     discount = jnp.log1p(-1.0 / a)
     gap = rho - epsilon + discount + 8 * ULP * (rho + epsilon - discount)
     log_delta = (a - 1.0) * gap - jnp.log(a) * (1 - 8 * ULP)
-    # A δ that underflows is still positive, unless nothing is released.
+    # The result is positive even if δ underflows, unless nothing is released.
     value = jnp.maximum(jnp.exp(jnp.minimum(log_delta, 0.0)), TINY)
     value = jnp.minimum(value, _total_variation(rho))
     return jnp.where(regular, jnp.where(least, 0.0, value), 1.0)

@@ -6,14 +6,14 @@ divergence of order a is
 
     E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0.
 
-E h is approximated by a sum of positive numbers, which loses no precision to
-cancellation, not even where E h is 1e-20. The integrand has a bump where y is small,
+A sum of positive numbers approximates E h, so that no precision is lost to
+cancellation, even where E h is 1e-20. The integrand has a bump where y is small,
 between 0 and 2/σ, and may have a second bump as far out as a/σ. Both bumps are at least
 as wide as a unit Gaussian. The integrand is analytic for |Im u| < πσ; its branch points
-lie above and below the crossing, where q e^z = 1 − q. One window of nodes therefore
-covers small y, and two more windows lie on either side of the crossing. All windows are
-graded towards the crossing on the scale σ. Neither the positions of the nodes nor their
-number changes the integral, so derivatives are those of the integrand alone.
+lie above and below the crossing, where q e^z = 1 − q. Therefore, one window of nodes
+covers small y, and two more windows lie on the two sides of the crossing. All windows
+are graded towards the crossing on the scale σ. Neither the positions of the nodes nor
+their number changes the integral, so derivatives are those of the integrand alone.
 
 The integrand h is a second difference, and is computed without cancellation.
 
@@ -37,7 +37,8 @@ from dpjax._core.searches import bisect
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
 
 _SERIES = [1.0 / math.factorial(k) for k in range(2, 14)]
-# Below the first, e^z is rounded away next to 1; above the second, 1 next to q e^z.
+# Below the first number, rounding removes e^z beside 1. Above the second number,
+# rounding removes 1 beside q e^z.
 _SMALLEST_Z, _LARGEST_Z = -36.0, 230.0
 
 
@@ -62,7 +63,7 @@ def _second_difference(x: jax.Array) -> jax.Array:
 def _poisson_integrand(
     y: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The integrand h(y) of a Poisson batch, precise to a few dozen ulps.
+    """The integrand h(y) for a Poisson batch, precise to a few dozen ulps.
 
     The result is a pair (exponent, mantissa) with h = mantissa e^exponent, because h
     itself may overflow at a large order.
@@ -86,7 +87,7 @@ def _poisson_integrand(
 def _fixed_size_integrand(
     _: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The integrand h of a batch of fixed size, as (exponent, mantissa)."""
+    """The integrand h for a batch of fixed size, as (exponent, mantissa)."""
     return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
 
 
@@ -100,10 +101,10 @@ _barrier = jax.lax.optimization_barrier
 _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
 
 # The truncation of the windows and the error of the rules together are less than 1e-11
-# of E h. This was measured for σ in [0.1, 1000], q in [1e-6, 1] and orders in
+# of E h. This error was measured for σ in [0.1, 1000], q in [1e-6, 1] and orders in
 # [1.01, 10,000]: against three times as many nodes on wider windows at 200,000 points,
-# and against mpmath. It was measured against mpmath alone also up to σ = 1e60, down to
-# q = 1e-12, and at orders up to 1e6.
+# and against mpmath. Against mpmath alone, the error was also measured up to σ = 1e60,
+# down to q = 1e-12, and at orders up to 1e6.
 _QUADRATURE_ERROR = 1e-10
 
 
@@ -138,17 +139,17 @@ def _peaks(
     """The maxima of a log(1 + y) − u²/2, left and right of the crossing.
 
     A maximum satisfies u = (a/σ) logistic(v) with v = (u − crossing) / σ, and v < 0 on
-    the left. On the left the right-hand side is convex, and Newton's method ascends
-    from 0 to the first solution. On the right it is concave, and Newton's method
-    descends from a/σ to the last solution. A side without a solution yields the
-    crossing.
+    the left. On the left, the right-hand side of this equation is convex, and Newton's
+    method ascends from 0 to the first solution. On the right, the right-hand side is
+    concave, and Newton's method descends from a/σ to the last solution. A side without
+    a solution yields the crossing.
     """
 
     def newton(u: jax.Array) -> jax.Array:
         share = jax.nn.sigmoid((u - crossing) / sigma)
         slope = a / sigma**2 * share * (1.0 - share) - 1.0
-        # The residual falls on the way to a maximum. The bound on its slope keeps the
-        # step finite where it is nearly level.
+        # The residual falls on the way to a maximum. The bound on the slope of the
+        # residual keeps the step finite where the residual is nearly level.
         return u - (a / sigma * share - u) / jnp.minimum(slope, -1e-3)
 
     def body(_: jax.Array, peaks: tuple[jax.Array, jax.Array]):
@@ -167,11 +168,11 @@ def _edge(
     floor: jax.Array,
     density: tuple[jax.Array, jax.Array, jax.Array],
 ) -> jax.Array:
-    """The ends of windows: points where the log of the integrand has fallen to floor.
+    """The ends of windows, where the log of the integrand has fallen to `floor`.
 
-    Each search goes from start towards limit, and ends just past that point. It bisects
-    on a scale that is linear near start and geometric beyond. The first axis of the
-    arrays counts the searches.
+    Each search goes from start towards limit, and ends just past such a point. The
+    search bisects on a scale that is linear near start and geometric farther away. The
+    first axis of the arrays counts the searches.
     """
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
@@ -228,7 +229,7 @@ def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> _
 
 
 def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
-    """The value arcsinh(y) − arcsinh(x) for y − x = gap >= 0, without cancellation."""
+    """The difference arcsinh(x + gap) − arcsinh(x), gap >= 0, without cancellation."""
     apart = jnp.arcsinh(y) - jnp.arcsinh(x)
     one_side = x * y > 0
     x, y = jnp.where(one_side, x, 1.0), jnp.where(one_side, y, 1.0)
@@ -290,8 +291,9 @@ def _window_sum(
 def _log_excess(
     excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
-    # Windows are not differentiated: their positions do not change the integral. The
-    # integral's derivatives are forward (`float64`), and store no terms of its sums.
+    # Windows are not differentiated, since their positions do not change the integral.
+    # The integral's derivatives are forward (`float64`), and store no terms of its
+    # sums.
     fixed = jax.lax.stop_gradient
     at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
 

@@ -2,15 +2,16 @@
 
 Let L = dP/dQ be the likelihood ratio under Q, where its mean is one. Then E(L − e^ε)₊
 is δ(ε) for one order of the data sets, and E(1 − e^ε L)₊ is δ(ε) for the other. Both
-are means of convex functions of L. A distribution of L that is larger in convex order
-therefore bounds both from above, and one that is smaller bounds both from below.
-Averages and products of independent ratios preserve the order (Shaked and Shanthikumar,
-2007, section 3.A). In this package a "law" is the distribution of a likelihood ratio.
+values are means of convex functions of L. A distribution of L that is larger in convex
+order therefore bounds both values from above, and a smaller distribution bounds both
+from below. Averages and products of independent ratios preserve the convex order
+(Shaked and Shanthikumar, 2007, section 3.A). In this package a "law" is the
+distribution of a likelihood ratio.
 
 1. `spread`: a bound from above, on a grid that is evenly spaced in log L. Mass between
-   two points moves to both, such that the mean stays the same.
-2. `cells`: a bound from below. Mass in a cell is replaced by its conditional mean. The
-   lower bounds on δ and ε of random allocation follow.
+   two points moves to both points, such that the mean stays the same.
+2. `cells`: a bound from below, which replaces the mass in a cell by a mass at its
+   conditional mean. The lower bounds on δ and ε of random allocation use this bound.
 3. `grid`: the means of all pairs of points of a grid, and the mean or product of many
    independent copies, by doubling. The distance of the log of the mean of e^{hi} and
    e^{hj} from hi depends on j − i alone, so that a sum over pairs is a sum of products

@@ -1,9 +1,8 @@
 """Lower bounds in convex order: conditional means on cells.
 
 Each cell is labelled by a grid point, which is about the mean of L in the cell. The
-labels determine which pairs move to which cell. The exact means follow from the masses
-of P and Q in the cells, so that every choice of labels gives a bound (Jensen's
-inequality).
+labels determine which pairs move to which cell. The masses of P and Q in the cells give
+the exact means. Every choice of labels therefore gives a bound (Jensen's inequality).
 """
 
 from typing import NamedTuple
@@ -60,8 +59,8 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
     """Distributions on about 2n cells, restricted to a window of n cells.
 
-    Outside the window there is about the mass `tail` at each end. If such a window
-    needs more than n cells, pairs of neighbouring cells are merged first.
+    About the mass `tail` lies outside the window at each end. If such a window needs
+    more than n cells, pairs of neighbouring cells are merged first.
     """
     below = jnp.max(jnp.cumsum(masses.mass, axis=-1), axis=0)
     above = jnp.max(jnp.cumsum(masses.weight[..., ::-1], axis=-1), axis=0)
@@ -173,7 +172,7 @@ def epsilon_lower64(
     num_steps: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """A lower bound on ε(δ) of random allocation, at the asked δ."""
+    """A lower bound on ε(δ) of random allocation: one random step in each epoch."""
     known, law = _law_of_allocation(noise_multiplier, num_steps, num_epochs)
     known &= (asked > 0) & (asked < 1)
     target = jnp.log(jnp.where(known, asked, 0.5))
@@ -182,11 +181,12 @@ def epsilon_lower64(
         bound = delta(law, epsilon, num_steps * num_epochs)
         return jnp.log(jnp.maximum(bound, SMALL)) - target
 
-    # δ is zero beyond an ε. Labels may be a few points away from the means of their
-    # cells, hence the margin of 100 points.
+    # δ(ε) is zero beyond some ε. Labels may be a few points away from the means of
+    # their cells, hence the margin of 100 points.
     ends = jnp.abs(law.grid.log(law.masses.mass.size))
     top = jnp.max(ends) + 100 * law.grid.spacing
-    # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is not below it.
+    # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is at least this
+    # end.
     zero = jnp.zeros_like(target)
     solution = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
     solution = jnp.where(known & (excess(zero) > 0), solution, 0.0)

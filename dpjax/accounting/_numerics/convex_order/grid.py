@@ -1,6 +1,7 @@
-"""Grids that are evenly spaced in log L, and the lognormal distribution in their cells.
+"""Grids that are evenly spaced in log L, and lognormal masses in their cells.
 
-Grids are not differentiated: a grid determines how tight a bound is, not its validity.
+Grids are not differentiated, since a grid changes how tight a bound is, not its
+validity.
 
 Distributions on a grid are combined in pairs, and many independent copies by doubling.
 """
@@ -45,7 +46,7 @@ class Grid(NamedTuple):
 class Normal(NamedTuple):
     """The masses of log L ~ N(−v/2, v) in m cells and outside them.
 
-    Each attribute is a pair: Q's mass, then P's mass.
+    Each attribute is a pair of Q's mass and P's mass.
 
     Attributes:
       nodes: the mass at each of the k nodes of Gauss's rule in each cell, f[k, m].
@@ -59,7 +60,7 @@ class Normal(NamedTuple):
 
 
 def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
-    """A grid of n points for log L ~ N(−v/2, v).
+    """The grid of n points for log L ~ N(−v/2, v).
 
     Outside the grid, Q and P each have about the mass `tail`.
     """
@@ -98,7 +99,7 @@ def rounding(n: int, count: jax.Array) -> jax.Array:
 
     Each doubling sums over 2n pairs, and the errors of the factors of a product add up.
     """
-    # At most one half, so that 1 − error stays positive in `cells.delta`.
+    # The bound is at most one half, so that 1 − error stays positive in `cells.delta`.
     return jnp.minimum(ULP * (4.0 * n + 128) * count, 0.5)
 
 
@@ -119,9 +120,9 @@ def copies(
 ) -> tuple[Grid, _On]:
     """The distribution of a mean or product of count independent copies, and its grid.
 
-    The state of the loop is the distributions for c and for c + 1 copies, on the same
-    grid. An iteration computes from them the distributions for 2c + b and for 2c + b +
-    1 copies, where b is the next binary digit of the count.
+    The state of the loop consists of the distributions for c and for c + 1 copies, on
+    the same grid. An iteration computes from them the distributions for 2c + b and for
+    2c + b + 1 copies, where b is the next binary digit of the count.
 
     Args:
       combine: combines each of two distributions with a third one, by a mean or
@@ -152,16 +153,16 @@ def copies(
     return grid, at(pair, 0)
 
 
-# How many pairs of points are combined at once: the arrays of a chunk fit into a
-# processor's cache, and the loop over chunks is short.
+# The number of pairs of points that are combined at once. The arrays of a chunk fit
+# into a processor's cache, and the loop over chunks is short.
 _CHUNK = 2**16
 
 
 class Moves(NamedTuple):
     """The grid points to which pairs (i, j) with j − i = d move their mass, |d| < n.
 
-    Both points of a pair are on a grid with spacing h. Its mass moves to a grid with
-    spacing h/2, whose even points are the points of the grid with spacing h.
+    Both points of a pair are on a grid with spacing h. The mass of the pair moves to a
+    grid with spacing h/2, whose even points are the points of the first grid.
 
     Attributes:
       rows: the offset of the target from i, in points of the wider grid, i32[2n − 1].
@@ -176,9 +177,9 @@ class Moves(NamedTuple):
 def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance from a pair's first point to the weighted mean of both, f[2n − 1].
 
-    For points that are d apart, the distance is log(w + (1 − w) e^{hd}), in units of
-    h/2. The weight w, `share`, is that of the first point. The distances are for −n < d
-    < n.
+    For points that are d grid points apart, the distance is log(w + (1 − w) e^{hd}), in
+    units of h/2. The weight w, `share`, is that of the first point. The distances are
+    for −n < d < n.
     """
     apart = spacing * jnp.arange(-(n - 1.0), n)
     return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + apart) / (spacing / 2)

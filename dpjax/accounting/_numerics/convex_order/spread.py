@@ -1,4 +1,4 @@
-"""Upper bounds in convex order: mean-preserving spreads to the points of a grid.
+"""Upper bounds in convex order, by mean-preserving spreads to points of a grid.
 
 Mass at u, between neighbouring points x < y, moves to y with probability
 (u − x) / (y − x), and to x otherwise. Mass below the first point moves to that point
@@ -91,12 +91,13 @@ def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
     """Distributions on about 2n points, restricted to a window of n points.
 
-    Outside the window there is about the mass `tail` at each end. If such a window
-    needs more than n points, the spacing is doubled first.
+    About the mass `tail` lies outside the window at each end. If such a window needs
+    more than n points, the spacing is doubled first.
     """
     mass, zero, lost = masses
     x = jnp.exp(grid.log(mass.shape[1]))[None]
-    # Below, truncation costs Q's mass; above, it costs P's mass, which is Q's times L.
+    # Truncation below the window loses Q's mass. Truncation above the window loses P's
+    # mass, which is Q's mass times L.
     below = jnp.max(jnp.cumsum(mass, axis=1), axis=0)
     above = jnp.max(jnp.cumsum((mass * x)[:, ::-1], axis=1), axis=0)
     start = jnp.sum(below <= tail)
@@ -128,8 +129,8 @@ def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Ma
     """
     moves = grids.to_neighbours(share, spacing, own.mass.size)
     mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
-    # If one ratio is 0, the mean is w x. It moves to x with probability w, and to 0
-    # otherwise.
+    # If one ratio is 0, the mean is w x. This mass moves to x with probability w, and
+    # to 0 otherwise.
     kept = other.zero * share * own.mass + own.zero * (1 - share) * other.mass
     zero = own.zero * (other.zero + share) + other.zero * (1 - share)
     lost = share * own.lost + (1 - share) * other.lost
@@ -165,8 +166,8 @@ def double(law: Law, tail: jax.Array) -> Law:
 def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on the product of L and a lognormal of mean one.
 
-    The lognormal variable is independent of L. The variance is that of its logarithm,
-    at least h² > 0.
+    The lognormal variable is independent of L. The argument variance is that of the
+    logarithm of the lognormal, at least h² > 0.
     """
     mass, zero, lost = law.masses
     n = mass.size
@@ -201,7 +202,7 @@ def losses(law: Law, count: jax.Array) -> DiscreteLosses:
 
 
 def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses between two runs that both have the ratio L to a third run.
+    """The privacy losses between two runs, from the ratio L of each to a third run.
 
     Both runs have a likelihood ratio to the third run with this distribution. The bound
     holds for every joint distribution of the two ratios. For ratios L and L′ and any s,
@@ -224,7 +225,7 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     above, below = log[high], log[jnp.maximum(low, 0)]
     apart = jnp.maximum(above - below, 0.0)
     there = low >= 0
-    # The loss is infinite where L′ is 0, as it is where L is infinite.
+    # The loss is infinite where L′ is 0 and where L is infinite.
     gone = jnp.sum(jnp.where(there, 0.0, width * jnp.exp(above)))
     log_mass = jnp.stack([log_width + above, log_width + below])
     return DiscreteLosses(
@@ -238,7 +239,7 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
 def allocation(
     noise_multiplier: jax.Array, num_steps: jax.Array, tail: jax.Array
 ) -> Law:
-    """An upper bound on the ratio if an example takes part in one of num_steps steps.
+    """An upper bound on the ratio for an example in one of num_steps random steps.
 
     The step is uniformly random. The bound is the mean of num_steps independent ratios.
     """

@@ -1,6 +1,6 @@
-"""Dominating pairs of mechanisms with few different losses, or a lattice of them.
+"""Dominating pairs of mechanisms with few losses or with a lattice of losses.
 
-Every pair in this module is symmetric, so that one direction stands for both.
+Every pair in this module is symmetric, so that both directions have the same losses.
 """
 
 from typing import NamedTuple
@@ -15,8 +15,8 @@ from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
 # The error that this number of intervals adds to ε is about 1e-6 of ε.
 INTERVALS = 2048
-# A window of this many groups of integers. Each group has one integer unless the noise
-# is wide.
+# The number of groups of integers in a window. Each group has one integer unless the
+# noise is wide.
 GROUPS = 4096
 # The largest number of integers in a group, for a standard deviation of about 1e7. The
 # sums over a group take time, and have a relative rounding error of at most 1e-11.
@@ -40,8 +40,8 @@ def two_losses(epsilon: jax.Array, delta: jax.Array) -> DiscreteLosses:
 def randomized_response(parameter: jax.Array, buckets: jax.Array) -> DiscreteLosses:
     """The losses of an answer that is uniform over k buckets with probability p.
 
-    The answers of the two data sets have the probability 1 − p + p/k each. Every other
-    answer has the probability p/k for both.
+    On each data set, the true answer has the probability 1 − p + p/k. An answer that is
+    true on neither data set has the probability p/k on both.
     """
     other = parameter / buckets
     loss = jnp.log1p((1 - parameter) / other)
@@ -55,7 +55,7 @@ def randomized_response(parameter: jax.Array, buckets: jax.Array) -> DiscreteLos
 
 
 def laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
-    """The losses of Laplace noise, with mass moved to some of them.
+    """The losses of Laplace noise, with all mass moved to some of the losses.
 
     Args:
       epsilon: ε, the shift over the scale of the noise.
@@ -183,7 +183,7 @@ def discrete_gaussian(
 def discrete_gaussian_groups(
     stddev: jax.Array, sensitivity: int, tail: jax.Array
 ) -> DiscreteLosses:
-    """The losses of groups of integers, of which δ is a lower bound.
+    """The losses of groups of integers, which give a lower bound on δ.
 
     Only the group of the released integer is known, and the integers outside of the
     window are left out (`merged`).

@@ -1,4 +1,4 @@
-"""δ(ε) and ε(δ) of composed events, with their derivatives.
+"""The δ(ε) and ε(δ) of composed events, with their derivatives.
 
 The compiled functions take the leaves of a pytree of events, which are numbers, and its
 structure, which is static. `delta_of` and `epsilon_of` take discrete losses instead,
@@ -131,7 +131,7 @@ def _log_delta(
 
 
 class _Candidate(NamedTuple):
-    """The bound from one evaluation, with a tilt chosen for an estimate of the answer.
+    """The bound from one evaluation, with a tilt for an estimate of the answer.
 
     The answer is log δ for a given ε, or ε for a given δ.
 
@@ -149,7 +149,7 @@ class _Candidate(NamedTuple):
 
 
 def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candidate:
-    """The smallest bound of several evaluations: each proposes the next estimate.
+    """The smallest bound of several evaluations, each of which proposes an estimate.
 
     The first evaluation uses the estimate `about`. The search ends when an evaluation
     proposes no further estimate, or after _EVALUATIONS of them.
@@ -200,7 +200,7 @@ def bound_delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Arr
 
 
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """δ(ε) of discrete losses composed with a Gaussian mechanism, μ² = variance."""
+    """The δ(ε) of discrete losses composed with a Gaussian mechanism, μ² = variance."""
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     asked = jnp.where(inside, epsilon, 1.0)
     if not parts:
@@ -241,7 +241,7 @@ def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Arr
 
 
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
-    """ε(δ) of discrete losses composed with a Gaussian mechanism, μ² = variance."""
+    """The ε(δ) of discrete losses composed with a Gaussian mechanism, μ² = variance."""
     inside = (delta > 0) & (delta < 1)
     target = jnp.log(jnp.where(inside, delta, 0.5))
     if not parts:

@@ -5,21 +5,21 @@ the function g and its Fourier transform ĝ are
 
     g(ε) = e^{λε} δ(ε) = e^{λε} E[(1 − e^{ε−Y})₊],   ĝ(t) = e^{K(s)} / (s(s + 1)),
 
-with s = λ + it. The trapezoidal rule with step 2π/L for the inverse transform gives not
-g(ε) but Σ_k g(ε + kL) (Poisson's summation). Every term of that sum is positive, so the
-rule errs upwards only. K is a sum over mechanisms, so a million steps cost as much as
-one step. The sum over t is truncated at t_J. A Gaussian mechanism with a small μ is
-therefore composed with the other mechanisms if they have too little Gaussian noise of
-their own: that can only lose privacy, and makes ĝ vanish beyond t_J. Bounds on the
-truncated tail and on rounding are added to the sum.
+with s = λ + it. For the inverse transform, the trapezoidal rule with step 2π/L gives
+Σ_k g(ε + kL) in place of g(ε) (Poisson's summation). Every term of that sum is
+positive, so the rule errs upwards only. K is a sum over mechanisms, so a million steps
+cost as much as one step. The sum over t is truncated at t_J. A Gaussian mechanism with
+a small μ is therefore composed with the other mechanisms if they have too little
+Gaussian noise of their own: this composition can only lose privacy, and makes ĝ vanish
+beyond t_J. Bounds on the truncated tail and on rounding are added to the sum.
 
 The tilt λ is near the saddle point, where e^{K(λ) − λε} is nearly δ(ε), so that all
-errors are relative to δ and not to one. If a run seldom touches an example, no λ has
-this property, because nearly all mass of Y is one atom at 0. The transform is therefore
-that of the difference from such an atom (convolved with the Gaussian mechanism's loss).
-This difference is computed from φ − 1, with φ the characteristic function, and never
-from φ, so that errors are relative to the mass outside the atom. The atom's own sum
-over k is known.
+errors are relative to δ and not to 1. If an example seldom takes part in a run, no λ
+has this property, because nearly all mass of Y is one atom at 0. The code therefore
+transforms the difference from such an atom (convolved with the Gaussian mechanism's
+loss). This difference is computed from φ − 1, with φ the characteristic function, and
+never from φ, so that errors are relative to the mass outside the atom. The atom's own
+sum over k is known.
 """
 
 from typing import NamedTuple
@@ -266,11 +266,11 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for events without a Gaussian mechanism.
 
-    The result is smaller if no sum of losses, or hardly any, is larger than ε. The
-    bound treats each of the Σ_i T_i steps separately, and is exact for a single
-    step. The bound is also nearly exact at ε = 0 for many steps whose privacy loss is
-    seldom positive. For such steps the bound by inversion is loose, because inversion
-    adds a Gaussian mechanism. With Gaussian variance the result is infinite.
+    The result is below this value if the largest sum of losses is at most slightly
+    above ε. The bound treats each of the Σ_i T_i steps separately, and is exact for a
+    single step. The bound is also nearly exact at ε = 0 for many steps whose privacy
+    loss is seldom positive. For such steps the bound by inversion is loose, because
+    inversion adds a Gaussian mechanism. With Gaussian variance the result is infinite.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)

@@ -1,14 +1,14 @@
-"""Lower bounds on δ(ε) and ε(δ) of composed events, for concrete numbers.
+"""Lower bounds on δ(ε) and ε(δ) of composed events, for numbers that are not traced.
 
 The losses are those of `merged`. Let Y be their sum, with all Gaussian mechanisms, and
-f(y) = (1 − e^{ε − y})₊, so that δ(ε) = E f(Y). The inversion needs a further Gaussian
-loss G ~ N(v/2, v). Because f increases, f(Y) is at least f(Y + G − c) wherever G <= c:
+f(y) = (1 − e^{ε − y})₊, so that δ(ε) = E f(Y). The inversion adds a Gaussian loss G ~
+N(v/2, v) to Y. Because f increases, f(Y) is at least f(Y + G − c) wherever G <= c:
 
     δ(ε) >= E f(Y + G − c) − E[f(Y + G − c); G > c].
 
-The first term is δ(ε + c) with G, which `inversion` gives up to a bound on its error
-and up to the terms at ε + c + kL of Poisson's summation. Markov's inequality with rate
-λ bounds the second term, and the terms of the summation with other rates.
+The first term is δ(ε + c) of Y + G. `inversion` computes this term up to a bound on its
+error and up to the terms at ε + c + kL of Poisson's summation. Markov's inequality with
+rate λ bounds the second term, and the terms of the summation with other rates.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from dpjax.accounting._numerics.pld.overflow import upper_tail
 from dpjax.accounting._numerics.pld.tilt import TILTS, Cumulants, Parts, Tilt
 
 _HALVINGS = 40
-# The ε at which the search for a lower bound starts, over the upper bound.
+# The ε at which the search for a lower bound starts, divided by the upper bound.
 _FRACTIONS = 1 - np.exp2(-np.arange(21.0))
 # −log of the second term of the bound, relative to δ: about a thousandth.
 _SMALL = 7.0
@@ -124,8 +124,8 @@ def _compose(
 ) -> tuple[Parts, jax.Array, jax.Array, jax.Array]:
     """Losses with their counts, Gaussian variance, P[infinite loss], total variation.
 
-    The total variation is a bound on the distance of the composition from the one whose
-    losses are returned.
+    The total variation bounds the distance between the events' composition and the
+    composition of the returned losses.
     """
     parts, (variance, finite, distance) = [], jnp.zeros(3)
     for event, count in ((step.event, step.count) for step in steps):
@@ -136,7 +136,8 @@ def _compose(
         finite += count * jnp.log1p(-losses.lost[0])
         parts.append((losses, count))
         if isinstance(event, events.TruncatedPoissonGaussian):
-            # A step is a step on a Poisson sample unless that exceeds the capacity.
+            # A step is a step on a Poisson sample unless the sample exceeds the
+            # capacity.
             n, b = jnp.asarray(event.num_examples), jnp.asarray(event.max_batch_size)
             many = upper_tail(b + 1, n, jnp.asarray(event.sampling_rate))
             distance += count * jnp.where(b < n, many * (1 + 1e-7) + SMALL, 0.0)
@@ -147,7 +148,7 @@ def _compose(
 def _with_infinite_losses(
     of: Any, lost: jax.Array, distance: jax.Array, epsilon: jax.Array
 ):
-    """The bound with infinite losses, for the mechanism at some total variation."""
+    """The bound with infinite losses, for a mechanism within a total variation."""
     far = (1 + jnp.exp(jnp.minimum(epsilon, 700.0))) * distance * (1 + _MARGIN)
     return (of(epsilon) + lost) * (1 - _MARGIN) - far
 
@@ -182,9 +183,9 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
         def exceeds(epsilon: jax.Array) -> jax.Array:
             return _with_infinite_losses(of, lost, distance, epsilon) > asked
 
-        # A mechanism with δ(ε) > δ is not (ε, δ)-DP, and an ε of 0 always is a bound.
-        # Far from the tilt's ε the bound on δ may fall short. So the search starts from
-        # the largest of several ε that exceeds δ, and ends below the next one.
+        # A mechanism with δ(ε) > δ is not (ε, δ)-DP, and 0 is always a lower bound on
+        # ε. Far from the tilt's ε the bound on δ may fall short. So the search starts
+        # from the largest of several ε that exceeds δ, and ends below the next one.
         tried = upper * _FRACTIONS
         reached = jnp.max(jnp.where(jax.lax.map(exceeds, tried), tried, 0.0))
         above = jnp.min(jnp.where(tried > reached, tried, upper))

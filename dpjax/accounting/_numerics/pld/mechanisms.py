@@ -1,4 +1,4 @@
-"""What the inversion needs to know of each type of event: its losses and its domain."""
+"""The losses of each type of event, and the valid range (domain) of its numbers."""
 
 import dataclasses
 import functools
@@ -13,15 +13,15 @@ from dpjax.accounting import events
 from dpjax.accounting._numerics.convex_order import spread
 from dpjax.accounting._numerics.pld import atoms, mixture, overflow, pairs
 
-# The difference from one that a sum of weights may have, for weights in float32.
+# The maximum difference of a sum of weights from 1, for weights in float32.
 WEIGHTS_TOLERANCE = 1e-6
 
 
 class Domain(NamedTuple):
-    """Where the numbers of an event lie.
+    """Conditions on the numbers of an event.
 
     Attributes:
-      allowed: whether they describe a mechanism.
+      allowed: whether the numbers describe a mechanism.
       silent: whether the mechanism releases nothing.
       private: whether its losses are finite, unless it is silent.
     """
@@ -46,7 +46,7 @@ def _of_rate(x: jax.Array) -> Domain:
 
 
 def _both(x: Domain, y: Domain) -> Domain:
-    """The domain of two numbers, either of which may silence the mechanism."""
+    """The domain of two numbers, each of which may make the mechanism silent."""
     return Domain(x.allowed & y.allowed, x.silent | y.silent, x.private & y.private)
 
 
@@ -104,7 +104,8 @@ def _known_domain(event: Any) -> Domain:
     return Domain(allowed, epsilon.silent & (delta == 0), epsilon.private & (delta < 1))
 
 
-# The losses of each type of event but `events.Gaussian`, and a mass to truncate.
+# A function for each type of event but `events.Gaussian`, which maps the event and the
+# mass to truncate to losses.
 _LOSSES: dict[type, Callable[[Any, jax.Array], pairs.DiscreteLosses]] = {
     events.PoissonGaussian: _poisson,
     events.TruncatedPoissonGaussian: _truncated_poisson,
@@ -131,7 +132,7 @@ _LOSSES: dict[type, Callable[[Any, jax.Array], pairs.DiscreteLosses]] = {
         event.epsilon, event.delta
     ),
 }
-# The domains of events whose numbers do not have one domain each.
+# The domains of events whose numbers do not have separate domains.
 _DOMAINS: dict[type, Callable[[Any], Domain]] = {
     events.GaussianMixture: _mixture_domain,
     events.RandomizedResponse: _response_domain,
@@ -144,7 +145,7 @@ _DOMAINS_OF_NUMBERS: dict[str, Callable[[Any], Domain]] = {
     "sampling_rate": _of_rate,
     "sensitivity": lambda x: _of_loss(float(x)),
 }
-# For each field, a number with which the losses of an event are finite.
+# For each field, a number at which the losses of an event are finite.
 _HARMLESS = {
     **dict.fromkeys(("mu", "epsilon", "noise_multiplier", "scale", "stddev"), 1.0),
     **dict.fromkeys(("sensitivities", "weights"), 1.0),
@@ -167,7 +168,7 @@ def domain(event: Any) -> Domain:
 
 
 def replace_unless(usable: jax.Array, event: Any) -> Any:
-    """The event, with harmless numbers unless its own are usable."""
+    """The event, with harmless numbers in place of its own if these are not usable."""
     changes = {
         name: jax.tree.map(
             lambda x, value=value: jnp.where(usable, x, value), getattr(event, name)

@@ -1,9 +1,9 @@
-"""Discrete pairs that are less distinguishable than the pair of a mechanism.
+"""Discrete pairs that are harder to distinguish than the outputs of a mechanism.
 
 Cut the outcomes into cells, as for the upper bounds (`pairs`), and release only the
-cell. This is a post-processing of the mechanism, so that any δ of the cells' two
-distributions is a lower bound. Outcomes beyond the last cells are left out, which makes
-δ smaller. The pairs of mechanisms with few losses are exact, as in `atoms`.
+cell of an outcome. The cell is a post-processing of the mechanism, so that the δ of the
+cells' two distributions is a lower bound. Outcomes beyond the last cells are left out,
+which makes δ smaller. The pairs of mechanisms with few losses are exact, as in `atoms`.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def _poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> Discret
 
 
 def _sampled(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of data sets whose other examples contribute nothing."""
+    """The losses of a Poisson-sampled step whose other examples contribute nothing."""
     pair = _poisson_replace if event.adjacency is Adjacency.REPLACE else _poisson
     return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
 
@@ -83,7 +83,7 @@ def _discrete_laplace(event: events.DiscreteLaplace, tail: jax.Array) -> Discret
     ratio = jnp.exp(-1 / jnp.asarray(event.scale))
     edges = np.round(atoms.integer_points(k) * k)
     first, last = edges[:-1] + 1, edges[1:]
-    last[-1] -= 1  # the integers from k on are an outcome of their own
+    last[-1] -= 1  # the integers from k on are one outcome
     # The integers from a to c have the mass (r^a − r^{c + 1}) / (1 + r), r = e^{−1/b},
     # and the loss (k − a − c) / b.
     size = np.maximum(last - first + 1, 0)

@@ -1,12 +1,12 @@
 """The dominating pair of a Poisson-sampled step whose batch may overflow.
 
 Let n be the number of examples, q the sampling rate and b the capacity of a batch. The
-n − 1 examples other than a given one fill the batch with probability p = P[D >= b],
-D ~ Binomial(n − 1, q), which does not depend on the given example. If they do not fill
-the batch, the step is an ordinary Poisson-sampled step. If they do, the given example
-takes part with probability r = q E[b / (D + 1) | D >= b] and displaces another example,
-so that the sum of gradients moves by at most two clip norms. docs/accounting.md has the
-proof.
+n − 1 examples other than a given one fill the batch with probability p = P[D >= b], D ~
+Binomial(n − 1, q), which does not depend on the given example. If the other examples do
+not fill the batch, the step is an ordinary Poisson-sampled step. If they fill the
+batch, the given example takes part with probability r = q E[b / (D + 1) | D >= b] and
+displaces another example, so that the sum of gradients moves by at most two clip norms.
+docs/accounting.md has the proof.
 """
 
 import jax

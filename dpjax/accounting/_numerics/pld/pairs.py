@@ -2,14 +2,15 @@
 
 Cut the line of outcomes z into intervals. Within an interval, the likelihood ratio of P
 and Q lies between its values at the two ends. Move all mass of the interval to the
-ends, such that the masses of both P and Q on the interval stay the same. This only
-helps an attacker, because an outcome within the interval can be simulated from outcomes
-at its ends. (Doroshenko et al. 2022 do this on a grid of losses; here the ends are
-evenly spaced in z.) The move adds h²/6 to the variance of a loss that is spread over an
-interval of length h. That is (Δz)²/6 of the variance, for any noise and sampling rate.
+ends, such that the masses of both P and Q on the interval stay the same. This move only
+helps an attacker, because outcomes at the ends can simulate an outcome within the
+interval. (Doroshenko et al. 2022 do this on a grid of losses; here the ends are evenly
+spaced in z.) The move adds h²/6 to the variance of a loss that is spread over an
+interval of length h. The increase is (Δz)²/6 of the variance, for any noise and
+sampling rate.
 
-All mechanisms here are mixtures of two unit Gaussians (`mixture` and `atoms` have the
-others), with loss
+All mechanisms in this module are mixtures of two unit Gaussians (`mixture` and `atoms`
+have the other mechanisms), with loss
 
     x(z) = N(μz − μ²/2) [ − N(−μz − μ²/2) ],   N(v) = log(1 − q + q e^v).
 """
@@ -48,7 +49,7 @@ class DiscreteLosses(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Two ways to move the mass of m cells: apart to their ends, or together.
+    """Two ways to move the mass of m cells: to the ends of each cell, or to one loss.
 
     Attributes:
       loss: the losses at the ends of cells, increasing, f[m + 1].
@@ -251,7 +252,7 @@ def both_directions(
 def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     """The losses of (1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1).
 
-    The pair is its own mirror image, so that one direction stands for both.
+    The pair is its own mirror image, so that both directions have the same losses.
     """
     rate = raise_rate(rate)
     _, stop = find_ends(mu, rate, tail)

@@ -1,4 +1,4 @@
-"""The choice of a tilt for δ(ε) and ε(δ) of composed losses, and rough estimates.
+"""The choice of a tilt for δ(ε) and ε(δ) of composed losses, and estimates of both.
 
 `inversion` integrates with a tilt, which is a rate λ, a period L and an added Gaussian
 variance. A poor choice of a tilt, or a poor estimate, makes bounds loose but never too
@@ -75,7 +75,7 @@ def log_markov(rate: jax.Array) -> jax.Array:
 
 
 def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
-    """K and two derivatives at each λ in TILTS, and the mass of e^K away from zero."""
+    """The `Cumulants` at each λ in TILTS, of losses with a Gaussian variance."""
     rates = jnp.asarray(TILTS)
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
     spread, touched = jnp.full_like(rates, variance), jnp.zeros_like(rates)
@@ -165,7 +165,7 @@ def choose(
     small = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)
     # The terms at ε ± kL of Poisson's summation must be negligible. By Markov's
     # inequality with rate λ′, they are beyond (K(λ′) − K(λ) + small) / (λ′ − λ), for λ′
-    # on either side of λ. The smallest such distance is used.
+    # on either side of λ. The period is the smallest such distance.
     rise = total[None] - total[:, None] + small[:, None]
     reach = rise / np.where(_GAPS == 0, 1.0, np.abs(_GAPS))
     above, below = (
