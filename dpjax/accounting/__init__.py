@@ -21,7 +21,8 @@
    in one random step of each epoch.
 8. `iteration`: runs that release only their last iterate. `objective`: the minimum of
    an objective with a linear noise.
-9. `individual`: the privacy loss of each example from its own norms. It is private.
+9. `individual`: the privacy loss of each example from its own norms. These losses are
+   private data.
 
 **Functions for several mechanisms on the same data:**
 

@@ -124,7 +124,7 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
 
     Attributes:
       shape: η, above -1. The law is `Geometric` for η = 1, and `Logarithmic` for η = 0.
-      mean: E[K], above 1. It determines γ, which is the property `stop`.
+      mean: E[K], above 1. The mean determines γ, the property `stop`.
 
     Reference: Papernot and Steinke (2022), Definition 1.
 
@@ -163,7 +163,7 @@ class Logarithmic(_NegativeBinomial):
     """A logarithmic number of repetitions: P(K = k) is proportional to (1 − γ)^k / k.
 
     Attributes:
-      mean: E[K], above 1. It determines γ, which is the property `stop`.
+      mean: E[K], above 1. The mean determines γ, the property `stop`.
 
     Example:
       >>> print(f"{Logarithmic(3.9).stop:.3f}")

@@ -486,10 +486,11 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
     """The event that a `DpEvent` of dp-accounting describes.
 
     Args:
-      event: a `DpEvent`. It may describe Gaussian noise on all of the data, on a
-        Poisson sample, on a truncated Poisson sample, on a random batch of fixed size,
-        or with a random sensitivity. It may also describe Laplace or discrete Laplace
-        noise, randomised response, a composition of these, or the best of several runs.
+      event: a `DpEvent` of a mechanism that dpjax supports: Gaussian noise on all of
+        the data, on a Poisson sample (truncated or not), on a random batch of fixed
+        size, or with a random sensitivity; Laplace or discrete Laplace noise; or
+        randomised response. A composition of these mechanisms, or the best of several
+        runs of one, is supported, too.
       adjacency: the adjacency of the accountant that would read event, as in
         `to_dp_event`.
 

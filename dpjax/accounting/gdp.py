@@ -37,7 +37,7 @@ def _compose64(mus: jax.Array) -> jax.Array:
 def tradeoff(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
     """A lower bound on the false-negative rate of any attack on a μ-GDP mechanism.
 
-    The bound is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ), and a Gaussian mechanism attains it.
+    The bound is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
 
     Args:
       mu: the GDP parameter, f[*b], at least 0.

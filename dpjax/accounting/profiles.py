@@ -1,9 +1,9 @@
 """Privacy profiles, ε(δ) and δ(ε), and guarantees with their assumptions.
 
-`of` returns the profile of an event. The profile is a `Gaussian` if the event is
-equivalent to a Gaussian mechanism, a `pld.PLD` if the event has a privacy-loss
-distribution, a `RandomBinsProfile` if it is a run with random bins, and a
-`FunctionProfile` if only one pair of ε and δ is known.
+`of` returns the profile of an event. An event that is equivalent to a Gaussian
+mechanism has a `Gaussian` profile. An event with a privacy-loss distribution has a
+`pld.PLD`. A run with random bins has a `RandomBinsProfile`. An event of which only one
+pair (ε, δ) is known has a `FunctionProfile`.
 """
 
 import dataclasses

@@ -65,9 +65,9 @@ def poisson_gaussian(
     more than b examples are drawn, a uniformly random subset of b examples takes part,
     and each contributes at most one clip norm. If the other examples do not fill the
     batch, the dominating pair is that of `pld.poisson_gaussian`. If they do, an example
-    takes part with probability r = q E[b / (D + 1) | D >= b], D ~ Binomial(n − 1, q),
-    and displaces another example, so that the sum moves by up to two clip norms. The
-    dominating pair is then C_r(G_{2/σ}), as for batches of fixed size
+    takes part with probability r = q E[b / (D + 1) | D >= b], D ~ Binomial(n − 1, q).
+    The example then displaces another one, so that the sum moves by up to two clip
+    norms. The dominating pair is then C_r(G_{2/σ}), as for batches of fixed size
     (docs/accounting.md has the proof).
 
     Reference: the setting is that of Chua et al. (2024), "Scalable DP-SGD: Shuffling

@@ -1,10 +1,10 @@
 """The ε for examples in random bins, by the theorem of docs/amplification.md.
 
 A pattern is the set of steps in which an example takes part. A small first program
-computes the covariances of patterns. It is compiled for each number of steps. A second
-program computes ε from these covariances, and takes long to compile. Runs of different
-lengths share the second program, because the covariances are padded to a power of two
-and all other inputs are traced scalars.
+computes the covariances of patterns. This program is compiled for each number of steps.
+A second program computes ε from these covariances, and takes long to compile. Runs of
+different lengths share the second program, because the covariances are padded to a
+power of two and all other inputs are traced scalars.
 
 **Covariances** depend on the distance of the starts of two patterns. A pattern is
 identified by the step s at which it begins. Let c_t be the largest norm that the
@@ -131,7 +131,7 @@ class _Run(NamedTuple):
       shared: an additional covariance that all patterns share, f[].
       told: the GDP parameter for an attacker who knows the example's steps, f[].
       places: the number of steps of an epoch in which the example may take part, i[].
-        It is smaller than the length of an epoch if the run ends within its first
+        `places` is smaller than the length of an epoch if the run ends within its first
         epoch.
       epochs: the number of independent draws of a step, f[].
       rate: the probability that the drawn step is one of `places`, f[].

@@ -180,8 +180,9 @@ def _by_state(
     With c_k = ρ b^{k−1} the filter is w_t = u_t + ρ v_{t−1}, v_t = b v_{t−1} + u_t. The
     input u_t is the epoch's weight, from f[E], at the steps of the pattern and 0
     elsewhere. The value function is the maximum of Σ w² over the remaining steps. As a
-    function of v >= 0 it is a maximum of increasing convex quadratics. It is therefore
-    convex, and linear interpolation between grid points is an upper bound.
+    function of v >= 0 it is a maximum of increasing convex quadratics. The value
+    function is therefore convex, and linear interpolation between grid points is an
+    upper bound.
     """
     a, b = (
         -jnp.sum(jnp.asarray(x, jnp.float64))  # one coefficient, or none: then 0

@@ -351,9 +351,10 @@ def noisy_gd_mu(
       **setting: all assumptions of `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the smallest of three bounds. They are composition, the
-      minorant over all steps, and the minorant from the best step on, with the diameter
-      as the distance at this step. μ is inf for traced arguments out of range.
+      μ, f[*b], rounded up: the smallest of three bounds. The first is composition, and
+      the second is the minorant over all steps. The third is the minorant over the last
+      steps alone, from the distance `diameter` at the best starting step. μ is inf for
+      traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

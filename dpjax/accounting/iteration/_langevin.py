@@ -21,7 +21,7 @@ _LONG = 2.0**40  # a finite number of steps, large enough for a restart
 
 
 def _finish(mu: jax.Array, lipschitz: jax.Array, valid: jax.Array) -> jax.Array:
-    """The value of μ, rounded up. It is 0 only if the Lipschitz constant is 0."""
+    """The value of μ, rounded up. μ is 0 only if the Lipschitz constant is 0."""
     mu = jnp.maximum(mu * (1 + 256 * ULP), jnp.where(lipschitz > 0, TINY, 0.0))
     return jnp.where(valid, mu, jnp.inf)
 

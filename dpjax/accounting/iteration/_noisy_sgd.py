@@ -161,9 +161,10 @@ def _early_steps_mu64(
     """The μ of a Gaussian mechanism that bounds the privacy loss of all early steps.
 
     Early steps are all steps before the last n, or n + 1, that the bound treats as
-    subsampled releases. They leave a distance between the iterates of the two runs, and
-    a part of the later noise hides this distance. The part has the variance 1/α² of a
-    step's noise, and 1/α² + 1/β² = 1. μ is inf if the bound does not apply.
+    subsampled releases. The early steps leave a distance between the iterates of the
+    two runs, and a part of the later noise hides this distance. The part has the
+    variance 1/α² of a step's noise, and 1/α² + 1/β² = 1. μ is inf if the bound does not
+    apply.
     """
     step = _setting.step(numbers, asked.assumed)
     alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1

@@ -61,8 +61,8 @@ def poisson_gaussian(
     and contributes at most one clip norm. Under ADD_REMOVE and ZERO_OUT the dominating
     pair is N(0, σ²) against (1 − q) N(0, σ²) + q N(1, σ²), in the worse of both
     directions. Under REPLACE the dominating pair is (1 − q) N(0, σ²) + q N(1, σ²)
-    against (1 − q) N(0, σ²) + q N(−1, σ²), which dominates all other contributions in
-    the unit ball (docs/accounting.md has the proof).
+    against (1 − q) N(0, σ²) + q N(−1, σ²). This pair dominates all contributions in the
+    unit ball (docs/accounting.md has the proof).
 
     Reference: Zhu, Dong and Wang (2022), Theorem 11, for ADD_REMOVE.
 
@@ -136,11 +136,10 @@ def gaussian_mixture(
         ZERO_OUT.
 
     Privacy: the contribution is drawn independently of all other examples and steps. If
-    only a bound on its norm is known, then for each s, the norm must exceed s with at
-    most the probability that the sensitivity exceeds s. The dominating pair is N(0, σ²)
-    against Σ w_i N(s_i, σ²), in the worse of both directions. This pair on a line
-    dominates vector contributions of any directions, too. No such statement is proven
-    for REPLACE.
+    only a bound on the contribution's norm is known, then P[norm > s] must be at most
+    P[sensitivity > s] for each s. The dominating pair is N(0, σ²) against Σ w_i N(s_i,
+    σ²), in the worse of both directions. This pair on a line dominates vector
+    contributions of any directions, too. No such statement is proven for REPLACE.
 
     Reference: Choquette-Choo, Ganesh, Steinke and Thakurta (2024), Corollary 4.7.
 

@@ -144,9 +144,9 @@ def pure(epsilon: ArrayLike) -> PLD:
     The first three mechanisms release the chosen option alone, without its score. If no
     score rises, or no score falls, between two neighbouring data sets, as for counts
     under ADD_REMOVE, their ε is Δ / t in place of 2Δ / t. Sparse vector draws Laplace
-    noise of scale t for the threshold once, and of scale s for every score. It releases
-    only whether each noisy score exceeds the noisy threshold, and stops after c scores
-    that do.
+    noise of scale t for the threshold once, and of scale s for every score. Sparse
+    vector releases only whether each noisy score exceeds the noisy threshold, and stops
+    after the c-th score that exceeds the threshold.
 
     Args:
       epsilon: ε at δ = 0, f[*b], at least 0.
