@@ -34,9 +34,9 @@ class Block(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The minorants of all final parts of a schedule, one from each step on.
+    """The minorants of the steps from step k on, for each k.
 
-    The arrays have an entry for each step, and a last entry for the empty final part.
+    The arrays have an entry for each step, and a last entry for no steps.
 
     Attributes:
       edge: the first edge of each minorant.

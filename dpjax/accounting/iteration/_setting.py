@@ -61,7 +61,7 @@ class Setting(TypedDict):
 
 
 class Bounds(NamedTuple):
-    """The bounds for a run, f[*b] each, where a bound that does not apply is inf.
+    """The bounds for a run, f[*b] each; inf where a bound does not apply.
 
     The bounds are GDP parameters, or values of ε if the function says so.
 
