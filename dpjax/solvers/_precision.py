@@ -235,12 +235,8 @@ def sensitivity(
 
     Returns the sensitivity in real arithmetic plus the distance that rounding can add.
     """
-    num_examples = len(data.finite)
-    real = float(
-        iteration.gradient_descent_sensitivity(
-            num_steps=num_steps, num_examples=num_examples, **setting
-        )
-    )
+    sizes = {"num_steps": num_steps, "num_examples": num_examples}
+    real = float(iteration.gradient_descent_sensitivity(**sizes, **setting))
     if not real < math.inf:
         raise ValueError(
             "epsilon must be one that some noise reaches: one example can move the "
