@@ -255,6 +255,7 @@ def test_invalid_arguments_raise():
         ("num_steps", {"num_steps": 0}),
         ("num_steps", {"num_steps": None}),
         ("radius", {"num_steps": None, "radius": 0.0}),
+        ("noise", {"noise": "none"}),
         ("adjacency", {"adjacency": Adjacency.ADD_REMOVE}),
         ("step_size", {"step_size": 100.0}),
         ("step_size", {"step_size": np.ones(30)}),
