@@ -58,6 +58,8 @@ _LAYOUTS = frozenset(
 )
 # Primitives whose output is zero if one of the first two inputs is zero.
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
+# Primitives with f(−x) = −f(x) in each input, so that a sign can be moved outside.
+_ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice"}
 
 
 def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
@@ -163,6 +165,13 @@ class _Terms:
 
         Two equations that apply one operation to the same terms get the same names.
         """
+        name, sign = eqn.primitive.name, 1
+        if name in _ODD:
+            # (−x) · y and x · (−y) get one name and the sign −1.
+            sign = math.prod(x.sign for x in inputs if isinstance(x, Unknown))
+            inputs = [
+                x._replace(sign=1) if isinstance(x, Unknown) else x for x in inputs
+            ]
         try:
             params: Hashable = tuple(sorted(eqn.params.items()))
             hash(params)
@@ -170,8 +179,14 @@ class _Terms:
             params = id(eqn)  # parameters without a hash: equal to no other equation's
         # A name ignores axes of size one, but an operation depends on them.
         types = [(aval(v).shape, aval(v).dtype) for v in eqn.invars]
-        made = (eqn.primitive.name, params, *zip(inputs, types, strict=True))
-        return [self._look_up((*made, i)) for i in range(len(eqn.outvars))]
+        typed = list(zip(inputs, types, strict=True))
+        if name in {"mul", "add", "add_any"}:
+            typed.sort(key=repr)  # x + y and y + x get one name
+        made = (name, params, *typed)
+        return [
+            self._look_up((*made, i))._replace(sign=sign)
+            for i in range(len(eqn.outvars))
+        ]
 
 
 def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
