@@ -231,33 +231,41 @@ def _convolution(params: Mapping[str, Any]) -> Function:
     """Sliding products along one axis, as `jax.numpy.convolve` lowers them."""
     dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
     groups = params["feature_group_count"], params["batch_group_count"]
-    specs = {tuple(spec) for spec in params["dimension_numbers"]}
-    if (*dilations, *params["window_strides"], *groups) != (1,) * 5 or specs != {
-        (0, 1, 2)
-    }:
+    left, right, out = params["dimension_numbers"]
+    if (*dilations, *params["window_strides"], *groups) != (1,) * 5:
         raise NotEvaluatedError("convolution along several axes")
     ((before, after),) = params["padding"]
+    if min(before, after) < 0:
+        raise NotEvaluatedError("convolution with negative padding")
 
     def convolve(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        x, y = x.transpose(left), y.transpose(right)
         x = np.pad(x, ((0, 0), (0, 0), (before, after)))
         if x.shape[:2] == y.shape[:2] == (1, 1):
-            return np.correlate(x[0, 0], y[0, 0], "valid")[None, None]
-        windows = np.lib.stride_tricks.sliding_window_view(x, y.shape[2], axis=2)
-        return np.einsum("ncwk,ock->now", windows, y)
+            sums = np.correlate(x[0, 0], y[0, 0], "valid")[None, None]
+        else:
+            windows = np.lib.stride_tricks.sliding_window_view(x, y.shape[2], axis=2)
+            sums = np.einsum("ncwk,ock->now", windows, y)
+        return sums.transpose(np.argsort(out))
 
     return convolve
 
 
 def _pad(params: Mapping[str, Any]) -> Function:
     widths = [(low, high) for low, high, _ in params["padding_config"]]
-    if any(min(config) < 0 or config[2] for config in params["padding_config"]):
-        raise NotEvaluatedError("pad with negative or interior widths")
+    if any(inside for *_, inside in params["padding_config"]):
+        raise NotEvaluatedError("pad with interior widths")
 
     def pad(x: np.ndarray, value: np.ndarray) -> np.ndarray:
         sizes = [sum(width) + n for width, n in zip(widths, x.shape, strict=True)]
         out = np.full(sizes, value)
-        inner = zip(widths, x.shape, strict=True)
-        out[tuple(slice(low, low + n) for (low, _), n in inner)] = x
+        # A negative width removes entries.
+        inner = list(zip(widths, x.shape, strict=True))
+        out[
+            tuple(
+                slice(max(low, 0), n + low + min(high, 0)) for (low, high), n in inner
+            )
+        ] = x[tuple(slice(max(-low, 0), n + min(high, 0)) for (low, high), n in inner)]
         return out
 
     return pad

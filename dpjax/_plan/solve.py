@@ -26,8 +26,8 @@ from dpjax._plan.parameters import RunParameters
 from dpjax._plan.plan import Plan
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Factor, Segment, make_segments
-from dpjax.accounting import calibrate, profiles
-from dpjax.accounting.events import RandomBins
+from dpjax.accounting import _estimates, calibrate, profiles
+from dpjax.accounting.events import Composed, RandomBins
 from dpjax.accounting.profiles import LEAST_SHARE, SHARES_OF_LATTICE, RandomBinsProfile
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 from dpjax.strategies import _amplified
@@ -37,6 +37,7 @@ SHARE = LEAST_SHARE
 # The relative distance below the target at which the search for the noise ends,
 # and the evaluations that it may take, beyond which another search takes its place.
 _NEAR, _LOOKS = 2e-5, 8
+_LARGEST = 100.0  # the largest ε for which `_estimates` tells where to begin
 # A relative excess of what overflow adds to ε, well above the error of an estimate.
 _CLEARLY = 0.02
 
@@ -81,9 +82,10 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
 
     For random bins, the probability of an overflow alone tells whether a capacity
     suffices, and bisection finds it. Elsewhere, what overflow adds to ε is about
-    proportional to that probability. So the secant method on the logarithms finds the
-    capacity in a few steps. If eight steps are not enough, bisection does. A capacity
-    that suffices is the result if the secant puts the next smaller one clearly above.
+    proportional to the probability that the other examples fill a batch, so that each
+    evaluation tells where the result is. If eight evaluations are not enough, bisection
+    finds it. A capacity that suffices is the result if the next smaller one is clearly
+    above.
 
     Args:
       solved: the run without overflow, with the capacity n of all examples that a step
@@ -109,44 +111,34 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     # If no capacity has a finite ε, the smallest one is as good as any.
     if not math.isfinite(solved.epsilon) or high - low <= 1:
         return min(low + 1, n)
-    if isinstance(mechanism_of(solved).event(solved), RandomBins):
+    event = mechanism_of(solved).event(solved)
+    if isinstance(event, RandomBins):
         while high - low > 1:
             middle = (low + high) // 2
             enough = _is_spared(run_with(middle), solved.epsilon)
             low, high = (low, middle) if enough else (middle, high)
         return high
-    ideal = cost(run_with(n))
-    # log P(overflow) for each capacity; it decreases, and ends at about 1e-300.
+    assert isinstance(event, Composed)
+    about = _estimates.overflow(event, solved.epsilon, delta, SHARE)
+    # The log of the probability that the other examples fill a batch, for each
+    # capacity; it decreases, and ends at about 1e-300.
     capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
-    overflow = np.log(np.maximum(bdtrc(capacities, n, size / n), TINY))
-    # TINY in place of 0 or less keeps the logarithm finite.
-    spare = math.log(max(solved.epsilon - ideal, TINY))
-    # The search begins where T q P(overflow) is a hundred times the rest of δ, which is
-    # near the result in typical runs.
-    aim, slope, last, tries = math.log(SHARE * delta), 1.0, None, 0
-    aim += math.log(100 * n / (solved.num_steps * size))
+    full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, size / n), TINY))
+    aim, tries = about.log_full, 0
     while high - low > 1:
-        # The first capacity whose overflow is at most as probable as the aim says,
+        # The first capacity that is filled at most as probably as the aim says,
         # strictly inside the bracket, so that the bracket shrinks in every step.
-        at = int(capacities[0] + np.searchsorted(-overflow, -aim))
+        at = int(capacities[0] + np.searchsorted(-full, -aim))
         capacity = at if tries < 8 else (low + high) // 2
         capacity = min(max(capacity, low + 1), high - 1)
         epsilon = cost(run_with(capacity))
         low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
-        place = min(capacity - capacities[0], overflow.size - 1)
-        now, tries = float(overflow[place]), tries + 1
-        adds = epsilon - ideal
-        if adds == math.inf or adds <= TINY:
-            # Only the direction is known: the overflow is made e³ times as probable, or
-            # as improbable.
-            aim = now - 3.0 if adds == math.inf else now + 3.0
-            continue
-        excess = math.log(adds) - spare
-        if last is not None and now != last[0] and excess != last[1]:
-            slope = (excess - last[1]) / (now - last[0])
-        aim, last = now - excess / slope, (now, excess)
-        below = float(overflow[max(place - 1, 0)])
-        if excess <= 0 and excess + slope * (below - now) > _CLEARLY:
+        place, tries = min(capacity - capacities[0], full.size - 1), tries + 1
+        # The log of what overflow adds to ε over what it may add.
+        over = 1 + (epsilon - solved.epsilon) / about.spare
+        excess = min(max(math.log(max(over, TINY)), -3.0), 3.0)
+        aim = float(full[place]) - excess
+        if excess <= 0 and full[place - 1] - aim > _CLEARLY:
             return capacity
     return high
 
@@ -483,15 +475,31 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
 
 
 def _guess(run: RunParameters) -> _amplified.Start:
-    """A noise multiplier with which the solver begins."""
+    """A noise multiplier with which the solver begins, and the slope of log ε there."""
     mechanism = mechanism_of(run)
     epochs = run.num_steps / mechanism.steps_per_epoch(run.batch_size)
     # In random bins, all epochs share one draw of a step.
     square = max(epochs, 1.0) if run.sampling == "random_bins" else 1.0
-    return _amplified.central_limit(
+    start = _amplified.central_limit(
         run.epsilon,
         run.delta,
         rate=run.batch_size / run.num_examples,
         draws=run.num_steps / square,
         square=square,
     )
+    # The grid of an estimate is too coarse for a very large ε.
+    if not isinstance(mechanism.event(run), Composed) or run.epsilon > _LARGEST:
+        return start
+
+    def excess(noise: float) -> float:
+        event = mechanism.event(run.parameters(noise_multiplier=noise))
+        assert isinstance(event, Composed)
+        found = _estimates.epsilon(event, run.delta, run.epsilon)
+        # The bounds of `pld` are about 6e-6 above, and the search has a range.
+        return math.log(max(TINY, found) / run.epsilon) + 0.75 * _NEAR
+
+    for seen in itertools.islice(secants(excess, *start), _LOOKS):
+        start = _amplified.Start(math.exp(seen.log), seen.slope)
+        if abs(seen.excess) < _NEAR / 10:
+            break
+    return start

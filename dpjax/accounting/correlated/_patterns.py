@@ -37,6 +37,8 @@ from dpjax._matrices.toeplitz import Toeplitz, lower
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.
 _GRID = 129
+# About how many entries an array for several grid points has.
+_ENTRIES = 2**16
 # Steps of an epoch are grouped into at most this many intervals.
 _BUCKETS = 256
 
@@ -226,7 +228,8 @@ def _by_state(
             chord = value[low] + (at - low) * (value[low + 1] - value[low])
             return jnp.max(square * v * v + linear * v + constant + chord)
 
-        return jax.lax.map(best, places * top)
+        batch = max(1, min(_GRID, _ENTRIES // size))
+        return jax.lax.map(best, places * top, batch_size=batch)
 
     last = num_steps - (num_epochs - 1) * n_b
     *_, u = weights

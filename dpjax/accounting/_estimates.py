@@ -1,0 +1,130 @@
+"""Quick estimates of the ε of sampled Gaussian steps, with which searches begin.
+
+An estimate is no bound, and no guarantee relies on one: estimates only save evaluations
+of an accountant. The losses of a step are moved to a grid in a way that keeps their
+mass, mean and variance, and a Fourier transform composes the steps. For δ from 1e-12 up
+ε is usually within 1e-5 of the accountant's ε, and takes a fortieth of the time.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax._core.adjacency import Adjacency
+from dpjax._core.float64 import TINY
+from dpjax.accounting.events import Composed, Repeated
+
+# The number of losses on the grid, and of outcomes of a step.
+_GRID, _OUTCOMES = 2**14, 2_000
+
+
+class Overflow(NamedTuple):
+    """An estimate of what batches that overflow cost.
+
+    Attributes:
+      log_full: the log of the probability of a full batch that takes a share of δ.
+      spare: the increase of ε if δ is reduced by this share; TINY if it is not known.
+    """
+
+    log_full: float
+    spare: float
+
+
+def _rate(step: Repeated) -> float:
+    event: Any = step.event  # a sampled step
+    return float(event.sampling_rate)
+
+
+def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of a step and their masses; if `full`, of one whose batch is full."""
+    rate, fixed = event.sampling_rate, full or hasattr(event, "mu")
+    mu = (
+        event.mu
+        if hasattr(event, "mu")
+        else (1 + full) / np.float64(event.noise_multiplier)
+    )
+    z = np.linspace(-9.0, 9.0 + mu, _OUTCOMES)
+
+    def log_mixture(v: np.ndarray) -> np.ndarray:
+        return np.logaddexp(np.log1p(-rate), np.log(rate) + v)
+
+    loss = log_mixture(mu * z - mu * mu / 2)
+    idle = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+    mass = idle * np.exp(loss)
+    if fixed:  # the pair of `pairs.fixed_size`
+        loss, mass, idle = (x[z > mu / 2] for x in (loss, mass, idle))
+        rest = 1 - np.sum(mass + idle)
+        return np.hstack([loss, -loss, 0.0]), np.hstack([mass, idle, rest])
+    if event.adjacency is Adjacency.REPLACE:
+        loss = loss - log_mixture(-mu * z - mu * mu / 2)
+    return loss, mass
+
+
+class _Run:
+    """The distribution of the composed loss of a run, on a grid for ε of about a size.
+
+    Attributes:
+      losses: the losses of the grid that are at least 0.
+      deltas: δ(ε) at each of them.
+    """
+
+    def __init__(self, steps: Composed, epsilon: float) -> None:
+        variance = 0.0
+        for step in steps.steps:
+            loss, mass = _losses(step.event)
+            variance += step.count * (mass @ loss**2 - (mass @ loss) ** 2)
+        # Hardly any mass is at larger losses. It comes back at the other end.
+        top = 3 * epsilon + 10 * math.sqrt(variance)
+        self.losses = np.arange(_GRID // 2) * (2 * top / _GRID)
+        self.transform = np.ones(_GRID // 2 + 1, complex)
+        for step in steps.steps:
+            self.transform *= self.of_step(*_losses(step.event)) ** step.count
+        self.deltas = self.deltas_of(self.transform)
+
+    def of_step(self, loss: np.ndarray, mass: np.ndarray) -> np.ndarray:
+        """The Fourier transform of the losses of one step."""
+        at = loss / self.losses[1]
+        point = np.rint(at)
+        off = at - point
+        # Three weights with the sum 1, the mean `off` and the second moment off².
+        weights = (off - 1) * off / 2, 1 - off * off, (off + 1) * off / 2
+        points = np.hstack([point - 1, point, point + 1]).astype(int) % _GRID
+        masses = np.hstack([mass * weight for weight in weights])
+        return np.fft.rfft(np.bincount(points, masses, _GRID))
+
+    def deltas_of(self, transform: np.ndarray) -> np.ndarray:
+        """δ(ε) at each of the losses."""
+        mass = np.fft.irfft(transform)[: self.losses.size]
+        above, other = (
+            np.cumsum(x[::-1])[::-1] for x in (mass, mass * np.exp(-self.losses))
+        )
+        return above - np.exp(self.losses) * other
+
+    def epsilon(self, delta: float) -> float:
+        """ε(δ), linear in log δ between the losses of the grid."""
+        at = max(int(np.argmax(self.deltas <= delta)), 1)
+        before, after = np.log(np.maximum(self.deltas[at - 1 : at + 1], TINY) / delta)
+        return float(self.losses[at - 1] + self.losses[1] * before / (before - after))
+
+
+def epsilon(steps: Composed, delta: float, about: float) -> float:
+    """The ε(δ) of composed steps whose ε is about the given one."""
+    with np.errstate(all="ignore"):
+        return _Run(steps, about).epsilon(delta)
+
+
+def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Overflow:
+    """What full batches cost in a run with this ε at all but a share of δ."""
+    with np.errstate(all="ignore"):
+        run = _Run(steps, epsilon)
+        step = max(steps.steps, key=_rate)
+        usual, full = (_losses(step.event, full=full) for full in (False, True))
+        # One of the steps has a full batch.
+        change = run.of_step(*full) / run.of_step(*usual)
+        more = run.deltas_of(run.transform * change)
+        usually, once = (np.interp(epsilon, run.losses, x) for x in (run.deltas, more))
+        added = step.count * (once / usually - 1)
+        spare = epsilon - run.epsilon(usually / (1 - share))
+    log_full = math.log(share / max(added, share))
+    return Overflow(log_full, spare if usually > delta / 2 else TINY)
