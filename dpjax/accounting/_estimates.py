@@ -126,5 +126,5 @@ def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Ove
         usually, once = (np.interp(epsilon, run.losses, x) for x in (run.deltas, more))
         added = step.count * (once / usually - 1)
         spare = epsilon - run.epsilon(usually / (1 - share))
-    log_full = math.log(share / max(added, share))
+    log_full = math.log(share / max(float(added), share))
     return Overflow(log_full, spare if usually > delta / 2 else TINY)
