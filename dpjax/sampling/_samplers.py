@@ -1,4 +1,4 @@
-"""Samplers that draw new random batches in every step, or use each example per epoch.
+"""Samplers of new random batches in every step, or of every example once per epoch.
 
 The module begins with the code that all samplers share: batches, checks and keys.
 """
