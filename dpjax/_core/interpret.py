@@ -2,8 +2,8 @@
 
 XLA takes seconds to compile an accountant, but NumPy takes a tenth of a second to
 evaluate the same operations once. So a function is traced into a jaxpr, as for
-`jax.jit`, and NumPy evaluates the jaxpr's equations one after the other. So accountants
-are written once, in `jax.numpy`, and both evaluations follow the same equations. The
+`jax.jit`, and NumPy evaluates the jaxpr's equations one after the other. An accountant
+is written once, in `jax.numpy`, and both evaluations follow the same equations. The
 functions of NumPy and SciPy differ from those of XLA only in the last bits, within the
 rounding errors that the accountants' margins cover. NumPy does not replace subnormal
 numbers by zero.

@@ -171,7 +171,7 @@ def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
 
 
 def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
-    """The words of `jax.random.bits(key, shape, uint32)`, for small programs.
+    """The words of `jax.random.bits(key, shape, uint32)`, in less time to compile.
 
     XLA takes four times as long to compile JAX's own Threefry on CPUs.
     """

@@ -52,7 +52,7 @@ def _is_staged_out() -> bool:
 def host() -> Any:
     """The first CPU device of this process; None if JAX has no CPU backend.
 
-    This happens if JAX's configuration names only other platforms.
+    JAX has no CPU backend if its configuration names only other platforms.
     """
     try:
         return jax.local_devices(backend="cpu")[0]

@@ -28,7 +28,7 @@ class Alerts:
     """The warnings of one function from `Plan.value_and_grad`, each issued once."""
 
     def __init__(self) -> None:
-        """Create a record in which no warning has been issued."""
+        """Create the warnings, none of which is issued yet."""
         self._saw_loss = False
         self._saw_sum = False
         self._zero: list[str] = []

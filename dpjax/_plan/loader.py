@@ -163,8 +163,8 @@ def batches(
 ) -> Iterator[Examples]:
     """See `Plan.batches`. A call with wrong arguments raises at once.
 
-    So this function returns a generator, and is none: a generator would raise only when
-    the first batch is taken.
+    For this reason the function returns a generator and does not yield itself. If it
+    did, it would raise only when the first batch is taken.
     """
     check(data, plan)
     validate.typed_key("key", key)

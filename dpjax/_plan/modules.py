@@ -4,8 +4,8 @@ A model is any tree. Its arrays of floats are trained, and all other leaves are 
 to the loss unchanged. Modules of flax.nnx are trees that hold more than parameters:
 running averages, keys and counters, which change while the loss runs. In these modules
 only the `nnx.Param`s are trained, and each example gets its own keys. If the loss
-changed any other state, this state would pass one example's data to the others. So the
-functions of this module then raise an error.
+changed any other state, this state would pass one example's data to the others. So a
+function that `Parts.merge` returns raises an error in this case.
 """
 
 import dataclasses

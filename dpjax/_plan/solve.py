@@ -1,7 +1,7 @@
 """`dpjax.plan`, which makes a complete plan from the numbers that a user gives.
 
-This module also chooses the capacity of batches of random size: how far above its
-expected size a batch may go.
+This module also chooses the capacity of batches of random size, which is above their
+expected size.
 """
 
 import functools
@@ -213,7 +213,7 @@ def plan(
         `dpjax.QuantileClip`, which adapts C to the norms of the gradients.
       noise_multiplier: σ, the noise's standard deviation divided by C, positive. If
         None, the minimum that the other numbers need; for random batches, a value
-        whose ε is at most a fraction 2e-5 below the target.
+        whose ε is below the target by at most about 2e-5 of the target.
       max_batch_size: the capacity, from b to n: the maximum number of examples in a
         batch of random size (Poisson samples or bins). If None, the smallest capacity
         that is at least three standard deviations above b, and at which overflow costs

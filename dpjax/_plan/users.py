@@ -103,7 +103,7 @@ class Users:
         return OfUser(examples, jnp.asarray(self._mask))
 
     def __repr__(self) -> str:
-        """The text with the numbers of users, and of examples per user at most."""
+        """The number of users, and the maximum number of examples of one user."""
         most = self._rows.shape[1]
         return f"Users({len(self)} users, at most {most} examples of each)"
 

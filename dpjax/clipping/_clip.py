@@ -44,7 +44,7 @@ class Wide(NamedTuple):
 
 
 def loss_scope(wide: Wide | None) -> contextlib.AbstractContextManager[object]:
-    """The context for evaluating a loss. wide is None if sums are not in float64."""
+    """The context for evaluating a loss; `wide` is None if sums are not in float64."""
     return contextlib.nullcontext() if wide is None else jax.enable_x64(wide.x64)
 
 
@@ -52,7 +52,7 @@ class Scales(NamedTuple):
     """The clipping factors of one gradient (shape []) or of a batch (shape [b]).
 
     Attributes:
-      finite: whether the gradient is finite, b[...].
+      finite: whether the gradient is finite, bool[...].
       factors: for each group the factor f[...] in [0, 1]; zero if the gradient is not
         finite or the mask excludes the example.
       norm: the norm f[...] over all groups, before clipping.
@@ -88,7 +88,7 @@ class Inputs(NamedTuple):
     Attributes:
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
-      mask: b[b]; a masked example contributes zero.
+      mask: bool[b]; examples where it is False contribute zero.
     """
 
     leaves: Arrays
@@ -167,7 +167,7 @@ def clip_scales(
     Args:
       squares: for each group, the upper bounds f[...].
       clip_norms: for each group, its bound C.
-      keep: b[...]; if false, the factors are zero.
+      keep: bool[...]; if false, the factors are zero.
     """
     # A NaN or an infinity in any entry reaches the sum of the squares. XLA would copy a
     # long sum into each of the many computations that use `finite`, but does not copy a

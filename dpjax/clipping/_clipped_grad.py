@@ -123,8 +123,8 @@ class ClippedGrad(Generic[Params]):
     ) -> Summed:
         """The sums, made in float64, whose floats have the sensitivity C.
 
-        Each gradient is clipped to C / (1 + h). With one example, the rounding error of
-        the sum changes by at most h C / (1 + h).
+        Each gradient is clipped to C / (1 + h), where h bounds rounding: one example
+        changes the rounding error of the sum by at most h C / (1 + h).
         """
         wide = Wide(x64=default_float() == jnp.float64)
         with jax.enable_x64(True):

@@ -172,7 +172,7 @@ def _in_units(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
 
 
 def _add_integers(x: jax.Array, noise: jax.Array) -> jax.Array:
-    """X rounded to the nearest integer, plus the noise, f64[...]; NaN as in x."""
+    """Round x to the nearest integer and add the noise, f64[...]; NaN if not finite."""
     finite = jnp.isfinite(x)
     nearest = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64)
     total = nearest + noise.astype(jnp.int64)
@@ -185,5 +185,5 @@ def _to_float64(words: jax.Array) -> jax.Array:
 
 
 def _to_words(x: jax.Array) -> jax.Array:
-    """The inverse of `_to_float64`, for states: JAX may have no float64 there."""
+    """The inverse of `_to_float64`. States hold words if JAX has no float64."""
     return jnp.moveaxis(jax.lax.bitcast_convert_type(x, jnp.uint32), -1, 1)

@@ -278,7 +278,7 @@ def lattice_noise(
     Args:
       sensitivity: C, the L2 sensitivity of the floats before rounding.
       noise_multiplier: the noise multiplier z of the accountant; may be traced.
-      dimension: d. If T steps are rounded and a later result depends on all, d T.
+      dimension: d; or d T if a result depends on the rounded sums of T steps.
       most: the maximum value of the noise multiplier.
       draws: 2 or 3. If None, 2 if rounding then adds at most 0.4 %, else 3.
 
@@ -423,7 +423,7 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
 
 
 def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:
-    """X rounded to the lattice, plus the noise, in the dtype of x; NaN if not finite.
+    """Round x to the lattice and add the noise, in the dtype of x; NaN if not finite.
 
     Integers of 64 bits hold the sums, and float64 holds them exactly, since they are
     below 2⁴¹. For a number below 2⁴⁰ q, the error of the quotient is at most 2⁻¹³.

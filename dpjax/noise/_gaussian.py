@@ -111,7 +111,7 @@ def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
 
 
 def _normal_like(key: Key, tree: Shaped) -> Shaped:
-    """Standard Gaussian noise, with a key for each leaf."""
+    """Standard Gaussian noise shaped like the tree; each leaf has its own key."""
     # Noise is drawn in float32 or wider. Casting noise to a narrow dtype before the
     # addition would change its distribution; a later cast is post-processing.
     return map_with_keys(

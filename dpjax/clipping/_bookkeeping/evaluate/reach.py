@@ -45,7 +45,7 @@ _KNOWN = frozenset(
 
 
 class Reach(NamedTuple):
-    """The factor by which a pull-back may enlarge absolute values, and its rounding.
+    """Bounds on how a pull-back enlarges absolute values, and on how it rounds.
 
     Attributes:
       norms: for each operand, an upper bound f[] of ‖|J_k|‖, the factor by which the

@@ -54,8 +54,8 @@ class Wanted(NamedTuple):
       clip_norms: the bound of each group.
       scales: for each group the factors f[b], or f[] for one example; empty for the
         squared norms.
-      finite: with scales, one array that says whether gradients are finite: b[b], or
-        b[] for one example. Empty for the squared norms.
+      finite: with scales, one array that says whether gradients are finite: bool[b], or
+        bool[] for one example. Empty for the squared norms.
     """
 
     clip_norms: Sequence[ArrayLike]

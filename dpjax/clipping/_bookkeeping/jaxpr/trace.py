@@ -44,8 +44,8 @@ def trace(
       example: the types of the leaves of one example.
 
     Returns:
-      A jaxpr from the parameters and the example to the loss and the leaves of aux,
-      and the structure of aux.
+      A jaxpr that maps the parameters and the example to the loss and the leaves of
+      aux; and the structure of aux.
 
     Raises:
       ValueError: the loss, or its derivative with respect to the parameters,
@@ -149,7 +149,7 @@ def _mixes_examples(what: str) -> ValueError:
 
 
 def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
-    """Refuse collectives in a jaxpr and in its derivative by the active inputs.
+    """Refuse collectives in a jaxpr and in its derivatives by the active inputs.
 
     Args:
       jaxpr: the jaxpr to search.

@@ -231,7 +231,7 @@ def _measure(rows: jax.Array | OneHot) -> _Side:
 def _join_rows(sites: list[Factors]) -> list[Factors]:
     """The same rows, with all one-hot rows joined into one site, which is the last.
 
-    So they can all be added up by position, without pairs of sites.
+    All one-hot rows can then be added up by position, without pairs of sites.
     """
     dense = [f for f in sites if not isinstance(f.left, OneHot)]
     positions = [f.left.position for f in sites if isinstance(f.left, OneHot)]

@@ -124,7 +124,7 @@ def _clamp_indices(
     dtype may be too narrow for `tops`, and int32 may be too narrow for the indices.
 
     Returns:
-      The clamped indices in int32, and b[...]: whether each vector is within bounds.
+      The clamped indices in int32, and bool[...]: whether each vector was in bounds.
     """
     most = int(jnp.iinfo(index.dtype).max)
     highest = np.array([min(top, most) for top in tops], index.dtype)
