@@ -135,11 +135,10 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
 def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
     """Move a batch's examples to uniformly random slots, with padding in between.
 
-    Let one data set have one example more than another one. After the move, their
-    batches have the same distribution as two batches that differ in one slot only. For
-    if k examples are in uniformly random slots, and one example is removed, the others
-    are still in uniformly random slots. The bound on the rounding of a float64 sum
-    holds for batches that differ in one slot.
+    Let one of two data sets have one example more. After the move, their batches have
+    the distribution of two batches that differ in one slot only: if k examples are in
+    uniformly random slots, and one is removed, the others still are. The bound on the
+    rounding of a float64 sum holds for batches that differ in one slot.
     """
     key = jax.random.fold_in(keys.stream(key, "order of slots"), step)
     # This permutation is exactly uniform. JAX's own permutation is not, since two of
@@ -163,8 +162,7 @@ def batches(
 ) -> Iterator[Examples]:
     """See `Plan.batches`. A call with wrong arguments raises at once.
 
-    For this reason the function returns a generator and does not yield itself. If it
-    did, it would raise only when the first batch is taken.
+    A generator function instead would raise only when the first batch is taken.
     """
     check(data, plan)
     validate.typed_key("key", key)

@@ -112,8 +112,8 @@ class Mechanism:
     def expected_batch_size(self, batch_size: int) -> float:
         """The expected number of examples in a step.
 
-        The number is b, unless every example takes part once per epoch. In that case
-        the number is n divided by the number of steps per epoch, at most b.
+        The number is b here. If every example takes part once per epoch, it is n
+        divided by the number of steps per epoch, at most b.
         """
         return float(batch_size)
 

@@ -34,8 +34,8 @@ from dpjax.strategies import _amplified
 
 # The share of δ that may be spent on batches that exceed their capacity.
 SHARE = LEAST_SHARE
-# The search for the noise ends at this relative distance of ε below the target, and
-# after this number of evaluations of ε. A slower search takes over in that case.
+# The search for the noise ends at this relative distance of ε below the target. After
+# this number of evaluations of ε, another search takes its place.
 _NEAR, _LOOKS = 2e-5, 8
 # A relative excess of the overflow's cost in ε, well above the error of an estimate.
 _CLEARLY = 0.02
@@ -424,7 +424,7 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
     """ε in JAX's default float dtype, in which accountants return ε.
 
     A cost is rounded up, so that it remains an upper bound. A target is rounded down,
-    so that a cost below the target is at most the target even after it is rounded up.
+    so that the cost is at most the requested ε even after the cost is rounded up.
     """
     dtype = default_float()
     with scope():

@@ -153,7 +153,7 @@ def query(
 
     # COMPOSE(start + 1, t) from left to right (Tran and Cutkosky (2022), Algorithm 3,
     # https://arxiv.org/abs/2210.06328): take the largest node that begins at start + 1
-    # and ends by t. Multiply the sum so far by β^{2^k}, where 2^k is its length.
+    # and ends by t. Multiply the sum so far by β^{2^k}, for the node's length 2^k.
     def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] < step
 

@@ -26,8 +26,8 @@ class Table(NamedTuple):
 
     Attributes:
       thresholds: u32[r, 4], ascending, most significant word first. The count for u
-        exceeds first + i if and only if u is at least row i. It is at least first if
-        and only if u is at least row 0.
+        exceeds first + i if and only if u is at least row i. If u is below row 0, the
+        count is 0.
       first: the count whose cumulative probability is in row 0.
     """
 

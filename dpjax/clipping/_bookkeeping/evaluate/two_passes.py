@@ -250,7 +250,7 @@ def _share(
 def _squares(
     block: Block, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
 ) -> list[jax.Array]:
-    """For each leaf f[b]: at a group's first leaf its squared norms, elsewhere zero.
+    """For each leaf, f[b]: its group's squared norms if the leaf is the first, else 0.
 
     The caller adds the squares of all leaves, so that each group must count only once.
     """
