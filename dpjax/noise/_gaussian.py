@@ -259,7 +259,7 @@ def noisy_mean(
       clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made, which holds the bound (then name clip_norm in
         static_args of `optax.inject_hyperparams`).
-      noise_multiplier: the noise standard deviation divided by C, at least 0.
+      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this transformation alone.
       num_steps: the number of accounted steps. A further step raises ValueError outside

@@ -83,7 +83,7 @@ def dp_sgd(
       learning_rate: a number or a schedule, as in `optax.sgd`.
       clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made.
-      noise_multiplier: the noise standard deviation divided by C, at least 0.
+      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: the number of accounted steps, as for `noisy_mean`.
@@ -136,7 +136,7 @@ def dp_adam(
       learning_rate: a number or a schedule, as in `optax.adam`.
       clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made.
-      noise_multiplier: the noise standard deviation divided by C, at least 0.
+      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: the number of accounted steps, as for `noisy_mean`.
@@ -187,7 +187,7 @@ def dp_adamw(
       learning_rate: a number or a schedule, as in `optax.adamw`.
       clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made.
-      noise_multiplier: the noise standard deviation divided by C, at least 0.
+      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: the number of accounted steps, as for `noisy_mean`.
