@@ -341,7 +341,7 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
 
     Args:
       loss_and_grad: the function that `Plan.value_and_grad` returns, with or without
-        `jax.jit`. All parts have the same size, so that it compiles once.
+        `jax.jit`. All parts have the same size, so that jit compiles only once.
       size: the number of examples in a part, which the device gets at a time.
 
     Returns:

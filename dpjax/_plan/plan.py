@@ -196,10 +196,10 @@ class Plan(RunParameters):
 
         Warns:
           UserWarning: the gradient with respect to a part of the model is zero for all
-            data. Examples are a part that `jax.lax.stop_gradient` freezes, and a loss
-            that compares the examples of a batch. Outside jit, fn also warns if no
-            example of a batch has a finite gradient, and if the first batch's clipped
-            sum is zero for a part of the model. Under jit, use `metrics` instead.
+            data. For instance, `jax.lax.stop_gradient` freezes the part, or the loss
+            compares the examples of a batch. Outside jit, fn also warns if no example
+            of a batch has a finite gradient, and if the first batch's clipped sum is
+            zero for a part of the model. Under jit, use `metrics` instead.
 
         Privacy: grads has L2 sensitivity clip_norm, and twice clip_norm under REPLACE.
         value and aux are not private. Random keys that are passed to the loss (for

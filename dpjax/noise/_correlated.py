@@ -243,7 +243,6 @@ def tree_momentum(
       buffer: "stored" retains ⌊log₂ T⌋ vectors, and draws one Gaussian vector per step.
         "regenerate" retains none, and draws two Gaussian vectors per step on average.
         For the same key, both modes give the same noise up to rounding.
-        same key gives the same noise in both modes, up to rounding.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the

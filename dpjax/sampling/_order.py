@@ -88,7 +88,6 @@ def _draws(n: int, count: int, accepted: float) -> int:
     """
     # The mean number of draws of a coupon collector, plus eight standard deviations and
     # a margin for small counts. The value affects the speed, not the distribution.
-    # margin for small counts. The value affects the speed, not the distribution.
     mean = -n * math.log1p(-count / n) / accepted
     least = accepted * (1 - count / n)
     spread = math.sqrt(count * (1 - least)) / least
