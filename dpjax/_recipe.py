@@ -65,11 +65,11 @@ def recipe(
 ) -> Recipe:
     """Choose hyperparameters for a private linear model on features of norm at most 1.
 
-    The function uses only public sizes. It reads no private example and makes no
-    search, so its result costs no privacy. The pipeline computes a private mean of the
-    features, subtracts this mean, divides each example's features by their norm, and
-    appends an intercept. Softmax regression then starts at zeros, with full-batch
-    gradient descent.
+    The function uses only public sizes, and neither reads private examples nor makes a
+    search, so its result costs no privacy. The numbers are for the following pipeline.
+    First, compute a private mean of the features. Subtract this mean from each
+    example's features, divide the difference by its norm, and append an intercept. Then
+    train softmax regression from zeros by full-batch gradient descent.
 
     Args:
       epsilon: the ε of mean and training together, positive.

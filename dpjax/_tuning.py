@@ -100,9 +100,9 @@ def tune(
         belongs to another search.
 
     Privacy: the setting, output and score of the best run together are
-    (epsilon, delta)-DP under the adjacency for which event holds. There are two
-    conditions. Each run of train and score, with any setting, must have the privacy of
-    event. Settings, event and repetitions must be fixed without looking at the data.
+    (epsilon, delta)-DP under the adjacency for which event holds, on two conditions.
+    First, each run of train and score, with any setting, has the privacy of event.
+    Second, settings, event and repetitions were fixed without looking at the data.
     The guarantee covers nothing else about the search: not the number of runs, its
     duration, the other outputs and scores, the values that train prints or saves, or
     the file of checkpoint.

@@ -16,9 +16,9 @@ Functions from a mechanism to scores:
    computes scores if a canary took part in random steps.
 2. `train_many` makes thousands of runs, on a data set and on its neighbour, and
    `linear_scores` computes a score for each run.
-3. `train_shadows`, `log_odds` and `likelihood_ratios` are for membership inference. It
-   tests whether an example was in a model's training data, by comparison with other
-   models that were trained in the same way.
+3. `train_shadows`, `log_odds` and `likelihood_ratios` are for membership inference,
+   which tests whether an example was in a model's training data. The test compares the
+   model with other models that were trained in the same way.
 
 Functions from scores to a bound:
 

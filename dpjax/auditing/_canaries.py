@@ -60,8 +60,8 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a scalar.
-      norm: the L2 norm of a canary's gradient, f[]. It should be at least the clip
-        norm: the clipped gradient then has exactly the clip norm.
+      norm: the L2 norm of a canary's gradient, f[]. If this norm is at least the clip
+        norm, then the clipped gradient has exactly the clip norm.
 
     Returns:
       A loss of `Planted(params, slots)` and one `Marked(example, canary)`. A canary's
@@ -266,9 +266,9 @@ def white_by_tree(decay: ArrayLike) -> Whiten:
       decay: β, f[], in [0, 1).
 
     Returns:
-      A linear map from f[T, k] to f[T, k]. It maps the momentum of each step to the
-      tree node that this step completes, times 1 − β. Each step completes one node, and
-      the noise of different nodes is independent.
+      A linear map from f[T, k] to f[T, k], from the momentum of each step to the tree
+      node that this step completes, times 1 − β. Each step completes one node, and the
+      noise of different nodes is independent.
 
     Raises:
       ValueError: decay is outside [0, 1).
@@ -358,10 +358,10 @@ def mixture_scores(
       stddev: s, the standard deviation of the noise, f[], positive.
 
     Returns:
-      Scores f[k]. A score is the logarithm of the likelihood of the seen values with
-      the canary, divided by the likelihood without the canary. No attack on these
-      values is better. If a canary takes part in each step independently, as under
-      Poisson sampling, the scores of steps add up.
+      Scores f[k]. A score is the logarithm of a likelihood ratio: the likelihood of the
+      seen values with the canary, divided by that without the canary. No attack on
+      these values is better. If a canary takes part in each step independently, as
+      under Poisson sampling, the scores of steps add up.
 
     Raises:
       ValueError: the shapes do not match, or stddev is not positive.

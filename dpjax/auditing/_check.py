@@ -3,9 +3,9 @@
 Noise does not affect this test. The function must be deterministic, with any key fixed
 inside. Two results then contain the same noise, which cancels in their difference. The
 norm of the difference is a lower bound on the sensitivity. The test compares the
-results for neighbouring batches: it removes an example, or replaces it by an ordinary
-or extreme example. It changes the example in the whole batch, in parts of the batch,
-and in a batch of this example alone.
+results for neighbouring batches: one batch lacks an example, or has an ordinary or
+extreme example in its place. The test changes the example in the whole batch, in parts
+of the batch, and in a batch of this example alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ def check(
         one example moves the result.
       adjacency: the relation between the data sets that the claim compares. Under
         REPLACE, `check` compares the result with a changed example to the result with
-        the original one. Under other adjacencies, it compares to the result without it.
+        the original example; under other adjacencies, to the result without it.
 
     Returns:
       A `Report`, on which `assert report.passed, report` is a test. Each change removes

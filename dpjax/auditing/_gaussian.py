@@ -97,9 +97,9 @@ def gaussian_mu_lower(
       ValueError: an argument is out of range, or there are too few scores.
 
     Privacy: the result bounds the mechanism's μ from below, and is no guarantee. The
-    bound assumes that all scores are independent and Gaussian with a common variance,
-    which may be unknown. All scores_in have the same mean, and all scores_out have the
-    same mean. The releases of `add_gaussian_noise`, `tree_momentum` and
+    bound assumes that all scores are independent and Gaussian with one variance, that
+    all scores_in have one mean, and that all scores_out have one mean. The variance and
+    the means may be unknown. The releases of `add_gaussian_noise`, `tree_momentum` and
     `correlated_noise` at canaries of equal norm give such scores. For all other scores,
     such as mixtures over samples, use `mu_lower`.
 

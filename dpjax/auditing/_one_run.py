@@ -159,15 +159,16 @@ def one_run_epsilon_lower(
 
     Args:
       scores: the attack's score of each canary, f[*b, m].
-      included: whether a canary took part, bool[*b, m]. The run decided this by
-        independent fair coins, which the attack does not know. Pass these coins, and
-        not others that are drawn after the run.
+      included: whether a canary took part, bool[*b, m]. Independent fair coins, which
+        the attack does not know, decide this before the run. Pass the coins that the
+        run used, and not others that are drawn afterwards.
       delta: δ, f[*b], in [0, 1).
-      guess_in: the number of guesses that a canary took part, static. They are for the
-        canaries with the largest scores. Fix this number before you see the scores.
-      guess_out: the number of guesses that a canary did not take part, static. They are
-        for the canaries with the smallest scores. Fix this number before you see the
-        scores.
+      guess_in: the number of guesses that a canary took part, static. The attack makes
+        these guesses for the canaries with the largest scores. Fix this number before
+        you see the scores.
+      guess_out: the number of guesses that a canary did not take part, static. The
+        attack makes these guesses for the canaries with the smallest scores. Fix this
+        number before you see the scores.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:

@@ -257,8 +257,8 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
       fewer than two other models were trained with the example, or fewer than two
       without it. Since the scores depend on each other, no bound for independent scores
       applies. `one_run_mu_lower` and `one_run_epsilon_lower` allow dependent scores:
-      pass the scores and coins of one model. Its coins must be independent of the
-      coins of all other models, as in `train_shadows`.
+      pass the scores and coins of one model. The coins of this model must be
+      independent of the coins of all other models, as in `train_shadows`.
 
     Raises:
       ValueError: the shapes differ.

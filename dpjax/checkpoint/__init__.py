@@ -4,9 +4,9 @@
 exactly. For the same reason, resuming a run with other data, another plan or another
 order of draws breaks its guarantee: the same noise then hides two different sums, and
 their difference has no noise. A checkpoint therefore contains all arrays and numbers
-that a run needs to continue bit for bit. It also contains a fingerprint of the plan and
-of the random draws, which must not change. `restore` refuses a checkpoint with another
-fingerprint.
+that a run needs to continue bit for bit, and a fingerprint. The fingerprint covers the
+plan and the random draws, which must not change. `restore` refuses a checkpoint with
+another fingerprint.
 
 A `Run` is the key, the step, the parameters and the optimizer's state. The modules, in
 the order in which the data passes through them:

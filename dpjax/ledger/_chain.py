@@ -1,10 +1,10 @@
 """A chain of JSON lines, each of which contains the hash of the line before it.
 
-`append` writes a line twice: first atomically to a file beside the ledger (`*.next`),
-and then at the ledger's end. After that, it removes `*.next`. A process that is killed
-between the two writes therefore leaves the complete line in `*.next`, and the next
-reader counts that line as written. A crash leaves one of the following states. Readers
-refuse any other state:
+`append` writes a line first atomically to a file beside the ledger (`*.next`), and then
+at the ledger's end, and finally removes `*.next`. A process that is killed between the
+two writes therefore leaves the complete line in `*.next`, and the next reader counts
+that line as written. A crash leaves one of the following states. Readers refuse any
+other state:
 
 - `*.next` does not exist, and the ledger is empty or ends with a complete line;
 - `*.next` is one complete line, and the ledger ends with the same line;

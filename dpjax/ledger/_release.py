@@ -28,7 +28,7 @@ Path = str | os.PathLike[str]
 def run_name(key: Key) -> str:
     """A run's name in a ledger, which is 64 bits of a hash of the run's key.
 
-    Runs with the same key draw the same noise. They therefore count as one run, even if
+    Runs with the same key draw the same noise, and therefore count as one run, even if
     they differ in everything else. Keys of `rbg` and `unsafe_rbg` with equal data draw
     the same noise in dpjax, and have the same name.
 
@@ -146,8 +146,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 def end(path: Path, key: Key, why: str) -> None:
     """Record that a run ended early, for a reason independent of the run's results.
 
-    As soon as the ledger has an entry of a run, it counts the cost of all steps of the
-    run's plan. The reason is that a run may stop because its results look good, and the
+    From a run's first entry on, the ledger counts the cost of all steps of the run's
+    plan. The reason is that a run may stop because its results look good, and the
     number of steps then depends on the results. After `end`, the ledger counts only the
     cost of the steps up to the run's last release.
 

@@ -28,8 +28,7 @@ class Ledger:
     def runs(self) -> dict[str, Event]:
         """The event of each run, whose cost the ledger counts.
 
-        The event covers all steps of the plan. After `end`, it covers only the released
-        steps.
+        The event covers all steps of the plan, or after `end`, only the released steps.
         """
         return {x.run: x.event for x in self.entries if not isinstance(x, Other)}
 
@@ -40,10 +39,10 @@ class Ledger:
           delta: δ, in (0, 1).
 
         Returns:
-          ε, rounded up. It is a sum of several ε. The first is that of all runs whose
-          plans have a privacy-loss distribution or a GDP parameter, composed by
-          privacy-loss distributions. The others are those of each other run and of each
-          release without a plan. Releases without a plan take their own δ. The first
+          The total ε, rounded up, which is a sum of several ε. The first ε is that of
+          all runs whose plans have a privacy-loss distribution or a GDP parameter,
+          composed by privacy-loss distributions. Each other run, and each release
+          without a plan, adds its own ε. Releases without a plan take their own δ; the
           composition and each other run share the rest of δ equally. The result is
           infinite if a noise was used twice, or if releases without a plan take more
           than δ, or leave no δ for the runs.
@@ -53,8 +52,8 @@ class Ledger:
 
         Privacy: the bound holds if every run has its own key, and the plans of all runs
         and the costs of all other releases were fixed before any output was seen. The
-        bound is not a privacy filter: it does not hold if outputs of earlier runs
-        determined a plan, even if the total stayed below a limit that was fixed before.
+        bound is no privacy filter. If outputs of earlier runs determined a plan, the
+        bound does not hold, even with a total below a limit that was fixed before.
         For example, let the first output choose between two alternatives for the second
         plan that have the same total ε. For some first run and alternatives, this
         choice nearly doubles δ at that ε. `spend` is the privacy filter.

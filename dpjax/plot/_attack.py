@@ -44,8 +44,8 @@ def achieved_rates(
     inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
     thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
     inside, outside = map(jnp.sort, replace_nan_scores(inside, outside))
-    # The shares of scores at or below a threshold. They are the rates of missed
-    # examples and of absent false alarms.
+    # The shares of scores at or below a threshold are the rates of missed examples and
+    # of absent false alarms.
     missed, quiet = (
         jnp.searchsorted(x, thresholds, side="right") / x.size
         for x in (inside, outside)
@@ -145,7 +145,7 @@ def _line(rates: Rates, name: str, rate: float) -> Line:
     alarms = np.concatenate([[0.0], rates.false_positive[order], [1.0]])
     missed = np.concatenate([[1.0], rates.false_negative[order], [0.0]])
     missed = np.minimum.accumulate(missed)
-    # The corners of the staircase from left to right. It steps down at each rate.
+    # The corners of the staircase, which steps down at each rate, from left to right.
     x, y = np.repeat(alarms, 2)[1:], np.repeat(missed, 2)[:-1]
     marked = int(np.searchsorted(x, rate, side="right")) - 1
     # Round the true-positive rate down, so that no label overstates the attack.

@@ -155,8 +155,9 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
 
     Returns:
       The Axes, with a bar for each mechanism that has a plan. The bar's length is the
-      noise in the workload, divided by the minimum of all mechanisms. Its label also
-      gives the noise multiplier. Mechanisms without a plan are listed below.
+      noise in the workload, divided by the minimum of all mechanisms. The bar's label
+      gives this length and the noise multiplier. Mechanisms without a plan are listed
+      below.
 
     Raises:
       ImportError: matplotlib is not installed.

@@ -64,10 +64,10 @@ def choose_num_steps(
     """Choose the number of steps T by a bound on the excess loss, without using data.
 
     T is the least number whose bound is within 1 % of the minimum over all T. The bound
-    is the sum of an optimisation error and an error by noise. For a μ-strongly convex
-    objective, the optimisation error is (β/2) e^{−2ημβT/(μ+β)} D². For a convex one, it
-    is 2D²/(ηT). The error by noise is (β/2) E‖z‖², where z is the noise that will be
-    added.
+    is the sum of an optimisation error and an error by noise. Let η be the step size,
+    and let the objective with its regulariser be β-smooth and μ-strongly convex. The
+    optimisation error is (β/2) e^{−2ημβT/(μ+β)} D² for μ > 0, and 2D²/(ηT) for μ = 0.
+    The error by noise is (β/2) E‖z‖², where z is the noise that will be added.
 
     Args:
       epsilon: the target ε, positive.

@@ -39,7 +39,7 @@ def prepare(data: Tree) -> Data:
         if jnp.issubdtype(x.dtype, jnp.inexact):
             finite &= jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
 
-    # This uses where in place of a product, since 0 · NaN is NaN.
+    # Use jnp.where in place of a product, since 0 · NaN is NaN.
     def zero(x: jax.Array) -> jax.Array:
         keep = finite.reshape(-1, *[1] * (x.ndim - 1))
         return jnp.where(keep, x, jnp.zeros_like(x))

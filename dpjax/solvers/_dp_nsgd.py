@@ -174,13 +174,14 @@ def dp_nsgd(
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: an argument is out of range, or adjacency is ADD_REMOVE. An added
-        example would move others to other batches. The check is before any training.
+      ValueError: an argument is out of range, or adjacency is ADD_REMOVE, under which
+        an added example would move others to other batches. The check is before any
+        training.
 
     Privacy: params and all earlier iterates together are μ-GDP under the adjacency,
     where μ is guarantee.mu. This μ is at most `accounting.gdp.mu(epsilon, delta)`, so
     guarantee.epsilon(delta) is at most epsilon. The guarantee assumes that n, the
-    shapes and the hyperparameters are public. It does not cover the curve's loss.
+    shapes and the hyperparameters are public. The guarantee does not cover curve.loss.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting; with a
     strategy Denisov et al. (2022), https://arxiv.org/abs/2202.08312.

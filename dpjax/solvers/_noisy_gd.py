@@ -257,7 +257,8 @@ def noisy_cyclic_gd(
 ) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean gradient of the batch + λx + noise)) in epochs.
 
-    The solver releases only the last iterate, and the guarantee covers only this value.
+    In a step, η is step_size and λ is regularization, both from the setting. The solver
+    releases only the last iterate, and the guarantee covers only this value.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar,
@@ -265,7 +266,7 @@ def noisy_cyclic_gd(
         its part of the setting as `loss.setting`, and the solver checks its labels.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity in it contributes zero and is counted.
+        NaN or an infinity contributes zero, and curve.left_out counts it.
       num_epochs: E, at least 1. An epoch has l = ⌈n / b⌉ steps.
       batch_size: b, from 1 to n. If strong_convexity is above 0, b must divide n.
       order: "fixed" for the data's order in every epoch, or "reshuffled" for a new
@@ -296,8 +297,8 @@ def noisy_cyclic_gd(
 
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
     noise, μ is `accounting.iteration.noisy_cyclic_gd_mu`. For schedules in a fixed
-    order, μ is `scheduled_cyclic_gd_mu`. For schedules in a reshuffled order, μ is from
-    the composition of all epochs.
+    order, μ is `accounting.iteration.scheduled_cyclic_gd_mu`. For schedules in a
+    reshuffled order, μ is from the composition of all epochs.
 
     Reference: Bok, Su and Altschuler (2024), (2.1); Kong and Ribero (2024), Algorithm
     1.
@@ -341,7 +342,8 @@ def noisy_gd(
 ) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean gradient of all examples + λx + noise)).
 
-    The solver releases only the last iterate, and the guarantee covers only this value.
+    In a step, η is step_size and λ is regularization, both from the setting. The solver
+    releases only the last iterate, and the guarantee covers only this value.
 
     Args:
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
@@ -412,8 +414,9 @@ def noisy_sgd(
 ) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean gradient of a random batch + λx + noise)).
 
-    Each step draws a uniformly random batch of fixed size. The solver releases only the
-    last iterate, and the guarantee covers only this value.
+    Each step draws a uniformly random batch of fixed size. In a step, η is step_size
+    and λ is regularization, both from the setting. The solver releases only the last
+    iterate, and the guarantee covers only this value.
 
     Args:
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.

@@ -21,7 +21,7 @@ from dpjax.solvers.losses import Loss
 # maxima at the same score. More regularisation moves the minimum further, and less
 # regularisation needs more noise.
 _SHARE = 0.2
-# The output noise has this share of μ. Since squares of μ add up, it costs 2e-4 of μ.
+# The share of μ for the output noise. Since squares of μ add up, its cost is 2e-4 of μ.
 _OUTPUT_SHARE = 0.02
 # The maximum number of steps of Newton's method, which usually needs about ten.
 _MOST_STEPS = 200
@@ -187,8 +187,8 @@ def objective_perturbation(
         you make a `losses.Loss` yourself, the guarantee assumes that its bounds hold.
       params: the initial parameters of the search, f[d]. Output noise hides their
         effect on the result.
-      data: features f[n, d] and labels [n]. An example with a NaN or an infinity in it
-        contributes zero and is counted.
+      data: features f[n, d] and labels [n]. An example with a NaN or an infinity
+        contributes zero, and curve.left_out counts it.
       epsilon: the target ε, positive.
       delta: the target δ, in (0, 1).
       adjacency: ZERO_OUT or REPLACE.
@@ -200,10 +200,10 @@ def objective_perturbation(
         (ε, δ) includes these releases.
 
     Returns:
-      A `Result`. Its params are f[d], or NaN if the search fails. The loss f[] of its
-      curve is the mean loss at the minimum, without the regulariser. num_steps is 1,
-      the number of releases. noise_multiplier is σ/L for the bound L on a gradient, and
-      scale is σ.
+      A `Result`, where params is f[d], or NaN if the search fails. curve.loss, f[], is
+      the mean loss at the minimum, without the regulariser. num_steps is 1, the number
+      of releases. noise_multiplier is σ/L for the bound L on a gradient, and scale is
+      σ.
 
     Raises:
       ValueError: an argument is out of range; the loss has several scores; λ is too

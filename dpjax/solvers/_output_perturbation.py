@@ -109,7 +109,7 @@ def output_perturbation(
         not part of the loss; the setting gives λ as regularization.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity in it contributes zero and is counted.
+        NaN or an infinity contributes zero, and curve.left_out counts it.
       epsilon: the target ε, positive.
       delta: the target δ, in [0, 1). For δ = 0 the noise has a Gamma-distributed norm
         and a uniform direction; for δ > 0 the noise is Gaussian.

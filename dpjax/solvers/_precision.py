@@ -1,10 +1,10 @@
 """Rounding errors in guarantees: rounded settings, and the distance of two runs.
 
 Rounding is not Lipschitz: two arbitrarily close iterates may be rounded to different
-numbers. Rounding can therefore add to the distance between two runs in every step. If
-this distance in real arithmetic is not far above the rounding error of an iterate, then
-noise that is calibrated to it is too small. One example moves a step by 2ηC/n, so in
-float32, n = 1e5 examples are too many.
+numbers. Rounding can therefore add to the distance between two runs in every step.
+Noise that is calibrated to the distance in real arithmetic is then too small, unless
+this distance is far above the rounding error of an iterate. One example moves a step by
+2ηC/n, so in float32, n = 1e5 examples are too many.
 
 **Model.** As in `_core.rounding`, u is the unit roundoff and γ_k = k u / (1 − k u). Let
 gradients be bounded by C, curvature by M, and iterates by R. In a step
@@ -23,8 +23,8 @@ a = ‖prox(x₀) − x₀‖,
     ‖x_{t+1} − x₀‖ <= r ‖x_t − x₀‖ + η(C + λ‖x₀‖) + a.
 
 **Settings.** Program and accountant use exactly the same numbers. A program in float32
-cannot represent a decay of 0.999: it uses a nearby number, which has a different
-guarantee. A solver therefore rounds every number of its guarantee to float32, and hands
+cannot represent a decay of 0.999, and uses a nearby number with a different guarantee.
+A solver therefore rounds every number of its guarantee to float32, and hands
 the result to both the accountant and the program. Both represent this number exactly,
 whatever their own precision.
 

@@ -168,7 +168,7 @@ def random_round_sgd(
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity in it contributes zero and is counted.
+        NaN or an infinity contributes zero, and curve.left_out counts it.
       epsilon: the target ε, positive. With epsilon and delta, the solver chooses the
         noise.
       delta: the target δ, in (0, 1).

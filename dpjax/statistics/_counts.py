@@ -30,7 +30,7 @@ def histogram(
       data: the private examples, f[n].
       noise_multiplier: z, the standard deviation of the noise in each count, at least
         0.
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       edges: the public edges of k bins, f[k + 1], increasing. A bin contains its left
         edge, and the last bin also contains its right edge. None if num_categories is
@@ -159,7 +159,7 @@ def quantile(
       upper: a public upper bound of the quantiles.
       noise_multiplier: z, the noise standard deviation divided by the maximum norm of
         one example's contributions to all counts, at least 0.
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       num_steps: t, the number of bisections, 1 to 52. More steps give a finer result
         and more noise in each count.

@@ -44,7 +44,7 @@ def loss(
         counts as B.
       noise_multiplier: z, the standard deviation of the noise in the sum of losses,
         divided by B / 2; at least 0.
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       num_examples: the public number to divide by, as in `mean`. If this number differs
         from n under ADD_REMOVE, the result for a mean loss m is
@@ -107,7 +107,7 @@ def accuracy(
       labels: the class of each private example, i[n].
       noise_multiplier: z, the standard deviation of the noise in the number of correct
         predictions, divided by 1/2; at least 0.
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       num_examples: the public number to divide by, as in `loss`.
       arithmetic: "real" or "discrete", as in `mean`.
@@ -166,7 +166,7 @@ def auc(
         more noise.
       noise_multiplier: z, the standard deviation of the noise in each count, at least
         0.
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       arithmetic: "real" or "discrete", as in `mean`.
 

@@ -65,10 +65,10 @@ def variance(
 
     Args:
       data: the private examples, f[n, ...].
-      clip_norm: C, the bound on the L2 norm of an example less the center, positive.
+      clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
       noise_multiplier: z, the standard deviation of the noise, divided by the maximum
         norm of an example's contribution; at least 0.
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       num_examples: the public number to divide by, as in `mean`.
       center: a center f[...] that is public or was released before. With a center, the
@@ -133,10 +133,10 @@ def covariance(
 
     Args:
       data: the private examples, f[n, d].
-      clip_norm: C, the bound on the L2 norm of an example less the center, positive.
+      clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
       noise_multiplier: z, the standard deviation of the noise, divided by the maximum
         norm of an example's contribution; at least 0.
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       num_examples: the public number to divide by, as in `mean`.
       center: a center f[d] that is public or was released before, as in `variance`.
@@ -207,7 +207,7 @@ def nearest_psd(matrix: ArrayLike) -> jax.Array:
       The matrix f[d, d] without its negative eigenvalues, which is the nearest positive
       semidefinite matrix in Frobenius norm.
 
-    Privacy: the function reads no data. Applied to a private result, it costs nothing.
+    Privacy: the function reads no data, and costs no privacy for a private result.
 
     Example:
       >>> import jax.numpy as jnp

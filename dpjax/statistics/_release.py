@@ -125,7 +125,7 @@ class Terms(NamedTuple):
     Attributes:
       noise_multiplier: z, the noise standard deviation divided by the maximum norm of
         one example's contribution, f[].
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       arithmetic: "real" or "discrete".
     """

@@ -49,11 +49,11 @@ def standardize(
 
     Args:
       data: the private examples, f[n, ...].
-      clip_norm: C, positive, a bound on two L2 norms: that of an example in the mean,
-        and that of an example minus the center in the variances.
+      clip_norm: C, positive, the bound on two L2 norms: that of an example for the
+        mean, and that of an example minus the center for the variances.
       noise_multiplier: z, positive and not traced. The whole release costs as much
         privacy as one `mean` with the noise multiplier z.
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       share: the share of μ² that the center costs, in (0, 1). The scale costs the rest.
       num_examples: the public number to divide by, as in `mean`.
@@ -125,6 +125,6 @@ def standardize(
 def _scale(
     variances: jax.Array, clip_norm: ArrayLike, z: ArrayLike, divisor: ArrayLike
 ) -> jax.Array:
-    """The roots of the variances, each raised to the level of its noise if below."""
+    """The roots of the variances, each of which is at least its noise's deviation."""
     least = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
     return jnp.sqrt(jnp.maximum(variances, least))

@@ -36,7 +36,7 @@ def mean(
       clip_norm: C, the bound on the L2 norm of an example, positive.
       noise_multiplier: z, the standard deviation of the noise in the sum, divided by C;
         at least 0. With z = 0, the result is not private.
-      key: one typed key, as `dpjax.random_key` makes, for this release alone.
+      key: one typed key from `dpjax.random_key`, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       num_examples: the public number to divide by, positive. None stands for n, and is
         invalid under ADD_REMOVE, since n is private there. Under ADD_REMOVE, give a
@@ -92,7 +92,7 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
       data: the private examples, f[n, ...].
       clip_norm: C, the bound on the L2 norm of an example, positive.
       noise_multiplier: z, the standard deviation of the noise divided by C, at least 0.
-      key: one typed key for this release alone.
+      key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       arithmetic: "real" or "discrete", as in `mean`.
 
