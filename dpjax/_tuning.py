@@ -101,9 +101,9 @@ def tune(
 
     Privacy: the setting, output and score of the best run together are
     (epsilon, delta)-DP under the adjacency for which event holds, on two conditions.
-    First, each run of train and score, with any setting, has the privacy of event.
+    First, each run of train and score, with any setting, is as private as event says.
     Second, settings, event and repetitions were fixed without looking at the data.
-    The guarantee covers nothing else about the search: not the number of runs, its
+    The guarantee covers nothing else about the search: not the number of runs, the
     duration, the other outputs and scores, the values that train prints or saves, or
     the file of checkpoint.
 

@@ -1,8 +1,8 @@
 """Features of one example, with norms of at most 1, which cost no privacy.
 
-Each function maps one example to one vector. It reads no other example, no label and no
-number that was fitted to private data. Private training on features therefore has the
-guarantee of the same training on the examples. Use `jax.vmap` to map a data set.
+Each function maps one example to one vector, and reads no other example, no label and
+no number that was fitted to private data. Private training on features therefore has
+the guarantee of the same training on the examples. Use `jax.vmap` to map a data set.
 
 Linear models on such features often need less noise than networks on raw data (Tramèr
 and Boneh 2021, https://arxiv.org/abs/2011.11660). A private mean of the features
@@ -149,8 +149,8 @@ def decimal_edges(low: float, high: float, *, parts: int = 10) -> np.ndarray:
 
     There are two kinds of edges: the ends of equal parts of the range, which resolve
     evenly spread values, and decimal numbers, which resolve values near 0. Decimal
-    numbers are 0 and ±1, ±2 and ±5 times four powers of ten. The largest power is the
-    largest one up to max(|low|, |high|).
+    numbers are 0, and ±1, ±2 and ±5 times the four largest powers of ten up to
+    max(|low|, |high|).
 
     Args:
       low: the lower end of the range.

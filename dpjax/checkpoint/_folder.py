@@ -154,8 +154,8 @@ def save(
         run with the later checkpoint when the run reaches that step.
       data: a name for the current content of the data set, such as its digest. `save`
         stores this name, and `restore` compares it.
-      keep: the number of newest checkpoints that `save` retains, at least 1. You need
-        an older checkpoint only to go back, and it contains the key. `save` never
+      keep: the number of newest checkpoints that `save` retains, at least 1. Older
+        checkpoints are useful only for going back, and contain the key. `save` never
         removes a damaged checkpoint, nor a folder with names that `save` does not use.
 
     Raises:
@@ -206,8 +206,8 @@ def restore(
 
     Args:
       folder: the folder of the run's checkpoints.
-      plan: the run's plan. All of its numbers must equal the saved ones exactly. If a
-        plan solved for one of its numbers, use `plan_of`, which returns the saved plan.
+      plan: the run's plan. All of its numbers must equal the saved ones exactly. If
+        `dpjax.plan` solved for a number, use `plan_of`, which returns the saved plan.
       like: a run of the same structure at its beginning. The restored arrays have the
         sharding of the arrays in `like`, on a mesh of any shape. Leaves that are not
         numeric come from `like`.
@@ -375,8 +375,8 @@ def _refuse_another(
 def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
     """Whether the checkpoints in the folder make a checkpoint of this step unnecessary.
 
-    This is true if the folder has a checkpoint of this step, or if it has none of this
-    step but one of a later step.
+    A checkpoint is unnecessary if the folder has one of this step, or if the folder has
+    none of this step but one of a later step.
 
     Raises:
       ValueError: the folder has a checkpoint of this step with other bits.

@@ -41,9 +41,8 @@ def run_name(key: Key) -> str:
     Raises:
       ValueError: key is not a typed key.
 
-    Privacy: anyone who has the name can check whether a guess of the key is right. So
-    can anyone who has the released parameters. A key of `dpjax.random_key` is
-    infeasible to guess.
+    Privacy: anyone who has the name, or the released parameters, can check whether a
+    guess of the key is right. A key of `dpjax.random_key` is infeasible to guess.
 
     Example:
       >>> import jax
@@ -70,7 +69,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       plan: the run's plan.
       run: the run after `run.step` steps, at least 1, whose parameters are released.
       repeated: whether to record the release even if another release has used the same
-        noise. The ledger's ε is then infinite from now on.
+        noise. From then on, the ledger's ε is infinite.
 
     Returns:
       The run, with the digest of the released parameters in `released`. Use the

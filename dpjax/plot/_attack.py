@@ -82,10 +82,10 @@ def attack(
 
     Returns:
       The Axes of `tradeoff`, with two more lines for the tests "the score is above a
-      threshold". One line is the observed error rates, which are estimates. The other
-      is proven upper bounds on the error rates. The area between the two lines is the
-      uncertainty. If the proven line is anywhere below the line of a guarantee, this
-      guarantee is refuted.
+      threshold". One line shows the observed error rates, which are estimates. The
+      other shows proven upper bounds on the error rates. The area between the two lines
+      is the uncertainty. If the proven line is anywhere below the line of a guarantee,
+      this guarantee is refuted.
 
     Raises:
       ImportError: matplotlib is not installed.
