@@ -87,7 +87,7 @@ def gaussian_mu_lower(
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      μ, f[*b], rounded down. The bound fails with a probability of exactly
+      A lower bound μ, f[*b], rounded down. The bound fails with exact probability
       1 − confidence, except for an allowance for the rounding of scores: each score may
       be off by two units in the last place of the largest score. Without any noise, the
       bound is inf if scores_in are larger than scores_out by more than this allowance,

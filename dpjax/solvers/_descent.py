@@ -46,7 +46,7 @@ def gradient_sum(
         fn = clipped_grad(loss_fn, clip_norm, microbatch_size=microbatch_size)
         total, per_example = fn(params, examples, mask=mask)
         losses, used = per_example.loss, mask & jnp.isfinite(per_example.norm)
-    # A loss may be infinite although its gradient is finite. The mean excludes it.
+    # The mean excludes a loss that is infinite although its gradient is finite.
     counted = used & jnp.isfinite(losses)
     number = jnp.sum(used, dtype=jnp.int32)
     return widen(total), jnp.mean(losses, where=counted), number

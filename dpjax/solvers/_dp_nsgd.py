@@ -167,8 +167,8 @@ def dp_nsgd(
         `accounting.correlated.mu` calibrates. "printed" for the paper's constant, which
         adds more noise, for comparison: see `solvers.published`.
       microbatch_size: as for `clipped_grad`.
-      strategy: the correlation of the noise between steps, a Toeplitz strategy from
-        `dpjax.strategies`, scaled or not. None for tree noise.
+      strategy: the correlation of the noise between steps, a Toeplitz or scaled
+        strategy from `dpjax.strategies`. None for tree noise.
 
     Returns:
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.

@@ -32,7 +32,7 @@ def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray
       smoothness: β, positive.
 
     Returns:
-      f64[N], adding up to 1.
+      The probabilities, f64[N], whose sum is 1.
 
     Raises:
       ValueError: a step size is out of range, or smoothness is not positive.
@@ -63,7 +63,7 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
     """
     below = np.cumsum(probabilities) / np.sum(probabilities)
     edges = np.floor(below * 2.0**32).astype(np.uint64)
-    # If a sum were rounded to less than 1, some 32-bit numbers would give no round.
+    # If a sum were rounded to less than 1, some 32-bit numbers would give no result.
     edges[-1] = 2**32
     return edges
 

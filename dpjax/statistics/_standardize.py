@@ -28,7 +28,7 @@ class Standardization(NamedTuple):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """The standardized features f[*b, ...], for features x of this shape."""
-        # Equal ranks broadcast also if JAX is set to refuse different ranks.
+        # Arrays of equal rank broadcast, even if JAX is set to refuse other ranks.
         x = jnp.asarray(x)
         shape = (1,) * (x.ndim - self.center.ndim) + self.center.shape
         return (x - self.center.reshape(shape)) / self.scale.reshape(shape)

@@ -36,7 +36,7 @@ def mean(
       clip_norm: C, the bound on the L2 norm of an example, positive.
       noise_multiplier: z, the standard deviation of the noise in the sum, divided by C;
         at least 0. With z = 0, the result is not private.
-      key: one typed key from `dpjax.random_key`, used only for this release.
+      key: one typed key, such as from `dpjax.random_key`, used only for this release.
       adjacency: the relation between the data sets that the event compares.
       num_examples: the public number to divide by, positive. None stands for n, and is
         invalid under ADD_REMOVE, since n is private there. Under ADD_REMOVE, give a
