@@ -151,8 +151,7 @@ class Shadows(NamedTuple):
     """Models trained in the same way, each on a random half of the same examples.
 
     Attributes:
-      included: the result of a fair coin for each model and example, bool[s, n]; True
-        if the model was trained on the example.
+      included: whether a model was trained on an example, by fair coins, bool[s, n].
       outputs: the retained outputs of each model, a tree of arrays with leading axes s.
     """
 

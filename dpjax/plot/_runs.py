@@ -278,9 +278,8 @@ def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes, with a bar for each mechanism that has drawn from the budget. The bar's
-      length is the mechanism's share of μ², and it begins at the end of the bar before.
-      The last bar is the rest.
+      The Axes, with a bar for each mechanism, whose length is its share of μ². A bar
+      begins at the end of the one before. The last bar is the rest.
 
     Raises:
       ValueError: composition is "fixed", for which mechanisms have no shares.

@@ -61,21 +61,20 @@ def choose_num_steps(
     num_examples: int,
     **setting: Unpack[iteration.Setting],
 ) -> int:
-    """Choose the number of steps T by a bound on the excess loss, without using data.
+    """The least T whose bound on the excess loss is within 1 % of the minimal bound.
 
-    T is the least number whose bound is within 1 % of the minimum over all T. The bound
-    is the sum of an optimisation error and an error by noise. Let η be the step size,
-    and let the objective with its regulariser be β-smooth and μ-strongly convex. The
-    optimisation error is (β/2) e^{−2ημβT/(μ+β)} D² for μ > 0, and 2D²/(ηT) for μ = 0.
-    The error by noise is (β/2) E‖z‖², where z is the noise that will be added.
+    The bound is the sum of an optimisation error and an error by noise. For step size η
+    and a β-smooth, μ-strongly convex objective, the optimisation error is
+    (β/2) e^{−2ημβT/(μ+β)} D² if μ > 0, and 2D²/(ηT) if μ = 0. The error by noise is
+    (β/2) E‖z‖² for the noise z that will be added. The choice depends on no data.
 
     Args:
       epsilon: the target ε, positive.
       delta: the target δ, in [0, 1).
       radius: D, a guess of the distance from the initial to the best parameters.
       dimension: d, the number of parameters.
-      num_examples: n, the number of examples.
-      **setting: the assumptions of the guarantee, as for `output_perturbation`.
+      num_examples: n.
+      **setting: as for `output_perturbation`.
 
     Returns:
       T, at least 1 and at most a million.

@@ -189,10 +189,7 @@ def epochs(
     batch_size: int,
     key: Key,
 ) -> Epochs:
-    """Check the arguments, and return the epochs of a solver with a momentum.
-
-    The last batch of an epoch may have padding.
-    """
+    """Check arguments of a momentum solver; an epoch's last batch may have padding."""
     no_added_example(adjacency)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     batch_size = validate.static_int("batch_size", batch_size, minimum=1)

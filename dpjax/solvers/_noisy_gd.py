@@ -138,8 +138,7 @@ _LEVELS = 4
 def _random_batches(run: _Run, noise: np.ndarray) -> FunctionProfile:
     """The profile ε(δ) of a run on random batches.
 
-    The profile is that of the last iterate, or that of all iterates if the step size or
-    the noise changes from step to step.
+    The profile is that of the last iterate, or for schedules that of all iterates.
     """
     validate.positive("noise_multiplier", noise)
     largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
@@ -257,8 +256,8 @@ def noisy_cyclic_gd(
 ) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean gradient of the batch + λx + noise)) in epochs.
 
-    In a step, η is step_size and λ is regularization, both from the setting. The solver
-    releases only the last iterate, and the guarantee covers only this value.
+    Here η is step_size and λ is regularization. The solver releases only the last
+    iterate, and the guarantee covers only this value.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar,
@@ -274,25 +273,23 @@ def noisy_cyclic_gd(
       key: one typed key, for the noise and the order.
       noise_multiplier: the standard deviation of the noise in a batch's sum of
         gradients, divided by gradient_norm; at least 0. A number, an optax schedule, or
-        f[E l], one number for each step. None if epsilon and delta are given.
-      epsilon: the target ε, positive. With epsilon and delta, the solver chooses the
-        noise.
+        f[E l], one number for each step.
+      epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
       prox: a function of the parameters and the step size, such as those from
         `dpjax.solvers.prox`. None leaves the parameters unchanged.
       microbatch_size: as for `clipped_grad`.
-      **setting: the assumptions of the guarantee, all of them required: see
-        `accounting.iteration.Setting`. step_size may be an optax schedule or f[E l].
-        With clipped=True, the solver clips gradients to gradient_norm. With
-        clipped=False, the guarantee assumes that no gradient is longer than
-        gradient_norm, and that a finite example has finite gradients.
+      **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
+        lists them. step_size may be an optax schedule or f[E l]. With clipped=True, the
+        solver clips gradients to gradient_norm. With clipped=False, the guarantee
+        assumes that finite examples have finite gradients of at most this norm.
 
     Returns:
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: an argument is out of range, an assumption fails, or two assumptions
-        contradict each other. The check is before any training.
+      ValueError: before any training, if an argument is out of range, an assumption
+        fails, or two assumptions contradict each other.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
@@ -342,8 +339,8 @@ def noisy_gd(
 ) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean gradient of all examples + λx + noise)).
 
-    In a step, η is step_size and λ is regularization, both from the setting. The solver
-    releases only the last iterate, and the guarantee covers only this value.
+    Here η is step_size and λ is regularization. The solver releases only the last
+    iterate, and the guarantee covers only this value.
 
     Args:
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
@@ -352,10 +349,8 @@ def noisy_gd(
       num_steps: T, at least 1.
       key: one typed key, for the noise.
       noise_multiplier: the standard deviation of the noise in the sum of gradients,
-        divided by gradient_norm; at least 0. A number, an optax schedule, or f[T]. None
-        if epsilon and delta are given.
-      epsilon: the target ε, positive. With epsilon and delta, the solver chooses the
-        noise.
+        divided by gradient_norm; at least 0. A number, an optax schedule, or f[T].
+      epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
       prox: a function of the parameters and the step size, as for `noisy_cyclic_gd`.
       microbatch_size: as for `clipped_grad`.
@@ -366,8 +361,8 @@ def noisy_gd(
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: an argument is out of range, or an assumption fails. The check is
-        before any training.
+      ValueError: before any training, if an argument is out of range or an assumption
+        fails.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
@@ -414,9 +409,9 @@ def noisy_sgd(
 ) -> Result[Params, jax.Array]:
     """Train by x ↦ prox(x − η(mean gradient of a random batch + λx + noise)).
 
-    Each step draws a uniformly random batch of fixed size. In a step, η is step_size
-    and λ is regularization, both from the setting. The solver releases only the last
-    iterate, and the guarantee covers only this value.
+    Each step draws a uniformly random batch of fixed size. Here η is step_size and λ is
+    regularization. The solver releases only the last iterate, and the guarantee covers
+    only this value.
 
     Args:
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
@@ -427,9 +422,8 @@ def noisy_sgd(
       key: one typed key, for the noise and the batches.
       noise_multiplier: the standard deviation of the noise in a batch's sum of
         gradients, divided by gradient_norm; positive. A number, an optax schedule, or
-        f[T]. None if epsilon and delta are given.
-      epsilon: the target ε, positive. With epsilon and delta, the solver chooses the
-        noise.
+        f[T].
+      epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
       prox: a function of the parameters and the step size, as for `noisy_cyclic_gd`.
       microbatch_size: as for `clipped_grad`.
@@ -440,8 +434,8 @@ def noisy_sgd(
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: an argument is out of range, or an assumption fails. The check is
-        before any training.
+      ValueError: before any training, if an argument is out of range or an assumption
+        fails.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: for a constant step size and noise, params alone has the ε(δ) of

@@ -48,9 +48,9 @@ class Result(NamedTuple, Generic[Params, Noise]):
       num_steps: T, the number of steps taken. T may be released.
       noise_multiplier: the noise's standard deviation divided by the bound on one
         example's gradient, f[], or f[T] for a schedule. `sensitivity_reduced_nsgd`
-        returns `Terms` of f[], one for each tree, in units of the bound on an example's
-        terms in this tree. `output_perturbation` returns the noise's scale divided by
-        the sensitivity.
+        returns `Terms` of f[], where the divisor is the bound on an example's terms in
+        each tree. `output_perturbation` returns the noise's scale divided by the
+        sensitivity.
       sensitivity: for `output_perturbation`, the maximum distance by which one example
         can move the last iterate, including rounding.
       scale: the scale of the noise that `output_perturbation` or

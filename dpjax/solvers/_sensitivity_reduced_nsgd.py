@@ -57,18 +57,18 @@ def allot_noise(
 ) -> Terms[float]:
     """The three noise multipliers for μ-GDP that add the least noise to the momentum.
 
-    The criterion is the variance of the momentum's noise, averaged over all steps. With
-    noise of variance s², a tree contributes A/s² to μ² and V s² to this variance. For a
-    given μ², the variance is minimal for s² ∝ sqrt(A/V).
+    The noise is measured by its variance, averaged over all steps. With variance s², a
+    tree contributes A/s² to μ² and V s² to the momentum's variance. For a given μ², the
+    variance is minimal for s² ∝ sqrt(A/V).
 
     Args:
       target_mu: μ, positive.
       bounds: the bounds on the norms of one example's terms in the three trees.
       num_steps: T, a multiple of steps_per_epoch.
       steps_per_epoch: n, at least 1.
-      decay: the momentum coefficient β, in [0, 1).
+      decay: β, in [0, 1).
       refresh: γ, in [0, 1], as for `sensitivity_reduced_nsgd`.
-      adjacency: the relation between the data sets that the guarantee compares.
+      adjacency: the relation between the compared data sets.
 
     Returns:
       `Terms` of noise standard deviations divided by the bounds; inf for a tree that is

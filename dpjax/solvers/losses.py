@@ -165,8 +165,7 @@ def huber(threshold: float, *, feature_norm: float) -> Loss:
     """Huber regression: quadratic for errors up to a threshold, and linear above it.
 
     Args:
-      threshold: the error up to which the loss is quadratic, in units of the labels,
-        positive.
+      threshold: the largest error with a quadratic loss, in units of labels, positive.
       feature_norm: B, positive.
 
     Returns:

@@ -72,8 +72,7 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
       l2_weight: the factor of ‖x‖₂² / 2, at least 0.
 
     Returns:
-      A prox that applies the soft thresholding of `l1`, and then divides by
-      1 + l2_weight · η.
+      A prox: the soft thresholding of `l1`, then division by 1 + l2_weight · η.
 
     Raises:
       ValueError: a weight is negative or not finite.

@@ -28,8 +28,7 @@ class PrintedParameters(NamedTuple):
       num_steps: T.
       learning_rate: the step length η.
       decay: β = 1 − α.
-      noise_multiplier: the noise standard deviation of a node of the tree, divided by
-        the clip norm.
+      noise_multiplier: a node's noise standard deviation divided by the clip norm.
     """
 
     num_steps: int
@@ -94,8 +93,8 @@ def dp_nsgd_parameters(
       of n_b with T log₂ T <= p n_b², but at least n_b. learning_rate is 1/sqrt(n_b T).
       decay is 1 − α with α = min(1, p n_b / (T log₂ T)). noise_multiplier is
       4σ sqrt(V) with σ = 2 sqrt(log(1/δ)) / ε and V as for `dp_nsgd_noise_multiplier`.
-      Up to ε = 10 log(1/δ), these numbers give (ε, δ) under REPLACE, with more noise
-      than privacy needs.
+      Up to ε = 10 log(1/δ), these numbers give (ε, δ) under REPLACE, with needless
+      noise.
 
     Raises:
       ValueError: an argument is out of range.
@@ -190,8 +189,7 @@ def random_round_noise_multiplier(
     Args:
       epsilon: the target ε, in (0, 1].
       delta: the target δ, in (0, 1).
-      num_examples: n, at least 1. In the paper, a batch has one example, and a run has
-        up to n² rounds.
+      num_examples: n, at least 1; batches have one example, and runs up to n² rounds.
 
     Returns:
       2 sqrt(log(3n/δ) log(2/δ)) / ε, the noise standard deviation divided by the bound

@@ -233,9 +233,8 @@ def _moments(
     """The noisy first and second moments, and the variance of the noise in the first.
 
     Returns:
-      The mean f64[d], the second moments f64[k], and the variance of the noise in the
-      mean. By this variance, the square of the mean is too large on average. With a
-      known center, the mean and the variance are zero.
+      The mean f64[d], the second moments f64[k], and the variance of the mean's noise,
+      by which the squared mean is biased. With a center, the first and last are zero.
     """
     scale, n, size = params.clip_norm, params.num_examples, rows.shape[1]
     if params.center is not None:
