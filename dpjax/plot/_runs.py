@@ -103,8 +103,8 @@ def compare(
 
     Returns:
       The Axes with three panels, which are its `child_axes`: the noise multiplier, ε
-      rounded up, and the signal-to-noise ratio of a run. The signal is the maximum
-      signal: all gradients have the clip norm and the same direction. The noise is the
+      rounded up, and the signal-to-noise ratio of a run. The signal is the maximum,
+      with all gradients of the clip norm and in the same direction. The noise is the
       standard deviation of the noise along this direction. With batch size b and noise
       multiplier σ, the ratio is b / σ for one step, and √T b / σ for T steps with
       independent noise. If b and σ vary from step to step, it is sqrt(Σ (b / σ)²).

@@ -352,10 +352,10 @@ def noisy_gd(
         divided by gradient_norm; at least 0. A number, an optax schedule, or f[T].
       epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
-      prox: a function of the parameters and the step size, as for `noisy_cyclic_gd`.
+      prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
       microbatch_size: as for `clipped_grad`.
-      **setting: the assumptions of the guarantee, as for `noisy_cyclic_gd`. step_size
-        may be an optax schedule or f[T].
+      **setting: all assumptions (`accounting.iteration.Setting`), as for
+        `noisy_cyclic_gd`. step_size may be an optax schedule or f[T].
 
     Returns:
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
@@ -425,10 +425,11 @@ def noisy_sgd(
         f[T].
       epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
-      prox: a function of the parameters and the step size, as for `noisy_cyclic_gd`.
+      prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
       microbatch_size: as for `clipped_grad`.
-      **setting: the assumptions of the guarantee, as for `noisy_cyclic_gd`. step_size
-        may be an optax schedule or f[T]. adjacency must be REPLACE.
+      **setting: all assumptions (`accounting.iteration.Setting`), as for
+        `noisy_cyclic_gd`. step_size may be an optax schedule or f[T]. adjacency must be
+        REPLACE.
 
     Returns:
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.

@@ -105,8 +105,8 @@ def output_perturbation(
     """Train by gradient descent on full batches, and add noise to the last iterate.
 
     Args:
-      loss_fn: the loss of ONE example, as for `noisy_gd`. The regulariser (λ/2)‖x‖² is
-        not part of the loss; the setting gives λ as regularization.
+      loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`. The regulariser
+        (λ/2)‖x‖² is not part of the loss; the setting gives λ as regularization.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
         NaN or an infinity contributes zero, and curve.left_out counts it.
@@ -119,13 +119,13 @@ def output_perturbation(
         num_steps, the function needs D to choose T. A wrong D costs no privacy.
       noise: "exact" for the minimum noise that gives (ε, δ). "printed" for the paper's
         constants (`published.output_perturbation_scale`), for comparison.
-      prox: a function of the parameters and the step size, as for `noisy_gd`. The noise
-        is added after the last prox, so that the result may be outside the set of a
-        projection. You can project the result again without further privacy cost.
+      prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
+        The noise is added after the last prox, so that the result may be outside the
+        set of a projection. You can project it again without further privacy cost.
       microbatch_size: as for `clipped_grad`.
-      **setting: the assumptions of the guarantee, all of them required: see
-        `accounting.iteration.Setting`. step_size must be a number, not a schedule.
-        1 / (smoothness + regularization) is a good choice.
+      **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
+        lists them. step_size must be a number and not a schedule, for instance
+        1 / (smoothness + regularization).
 
     Returns:
       A `Result`: params, curve, guarantee, num_steps, noise_multiplier, sensitivity and

@@ -93,8 +93,8 @@ def dp_nsgd_parameters(
       of n_b with T log₂ T <= p n_b², but at least n_b. learning_rate is 1/sqrt(n_b T).
       decay is 1 − α with α = min(1, p n_b / (T log₂ T)). noise_multiplier is
       4σ sqrt(V) with σ = 2 sqrt(log(1/δ)) / ε and V as for `dp_nsgd_noise_multiplier`.
-      Up to ε = 10 log(1/δ), these numbers give (ε, δ) under REPLACE, with needless
-      noise.
+      Up to ε = 10 log(1/δ), these numbers give (ε, δ) under REPLACE, with more noise
+      than privacy needs.
 
     Raises:
       ValueError: an argument is out of range.
