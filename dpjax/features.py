@@ -30,7 +30,7 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
 
     The `orientations` directions are equally spaced on the whole circle. The gradient
     of each pixel is divided linearly between the two nearest directions, and between
-    the nearest of `cells` × `cells` cells, whose weights depend only on its position.
+    the nearest of `cells` × `cells` cells by the pixel's position alone.
     Each cell is divided by the root of the mean energy of its neighborhood of 3 × 3
     cells, and each entry is replaced by its square root. Then the mean of all entries
     is subtracted, and the vector is divided by its norm. The result does not change if
