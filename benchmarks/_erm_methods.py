@@ -1,7 +1,7 @@
 """The solvers, set as the benchmark sets them, diffprivlib and scikit-learn.
 
-A method takes a problem, ε, a key, and the noise that an earlier call found, if any. It
-returns parameters and the noise.
+A method takes a problem with its δ, ε, a key, and the noise that an earlier call found,
+if any. It returns parameters and the noise.
 """
 
 import functools
@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from _erm_problem import DELTA
 
 import dpjax
 from dpjax import Adjacency, solvers, statistics
 from dpjax.accounting import calibrate, gdp, iteration, pld
 from dpjax.solvers import choose_num_steps
 
-DELTA = 1e-3
 BATCH, EPOCHS = 50, 3  # of noisy SGD and RRPSGD; the paper has batches of 50
 STEPS_PER_EPOCH, NSGD_EPOCHS, DECAY = 50, 10, 0.9
 SCALE_SHARE = 0.1  # of μ², for the units of features
@@ -32,7 +32,7 @@ def output_perturbation(problem, epsilon, key, noise="exact", known=None):
         problem.start,
         problem.data,
         epsilon=epsilon,
-        delta=DELTA,
+        delta=problem.delta,
         key=key,
         radius=problem.data_set.radius,
         noise=noise,
@@ -49,7 +49,7 @@ def objective_perturbation(problem, epsilon, key, known=None):
         problem.start,
         problem.data,
         epsilon=epsilon,
-        delta=DELTA,
+        delta=problem.delta,
         adjacency=Adjacency.REPLACE,
         regularization=problem.mu or None,
         key=key,
@@ -63,7 +63,7 @@ def scale(problem, epsilon, key):
     A mean square below what noise alone makes of the largest of d zeros is replaced by
     that. Returns the scales, a bound on the norm of features, and the μ spent.
     """
-    spent = SCALE_SHARE**0.5 * float(gdp.mu(epsilon, DELTA))
+    spent = SCALE_SHARE**0.5 * float(gdp.mu(epsilon, problem.delta))
     noise = 2**0.5 / spent  # under REPLACE a variance with a center has μ = √2 / z
     squares = statistics.variance(
         problem.data[0],
@@ -91,7 +91,7 @@ def scaled_objective_perturbation(problem, epsilon, key, known=None):
         problem.start,
         (problem.data[0] / scales.astype(np.float32), problem.data[1]),
         epsilon=epsilon,
-        delta=DELTA,
+        delta=problem.delta,
         adjacency=Adjacency.REPLACE,
         prior_mu=spent,
         key=key,
@@ -100,15 +100,15 @@ def scaled_objective_perturbation(problem, epsilon, key, known=None):
 
 
 @functools.cache
-def _whitened_run(num_examples, epsilon):
+def _whitened_run(num_examples, epsilon, delta):
     """A compiled run on full batches of gradients that are clipped to norm 1."""
-    left = (1 - SCALE_SHARE) ** 0.5 * float(gdp.mu(epsilon, DELTA))
+    left = (1 - SCALE_SHARE) ** 0.5 * float(gdp.mu(epsilon, delta))
     plan = dpjax.plan(
         num_examples=num_examples,
         batch_size=num_examples,
         num_steps=PLAN_STEPS,
         noise_multiplier=2 * PLAN_STEPS**0.5 / left,  # REPLACE: μ = 2 √T / z
-        delta=DELTA,
+        delta=delta,
         clip_norm=1.0,
         sampling="fixed",
         adjacency=Adjacency.REPLACE,
@@ -147,7 +147,7 @@ def whitened_plan(problem, epsilon, key, known=None):
     Bank, and on Wine and Bike with labels cut in two.
     """
     key, scale_key = jax.random.split(key)
-    n, d, mu = problem.n, problem.d, float(gdp.mu(epsilon, DELTA))
+    n, d, mu = problem.n, problem.d, float(gdp.mu(epsilon, problem.delta))
     noise = 2**0.5 / (SCALE_SHARE**0.5 * mu)
     moments = statistics.covariance(
         problem.data[0],
@@ -173,7 +173,7 @@ def whitened_plan(problem, epsilon, key, known=None):
     rate = min(rate, 16.0)
     # In units of the clip norm, so that one program serves all releases.
     x = (problem.x @ (whiten / clip_norm)).astype(np.float32)
-    run = _whitened_run(n, epsilon)
+    run = _whitened_run(n, epsilon, problem.delta)
     params = run(key, rate * clip_norm**2, problem.start, (x, problem.data[1]))
     return whiten @ np.asarray(params, np.float64) / clip_norm, known
 

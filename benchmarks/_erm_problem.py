@@ -9,9 +9,13 @@ import numpy as np
 from dpjax import Adjacency
 from dpjax.solvers import losses
 
+DELTA = 1e-3
+
 
 class Problem:
-    """A data set with a regulariser, its objective, and its minimum."""
+    """A data set with a regulariser, its objective, its minimum, and δ."""
+
+    delta = DELTA
 
     def __init__(self, data_set, mu, folder):
         self.data_set, self.mu = data_set, mu

@@ -96,23 +96,23 @@ def by_network(data, test, epsilon, keys):
     )
     loss_and_grad = plan.value_and_grad(loss)
 
+    # One program a step: XLA compiles convolutions within a loop to slow code on CPUs.
     @jax.jit
-    def run(key, data, test):
-        first, key = jax.random.split(key)
+    def step(params, state, number, key):
         optimizer = plan.optimizer(optax.sgd(RATE, momentum=0.9), key=key)
+        _, grads = loss_and_grad(params, plan.load(data, number, key))
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
 
-        def step(carry, number):
-            params, state = carry
-            _, grads = loss_and_grad(params, plan.load(data, number, key))
-            updates, state = optimizer.update(grads, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
+    def run(key):
+        first, key = jax.random.split(key)
         params = init(first)
-        carry = params, optimizer.init(params)
-        (params, _), _ = jax.lax.scan(step, carry, jnp.arange(plan.num_steps))
+        state = plan.optimizer(optax.sgd(RATE, momentum=0.9), key=key).init(params)
+        for number in range(plan.num_steps):
+            params, state = step(params, state, number, key)
         return jnp.mean(jnp.argmax(logits(params, test[0]), 1) == test[1])
 
-    return jnp.stack([run(key, data, test) for key in keys]), plan.epsilon
+    return jnp.stack([run(key) for key in keys]), plan.epsilon
 
 
 def by_features(of_pixels, data, test, epsilon, keys):

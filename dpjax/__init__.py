@@ -1,6 +1,6 @@
 """Differentially private training in JAX.
 
-A name is imported when it is first used: `python -m dpjax --help` needs no JAX.
+A name is imported when it is first used, so that `python -m dpjax --help` needs no JAX.
 """
 
 import importlib
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# The same names at run time; a test checks that both lists agree.
+# The same names for imports at run time. A test checks that both lists agree.
 _MODULES = (
     *(
         "accounting",
@@ -86,7 +86,7 @@ _NAMES = {
 # From each public name to the module that defines it.
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-# `plot` is left out: `from dpjax import *` would fail to import it without matplotlib.
+# `plot` is left out, since `from dpjax import *` would fail without matplotlib.
 __all__ = sorted({*_MODULES, *_HOMES} - {"plot"})  # pyright: ignore
 
 

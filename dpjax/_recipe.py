@@ -1,4 +1,4 @@
-"""Numbers for the private training of a linear model, from public sizes alone."""
+"""Hyperparameters for private training of a linear model, from public sizes alone."""
 
 import dataclasses
 import math
@@ -11,34 +11,34 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import scope
 from dpjax.accounting import gdp
 
-# On which data each number was set: parts of the training data of three data sets that
-# were held out. The page docs/recipe.md has the accuracies, and what did not help.
+# Each number was set on held-out parts of the training data of three data sets. The
+# page docs/recipe.md has the accuracies, and the changes that did not help.
 _NUM_STEPS = 60
 _CLIP_NORM = 0.25
 _MEAN_SHARE = 0.05
 _INTERCEPT = 0.3
 _LOGIT_NOISE = 2 / math.sqrt(3)
-# A mean whose noise is longer than this is no better than the center 0 for features of
-# norm 1.
+# For features of norm 1, a mean with noise of a larger norm than this is no better than
+# the center 0.
 _LONGEST_NOISE = 0.5
 _SET_ON = "Set on held-out training examples of digits, Bank and Wine. "
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Public numbers for the training of a linear model; `dpjax.recipe` makes one.
+    """Public hyperparameters of a linear model, as `dpjax.recipe` chooses them.
 
     Attributes:
-      batch_size: examples of a step, all of them.
+      batch_size: the number of examples in a step, which is all n.
       num_steps: T.
-      clip_norm: C, for the gradient of one example.
-      learning_rate: η, the learning rate of the first step; it falls to 0.
+      clip_norm: C, the bound on the gradient of one example.
+      learning_rate: η, the learning rate of the first step. Later rates fall to 0.
       mean_share: the share of the budget's μ² for a private mean of the features; 0 for
         no mean.
       mean_noise_multiplier: the noise multiplier with which `statistics.mean` takes
-        this share of the μ of (ε, δ); infinity for no mean.
+        this share of μ²; infinity for no mean.
       intercept: the constant that is appended to the centered features of norm 1.
-      reasons: why each number is what it is, by the name of its attribute.
+      reasons: the reason for each number, by the name of its attribute.
     """
 
     batch_size: int
@@ -51,7 +51,7 @@ class Recipe:
     reasons: MappingProxyType[str, str]
 
     def optimizer(self) -> optax.GradientTransformation:
-        """Gradient descent at a learning rate that falls linearly from η to 0."""
+        """Gradient descent with a learning rate that falls linearly from η to 0."""
         return optax.sgd(optax.linear_schedule(self.learning_rate, 0, self.num_steps))
 
 
@@ -63,19 +63,20 @@ def recipe(
     num_features: int,
     adjacency: Adjacency,
 ) -> Recipe:
-    """Choose numbers for a private linear model on features of norm at most 1.
+    """Choose hyperparameters for a private linear model on features of norm at most 1.
 
-    The numbers come from public sizes alone: no private example is read, and no search
-    is made, so they cost no privacy. The pipeline is: a private mean of the features,
-    features less this mean divided by their norm, an intercept, and softmax regression
-    from zeros by full-batch gradient descent.
+    The function uses only public sizes, and neither reads private examples nor makes a
+    search, so its result costs no privacy. The numbers are for the following pipeline.
+    First, compute a private mean of the features. Subtract this mean from each
+    example's features, divide the difference by its norm, and append an intercept. Then
+    train softmax regression from zeros by full-batch gradient descent.
 
     Args:
-      epsilon: the ε of mean and training together, above 0.
-      delta: the δ of both, in (0, 1).
+      epsilon: the ε of mean and training together, positive.
+      delta: the δ of mean and training together, in (0, 1).
       num_examples: n, public.
-      num_features: d, the length of the features of one example.
-      adjacency: ZERO_OUT or REPLACE; under ADD_REMOVE n is private, and there are no
+      num_features: d, the number of features of one example.
+      adjacency: ZERO_OUT or REPLACE. Under ADD_REMOVE, n is private, and there are no
         full batches.
 
     Returns:
@@ -84,8 +85,8 @@ def recipe(
     Raises:
       ValueError: an argument is out of range; adjacency is ADD_REMOVE.
 
-    Privacy: the recipe promises nothing by itself. Draw the mean and the plan from one
-    `dpjax.budget(epsilon, delta, slack=0, ...)`.
+    Privacy: the recipe by itself guarantees nothing. Draw the mean and the plan from
+    the same `dpjax.budget(epsilon, delta, slack=0, ...)`.
 
     Reference: Tramèr and Boneh (2021), section 2.
 
@@ -116,16 +117,16 @@ def recipe(
         )
     factor = adjacency.sensitivity_factor
     with scope():
-        # Down by a rounding error: a budget of (ε, δ) has a μ that is lower by 2e-12.
+        # The factor covers rounding: the μ of a budget for (ε, δ) is lower by 2e-12.
         mu = float(gdp.mu(epsilon, delta)) * (1 - 1e-9)
     z_mean = factor / (mu * math.sqrt(_MEAN_SHARE))
-    # Under REPLACE the sum of vectors of norm 1 has the noise z_mean a coordinate.
+    # In a sum of vectors of norm 1, the noise has standard deviation z_mean per entry.
     with_mean = z_mean * math.sqrt(d) / n <= _LONGEST_NOISE
     share = _MEAN_SHARE if with_mean else 0.0
-    # The noise of a step's mean gradient has the standard deviation f C √T / (μ n), and
-    # T learning rates that fall linearly from η have the root of the sum of squares
-    # η √(T / 3). The product is the noise of a weight, and of a logit for features of
-    # norm 1.
+    # The noise in a step's mean gradient has the standard deviation f C √T / (μ n). For
+    # T learning rates that fall linearly from η, the root of the sum of squares is
+    # η √(T / 3). The product is the standard deviation of the noise in a weight, and in
+    # a logit for features of norm 1.
     rate = (
         _LOGIT_NOISE
         * (mu * math.sqrt(1 - share) * n)

@@ -1,10 +1,10 @@
 """A private hyperparameter search, whose ε includes the cost of the search.
 
 All runs of a search read the data. `tune` draws their number and their settings
-independently of the data, and releases the best run alone, so that the guarantee of
-`accounting.selection` holds. Of runs with equal scores the first one is the best: the
-runs are independent and have one law, so that the first one of several equal runs is
-any of them with the same probability, whatever the data are.
+independently of the data, and releases only the best run, so that the guarantee of
+`accounting.selection` holds. If runs have equal scores, the first one is the best. The
+runs are independent and identically distributed, so that each of several equal runs is
+the first with the same probability, for any data.
 """
 
 import functools
@@ -24,20 +24,20 @@ from dpjax._core.typing import ArrayLike, Key
 from dpjax.accounting import events, selection
 from dpjax.accounting._repetitions import Repetitions
 
-# One stream of the user's key for each kind of draw.
+# The index of the key for each kind of draw.
 _COUNT, _SETTINGS, _RUNS, _SCORES = range(4)
 
 
 class Tuned(NamedTuple):
-    """The best run of a search, which is all that may be released of the search.
+    """The best run of a search. You may release nothing else of the search.
 
     Attributes:
       setting: the setting of the best run; None if there was no run.
-      output: what training returned in the best run; None if there was no run.
+      output: the output of `train` in the best run; None if there was no run.
       score: the score of the best run; -inf if there was no run, or if no score was
         finite.
-      event: the search as an event, for a ledger or a composition with other events.
-      epsilon: the ε of the release, with δ = delta.
+      event: the event of the whole search, for a ledger or a composition.
+      epsilon: the ε of the release, for the given delta.
       delta: δ.
     """
 
@@ -50,7 +50,7 @@ class Tuned(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The best of the runs so far: its number, or -1, its score and its output."""
+    """The number of the best run so far (-1 without a run), its score and output."""
 
     run: int
     score: float
@@ -72,39 +72,40 @@ def tune(
     """Train with random settings, a random number of times, and return the best run.
 
     Args:
-      settings: the settings to choose from: a list or tuple of any values, or a pytree
-        of arrays whose entries along axis 0 are the settings. Each run draws one of
-        them, uniformly and with replacement, so that a setting may be drawn twice.
+      settings: the possible settings: a list or tuple of any values, or a pytree of
+        arrays whose entries along axis 0 are the settings. Each run draws a setting
+        uniformly and with replacement, so that two runs may have the same setting.
       train: a function from a setting and a key to the private output of a run, a
-        pytree of arrays. Its noise must come from the key.
-      score: a function from that output and a key to a number; the best run has the
-        largest. If the function reads private data, then event includes its cost. A
-        score that is not finite is worse than any finite one.
-      repetitions: the law of the number of runs, from `accounting.selection`.
-      event: one run of train and score, for every setting. Where runs differ in cost,
-        this is the event of the most expensive one.
-      delta: δ of the release, strictly between 0 and 1.
+        pytree of arrays. The function must derive its noise from the key.
+      score: a function from this output and a key to a number. The best run has the
+        largest score, and any finite score is better than one that is not finite. If
+        the function reads private data, then event must include its cost.
+      repetitions: the distribution of the number of runs, from `accounting.selection`.
+      event: the event of one run of train and score, for every setting. If the cost
+        depends on the setting, pass the event of the most expensive one.
+      delta: the δ of the release, in (0, 1).
       key: a typed key, as secret as the data. Equal keys give equal searches.
       chunk_size: the number of runs that one `jax.vmap` computes together; None for
-        runs one after another. With chunks, settings is a pytree of arrays, and train
-        and score can be traced.
-      checkpoint: a file in which the search is saved after each run or chunk, and from
-        which the same call goes on; None saves nothing. The file is as secret as the
-        data, since it tells the number of runs.
+        runs one after another. With chunks, settings must be a pytree of arrays, and
+        JAX must be able to trace train and score.
+      checkpoint: a file in which `tune` saves the search after each run or chunk; None
+        saves nothing. The same call with an existing file resumes the search. The file
+        is as secret as the data, since it reveals the number of runs.
 
     Returns:
-      `Tuned`.
+      A `Tuned`.
 
     Raises:
-      ValueError: an argument is out of range, an output has no arrays, or the file is
-        of another search.
+      ValueError: an argument is out of range, an output has no arrays, or the file
+        belongs to another search.
 
     Privacy: the setting, output and score of the best run together are
-    (epsilon, delta)-DP under the adjacency for which event holds, if each run of train
-    and score, with any of the settings, is private as event says, and if settings,
-    event and repetitions were fixed without looking at the data. The guarantee does not
-    cover anything else about the search: the number of runs, its duration, the other
-    outputs and scores, what train prints or saves, and the file of checkpoint.
+    (epsilon, delta)-DP under the adjacency for which event holds, on two conditions.
+    First, each run of train and score, with any setting, is as private as event says.
+    Second, settings, event and repetitions were fixed without looking at the data.
+    The guarantee covers nothing else about the search: not the number of runs, the
+    duration, the other outputs and scores, the values that train prints or saves, or
+    the file of checkpoint.
 
     Reference: `accounting.selection` has the bound; Papernot and Steinke (2022),
     Theorem 2, is the first for this search.
@@ -125,7 +126,7 @@ def tune(
     """
     key = keys.stream(validate.typed_key("key", key), "tune")
     count, pick = _settings(settings, chunk_size)
-    # ε is known before anything reads the data.
+    # This computes ε before anything reads the data.
     epsilon = float(selection.epsilon(event, delta, repetitions=repetitions))
     chosen = events.Selection(event, repetitions)
     draws = [jax.random.fold_in(key, i) for i in range(4)]
@@ -149,7 +150,7 @@ def tune(
             value, outputs = one(first)
             scores, at = [value], lambda i: outputs
         else:
-            # All chunks have one size. The runs after the last one are not looked at.
+            # All chunks have the same size. Runs beyond the total are not used.
             scores, outputs = many(first + np.arange(size))
             at = functools.partial(_entry, outputs)
         if saved is not None:
@@ -159,8 +160,8 @@ def tune(
             value = value if math.isfinite(value) else -math.inf
             if best.run < 0 or value > best.score:
                 best = _Best(first + i, value, at(i))
-        # The last runs are not saved, so that a search that goes on computes some run,
-        # from which the structure of the outputs is known.
+        # The last runs are not saved. A resumed search therefore computes a run, which
+        # gives the structure of the outputs.
         if path is not None and done < total:
             _write(path, digest, done, best)
     if best.run < 0:
@@ -170,14 +171,14 @@ def tune(
 
 
 def _index(key: Key, count: int) -> jax.Array:
-    """The number of a setting."""
+    """Draw the index of a setting."""
     return jax.random.randint(key, (), 0, count)
 
 
 def _settings(
     settings: Any, chunk_size: int | None
 ) -> tuple[int, Callable[[Any], Any]]:
-    """The number of settings, and a function from a number to its setting."""
+    """The number of settings, and a function from an index to its setting."""
     if chunk_size is not None:
         validate.static_int("chunk_size", chunk_size, minimum=1)
     if isinstance(settings, Sequence):
@@ -199,17 +200,17 @@ def _settings(
 
 
 def _digest(key: Key, event: events.Selection, count: int) -> str:
-    """A name of the search: equal only for equal draws of equal events."""
+    """A digest of the search, which is equal only for equal draws and events."""
     words = np.asarray(jax.random.key_data(key)).tobytes().hex()
     text = f"{jax.random.key_impl(key)} {words} {event!r} {count}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
-    """Save the search: the file is complete or is the one before."""
+    """Save the search atomically: the file is the complete new one or the old one."""
     leaves = {f"leaf{i}": x for i, x in enumerate(jax.tree.leaves(best.output))}
     new = path.with_name(path.name + ".unfinished")
-    # Only its owner can read the file.
+    # Only the file's owner can read it.
     opened = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(opened, "wb") as file:
         head = {"search": digest, "done": done, "run": best.run, "score": best.score}
@@ -222,7 +223,7 @@ def _write(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
 def _read(
     path: pathlib.Path, digest: str
 ) -> tuple[int, _Best, list[np.ndarray] | None]:
-    """The number of runs, the best run without its output, and the output's leaves."""
+    """The number of runs, the best run without its output, and this output's leaves."""
     with np.load(path, allow_pickle=False) as file:
         if str(file["search"]) != digest:
             raise ValueError(

@@ -1,8 +1,8 @@
 """Features of one example, with norms of at most 1, which cost no privacy.
 
-Each function maps one example to one vector and reads no other example, no label and no
-number that was fitted to private data. So a private training on features has the
-guarantee of the same training on the examples. `jax.vmap` maps a data set.
+Each function maps one example to one vector, and reads no other example, no label and
+no number that was fitted to private data. Private training on features therefore has
+the guarantee of the same training on the examples. Use `jax.vmap` to map a data set.
 
 Linear models on such features often need less noise than networks on raw data (Tramèr
 and Boneh 2021, https://arxiv.org/abs/2011.11660). A private mean of the features
@@ -18,38 +18,39 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
 
-# The share of the mean energy of all cells in what a cell is divided by: it keeps
-# cells without a contour from being scaled up to the contrast of the others.
+# The divisor of a cell includes this share of the mean energy of all cells. Without
+# this share, cells without a contour would get the same contrast as other cells.
 _FLOOR = 0.1
-# Rounding in float32 must not make a vector longer than 1.
+# This factor ensures that rounding in float32 makes no vector longer than 1.
 _SHRINK = 1 - 2.0**-20
 
 
 def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> jax.Array:
     """The centered histogram of oriented gradients of one image, a unit vector.
 
-    The gradient of each pixel is shared linearly between the two nearest of
-    `orientations` directions of the whole circle, and between the nearest of
-    `cells` × `cells` cells, with weights that depend on the pixel's place alone. Each
-    cell is divided by the root of the mean energy of its neighborhood of 3 × 3 cells
-    and replaced by its square root. Then the mean of all entries is subtracted, and the
-    vector is divided by its norm. The result does not change if the image is multiplied
-    by a positive number, or if a constant is added to it.
+    The `orientations` directions are equally spaced on the whole circle. The gradient
+    of each pixel is divided linearly between the two nearest directions, and between
+    the nearest of `cells` × `cells` cells by the pixel's position alone.
+    Each cell is divided by the root of the mean energy of its neighborhood of 3 × 3
+    cells, and each entry is replaced by its square root. Then the mean of all entries
+    is subtracted, and the vector is divided by its norm. The result does not change if
+    you multiply the image by a positive number, or add a constant to it.
 
     Args:
-      image: one image f[h, w], or f[h, w, c] with channels, whose histograms are added.
-      cells: the number of cells in each direction, at least 1.
+      image: one image f[h, w], or f[h, w, c] with channels. The histograms of channels
+        are added up.
+      cells: the number of cells along each axis, at least 1.
       orientations: the number of directions, at least 2.
 
     Returns:
-      f[cells · cells · orientations] in the image's floating dtype, of norm 1 but for
-      rounding and at most 1. A constant image gives zeros. An image with a value that
-      is not finite gives values that are not finite.
+      A vector f[cells · cells · orientations] in the image's floating dtype. Its norm
+      is 1 except for rounding, and never above 1. A constant image gives zeros. An
+      image with a value that is not finite gives values that are not finite.
 
     Raises:
       ValueError: an argument has a wrong shape or is out of range.
 
-    Privacy: the function reads one example alone.
+    Privacy: the function reads only one example.
 
     Reference: Dalal and Triggs (2005), section 6, with signed gradients and one
     neighborhood a cell in place of overlapping blocks.
@@ -69,8 +70,8 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     if not jnp.issubdtype(pixels.dtype, jnp.floating):
         pixels = pixels.astype(jnp.result_type(float))
     dtype = pixels.dtype
-    # Sums in float32 at least; without a scale, so that squares neither overflow nor
-    # vanish.
+    # Sums are in float32 at least. The scale is removed, so that squares neither
+    # overflow nor vanish.
     x = pixels.astype(jnp.promote_types(dtype, jnp.float32))
     x = x.reshape(*x.shape[:2], -1)
     x = x - jnp.mean(x, axis=(0, 1), keepdims=True)
@@ -93,7 +94,7 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     near = sum(windows) / 9 + _FLOOR * jnp.mean(energy)
     flat = jnp.sqrt(_divided(sums, jnp.sqrt(near)[..., None])).reshape(-1)
     flat = flat - jnp.mean(flat)
-    # An image in which no orientation and no cell stands out has no direction.
+    # If no orientation and no cell stands out, the result is zero.
     norm = jnp.linalg.norm(flat)
     tiny = 1e-4 * math.sqrt(flat.size)
     unit = _divided(flat, jnp.where(norm > tiny, norm, 0) + 0 * norm)
@@ -101,26 +102,26 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
 
 
 def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
-    """The place of a number among public edges, as a unit vector.
+    """Encode the bin of a number among public edges, as a unit vector.
 
-    The first half of the squared norm is the one-hot code of the bin, by which a linear
-    model learns any step function. The second half is the thermometer code, +1 for each
-    edge that is at most the value and −1 for the others, by which neighbouring bins
-    share what they learn.
+    The result joins two codes of equal norm. The first is the one-hot code of the bin,
+    with which a linear model can represent any step function. The second is the
+    thermometer code: +1 for each edge that is at most the value, and −1 for the others.
+    With this code, a linear model learns from neighbouring bins together.
 
     Args:
       value: one number, f[].
-      edges: increasing numbers f[k], known without the data (`decimal_edges`). An edge
-        belongs to the bin above it.
+      edges: increasing numbers f[k] that do not depend on the data, such as those of
+        `decimal_edges`. An edge belongs to the bin above it.
 
     Returns:
-      f[2 k + 1] in the default float dtype, of norm 1 but for rounding and at most 1. A
-      NaN, which stands for a missing value, gives zeros.
+      A vector f[2 k + 1] in the default float dtype. Its norm is 1 except for rounding,
+      and never above 1. A NaN, which stands for a missing value, gives zeros.
 
     Raises:
       ValueError: value is not one number, or edges are not finite and increasing.
 
-    Privacy: the function reads one example alone. Edges that are quantiles of private
+    Privacy: the function reads only one example. Edges that are quantiles of private
     data cost privacy (`statistics.quantile`).
 
     Example:
@@ -144,19 +145,21 @@ def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
 
 
 def decimal_edges(low: float, high: float, *, parts: int = 10) -> np.ndarray:
-    """Edges for `bins` from the range of a column alone.
+    """Choose edges for `bins` from only the range of a column.
 
-    They are the ends of equal parts, and the numbers 1, 2 and 5 times powers of ten of
-    both signs, of which the smallest is a thousandth of the range's largest power. So
-    a column that is spread evenly is resolved, and so is one with most values near 0.
+    There are two kinds of edges: the ends of equal parts of the range, which resolve
+    evenly spread values, and decimal numbers, which resolve values near 0. Decimal
+    numbers are 0, and ±1, ±2 and ±5 times the four largest powers of ten up to
+    max(|low|, |high|).
 
     Args:
       low: the lower end of the range.
-      high: the upper end, above low. Both are public, not the data's extremes.
+      high: the upper end of the range, above low. Both ends must be public, and not the
+        extremes of private data.
       parts: the number of equal parts, at least 1.
 
     Returns:
-      Increasing edges f64[k] inside of (low, high).
+      Increasing edges f64[k] between low and high.
 
     Raises:
       ValueError: an argument is out of range.
@@ -179,18 +182,18 @@ def decimal_edges(low: float, high: float, *, parts: int = 10) -> np.ndarray:
 
 
 def join(*parts: ArrayLike) -> jax.Array:
-    """Features of several kinds as one vector, of norm at most 1 if theirs are.
+    """Join features of several kinds to one vector of norm at most 1.
 
     Args:
       *parts: at least one vector f[d_i] of norm at most 1.
 
     Returns:
-      The vectors, one after the other, divided by the root of their number, f[Σ d_i].
+      The concatenated vectors, divided by the root of their number, f[Σ d_i].
 
     Raises:
-      ValueError: there is no part, or one is not a vector.
+      ValueError: there is no part, or a part is not a vector.
 
-    Privacy: the function reads one example alone.
+    Privacy: the function reads only one example.
 
     Example:
       >>> import jax
@@ -211,13 +214,13 @@ def _shrink(dtype: np.dtype) -> float:
 
 
 def _divided(x: jax.Array, by: jax.Array) -> jax.Array:
-    """The quotient, and 0 where the divisor is 0."""
+    """The quotient, with 0 for a divisor of 0."""
     by = jnp.broadcast_to(by, x.shape)
     return jnp.where(by == 0, 0 * x, x / jnp.where(by == 0, 1, by))
 
 
 def _central_difference(x: jax.Array, axis: int) -> jax.Array:
-    """Half of the next value less the previous one; at an edge it takes the edge."""
+    """Half of the difference of the next and previous values; an edge is repeated."""
     last = x.shape[axis] - 1
     place = np.arange(last + 1)
     after = jnp.take(x, np.minimum(place + 1, last), axis=axis)
@@ -226,7 +229,7 @@ def _central_difference(x: jax.Array, axis: int) -> jax.Array:
 
 
 def _cell_weights(size: int, cells: int, dtype: np.dtype) -> jax.Array:
-    """The linear share of each pixel in each cell, f[cells, size]; columns sum to 1."""
+    """The weight of each pixel in each cell, f[cells, size]; columns sum to 1."""
     centers = (np.arange(cells) + 0.5) * size / cells - 0.5
     away = np.abs(np.arange(size)[None] - centers[:, None]) * cells / size
     weights = np.maximum(0, 1 - away)

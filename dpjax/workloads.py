@@ -1,9 +1,9 @@
-"""Workloads: what an optimizer computes from gradient sums, and so which noise matters.
+"""Workloads: the linear maps that optimizers apply to gradient sums, and to noise.
 
 A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. Its error is
-its output when the input is the noise alone. Momentum is m_t = β m_{t−1} + (1 − β) g_t,
-and the parameters of SGD are sums of the momentum. `accounting.correlated.error`
-measures the error of either workload, and `strategies.optimize` minimizes the error.
+its output if the input is only noise. The momentum is m_t = β m_{t−1} + (1 − β) g_t,
+and the parameters of SGD are sums of η_t m_t. `accounting.correlated.error` measures
+the error of a strategy for a workload, and `strategies.optimize` minimizes this error.
 """
 
 import jax
@@ -18,11 +18,11 @@ from dpjax._matrices.strategy import Workload as Workload
 def prefix_sum(
     *, learning_rates: ArrayLike = 1.0, weight_decay: ArrayLike = 0.0
 ) -> Workload:
-    """The parameters of plain SGD: Σ_{s<=t} η_s g_s.
+    """The workload of plain SGD, whose parameters are Σ_{s<=t} η_s g_s.
 
     Args:
-      learning_rates: η, f[], or f[T] for one a step; non-negative.
-      weight_decay: the share of the parameters that each step removes, in units of the
+      learning_rates: η, one number f[] or one for each step f[T], non-negative.
+      weight_decay: the share of the parameters that each step removes, divided by the
         step's learning rate, f[], non-negative and at most 1 / η.
 
     Raises:
@@ -36,11 +36,11 @@ def prefix_sum(
 
 
 def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
-    """The momentum itself: η_t (1 − β) Σ_{s<=t} β^{t−s} g_s.
+    """The workload of one update by momentum: η_t (1 − β) Σ_{s<=t} β^{t−s} g_s.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
-      learning_rates: η, f[], or f[T] for one a step; non-negative.
+      learning_rates: η, one number f[] or one for each step f[T], non-negative.
 
     Raises:
       ValueError: an argument is out of range.
@@ -60,12 +60,12 @@ def momentum_sum(
     learning_rates: ArrayLike = 1.0,
     weight_decay: ArrayLike = 0.0,
 ) -> Workload:
-    """The parameters of SGD with momentum: sums of η_t m_t.
+    """The workload of SGD with momentum, whose parameters are sums of η_t m_t.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
-      learning_rates: η, f[], or f[T] for one a step; non-negative.
-      weight_decay: the share of the parameters that each step removes, in units of the
+      learning_rates: η, one number f[] or one for each step f[T], non-negative.
+      weight_decay: the share of the parameters that each step removes, divided by the
         step's learning rate, f[], non-negative and at most 1 / η.
 
     Raises:
@@ -90,11 +90,11 @@ def nesterov(
     learning_rates: ArrayLike = 1.0,
     weight_decay: ArrayLike = 0.0,
 ) -> Workload:
-    """Parameters of SGD with Nesterov's momentum: sums of η_t (β m_t + (1 − β) g_t).
+    """The workload of SGD with Nesterov's momentum: sums of η_t (β m_t + (1 − β) g_t).
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
-      learning_rates: η, f[], or f[T] for one a step; non-negative.
+      learning_rates: η, one number f[] or one for each step f[T], non-negative.
       weight_decay: as for `momentum_sum`.
 
     Raises:
@@ -113,10 +113,10 @@ def nesterov(
 
 
 def toeplitz(coefficients: ArrayLike) -> Workload:
-    """Any linear time-invariant filter of the gradient sums: Σ_j a_j g_{t−j}.
+    """The workload of a linear time-invariant filter of gradient sums: Σ_j a_j g_{t−j}.
 
     Args:
-      coefficients: a_0, a_1, ..., f[k], finite, a_0 positive.
+      coefficients: a_0, a_1, ..., f[k], finite, with a_0 positive.
 
     Raises:
       ValueError: an argument is out of range.
@@ -141,7 +141,7 @@ def _decay(decay: ArrayLike) -> np.ndarray | jax.Array:
 
 
 def _vector(name: str, x: ArrayLike) -> np.ndarray | jax.Array:
-    """A number or vector as a vector, in float64 where it is concrete."""
+    """A number or vector as a vector, in float64 unless it is traced."""
     # A scalar becomes a vector of size 1, which a workload broadcasts over all steps.
     row = jnp.asarray(x)[None] if isinstance(x, jax.Array) and not x.ndim else x
     row = [x] if isinstance(x, int | float | np.number) else row

@@ -134,11 +134,9 @@ def test_last_iterate_sentences_match_the_times(import_benchmark):
     )
     page = read_as_one_line("docs/iteration.md")
     assert expected in page
-    assert 8 <= first[0] < first[2] <= 14
-    assert max(*first[3:], first[1]) < 2
+    assert max(first) < 1.5
     for text in (page, read_as_one_line("benchmarks/README.md")):
-        said = "compiles, takes 8 to 14 s for a million steps and less than 2 s for"
-        assert said in text
+        assert "compiles, takes less than 1.5 s" in text
 
 
 def test_random_bins_sentences_match_the_times(import_benchmark):

@@ -1,8 +1,8 @@
 """The parser of `python -m dpjax`, which computes the numbers of private runs.
 
-Options have the names of the arguments of `dpjax.plan`, and every number is computed by
-a plan. JAX is imported after parsing, so that help texts and errors of the option
-parser appear without the delay of that import.
+Options have the names of the arguments of `dpjax.plan`, and a plan computes every
+number. The program imports JAX after parsing, so that help texts and errors of the
+option parser appear without the delay of that import.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from dpjax._core.adjacency import Adjacency
 
 PROGRAM = "python -m dpjax"
-# A copy of the keys of `dpjax._plan.mechanisms.SAMPLINGS`, because that module imports
+# A copy of the keys of `dpjax._plan.mechanisms.SAMPLINGS`, since that module imports
 # JAX.
 _SAMPLINGS = (
     *("poisson", "fixed_size", "fixed", "reshuffled"),
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments after `python -m dpjax`; None for those of this process.
 
     Returns:
-      The exit code: 0, or 2 after a line on standard error. Options that cannot be
-      parsed end the process with exit code 2.
+      The exit code: 0 for success, or 2 after an error line on standard error. Invalid
+      options end the process with exit code 2.
     """
     parser = _parser()
     given = vars(parser.parse_args(argv))
@@ -104,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_options(message: str) -> str:
-    """An error message of the library, with option values as the shell spells them."""
-    # "add_remove" in place of both Adjacency.ADD_REMOVE and ADD_REMOVE.
+    """Replace values in the library's error message by their spelling in options."""
+    # "add_remove" replaces both Adjacency.ADD_REMOVE and ADD_REMOVE.
     for one in Adjacency:
         message = message.replace(repr(one), one.name).replace(one.name, one.value)
     return message
@@ -141,7 +141,7 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options of a command to its parser."""
     planned = command == "plan"
 
-    # argparse formats help texts with %, so that a literal % is written %%.
+    # argparse formats help texts with %, so a literal % must be written as %%.
     def add(name: str, kind: type, *, required: bool, to: Any = parser) -> None:
         symbol, text = _HELP[name]
         if name == "max_batch_size":

@@ -1,4 +1,4 @@
-"""What `report` draws: an HTML page that loads nothing, and a plot of characters."""
+"""The HTML page of `report`, which loads nothing, and its plot in characters."""
 
 import html
 
@@ -25,7 +25,7 @@ svg { display: block; width: 100%; max-width: 26rem; font: 13px system-ui, sans-
 figcaption { margin-top: 0.75rem; }
 svg text { fill: currentColor; }
 """
-# What no record of a run knows (docs/reporting.md).
+# Facts that no record of a run contains (docs/reporting.md).
 _TO_ADD = (
     "who else sees the data, the losses, the keys and the optimizer's state",
     "every other use of the same data: the choice of hyperparameters, earlier "
@@ -35,11 +35,11 @@ _TO_ADD = (
 
 
 def page(guarantee: RunGuarantee, statement: str) -> str:
-    """The page of a guarantee.
+    """The HTML page of a guarantee.
 
     Args:
       guarantee: the guarantee of a run.
-      statement: its statement for a paper, with the versions that ran.
+      statement: the guarantee's statement for a paper, with the versions of the run.
     """
     first, *others = [html.escape(line) for line in statement.splitlines()]
     sentence, _, where = first.partition(" where ")
@@ -102,7 +102,7 @@ def _curve(guarantee: RunGuarantee) -> str:
 
 
 def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str:
-    """The largest true-positive rates of attacks, for a terminal; rounded up."""
+    """A text plot of the maximum true-positive rates of attacks, rounded up."""
     rates = np.linspace(0.0, 1.0, width)
     powers = 1 - np.asarray(guarantee.tradeoff(rates), np.float64)
     rows = [[" "] * width for _ in range(height)]

@@ -10,7 +10,7 @@ from dpjax._plan import Plan
 from dpjax._plan.guarantee import up
 from dpjax._plan.solve import plan
 
-# Exactly one of these is left out, and is solved for.
+# The caller leaves out exactly one of these, and the plan solves for it.
 _SOLVABLE = ("epsilon", "noise_multiplier", "batch_size", "num_steps")
 _HOLDS = (
     "It holds where each {unit}'s gradient is clipped, {noise}, what is released is "
@@ -24,7 +24,7 @@ _NOISE = {
 
 
 def show_plan(command: str, given: dict[str, Any], as_json: bool) -> str:
-    """The text or JSON with the numbers of the plan for the given options."""
+    """The numbers of the plan for the given options, as text or JSON."""
     planned = make_plan_from_options(command, given)
     return _as_json(command, planned) if as_json else _table(command, planned)
 
@@ -33,8 +33,8 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
     """The plan for the given options.
 
     Raises:
-      ValueError: not exactly one number is left out; momentum does not fit the noise;
-        or as for `dpjax.plan`.
+      ValueError: the number of left-out options is not one; momentum is given for
+        independent noise, or missing for other noise; or as for `dpjax.plan`.
     """
     given = {name: value for name, value in given.items() if value is not None}
     epochs = given.pop("num_epochs", None)
@@ -53,15 +53,15 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
     if momentum is not None:
         given["workload"] = workloads.momentum_sum(momentum)
     if command != "plan":
-        given["clip_norm"] = 1.0  # ε and the noise multiplier are the same for any
-        # Without overflow, as other accountants of Poisson sampling assume.
+        given["clip_norm"] = 1.0  # neither ε nor the noise multiplier depend on it
+        # Other accountants of Poisson sampling also assume that no batch overflows.
         if given["sampling"] == "poisson":
             given.setdefault("max_batch_size", given["num_examples"])
     return plan(**given)
 
 
 def _steps(epochs: int, given: dict[str, Any]) -> int:
-    """The number of steps in some epochs of n / b steps, rounded up."""
+    """The number of steps in a number of epochs of ⌈n / b⌉ steps."""
     size, n = given.get("batch_size"), given["num_examples"]
     if size is None:
         raise ValueError("--num-epochs needs --batch-size; give --num-steps.")
@@ -72,10 +72,10 @@ def _steps(epochs: int, given: dict[str, Any]) -> int:
 
 
 def _as_json(command: str, planned: Plan) -> str:
-    """The JSON of a plan: its guarantee's record for `plan`, else numbers alone."""
+    """The JSON of a plan: its guarantee's record for `plan`, and otherwise numbers."""
     if command == "plan":
         return planned.guarantee.to_json()
-    # The clip norm is not that of a run, and its noise is relative to any.
+    # The clip norm is arbitrary, since the noise is relative to it.
     numbers = to_plain(planned.parameters())
     del numbers["clip_norm"]
     guarantee = {"mu": planned.guarantee.mu, "event": planned.guarantee.event}
@@ -86,7 +86,7 @@ def _table(command: str, planned: Plan) -> str:
     """The text of a plan, with one number per line and the solved number first."""
     record = planned.guarantee.record()
     sampling = record["sampling_means"]
-    # Without overflow, the description of what overflow does is left out.
+    # If no batch overflows, omit the description of overflow.
     if planned.max_batch_size == planned.num_examples:
         sampling = sampling.split(";")[0]
     noise = up(planned.noise_multiplier, 6)

@@ -1,4 +1,4 @@
-"""The command `report`: a statement for a paper, computed anew from a record."""
+"""The command `report`: a statement for a paper, computed again from a record."""
 
 import dataclasses
 import functools
@@ -19,21 +19,21 @@ from dpjax._plan.schedule import values_at
 from dpjax._plan.solve import plan
 from dpjax.accounting.events import Event
 
-# The relative tolerance by which a record may claim less than the value computed here,
-# as machines round differently. The printed value is always the one computed here.
+# A record may claim less than the value computed here by this relative tolerance, since
+# machines round differently. The printed value is always the one computed here.
 _ROUNDING = 1e-5
-# The fields of `RunParameters` that are no arguments of `dpjax.plan`, or are arguments
-# only of some plans.
+# Fields of `RunParameters` that are not arguments of `dpjax.plan`, or are arguments of
+# only some plans.
 _NOT_GIVEN = {"epsilon", "solved_for", "max_batch_size"}
 _NOT_GIVEN |= {"schedule", "quantile", "shape"}
 
 
 def report(path: str, form: Literal["text", "json", "html"]) -> str:
-    """The statement for a paper in one of three forms, from what `to_json` wrote.
+    """The statement for a paper in one of three forms, from a record of `to_json`.
 
     Raises:
-      ValueError: the file is not JSON or not such a record, no plan has its numbers, or
-        it claims more privacy than its numbers give.
+      ValueError: the file is not JSON or not such a record; no plan has the record's
+        numbers; or the record claims more privacy than its numbers give.
     """
     try:
         record = json.loads(pathlib.Path(path).read_text("utf-8"))
@@ -45,7 +45,7 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
         _check(record, guarantee)
     except (ValueError, ArithmeticError) as error:
         raise ValueError(f"{path}: {error}") from error
-    # The last line names the versions. They must be those that ran, not those of today.
+    # The last line names the versions, which must be those of the run.
     statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}"
     if form == "html":
         return page(guarantee, statement)
@@ -60,10 +60,10 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
 
 
 def guarantee_of(record: Any) -> RunGuarantee:
-    """The guarantee of the run that a record describes, from a new plan.
+    """The guarantee of the run that a record describes, computed by a new plan.
 
     Raises:
-      ValueError: the value is not such a record, or no plan can have its numbers.
+      ValueError: the value is not a record, or no plan can have its numbers.
     """
     run = _field(record, "plan", RunParameters)
     names = {field.name for field in dataclasses.fields(run)} - _NOT_GIVEN
@@ -100,7 +100,7 @@ def _factors(run: RunParameters) -> dict[str, Any]:
         return {}
     at = functools.partial(values_at, run.schedule)
     found: dict[str, Any] = {"noise_schedule": lambda step: at(step).noise}
-    # Not all plans allow these two.
+    # Not all plans allow a clip schedule or a batch schedule.
     if any(piece.clip != 1 for piece in run.schedule):
         found["clip_schedule"] = lambda step: at(step).clip
     if any(piece.batch_size != run.batch_size for piece in run.schedule):
@@ -109,11 +109,11 @@ def _factors(run: RunParameters) -> dict[str, Any]:
 
 
 def _check(record: Any, found: RunGuarantee) -> None:
-    """Raise for a record that claims more privacy than its numbers give.
+    """Raise a ValueError if a record claims more privacy than its numbers give.
 
     Args:
       record: the record with its claims.
-      found: the guarantee that was computed anew.
+      found: the guarantee that was computed again.
     """
     event = _field(record, "event", Event)
     (claims, structure), (costs, own) = map(jax.tree.flatten, (event, found.event))
@@ -131,10 +131,10 @@ def _check(record: Any, found: RunGuarantee) -> None:
         costs |= costs[follows]
     for name, claim in claims.items():
         cost = costs.get(name)
-        # None stands for a value without bound, which claims nothing.
+        # None stands for an infinite value, which claims nothing.
         claim = math.inf if claim is None else claim
         cost = math.inf if cost is None else cost
-        # Written with "not", so that a NaN is refused.
+        # The "not" ensures that a NaN is refused.
         if not claim >= cost - _ROUNDING * (abs(cost) if cost < math.inf else 0):
             raise ValueError(
                 f"{name} is said to be {claim!r}, but the record's own numbers "
@@ -143,6 +143,6 @@ def _check(record: Any, found: RunGuarantee) -> None:
 
 
 def _versions(record: Any) -> str:
-    """The versions of dpjax and JAX that ran, according to the record, as text."""
+    """The versions of dpjax and JAX in the record, as text."""
     versions = _field(record, "versions", dict[str, str])
     return ", ".join(f"{x} {_field(versions, x, str)}" for x in ("dpjax", "jax")) + "."

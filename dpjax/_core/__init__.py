@@ -1,8 +1,8 @@
-"""Numbers, keys and arrays, on which every other package of dpjax builds.
+"""Tools for numbers, keys and arrays, which all other packages of dpjax use.
 
 No module of this package computes privacy.
 
-1. `adjacency`: which pairs of data sets a guarantee compares. `typing`: type aliases.
+1. `adjacency`: the data sets that a guarantee compares. `typing`: type aliases.
 2. `validate`: the checks of arguments, with messages that name argument and value.
 3. `dtypes`, `rounding`: precisions, bounds on float32's rounding errors, and numbers
    rounded in the direction in which privacy bounds still hold. `float64`: functions

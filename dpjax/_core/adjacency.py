@@ -1,20 +1,19 @@
-"""Which pairs of data sets a guarantee compares."""
+"""The relations between the two data sets that a guarantee compares."""
 
 import enum
 
 
 class Adjacency(enum.Enum):
-    """The neighbouring relation that a guarantee is stated for.
+    """The relation between the two data sets that a guarantee compares.
 
-    A guarantee that does not name its relation means little. For instance, without
-    random sampling a run's μ under `REPLACE` is twice the same run's μ under
-    `ZERO_OUT`.
+    A guarantee means little unless it names its relation. For instance, without random
+    sampling a run's μ under `REPLACE` is twice the same run's μ under `ZERO_OUT`.
 
     Attributes:
       ADD_REMOVE: one data set has one example more than the other. No other example's
         batch may depend on whether this example is in the data set.
-      ZERO_OUT: one example's contribution is replaced by zero; sizes, order and
-        batches stay the same.
+      ZERO_OUT: one example's contribution is replaced by zero. The sizes, order and
+        batches do not change.
       REPLACE: one example is replaced by another example.
 
     Example:
@@ -34,6 +33,6 @@ class Adjacency(enum.Enum):
 
     @property
     def sensitivity_factor(self) -> float:
-        """How far one example moves a sum of clipped gradients, in clip norms."""
+        """The distance by which one example moves a clipped sum, in clip norms."""
         # Under REPLACE one clipped gradient leaves the sum and another one enters it.
         return 2.0 if self is Adjacency.REPLACE else 1.0

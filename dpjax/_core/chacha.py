@@ -1,10 +1,10 @@
-"""ChaCha20 (RFC 8439) as a generator of JAX, with keys of 256 bits.
+"""ChaCha20 (RFC 8439) as a JAX random generator, with keys of 256 bits.
 
-**A key is a function.** Under a key, the block function maps the four words of a
-counter and a nonce to a block of 16 words. If ChaCha20 is a pseudorandom function, as
-is commonly assumed, an adversary without the key cannot tell the blocks of different
-counters or nonces from independent uniform words. The last two nonce words name what a
-block is used for, so that no block has two uses:
+**A key is a function.** Under a key, the block function maps a counter and a nonce,
+four words together, to a block of 16 words. If ChaCha20 is a pseudorandom function, as
+is commonly assumed, an adversary without the key cannot distinguish the blocks of
+different counters or nonces from independent uniform words. The last two nonce words
+name the use of a block, so that no block has two uses:
 
 | use | word 12 | word 13 | word 14 | word 15 | words used |
 | --- | --- | --- | --- | --- | --- |
@@ -13,14 +13,14 @@ block is used for, so that no block has two uses:
 | fold_in | the number folded in | 0 | 2 | 0 | the first 8 |
 | seed | 0 | 0 | 3 | 0 | the first 8 |
 
-Split and fold_in give the key of a child, and the children of different numbers or uses
-have keys that are as if independent. Keys of keys form a tree, and the key of a node is
-a pseudorandom function of the path to the node (Goldreich et al.).
+Split and fold_in give the key of a child. Children with different numbers or uses have
+keys that are as if independent. Keys of keys form a tree, and the key of a node is a
+pseudorandom function of the path to the node (Goldreich et al.).
 
 **Random bits** are the key stream of RFC 8439, 2.4, read as little-endian numbers of 8,
-16, 32 or 64 bits. So a number depends on its place in row-major order and on no other
-size of the array, and each device computes the blocks of its own shard. As in the RFC,
-a block's number has 32 bits, so that one draw has 2³² blocks, or 256 GiB, at most.
+16, 32 or 64 bits. A number depends only on its position in row-major order, and not on
+the array's size. So each device computes the blocks of its own shard. As in the RFC, a
+block's number has 32 bits, so that one draw has at most 2³² blocks, or 256 GiB.
 
 Reference: Nir and Langley (2018), https://www.rfc-editor.org/rfc/rfc8439;
 Goldreich, Goldwasser and Micali (1986), https://doi.org/10.1145/6490.6503.
@@ -39,12 +39,12 @@ import numpy as np
 from dpjax._core.typing import Bits
 
 NAME = "chacha20"
-_BITS, _SPLIT, _FOLD_IN, _SEED = range(4)  # what a block is used for, in word 14
+_BITS, _SPLIT, _FOLD_IN, _SEED = range(4)  # the uses of a block, in word 14
 # RFC 8439, 2.3: the first four words of the state, "expand 32-byte k" in ASCII.
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32)
 _ROUNDS = 20
 
-# The state of 16 words as its four rows, each u32[4, *grid], for a grid of blocks.
+# The 16 words of the state as four rows, each u32[4, *grid], for a grid of blocks.
 Rows = tuple[Bits, Bits, Bits, Bits]
 
 
@@ -66,20 +66,20 @@ def _rotate(x: Bits, by: int) -> Bits:
 
 
 def _numpy_of(x: Bits) -> Any:
-    """The module whose functions take this array: `jax.numpy` or `numpy`."""
+    """The module for this type of array: `jax.numpy` or `numpy`."""
     return np if isinstance(x, np.ndarray) else jnp
 
 
 def _turn(row: Bits, by: int) -> Bits:
-    """A row of the state, with word (i + by) modulo 4 at place i."""
+    """A row of the state, with word (i + by) modulo 4 at position i."""
     return _numpy_of(row).concatenate([row[by:], row[:by]])
 
 
 def double_round(rows: Rows[Bits]) -> Rows[Bits]:
     """A column round and a diagonal round (RFC 8439, 2.3)."""
-    # The four quarter rounds of a column round are one on whole rows.
+    # The four quarter rounds of a column round are one quarter round of whole rows.
     a, b, c, d = quarter_round(*rows)
-    # Turned rows have the state's diagonals, (0, 5, 10, 15) and so on, as columns.
+    # In turned rows, the columns are the state's diagonals, (0, 5, 10, 15) and so on.
     a, b, c, d = quarter_round(a, _turn(b, 1), _turn(c, 2), _turn(d, 3))
     return a, _turn(b, 3), _turn(c, 2), _turn(d, 1)
 
@@ -95,8 +95,8 @@ def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
       The 16 words of each block as four rows, each u32[4, *grid].
     """
     xp = _numpy_of(key)
-    # Zeros of the grid's shape, made of all inputs: inside `jax.shard_map`, all parts
-    # of a loop's carry must vary over the mesh as the key and the words do.
+    # These zeros have the grid's shape, and are computed from all inputs. Inside
+    # `jax.shard_map`, a loop's carry must vary over the mesh as the inputs do.
     zero = functools.reduce(operator.xor, words, key[0]) & np.uint32(0)
     columns = 4, *(1 for _ in zero.shape)
     start: Any = (
@@ -110,8 +110,8 @@ def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
         for _ in range(_ROUNDS // 2):
             rows = double_round(rows)
     else:
-        # Written out, the rounds take XLA six times as long to compile on CPUs, and
-        # their program is no faster.
+        # If the rounds are written out, XLA takes six times as long to compile them on
+        # CPUs, and the program is no faster.
         rows = jax.lax.fori_loop(
             0, _ROUNDS // 2, lambda _, rows: double_round(rows), start
         )
@@ -120,7 +120,7 @@ def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
 
 
 def _children(key: Bits, numbers: Bits | np.uint32, use: int) -> Bits:
-    """The keys, u32[*grid, 8], of children: the first half of the block of each."""
+    """The keys u32[*grid, 8] of children: the first half of the block of each child."""
     xp, zero = _numpy_of(key), np.uint32(0)
     rows = block(key, (numbers, zero, np.uint32(use), zero))
     return xp.moveaxis(xp.concatenate(rows[:2]), 0, -1)
@@ -132,25 +132,25 @@ def fold_in_words(key: Bits, number: Bits) -> Bits:
 
 
 def numbers_of(grid: tuple[int, ...]) -> jax.Array:
-    """The row-major numbers u32[*grid] of a grid's blocks, 2³² at most."""
+    """The row-major numbers u32[*grid] of a grid's blocks, at most 2³² of them."""
     if math.prod(grid) > 2**32:
         raise ValueError(
             f"shape must need at most 2**32 blocks; got one that needs {grid}."
         )
-    # Sums over the axes, not a reshaped range: each device computes its own part.
+    # Sums over the axes, and not a reshaped range: each device computes its own part.
     numbers = jnp.zeros(grid, jnp.uint32)
     for axis in range(len(grid)):
         place = jax.lax.broadcasted_iota(jnp.uint32, grid, axis)
-        # A stride of 2³² is that of an axis of length 1, whose place is 0.
+        # A stride of 2³² belongs to an axis of length 1, along which the position is 0.
         numbers += place * np.uint32(math.prod(grid[axis + 1 :]) % 2**32)
     return numbers
 
 
 def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
-    """A grid of blocks, in the row-major order of a draw's numbers.
+    """The shape of a grid of blocks, in the row-major order of a draw's numbers.
 
     If the last axes of the draw hold a whole number of blocks, all axes before them are
-    axes of the grid. A device that has a part of these axes then has whole blocks.
+    axes of the grid. A device with a part of these axes then has whole blocks.
     """
     for axis in reversed(range(len(shape))):
         blocks, left = divmod(math.prod(shape[axis:]), in_block)
@@ -161,8 +161,8 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
 
 def _read(rows: Rows[jax.Array], width: int) -> jax.Array:
     """The numbers of `width` bits in each block, u[*grid, ...], in the RFC's order."""
-    # Row by row, XLA fuses this with what is done with the numbers on CPUs. A transpose
-    # of all 16 words at once makes normal numbers take four times as long.
+    # On CPUs, XLA fuses this code with the use of the numbers if it goes row by row. A
+    # transpose of all 16 words at once makes normal draws take four times as long.
     words = jnp.stack([jnp.moveaxis(row, 0, -1) for row in rows], -2)
     dtype = jnp.dtype(f"uint{width}")
     if width == 32:
@@ -170,7 +170,7 @@ def _read(rows: Rows[jax.Array], width: int) -> jax.Array:
     if width == 64:
         low, high = words[..., 0::2].astype(dtype), words[..., 1::2].astype(dtype)
         return low | high << np.uint64(32)
-    # Little-endian: the first number of a word is in its lowest bits.
+    # Numbers are little-endian: the first number of a word is in its lowest bits.
     parts = [(words >> np.uint32(at)).astype(dtype) for at in range(0, 32, width)]
     return jnp.stack(parts, -1)
 
@@ -186,7 +186,7 @@ def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.A
     grid = grid_of(shape, 512 // bit_width)
     use = np.uint32(0), np.uint32(_BITS), np.uint32(bit_width)
     drawn = _read(block(key, (numbers_of(grid), *use)), bit_width)
-    # The last block may have more numbers than are asked for.
+    # The last block may have more numbers than are needed.
     if drawn.size > size:
         drawn = jax.lax.slice(drawn.reshape(-1), (0,), (size,))
     return drawn.reshape(shape)
@@ -194,13 +194,13 @@ def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.A
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Keys of children, u32[*shape, 8], which differ from those of `fold_in`."""
+    """Keys of children, u32[*shape, 8], which differ from the keys of `fold_in`."""
     return _children(key, numbers_of(shape), _SPLIT)
 
 
 @jax.jit
 def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
-    """The key u32[8] of the child with a number, which is taken modulo 2³²."""
+    """The key u32[8] of the child with the given number, which is taken modulo 2³²."""
     return fold_in_words(key, number.astype(jnp.uint32))
 
 
@@ -208,11 +208,11 @@ def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
 def seed(number: jax.Array) -> jax.Array:
     """A key u32[8] from an integer, which has 32 bits, or 64 under `jax_enable_x64`.
 
-    Such a key is no harder to find than the integer.
+    Finding such a key is no harder than finding the integer.
     """
     if number.ndim or not jnp.issubdtype(number.dtype, jnp.integer):
         raise TypeError(f"seed must be one integer; got {number.dtype}{number.shape}.")
-    # As for Threefry, the seed is its 64 bits, of which the upper are 0 where the
+    # As in Threefry, the seed is a number of 64 bits. The upper 32 bits are 0 if the
     # seed's dtype is narrower.
     high = jax.lax.shift_right_logical(number, jnp.asarray(32, number.dtype))
     words = jnp.stack([number.astype(jnp.uint32), high.astype(jnp.uint32)])
@@ -220,7 +220,7 @@ def seed(number: jax.Array) -> jax.Array:
     return _children(key, np.uint32(0), _SEED)
 
 
-# The generator, for the argument `impl` of JAX's functions of keys.
+# The generator, which is a value for the argument `impl` of JAX's functions of keys.
 PRNG = jax.extend.random.define_prng_impl(
     key_shape=(8,),
     seed=seed,

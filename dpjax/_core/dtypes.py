@@ -9,9 +9,9 @@ from dpjax._core.typing import ArrayLike, DTypeLike, Shaped
 
 
 def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
-    """float32 for any narrower float, and the dtype itself for a wider one."""
+    """float32 for narrower floats, and the dtype itself for wider floats."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
-        return jnp.dtype(jnp.float32)  # JAX promotes no float of 8 bits or fewer
+        return jnp.dtype(jnp.float32)  # JAX promotes no floats of 8 bits or fewer
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -30,7 +30,7 @@ def cast_like(tree: Shaped, other: object) -> Shaped:
 
 
 def widen(tree: Shaped) -> Shaped:
-    """The tree with every leaf in at least float32, or an error for a non-real leaf.
+    """The tree with every leaf in at least float32. Raises for a leaf that is not real.
 
     Real noise would leave the imaginary part of a complex leaf without noise.
     """

@@ -1,27 +1,29 @@
 """Run an accountant in float64 and return the result in the caller's default dtype.
 
-Accountants need float64, since δ reaches 1e-30. But JAX's default is float32, and a
-library must not change the global configuration. So the decorator `float64` opens a
-float64 scope around one jitted call, and rounds the result towards more privacy loss.
-The scope also sets standard dtype promotion, so that a caller's setting of strict
-promotion does not apply to the accountant's own code.
+Accountants need float64, since δ may be as small as 1e-30. But JAX's default is
+float32, and a library must not change the global configuration. So the decorator
+`float64` opens a float64 scope around one jitted call, and rounds the result towards
+more privacy loss. The scope also sets standard dtype promotion, so that a caller's
+setting of strict promotion does not apply to the accountant's own code.
 
-Compiled programs flush subnormal numbers, which are below the least normal number
-`TINY`, to zero. So an argument below TINY counts as zero, and a number that must be
+Compiled programs replace subnormal numbers, which are below the least normal number
+`TINY`, by zero. So an argument below TINY counts as zero, and a number that must be
 positive is at least TINY.
 
-Outside of jit an accountant runs on the CPU, whatever JAX's default device or the
-context's mesh is: NumPy evaluates concrete numbers (`interpret`), and XLA large batches
-and tracers of `jax.vmap`. Accelerators are slow in float64 or lack it, and starting one
-takes longer than computing a single number. Inside a compiled program an accountant
-runs on the program's device, but not on a TPU (`platforms.needs_float64`).
+Outside jit, an accountant runs on the CPU, whatever JAX's default device or the
+context's mesh is. NumPy evaluates concrete numbers (`interpret`), and XLA evaluates
+large batches and tracers of `jax.vmap`. Accelerators are slow in float64 or lack it,
+and starting one takes longer than computing a single number. Inside a compiled program,
+an accountant runs on the program's device, but not on a TPU
+(`platforms.needs_float64`).
 
-JAX traces, transposes and lowers derivatives after the scope has closed, where code
-that makes a float64 array fails. So derivatives are separate functions. A core returns
-one number per batch element. One JVP or VJP with ones, inside the scope, computes each
-partial derivative. Only Σ_i (partial_i · tangent_i) is left for the caller's
-transformations. Partial derivatives are decorated in the same way, so second
-derivatives work, too. A custom derivative rule inside a core must use `scoped`.
+JAX traces, transposes and lowers derivatives after the scope has closed. There, code
+that makes a float64 array fails. So derivatives are separate functions. A core is the
+function inside the decorator, and returns one number per batch element. One JVP or VJP
+with ones, inside the scope, computes each partial derivative. Only
+Σ_i (partial_i · tangent_i) is left for the caller's transformations. Partial
+derivatives are decorated in the same way, so that second derivatives also work. A
+custom derivative rule inside a core must use `scoped`.
 """
 
 import contextlib
@@ -43,19 +45,19 @@ from dpjax._core.typing import ArrayLike
 P = ParamSpec("P")
 Out = TypeVar("Out")
 Direction = Literal["up", "down", "nearest"]
-# A core function of float64 arrays, or its decorated form for callers. Either returns
-# one number per batch element.
+# A core function of float64 arrays, or its decorated form for callers. Both return one
+# number per batch element.
 Core = Callable[..., jax.Array]
 
 # Twice the maximum relative rounding error of one operation. Margins are multiples of
-# ULP: k operations on numbers of one sign err by k ULP / 2 to first order, half of a
-# margin of k ULP. Where terms cancel, or a function has a larger error, a comment
-# beside the margin says so.
+# ULP. To first order, the error of k operations on numbers of one sign is k ULP / 2,
+# half of a margin of k ULP. Where terms cancel, or a function has a larger error, a
+# comment next to the margin explains it.
 ULP = float(np.finfo(np.float64).eps)
-# The least normal number: any number that is known to be positive is at least TINY.
+# The least normal number. Numbers that are known to be positive are at least TINY.
 TINY = float(np.finfo(np.float64).tiny)
 # A replacement for 0 in logarithms and denominators. Its products with numbers above
-# 1e-7 are normal, and no δ, rate or probability mass that matters is close to it.
+# 1e-7 are normal numbers. No relevant δ, rate or probability mass is close to it.
 SMALL = 1e-300
 
 
@@ -89,8 +91,8 @@ def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
     if dtype == x.dtype or direction == "nearest":
         return y
     back, least = y.astype(x.dtype), float(jnp.finfo(dtype).tiny)
-    # A compiled program may have flushed a value between 0 and the least normal number
-    # to 0, and then y would be rounded in the wrong direction.
+    # A compiled program may have replaced a value between 0 and the least normal number
+    # by 0. Then y would be rounded in the wrong direction.
     if direction == "up":
         y = jnp.where(back < x, jnp.nextafter(y, jnp.full_like(y, jnp.inf)), y)
         return jnp.where((x > 0) & (x < least), least, y)
@@ -104,7 +106,7 @@ _cast_without_compiler = without_compiler(_cast, static=("dtype", "direction"))
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 @scoped
 def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
-    """The value x in another dtype, rounded in a direction, with derivative one."""
+    """The value x in another dtype, rounded in a direction, with derivative 1."""
     y = _cast_without_compiler(x, dtype=dtype, direction=direction)
     return y if isinstance(y, jax.Array) else jax.device_put(y)
 
@@ -132,30 +134,31 @@ def float64(
 ) -> Callable[[Core], Core]:
     """Decorate a function of float64 arrays for callers that do not use float64.
 
-    In this module, the decorated function is called a core.
+    In this module, the function before decoration is called a core.
 
     Args:
-      rounding: the direction of the final cast, "up" for a quantity that grows
-        with privacy loss.
+      rounding: the direction of the final cast: "up" for a quantity that grows with
+        privacy loss.
       static: names of keyword arguments that are not arrays.
-      vectors: the positions of arguments that are vectors: their last axis belongs to
-        one evaluation, and all other axes are batch axes. The core broadcasts over
-        batch axes and works on them element by element. Its result has only the batch
-        axes.
+      vectors: the positions of arguments that are vectors. The last axis of a vector
+        belongs to one evaluation, and all other axes are batch axes. The core
+        broadcasts over batch axes and works on them element by element. Its result has
+        only the batch axes.
       elementwise: whether the core is written for one evaluation, with scalar arguments
-        except for its vectors. The decorator then maps it over batch axes.
+        except for its vectors. If so, the decorator maps the core over batch axes.
       one_by_one: whether the core, for scalar arguments and without vectors, runs in a
-        loop over the batch. `jax.vmap` would be slower for cores whose loops have trip
-        counts that differ between batch elements, or dynamic slices whose positions
+        loop over the batch. `jax.vmap` would be slower if loops in the core have trip
+        counts that differ between batch elements, or if positions of dynamic slices
         differ.
-      compiled: whether to compile the core as one program. A core that takes long to
-        compile should consist of a few compiled functions instead, so that several
-        calls can share compiled functions.
+      compiled: whether to compile the core as one program. If compiling the core takes
+        long, it should instead consist of a few compiled functions, which several calls
+        can share.
 
     Returns:
       A decorator. Positional arguments of the decorated function may be Python numbers
       (taken exactly), NumPy or JAX arrays of any real dtype, or tracers. An argument
-      may also be a record, a named tuple of these; the core then gets such a record.
+      may also be a record, that is, a named tuple of these; the core then gets such a
+      record.
     """
 
     def decorate(core: Core) -> Core:
@@ -180,17 +183,17 @@ def float64(
 
 
 def _is_record(x: object) -> TypeGuard[tuple[ArrayLike, ...]]:
-    # Named tuples have no common base class; `_fields` tells them from other tuples.
+    # Named tuples have no common base class. Only they have the attribute `_fields`.
     return isinstance(x, tuple) and hasattr(x, "_fields")
 
 
 def _flat(
     core: Core, records: tuple[type | None, ...], vectors: tuple[int, ...]
 ) -> tuple[Core, tuple[int, ...]]:
-    """The core as a function of arrays alone, and the new positions of its vectors.
+    """The core as a function of arrays only, and the new positions of its vectors.
 
-    The fields of a record become separate arguments. If the record is at the position
-    of a vector, every field is a vector.
+    The fields of a record become separate arguments. If the position of the record is
+    in vectors, every field is a vector.
     """
     sizes = [len(record._fields) if record else 1 for record in records]
     starts = np.cumsum([0, *sizes]).tolist()
@@ -210,15 +213,15 @@ def _flat(
 
 
 def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
-    """Map a core for one evaluation over batches; vectors' lengths may differ."""
+    """Map a core for one evaluation over batches. Vectors may differ in length."""
 
     @functools.wraps(core)
     def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
-        # A separate name for each vector's axis, so that the lengths may differ.
+        # Each vector's axis has a separate name, so that the lengths may differ.
         axes = [f"(k{i})" if i in vectors else "()" for i in range(len(args))]
         one = functools.partial(core, **kwargs)
-        # Arguments of lower rank get leading axes of size 1 here, so that a caller's
-        # setting of jax_numpy_rank_promotion does not refuse them.
+        # Arguments of lower rank get leading axes of size 1 here. Otherwise a caller's
+        # setting of jax_numpy_rank_promotion might refuse them.
         ranks = [x.ndim - (i in vectors) for i, x in enumerate(args)]
         args = tuple(
             x.reshape((1,) * (max(ranks) - rank) + x.shape)
@@ -251,13 +254,13 @@ def _lift(
     vectors: tuple[int, ...],
     compiled: bool,
 ) -> Core:
-    # One core as a function for callers in any dtype: cast in, run, round the result.
+    # The core as a function for callers in any dtype: cast, run, and round the result.
     jitted = jax.jit(core, static_argnames=static) if compiled else core
     evaluate = without_compiler(jitted)
 
     @functools.cache
     def partial(position: int) -> Core:
-        """The partial derivative by one argument, as a decorated function.
+        """The partial derivative with respect to one argument, as a decorated function.
 
         The derivative has the shape of the argument.
         """
@@ -269,7 +272,7 @@ def _lift(
             def by(x: jax.Array) -> jax.Array:
                 return core(*before, x, *after, **kwargs)
 
-            # Batch elements are independent, so one JVP or VJP with ones gives the
+            # Batch elements are independent. So one JVP or VJP with ones gives the
             # partial derivatives of all of them.
             if position not in vectors:
                 return jax.jvp(by, (x,), (jnp.ones_like(x),))[1]
@@ -277,7 +280,7 @@ def _lift(
             return pull_back(jnp.ones_like(out))[0]
 
         # A derivative by a vector is itself a vector, which `_lift` does not support.
-        # So a core with vectors has its partial derivatives scoped and compiled only.
+        # So partial derivatives of a core with vectors are only scoped and compiled.
         if vectors:
             return scoped(without_compiler(jax.jit(derivative, static_argnames=static)))
         return _lift(derivative, "nearest", static, vectors, True)
@@ -296,7 +299,7 @@ def _lift(
             return filled
 
         def merge(arrays: Sequence[jax.Array]) -> list[Any]:
-            # NumPy converts integers of any size, and its arrays are on no device yet.
+            # NumPy converts integers of any size, and its arrays are on no device.
             return [
                 needs_float64(jnp.asarray(x, jnp.float64))
                 if isinstance(x, Tracer)
@@ -316,8 +319,8 @@ def _lift(
             total = jnp.zeros_like(out)
             with scope():
                 inputs = merge(primals)
-                # The partial derivative is decorated, so constants are passed as they
-                # are: second derivatives treat them as constants, too.
+                # The partial derivative is decorated. So constants are passed without
+                # change: second derivatives also treat them as constants.
                 if not vectors:
                     inputs = fill([inputs[place] for place in places])
             for place, primal, tangent in zip(places, primals, tangents, strict=True):
@@ -342,7 +345,7 @@ def _lift(
 def broadcast_batch(
     args: Sequence[jax.Array], vectors: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
-    """The arguments with their batch axes broadcast against each other."""
+    """The arguments, with their batch axes broadcast against each other."""
     cores = [x.shape[-1:] if i in vectors else () for i, x in enumerate(args)]
     shapes = [x.shape[: x.ndim - len(c)] for x, c in zip(args, cores, strict=True)]
     batch = jnp.broadcast_shapes(*shapes)

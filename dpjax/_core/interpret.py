@@ -1,16 +1,17 @@
 """Evaluate functions of concrete numbers with NumPy, so that nothing is compiled.
 
-XLA takes seconds to compile an accountant, and NumPy takes a tenth of a second to
+XLA takes seconds to compile an accountant, but NumPy takes a tenth of a second to
 evaluate the same operations once. So a function is traced into a jaxpr, as for
-`jax.jit`, and NumPy evaluates the jaxpr's equations one after the other. Accountants
-are thus written once, in `jax.numpy`, and both evaluations follow the same equations.
-NumPy's and SciPy's functions differ from XLA's in the last bits only, within the
-roundings that the accountants' margins cover. NumPy does not flush subnormal numbers.
+`jax.jit`, and NumPy evaluates the jaxpr's equations one after the other. An accountant
+is written once, in `jax.numpy`, and both evaluations follow the same equations. The
+functions of NumPy and SciPy differ from those of XLA only in the last bits, within the
+rounding errors that the accountants' margins cover. NumPy does not replace subnormal
+numbers by zero.
 
-A jaxpr with an operation that has no rule (`numpy_rules`) is compiled instead, and so
-is a jaxpr whose evaluation would take longer than `MAX_SECONDS`, because it has long
-loops or large arrays. The time is estimated from the equations alone, never measured,
-so that equal calls always give equal bits.
+A jaxpr is compiled instead if an operation has no rule in `numpy_rules`. It is also
+compiled if NumPy would take longer than `MAX_SECONDS`, because of long loops or large
+arrays. The time is estimated from the equations alone, and never measured, so that
+equal calls always give equal bits.
 """
 
 import functools
@@ -28,12 +29,13 @@ from dpjax._core.numpy_rules import RULES, Function, NotEvaluatedError
 
 P = ParamSpec("P")
 Out = TypeVar("Out")
-# The longest evaluation without a compiler, by the estimate below, which exceeds the
-# time of long loops. Compiling takes 1 to 20 s, more than a few evaluations.
+# The maximum time of an evaluation without a compiler, by the estimate below. For long
+# loops, the estimate exceeds the time. Compiling takes 1 to 20 s, more than a few
+# evaluations.
 MAX_SECONDS = 3.0
-# Estimates of the time that NumPy takes for an operation, in addition for each entry of
-# the result and for each multiplication of a product of matrices, and of the number of
-# times that a loop runs whose end depends on values.
+# Estimates of NumPy's time in seconds: for an operation, in addition for each entry of
+# the result, and for each multiplication in a product of matrices. The last number
+# estimates how often a loop runs whose end depends on values.
 _OPERATION, _ENTRY, _PRODUCT, _TRIPS = 3e-6, 1.5e-9, 2e-10, 2
 
 
@@ -56,11 +58,11 @@ def without_compiler(
         arguments are positional.
 
     Returns:
-      A function that calls fn where an argument is traced, or where an operation has no
-      rule. Elsewhere NumPy evaluates fn, and the results are NumPy arrays.
+      A function that calls fn if an argument is traced or an operation has no rule.
+      Otherwise NumPy evaluates fn, and the results are NumPy arrays.
     """
 
-    # A function is traced anew where the precision differs, as in the float64 scope.
+    # A function is traced again if the precision differs, as in the float64 scope.
     @functools.lru_cache(maxsize=512)
     def trace(structure: Any, avals: Any, constants: Any, precision: Any) -> Any:
         del precision
@@ -91,12 +93,12 @@ def without_compiler(
 
 
 def _compile(fn: Callable[P, Out], *args: P.args, **kwargs: P.kwargs) -> Out:
-    # A function of its own, so that tests notice an operation without a rule.
+    # This is a separate function so that tests notice an operation without a rule.
     return fn(*args, **kwargs)
 
 
 def evaluator(closed: jex.ClosedJaxpr) -> Function:
-    """The function of NumPy arrays that a jaxpr describes; it returns a list of arrays.
+    """The function of NumPy arrays that a jaxpr describes. It returns a list of arrays.
 
     Raises:
       NotEvaluatedError: an operation of the jaxpr has no rule, or NumPy would take
@@ -119,10 +121,10 @@ def evaluator(closed: jex.ClosedJaxpr) -> Function:
 def _keep_freed_memory() -> None:
     """Let the process use the memory of freed arrays again.
 
-    The allocator of Linux gives the memory of large arrays back to the system, and then
-    gets it again, page by page, which takes a third of an accountant's time. It keeps
-    memory up to twice the size of the largest array that was ever freed, of those below
-    32 MiB. The pages of this array are never touched, so that it takes no memory.
+    The allocator of Linux returns the memory of large arrays to the system, and then
+    gets it again page by page, which takes a third of an accountant's time. If an array
+    below 32 MiB was freed, the allocator keeps memory up to twice its size. So this
+    function frees such an array. It takes no memory, since its pages are never touched.
     """
     np.empty(2**25 - 2**13, np.uint8)
 
@@ -136,7 +138,7 @@ class _Step(NamedTuple):
 
 
 def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
-    """The equations on which a jaxpr's outputs depend, as one program without calls."""
+    """The equations on which a jaxpr's outputs depend, as a program without calls."""
     slots, known, steps = itertools.count(), dict[int, Any](), list[_Step]()
 
     def constant(value: Any) -> int:
@@ -159,7 +161,7 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
                 called = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
                 outs = inline(*_open(called), ins)
             elif eqn.primitive.name == "call_hi_primitive":
-                # JAX 0.12 has operations that are defined by others, as searchsorted.
+                # In JAX 0.12, some operations (searchsorted) are defined by others.
                 (operation,) = eqn.params.values()
                 avals = [v.aval for v in eqn.invars]
                 called = jax.make_jaxpr(operation.expand)(*avals)
@@ -172,7 +174,7 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
 
     inputs = [next(slots) for _ in jaxpr.invars]
     outputs = inline(jaxpr, consts, inputs)
-    # Some equations serve derivatives alone. XLA drops them as well.
+    # Some equations are needed only for derivatives. XLA drops them as well.
     needed, kept, seconds = set(outputs), [], 0.0
     for step in reversed(steps):
         if needed.intersection(step.outputs):
@@ -216,7 +218,7 @@ def _program(eqn: jex.JaxprEqn) -> Program:
 
 
 def _time(eqn: jex.JaxprEqn) -> float:
-    """An estimate of the time that NumPy takes for an operation, in seconds."""
+    """An estimate of the time in seconds that NumPy takes for an operation."""
     entries = sum(math.prod(v.aval.shape) for v in eqn.outvars)  # pyright: ignore
     seconds = _OPERATION + _ENTRY * entries
     if eqn.primitive.name == "dot_general":
@@ -227,7 +229,7 @@ def _time(eqn: jex.JaxprEqn) -> float:
 
 
 def _open(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
-    """The jaxpr and the constants of a jaxpr inside an operation's parameters.
+    """The jaxpr, and its constants, that an operation's parameters contain.
 
     A jaxpr that is not closed has no constants.
     """
@@ -247,8 +249,8 @@ def _while(params: Mapping[str, Any]) -> Program:
     def loop(*args: np.ndarray) -> Sequence[np.ndarray]:
         for_cond, args = args[:first], args[first:]
         for_body, state = args[:second], args[second:]
-        # A batch of loops goes on until all have ended. The state of a loop that has
-        # ended stays as it is.
+        # A batch of loops runs until all loops have ended. The state of a loop that has
+        # ended does not change.
         while np.any(goes_on := cond(*for_cond, *state)[0]):
             after = body(*for_body, *state)
             if np.ndim(goes_on):
@@ -263,7 +265,7 @@ def _while(params: Mapping[str, Any]) -> Program:
 
 
 def _pad_axes(x: np.ndarray, ndim: int) -> np.ndarray:
-    """The array with trailing axes of length 1."""
+    """The array, with trailing axes of length 1 added."""
     return x.reshape(*x.shape, *[1] * (ndim - x.ndim))
 
 

@@ -2,13 +2,14 @@
 
 In JAX `split(key)[i]` and `fold_in(key, i)` are the same key (Threefry). A consumer of
 a key, such as a sampler or a noise transformation, usually derives a key for each step
-or leaf by its number. Two consumers of the same key would then draw the same random
-numbers, and a sampler's order could depend on the noise. Each consumer therefore first
-derives a separate key, called a stream, from the user's key and a name. It derives the
-keys of its steps, leaves and levels from this stream. A consumer derives its stream
-once, where it receives the user's key: in a transformation's `init`, or at the
-beginning of a function. A stream separates types of consumers only: two transformations
-of one type, on the same tree and with the same key, draw the same noise.
+or leaf from the number of the step or leaf. Two consumers of the same key would then
+draw the same random numbers, so that a sampler's order could depend on the noise. So
+each consumer first derives a separate key, called a stream, from the user's key and a
+name. From this stream, the consumer derives the keys of its steps, leaves and levels. A
+consumer derives its stream once, where it receives the user's key: in a
+transformation's `init`, or at the beginning of a function. A stream only separates
+types of consumers: two transformations of one type, on the same tree and with the same
+key, draw the same noise.
 """
 
 import collections
@@ -32,35 +33,35 @@ def random_key(impl: str | None = None) -> Key:
     """A new typed key from the operating system's entropy, of the full width.
 
     The key is the secret of a private run: anyone who has or guesses the key can draw
-    the same noise and subtract it. `jax.random.key(seed)` uses only 32 bits of its seed
-    without `jax_enable_x64` (the key's high word is 0), few enough to try all of them.
-    Use `jax.random.key` for runs that must be reproducible, and `random_key` for runs
-    whose results are to be released.
+    the same noise and subtract it. Without `jax_enable_x64`, `jax.random.key(seed)`
+    uses only 32 bits of its seed (the key's high word is 0), so that all keys can be
+    tried. Use `jax.random.key` for runs that must be reproducible, and `random_key` for
+    runs whose results are to be released.
 
     With `impl="chacha20"` the key has 256 bits, and `jax.random` draws from it by
     ChaCha20, the stream cipher of RFC 8439. JAX's default, Threefry-2x32, has keys of
-    64 bits and is no standardised cipher. The order of more than 2¹⁶ examples in
-    `sampling.random_bins`, and of more than 2¹⁴ in `sampling.reshuffled_step`, is
-    computed by faster functions from keys that the generator draws.
+    64 bits and is no standardised cipher. Faster functions, with keys that the
+    generator draws, compute the order of more than 2¹⁶ examples in
+    `sampling.random_bins`, and of more than 2¹⁴ in `sampling.reshuffled_step`.
 
     Args:
-      impl: "chacha20", or one of JAX's generators, as for `jax.random.key`; JAX's
-        default if None, which is "threefry2x32" unless JAX is configured otherwise.
+      impl: "chacha20", or one of JAX's generators, as for `jax.random.key`. If None,
+        JAX's default, which is "threefry2x32" unless JAX is configured otherwise.
 
     Returns:
-      A key. Store the key as secretly as the data, or not at all. A compiled program
-      that has the key as a constant contains the key, so call `init` outside of jit.
-      Where there are several processes, let one process make the key and send it to the
-      others. JAX does not know ChaCha20 by name: `jax.random.key_impl(key)` of such a
-      key is the `impl` for `jax.random.key` and `jax.random.wrap_key_data`.
+      A key. Store the key as secretly as the data, or not at all. If a compiled program
+      has the key as a constant, the program contains the key; so call `init` outside
+      jit. If there are several processes, let one process make the key and send it to
+      the others. JAX does not know ChaCha20 by name: `jax.random.key_impl(key)` of such
+      a key is the `impl` for `jax.random.key` and `jax.random.wrap_key_data`.
 
     Raises:
       ValueError: impl names no generator; the call is under `jax.jit` or another trace,
-        where one key would become a constant of the compiled function.
+        where the key would become a constant of the compiled function.
 
     Privacy: the guarantees of dpjax assume uniform random bits. They hold against an
-    adversary who cannot tell the generator's bits from uniform ones. For ChaCha20 this
-    is a common assumption of cryptography.
+    adversary who cannot distinguish the generator's bits from uniform bits. For
+    ChaCha20 this is a common assumption of cryptography.
 
     Reference: Nir and Langley (2018), https://www.rfc-editor.org/rfc/rfc8439.
 
@@ -72,7 +73,7 @@ def random_key(impl: str | None = None) -> Key:
       (8,)
     """
     generator = generator_of(impl)
-    # The key's shape and dtype differ between generators, and are found without a draw.
+    # The key's shape and dtype depend on the generator, and are found without a draw.
     try:
         like = jax.eval_shape(
             lambda: jax.random.key_data(jax.random.key(0, impl=generator))
@@ -94,13 +95,13 @@ def random_key(impl: str | None = None) -> Key:
 
 
 def generator_of(name: str | None) -> Any:
-    """A generator by name, as the argument `impl` of JAX's functions."""
-    # JAX has no public way to register the name of a generator.
+    """A generator by name, as a value for the argument `impl` of JAX's functions."""
+    # JAX has no public function to register the name of a generator.
     return chacha.PRNG if name == chacha.NAME else name
 
 
 def words(name: str) -> tuple[int, int]:
-    """A hash of a name, as two 32-bit numbers of which each is at least 2³¹.
+    """A hash of a name, as two 32-bit numbers, each at least 2³¹.
 
     The highest bits are set, so that no counter of steps or leaves gives such numbers.
     """
@@ -117,8 +118,8 @@ def stream(key: Key, consumer: str) -> Key:
     fold = _NUMPY_FOLDS.get(generator_name(key))
     if not is_on_one_device(data) or key.ndim or not fold:
         return _fold(key, pair)
-    # NumPy folds a known key without compiling a program. The result is on the device
-    # of the key, as JAX's would be.
+    # For a known key, NumPy folds without compiling a program. The result is on the
+    # device of the key, as JAX's result would be.
     folded = np.asarray(jax.device_get(data))
     for word in pair:
         folded = fold(folded, word)
@@ -152,9 +153,9 @@ _TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
     """The output words of Threefry-2x32 for the counters (0, x), both u32[b].
 
-    Threefry-2x32 is the default generator of JAX: with the two words of a key,
-    `fold_in` gives the key of these words for the counter (0, number). Written out
-    here, it fuses with the code around it.
+    Threefry-2x32 is the default generator of JAX. For a key of two words, `fold_in`
+    gives the key of the output words for the counter (0, number). As the rounds are
+    written out here, XLA fuses them with the code around them.
 
     Reference: Salmon et al. (2011), https://doi.org/10.1145/2063384.2063405.
     """
@@ -170,7 +171,7 @@ def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
 
 
 def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
-    """The words of `jax.random.bits(key, shape, uint32)`, for programs that are small.
+    """The words of `jax.random.bits(key, shape, uint32)`, in less time to compile.
 
     XLA takes four times as long to compile JAX's own Threefry on CPUs.
     """
@@ -187,12 +188,12 @@ def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
 def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """Two independent words for each entry of an array, u32[shape] each.
 
-    Threefry hashes a counter to two words, of which `jax.random.bits` makes one.
+    Threefry hashes a counter to two words, which `jax.random.bits` combines into one.
     """
     if generator_name(key) != "threefry2x32" or math.prod(shape) >= 2**32:
         first, second = jax.random.bits(key, (2, *shape), jnp.uint32)
         return first, second
-    # The number of an entry as a sum over axes: each device of a mesh computes its own.
+    # An entry's number is a sum over axes, so that each device computes its own part.
     counter, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(len(shape))):
         numbers = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
@@ -202,10 +203,10 @@ def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
 
 
 def two_keys(key: Key) -> tuple[Key, Key]:
-    """Two new keys of a generator that draws the same bits under `jax.vmap`.
+    """Two new keys, of a generator that draws the same bits under `jax.vmap`.
 
-    JAX's generators rbg and unsafe_rbg do not: theirs are keys of Threefry, made of
-    random bits.
+    JAX's generators rbg and unsafe_rbg do not have this property. For their keys, the
+    result is two keys of Threefry, made of random bits.
     """
     if generator_name(key) == chacha.NAME:
         one, other = jax.random.split(key)
@@ -218,9 +219,9 @@ def two_keys(key: Key) -> tuple[Key, Key]:
 def _order_dependent_key(key: Key) -> Key:
     """The same key, with a generator whose `fold_in` depends on the order of its calls.
 
-    unsafe_rbg folds numbers in by exclusive or: folding in 1 and 2 equals folding in 2
-    and 1, and folding in 1 twice changes nothing. The generator rbg draws the same
-    numbers from the same key data, and folds numbers in by Threefry.
+    The generator unsafe_rbg folds numbers in by exclusive or. So folding in 1 and 2
+    equals folding in 2 and 1, and folding in 1 twice changes nothing. The generator rbg
+    draws the same numbers from the same key data, and folds numbers in by Threefry.
     """
     if jax.random.key_impl(key) != "unsafe_rbg":
         return key
@@ -228,9 +229,9 @@ def _order_dependent_key(key: Key) -> Key:
 
 
 def generator_name(key: Key) -> str:
-    """The name of the generator that a key's streams draw with.
+    """The name of the generator with which a key's streams draw.
 
-    Keys with equal data and equal generator names draw the same numbers throughout
+    Keys with equal data and equal generator names draw the same numbers in all of
     dpjax.
     """
     return str(jax.random.key_impl(_order_dependent_key(key)))
@@ -245,9 +246,9 @@ def _fold(key: Key, pair: ArrayLike) -> Key:
 def leaf_keys(key: Key, tree: object) -> list[Key]:
     """A key for each leaf, derived from a hash of the leaf's path in the whole tree.
 
-    `optax.masked` and similar wrappers remove leaves, and the remaining leaves keep
-    their paths. So disjoint parts of a tree share no noise, and the order of a
-    dictionary's entries does not change the noise.
+    `optax.masked` and similar wrappers remove leaves, but the remaining leaves keep
+    their paths. So disjoint parts of a tree share no noise. The order of a dictionary's
+    entries does not change the noise.
     """
     paths, _ = jax.tree.flatten_with_path(tree, is_leaf=_is_masked)
     seen: collections.Counter[str] = collections.Counter()
@@ -259,7 +260,7 @@ def leaf_keys(key: Key, tree: object) -> list[Key]:
             pairs.append(words(f"leaf {seen[name]} {name}"))
     if not pairs:
         return []
-    # One vmap over all leaves: a program that folds leaf by leaf takes long to compile.
+    # One vmap covers all leaves, since folding leaf by leaf takes long to compile.
     keys = jax.vmap(_fold, (None, 0))(key, np.array(pairs, np.uint32))
     return [keys[i] for i in range(len(pairs))]
 
@@ -267,7 +268,7 @@ def leaf_keys(key: Key, tree: object) -> list[Key]:
 def map_with_keys(
     function: Callable[[Key, jax.Array], jax.Array], key: Key, tree: Shaped
 ) -> Shaped:
-    """The tree of function(key, leaf), with a key of its own for each leaf."""
+    """The tree of function(key, leaf), in which each leaf has its own key."""
     leaves, treedef = jax.tree.flatten(tree)
     return treedef.unflatten(map(function, leaf_keys(key, tree), leaves))
 

@@ -1,14 +1,14 @@
 """Shardings of arrays over meshes, and code that works for every kind of mesh axis.
 
 JAX's meshes have three kinds of axes. Along *explicit* axes, JAX's default, an array's
-type says how the array is sharded, and an operation raises an error where the types
-leave its output's sharding undecided. Along *auto* axes the compiler decides the
-sharding. Along *manual* axes (`jax.shard_map`) code sees one device's shard. The
-engines run a loss as `vmap(grad(loss))` would, for every kind of axis. They leave the
-sharding of their own computations around the loss to the compiler.
+type says how the array is sharded. An operation raises an error if the types do not
+determine its output's sharding. Along *auto* axes the compiler decides the sharding.
+Along *manual* axes (`jax.shard_map`) code sees one device's shard. The engines run a
+loss as `vmap(grad(loss))` would, for every kind of axis. They leave the sharding of
+their own computations around the loss to the compiler.
 
-Zeros and noise are sharded as the arrays they belong to. Inside `jax.shard_map` the
-type of a shard says along which axes the shards' values vary.
+Zeros and noise are sharded like the arrays to which they belong. Inside
+`jax.shard_map`, the type of a shard says along which axes the shards' values vary.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ _Entry = str | tuple[str, ...] | None
 def leading_axis(arrays: Sequence[Tree]) -> _Entry:
     """The sharding of the first axis of a batch, as an entry of a partition spec.
 
-    The entry is that of the first array whose leading axis is sharded, or None if no
-    array has a sharded leading axis.
+    The entry is that of the first array whose leading axis is sharded; None if no array
+    has a sharded leading axis.
     """
     specs = map(spec_of, arrays)
     return next((s[0] for s in specs if len(s) and s[0] is not None), None)
@@ -63,7 +63,7 @@ def like(
     *,
     leading: _Entry = None,
 ) -> jax.ShapeDtypeStruct:
-    """The type of an array whose last axes are sharded as those of a given variable.
+    """The type of an array whose last axes are sharded like those of a variable.
 
     Args:
       aval: the variable's type.
@@ -73,13 +73,13 @@ def like(
     """
     axes, mesh = aval.manual_axis_type, aval.sharding.mesh
     explicit = bool(mesh.explicit_axes)
-    # The type was made on an explicit mesh, but the code now runs where the compiler
-    # decides (`let_compiler_shard`), and types must be on the mesh of the context.
+    # The type may have been made on an explicit mesh, while the code now runs where the
+    # compiler decides (`let_compiler_shard`). Types must be on the mesh of the context.
     if explicit and lets_compiler_decide():
         explicit, mesh = False, jax.sharding.get_abstract_mesh()
     if not axes.varying and not explicit:
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
-    # The last axes are sharded as the variable's last axes, all others are not.
+    # The last axes are sharded like the variable's last axes; all others are not.
     spec: list[_Entry] = [None] * len(shape)
     if explicit:
         of_aval = tuple(aval.sharding.spec)[-len(shape) :] if shape else ()
@@ -104,14 +104,14 @@ def sharded_zeros(
     """Zeros with the shape and the sharding of the type that `like` returns.
 
     If this type has no explicit sharding and `mesh` is given, the zeros are on `mesh`,
-    and only their first axis is sharded, by `leading`.
+    and only their first axis is sharded, as `leading` says.
     """
     wanted = like(aval, shape, aval.dtype, leading=leading)
     sharding = wanted.sharding
     if sharding is None or not sharding.mesh.explicit_axes:
         spec = [leading, *[None] * (len(shape) - 1)]
         sharding = mesh and jax.NamedSharding(mesh, jax.P(*spec))
-    # With a sharding of None JAX's default applies, as for any array outside a mesh.
+    # If the sharding is None, JAX's default applies, as for any array outside a mesh.
     with enter_mesh(sharding):
         return jnp.zeros(wanted.shape, wanted.dtype, out_sharding=sharding)
 
@@ -119,7 +119,7 @@ def sharded_zeros(
 def enter_mesh(
     sharding: jax.NamedSharding | None,
 ) -> contextlib.AbstractContextManager[object]:
-    """A context manager for a sharding's mesh; it does nothing where a mesh is set.
+    """A context manager for a sharding's mesh; it does nothing if a mesh is set.
 
     Without a mesh in the context, JAX 0.12 ignores a requested `out_sharding`.
     """
@@ -129,9 +129,9 @@ def enter_mesh(
 
 
 def example_numbers(size: int, batch: Tree) -> jax.Array:
-    """The indices of a batch's examples, sharded as the first axis of its arrays."""
+    """The indices of a batch's examples, sharded like the first axis of its arrays."""
     arrays = [jnp.asarray(x) for x in jax.tree.leaves(batch)]
-    # On explicit axes the types of operands must agree, so the indices are resharded.
+    # On explicit axes the types of operands must agree. So the indices are resharded.
     numbers, mesh = jnp.arange(size), explicit_mesh(arrays)
     if mesh is None:
         return numbers
@@ -157,7 +157,7 @@ def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:
 
 
 def add_varying_axes(tree: Shaped, axes: frozenset[str]) -> Shaped:
-    """The same values, with types that vary along these axes, too."""
+    """The same values, with types that also vary along these axes."""
 
     def cast(x: jax.Array) -> jax.Array:
         # pcast accepts only axes along which x does not vary yet.
@@ -192,7 +192,7 @@ def let_compiler_shard(
 
 
 def explicit_mesh(arrays: Tree) -> AbstractMesh | None:
-    """The first mesh with explicit axes among the arrays' types, or None."""
+    """The first mesh with explicit axes among the arrays' types; None without any."""
     if not lets_compiler_decide():
         for x in jax.tree.leaves(arrays):
             mesh = jax.typeof(x).sharding.mesh
@@ -210,7 +210,7 @@ def lets_compiler_decide() -> bool:
 def are_concrete(arrays: Sequence[Tree]) -> bool:
     """Whether this process can read the values of all these arrays now.
 
-    It cannot where an array is traced, or has shards on other processes' devices.
+    It cannot if an array is traced, or has shards on devices of other processes.
     """
     return not any(
         isinstance(x, jax.core.Tracer)
@@ -222,7 +222,7 @@ def are_concrete(arrays: Sequence[Tree]) -> bool:
 def zeros_like(
     x: jax.Array, dtype: DTypeLike, leading: Sequence[int] = ()
 ) -> jax.Array:
-    """Zeros of the shape (*leading, *x.shape), sharded as x is."""
+    """Zeros of the shape (*leading, *x.shape), sharded like x."""
     shape = (*leading, *jnp.shape(x))
     zeros = jnp.broadcast_to(jnp.zeros_like(x, dtype), shape)
     if not _has_auto_axes(x):
@@ -238,15 +238,15 @@ def wide_zeros_like(tree: Tree, leading: Sequence[int] = ()) -> Tree:
 
 
 def shard_like(state: Shaped, params: Tree) -> Shaped:
-    """An optimizer's state, with its leaves sharded as the parameters they belong to.
+    """An optimizer's state, with leaves sharded like the parameters of the same paths.
 
     A leaf of the state belongs to the parameter whose path is the end of the leaf's
-    path, if the shapes of leaf and parameter agree.
+    path, if leaf and parameter have the same shape.
     """
     places = dict(jax.tree_util.tree_flatten_with_path(params)[0])
 
     def shard_leaf(path: tuple[Any, ...], x: ArrayLike) -> ArrayLike:
-        # The longest end that is a parameter's path; a lone parameter's path is empty.
+        # Take the longest end that is a parameter's path; it may be the empty path.
         ends = (path[i:] for i in range(len(path) + 1))
         p = next((places[end] for end in ends if end in places), None)
         if not _has_auto_axes(p) or jnp.shape(x) != jnp.shape(p):
@@ -263,9 +263,9 @@ def _copy_sharding(x: jax.Array, other: jax.Array) -> jax.Array:
     """The values of x, with the sharding that the compiler chooses for another array.
 
     Only the compiler knows the sharding of the other array, and it may place a constant
-    x on any device. A select gives its operands the same sharding. The compiler
-    propagates shardings first, and only then removes the select, whose condition is
-    constant.
+    on any device. A select gives its operands the same sharding. The condition of the
+    select is constant. The compiler propagates shardings first, and removes the select
+    only after that.
     """
     return jnp.where(False, other, x)
 
@@ -279,9 +279,9 @@ def _has_auto_axes(x: ArrayLike | None) -> TypeGuard[Tracer]:
 
 
 def normal_like(key: Key, x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Standard normal noise f[*x.shape], sharded as x; no two shards share their noise.
+    """Standard normal noise f[*x.shape], sharded like x; no two shards share noise.
 
-    A value that is replicated over devices gets the same noise on all of them.
+    If a value is replicated over devices, all of them get the same noise.
     """
     return draw_like(jax.random.normal, key, x, dtype)
 
@@ -292,19 +292,19 @@ def draw_like(
     """Random numbers with the shape and sharding of x; no two shards share them.
 
     Args:
-      draw: a function of a key, a shape and the setting, which is hashable, with the
-        keyword `out_sharding`. The same function should be passed at every call, since
-        it may be compiled.
+      draw: a function of a key, a shape and the setting, with the keyword
+        `out_sharding`. Pass the same function object in every call, since it may be
+        compiled.
       key: a typed key.
-      x: an array. Where x is replicated over devices, so are the numbers.
-      setting: the third argument of `draw`.
+      x: an array. If x is replicated over devices, so are the numbers.
+      setting: the third argument of `draw`, which is hashable.
     """
     kind, sharding = jax.typeof(x), None
     if isinstance(x, Tracer):
         if AxisType.Explicit in kind.sharding.mesh.axis_types:
             sharding = kind.sharding
     elif len(x.sharding.device_set) > 1:
-        # Outside of jit a compiled draw lets each device draw its own shard.
+        # Outside jit, a compiled draw lets each device draw its own shard.
         compiled = jax.jit(draw, static_argnums=(1, 2), out_shardings=x.sharding)
         return compiled(key, x.shape, setting)
     key = _fold_in_shard(key, varying_axes(kind))
@@ -313,14 +313,14 @@ def draw_like(
 
 
 def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:
-    """The key of this device's shard, for a value that varies along these Manual axes.
+    """The key of this device's shard, for a value that varies along these manual axes.
 
-    The key is unchanged where the value varies along none.
+    If the value varies along no axis, the key is unchanged.
     """
     mesh = jax.sharding.get_abstract_mesh()
     for axis in mesh.manual_axes:
-        # An axis index varies along its axis. Where its type does not say so, types do
-        # not record varying axes at all, and shards could share noise unnoticed.
+        # An axis index varies along its axis. If its type does not say so, types do not
+        # record varying axes at all, and shards could share noise unnoticed.
         known = axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
         if not known and mesh.shape[axis] > 1:
             raise ValueError(

@@ -1,8 +1,8 @@
 """Rules by which NumPy evaluates a jaxpr's operations on arrays.
 
 A rule makes a function of NumPy arrays from an operation's parameters. `RULES` has the
-rule of each operation by its name. Loops and branches, whose parameters are jaxprs, are
-in `interpret`, which evaluates jaxprs with these rules.
+rule of each operation under its name. The rules for loops and branches, whose
+parameters are jaxprs, are in `interpret`, which evaluates jaxprs by all these rules.
 """
 
 import functools
@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-# A function of NumPy arrays that returns one array, or a sequence of arrays for an
-# operation with several results.
+# A function of NumPy arrays that returns one array, or a sequence of arrays if the
+# operation has several results.
 Function = Callable[..., Any]
-# From an operation's parameters to the function that evaluates it.
+# A function of an operation's parameters that returns the function that evaluates it.
 Rule = Callable[[Mapping[str, Any]], Function]
 
 
@@ -36,7 +36,7 @@ def _divide(params: Mapping[str, Any]) -> Function:
 
 def _integer_pow(params: Mapping[str, Any]) -> Function:
     def power(x: np.ndarray) -> np.ndarray:
-        # By squaring, as XLA does, so that the error is a few roundings.
+        # By squaring, as XLA does, so that there are few roundings.
         result, base, y = np.ones_like(x), x, abs(params["y"])
         while y:
             result, base, y = (result * base if y & 1 else result), base * base, y >> 1
@@ -72,7 +72,7 @@ def _dot(params: Mapping[str, Any]) -> Function:
     (left, right), (batch, other) = params["dimension_numbers"]
 
     def dot(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        # The axes in the order: batch, own, contracted; each kind flattened into one.
+        # The order of axes is: batch, own, contracted. Each kind is flattened into one.
         own = [i for i in range(x.ndim) if i not in (*left, *batch)]
         its = [i for i in range(y.ndim) if i not in (*right, *other)]
         shape = [x.shape[i] for i in (*batch, *own)] + [y.shape[i] for i in its]
@@ -96,7 +96,7 @@ def _slice(params: Mapping[str, Any]) -> Function:
 
 
 def _window(x: np.ndarray, sizes: Sequence[int], starts: Iterable[Any]) -> Any:
-    # A window that would end beyond the array is moved inside, as XLA does.
+    # A window that would extend beyond the array is moved inside, as XLA does.
     first = [
         min(max(int(start), 0), length - size)
         for start, length, size in zip(starts, x.shape, sizes, strict=True)
@@ -118,7 +118,7 @@ def _dynamic_update(params: Mapping[str, Any]) -> Function:
 
 
 def _gather(params: Mapping[str, Any]) -> Function:
-    """`x[index]` by rows of indices, as `jax.numpy` indexing lowers it."""
+    """`x[index]` by rows of indices, as lowered from `jax.numpy` indexing."""
     dims, sizes = params["dimension_numbers"], params["slice_sizes"]
     batched = dict(
         zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
@@ -145,12 +145,12 @@ def _gather(params: Mapping[str, Any]) -> Function:
                 inside &= (start >= 0) & (start <= last)
             index.append(np.minimum(np.maximum(start, 0), last))
         if len(indexed) == 1 and not wide:
-            # Indices along one axis: `take` is much faster than arrays of indices.
+            # For indices along one axis, `take` is much faster than arrays of indices.
             out = np.take(x, index[0], indexed[0], mode="clip")
             axes = range(indexed[0], indexed[0] + len(batch))
             out = np.moveaxis(out, axes, range(len(batch)))
         else:
-            # A window is copied as a whole, which is faster than entry by entry.
+            # A window is copied as a whole, which is faster than copying its entries.
             if wide:
                 x = np.lib.stride_tricks.sliding_window_view(x, windows, wide)
             out = x.transpose(*indexed, *into)[tuple(index)]
@@ -158,7 +158,7 @@ def _gather(params: Mapping[str, Any]) -> Function:
             fill = params["fill_value"]
             fill = np.nan if fill is None else fill
             out = np.where(inside.reshape(*batch, *[1] * len(kept)), out, fill)
-        # The window's axes go to the places that the operation asks for.
+        # The window's axes go to the positions that the operation's parameters give.
         rest = iter(range(len(batch))), iter(range(len(batch), out.ndim))
         order = [next(rest[i in dims.offset_dims]) for i in range(out.ndim)]
         return out.astype(x.dtype, copy=False).transpose(order)
@@ -185,7 +185,7 @@ def _count_along(axis: int, size: int, ndim: int) -> np.ndarray:
 
 
 def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
-    """`x.at[index].add(updates)` and others; updates outside of the array are dropped.
+    """`x.at[index].add(updates)` and others. Updates outside of the array are dropped.
 
     The argument `combine` writes updates into an array at indices.
     """
@@ -207,7 +207,7 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
             left_out = (*dims.inserted_window_dims, *batched)
             kept = [i for i in range(x.ndim) if i not in left_out]
             window = dict(zip(kept, updates.shape[len(batch) :], strict=True))
-            # Indices into the flat array, with which NumPy is much faster.
+            # Indices into the flattened array, with which NumPy is much faster.
             flat, inside = np.zeros((), np.int64), np.ones((), bool)
             for axis, length in enumerate(x.shape):
                 start = _starts(axis, rows, dims.scatter_dims_to_operand_dims, batched)
@@ -228,7 +228,7 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
 
 
 def _convolution(params: Mapping[str, Any]) -> Function:
-    """Sliding products along one axis, as `jax.numpy.convolve` lowers them."""
+    """Sliding products along one axis, as lowered from `jax.numpy.convolve`."""
     dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
     groups = params["feature_group_count"], params["batch_group_count"]
     left, right, out = params["dimension_numbers"]
@@ -307,7 +307,7 @@ def _round(params: Mapping[str, Any]) -> Function:
 def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
     bits = 8 * x.dtype.itemsize
     left, zeros = x.view(f"u{x.dtype.itemsize}"), np.full(x.shape, bits, x.dtype)
-    # By halves: where the upper half of the bits is not empty, go on with that half.
+    # Halve the bits: if the upper half is not zero, go on with it.
     while bits > 1:
         bits //= 2
         upper = left >> bits
@@ -317,7 +317,7 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
 
 
 def _total_order(compare: Function) -> Function:
-    """A comparison in which −0 is less than 0, and NaN is at the ends."""
+    """A comparison in which −0 is less than 0, and NaNs are at the ends."""
 
     def key(x: np.ndarray) -> np.ndarray:
         if not np.issubdtype(x.dtype, np.floating):
@@ -329,7 +329,7 @@ def _total_order(compare: Function) -> Function:
 
 
 def _polynomial(x: np.ndarray, *coefficients: np.ndarray) -> np.ndarray:
-    # Horner's rule; the coefficient of the highest power is the last one.
+    # Horner's rule; the last coefficient is that of the highest power.
     return functools.reduce(lambda total, c: total * x + c, reversed(coefficients))
 
 
@@ -343,7 +343,7 @@ def _elementwise(fn: Function) -> Rule:
 
 def _scipy(name: str) -> Rule:
     def rule(params: Mapping[str, Any]) -> Function:
-        import scipy.special  # here, since `import dpjax` need not wait for SciPy
+        import scipy.special  # here, so that `import dpjax` does not wait for SciPy
 
         return getattr(scipy.special, name)
 
@@ -372,7 +372,7 @@ def _all_same(params: Mapping[str, Any]) -> Function:
     return lambda *arrays: arrays
 
 
-# Operations that are functions of NumPy with the same name, and with another one.
+# Operations that NumPy has under the same name, and under another name.
 _SAME_NAMES = (
     "abs ceil conj cos exp exp2 expm1 floor log log1p log2 nextafter sign sin sqrt "
     "square tanh"

@@ -1,8 +1,8 @@
-"""Records as plain values: the one writer and the one reader for JSON.
+"""Records as plain values: the only writer and the only reader of records in JSON.
 
 A record is a frozen dataclass or a `NamedTuple` whose fields are numbers, strings,
-members of an enum, other records, or tuples of these. The annotations of its fields say
-what the reader accepts.
+members of an enum, other records, or tuples of these. The annotations of its fields
+determine what the reader accepts.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from dpjax._core import validate
 
-# The types that values of a type have in JSON, which may write 1.0 as 1.
+# For each type, the types of its values in JSON, which may write 1.0 as 1.
 _PLAIN = {float: (float, int), int: (int,), str: (str,), bool: (bool,)}
 
 
@@ -28,10 +28,10 @@ def _fields(kind: Any) -> dict[str, Any] | None:
 
 
 def to_plain(value: Any, name: str = "value") -> Any:
-    """A value of plain dictionaries, lists, strings, numbers and None.
+    """A value as plain dictionaries, lists, strings, numbers and None.
 
-    A record becomes a dictionary with its class's name under "type". An infinite number
-    becomes the string "inf", since JSON has no literal for it.
+    A record becomes a dictionary, with the name of its class under "type". An infinite
+    number becomes the string "inf", since JSON has no literal for it.
 
     Args:
       value: a record, or a dictionary, list or tuple of such values.
@@ -60,7 +60,7 @@ def to_plain(value: Any, name: str = "value") -> Any:
 
 
 def from_plain(kind: Any, value: Any, name: str) -> Any:
-    """The value of a given type from which `to_plain` made plain values.
+    """Undo `to_plain`: the value of a given type that has these plain values.
 
     Args:
       kind: the type, such as a record's class, `int`, or a union of types.
@@ -70,11 +70,11 @@ def from_plain(kind: Any, value: Any, name: str) -> Any:
     Raises:
       ValueError: no value of this type has these plain values.
     """
-    kind = getattr(kind, "__value__", kind)  # what an alias with a name stands for
+    kind = getattr(kind, "__value__", kind)  # the type for which a named alias stands
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if value is None and types.NoneType in kinds:
         return None
-    # Of all types of numbers and arrays that a field may hold, JSON has floats alone.
+    # Of all types of numbers and arrays that a field may hold, JSON has only floats.
     kinds = (float,) if float in kinds else kinds
     for one in kinds:
         of, parts, fields = get_origin(one), get_args(one), _fields(one)

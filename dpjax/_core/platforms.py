@@ -1,4 +1,4 @@
-"""Functions whose behaviour depends on the platform that a program is lowered for."""
+"""Functions whose behaviour depends on the platform for which a program is lowered."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from dpjax._core.typing import Tree
 
 Out = TypeVar("Out")
 
-# An empty mesh, with which `jax.set_mesh` unsets the mesh of the context.
+# An empty mesh. `jax.set_mesh` with this mesh unsets the mesh of the context.
 _NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 
@@ -28,13 +28,14 @@ def on_platform(
 ) -> Out:
     """Call `there(*args)` on one platform, and `elsewhere(*args)` on all others.
 
-    The choice is made when a program is lowered, not when it is traced: the program may
-    be lowered for another platform than this machine's, or for several (`jax.export`).
+    The choice is made when a program is lowered, and not when it is traced. The program
+    may be lowered for a platform that this machine does not have, or for several
+    platforms (`jax.export`).
     """
     if _is_staged_out():
         return jax.lax.platform_dependent(*args, default=elsewhere, **{name: there})
     # Without staging, the function runs on the devices of its arrays, or on the default
-    # backend where no argument is an array.
+    # backend if no argument is an array.
     arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
     known = [x for x in arrays if not isinstance(x, jax.core.Tracer)]
     platforms = {d.platform for x in known for d in x.devices()}
@@ -43,7 +44,7 @@ def on_platform(
 
 
 def _is_staged_out() -> bool:
-    # Inside of a trace that stages operations out, even a constant is a tracer.
+    # Inside a trace that stages operations out, even a constant is a tracer.
     return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
@@ -51,7 +52,7 @@ def _is_staged_out() -> bool:
 def host() -> Any:
     """The first CPU device of this process; None if JAX has no CPU backend.
 
-    JAX has no CPU backend if its configuration names other platforms alone.
+    JAX has no CPU backend if its configuration names only other platforms.
     """
     try:
         return jax.local_devices(backend="cpu")[0]
@@ -60,7 +61,7 @@ def host() -> Any:
 
 
 def without_mesh() -> contextlib.AbstractContextManager[object]:
-    """A context manager under which operations that are not staged ignore any mesh.
+    """A context manager in which operations that are not staged ignore any mesh.
 
     Such an operation then runs on one device.
     """
@@ -70,7 +71,7 @@ def without_mesh() -> contextlib.AbstractContextManager[object]:
 
 
 def needs_float64(x: jax.Array) -> jax.Array:
-    """The identity, which raises an error where a program is lowered for a TPU.
+    """The identity, which raises an error if a program is lowered for a TPU.
 
     TPUs represent a float64 by two float32 numbers, whose exponents end at 1e-38. A δ
     or a tail probability below 1e-38 would count as zero.
@@ -86,7 +87,7 @@ def _refuse_float64(*_: object) -> NoReturn:
     )
 
 
-# The identity, with a rule for lowering it that differs by platform.
+# The identity, with lowering rules that differ by platform.
 _needs_float64 = jex.Primitive("needs_float64")
 _needs_float64.def_impl(lambda x: x)
 _needs_float64.def_abstract_eval(lambda x: x)

@@ -1,30 +1,31 @@
 """Rounding in the direction in which privacy bounds still hold.
 
-**Sums of squares** get upper bounds that hold under every rounding error. The model: An
-operation's result is off by a factor 1 + δ with |δ| at most the unit roundoff u (2⁻²⁴
-in float32). Then a sum of k products is off by at most γ_k = k u / (1 − k u) times the
-sum of the products' absolute values, for every order of summation, with or without
-fused multiply-adds (Higham, *Accuracy and Stability of Numerical Algorithms*, section
-3.1). Results that underflow to zero add less than 1e-30, in units of the clip norm,
-where nothing needs clipping. CPUs and GPUs obey the model in element-wise arithmetic,
-sums, and products at `Precision.HIGHEST`. TPUs compute such a product from six products
-of bfloat16 parts, which is outside the model.
+**Sums of squares** get upper bounds that hold despite all rounding errors. The model is
+that each result is off by a factor 1 + δ with |δ| at most the unit roundoff u (2⁻²⁴ in
+float32). Then the error of a sum of k products is at most γ_k = k u / (1 − k u) times
+the sum of the products' absolute values. This holds for every order of summation, with
+or without fused multiply-adds (Higham, *Accuracy and Stability of Numerical
+Algorithms*, section 3.1). Results that underflow to zero add less than 1e-30, in units
+of the clip norm, where no clipping is needed. CPUs and GPUs follow the model in
+element-wise arithmetic, sums, and products at `Precision.HIGHEST`. TPUs compute such a
+product from six products of bfloat16 parts, which is outside the model.
 
 To keep k small for arrays of every size, sums are computed in stages of about a
 thousand terms. Optimization barriers between the stages prevent XLA from merging them.
-(A barrier after each reshape is for speed: on CPUs a sum into which a reshape is fused
-is ten times slower.)
+(There is also a barrier after each reshape, for speed: on CPUs, a sum with which a
+reshape is fused is ten times slower.)
 
 **Noise and decay** are rounded for training. Accountants compute with a noise of 0.7
 and a decay of 0.99, but training uses float32. The float32 number nearest to 0.7 is
-1.2e-8 less, and the one nearest to 0.99 is 1e-8 more. Every bound falls with the noise
-and grows with the decay (a bound's terms are powers of the decay). So training rounds
-the noise up and the decay down to float32, and the bound holds for the rounded numbers.
+smaller by 1.2e-8, and the one nearest to 0.99 is larger by 1e-8. Every bound falls with
+the noise and grows with the decay (a bound's terms are powers of the decay). So
+training rounds the noise up and the decay down to float32, and the bound holds for the
+rounded numbers.
 
-Python numbers, which are in float64, are taken as exact. An array may be the result of
-rounding a Python number (`optax.inject_hyperparams` does that), and the exact number
-may be on either side. An array's value is therefore moved to the next number of its
-precision. A float64 array's value is moved only if it is not a float32.
+Python numbers, which are in float64, are taken as exact. But an array may be the result
+of rounding a Python number (as in `optax.inject_hyperparams`), and the exact number may
+be on either side. So an array's value is moved to the next number of its precision. A
+float64 array's value is moved only if it is not a float32.
 """
 
 import functools
@@ -38,7 +39,7 @@ import numpy as np
 
 from dpjax._core.typing import ArrayLike, DTypeLike
 
-# The bound on an example's influence depends on products, which must therefore not be
+# The bound on an example's influence depends on products. So products must not be
 # computed at reduced precision (TF32 or bfloat16).
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -67,16 +68,16 @@ def staged_sum(
     kept: int = 0,
     term: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> tuple[jax.Array, int]:
-    """The sum of term(x) over all axes but the first `kept` ones, and a number k.
+    """The sum of term(x) over all axes but the first `kept` axes, and a number k.
 
-    k is the number of terms in one stage, added up over the stages. γ_k then bounds the
+    k is the number of terms in one stage, added up over the stages. γ_k bounds the
     relative rounding error of the sum (see the module's docstring).
     """
     terms = 0
     while x.ndim > kept:
         last = x.shape[-1]
         if last > 2 * _STAGE:
-            # A length that divides the axis needs no copy for padding with zeros.
+            # If the length divides the axis, no copy is needed to pad with zeros.
             lengths = range(_STAGE // 4, 2 * _STAGE + 1)
             length = max((n for n in lengths if last % n == 0), default=_STAGE)
             x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -last % length)])
@@ -87,7 +88,7 @@ def staged_sum(
             axes += 1
         terms += math.prod(x.shape[-axes:])
         x = jnp.sum(term(x), axis=tuple(range(-axes, 0)))
-        # The first stage applies `term`. Later stages add up its sums unchanged.
+        # The first stage applies `term`. Later stages only add the sums.
         x, term = jax.lax.optimization_barrier(x), lambda x: x
     return term(x), terms
 
@@ -95,9 +96,9 @@ def staged_sum(
 def square_sum(x: jax.Array, kept: int = 0, unit: ArrayLike = 1.0) -> jax.Array:
     """An upper bound on the sum of (x / unit)² over all but the first `kept` axes.
 
-    The bound holds even where each entry of x has one rounding error.
+    The bound also holds if each entry of x has one rounding error.
     """
-    # A Python number takes the array's dtype, as it does in an expression.
+    # A Python number takes the array's dtype, as in an expression.
     unit = np.asarray(unit, x.dtype) if isinstance(unit, int | float) else unit
     return _square_sum(x, kept, unit)
 
@@ -105,8 +106,8 @@ def square_sum(x: jax.Array, kept: int = 0, unit: ArrayLike = 1.0) -> jax.Array:
 @functools.partial(jax.jit, static_argnames="kept")  # traced once for equal shapes
 def _square_sum(x: jax.Array, kept: int, unit: ArrayLike) -> jax.Array:
     total, terms = staged_sum(x, kept, lambda x: jnp.square(x / unit))
-    # 8 more terms cover the entries' own roundings, the division, the square and the
-    # products here.
+    # 8 more terms cover the rounding errors of the entries, the division, the square
+    # and the products here.
     return total * (1 + margin(terms + 8, x.dtype))
 
 
@@ -119,8 +120,8 @@ def upper_sum(parts: Sequence[jax.Array]) -> jax.Array:
 # A relative margin of sixteen roundings to float32. A guarantee that passes through an
 # accountant and back is rounded at most four times: the noise, μ, ε and δ.
 MARGIN = 1 + 1e-6
-# Float32 holds a noise in this range, and all draws of that noise. XLA flushes 1e-38
-# to 0.
+# Float32 can represent noise in this range, and all draws of this noise. XLA replaces
+# 1e-38 by 0.
 _LEAST, _MOST = 2.0**-100, 2.0**100
 
 
@@ -129,7 +130,7 @@ def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
 
     Raises:
       ValueError: the product of Python numbers is not 0 and not from 2**-100 to 2**100.
-        Where a factor is an array, the result is NaN instead.
+        If a factor is an array, the result is NaN instead.
     """
     # Fractions hold the product of Python numbers exactly, so that it is rounded once.
     numbers = [x for x in factors if isinstance(x, int | float)]
@@ -143,7 +144,7 @@ def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
     arrays = [jnp.asarray(x) for x in factors]
     moved = [_round_array(x, jnp.inf) for x in arrays]
     product = functools.reduce(lambda x, y: _next(x * y, jnp.inf), moved)
-    # A traced value cannot raise an error, so a product out of range becomes NaN.
+    # A traced value cannot raise an error. So a product out of range becomes NaN.
     held = (product >= _LEAST) & (product <= _MOST)
     nothing = functools.reduce(jnp.logical_or, [x == 0 for x in arrays])
     return jnp.where(nothing, 0.0, jnp.where(held, product, jnp.nan))
@@ -153,8 +154,8 @@ def round_down_float32(x: ArrayLike) -> float | jax.Array:
     """A non-negative number rounded down to float32, f32[].
 
     A Python number becomes the largest float32 that does not exceed it. An array may
-    hold a number that was rounded before, and gives a smaller float32; see the module's
-    docstring. Zero stays zero.
+    hold a number that was already rounded, and becomes a smaller float32; see the
+    module's docstring. Zero stays zero.
     """
     if isinstance(x, int | float):
         return _round_exact(Fraction(x), 0.0)
@@ -163,7 +164,7 @@ def round_down_float32(x: ArrayLike) -> float | jax.Array:
 
 
 def _round_exact(exact: Fraction, towards: float) -> float:
-    # The nearest float32, or its neighbour where the nearest is on the wrong side.
+    # The nearest float32, or its neighbour if the nearest is on the wrong side.
     near = np.float32(float(exact))
     off = Fraction(float(near)) - exact
     beyond = off < 0 if towards > 0 else off > 0
@@ -178,7 +179,7 @@ def _round_array(x: jax.Array, towards: float) -> jax.Array:
         beyond = wide < x if towards > 0 else wide > x
         return jnp.where(beyond, _next(near, towards), near)
     # A narrower array may have been rounded from a number on either side, by less than
-    # the distance to the next number of its own precision.
+    # the distance to the next number of its precision.
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
     return _next(x, towards).astype(jnp.float32)
 

@@ -1,16 +1,15 @@
 """Searches for roots that end on the side on which a bound holds, with derivatives.
 
-The result of a search differs from the root by up to the last step of the search, but a
-bound must hold exactly. Every search of this module therefore ends on the side that its
-caller calls good, despite rounding errors. JAX does not differentiate through the
-searches. The implicit function theorem gives the derivatives of a root from the
-function at the root alone.
+A search ends near the root, at a distance up to its last step, but a bound must hold
+exactly. So every search of this module ends on the side that its caller calls good,
+despite rounding errors. JAX does not differentiate through the searches. Instead, the
+implicit function theorem gives the derivatives of a root from the function at the root.
 
-`bracket` and `close` find the parameter at which a monotone function crosses zero,
-`secants` finds it in few evaluations, and `minimize` minimizes a function. `bracket`
-walks until the function has changed its sign, and `close` then narrows the bracket.
-With concrete numbers both call the function directly, so that a caller may compile it,
-and NumPy evaluates the search's own arithmetic.
+`bracket` and `close` find the parameter at which a monotone function crosses zero.
+`secants` finds it in few evaluations. `minimize` minimizes a function. `bracket` walks
+until the function has changed its sign, and `close` then narrows the bracket. With
+concrete numbers, both call the function directly, so that a caller may compile it, and
+NumPy evaluates the search's own arithmetic.
 """
 
 import functools
@@ -35,7 +34,7 @@ _Condition = Callable[[jax.Array], jax.Array]
 def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
     """Newton's method for a zero of a concave function, from the function's good side.
 
-    A tangent of a concave function is nowhere below the function. So the iterates
+    The tangents of a concave function are never below the function. So the iterates
     approach the zero from the side on which the function is negative, and never cross
     the zero.
     """
@@ -56,7 +55,7 @@ def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
 
 
 def nudge(holds: _Condition, x: jax.Array, direction: float) -> jax.Array:
-    """Move x in a direction, by steps that double from a few ulps, until holds(x).
+    """Move x in a direction until holds(x), by steps that double from a few ulps.
 
     The direction is 1.0 or −1.0; the result is at least 0.
     """
@@ -69,7 +68,7 @@ def nudge(holds: _Condition, x: jax.Array, direction: float) -> jax.Array:
         x, bump = state
         return jnp.maximum(x + direction * bump, 0.0), 2 * bump
 
-    # TINY moves x = 0, too. The loop also ends once the step is infinite.
+    # The addition of TINY moves even x = 0. The loop also ends at an infinite step.
     bump = 2 * ULP * x + TINY
     return jax.lax.while_loop(cond, body, (x, bump))[0]
 
@@ -79,8 +78,8 @@ def bisect(
 ) -> jax.Array:
     """Halve a bracket `times` times, and return its good end.
 
-    The condition must hold at the good end `good`, and then holds at the result. The
-    other end, `fails`, may be any number. Arrays of brackets are halved elementwise.
+    The condition must hold at `good`, and then also holds at the result. The other end,
+    `fails`, may be any number. Arrays of brackets are halved elementwise.
     """
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
@@ -97,10 +96,11 @@ def implicit_derivative(
 ) -> jax.Array:
     """The root, with derivatives by the implicit function theorem.
 
-    The residual is evaluated only for derivatives. Where `met` is false, the search
-    found no root, and the derivatives are zero.
+    The residual is evaluated only for derivatives. If `met` is false, the search found
+    no root, and the derivatives are zero.
     """
-    # JAX's custom rules see explicit arguments only, so captured tracers become some.
+    # JAX's custom rules see explicit arguments only. So captured tracers become
+    # arguments.
     residual, constants = jax.closure_convert(residual, root)
 
     @jax.custom_jvp
@@ -115,24 +115,24 @@ def implicit_derivative(
         primals: Sequence[jax.Array], tangents: Sequence[jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         root, met, *constants = primals
-        # The function, not `root`: second derivatives then see that the root moves.
-        # Where no root was met, 1 keeps the residual's derivatives finite.
+        # This calls the function instead of using `root`, so that second derivatives
+        # see that the root moves. If there is no root, 1 keeps derivatives finite.
         x = jnp.where(met, differentiable_root(*primals), jnp.ones_like(root))
         by_x = jax.jvp(lambda x: residual(x, *constants), (x,), (jnp.ones_like(x),))[1]
         moved = jax.jvp(
             lambda *c: residual(x, *c), tuple(constants), tuple(tangents[2:])
         )[1]
-        # dx = −(∂residual/∂c · dc) / (∂residual/∂x). The inner `where` keeps a division
-        # by zero out of second derivatives.
+        # dx = −(∂residual/∂c · dc) / (∂residual/∂x). The inner `where` prevents a
+        # division by zero in second derivatives.
         moves = met & (by_x != 0) & jnp.isfinite(by_x)
         return root, jnp.where(moves, -moved / jnp.where(moves, by_x, 1.0), 0.0)
 
-    # stop_gradient: nothing may differentiate through the search that made the root.
+    # stop_gradient: derivatives must not go through the search that made the root.
     return differentiable_root(jax.lax.stop_gradient(root), met, *constants)
 
 
 def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Array:
-    """The value, with the derivatives of fn(); fn is evaluated for derivatives only."""
+    """The value, with the derivatives of fn(); fn is evaluated only for derivatives."""
     fn, constants = jax.closure_convert(fn)
 
     @jax.custom_jvp
@@ -147,18 +147,18 @@ def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Arra
         value, *constants = primals
         return value, jax.jvp(fn, tuple(constants), tuple(tangents[1:]))[1]
 
-    # stop_gradient: the value's own derivatives must not add to those of fn().
+    # stop_gradient: the value's own derivatives must not be added to those of fn().
     return differentiable_value(jax.lax.stop_gradient(value), *constants)
 
 
 class Seen(NamedTuple):
-    """A point of a search in the log of a positive number.
+    """A point of a search for a positive number, in terms of its log.
 
     Attributes:
       log: the log of the number.
-      excess: the value there, within ±_FAR.
-      slope: the mean slope from here to the zero, by an estimate.
-      next: the log of the next number, where the estimate is zero.
+      excess: the value of the function at this point, clipped to ±_FAR.
+      slope: an estimate of the mean slope from this point to the zero.
+      next: the log of the next number, at which the estimate is zero.
     """
 
     log: float
@@ -167,7 +167,7 @@ class Seen(NamedTuple):
     next: float
 
 
-_STEEPEST, _FLATTEST = -8.0, -0.7  # the slopes that log ε has in log σ, and more
+_STEEPEST, _FLATTEST = -8.0, -0.7  # a range wider than that of slopes of log ε in log σ
 
 
 def secants(
@@ -176,7 +176,7 @@ def secants(
     """The points of a search for the zero of a function that falls with log x.
 
     Each point is the zero of the parabola through the last three points, or of the
-    secant through the last two. If that zero is outside of the bracket, the point is
+    secant through the last two. If this zero is outside of the bracket, the point is
     the middle of the bracket, in log x. The caller decides when to stop.
 
     Args:
@@ -197,7 +197,7 @@ def secants(
                 bend = (secant - before) / (log - points[-2].log)
                 slope += bend * (log - last.log - value / secant)
                 slope = min(max(slope, 1.5 * secant), secant / 1.5)
-            # Rounding, or a value that is cut off, may give a wrong slope.
+            # Rounding, or a value clipped to ±_FAR, may give a wrong slope.
             slope = min(max(slope, _STEEPEST), _FLATTEST)
         further = log - value / slope
         further = further if low <= further <= high else (low + high) / 2
@@ -216,7 +216,7 @@ def minimize(
     *args: Any,
     **kwargs: Any,
 ) -> np.ndarray:
-    """The argument f64[k] of the local minimum that L-BFGS-B finds from a start x.
+    """The local minimum f64[k] that L-BFGS-B finds from a start x.
 
     All further arguments are passed to `value_and_grad`.
     """
@@ -224,7 +224,7 @@ def minimize(
 
     def usable(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = map(np.asarray, value_and_grad(jnp.asarray(x), *args, **kwargs))
-        # Where a value or a gradient overflows, an infinite value makes the line search
+        # If a value or a gradient overflows, an infinite value makes the line search
         # take a shorter step. The zero gradient keeps NaN out of scipy's updates.
         known = np.isfinite(value) and np.isfinite(slope).all()
         return (float(value), slope) if known else (np.inf, np.zeros_like(slope))
@@ -237,12 +237,12 @@ def minimize(
 
 _Function = Callable[[jax.Array], jax.Array]
 _State = TypeVar("_State")
-_FAR = 2.0  # an excess beyond ±_FAR counts as this, which limits the steps
-_LEAST_STRIDE = 1e-3  # the least log of a first stride; ten squarings exceed e
+_FAR = 2.0  # an excess beyond ±_FAR is clipped to ±_FAR, which limits the steps
+_LEAST_STRIDE = 1e-3  # the minimum log of a first stride; ten squarings exceed e
 
 
 class Point(NamedTuple):
-    """A parameter, and the excess of log ε over log of the target at this parameter."""
+    """A parameter, and the excess at this parameter: log ε minus log of the target."""
 
     at: jax.Array
     excess: jax.Array
@@ -263,15 +263,14 @@ class _Walk(NamedTuple):
 
 
 class _Bracket(NamedTuple):
-    """A point where the excess is positive, and one where it is not.
+    """A point at which the excess is positive, and one at which it is not.
 
     Attributes:
-      bad: the point where the excess is positive.
-      good: the point where the excess is at most zero.
+      bad: the point at which the excess is positive.
+      good: the point at which the excess is at most zero.
       radius: half the width, in the log of the parameter, of the bracket that bisection
         would have after as many steps.
-      curvature: κ₁, the distance from the secant's zero at which to evaluate, over the
-        square of the width.
+      curvature: κ₁. The next point is at the distance κ₁ width² from the secant's zero.
     """
 
     bad: Point
@@ -303,17 +302,17 @@ def bracket(
     """Walk from start, squaring the stride, until the sign of the excess changes.
 
     The first stride is at most a factor of two. It is smaller if the first excess is
-    small, because log ε usually falls at least as fast as the log of the parameter
-    grows.
+    small. The reason is that log ε usually falls at least as fast as the log of the
+    parameter grows.
 
     Args:
-      excess: the function, positive where the target is missed.
+      excess: the function, positive if the target is missed.
       start: the first parameter.
       increasing: whether the function grows with the parameter.
-      ends: the smallest and the largest parameter to evaluate.
+      ends: the minimum and the maximum parameter to evaluate.
 
     Returns:
-      The last two points. If the sign never changed, the last one is at an end.
+      The last two points. If the sign never changed, the last point is at an end.
     """
 
     def body(walk: _Walk) -> _Walk:
@@ -327,10 +326,10 @@ def bracket(
 
 @without_compiler
 def _begin(first: Point) -> _Walk:
-    # The excess is in log ε. If ε fell like one over the parameter, the log of the
+    # The excess is in log ε. If ε were proportional to 1 / parameter, the log of the
     # parameter would have to move by the excess.
     stride = jnp.exp(jnp.clip(jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
-    # No parameter equals NaN: the walk goes on from the first point.
+    # No parameter equals NaN. So the walk goes on from the first point.
     return _Walk(first._replace(at=jnp.full_like(first.at, jnp.nan)), first, stride)
 
 
@@ -355,7 +354,7 @@ def find_bracket(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
     """Whether the excess changed its sign, and the bad and the good end of the bracket.
 
     If the excess did not change its sign, the walk stopped at an end of the range. The
-    bracket is then a fixed one of width zero, whose result is not used.
+    bracket is then a fixed bracket of width zero, whose result is not used.
     """
     crossed = (first.excess > 0) != (second.excess > 0)
 
@@ -377,14 +376,14 @@ def close(
 ) -> jax.Array:
     """Narrow a bracket to a width of at most the tolerance; return its good end.
 
-    The method is ITP, which evaluates near the zero of the secant and needs hardly more
-    steps than bisection for any function. The result is the given good end, or a point
+    The method is ITP, which evaluates near the zero of the secant. For any function, it
+    needs hardly more steps than bisection. The result is the given good end, or a point
     at which the excess was evaluated and is at most 0.
 
     Args:
       excess: the function, at most 0 at the good end.
-      bad: an end of the bracket. The excess there may be an estimate, as it only
-        affects the speed; the same holds for the good end.
+      bad: an end of the bracket. The excess at both ends may be an estimate, since it
+        only affects the speed.
       good: the other end.
       tolerance: the width, relative if `log` is true.
       log: whether to search in the log of the parameter, in which most accountants are
@@ -412,10 +411,10 @@ def _open_bracket(
     bad: Point, good: Point, tolerance: ArrayLike, *, log: bool
 ) -> _Bracket:
     width = _width(bad, good, log)
-    # The radius ρ of the reference: the largest half-width that bisection would have
+    # The radius ρ of the reference: the maximum half-width that bisection would have
     # before each step, with one step to spare.
     halvings = jnp.ceil(jnp.log2(jnp.maximum(width / tolerance, 1.0)))
-    # κ₁ is small, since the excess is smooth: the secant's zero is then near the root.
+    # κ₁ is small. The excess is smooth, so that the secant's zero is near the root.
     curvature = 0.01 / jnp.maximum(width, tolerance)
     return _Bracket(bad, good, jnp.exp2(halvings) * tolerance, curvature)
 
@@ -432,9 +431,9 @@ def _is_open(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array
 
 @_with_log
 def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
-    """The next parameter to evaluate: near the secant's zero, clipped by ITP's radius.
+    """The next parameter to evaluate: near the secant's zero, within ITP's radius.
 
-    Because of the clip, the search needs at most one step more than bisection.
+    Because of the radius, the search needs at most one step more than bisection.
     """
     high, low = bracket.bad.excess, bracket.good.excess
     ends = bracket.bad.at, bracket.good.at
@@ -453,7 +452,7 @@ def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
 
 @without_compiler
 def _narrow(bracket: _Bracket, middle: Point) -> _Bracket:
-    # The new point replaces the end whose sign it shares, so the bracket stays valid.
+    # The new point replaces the end with the same sign. So the bracket stays valid.
     ok = middle.excess <= 0
 
     def pick(x: Point, y: Point) -> Point:

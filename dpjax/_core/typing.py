@@ -1,12 +1,12 @@
 """Type aliases for the signatures of dpjax.
 
-The alias for a pytree is optax's, with which a static checker accepts nested containers
-of arrays and numbers (chex's alias excludes numbers). Only the author of a loss knows
-the types of its parameters and examples, so the alias `LossFn` does not restrict the
-arguments. Signatures use `Any` for results of a user's function and for arguments that
-are passed on to such a function. They use `object` for values that are not inspected.
-`help` shows an alias of `TypeAliasType` by its name, and any other by its definition.
-`Adjacency`, which the signatures of accountants name, is here, too.
+The alias for a pytree is optax's. With this alias a static checker accepts nested
+containers of arrays and numbers (chex's alias excludes numbers). Only the author of a
+loss knows the types of its parameters and examples. So the alias `LossFn` does not
+restrict the arguments. Signatures use `Any` for results of a user's function and for
+arguments that are passed on to such a function. They use `object` for values that are
+not inspected. `help` shows an alias of `TypeAliasType` by its name, and other aliases
+by their definition. `Adjacency`, which signatures of accountants name, is here, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,9 @@ DTypeLike = TypeAliasType("DTypeLike", jax.typing.DTypeLike)
 Key: TypeAlias = chex.PRNGKey  # a typed key, which validate.typed_key checks
 Tree = TypeAliasType("Tree", optax.Params)
 ScalarOrSchedule = TypeAliasType("ScalarOrSchedule", optax.ScalarOrSchedule)
-LossFn: TypeAlias = Callable[..., jax.Array]  # from parameters and ONE example
-# From the leaves of the parameters and of the example to the loss and auxiliary output.
+LossFn: TypeAlias = Callable[..., jax.Array]  # a function of parameters and ONE example
+# A function of the leaves of the parameters and of the example, which returns the loss
+# and aux.
 LossOfLeaves: TypeAlias = Callable[[Arrays, Arrays], tuple[ArrayLike, object]]
 Atom: TypeAlias = jax.core.Atom  # an input of a jaxpr's equation: variable or literal
 Engine: TypeAlias = Literal["auto", "bookkeeping", "ghost", "vmap"]
@@ -38,7 +39,7 @@ Arithmetic: TypeAlias = Literal["real", "discrete"]
 # 32-bit words, of JAX or of NumPy.
 Bits = TypeVar("Bits", jax.Array, np.ndarray)
 
-# Where a signature has one of these variables twice, the output has the input's tree
+# If a signature has one of these variables twice, the output has the input's tree
 # structure. The trees may have user-defined nodes, such as modules, which a static
 # checker cannot know. So the variables have no bound.
 Shaped = TypeVar("Shaped")

@@ -1,7 +1,7 @@
 """Checks of static arguments; every error message names the argument and its value.
 
-A traced value cannot be checked, so it passes. The docstring of a function says how the
-function treats an invalid traced value.
+A traced value cannot be checked, and is accepted. The docstring of each function says
+how the function treats an invalid traced value.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from dpjax._core.typing import ArrayLike, Key
 
 
 def concrete(value: object) -> np.ndarray | None:
-    """The value as a NumPy array, or None when it is traced."""
+    """The value as a NumPy array; None if the value is traced."""
     if isinstance(value, Tracer):
         return None
     array = np.asarray(value)
-    # NumPy gives integers beyond 64 bits the dtype object; accountants use floats.
+    # For integers beyond 64 bits, NumPy has the dtype object. Accountants use floats.
     return array.astype(np.float64) if array.dtype == object else array
 
 
@@ -42,7 +42,7 @@ def positive(name: str, value: object) -> None:
 
 
 def positive_float(name: str, value: object) -> float:
-    """A concrete, positive and finite number as a Python float, or an error."""
+    """Return a concrete, positive and finite number as a Python float, or raise."""
     scalar(name, value)
     array = concrete(value)
     if array is None:
@@ -75,7 +75,7 @@ def above_one(name: str, value: object) -> None:
 def whole_count(name: str, value: ArrayLike) -> ArrayLike:
     """The value, if it is a non-negative whole number; a traced value is rounded up.
 
-    More steps cost more privacy, so the next whole number is on the safe side.
+    More steps cost more privacy. So the next whole number is on the safe side.
     Differentiation treats the rounding as the identity: the derivative of a function
     with respect to the original value is its derivative at the rounded number. A traced
     negative number stays negative; infinity and NaN give NaN.
@@ -91,15 +91,15 @@ def whole_count(name: str, value: ArrayLike) -> ArrayLike:
     )
     if not isinstance(value, Tracer) or not jnp.issubdtype(value.dtype, jnp.floating):
         return value
-    # In the caller's dtype, in which rounding up is exact. A negative value is not
-    # rounded: −0.5 must stay invalid, and would become 0.
+    # The rounding is in the caller's dtype, in which it is exact. A negative value is
+    # not rounded: −0.5 must stay invalid, but would become 0.
     whole = jnp.where(value < 0, value, jnp.ceil(value))
-    # The second term is zero (NaN for an infinite value), with the derivative one.
+    # The second term is zero (NaN for an infinite value), and its derivative is 1.
     return jax.lax.stop_gradient(whole) + (value - jax.lax.stop_gradient(value))
 
 
 def step(value: object, num_steps: int) -> None:
-    """Raise unless value is the number of one of the steps from 0 to num_steps - 1."""
+    """Raise unless value is a step number, an integer from 0 to num_steps - 1."""
     _check(
         "step",
         value,
@@ -116,7 +116,7 @@ def decay(name: str, value: object) -> None:
 def scalar(name: str, value: object) -> None:
     """Raise unless value is one real number.
 
-    For a schedule the message says how `optax.inject_hyperparams` takes it.
+    For a schedule, the message says how to pass it with `optax.inject_hyperparams`.
     """
     if callable(value):
         raise ValueError(
@@ -133,7 +133,7 @@ def scalar(name: str, value: object) -> None:
 
 
 def real_vector(name: str, value: object) -> np.ndarray | None:
-    """Return a vector of real numbers in float64, or None for a traced vector."""
+    """Return a vector of real numbers in float64; None for a traced vector."""
     if isinstance(value, Tracer):
         # The shape and dtype of a traced value are known, and are checked.
         if value.ndim != 1 or not jnp.issubdtype(value.dtype, jnp.floating):
@@ -149,16 +149,16 @@ def real_vector(name: str, value: object) -> np.ndarray | None:
 
 
 def static_int(name: str, value: object, *, minimum: int) -> int:
-    """The value as an int, or an error.
+    """Return the value as an int, or raise.
 
-    A static integer determines shapes of the program, so it cannot be an array.
+    A static integer determines shapes of the program. So it cannot be an array.
     """
     if isinstance(value, jax.Array):
         raise ValueError(
             f"{name} must be a static Python integer, not {value!r}; under "
             f'optax.inject_hyperparams, name it in static_args=("{name}", ...).'
         )
-    # bool is a subclass of int, but True is no count.
+    # bool is a subclass of int, but True is not a number of anything.
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{name} must be an integer; got {value!r}.")
     if value < minimum:
@@ -167,7 +167,7 @@ def static_int(name: str, value: object, *, minimum: int) -> int:
 
 
 def at_most(name: str, value: int, most: int, which: str = "") -> None:
-    """Raise unless value <= most; the message says which number that is."""
+    """Raise unless value <= most; the message describes `most` by `which`."""
     if value > most:
         raise ValueError(f"{name} must be at most {which}{most}; got {value!r}.")
 
@@ -179,7 +179,7 @@ def one_of(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def flag(name: str, value: object) -> bool:
-    """The value as a bool, or an error."""
+    """Return the value as a bool, or raise."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name} must be True or False; got {value!r}.")
     return bool(value)
@@ -197,7 +197,7 @@ def diameter(value: object) -> bool:
 
 
 def adjacency(value: object) -> Adjacency:
-    """The value, or an error if it is not an Adjacency."""
+    """Return the value, or raise if it is not an Adjacency."""
     if not isinstance(value, Adjacency):
         raise ValueError(f"adjacency must be a dpjax.Adjacency; got {value!r}.")
     return value
@@ -213,7 +213,7 @@ def adjacency_without_removal(value: object) -> None:
 
 
 def typed_key(name: str, value: object) -> Key:
-    """A scalar typed JAX key, or an error that says how to make one."""
+    """Return a scalar typed JAX key, or raise an error that says how to make one."""
     if (
         not isinstance(value, jax.Array)
         or not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -1,9 +1,9 @@
-"""One object from which a private run is made, so that its parts cannot disagree.
+"""Make all parts of a private run from one object, so that their numbers agree.
 
-**Idea.** The guarantee of a private run rests on numbers that several parts share: the
-sampler's rate, the clip norm of the gradient, the noise and the divisor of the
-optimizer, the number of steps. A `Plan` holds each of these numbers once, and makes the
-sampler, the gradient, the optimizer and the guarantee from them.
+**Idea.** The guarantee of a private run depends on numbers that several parts share:
+the sampler's rate, the clip norm of the gradient, the optimizer's noise and divisor,
+and the number of steps. A `Plan` holds each number once. It makes the sampler, the
+gradient, the optimizer and the guarantee from its numbers.
 
 **Files**, in the order in which a run uses them:
 
@@ -11,19 +11,19 @@ sampler, the gradient, the optimizer and the guarantee from them.
 2. `mechanisms`: how examples are drawn, and the matching privacy event for accountants.
    `shape`: noise that is correlated between steps. `schedule`: numbers that vary from
    step to step.
-3. `solve`: `dpjax.plan`, which solves for the number that is not given: noise, steps,
-   batch size or ε. `comparison`: the choice of a mechanism where the caller leaves it
-   open.
+3. `solve`: `dpjax.plan`, which computes the number that the caller leaves out: noise,
+   steps, batch size or ε. `comparison`: the choice of a mechanism where the caller
+   names none.
 4. `loader`: the examples of a batch from arrays, files and data sets on the host.
    `users`: data in which one person has several examples.
 5. `loss`: the caller's loss, transformed into clipped sums. `modules`: models that hold
    more than parameters. `alerts` and `zero_gradients`: warnings about parameters that
    the loss does not train.
 6. `optimizer`: the noise, the mean, the user's optimizer, the step limit, and the
-   accumulation of batches that are processed in parts.
+   accumulation of gradients over the parts of a batch.
    `quantile`: a clip norm that follows a released quantile.
 7. `guarantee`: the guarantee, as a sentence for a paper and as a record for a machine.
-8. `plan`: the class `Plan`, whose methods are these steps.
+8. `plan`: the class `Plan`, whose methods call the files above.
 """
 
 from dpjax._plan.comparison import Candidate as Candidate

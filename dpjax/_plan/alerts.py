@@ -1,4 +1,4 @@
-"""Warnings about parameters with zero gradients, which only the noise would change."""
+"""Warnings about parameters with zero gradients, which only the noise changes."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Alerts:
     """The warnings of one function from `Plan.value_and_grad`, each issued once."""
 
     def __init__(self) -> None:
-        """Start without any issued warning."""
+        """Create the warnings, none of which is issued yet."""
         self._saw_loss = False
         self._saw_sum = False
         self._zero: list[str] = []
@@ -44,8 +44,8 @@ class Alerts:
 
         Args:
           loss_and_aux: the loss, a function of the trained parameters and one example.
-          loss_of_two: the loss for a batch of two examples, with the random keys of one
-            example; None where the loss takes no batch axis.
+          loss_of_two: the loss of a batch of two examples, which both get the random
+            keys of one example; None where the loss takes no batch axis.
           parts: the parts of the model.
           batch: the examples and their random keys, with a leading axis.
         """
@@ -84,9 +84,9 @@ class Alerts:
     ) -> None:
         """Warn if the clipped sum of a parameter is zero in the first usable batch.
 
-        That is the first batch in which some valid example has a finite gradient. Later
-        batches are not checked. Under jit the values are unknown, and there is no
-        warning.
+        A batch is usable if at least one valid example has a finite gradient. Later
+        batches are not checked. Under jit the values are unknown, so that no warning is
+        issued.
 
         Args:
           sums: the clipped sum, a tree shaped like the trained parameters.
@@ -101,7 +101,7 @@ class Alerts:
             return
         self._saw_sum = True
         pairs = zip(names, jax.tree.leaves(sums), strict=True)
-        # Parameters of which `warn_of_loss` has warned are left out.
+        # `warn_of_loss` has already warned of the parameters in self._zero.
         zero = [x for x, total in pairs if x not in self._zero and not jnp.any(total)]
         if zero:
             warnings.warn(
@@ -115,7 +115,7 @@ class Alerts:
 def _are_gradients_zero(
     loss_and_aux: Callable[..., Any], trained: Any, examples: Any
 ) -> list[bool]:
-    """For each trained leaf, whether its gradient is known to be zero for all data."""
+    """For each trained leaf, whether its gradient is proven to be zero for all data."""
     gradient = jax.grad(loss_and_aux, has_aux=True)
     closed = jax.make_jaxpr(lambda *args: gradient(*args)[0])(trained, examples)
     return are_outputs_zero(closed)

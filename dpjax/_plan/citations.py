@@ -18,10 +18,10 @@ _LIBRARY = """@misc{{dpjax,
 
 
 def citations(run: RunParameters, event: Event) -> str:
-    """The entries of `papers.bib` for what a run used, after one for the library.
+    """An entry for this library, then the entries of `papers.bib` for a run's methods.
 
-    The keywords of an entry are the events, the records, the samplings and the kinds of
-    strategies that it is cited for.
+    The keywords of an entry name the events, records, samplings and kinds of strategies
+    for which the paper is cited.
     """
     used = {run.sampling, *_types(to_plain(event)), *_types(to_plain(run.parameters()))}
     if run.shape is not None:
@@ -37,7 +37,7 @@ def citations(run: RunParameters, event: Event) -> str:
 
 
 def _types(plain: Any) -> Iterator[str]:
-    """The names of the types of all records in plain values."""
+    """The type names of all records within a tree of dicts and lists."""
     if isinstance(plain, dict):
         yield plain["type"]
         plain = [*plain.values()]

@@ -1,13 +1,12 @@
-"""Choose the mechanism, among those a data loader can run, that leaves the least noise.
+"""Choose the mechanism that leaves the least noise, among those a data loader can run.
 
 Random batches hide which examples took part, and so need less noise (amplification).
-Correlated noise cancels in later steps some of the noise of earlier steps, and so
-leaves less noise in the sums that an optimizer computes. But the longer the
-correlation, the smaller the amplification by random batches. Which of the two effects
-is worth more depends on ε, on the number of epochs and on the optimizer. So `best_plan`
-makes a plan for each mechanism at the same ε, and compares the noise that each plan
-leaves in the workload. The comparison uses public numbers only, so that the choice
-costs no privacy.
+With correlated noise, later steps cancel some of the noise of earlier steps. So less
+noise remains in the sums that an optimizer computes. But the longer the correlation,
+the smaller the amplification by random batches. Which effect is larger depends on ε, on
+the number of epochs and on the optimizer. So `best_plan` makes a plan for each
+mechanism at the same ε, and compares the noise that each plan leaves in the workload.
+The choice costs no privacy, since the comparison uses public numbers only.
 """
 
 import dataclasses
@@ -26,7 +25,8 @@ from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import QuantileClip
 from dpjax.accounting import correlated
 
-# The decay for prefix sums: `strategies.tree` needs a decay below 1, also in float32.
+# The decay that stands for prefix sums, whose decay is 1: `strategies.tree` needs a
+# decay that is below 1, also in float32.
 _NEARLY_ONE = 1 - 2.0**-20
 _NOISES = {
     "auto": ("independent", "correlated", "tree"),
@@ -45,18 +45,18 @@ _NEEDS = {
 
 
 class Candidate(NamedTuple):
-    """One mechanism of a comparison.
+    """One of the mechanisms that a comparison plans.
 
     Attributes:
       sampling: as for `dpjax.plan`.
       noise: "independent"; "correlated", with the best strategy for the workload; or
         "tree", with the correlation of `strategies.tree`.
       needs: what the mechanism requires of the data loader.
-      plan: the mechanism's plan, as `dpjax.plan` makes it when the mechanism is named;
-        None if there is no such plan.
-      error: the root mean square, over steps, of the noise that mean gradients leave in
-        the workload, in units of the clip norm; inf if there is no plan.
-      reason: why there is no plan; empty if there is one.
+      plan: the plan that `dpjax.plan` makes for this sampling and noise; None if there
+        is no such plan.
+      error: the root mean square, over steps, of the noise in the workload of the mean
+        gradients, in units of the clip norm; inf if there is no plan.
+      reason: why there is no plan; empty if there is a plan.
     """
 
     sampling: str
@@ -68,21 +68,22 @@ class Candidate(NamedTuple):
 
     @property
     def strategy(self) -> str:
-        """A short name of the noise's correlation, for the table."""
+        """The name of the candidate's strategy in the table."""
         return self.noise if self.plan is None else _in_words(self.plan.shape)
 
 
 class Comparison(NamedTuple):
-    """All mechanisms that a plan was chosen from. A comparison prints as a table.
+    """All mechanisms from which a plan was chosen. A comparison prints as a table.
 
     Attributes:
-      candidates: the mechanisms by increasing error, those without a plan last.
+      candidates: the mechanisms by increasing error; mechanisms without a plan come
+        last.
     """
 
     candidates: tuple[Candidate, ...]
 
     def __repr__(self) -> str:
-        """The table: a row for each mechanism, those without a plan last."""
+        """A table with a row for each mechanism, in the order of candidates."""
         head = ("noise left", "sampling", "noise", "multiplier", "batch (capacity)")
         cells: list[tuple[str, ...]] = [(*head, "needs")]
         least = self.candidates[0].error
@@ -104,13 +105,13 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
     """The plan with the least noise in a workload, with its `comparison`.
 
     Args:
-      plan: `dpjax.plan`, which is called with one named mechanism at a time.
-      asked: the caller's arguments of `dpjax.plan`, in which sampling or noise leaves a
-        choice.
+      plan: `dpjax.plan`, which is called once for each mechanism.
+      asked: the caller's arguments of `dpjax.plan`, whose sampling or noise allows
+        several mechanisms.
 
     Raises:
-      ValueError: an argument that the comparison needs is missing; or no mechanism has
-        a plan.
+      ValueError: an argument that the comparison needs is missing; no mechanism has a
+        plan.
     """
     names, noise, workload = _check_options(asked)
     found: list[Candidate] = []
@@ -122,7 +123,7 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
             continue
         for kind in _kinds(mechanism, sampling, noise):
             found.append(_candidate(plan, asked, workload, mechanism, sampling, kind))
-    # The sort is stable: among equal errors, the first candidate is chosen.
+    # The sort is stable: among candidates with equal errors, the first one is chosen.
     found.sort(key=lambda one: one.error)
     best = found[0].plan
     if best is None:
@@ -132,7 +133,7 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
 
 
 def error(plan: RunParameters, workload: Workload) -> float:
-    """σ ‖A C⁻¹‖_F / √T over the expected batch size: the RMS noise in a workload."""
+    """σ ‖A C⁻¹‖_F / (√T · expected batch size): the RMS noise in a workload A."""
     strategy = strategies.independent() if plan.strategy is None else plan.strategy
     left = float(correlated.error(strategy, workload, plan.num_steps))
     return (
@@ -143,7 +144,7 @@ def error(plan: RunParameters, workload: Workload) -> float:
 
 
 def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
-    """The samplings and the noise to compare, and the workload to compare them in."""
+    """The samplings and the noise to compare, and the workload for the comparison."""
     _refuse(asked)
     names, noise = asked["sampling"], asked["noise"]
     names = tuple(SAMPLINGS) if names == "auto" else names
@@ -159,14 +160,14 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workloa
             "workload must be given where noise is compared: which is least depends on "
             "what the optimizer makes of it (dpjax.workloads); got None."
         )
-    # If all candidates have independent noise, every workload ranks them in one order,
-    # and the identity will do.
+    # If all candidates have independent noise, every workload ranks them in the same
+    # order, so that the identity suffices.
     workload = workloads.toeplitz(np.ones(1)) if workload is None else workload
     return names, noise, check_workload(workload, asked["num_steps"])
 
 
 def _refuse(asked: dict[str, Any]) -> None:
-    """Raise where a needed argument is missing, or one fits a single mechanism only."""
+    """Raise if a needed argument is missing, or an argument fits one mechanism only."""
     given = {name: asked[name] for name in ("epsilon", "num_steps", "batch_size")}
     sigma = asked["noise_multiplier"]
     if None in given.values() or sigma is not None:
@@ -194,15 +195,15 @@ def _refuse(asked: dict[str, Any]) -> None:
 
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
-    """The kinds of noise with which a sampling is planned."""
+    """The kinds of noise for which the comparison plans a sampling."""
     kinds = ["correlated"] if mechanism.supports_correlation else []
-    # "correlated" includes independent noise here, as a strategy with one band.
+    # Here "correlated" includes independent noise, which is a strategy with one band.
     if sampling != "cyclic_poisson":
         kinds = ["independent", *kinds]
     if mechanism.order is not None:
         kinds.append("tree")
-    # Where no kind is left, `plan` gets the noise as the caller named it, and where it
-    # refuses, its message becomes the candidate's reason.
+    # If no kind remains, `plan` gets the noise that the caller named. If `plan` raises
+    # an error, the error's message becomes the candidate's reason.
     return [kind for kind in kinds if kind in _NOISES[noise]] or [noise]
 
 
@@ -214,8 +215,8 @@ def _candidate(
     sampling: str,
     kind: str,
 ) -> Candidate:
-    """The candidate of one mechanism, from the plan with its sampling and noise."""
-    # Batches of one size take no capacity.
+    """The candidate for one mechanism, with the plan for its sampling and noise."""
+    # `plan` accepts a capacity only for batches of random size.
     room = asked["max_batch_size"] if mechanism.overflows else None
     correlates = "independent" if kind == "independent" else "correlated"
     by_name = {"sampling": sampling, "noise": correlates, "max_batch_size": room}
@@ -237,16 +238,16 @@ def _none(sampling: str, noise: str, reason: str) -> Candidate:
 def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:
     """The tree strategy with the least noise in the workload at the same privacy.
 
-    The compared decays are those of the workload's momentum and of its sums.
+    Only the decays of the workload's momentum and of its sums are compared.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
-    # of the sums: 1 if the workload sums its steps, 0 if it does not.
+    # of the sums: 1 if the workload sums its steps, 0 if the workload does not.
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
     poles = np.append(poles, np.mean(np.asarray(workload.keep)))
     steps, size = asked["num_steps"], asked["batch_size"]
 
     def product(tree: Tree) -> float:
-        # μ at σ = 1 times the error at σ = 1: the error of the noise that gives μ = 1.
+        # μ at σ = 1 times the error at σ = 1 is the error at the σ that gives μ = 1.
         mu = correlated.mu(
             tree,
             1.0,
@@ -262,7 +263,7 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
 
 
 def _in_words(shape: StrategySpec | None) -> str:
-    """A short name of a strategy, for the table."""
+    """The name of a strategy in the table."""
     if shape is None:
         return "independent"
     if not any(shape[:3]) and shape.tree_decay is None:

@@ -52,18 +52,18 @@ _ARITHMETIC = {
     "on its slot and on no other example",
 }
 _FALSE_POSITIVES = (0.001, 0.01, 0.1)
-# The δ at which the profile is evaluated to bound the power of attacks. Each point
-# (ε, δ) gives a valid bound by itself.
+# The values of δ at which the profile is evaluated to bound the power of attacks. Each
+# point (ε, δ) alone gives a valid bound.
 _DELTAS = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunGuarantee:
-    """The privacy guarantee of a planned run after some of its steps.
+    """The privacy guarantee of a planned run after a given number of its steps.
 
     Attributes:
       plan: the numbers of the run.
-      num_steps: how many steps of the run are released.
+      num_steps: the number of steps that are released.
 
     Example:
       >>> import dpjax
@@ -80,18 +80,18 @@ class RunGuarantee:
 
     @property
     def event(self) -> events.Event:
-        """What ran: the mechanism of the released steps, of `accounting.events`."""
+        """The mechanism of the released steps, as an event of `accounting.events`."""
         released = self.plan.parameters(num_steps=self.num_steps)
         return mechanism_of(self.plan).released_event(released)
 
     @property
     def profile(self) -> profiles.Profile:
-        """The privacy profile ε(δ) and δ(ε), rounded up."""
+        """The privacy profile: the functions ε(δ) and δ(ε), both rounded up."""
         return profiles.of(self.event)
 
     @property
     def mu(self) -> float | None:
-        """The parameter μ of GDP, if the run is a Gaussian mechanism; else None."""
+        """The GDP parameter μ if the run is a Gaussian mechanism; None otherwise."""
         mu = self.profile.mu
         return None if mu is None else float(np.asarray(mu))
 
@@ -110,14 +110,15 @@ class RunGuarantee:
           alpha: the attack's false-positive rate, f[*b], in [0, 1].
 
         Returns:
-          f[*b], rounded down. If μ is known, it is the tradeoff function of a Gaussian
-          mechanism. Otherwise it is computed from ε at a few values of δ; with more
-          values, the bound would be at least as large.
+          The bound, f[*b], rounded down. If `mu` is not None, the bound is the tradeoff
+          function of a Gaussian mechanism. Otherwise the bound follows from ε at a few
+          values of δ; more values could only increase the bound.
         """
         if self.mu is not None:
             return gdp.tradeoff(self.mu, alpha)
         deltas, epsilons = _points(self)
-        # A point with infinite ε bounds nothing, and without others the bound is 0.
+        # A point with infinite ε gives no bound. If there is no other point, the bound
+        # is 0.
         known = epsilons < np.inf
         if not known.any():
             return jnp.zeros_like(jnp.asarray(alpha, jnp.result_type(float)))
@@ -129,10 +130,10 @@ class RunGuarantee:
         """The guarantee of a run that stops early.
 
         Args:
-          num_steps: how many steps were taken, from 1 to the plan's num_steps. The
-            number must be fixed before the run. If the last step was chosen by looking
-            at the run, even at its private outputs alone, only the whole plan's
-            guarantee holds.
+          num_steps: the number of steps taken, from 1 to the plan's num_steps. This
+            number must be fixed before the run. If the choice of the last step depends
+            on the run, even on its private outputs alone, only the guarantee of the
+            whole plan holds.
         """
         steps = validate.static_int("num_steps", num_steps, minimum=1)
         validate.at_most("num_steps", num_steps, self.plan.num_steps, "the plan's, ")
@@ -173,7 +174,7 @@ class RunGuarantee:
         return json.dumps(plain.to_plain(self.record()), indent=2, ensure_ascii=False)
 
     def citations(self) -> str:
-        r"""What a paper must cite: BibTeX of what the run used, and of this library.
+        r"""BibTeX entries for this library and for the methods that the run uses.
 
         Example:
           >>> import dpjax
@@ -187,12 +188,12 @@ class RunGuarantee:
         return papers.citations(self.plan, self.event)
 
     def _repr_markdown_(self) -> str:
-        """The statement in Markdown, for notebooks."""
+        """The statement of the guarantee in Markdown, for notebooks."""
         # Markdown needs an empty line between paragraphs.
         return str(self).replace("\n", "\n\n")
 
     def __str__(self) -> str:
-        """The statement for a paper."""
+        """The statement of the guarantee, for a paper."""
         found = self.record()
         gdp = "" if found["mu"] is None else f" ({up(found['mu'], 4)}-GDP)"
         rates = ", ".join(
@@ -216,13 +217,13 @@ class RunGuarantee:
 
 @functools.lru_cache(maxsize=64)
 def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
-    """The δ at which the profile bounds attacks, and its ε there, f64[k] each."""
+    """The values of δ that bound attacks, and ε at each of them, f64[k] each."""
     deltas = np.array([guarantee.plan.delta, *_DELTAS])
     return deltas, np.array([float(guarantee.epsilon(delta)) for delta in deltas])
 
 
 def _bits(plan: RunParameters) -> str:
-    """The words with which a guarantee covers the bits of the released numbers."""
+    """The words for a guarantee that covers the bits; empty for real arithmetic."""
     if plan.arithmetic == "real":
         return ""
     return (
@@ -232,7 +233,7 @@ def _bits(plan: RunParameters) -> str:
 
 
 def _follows(plan: RunParameters) -> dict[str, float]:
-    """The record of a clip norm that follows a quantile, with its noise multipliers."""
+    """The settings of a clip norm that follows a quantile, with noise multipliers."""
     assert plan.quantile is not None
     sigma, of_count = noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)
     return {
@@ -244,7 +245,7 @@ def _follows(plan: RunParameters) -> dict[str, float]:
 
 
 def _sampling(plan: RunParameters) -> str:
-    """The description of the sampling, with "b" for a batch size that varies."""
+    """The description of the sampling; "b" stands for a batch size that varies."""
     sizes = {piece.batch_size for piece in plan.schedule} or {plan.batch_size}
     size = str(sizes.pop()) if len(sizes) == 1 else "b"
     words = mechanism_of(plan).describe(size, plan.max_batch_size)
@@ -289,12 +290,12 @@ def _noise(plan: RunParameters) -> str:
 
 
 def up(x: float, decimals: int = 3) -> str:
-    """A number as text with some decimals, rounded up: for ε, μ and powers."""
+    """The text of a number, rounded up to some decimals: for ε, μ and powers."""
     if x == math.inf:
         return "∞"
     return f"{math.ceil(x * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
 def _down(x: float, decimals: int) -> str:
-    """A number as text with some decimals, rounded down: for noise multipliers."""
+    """The text of a number, rounded down to some decimals: for noise multipliers."""
     return f"{math.floor(x * 10**decimals) / 10**decimals:.{decimals}f}"

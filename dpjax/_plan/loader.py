@@ -1,8 +1,8 @@
 """The examples of a batch, read from arrays or data sets and placed on devices.
 
-Batches are drawn on the CPU, so that drawing does not wait for the accelerator's last
-step, and a thread can read them ahead. On a mesh, all processes draw the same positions
-from the same key, and each process reads the examples for its own devices only.
+Batches are drawn on the CPU. So drawing does not wait for the accelerator to finish a
+step, and a thread can read batches ahead. On a mesh, all processes draw the same
+positions from the same key, and each process reads only its own devices' examples.
 """
 
 import collections
@@ -32,14 +32,15 @@ class Examples(NamedTuple):
     """The examples of a step, padded to the capacity, and the mask of the valid ones.
 
     Attributes:
-      data: a tree of arrays with a leading axis m. A padding slot holds the data of
-        some example, only so that the shapes are constant.
+      data: a tree of arrays with a leading axis m. Padding slots hold copies of some
+        example, so that the shapes are constant.
       mask: bool[m], False for padding. `Plan.value_and_grad` leaves padding out of the
-        gradient and of the mean loss, but aux has a row for every slot.
+        gradient and the mean loss, but aux has a row for every slot.
       step: the step's number, i32[], where the clip norm has a schedule; else None.
-      first: in a part of a batch, the position of its first slot in the batch, i32[].
-      plan: the plan that drew the batch, static under jit; None for a batch that was
-        put together by hand. The gradient of another plan refuses it.
+      first: for a part of a batch, the slot in the batch at which the part begins,
+        i32[].
+      plan: the plan that drew the batch, static under jit. The gradient functions of
+        other plans refuse the batch. None for a batch that the caller assembled.
     """
 
     data: Any
@@ -49,7 +50,7 @@ class Examples(NamedTuple):
     plan: RunParameters | None = None
 
     def parts(self, size: int) -> "Iterator[Examples]":
-        """The batch in parts with a leading axis of this size, the last one padded."""
+        """The parts of a batch, with leading axes of this size; the last is padded."""
         size = validate.static_int("size", size, minimum=1)
         total = np.size(self.mask)
         for first in range(0, total, size):
@@ -64,14 +65,14 @@ class Examples(NamedTuple):
 def take_examples(data: Any, batch: Batch) -> Examples:
     """The examples at a batch's positions, from a tree of NumPy or JAX arrays.
 
-    The examples of NumPy arrays are on the host, except under jit.
+    Examples from NumPy arrays stay on the host, except under jit.
     """
     traced = isinstance(batch.indices, Tracer)
 
     def take(x: Any) -> Any:
         if traced or isinstance(x, jax.Array):
             indices = jnp.asarray(batch.indices)
-            # Positions are in range: the default mode's check for others is not needed.
+            # All positions are in range, so that the default mode's check is needless.
             return jnp.take(jnp.asarray(x), indices, axis=0, mode="clip")
         return x[np.asarray(batch.indices)]
 
@@ -79,7 +80,7 @@ def take_examples(data: Any, batch: Batch) -> Examples:
 
 
 def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Examples:
-    """The examples with their plan, and with their step if the clip norm varies."""
+    """Add the plan to the examples, and also the step if a schedule varies the norm."""
     varies = any(piece.clip != 1.0 for piece in plan.schedule)
     return examples._replace(plan=plan, step=step if varies else None)
 
@@ -122,7 +123,8 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     if len(sizes) == 1:
         batch = draw(sizes[0])
     else:
-        # A sampler needs a static batch size, so a traced step selects one of them.
+        # A sampler needs a static batch size. So there is a branch for each batch size,
+        # and a traced step selects a branch.
         number = jnp.sum(jnp.asarray(sizes) < values_at(plan.schedule, step).batch_size)
         batch = jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
     if plan.arithmetic == "discrete" and mechanism.order is None:
@@ -131,21 +133,21 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
 
 
 def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
-    """The batch with its examples in uniformly random slots, padding in between.
+    """Move a batch's examples to uniformly random slots, with padding in between.
 
-    Take two data sets, one of which has one example more. Their batches then have the
-    same distribution as two batches that differ in one slot only: a uniformly random
-    choice of slots for k examples, without one of them, is uniformly random for the
-    others. The bound on the rounding of a float64 sum is for such batches.
+    Let one of two data sets have one example more. After the move, their batches have
+    the distribution of two batches that differ in one slot only: if k examples are in
+    uniformly random slots, and one is removed, the others still are. The bound on the
+    rounding of a float64 sum holds for batches that differ in one slot.
     """
     key = jax.random.fold_in(keys.stream(key, "order of slots"), step)
-    # Exactly uniform. In JAX's own permutation two examples can change places where two
-    # of its random words are equal.
+    # This permutation is exactly uniform. JAX's own permutation is not, since two of
+    # its random words can be equal.
     order = permutation(key, batch.mask.shape[0])
     return Batch(batch.indices[order], batch.mask[order])
 
 
-# A plan is hashable, and one program draws all of its steps.
+# A plan is hashable, so that one compiled program draws all steps of a plan.
 _draw = jax.jit(draw_batch, static_argnums=0)
 
 
@@ -158,9 +160,9 @@ def batches(
     sharding: jax.sharding.Sharding | None,
     prefetch: int,
 ) -> Iterator[Examples]:
-    """See `Plan.batches`. Errors in the arguments are raised at the call.
+    """See `Plan.batches`. A call with wrong arguments raises at once.
 
-    This function is not a generator itself, which would raise them at the first batch.
+    A generator function instead would raise only when the first batch is taken.
     """
     check(data, plan)
     validate.typed_key("key", key)
@@ -169,7 +171,7 @@ def batches(
     ahead = validate.static_int("prefetch", prefetch, minimum=0)
     read = _read_one_by_one
     if is_tree_of_arrays(data):
-        # Arrays of other libraries are converted once, and not in every step.
+        # Arrays of other libraries are converted once, instead of in every step.
         data, read = by_position(data), take_examples
     if sharding is not None:
         read = _shard_reader(read, sharding, plan.max_batch_size)
@@ -181,7 +183,8 @@ def batches(
     def jobs() -> Iterator[Callable[[], Examples]]:
         for step in _with_progress_bar(range(first, plan.num_steps), progress):
             batch = draw(step)
-            # The default arguments bind this step's values, and not the last step's.
+            # The default arguments bind the values of this step. Without them, all
+            # lambdas would use the values of the last step.
             yield lambda batch=batch, step=step: attach_plan(
                 plan, read(data, batch), np.int32(step)
             )
@@ -190,7 +193,7 @@ def batches(
 
 
 def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examples]:
-    """The jobs' results in order, with up to count jobs queued ahead on a thread."""
+    """Yield the jobs' results in order; a thread runs up to count jobs ahead."""
     if not count:
         for job in jobs:
             yield job()
@@ -203,17 +206,17 @@ def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Ex
         while begun:
             begun.extend(thread.submit(job) for job in itertools.islice(jobs, 1))
             yield begun.popleft().result()
-    finally:  # a caller that stops early, or a read that fails, cancels queued reads
+    finally:  # queued reads are cancelled if the caller stops early or a read fails
         thread.shutdown(cancel_futures=True)
 
 
 def _shard_reader(
     read: Callable[[Any, Batch], Examples], sharding: jax.sharding.Sharding, size: int
 ) -> Callable[[Any, Batch], Examples]:
-    """A function that reads a batch's shards for this process's devices onto them.
+    """A function that puts a batch's shards on the devices of this process.
 
     Args:
-      read: reads the examples of a batch, or of a part of it, to the host.
+      read: a function that reads the examples of a batch, or of a part, to the host.
       sharding: the sharding of the leading axis.
       size: m, the size of the leading axis.
     """
@@ -231,7 +234,7 @@ def _shard_reader(
         return jax.tree.map(np.asarray, read(data, mine))
 
     def whole(data: Any, batch: Batch) -> Examples:
-        # Devices with the same slots (replicas) share one read.
+        # Devices that hold the same slots (replicas) share one read.
         parts = {ends: part(data, batch, *ends) for ends in set(held.values())}
 
         def join_shards(*leaves: np.ndarray) -> jax.Array:
@@ -248,25 +251,25 @@ def _shard_reader(
 def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
     """The first slot of a device's shard, and the slot after its last one.
 
-    Where index is None, the shard is the whole axis.
+    If index is None, the shard is the whole axis.
     """
     places = slice(None) if index is None else index[0]
     return places.indices(size)[:2]
 
 
 def _read_one_by_one(data: Any, batch: Batch) -> Examples:
-    """The examples of a batch, read from a data set with integer indexing and stacked.
+    """Read a batch from a data set with integer indexing, and stack its examples.
 
-    A data set that has `__getitems__` is read by one call of it, any other data set by
-    one call of `__getitem__` for each example. Padding slots hold a copy of some
+    If the data set has `__getitems__`, one call of it reads the batch. Otherwise each
+    example is read by a call of `__getitem__`. Padding slots hold copies of some
     example, so that all batches have the same shapes. The mask is False for padding.
     """
     mask = np.asarray(batch.mask)
     present = _several(data, np.asarray(batch.indices)[mask].tolist())
-    # Padding needs the shapes of some example.
+    # Even a batch of padding alone needs an example, for its shapes.
     filled = [present[0] if present else data[0]] * mask.size
-    # Examples stay in their slots: without its padding, a batch with one example fewer
-    # would differ in two slots (`_shuffle_slots`).
+    # Examples stay in their slots. If padding were removed, batches with and without an
+    # example could differ in several slots (`_shuffle_slots`).
     for slot, example in zip(np.flatnonzero(mask), present, strict=True):
         filled[slot] = example
     stacked = jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *filled)
@@ -274,7 +277,7 @@ def _read_one_by_one(data: Any, batch: Batch) -> Examples:
 
 
 def _several(data: Any, positions: list[int]) -> list[Any]:
-    """The examples at some positions, by one call of `__getitems__` if data has it."""
+    """The examples at given positions, by one call of `__getitems__` if data has it."""
     if positions and hasattr(data, "__getitems__"):
         examples = list(data.__getitems__(positions))
     else:

@@ -1,4 +1,4 @@
-"""From the loss of a training script to the sum of its clipped gradients."""
+"""Transform the loss of a training script into the sum of its clipped gradients."""
 
 import dataclasses
 import functools
@@ -47,14 +47,14 @@ def value_and_grad(
         grads, per_example, mask, bound = gradient(model, examples, others, clip_norm)
         value = masked_mean(per_example.loss, mask)
         if plan.quantile:
-            # Sum over clip norm. The optimizer multiplies by the clip norm after the
-            # noise, from its own state.
+            # The sum is divided by the clip norm. After adding noise, the optimizer
+            # multiplies by the clip norm from its own state.
             total = jax.tree.map(lambda g: g / bound, grads)
             within = quantile.count_within_clip_norm(per_example.norm, mask, bound)
             grads = quantile.Bounded(total, within)
         elif plan.schedule:
-            # Rescaled to the plan's clip norm, so that every step's sum has the same
-            # sensitivity. The optimizer undoes the factor after the noise.
+            # The sum is rescaled to the plan's clip norm, so that every step's sum has
+            # the same sensitivity. The optimizer undoes the factor after the noise.
             grads = jax.tree.map(lambda g: g * (plan.clip_norm / bound), grads)
         return ((value, per_example.aux) if options.has_aux else value), grads
 
@@ -82,8 +82,8 @@ def _bound(
     """The clip norm of a step, from the argument, the plan, or the plan's schedule.
 
     Raises:
-      ValueError: clip_norm is missing where it follows a quantile, or is given where it
-        does not; or a schedule needs the step and the examples do not have it.
+      ValueError: clip_norm is None in a plan with a quantile, or is given in another
+        plan; a schedule varies the clip norm, and the examples have no step.
     """
     if (clip_norm is None) == (plan.quantile is not None):
         raise ValueError(
@@ -105,10 +105,10 @@ def _bound(
 def _gradient(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., tuple[Any, PerExample, jax.Array, ArrayLike]]:
-    """A function for the clipped sum, the per-example results, the mask and clip norm.
+    """A function that computes a batch's clipped sum and per-example results.
 
     The function takes the model, the examples, a tuple of the loss's other arguments,
-    and the clip norm or None.
+    and the clip norm or None. It also returns the mask and the clip norm of the step.
     """
     alerts = Alerts()
 
@@ -120,7 +120,7 @@ def _gradient(
                 "examples must be dpjax.Examples, as Plan.load and Plan.batches give "
                 f"them, which know which places are empty; got {type(examples)}."
             )
-        # A batch that was put together by hand has no plan, and is accepted.
+        # A batch that the caller assembled has no plan, and is accepted.
         if examples.plan not in (None, plan):
             raise ValueError(
                 "examples must be a batch of the plan whose gradient is taken, since "
@@ -141,12 +141,12 @@ def _gradient(
             try:
                 out = loss_fn(whole, data, *treedef.unflatten(given))
             except Exception as error:
-                # An error of shapes is easier to read with a note on the batch axis.
+                # A note on the batch axis helps to understand an error about shapes.
                 error.add_note(
                     _NOTE.format(axis="is 1" if options.batched else "taken away")
                 )
                 raise
-            # A state that the loss changes would carry one example to another.
+            # State that the loss changes would pass one example's data to others.
             for _, unchanged in merged:
                 unchanged()
             return out if options.has_aux else (out, None)
@@ -154,7 +154,7 @@ def _gradient(
         def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
             if not options.batched:
                 return of_batch(trained, data, own)
-            # The loss expects a batch axis: one example is a batch of one.
+            # The loss expects a batch axis, so that it gets a batch of one example.
             data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
             value, aux = of_batch(trained, data, own)
             return value, jax.tree.map(_row, aux)
@@ -177,7 +177,8 @@ def _gradient(
             arithmetic=plan.arithmetic,
         )
         numbers = example_numbers(mask.size, [examples.data, mask])
-        # Keys are folded by position in the whole batch, also in a part of it.
+        # A key is folded with the position in the whole batch, even if only a part of
+        # the batch is processed.
         if examples.first is not None:
             numbers = numbers + jnp.asarray(examples.first, numbers.dtype)
         batch = (examples.data, [part.of_examples(numbers) for part in parts])
@@ -198,11 +199,11 @@ def _gradient(
 def _leave_room_for_casts(
     plan: RunParameters, bound: ArrayLike, slots: int
 ) -> ArrayLike:
-    """The clip norm at which sums that are rounded again keep the sensitivity `bound`.
+    """The clip norm at which sums have sensitivity `bound` even after later rounding.
 
-    A sum of m clipped gradients is rounded to float32 when `accumulate` has added up
-    its parts, and when it is divided by a clip norm that varies. Each rounding moves
-    the sum by at most 2⁻²⁴ m C, in either of two neighbouring data sets.
+    A sum of m clipped gradients is rounded to float32 after `accumulate` has added its
+    parts, and again if the sum is divided by a clip norm that varies. Each rounding
+    moves the sum by at most 2⁻²⁴ m C, for each of two neighbouring data sets.
     """
     if plan.arithmetic == "real":
         return bound
@@ -212,12 +213,12 @@ def _leave_room_for_casts(
 
 
 def _differences(examples: Examples, plan: RunParameters) -> str:
-    """The fields in which the plan of a batch differs from another plan, as text."""
+    """The text that lists the fields in which a batch's plan differs from `plan`."""
     names = [field.name for field in dataclasses.fields(plan) if field.compare]
     other = [(x, getattr(examples.plan, x), getattr(plan, x)) for x in names]
     return ", ".join(f"{x} ({a!r} and {b!r})" for x, a, b in other if a != b)
 
 
 def _row(x: Any) -> Any:
-    """The single row of an array whose leading axis has size one; else the input."""
+    """The single row of an array whose leading axis has size 1; else the array."""
     return x[0] if jnp.ndim(x) and jnp.shape(x)[0] == 1 else x

@@ -1,15 +1,15 @@
-"""How a run draws its examples, and what that costs in privacy.
+"""How a run draws its examples, and the privacy cost of each way of drawing them.
 
-1. `Mechanism` is the interface of a way of sampling: its draw, its privacy cost and its
-   description. One class holds the draw, the event for accountants and the description
-   for a paper, so that no plan can account for one way of sampling and run another.
+1. `Mechanism` is the interface of a way of sampling. One class holds the draw, the
+   event for accountants and the description for a paper. So no plan can account for
+   one way of sampling and run another.
 2. `Poisson` and `FixedSize`: batches that are drawn anew in every step.
 3. `Cyclic` and `Reshuffled`: batches taken in order, which is the data's own order or a
-   new random one in every epoch.
+   new random order in every epoch.
 4. `CyclicPoisson`, `RandomBins` and `FreshBins`: random batches for noise that is
    correlated from step to step. An attacker who does not know in which steps an example
-   took part learns less about the example. In cyclic Poisson sampling, each step
-   samples from one of several fixed groups of the examples, one group after another. In
+   took part learns less about the example. In cyclic Poisson sampling, the examples
+   form several fixed groups, and the steps sample from one group after another. In
    random bins (balls in bins), every example is assigned to a random step of the epoch.
 5. `SAMPLINGS`: the class for each value of the argument `sampling` of `dpjax.plan`.
 """
@@ -41,7 +41,7 @@ class Mechanism:
     Attributes:
       num_examples: the size of the data set; under ADD_REMOVE, the size of the larger
         one of two neighbouring data sets.
-      adjacency: which data sets the guarantee compares.
+      adjacency: the relation between the data sets that the guarantee compares.
       shape: the strategy C that correlates the noise from step to step; None for
         independent noise.
     """
@@ -50,8 +50,8 @@ class Mechanism:
     adjacency: Adjacency
     shape: StrategySpec | None = None
 
-    # The order of the data where it is deterministic, or uniformly random but not used
-    # for amplification; None for random batches.
+    # The order of the data for batches taken in order: the data's own order, or a
+    # random order that gives no amplification. None for random batches.
     order: ClassVar[Literal["fixed", "reshuffled"] | None] = None
     supports_correlation: ClassVar[bool] = False
     supports_schedules: ClassVar[bool] = True
@@ -63,7 +63,7 @@ class Mechanism:
         Adjacency.ZERO_OUT,
         Adjacency.REPLACE,
     )
-    # For the error message: why the other adjacencies are not allowed.
+    # The part of the error message that explains why other adjacencies are not allowed.
     reason: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -87,14 +87,14 @@ class Mechanism:
         raise NotImplementedError
 
     def released_event(self, run: RunParameters) -> events.Event:
-        """The privacy event of the run in the arithmetic that it is computed in."""
+        """The privacy event of the run in the run's arithmetic, real or discrete."""
         event = self.event(run)
         if run.arithmetic == "real":
             return event
         return events.OnLattice(event, RUN_TOTAL_VARIATION)
 
     def describe(self, batch_size: str, max_batch_size: int) -> str:
-        """A description for a paper of how batches of the given sizes are drawn."""
+        """Describe, for a paper, how batches of the given sizes are drawn."""
         raise NotImplementedError
 
     @property
@@ -112,8 +112,8 @@ class Mechanism:
     def expected_batch_size(self, batch_size: int) -> float:
         """The expected number of examples in a step.
 
-        It is b here, and n over the steps per epoch, at most b, where every example
-        takes part once per epoch.
+        The number is b here. If every example takes part once per epoch, it is n
+        divided by the number of steps per epoch, at most b.
         """
         return float(batch_size)
 
@@ -121,7 +121,7 @@ class Mechanism:
 def _compose(
     run: RunParameters, step: Callable[[RunParameters], events.Step]
 ) -> events.Composed:
-    """The composition of all steps; `step` is the event of one step of a part."""
+    """The composition of all steps; `step` gives the event of one step of a run."""
     parts = run.constant_runs()
     return events.Composed(
         tuple(events.Repeated(step(part), part.num_steps) for part in parts)
@@ -129,7 +129,7 @@ def _compose(
 
 
 class Poisson(Mechanism):
-    """Every example takes part with the same probability, in each step anew."""
+    """In each step, every example takes part independently, with equal probability."""
 
     overflows = True
     draws_any_size = True
@@ -150,7 +150,7 @@ class Poisson(Mechanism):
 
         def step(part):
             noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
-            # A capacity of all examples never overflows.
+            # A batch never overflows if its capacity is the number of all examples.
             if part.max_batch_size >= self.num_examples:
                 return events.PoissonGaussian(noise, rate, self.adjacency)
             return events.TruncatedPoissonGaussian(
@@ -160,7 +160,7 @@ class Poisson(Mechanism):
         return _compose(run, step)
 
     def describe(self, batch_size, max_batch_size):
-        """The sampling rate, the capacity, and what overflow does."""
+        """Describe the sampling rate, the capacity, and the handling of overflow."""
         return (
             "every example takes part in each step independently with probability "
             f"{batch_size}/{self.num_examples}; of more than {max_batch_size} in one "
@@ -170,7 +170,7 @@ class Poisson(Mechanism):
 
 
 class FixedSize(Mechanism):
-    """A uniformly random subset of fixed size, in each step anew."""
+    """Each step takes a new uniformly random subset of fixed size."""
 
     adjacencies = (Adjacency.REPLACE,)
     reason = "with one example fewer, subsets of fixed size are drawn from others"
@@ -189,7 +189,7 @@ class FixedSize(Mechanism):
         return _compose(run, step)
 
     def describe(self, batch_size, max_batch_size):
-        """The size of the subset, and how it is drawn."""
+        """Describe the size of the subset, and how it is drawn."""
         return (
             f"each step takes a uniformly random subset of {batch_size} of the "
             f"{self.num_examples} examples, drawn anew without replacement"
@@ -204,7 +204,7 @@ class Cyclic(Mechanism):
     reason = "one example fewer moves all later ones to other batches"
 
     def expected_batch_size(self, batch_size):
-        """The mean batch size of an epoch: n over the number of its steps."""
+        """The mean batch size of an epoch: n divided by the number of its steps."""
         return self.num_examples / self.steps_per_epoch(batch_size)
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -215,10 +215,10 @@ class Cyclic(Mechanism):
         )
 
     def event(self, run):
-        """The Gaussian mechanism composed of the steps that one example takes part in.
+        """One Gaussian mechanism for all steps in which one example takes part.
 
-        An example takes part in one step per epoch. With correlated noise, the event
-        is that of `accounting.correlated.mu`.
+        An example takes part in one step per epoch. For correlated noise,
+        `accounting.correlated.mu` accounts for the event.
         """
         num_steps = int(run.num_steps)
         epoch = self.steps_per_epoch(int(run.batch_size))
@@ -234,22 +234,22 @@ class Cyclic(Mechanism):
         times = -(-num_steps // epoch)
         if run.schedule:
             noises = schedules.noises(run.schedule, num_steps)
-            # The last epoch may be incomplete. Its missing steps get infinite noise,
-            # and so cost nothing.
+            # The last epoch may be incomplete. Its missing steps get infinite noise, so
+            # that they cost nothing.
             padded = np.pad(
                 noises, (0, times * epoch - num_steps), constant_values=np.inf
             )
-            # A step with noise multiplier r σ costs as much as r⁻² steps with σ.
+            # A step with noise multiplier r σ costs as much as r⁻² steps with σ each.
             times = self._times(padded.reshape(times, epoch) ** -2.0)
-        # k Gaussian steps of sensitivity s are one Gaussian mechanism, μ = s √k / σ.
+        # k Gaussian steps of sensitivity s are one Gaussian mechanism: μ = s √k / σ.
         factor = self.adjacency.sensitivity_factor
         return events.Gaussian(factor * math.sqrt(times) / run.noise_multiplier)
 
     def _times(self, costs: np.ndarray) -> float:
         """An upper bound on the privacy cost of the steps with one given example.
 
-        The unit is the cost of one step with the plan's noise multiplier. In every
-        epoch, an example takes part in the same step: its steps are one column.
+        The unit is the cost of one step with the plan's noise multiplier. An example
+        takes part in the same step of every epoch, which is one column of costs.
 
         Args:
           costs: the cost of each step in this unit, f64[epochs, steps per epoch].
@@ -258,7 +258,7 @@ class Cyclic(Mechanism):
         return float(np.max(np.sum(costs, axis=0))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
-        """The batch size and the order of the data."""
+        """Describe the batch size and the order of the data."""
         return (
             f"batches of {batch_size} are taken in the order of the data, which does "
             "not depend on the examples, the same in every epoch"
@@ -266,7 +266,7 @@ class Cyclic(Mechanism):
 
 
 class Reshuffled(Cyclic):
-    """Batches in a random order, another one in every epoch."""
+    """Batches in a random order, which is a new one in every epoch."""
 
     order = "reshuffled"
 
@@ -283,11 +283,11 @@ class Reshuffled(Cyclic):
         )
 
     def _times(self, costs):
-        """As in `Cyclic`, for an example in the most costly step of every epoch."""
+        """As in `Cyclic`, but the example is in the most costly step of every epoch."""
         return float(np.sum(np.max(costs, axis=1))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
-        """The batch size and the order of the data."""
+        """Describe the batch size and the order of the data."""
         return (
             f"batches of {batch_size} are taken in a random order, another one in "
             "every epoch, which nothing in the guarantee relies on"
@@ -295,7 +295,7 @@ class Reshuffled(Cyclic):
 
 
 class CyclicPoisson(Mechanism):
-    """Each step takes the examples of one group, each with the same probability."""
+    """Each step draws from one group, each example with the same probability."""
 
     supports_correlation = True
     supports_schedules = False
@@ -306,8 +306,8 @@ class CyclicPoisson(Mechanism):
     def groups(self) -> int:
         """The number of groups p, which is the number of bands of the strategy C.
 
-        The steps of one example are then at least p apart, and the columns of C for
-        these steps have no nonzero row in common.
+        With p groups, the steps of one example are at least p apart. The columns of C
+        for these steps then have no nonzero row in common.
         """
         return 1 if self.shape is None else 1 + len(self.shape.numerator)
 
@@ -348,13 +348,14 @@ class CyclicPoisson(Mechanism):
     def event(self, run):
         """The composition of ⌈T / p⌉ truncated Poisson-sampled Gaussian mechanisms.
 
-        Each of them has the L2 norm of a column of C as its sensitivity. This is the
-        accounting of `accounting.correlated.epsilon`, and batches may overflow.
+        The sensitivity of each mechanism is the L2 norm of a column of C. The
+        accounting is that of `accounting.correlated.epsilon`, with batches that may
+        overflow.
         """
         bands = () if self.shape is None else self.shape.numerator
         # The factor covers the rounding of the norm: the sensitivity is rounded up.
         norm = float(np.linalg.norm([1.0, *bands])) * (1 + 2.0**-40)
-        # A group is drawn from at most ⌈T / p⌉ times.
+        # At most ⌈T / p⌉ steps draw from the same group.
         steps = -(-int(run.num_steps) // self.groups)
         step = events.TruncatedPoissonGaussian(
             run.noise_multiplier / norm,
@@ -366,7 +367,7 @@ class CyclicPoisson(Mechanism):
         return events.Composed((events.Repeated(step, steps),))
 
     def describe(self, batch_size, max_batch_size):
-        """The groups, the sampling rate, the capacity, and what overflow does."""
+        """Describe the groups, the sampling rate, the capacity, and the overflow."""
         return (
             f"example i is in group i mod {self.groups}, step t takes each example of "
             f"group t mod {self.groups} independently with probability "
@@ -377,16 +378,16 @@ class CyclicPoisson(Mechanism):
 
 
 class RandomBins(Mechanism):
-    """Every example is assigned once, at random, to one step of all epochs."""
+    """Every example is assigned once to a random step, the same in every epoch."""
 
-    fresh: ClassVar[bool] = False  # whether the assignment is anew in each epoch
+    fresh: ClassVar[bool] = False  # whether every epoch has a new assignment
     supports_correlation = True
     supports_schedules = False
     overflows = True
     adjacencies = tuple(Adjacency)
 
     def expected_batch_size(self, batch_size):
-        """The expected batch size: n over the number of steps per epoch."""
+        """The expected batch size: n divided by the number of steps per epoch."""
         return self.num_examples / self.steps_per_epoch(batch_size)
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -398,7 +399,7 @@ class RandomBins(Mechanism):
             bins,
             max_batch_size=max_batch_size,
             key=key,
-            # The same number in every epoch gives the same assignment in every epoch.
+            # With the same number for every epoch, all epochs get the same assignment.
             epoch=step // bins if self.fresh else step * 0,
             step=step % bins,
         )
@@ -413,8 +414,8 @@ class RandomBins(Mechanism):
     def event(self, run):
         """The event of the whole run.
 
-        Its cost is that of `accounting.correlated.epsilon`, and the overflow of a batch
-        adds `truncation.overflow_delta`.
+        `accounting.correlated.epsilon` gives the cost of the event. The overflow of
+        batches adds `truncation.overflow_delta`.
         """
         return events.RandomBins(
             float(run.noise_multiplier),
@@ -428,7 +429,7 @@ class RandomBins(Mechanism):
         )
 
     def describe(self, batch_size, max_batch_size):
-        """The number of bins, the capacity, and what overflow does."""
+        """Describe the number of bins, the capacity, and the handling of overflow."""
         anew = "anew in every epoch" if self.fresh else "the same in every epoch"
         bins = self.steps_per_epoch(int(batch_size))
         return (
@@ -439,7 +440,7 @@ class RandomBins(Mechanism):
 
 
 class FreshBins(RandomBins):
-    """Every example is assigned anew, at random, to one step of each epoch."""
+    """In each epoch, every example is assigned to a new random step."""
 
     fresh = True
 
@@ -456,5 +457,5 @@ SAMPLINGS: dict[str, type[Mechanism]] = {
 
 
 def mechanism_of(run: RunParameters) -> Mechanism:
-    """The mechanism of a run: how it draws examples, and what that costs in privacy."""
+    """The mechanism of a run: how it draws examples, and at which privacy cost."""
     return SAMPLINGS[run.sampling](run.num_examples, run.adjacency, run.shape)

@@ -1,11 +1,11 @@
 """Models, split into trained parameters and other leaves.
 
 A model is any tree. Its arrays of floats are trained, and all other leaves are passed
-to the loss unchanged. Modules of flax.nnx are trees too, but hold more than parameters:
+to the loss unchanged. Modules of flax.nnx are trees that hold more than parameters:
 running averages, keys and counters, which change while the loss runs. In these modules
-only the `nnx.Param`s are trained, and each example gets keys of its own. If the loss
-changes any other state, one example's data would reach the others through that state,
-and an error is raised.
+only the `nnx.Param`s are trained, and each example gets its own keys. If the loss
+changed any other state, this state would pass one example's data to the others. So a
+function that `Parts.merge` returns raises an error in this case.
 """
 
 import dataclasses
@@ -25,11 +25,12 @@ class Parts:
     Attributes:
       trained: the tree of trained parameters, by which the loss is differentiated.
       names: the paths in the model of the leaves of `trained`.
-      merge: a function from such a tree and one example's random keys to the whole
-        model, and to a function that raises if the loss has changed the model's state.
-      of_examples: a function from the examples' numbers, i[m], to each example's random
-        keys, with a leading axis m.
-      like_model: a function from gradients shaped like `trained` to gradients in the
+      merge: a function of a tree like `trained` and one example's random keys. It
+        returns the whole model, and a function that raises if the loss has changed the
+        model's state.
+      of_examples: a function that returns each example's random keys, with a leading
+        axis m, for the examples' numbers, i[m].
+      like_model: a function that brings gradients shaped like `trained` into the
         structure that the model's optimizer takes.
       advance: a function that increments the model's own counters, if it has any.
     """
@@ -43,7 +44,7 @@ class Parts:
 
 
 def split(model: Any) -> Parts:
-    """The parts of a model.
+    """Split a model into trained parameters and other leaves.
 
     Raises:
       ValueError: the model has no array of floats to train, or is a tree that contains
@@ -66,9 +67,9 @@ def split(model: Any) -> Parts:
 
 
 def along(x: Any) -> Parts:
-    """The parts of another argument of the loss: none is trained, keys are per example.
+    """Split another argument of the loss: nothing is trained, and keys are per example.
 
-    `x` is a leaf of the loss's other arguments, where objects of flax.nnx count as
+    `x` is a leaf of the loss's other arguments, in which flax.nnx objects count as
     leaves.
     """
     if is_nnx(x):
@@ -113,17 +114,17 @@ def is_key(leaf: Any) -> bool:
 
 
 def keys_of_examples(keys: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Each example's own keys: the keys with the example's number folded in.
+    """Fold each example's number into the keys, so that each example has its own keys.
 
     Args:
       keys: typed keys of any shape.
       numbers: the examples' numbers, i[m].
 
     Returns:
-      Typed keys of the shape of keys, with a leading axis m.
+      Typed keys with a leading axis m before the axes of keys.
     """
-    # fold_in takes one key and one number: map it over each axis of the keys, and then
-    # over the examples.
+    # fold_in takes one key and one number. So it is mapped over each axis of the keys,
+    # and then over the examples.
     fold = jax.random.fold_in
     for axis in range(keys.ndim):
         fold = jax.vmap(fold, (axis, None), axis)
@@ -164,7 +165,7 @@ def _of_module(model: Any) -> Parts:
 
         def refuse_changes() -> None:
             after = nnx.split(whole, nnx.Param, nnx.RngKey, nnx.RngCount, ...)[-1]
-            # A loss that leaves a leaf alone returns the same array object.
+            # If the loss does not change a leaf, the leaf is the same array object.
             before = dict(jax.tree.leaves_with_path(rest))
             changed = [
                 jax.tree_util.keystr(path)
@@ -181,7 +182,7 @@ def _of_module(model: Any) -> Parts:
         return whole, refuse_changes
 
     def advance() -> None:
-        # Else dropout would draw the same masks in the next step.
+        # Without this step, dropout would draw the same masks in the next step.
         if jax.tree.leaves(counts):
             nnx.update(model, jax.tree.map(lambda count: count + 1, counts))
 

@@ -1,6 +1,6 @@
-"""The private optimizer: noisy means, which the user's optax optimizer processes.
+"""The private optimizer, which passes noisy means to the user's optax optimizer.
 
-An optimizer that accumulates gradients serves batches that do not fit on a device.
+`accumulate` sums gradients over the parts of a batch that does not fit on a device.
 """
 
 import math
@@ -33,10 +33,11 @@ def optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """A chain of the step limit, the noise, the division by b, and inner.
 
-    See `Plan.optimizer` for the arguments. What enters is a sum of clipped gradients.
+    See `Plan.optimizer` for the arguments. The chain transforms a sum of clipped
+    gradients.
     """
     strategy = plan.strategy
-    # Each branch refuses steps past num_steps, and ends with a division by b.
+    # Each branch raises or gives NaN past num_steps, and ends with a division by b.
     if plan.schedule or plan.quantile:
         mean = optax.chain(limit_steps(plan.num_steps), _varying_mean(plan, key))
     elif strategy is not None and plan.arithmetic == "discrete":
@@ -61,12 +62,12 @@ def optimizer(
 
 
 class _StepNoise(NamedTuple):
-    """The noise of a step whose noise multiplier is a factor times the plan's.
+    """Noise whose standard deviation in each step is a factor times the plan's.
 
     Attributes:
-      init: from the parameters to the state, which holds the key.
-      add: from the sums, the state and the step's factor to the noisy sums and the
-        following state.
+      init: a function of the parameters that returns the state, which holds the key.
+      add: a function of the sums, the state and the step's factor. It returns the noisy
+        sums and the next state.
     """
 
     init: optax.TransformInitFn
@@ -74,11 +75,12 @@ class _StepNoise(NamedTuple):
 
 
 def _gaussian_noise(stddev: ArrayLike, key: jax.Array) -> _StepNoise:
-    """Gaussian noise of a standard deviation at factor 1."""
+    """Gaussian noise with this standard deviation in steps whose factor is 1."""
     noise = _gaussian.add_gaussian_noise(stddev, key=key)
 
     def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
-        # Noise of the same standard deviation on smaller sums, scaled back afterwards.
+        # The sums are divided by the factor, get the constant noise, and are multiplied
+        # by the factor.
         noisy, state = noise.update(_scale_tree(sums, 1 / jnp.asarray(factor)), state)
         return _scale_tree(noisy, jnp.asarray(factor)), state
 
@@ -90,7 +92,7 @@ def _on_lattice(
 ) -> _StepNoise:
     """Discrete Gaussian noise for sums whose floats have this sensitivity.
 
-    `most` is the largest factor of a step.
+    `most` is the maximum factor of any step.
     """
     z = plan.noise_multiplier
 
@@ -109,7 +111,7 @@ def _on_lattice(
 
 
 def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """From sums of clipped gradients to private means on a lattice."""
+    """Transform sums of clipped gradients into private means, on a lattice."""
     noise = _on_lattice(plan, plan.clip_norm, 1.0, key)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -125,13 +127,13 @@ def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfo
 def _correlated_mean_on_lattice(
     plan: RunParameters, strategy: Strategy, key: jax.Array
 ) -> optax.GradientTransformation:
-    """From sums of clipped gradients to private means, with noise on a lattice."""
+    """Transform sums of clipped gradients into private means, with lattice noise."""
     # A sum of m clipped gradients is at most m C, and a lattice point z C / 2²⁵.
     largest = plan.max_batch_size / plan.noise_multiplier * 2.0**25
     digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _correlated_lattice.DIGITS)
 
     def noise(params: Any) -> optax.GradientTransformation:
-        # The noise depends on how many coordinates are rounded.
+        # The noise depends on the number of coordinates that are rounded.
         dimension = _correlated_lattice.effective_dimension(
             strategy, _discrete.num_coordinates(params), plan.num_steps, digits
         )
@@ -159,9 +161,9 @@ class VaryingState(NamedTuple):
     """The optimizer state of a run whose noise, clip norm or batch size varies.
 
     Attributes:
-      step: how many steps are done, i32[].
-      clip_norm: the next step's clip norm where it follows a quantile, else the plan's,
-        f32[].
+      step: the number of steps done, i32[].
+      clip_norm: the next step's clip norm if it follows a quantile, otherwise the
+        plan's clip norm, f32[].
       noise: the state of the noise, with its key.
     """
 
@@ -171,7 +173,7 @@ class VaryingState(NamedTuple):
 
 
 def clip_norm_of(state: Any) -> jax.Array:
-    """The next step's clip norm, from an optimizer's state that contains it somewhere.
+    """The next step's clip norm, from an optimizer state with a `VaryingState` in it.
 
     Raises:
       ValueError: the state does not contain exactly one `VaryingState`.
@@ -187,12 +189,13 @@ def clip_norm_of(state: Any) -> jax.Array:
 
 
 def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """From sums of clipped gradients to private means, with numbers that vary by step.
+    """Transform sums of clipped gradients into private means; numbers vary by step.
 
-    An incoming sum was rescaled to the plan's clip norm where a schedule varies the
-    clip norm, and to clip norm 1 where the clip norm follows a quantile. So its
-    sensitivity is the same in every step. A step whose noise multiplier is r times the
-    plan's divides the sum by r, adds the plan's noise, and multiplies the result by r.
+    Where a schedule varies the clip norm, the sums were rescaled to the plan's clip
+    norm. Where the clip norm follows a quantile, the sums were rescaled to clip norm 1.
+    So the sensitivity is the same in every step. If a step's noise multiplier is r
+    times the plan's, the step divides the sum by r, adds the plan's noise, and
+    multiplies the result by r.
     """
     constant = (Segment(0, 1.0, 1.0, plan.batch_size),)
     schedule, follows = plan.schedule or constant, plan.quantile
@@ -201,14 +204,14 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     if follows:
         sigma, of_count = quantile.noise_of(follows, sigma, plan.batch_size)
     unit = 1.0 if follows else clip_norm
-    # The count is scaled by σ / σ_b, so that noise of σ on it is noise of σ_b on the
-    # count itself. Rounded down, the scaled count is no more sensitive than accounted.
+    # The count is scaled by σ / σ_b, so that noise σ on the scaled count is noise σ_b
+    # on the count. The scale is rounded down, which only lowers the sensitivity.
     weight = rounding.round_down_float32(sigma / of_count)
     noise = _gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key)
     if plan.arithmetic == "discrete":
-        # With few digits the product with a count, a multiple of 1/2, is exact.
+        # With few digits, the product with a count (a multiple of 1/2) is exact.
         weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
-        # How far an example moves the sum and the scaled count together.
+        # The distance by which an example moves the sum and the scaled count together.
         reach = sigma * unit / plan.noise_multiplier * (1 + 2.0**-50)
         most = max(piece.noise for piece in schedule)
         noise = _on_lattice(plan, reach, most, key)
@@ -229,12 +232,12 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         now = values_at(schedule, state.step)
         released = dtypes.widen(updates)
         if follows:
-            # Sum and scaled count get their noise together, as one Gaussian mechanism.
+            # The sum and the scaled count are one Gaussian mechanism.
             released = released._replace(within=released.within * weight)
         noisy, noise_state = noise.add(released, state.noise, now.noise)
         scale, following = jnp.asarray(now.clip), state.clip_norm
         if follows:
-            # The mean is scaled by the clip norm that this step's gradients had.
+            # The mean is multiplied by the clip norm of this step's gradients.
             count, noisy = noisy.within / weight, noisy.total
             scale = state.clip_norm
             following = quantile.next_clip_norm(follows, scale, count, now.batch_size)
@@ -245,7 +248,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
 
 
 def _keep_bits(x: float, bits: int) -> float:
-    """A positive number with its first binary digits, at least one, rounded down."""
+    """Round a positive number down to its first binary digits, at least one."""
     fraction, exponent = math.frexp(x)
     bits = max(bits, 1)
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
@@ -258,7 +261,7 @@ def _scale_tree(tree: Any, factor: jax.Array) -> Any:
 def _allow_other_leaves(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wrap an optimizer for models that also hold leaves other than arrays of floats.
+    """Wrap an optimizer for models in which some leaves are not arrays of floats.
 
     Such a leaf has None as its gradient, and inner gets None in place of the parameter.
     The leaf's update is zero for an array of numbers or booleans, and None otherwise.
@@ -281,7 +284,7 @@ def _allow_other_leaves(
                 "the data, such as the loss for reduce_on_plateau or polyak_sgd, would "
                 f"enter the update without noise; got {sorted(extra_args)}."
             )
-        # Without the parameters, it is unknown which missing updates need zeros.
+        # Without the parameters, it is unknown which missing updates must be zeros.
         if params is None:
             return inner.update(updates, state)
         inner_updates, state = inner.update(updates, state, trained_leaves(params))
@@ -294,7 +297,7 @@ def _allow_other_leaves(
 
 
 def _refuse_masks(name: str, tree: Any) -> None:
-    """Raise where a part of a tree is masked: it would be released without noise."""
+    """Raise if a part of a tree is masked, since it would be released without noise."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
     if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(
@@ -309,7 +312,7 @@ def _refuse_masks(name: str, tree: Any) -> None:
 def _zero_updates(update: Any, param: Any) -> Any:
     """The update of a leaf, with zeros in place of None for a numeric array.
 
-    optax.apply_updates adds the update to each array, and cannot add None.
+    The reason is that optax.apply_updates cannot add None to an array.
     """
     if update is None and isinstance(param, jax.Array | np.ndarray):
         number = jnp.issubdtype(param.dtype, jnp.number)
@@ -319,7 +322,7 @@ def _zero_updates(update: Any, param: Any) -> Any:
 
 
 def _add(total: Any, more: Any, *, wide: bool) -> Any:
-    """The sum of two trees, with `wide` in float64 even without `jax_enable_x64`."""
+    """The sum of two trees; if `wide`, in float64 even without `jax_enable_x64`."""
     if not wide:
         return optax.tree.add(total, more)
     with jax.enable_x64(True):
@@ -331,26 +334,25 @@ def _add(total: Any, more: Any, *, wide: bool) -> Any:
 def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., Any]:
     """Compute the clipped sum of a large batch in parts, one part at a time.
 
-    A loop on the host adds the sums of the parts, and the optimizer then adds noise
-    once to the total. `optax.MultiSteps` accumulates ordinary gradients, but is not
-    suitable here: it would divide the sum by the number of parts and leave the noise
-    as it is. Inside one jitted call, `microbatch_size` of `Plan.value_and_grad` has the
-    same effect.
+    A loop on the host adds the sums of the parts. The optimizer then adds noise once,
+    to the total. Do not use `optax.MultiSteps`, which accumulates ordinary gradients:
+    it would divide the sum by the number of parts, but not the noise. Inside one jitted
+    call, `microbatch_size` of `Plan.value_and_grad` has the same effect.
 
     Args:
       loss_and_grad: the function that `Plan.value_and_grad` returns, with or without
-        `jax.jit`. All parts have one size, so that it compiles once.
-      size: how many examples are sent to the device at a time.
+        `jax.jit`. All parts have the same size, so that jit compiles only once.
+      size: the number of examples in a part, which the device gets at a time.
 
     Returns:
-      `fn(model, examples, *others)`, which is not for jit, with the results of
-      loss_and_grad up to rounding. The counters of a flax.nnx model are incremented for
-      each part, so that dropout with them differs from a call with the whole batch.
+      `fn(model, examples, *others)`, which cannot be jitted. Its results are those of
+      loss_and_grad up to rounding. Each part increments the counters of a flax.nnx
+      model, so that dropout then differs from one call with the whole batch.
 
     Raises:
       ValueError: size is below 1.
 
-    Privacy: the results have the sensitivity of those of loss_and_grad.
+    Privacy: the results have the same sensitivity as those of loss_and_grad.
 
     Example:
       >>> import dpjax, jax, jax.numpy as jnp, numpy as np
@@ -382,12 +384,12 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
         if wide:
             with jax.enable_x64(True):
                 total = jax.tree.map(lambda x, g: x.astype(g.dtype), total, grads)
-        # The batch's mean weighs each part's mean by its number of valid examples.
+        # The mean of the batch weights each part by its number of valid examples.
         weights = np.array(counts) / max(sum(counts), 1)
         value = sum(w * v for w, v in zip(weights, values, strict=True))
         if not auxes[0]:
             return value, total
-        # The last part may have padding beyond the end of the batch, which is cut off.
+        # The last part may have padding beyond the end of the batch. It is cut off.
         rows = np.size(examples.mask)
         aux = jax.tree.map(
             lambda *xs: jnp.concatenate(xs)[:rows], *(aux for (aux,) in auxes)

@@ -1,4 +1,4 @@
-"""The numbers of a run, as one frozen record that every part of a plan reads."""
+"""The numbers of a run, in one frozen record that every part of a plan reads."""
 
 import dataclasses
 from typing import Any
@@ -38,7 +38,7 @@ class RunParameters:
         return None if self.shape is None else self.shape.strategy(self.num_steps)
 
     def parameters(self, **changes: Any) -> "RunParameters":
-        """The numbers of a run or a plan, without a comparison, with some changed."""
+        """A copy of the numbers of this run or plan, with the given changes."""
         fields = dataclasses.fields(RunParameters)
         return RunParameters(
             **{x.name: getattr(self, x.name) for x in fields} | changes
@@ -47,7 +47,7 @@ class RunParameters:
     def constant_runs(self) -> list["RunParameters"]:
         """Runs with constant noise and batch size that compose to this run.
 
-        Steps with the same numbers form one run, wherever they are in the schedule: the
+        Steps with the same numbers form one run, wherever they are in the schedule. The
         composition does not depend on the order of the steps.
         """
         if not self.schedule:

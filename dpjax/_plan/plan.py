@@ -1,4 +1,4 @@
-"""`Plan`: the numbers of a run, and the batches, gradient and optimizer from them."""
+"""`Plan`: the numbers of a run, and methods for its batches, gradient and optimizer."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -26,64 +26,64 @@ from dpjax.noise._correlated import Buffer
 class Plan(RunParameters):
     """A private run, as `dpjax.plan` makes it: immutable, and static under jit.
 
-    The guarantee depends on all numbers of a plan together. To change one of them, make
+    The guarantee depends on all numbers of a plan together. To change a number, make
     another plan.
 
     Attributes:
       num_examples: n, the size of the data set.
-      batch_size: b, how many examples a step takes, in expectation.
-      num_steps: T, the step limit: the optimizer refuses further steps.
-      noise_multiplier: noise standard deviation over clip norm.
+      batch_size: b, the expected number of examples in a step.
+      num_steps: T, the step limit. The optimizer refuses steps after the first T.
+      noise_multiplier: σ, the noise's standard deviation divided by the clip norm.
       clip_norm: the bound C on the L2 norm of one example's gradient.
-      max_batch_size: the capacity of a batch, the most examples that it can hold.
+      max_batch_size: the capacity, the maximum number of examples in a batch.
       epsilon: the ε of the whole run at delta, rounded up.
       delta: δ.
       sampling: "poisson", "fixed_size", "fixed", "reshuffled", "cyclic_poisson",
         "random_bins" or "fresh_bins".
       noise: "independent" or "correlated".
-      adjacency: which data sets the guarantee compares.
-      solved_for: the name of the number that was solved for from the others.
+      adjacency: the relation between the data sets that the guarantee compares.
+      solved_for: the name of the number that `dpjax.plan` computed from the others.
       unit: the unit of privacy: "example", or "user" for data of `dpjax.by_user`.
       arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise;
         "discrete" for a guarantee for the bits that are released.
       schedule: the segments of steps with constant numbers; () if no number varies.
-      quantile: how the clip norm follows a quantile, with clip_norm as the first step's
-        value; None if it is constant.
+      quantile: the rule by which the clip norm follows a quantile, starting from
+        clip_norm; None if the clip norm follows no quantile.
       shape: the numbers of the strategy that correlates the noise; None for independent
         noise.
-      comparison: the mechanisms that this one was chosen from; None if the caller named
-        the mechanism.
+      comparison: the mechanisms among which this plan's mechanism was chosen; None if
+        the caller named the mechanism.
     """
 
-    # Plans with the same numbers are equal, whether or not a comparison chose them.
+    # Plans with the same numbers are equal, even if only one comes from a comparison.
     comparison: Comparison | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
 
     @classmethod
     def of(cls, run: RunParameters, comparison: Comparison | None = None) -> "Plan":
-        """The plan with the numbers of a record, and with a comparison or None."""
+        """A plan with the numbers of run, and with its comparison if there is one."""
         names = [field.name for field in dataclasses.fields(RunParameters)]
         return cls(**{x: getattr(run, x) for x in names}, comparison=comparison)
 
     @property
     def mechanism(self) -> Mechanism:
-        """The sampling mechanism: how examples are drawn, and the privacy cost."""
+        """The sampling mechanism: how examples are drawn, and at which privacy cost."""
         return mechanism_of(self)
 
     @property
     def guarantee(self) -> promises.RunGuarantee:
-        """The privacy guarantee of the whole run, a `RunGuarantee` to `print`."""
+        """The privacy guarantee of the whole run, as a `RunGuarantee` to `print`."""
         return promises.RunGuarantee(self, self.num_steps)
 
     def batch(self, step: ArrayLike, key: jax.Array) -> samplers.Batch:
-        """The positions of a step's examples, under jit and in a scan too.
+        """The positions of the examples of a step; also works under jit and in a scan.
 
         Args:
-          step: the step's number, i[], from 0 to T − 1. A traced step cannot be
-            checked: outside this range it draws a batch that belongs to no step of the
-            plan, and the guarantee does not cover the use of that batch.
-          key: one typed key for the whole run, which may be the optimizer's.
+          step: the step's number, i[], from 0 to T − 1. A traced step is not checked.
+            If it is outside this range, the batch belongs to no step of the plan, and
+            the guarantee does not cover the use of the batch.
+          key: one typed key for the whole run; may be the key of the optimizer.
 
         Returns:
           A `sampling.Batch` of i32[m] and bool[m], m = max_batch_size. `load` reads the
@@ -96,14 +96,14 @@ class Plan(RunParameters):
         return loader.draw_batch(self, step, key)
 
     def load(self, data: Any, step: ArrayLike, key: jax.Array) -> loader.Examples:
-        """The examples of a step from arrays in memory, under jit and in a scan too.
+        """The examples of a step, from arrays in memory; also under jit and in a scan.
 
         Args:
-          data: a tree of arrays with a leading axis n, indexed by position; with
-            unit="user", the result of the method `stacked` of a `Users` data set, as
-            `by_user` makes it.
+          data: a tree of arrays with a leading axis n, indexed by position. With
+            unit="user", the tree that the method `stacked` of a `Users` data set
+            returns; `by_user` makes such a data set.
           step: as for `batch`; a traced step is not checked.
-          key: one typed key for the whole run, which may be the optimizer's.
+          key: one typed key for the whole run; may be the key of the optimizer.
 
         Returns:
           `Examples` with leading axes m = max_batch_size.
@@ -128,26 +128,27 @@ class Plan(RunParameters):
         """Iterate over the examples of one step after the other, up to the step limit.
 
         Args:
-          data: a tree of arrays with a leading axis n, or one data set object. Arrays
-            are NumPy's, JAX's or files mapped into memory; those of other libraries,
-            such as pandas or torch, are read into memory once, by position and not by
-            label. A data set object has `len` and integer indexing (a list, data sets
-            of torch, grain or Hugging Face), and its examples are trees of numbers. If
-            it has `__getitems__`, from a list of positions to a list of examples, one
-            call reads a batch. With unit="user", data is the result of `by_user`.
-          key: one typed key for the whole run, which may be the optimizer's.
-          start: the first step, from 0 to T. A run that resumes after k steps passes k
-            and restores the optimizer's state: a new state would repeat its noise.
-          progress: whether to show a progress bar, where tqdm is installed.
+          data: a tree of arrays with a leading axis n, or one data set object. The
+            arrays are of NumPy, of JAX, or files mapped into memory. Arrays of other
+            libraries, such as pandas or torch, are read into memory once, by position
+            and not by label. A data set object has `len` and integer indexing (a list,
+            or a data set of torch, grain or Hugging Face), and its examples are trees
+            of numbers. If the object has `__getitems__`, which returns the examples at
+            a list of positions, one call reads a batch. With unit="user", data is the
+            result of `by_user`.
+          key: one typed key for the whole run; may be the key of the optimizer.
+          start: the first step, from 0 to T. To resume a run after k steps, pass k and
+            restore the optimizer's state: a new state would repeat the earlier noise.
+          progress: whether to show a progress bar, if tqdm is installed.
           sharding: how the leading axis m is sharded over a mesh, such as
-            `NamedSharding(mesh, P("data"))`. It must divide m evenly. Each process
-            reads the examples of its own devices, and all processes must have the same
-            key. None for one device or the host.
-          prefetch: how many batches a thread reads ahead of their use.
+            `NamedSharding(mesh, P("data"))`. The shards must have equal sizes. Each
+            process reads the examples of its own devices, and all processes must have
+            the same key. None for one device or the host.
+          prefetch: the number of batches that a thread reads ahead of their use.
 
         Yields:
-          `Examples` with leading axes m = max_batch_size, T − start times. The same key
-          gives the same batches. They are drawn on the CPU.
+          `Examples` with leading axes m = max_batch_size, T − start times. They are
+          drawn on the CPU. The same key gives the same batches.
 
         Raises:
           ValueError: data does not have num_examples examples; start is out of range;
@@ -167,43 +168,44 @@ class Plan(RunParameters):
         """Transform a loss into its mean value and the sum of its clipped gradients.
 
         Args:
-          loss_fn: `loss_fn(model, examples, *others)`, a scalar, or (scalar, aux) with
-            has_aux. It is called on one example at a time.
+          loss_fn: `loss_fn(model, examples, *others)`, which returns a scalar, or
+            (scalar, aux) with has_aux. It is called on one example at a time.
           has_aux: as in `jax.value_and_grad`.
           batched: whether loss_fn takes examples with a leading batch axis, as the loss
-            of an ordinary training script does. That axis then has size 1. If False,
-            loss_fn takes one example without a batch axis.
+            of an ordinary training script does. If True, this axis has size 1. If
+            False, loss_fn takes one example without a batch axis.
           engine: as for `clipped_grad`.
           microbatch_size: as for `clipped_grad`.
 
         Returns:
-          `fn(model, examples, *others)` for `Examples` from `load` or `batches`, which
-          returns (value, grads), or ((value, aux), grads). model is any tree of arrays.
-          grads is for the optimizer alone: the *sum* of clipped gradients, shaped like
-          the model, None where a leaf is not an array of floats; for a flax.nnx module,
-          the state of its `nnx.Param`s. Where the clip norm follows a quantile, fn also
-          takes clip_norm, from `clip_norm_of`, and grads is a `Bounded` sum. value is
-          the mean over the valid examples, and aux has a leading axis m. others may
-          hold anything; typed keys among them, also within objects of flax.nnx, are
+          `fn(model, examples, *others)`, which returns (value, grads), or
+          ((value, aux), grads) with has_aux. model is any tree of arrays, and examples
+          are `Examples` from `load` or `batches`. value is the mean loss of the valid
+          examples, and aux has a leading axis m. grads is the *sum* of clipped
+          gradients, and is for the optimizer alone. It is shaped like the model, with
+          None for leaves that are not arrays of floats; for a flax.nnx module it is the
+          state of its `nnx.Param`s. Where the clip norm follows a quantile, fn also
+          takes clip_norm, from `clip_norm_of`, and grads is a `Bounded` sum. others may
+          hold anything. Typed keys among others, also within flax.nnx objects, are
           folded so that each example has its own key, for dropout.
 
         Raises:
-          ValueError: when called: examples are not `Examples`, or are another plan's;
-            the model has nothing to train, or the loss changes its state, as BatchNorm
-            does in training mode; or as for `clipped_grad`.
+          ValueError: when fn is called: examples are not `Examples`, or are those of
+            another plan; the model has nothing to train; the loss changes the model's
+            state, as BatchNorm does in training mode; or as for `clipped_grad`.
 
         Warns:
           UserWarning: the gradient with respect to a part of the model is zero for all
-            data, for example where `jax.lax.stop_gradient` freezes the part, or where
-            the loss compares the examples of a batch. Outside jit there is also a
-            warning if no example of a batch has a finite gradient, and if the first
-            batch's clipped sum is zero for a part of the model. Under jit, see
-            `metrics`.
+            data. For instance, `jax.lax.stop_gradient` freezes the part, or the loss
+            compares the examples of a batch. Outside jit, fn also warns if no example
+            of a batch has a finite gradient, and if the first batch's clipped sum is
+            zero for a part of the model. Under jit, use `metrics` instead.
 
-        Privacy: grads has L2 sensitivity clip_norm, twice that under REPLACE. value and
-        aux are not private. Random keys that are passed to the loss (dropout) must be
-        secret and new in every step. An example's key is derived from its position in
-        the batch, and one example more or less changes the positions of others.
+        Privacy: grads has L2 sensitivity clip_norm, and twice clip_norm under REPLACE.
+        value and aux are not private. Random keys that are passed to the loss (for
+        dropout) must be secret and new in every step. An example's key is derived from
+        its position in the batch, and adding or removing one example changes the
+        positions of others.
         """
         options = loss.Options(has_aux, batched, engine, microbatch_size)
         return loss.value_and_grad(loss_fn, self, options)
@@ -228,7 +230,7 @@ class Plan(RunParameters):
 
         Returns:
           `fn(model, examples, *others)`, which returns the `Metrics` of the valid
-          examples. Each call computes the gradients again, so call it in few steps.
+          examples. Each call computes the gradients again, so call fn in few steps.
 
         Raises:
           ValueError: as for `value_and_grad`.
@@ -248,22 +250,22 @@ class Plan(RunParameters):
         """The private optimizer: it adds noise, divides by b, and then applies inner.
 
         Args:
-          inner: any optax optimizer. It must not read the data.
+          inner: any optax optimizer that does not read the data.
           key: one typed key, from `dpjax.random_key`, for this run alone. The sampler
             of the run may use the same key.
           buffer: for correlated noise, as for `dpjax.correlated_noise`.
 
         Returns:
-          An optax transformation of the grads that `value_and_grad` returns. Leaves of
-          the parameters that are not arrays of floats do not change. Past num_steps it
-          refuses: a ValueError outside jit, NaN updates inside. For batches too large
-          for the device use `dpjax.accumulate`, and not `optax.MultiSteps`.
+          An optax transformation of the grads that `value_and_grad` returns. Parameters
+          that are not arrays of floats do not change. After num_steps steps, an update
+          raises a ValueError outside jit, and gives NaN inside jit. For batches too
+          large for the device use `dpjax.accumulate`, and not `optax.MultiSteps`.
 
         Raises:
           ValueError: key is not a typed key; buffer asks for recomputed noise, and the
             noise cannot be recomputed. At init and update: a part of the tree is
-            masked, as by `optax.masked` around this optimizer (masks go inside, into
-            inner). At update: further arguments, such as value=, are given.
+            masked, as by `optax.masked` around this optimizer (put the mask into inner
+            instead). At update: further arguments, such as value=, are given.
 
         Privacy: the updates of all steps, together with any function of them, have the
         plan's `guarantee`. The state holds the key and is as secret as the data.
@@ -271,7 +273,7 @@ class Plan(RunParameters):
         return release.optimizer(self, inner, key, buffer)
 
     def clip_norm_of(self, state: optax.OptState) -> jax.Array:
-        """The next step's clip norm, f32[], where it follows a quantile.
+        """The clip norm of the next step, f32[], for a plan with a quantile.
 
         Args:
           state: the state of this plan's `optimizer`.
@@ -280,8 +282,8 @@ class Plan(RunParameters):
           The argument clip_norm of the function that `value_and_grad` returns.
 
         Raises:
-          ValueError: the clip norm follows no quantile; state is not that of such a
-            plan's optimizer.
+          ValueError: the plan has no quantile; state is not the state of the optimizer
+            of a plan with a quantile.
         """
         if self.quantile is None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A clip norm that privately follows a quantile of the gradients' norms."""
+"""A clip norm that privately follows a quantile of the norms of the gradients."""
 
 import math
 from typing import NamedTuple
@@ -9,24 +9,24 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike, Tree
 
-# The range of clip norms that vary, so that float32 can represent the numbers that are
-# computed from them.
+# The range of clip norms that vary. Within this range, float32 can represent all
+# numbers that are computed from the clip norm.
 LEAST, MOST = 2.0**-60, 2.0**60
 
 
 class QuantileClip(NamedTuple):
     """Adapt the clip norm so that a given share of the gradients is not clipped.
 
-    Every step counts, with noise, how many gradients are within the clip norm C, and
-    the count updates C: C ← C exp(−η (share within − quantile)). The noise of the
-    gradients grows a little, so that sum and count together cost what the plan states.
+    Every step counts, with noise, the gradients whose norms are at most the clip norm
+    C. The count then updates C: C ← C exp(−η (share within − quantile)). The gradients
+    get slightly more noise, so that sum and count together cost what the plan states.
 
     Attributes:
       initial: the first step's clip norm, from 2⁻⁶⁰ to 2⁶⁰.
       quantile: the target share of gradients within the clip norm, in (0, 1).
       learning_rate: η, positive.
-      noise_multiplier: σ_b, the standard deviation of the noise on the count, above
-        half of the plan's noise multiplier z. None for the larger of b / 20 and 4 z.
+      noise_multiplier: σ_b, the standard deviation of the noise on the count; more than
+        z / 2, where z is the plan's noise multiplier. If None, max(b / 20, 4 z).
 
     Reference: Andrew, Thakkar, McMahan and Ramaswamy (2021), Algorithm 1.
     """
@@ -38,7 +38,7 @@ class QuantileClip(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """A step's sum and count, before noise, where the clip norm follows a quantile.
+    """A step's sum and count before noise, for a clip norm C that follows a quantile.
 
     Attributes:
       total: the sum of gradients clipped to C, divided by C.
@@ -50,7 +50,7 @@ class Bounded(NamedTuple):
 
 
 def check_quantile_clip(clip: QuantileClip) -> QuantileClip:
-    """The same `QuantileClip` with Python floats, checked to be positive.
+    """Check a `QuantileClip`, and convert its numbers to Python floats.
 
     Raises:
       ValueError: a number is not positive, or quantile is not below 1.
@@ -69,19 +69,20 @@ def noise_of(
 ) -> tuple[float, float]:
     """The noise multipliers (σ, σ_b) of the sum and of the count.
 
-    σ is the noise standard deviation of the gradients' sum over C, and σ_b is that of
-    the count. Both releases together are one Gaussian mechanism. An example moves the
-    sum over C by 1 and the count by 1/2. That is a distance of 1 / z in units of the
-    noise, with z the plan's noise multiplier, if 1 / σ² + (1/2)² / σ_b² = 1 / z².
+    σ is the standard deviation of the noise on the sum divided by C, and σ_b is that of
+    the noise on the count. Both releases together are one Gaussian mechanism. An
+    example moves the sum divided by C by 1, and the count by 1/2. In units of the noise
+    the distance is 1 / z, with z the plan's noise multiplier, if
+    1 / σ² + (1/2)² / σ_b² = 1 / z².
     (Andrew et al. 2021, Theorem 1, https://arxiv.org/abs/1905.03871.)
 
     Raises:
       ValueError: σ_b is at most z / 2, so that no σ is large enough.
     """
-    # b / 20 is the choice of the paper. At least 4 z, σ exceeds z by less than 1 %.
+    # The paper chooses b / 20. With σ_b >= 4 z, σ exceeds z by less than 1 %.
     of_count = clip.noise_multiplier or max(batch_size / 20, 4 * noise_multiplier)
-    # 1 − share², rounded down: the four roundings err by at most 2⁻⁵³ each. So a
-    # difference that consists of rounding alone is not above 0.
+    # 1 − share², rounded down: each of the four roundings errs by at most 2⁻⁵³. So a
+    # difference that comes from rounding alone is not above 0.
     share = noise_multiplier / (2 * of_count)
     left = (1 - share) * (1 + share) - 2.0**-51
     if left <= 0:
@@ -89,7 +90,7 @@ def noise_of(
             "QuantileClip's noise_multiplier must be above half of the plan's, "
             f"{noise_multiplier!r}; got {of_count!r}."
         )
-    # The factor covers the few roundings of this line, so that σ is rounded up.
+    # The factor covers the roundings in this line, so that σ is rounded up.
     return noise_multiplier / math.sqrt(left) * (1 + 2.0**-50), of_count
 
 
@@ -98,10 +99,10 @@ def count_within_clip_norm(
 ) -> jax.Array:
     """The centered count of gradients within the clip norm, f32[].
 
-    An example adds 1/2 if its norm is at most clip_norm, and −1/2 otherwise, so that
-    one example changes the count by only 1/2. Padding adds 0.
+    An example adds 1/2 if its norm is at most clip_norm, and −1/2 otherwise. So one
+    example changes the count by only 1/2. Padding adds 0.
     """
-    # A NaN norm compares False, and so counts as clipped.
+    # A comparison with NaN is False. So a NaN norm counts as clipped.
     half = jnp.where(norms <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
     return jnp.sum(jnp.where(mask, half, jnp.float32(0.0)))
 
@@ -109,7 +110,7 @@ def count_within_clip_norm(
 def next_clip_norm(
     clip: QuantileClip, clip_norm: jax.Array, noisy: jax.Array, batch_size: ArrayLike
 ) -> jax.Array:
-    """The next step's clip norm, f32[], from this step's and its noisy count.
+    """The next step's clip norm, f32[], from this step's clip norm and noisy count.
 
     Args:
       clip: the quantile and the learning rate.
@@ -117,7 +118,7 @@ def next_clip_norm(
       noisy: the noisy centered count of `count_within_clip_norm`, f[].
       batch_size: b, the expected batch size.
     """
-    # Andrew et al. (2021), Algorithm 1: C ← C exp(−η (b̃ − γ)). The 1/2 undoes the
+    # Andrew et al. (2021), Algorithm 1: C ← C exp(−η (b̃ − γ)). Adding 1/2 undoes the
     # centering of the count.
     share = noisy / jnp.asarray(batch_size, noisy.dtype) + 0.5
     following = clip_norm * jnp.exp(-clip.learning_rate * (share - clip.quantile))

@@ -1,9 +1,9 @@
 """Noise, clip norm and batch size that vary from step to step, as a few segments.
 
-A run whose numbers vary is the composition of as many mechanisms as there are distinct
-values, and the accountant's work grows with their number. So a schedule is rounded to a
-few levels, and the run itself uses the rounded values: the guarantee is for exactly the
-numbers that run.
+A run whose numbers vary is a composition with one mechanism for each distinct value.
+The accountant's work grows with the number of distinct values. So a schedule is rounded
+to a few levels. The run itself uses the rounded values, so that the guarantee holds for
+the numbers that run.
 """
 
 import math
@@ -17,10 +17,10 @@ import numpy as np
 
 from dpjax._core.typing import ArrayLike
 
-# The most distinct values of one schedule. Eight levels over a factor of ten are 33 %
-# apart.
+# The maximum number of distinct values of a schedule. If a schedule varies by a factor
+# of ten, the ratio of neighbouring levels is 1.33.
 _LEVELS = 8
-# The most segments of a plan. Each step compares its number with the start of each.
+# The maximum number of segments of a plan. Each step looks up its segment among them.
 _PIECES = 1024
 
 
@@ -29,9 +29,9 @@ class Segment(NamedTuple):
 
     Attributes:
       start: the first step of the segment.
-      noise: the noise multiplier, in units of the plan's.
-      clip: the clip norm, in units of the plan's.
-      batch_size: how many examples a step takes, in expectation.
+      noise: the noise multiplier divided by the plan's noise multiplier.
+      clip: the clip norm divided by the plan's clip norm.
+      batch_size: the expected number of examples in a step.
     """
 
     start: int
@@ -48,7 +48,7 @@ class StepValues(NamedTuple):
     batch_size: ArrayLike
 
 
-Factor = Callable[..., ArrayLike]  # from a step's number, like an optax schedule
+Factor = Callable[..., ArrayLike]  # a function of a step's number, as in optax
 
 
 def make_segments(
@@ -58,11 +58,11 @@ def make_segments(
     clip: Factor | None,
     batch: Factor | None,
 ) -> tuple[Segment, ...]:
-    """The segments of a run, from its schedules rounded to levels.
+    """The segments of a run whose schedules are rounded to a few levels.
 
     Args:
       num_steps: T, the number of steps.
-      batch_size: b, the factor of the batch schedule.
+      batch_size: b, which the values of the batch schedule multiply.
       noise: the schedule of the noise multiplier; None for constant noise.
       clip: the schedule of the clip norm; None for a constant one.
       batch: the schedule of the batch size; None for a constant one.
@@ -91,9 +91,9 @@ def make_segments(
 
 
 def _levels(name: str, factor: Factor | None, num_steps: int) -> np.ndarray:
-    """A schedule's values f64[T], rounded up to at most _LEVELS levels.
+    """A schedule's values, f64[T], rounded up to at most _LEVELS levels.
 
-    All of them are float32 numbers, so that the accountant and the jitted step use the
+    All values are float32 numbers, so that the accountant and the jitted step use the
     same values.
     """
     if factor is None:
@@ -102,16 +102,16 @@ def _levels(name: str, factor: Factor | None, num_steps: int) -> np.ndarray:
     distinct = np.unique(values)
     if distinct.size > _LEVELS:
         ends = math.log(distinct[0]), math.log(distinct[-1])
-        # Levels at equal ratios. The smallest value itself is none: values round up.
+        # The levels have equal ratios. The smallest value is no level: values round up.
         distinct = np.exp(np.linspace(*ends, _LEVELS + 1)[1:])
-        # exp(log(x)) may fall below x, and then the largest value would have no level.
+        # exp(log(x)) may be below x. The largest value would then have no level.
         distinct[-1] = values.max()
         values = distinct[np.searchsorted(distinct, values)]
     return values.astype(np.float32).astype(np.float64)
 
 
 def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
-    """The value of the schedule at each step, f64[T], checked for its range."""
+    """The schedule's value at each step, f64[T]. Raises if a value is out of range."""
     if not callable(factor):
         raise ValueError(f"{name} must be a function of the step; got {factor!r}.")
     try:
@@ -129,10 +129,10 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
 
 
 def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float, int]]:
-    """How many of the first num_steps steps have each pair of noise and batch size.
+    """How many of the first num_steps steps have each pair (noise, batch size).
 
-    Steps that differ in their clip norm alone are counted together. The standard
-    deviation of the noise is a multiple of the clip norm, so that the clip norm does
+    Steps that differ in their clip norms alone are counted together. The reason is that
+    the noise's standard deviation is a multiple of the clip norm. So the clip norm does
     not change the privacy cost of a step.
     """
     counts: Counter[tuple[float, int]] = Counter()
@@ -145,7 +145,7 @@ def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float
 
 
 def noises(schedule: tuple[Segment, ...], num_steps: int) -> np.ndarray:
-    """The noise of each step before num_steps, in units of the plan's, f64[T]."""
+    """The noise multipliers of num_steps steps, f64[T], divided by the plan's."""
     starts = [piece.start for piece in schedule]
     held = np.searchsorted(starts, np.arange(num_steps), side="right") - 1
     return np.array([piece.noise for piece in schedule])[held]

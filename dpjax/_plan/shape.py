@@ -18,12 +18,12 @@ def resolve_strategy(
     workload: Workload | None,
     strategy: Strategy | None,
 ) -> tuple[StrategySpec | None, _amplified.Start | None]:
-    """The strategy that the caller gave, or the best one found for the workload.
+    """The strategy that the caller gave, or the best strategy found for the workload.
 
     Returns:
-      The numbers of the strategy, None for independent noise; and where a solver for
-      the noise multiplier begins, if the search for the strategy estimated the noise
-      multiplier of correlated noise, else None.
+      strategy: the numbers of the strategy; None for independent noise.
+      start: where to start the search for the noise multiplier. None unless the search
+        for the strategy found correlated noise and estimated its noise multiplier.
 
     Raises:
       ValueError: workload and strategy do not fit the noise or the sampling.
@@ -61,11 +61,11 @@ def resolve_strategy(
 def _best(
     run: RunParameters, mechanism: Mechanism, workload: Workload
 ) -> tuple[Strategy, _amplified.Start | None]:
-    """The best strategy for a workload, and where a solver for its noise begins.
+    """The best strategy for a workload, and a start for the search for its noise.
 
-    For ordered batches, the strategy is the best with one stored vector, and the
-    beginning is None. For random batches, the strategy is the best that
-    `strategies.amplified` finds.
+    For batches in order, the strategy is the best with one stored vector, and the start
+    is None. For random batches, the strategy is the best that `strategies.amplified`
+    finds.
     """
     sizes: dict[str, Any] = {
         "num_steps": run.num_steps,
@@ -85,12 +85,12 @@ def _best(
             sampling=run.sampling,  # pyright: ignore
             adjacency=run.adjacency,
         )
-        # Independent noise begins as it does where it is named, so that no ε is
+        # Independent noise gets no start, as if the caller had named it. So no ε is
         # computed twice in a comparison.
         return best.strategy, about if any(map(np.any, best.strategy)) else None
     sizes["order"] = mechanism.order
     optimized = strategies.optimize("rational", workload, **sizes)
-    # A workload whose rates or sums vary by step also gets factors that vary by step.
+    # If the workload's rates or sums vary by step, the strategy's factors also do.
     if all(np.size(x) == 1 for x in workload[2:]):
         return optimized, None
     return strategies.scheduled(optimized, workload, **sizes), None

@@ -1,7 +1,7 @@
-"""`dpjax.plan`: from the numbers that a user gives to a complete plan.
+"""`dpjax.plan`, which makes a complete plan from the numbers that a user gives.
 
-The capacity of a batch of random size, how far above its expected size the batch may
-go, is chosen here, too.
+This module also chooses the capacity of batches of random size, which is above their
+expected size.
 """
 
 import functools
@@ -32,19 +32,19 @@ from dpjax.accounting.profiles import LEAST_SHARE, SHARES_OF_LATTICE, RandomBins
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 from dpjax.strategies import _amplified
 
-# The share of δ that may be spent on batches which exceed their capacity.
+# The share of δ that may be spent on batches that exceed their capacity.
 SHARE = LEAST_SHARE
-# The relative distance below the target at which the search for the noise ends,
-# and the evaluations that it may take, beyond which another search takes its place.
+# The search for the noise ends at this relative distance of ε below the target. After
+# this number of evaluations of ε, another search takes its place.
 _NEAR, _LOOKS = 2e-5, 8
 _LARGEST = 100.0  # the largest ε for which `_estimates` tells where to begin
-# A relative excess of what overflow adds to ε, well above the error of an estimate.
+# A relative excess of the overflow's cost in ε, well above the error of an estimate.
 _CLEARLY = 0.02
 
 
 def cost(run: RunParameters) -> float:
     """The ε of a run at its δ, in float64. The run's own field epsilon is ignored."""
-    # The field does not change the cost. One value for all makes cache hits.
+    # The field does not change the cost. With inf for all runs, the cache is hit often.
     return _cost(run.parameters(epsilon=math.inf))
 
 
@@ -57,7 +57,7 @@ def _cost(run: RunParameters) -> float:
 
 
 def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
-    """Raise for a batch larger than the data set, or than the given capacity."""
+    """Raise if the batch size exceeds the data set, or exceeds the given capacity."""
     n = mechanism.num_examples
     if batch_size is not None:
         validate.at_most("batch_size", batch_size, n, "num_examples, ")
@@ -75,40 +75,40 @@ def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None
 def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     """The smallest capacity at which overflow does not raise ε above solved.epsilon.
 
-    The run was solved for without overflow at less than δ, and the rest of δ is left
-    for overflow. The search starts at three standard deviations above the batch size b.
-    A capacity below b may meet the target, too, since a step on a few of many examples
-    costs little; but such a step trains little.
+    The run was solved for without overflow at less than δ, so that the rest of δ can be
+    spent on overflow. The search starts at three standard deviations above the batch
+    size b. A capacity below b may meet the target, too, since a step on a few of many
+    examples costs little. But such a step also trains little.
 
-    For random bins, the probability of an overflow alone tells whether a capacity
-    suffices, and bisection finds it. Elsewhere, what overflow adds to ε is about
-    proportional to the probability that the other examples fill a batch, so that each
-    evaluation tells where the result is. If eight evaluations are not enough, bisection
-    finds it. A capacity that suffices is the result if the next smaller one is clearly
-    above.
+    For random bins, the probability of an overflow alone determines whether a capacity
+    suffices, and bisection finds the capacity. For other samplings, overflow adds to ε
+    an amount about proportional to the probability that the other examples fill a
+    batch. So each evaluation of ε predicts the capacity. After eight evaluations,
+    bisection takes the place of the prediction. The search ends at a capacity that
+    suffices if the prediction is that the next smaller capacity clearly does not.
 
     Args:
-      solved: the run without overflow, with the capacity n of all examples that a step
-        draws from, and with its ε at less than δ.
+      solved: the run without overflow. Its capacity n is the number of examples from
+        which a step draws, and its ε is for less than δ.
       delta: the whole δ, at which the result must cost at most solved.epsilon.
-      size: the largest batch size b of the run.
+      size: the maximum batch size b of the run.
 
     Returns:
       The capacity, at most n.
     """
-    from scipy.special import bdtrc  # here: `import dpjax` need not wait for SciPy
+    from scipy.special import bdtrc  # so that `import dpjax` does not wait for SciPy
 
     n = solved.max_batch_size
-    # The standard deviation of a binomial size; at least 1, so that the range below has
-    # several capacities.
+    # The standard deviation of a binomial batch size. It is at least 1, so that the
+    # range below has several capacities.
     deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
 
     def run_with(capacity: int) -> RunParameters:
         return solved.parameters(max_batch_size=capacity, delta=delta)
 
-    # The capacity is in (low, high]: high is known to suffice, and low is excluded.
+    # The capacity is in (low, high]: high suffices, and low is not a result.
     low, high = math.ceil(size + 3 * deviation) - 1, n
-    # If no capacity has a finite ε, the smallest one is as good as any.
+    # If no capacity has a finite ε, the choice does not matter: take the smallest.
     if not math.isfinite(solved.epsilon) or high - low <= 1:
         return min(low + 1, n)
     event = mechanism_of(solved).event(solved)
@@ -120,21 +120,21 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         return high
     assert isinstance(event, Composed)
     about = _estimates.overflow(event, solved.epsilon, delta, SHARE)
-    # The log of the probability that the other examples fill a batch, for each
-    # capacity; it decreases, and ends at about 1e-300.
+    # log P(the other examples fill a batch) for each capacity, in decreasing order, down
+    # to P = 1e-300.
     capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
     full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, size / n), TINY))
     aim, tries = about.log_full, 0
     while high - low > 1:
-        # The first capacity that is filled at most as probably as the aim says,
-        # strictly inside the bracket, so that the bracket shrinks in every step.
+        # Take the smallest capacity whose log P is at most the aim, strictly inside the
+        # bracket, so that the bracket shrinks in every step.
         at = int(capacities[0] + np.searchsorted(-full, -aim))
         capacity = at if tries < 8 else (low + high) // 2
         capacity = min(max(capacity, low + 1), high - 1)
         epsilon = cost(run_with(capacity))
         low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
         place, tries = min(capacity - capacities[0], full.size - 1), tries + 1
-        # The log of what overflow adds to ε over what it may add.
+        # The log of the ratio of the overflow's cost in ε to the cost that it may have.
         over = 1 + (epsilon - solved.epsilon) / about.spare
         excess = min(max(math.log(max(over, TINY)), -3.0), 3.0)
         aim = float(full[place]) - excess
@@ -144,10 +144,10 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
 
 
 def _is_spared(run: RunParameters, epsilon: float) -> bool:
-    """Whether overflow in random bins takes at most SHARE of δ at this ε."""
+    """Whether overflow in random bins costs at most the share SHARE of δ at this ε."""
     event = mechanism_of(run).event(run)
     assert isinstance(event, RandomBins)
-    # On a lattice a share of δ, at most the last one, is for the total variation.
+    # On a lattice, up to the last of these shares of δ covers the total variation.
     spent = SHARES_OF_LATTICE[-1] if run.arithmetic == "discrete" else 0.0
     delta = run.delta * (1 - spent)
     with scope():
@@ -192,74 +192,77 @@ def plan(
     """Plan a private run: three of ε, noise, steps and batch size give the fourth.
 
     Args:
-      num_examples: n, the size of the data set (the larger one under ADD_REMOVE). It is
-        taken to be public.
-      batch_size: b, how many examples a step takes, in expectation; at most n. None for
-        the maximum that the other numbers allow.
-      num_steps: T, how many steps are released. None for the maximum that the other
+      num_examples: n, the size of the data set; under ADD_REMOVE, the size of the
+        larger data set. This number is taken to be public.
+      batch_size: b, the expected number of examples in a step; at most n. If None, the
+        maximum that the other numbers allow.
+      num_steps: T, the number of released steps. If None, the maximum that the other
         numbers allow.
-      epsilon: ε at δ of the whole run, positive. None to compute it from the others.
-      delta: δ, strictly between 0 and 1; well below 1 / n.
+      epsilon: ε at δ of the whole run, positive. If None, computed from the others.
+      delta: δ, strictly between 0 and 1. It should be well below 1 / n.
       clip_norm: the bound C on the L2 norm of one example's gradient, positive; or a
-        `dpjax.QuantileClip`, which follows the gradients' norms.
-      noise_multiplier: noise standard deviation over C, positive. None for the minimum
-        that the other numbers need, for random batches to about 2e-5 of ε.
-      max_batch_size: the most examples that a batch of varying size (Poisson samples or
-        bins) may hold, from b to n. If None, it is the smallest value that is at least
-        three standard deviations above b, or n if that is less (with cyclic Poisson
-        samples the largest group), and at which overflow costs at most 1 % of δ.
-        The other numbers are solved for without overflow, at the rest of δ.
-      noise_schedule: from a step's number to its noise multiplier in units of
-        noise_multiplier, like an optax schedule. It is rounded up to at most eight
-        levels, and the run uses the rounded values. With a schedule num_steps and
-        batch_size must be given.
+        `dpjax.QuantileClip`, which adapts C to the norms of the gradients.
+      noise_multiplier: σ, the noise's standard deviation divided by C, positive. If
+        None, the minimum that the other numbers need; for random batches, a value
+        whose ε is below the target by at most about 2e-5 of the target.
+      max_batch_size: the capacity, from b to n: the maximum number of examples in a
+        batch of random size (Poisson samples or bins). If None, the smallest capacity
+        that is at least three standard deviations above b, and at which overflow costs
+        at most 1 % of δ. The capacity is at most n (with cyclic Poisson samples, at
+        most the size of the largest group). The other numbers are then computed for
+        batches that do not overflow, at the rest of δ.
+      noise_schedule: a function of a step's number, like an optax schedule. It returns
+        the step's noise multiplier in units of noise_multiplier. The values are rounded
+        up to at most eight levels, and the run uses the rounded values. A plan with a
+        schedule needs num_steps and batch_size.
       clip_schedule: the same for the clip norm. It costs no privacy, since the noise is
         scaled with the clip norm.
       batch_schedule: the same for the batch size, for Poisson batches.
-      sampling: "poisson", every example independently with probability b / n;
-        "fixed_size", a random subset of size b; "fixed", batches in the data's order;
-        "reshuffled", batches in a new random order each epoch; "random_bins", where
-        every example is assigned once to a random step of all epochs; "fresh_bins",
-        where it is assigned anew in each epoch; "cyclic_poisson", where examples form
-        as many groups as a banded strategy has bands, and a step takes each example of
-        its group independently. "auto" compares all of them, and a tuple of names
-        compares those; the plan has the one that leaves the least noise in the
+      sampling: how examples are drawn. "poisson": a step takes every example
+        independently with probability b / n. "fixed_size": a step takes a random subset
+        of size b. "fixed": batches in the data's order. "reshuffled": batches in a new
+        random order in each epoch. "random_bins": every example is assigned once to a
+        random step, the same in all epochs. "fresh_bins": every example is assigned to
+        a new random step in each epoch. "cyclic_poisson": examples form as many groups
+        as a banded strategy has bands, and a step takes each example of its group
+        independently. "auto" compares all samplings, and a tuple compares the named
+        ones. The plan then has the sampling that leaves the least noise in the
         workload.
-      noise: "independent", fresh in every step; "correlated", where a step cancels some
-        of the noise of earlier steps, for all but "poisson" and "fixed_size".
-        "correlated" needs num_steps, batch_size, and either a strategy or a workload; a
-        workload with cyclic Poisson samples or bins needs epsilon, too. "auto" for the
-        noise that leaves the least in the workload. To choose the sampling or the noise
-        a plan needs num_steps, batch_size and epsilon.
+      noise: "independent": fresh noise in every step. "correlated": each step cancels
+        some of the noise of earlier steps; for all samplings but "poisson" and
+        "fixed_size". It needs num_steps, batch_size, and either a strategy or a
+        workload; a workload with cyclic Poisson samples or bins also needs epsilon.
+        "auto": the noise that leaves the least in the workload. "auto" as the noise or
+        the sampling needs num_steps, batch_size and epsilon.
       workload: the linear map that the optimizer applies to the sums of all steps
-        (`dpjax.workloads`). For batches in order, the plan has the best correlation for
-        it with one stored vector; for random batches, the best that
+        (`dpjax.workloads`). For batches in order, the plan has the best strategy for
+        the workload that stores one vector; for random batches, the best one that
         `strategies.amplified` finds at epsilon.
-      strategy: the correlation itself (`dpjax.strategies`), in place of a workload.
-      adjacency: which data sets the guarantee compares, an `Adjacency`; under
-        ADD_REMOVE one data set has one example more.
-        "fixed_size" is for REPLACE, "fixed", "reshuffled" and "cyclic_poisson" are for
-        ZERO_OUT and REPLACE, and "poisson" and both kinds of bins for all three.
-      unit: "example", or "user" for data of `dpjax.by_user`: every statement here about
-        an example then holds for all examples of one user together.
+      strategy: the strategy itself (`dpjax.strategies`), in place of a workload.
+      adjacency: the relation between the two data sets that the guarantee compares, an
+        `Adjacency`; under ADD_REMOVE one data set has one example more. "fixed_size"
+        allows REPLACE only. "fixed", "reshuffled" and "cyclic_poisson" allow ZERO_OUT
+        and REPLACE. "poisson" and both kinds of bins allow all three adjacencies.
+      unit: "example", or "user" for data of `dpjax.by_user`. With "user", every
+        statement here about an example holds for all examples of one user together.
       arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise,
-        which floats only approximate: the bits of a released number may tell more. With
-        "discrete" the guarantee holds for the bits that are released. Sums are then
-        made in float64 and rounded to a lattice, the noise is discrete Gaussian, and
-        the plan's noise multiplier holds for the rounded sums. Noise that is
-        "correlated" then needs batches in order ("fixed" or "reshuffled").
+        which floats only approximate. The bits of a released number may reveal more.
+        "discrete" for a guarantee for the bits that are released. Sums are then made in
+        float64 and rounded to a lattice, and the noise is discrete Gaussian. The plan's
+        noise multiplier holds for the rounded sums. "correlated" noise then needs
+        batches in order ("fixed" or "reshuffled").
 
     Returns:
       A `Plan`, whose ε is at most the requested one. The plan has its `comparison` if
-      sampling or noise left a choice.
+      sampling or noise allowed several mechanisms.
 
     Raises:
       ValueError: not exactly one of epsilon, num_steps, batch_size and noise_multiplier
         is None; a number is out of range; the sampling does not allow the adjacency; no
         number meets the target.
 
-    Privacy: the plan's `guarantee` states it. The guarantee holds for the batches, the
-    gradient and the optimizer of the plan, used once with one key.
+    Privacy: the plan's `guarantee` states the privacy of the run. It holds for the
+    plan's batches, gradient and optimizer together, used once with one key.
 
     Example:
       >>> run = plan(num_examples=60_000, batch_size=256, num_steps=5_000, epsilon=3.0,
@@ -267,7 +270,7 @@ def plan(
       >>> print(f"{run.noise_multiplier:.3f} {run.max_batch_size}")
       0.811 347
     """
-    # Taken first, while the local variables are the arguments alone.
+    # This line is first, while the arguments are the only local variables.
     asked = dict(locals())
     if noise == "auto" or sampling == "auto" or isinstance(sampling, tuple):
         return comparison.best_plan(plan, asked)
@@ -292,7 +295,7 @@ def plan(
             raise ValueError("clip_schedule must be None where a quantile is followed.")
         clip_norm = clip.initial
     clip_norm = validate.positive_float("clip_norm", clip_norm)
-    # Numbers that vary are float32 in the jitted step.
+    # Numbers that vary from step to step are float32 in the jitted step.
     varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
     if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
         raise ValueError(
@@ -305,7 +308,7 @@ def plan(
     validate.one_of("noise", noise, ("independent", "correlated"))
     validate.one_of("unit", unit, ("example", "user"))
     validate.one_of("arithmetic", arithmetic, ("real", "discrete"))
-    # The unknown number has a placeholder here, until it is solved for.
+    # The unknown number has a placeholder, until the solver finds the number.
     run = RunParameters(
         num_examples=n,
         batch_size=given["batch_size"] or 1,
@@ -329,7 +332,7 @@ def plan(
             "arithmetic must be 'real' where noise is correlated and batches are "
             f"random: no bound is known for sampling {sampling!r} on a lattice."
         )
-    # The profile of a lattice needs (1 + e^ε) τ <= δ/2, at best with ε = 0.
+    # The profile of a lattice needs (1 + e^ε) τ <= δ/2. At best ε is 0.
     least = 2 * RUN_TOTAL_VARIATION / SHARES_OF_LATTICE[-1]
     if arithmetic == "discrete" and delta < least:
         raise ValueError(
@@ -353,13 +356,13 @@ def plan(
     run = run.parameters(shape=shape)
     # The mechanism depends on the strategy: cyclic Poisson has a group for each band.
     mechanism = mechanism_of(run)
-    # A capacity must hold the largest batch of a schedule.
+    # The capacity must be at least the maximum batch size of a schedule.
     sizes = [piece.batch_size for piece in run.schedule]
     largest = max(sizes, default=given["batch_size"])
     check_sizes(mechanism, largest, max_batch_size)
 
-    # Without a given capacity, solve as if batches could not overflow, at a little less
-    # than δ; then find a capacity whose overflow costs no more than the rest of δ.
+    # If no capacity is given, solve as if batches could not overflow, at a little less
+    # than δ. Then find a capacity whose overflow costs at most the rest of δ.
     if mechanism.overflows and max_batch_size is None:
         ideal = run.parameters(
             max_batch_size=mechanism.population, delta=(1 - SHARE) * delta
@@ -368,17 +371,17 @@ def plan(
         most = smallest_capacity(solved, delta, largest or solved.batch_size)
     else:
         solved = _solve(run, guess)
-        # Without a random size, every batch has exactly b slots.
+        # If the batch size is not random, every batch has exactly b slots.
         most = max_batch_size or solved.batch_size
     if run.quantile:
-        # Raises where the noise of the count is too small for the noise of the sum.
+        # This raises if the noise of the count is too small for the noise of the sum.
         quantile.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
     solved = solved.parameters(max_batch_size=most, delta=delta)
     return Plan.of(solved.parameters(epsilon=_for_callers(cost(solved), "up")))
 
 
 def _unknown(given: dict[str, Any]) -> str:
-    """The name of the one number that is None, and is solved for."""
+    """The name of the one number that is None, for which the plan is solved."""
     unknown = [name for name, value in given.items() if value is None]
     if len(unknown) != 1:
         raise ValueError(
@@ -409,10 +412,10 @@ def _schedule(
 
 
 def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
-    """ε rounded in a direction to JAX's default float dtype, as accountants return it.
+    """ε in JAX's default float dtype, in which accountants return ε.
 
     A cost is rounded up, so that it remains an upper bound. A target is rounded down,
-    so that the cost, once it is rounded up, is at most the target.
+    so that the cost is at most the requested ε even after the cost is rounded up.
     """
     dtype = default_float()
     with scope():
@@ -420,19 +423,19 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
 
 
 def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
-    """The run with the unknown number solved for, and with ε as its numbers cost.
+    """Solve for the unknown number of a run, and set epsilon to the cost of the result.
 
     Args:
       run: the run, with a placeholder for the unknown number. Unless ε is the unknown,
         its epsilon is the target.
-      guess: where the search for the noise multiplier begins, or None.
+      guess: the start of the search for the noise multiplier, or None.
     """
     unknown = run.solved_for
     if unknown == "epsilon":
         return run.parameters(epsilon=cost(run))
-    # Steps and batch size are whole numbers, and ε grows with them; ε falls with noise.
+    # Steps and batch size are integers, and ε grows with them. ε falls with the noise.
     whole = unknown != "noise_multiplier"
-    # Without an order of the data, each evaluation of ε takes long.
+    # Unless batches are taken in order, each evaluation of ε takes long.
     if not whole and mechanism_of(run).order is None:
         found = _search_noise(run, guess or _guess(run))
         if found is not None:
@@ -445,13 +448,13 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
         start=1.0 if whole else (guess or _guess(run)).noise_multiplier,
         upper=run.max_batch_size if unknown == "batch_size" else float("inf"),
     )
-    # The solver stops at a tolerance, and on the safe side: compute ε at its result.
+    # The solver stops within a tolerance of the target, at a smaller ε. Compute this ε.
     solved = run.parameters(**{unknown: int(value) if whole else float(value)})
     return solved.parameters(epsilon=cost(solved))
 
 
 def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters | None:
-    """The run whose ε is at most _NEAR below the target; None if none is found soon.
+    """A run whose ε is below the target by at most _NEAR; None if the search is slow.
 
     Args:
       run: the run, whose epsilon is the target.
@@ -461,14 +464,14 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
     found = run
 
     def excess(noise: float) -> float:
-        # The search aims at the middle of the range of results.
+        # The search aims at the middle of the accepted range.
         nonlocal found
         found = run.parameters(noise_multiplier=_for_callers(noise, "up"))
         found = found.parameters(epsilon=cost(found))
         return math.log(max(found.epsilon, TINY) / target) + _NEAR / 2
 
     for seen in itertools.islice(secants(excess, *start), _LOOKS):
-        # The logarithm may hide a last digit.
+        # The comparison of ε itself is needed, since the logarithm may lose a digit.
         if abs(seen.excess) <= _NEAR / 2 and found.epsilon <= target:
             return found
     return None
@@ -478,7 +481,7 @@ def _guess(run: RunParameters) -> _amplified.Start:
     """A noise multiplier with which the solver begins, and the slope of log ε there."""
     mechanism = mechanism_of(run)
     epochs = run.num_steps / mechanism.steps_per_epoch(run.batch_size)
-    # In random bins, all epochs share one draw of a step.
+    # In random bins, an example takes part in the same step of all epochs.
     square = max(epochs, 1.0) if run.sampling == "random_bins" else 1.0
     start = _amplified.central_limit(
         run.epsilon,

@@ -4,10 +4,10 @@ A user's gradient is the gradient of the mean loss over the user's retained exam
 This gradient is clipped as a whole, so that all examples of one user together move a
 sum by at most the clip norm. The sampler draws users, not examples.
 
-Arrays of the caller are converted so that indexing is by position. A `pandas.Series` is
-indexed by labels, and shuffling a table moves the labels with the rows, so that label i
-is no longer in row i. So arrays of libraries other than NumPy and JAX are converted to
-NumPy arrays first.
+The functions here index data by position. But a `pandas.Series` is indexed by labels,
+and shuffling a table moves the labels with the rows, so that label i is no longer in
+row i. So arrays of libraries other than NumPy and JAX are first converted to NumPy
+arrays.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from dpjax.clipping._metrics import masked_mean
 def is_tree_of_arrays(data: Any) -> bool:
     """Whether data is a tree whose leaves are all arrays with a leading axis.
 
-    A list at the top is taken as a list of examples, not as a tree of arrays.
+    A list at the top of the tree counts as a list of examples, not as a tree of arrays.
     """
     if isinstance(data, list | Iterator):
         return False
@@ -56,7 +56,7 @@ def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
     if isinstance(x, np.ndarray | jax.Array):
         return x
     array = np.asarray(x)
-    # jnp.issubdtype knows bfloat16. Time spans, of kind "m", count as numbers in NumPy.
+    # jnp.issubdtype knows bfloat16. In NumPy, time spans (kind "m") count as numbers.
     numbers = jnp.issubdtype(array.dtype, np.number) and array.dtype.kind != "m"
     if not (numbers or array.dtype == np.bool_):
         raise ValueError(
@@ -69,11 +69,11 @@ def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
 
 
 class OfUser(NamedTuple):
-    """One user's examples, or those of many users with one more leading axis.
+    """One user's examples; or those of several users, with one more leading axis.
 
     Attributes:
       examples: a tree of arrays with a leading axis k. A padding slot holds another of
-        the user's examples, only so that the shapes are constant.
+        the user's examples, so that the shapes are constant.
       mask: bool[k], False for padding.
     """
 
@@ -82,10 +82,10 @@ class OfUser(NamedTuple):
 
 
 class Users:
-    """A data set of users, from `by_user`, with `len`, indexing and `stacked`."""
+    """A data set of users, made by `by_user`, with `len`, indexing and `stacked`."""
 
     def __init__(self, data: Tree, rows: np.ndarray, mask: np.ndarray) -> None:
-        """Store the data, each user's row numbers, i[n, k], and the mask bool[n, k]."""
+        """Store the data, each user's row numbers i[n, k], and the mask bool[n, k]."""
         self._data, self._rows, self._mask = data, rows, mask
 
     def __len__(self) -> int:
@@ -93,12 +93,12 @@ class Users:
         return len(self._rows)
 
     def __getitem__(self, user: int) -> OfUser:
-        """One user's examples."""
+        """The examples of one user."""
         rows = self._rows[user]
         return OfUser(jax.tree.map(lambda x: x[rows], self._data), self._mask[user])
 
     def stacked(self) -> OfUser:
-        """All users in memory, with a leading axis n: data for `Plan.load`."""
+        """All users in memory, with a leading axis n, as data for `Plan.load`."""
         examples = jax.tree.map(lambda x: x[self._rows], self._data)
         return OfUser(examples, jnp.asarray(self._mask))
 
@@ -112,27 +112,27 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
     """Group examples by user, and retain a bounded number of examples of each user.
 
     Args:
-      data: a tree of arrays with a leading axis n. Arrays of other libraries than NumPy
+      data: a tree of arrays with a leading axis n. Arrays of libraries other than NumPy
         and JAX are read into memory once, by position: the labels of a `pandas.Series`
         are ignored.
-      users: the user of each example, [n]: numbers, strings or hashable objects.
-      max_examples: the most examples that are retained of a user, at least 1. They are
-        the user's first ones in the data's order; shuffle the data before to get
-        others.
+      users: the user of each example, [n], as numbers, strings or hashable objects.
+      max_examples: the maximum number of examples retained of a user, at least 1. The
+        first ones in the data's order are retained; to retain others, shuffle the data
+        first.
 
     Returns:
-      `Users`, a data set for a plan with `unit="user"` and num_examples = `len` of the
-      data set.
+      `Users`, a data set for a plan with `unit="user"`. The plan's num_examples must be
+      `len` of the data set.
 
     Raises:
-      ValueError: users has another length than the data, or holds objects of which one
-        is NaN; max_examples is below 1.
+      ValueError: users and data differ in length; an object in users is NaN;
+        max_examples is below 1.
 
-    Privacy: the choice of the examples that are retained of a user depends on that
-    user's examples alone. The number of users is taken to be public. Users are numbered
-    in the order of their names, and objects in the order of first appearance.
-    sampling="fixed" takes users in the order of these numbers, so that its guarantee
-    assumes that replacing one user leaves the numbers of the others unchanged.
+    Privacy: which examples of a user are retained depends on that user's examples
+    alone. The number of users is taken to be public. Users are numbered in the order of
+    their names, and objects in the order of first appearance. sampling="fixed" takes
+    users in the order of these numbers. So its guarantee assumes that replacing one
+    user leaves the numbers of the others unchanged.
 
     Example:
       >>> import numpy as np
@@ -156,7 +156,7 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
             f"n >= 1; got shape {owner.shape} for data of {sorted(sizes)}."
         )
     number = _numbers(owner)
-    # A stable sort leaves each user's examples in the data's order.
+    # A stable sort keeps each user's examples in the data's order.
     order = np.argsort(number, kind="stable")
     counts = np.bincount(number)
     starts = np.cumsum(counts) - counts
@@ -174,18 +174,18 @@ def _owners(users: Any) -> np.ndarray:
     owner = np.asarray(users)
     if owner.dtype.names is not None or (owner.ndim > 1 and isinstance(users, list)):
         names = owner.tolist() if owner.dtype.names is not None else users
-        # Filled item by item: np.asarray would make rows of a matrix out of tuples.
+        # The array is filled item by item, since np.asarray makes a matrix of tuples.
         owner = np.empty(len(names), object)
         owner[:] = names
     return owner
 
 
 def _numbers(owner: np.ndarray) -> np.ndarray:
-    """The number of each example's user, i[n], from 0 on."""
+    """The number of each example's user, i[n], counted from 0."""
     if owner.dtype != object:
         return np.unique(owner, return_inverse=True)[1]
-    # Objects may have no total order. Sorting them, as np.unique does, could then give
-    # one user several numbers.
+    # Objects may have no total order. np.unique sorts them, and could then give one
+    # user several numbers.
     if any(map(_is_missing, owner.tolist())):
         raise ValueError(
             "users must be equal to themselves: among objects, also within tuples, NaN "
@@ -196,7 +196,7 @@ def _numbers(owner: np.ndarray) -> np.ndarray:
 
 
 def _is_missing(owner: Any) -> bool:
-    """Whether an owner is or contains an object that differs from itself, like NaN."""
+    """Whether an owner is, or contains, an object that is not equal to itself (NaN)."""
     if isinstance(owner, tuple | frozenset):
         return any(map(_is_missing, owner))
     if dataclasses.is_dataclass(owner):
@@ -204,7 +204,7 @@ def _is_missing(owner: Any) -> bool:
         return any(_is_missing(getattr(owner, field.name)) for field in fields)
     try:
         return bool(owner != owner)
-    except TypeError:  # such as pandas.NA, which has no truth value
+    except TypeError:  # pandas.NA, for instance, has no truth value
         return True
 
 
@@ -214,9 +214,9 @@ def user_loss(
     """A user's mean loss over the valid examples, and aux with a leading axis k.
 
     Args:
-      of_one: from one example and its random keys to the loss and aux.
+      of_one: a function from one example and its random keys to the loss and aux.
       user: the user's examples.
-      own: the user's random keys, from which each example gets keys of its own.
+      own: the user's random keys, from which each example gets its own keys.
     """
     mask = jnp.asarray(user.mask)
     numbers = jnp.arange(mask.size)

@@ -1,12 +1,12 @@
-"""Find the outputs of a jaxpr that are zero for all inputs, from its equations.
+"""Find the outputs of a jaxpr that are zero for all inputs, by reading its equations.
 
 A loss that is called on one example at a time may train less than its author believes:
 in a batch of one, x − mean(x) is zero, and so is the log-softmax over the batch.
 
-This module evaluates a jaxpr symbolically: each array is represented by a term, which
-is a constant or the name of an unknown array. Applying one operation twice to the same
+This module evaluates a jaxpr symbolically. Each array is represented by a term, which
+is a constant or the name of an unknown array. Applying the same operation to the same
 terms gives the same name, so that x − x is recognized as zero. Unknown entries are
-assumed to be finite: an infinity or NaN makes an example's gradient not finite, and
+assumed to be finite: with an infinity or NaN, an example's gradient is not finite, and
 such an example contributes nothing to the sum. No program is compiled or run.
 """
 
@@ -34,7 +34,7 @@ class Constant(NamedTuple):
 class Unknown(NamedTuple):
     """The term of an unknown array.
 
-    Two arrays with the same name have the same entries, up to their signs and to axes
+    Two arrays with the same name have the same entries, except for signs and for axes
     of size one.
     """
 
@@ -45,7 +45,7 @@ class Unknown(NamedTuple):
 Term = Constant | Unknown
 ZERO = Constant(0.0)
 
-# Primitives that call a jaxpr, whose equations are evaluated in place.
+# Primitives that call a jaxpr. The equations of this jaxpr are evaluated in place.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})
 # Primitives that move, repeat or reduce entries. A constant array stays constant. An
 # unknown array is unchanged only if no entry moves or is dropped (see `_layout_term`).
@@ -58,15 +58,15 @@ _LAYOUTS = frozenset(
 )
 # Primitives whose output is zero if one of the first two inputs is zero.
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
-# Primitives with f(−x) = −f(x) in each input, so that a sign can be moved outside.
+# Primitives with f(−x) = −f(x) in each input, so that signs can be moved to the output.
 _ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice"}
 
 
 def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
     """For each output of a jaxpr, whether it is zero for all finite inputs.
 
-    True is shown by the rules of this module. False means only that they do not show
-    it.
+    True is a proof by the rules of this module. False means only that these rules give
+    no proof.
     """
     terms = _Terms()
     inputs = [terms.new() for _ in closed.in_avals]
@@ -74,14 +74,14 @@ def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
 
 
 class _Terms:
-    """A symbolic evaluator: one table of names for a jaxpr and those that it calls."""
+    """A symbolic evaluator with a table of names for a jaxpr and all that it calls."""
 
     def __init__(self) -> None:
         self._names: dict[Hashable, int] = {}
         self._unique = itertools.count()
 
     def new(self) -> Unknown:
-        """The term of an array with unknown entries, under a name never used before."""
+        """The term of an array with unknown entries, with a name that is new."""
         return self._look_up(("new", next(self._unique)))
 
     def _look_up(self, made: Hashable) -> Unknown:
@@ -92,7 +92,7 @@ class _Terms:
         jaxpr = closed.jaxpr
         terms: dict[jex.Var, Term] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
-            # The same array object is the same term wherever a jaxpr closes over it.
+            # The same array object has the same term in all jaxprs that close over it.
             terms[var] = self._look_up(("constant", id(const)))
 
         def read(atom: Atom) -> Term:
@@ -114,15 +114,15 @@ class _Terms:
         name = eqn.primitive.name
         if name in _CALLS or name.startswith("custom_jvp"):
             body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            # A call of jit has a closed jaxpr, a checkpoint one without constants.
+            # A call of jit has a ClosedJaxpr; a checkpoint has a Jaxpr, no constants.
             if not isinstance(body, jex.ClosedJaxpr):
                 body = jex.ClosedJaxpr(body, ())
             return self.evaluate(body, inputs)
         if name == "scan":
             return self._apply_scan(eqn, inputs)
         if name == "cond":
-            # The first input selects the branch. An output is known if all branches
-            # give the same term.
+            # The first input selects the branch. If all branches give the same term for
+            # an output, this is the output's term.
             branches = [self.evaluate(b, inputs[1:]) for b in eqn.params["branches"]]
             cases = zip(*branches, strict=True)
             return [x[0] if len(set(x)) == 1 else self.new() for x in cases]
@@ -136,13 +136,14 @@ class _Terms:
         """The terms of a scan's outputs, from the terms of its inputs.
 
         An output is a constant only if it is the same constant in every iteration. The
-        loop starts from the constants among the initial carry, and gives up those that
-        an iteration changes. It ends, as each round gives up at least one of them.
+        loop assumes at first that every constant in the initial carry is constant in
+        all iterations. Each round drops the assumptions that an iteration contradicts,
+        until a round drops none.
         """
         consts, carry = scan_sizes(eqn.params)
         fixed = inputs[:consts]
-        # An unknown carry or scanned input differs from iteration to iteration, so that
-        # it must not share the name of its initial value or of its whole array.
+        # An unknown carry, or a scanned input, differs from iteration to iteration. So
+        # it must not have the name of its initial value, or of its whole array.
         varying = [
             x if isinstance(x, Constant) else self.new() for x in inputs[consts:]
         ]
@@ -154,7 +155,7 @@ class _Terms:
                 if isinstance(varying[i], Constant) and varying[i] != outputs[i]
             ]
             if not changed:
-                # A carried array is known if it is the same constant at every step.
+                # A carried output has a constant term if it has it in every iteration.
                 known = [*varying[:carry], *outputs[carry:]]
                 return [x if isinstance(x, Constant) else self.new() for x in known]
             for i in changed:
@@ -176,8 +177,8 @@ class _Terms:
             params: Hashable = tuple(sorted(eqn.params.items()))
             hash(params)
         except TypeError:
-            params = id(eqn)  # parameters without a hash: equal to no other equation's
-        # A name ignores axes of size one, but an operation depends on them.
+            params = id(eqn)  # unhashable parameters: no other equation has this name
+        # Names ignore axes of size one, but the result of an operation depends on them.
         types = [(aval(v).shape, aval(v).dtype) for v in eqn.invars]
         typed = list(zip(inputs, types, strict=True))
         if name in {"mul", "add", "add_any"}:
@@ -190,9 +191,9 @@ class _Terms:
 
 
 def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
-    """The term of an equation's single output by an algebraic rule.
+    """The term of an equation's single output, by an algebraic rule.
 
-    None where no rule applies; the output then gets a name of its own.
+    None if no rule applies. The caller then gives the output a new name.
     """
     name, out = eqn.primitive.name, aval(eqn.outvars[0])
     if name in _LAYOUTS:
@@ -205,7 +206,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         constant = _constant(lambda *xs: RULES[name](eqn.params)(*xs), *arrays)
         if constant is not None:
             return constant
-    # 0 · x = 0, as unknown entries are assumed to be finite.
+    # 0 · x = 0, since unknown entries are assumed to be finite.
     if name in _PRODUCTS and ZERO in inputs[:2]:
         return ZERO
     if name == "div" and not jnp.issubdtype(out.dtype, jnp.floating):
@@ -213,8 +214,8 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if name == "div" and inputs[0] == ZERO:
         return ZERO
     if len(inputs) == 2:
-        # x[:, None] − x[None] is not zero although both inputs have the name of x:
-        # their axes of size one differ. So the shapes must agree.
+        # x[:, None] − x[None] is not zero although both inputs have the name of x,
+        # since their axes of size one differ. So the shapes must agree.
         unknown = [
             shape
             for shape, x in zip(shapes, inputs, strict=True)
@@ -240,26 +241,26 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         if updates == ZERO:
             return array
         sizes = aval(eqn.invars[0]).size, aval(eqn.invars[2]).size
-        # An update at index 0 of a zero array with one entry becomes the array.
+        # Adding an update at index 0 of a zero array of size 1 gives the update.
         alone = array == indices == ZERO and sizes == (1, 1)
         return updates if alone else None
     return None
 
 
 def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Constant | None:
-    """The constant f(x, …) of arrays without axes; None if NumPy has no real result."""
+    """The constant f(x, …) of arrays without axes; None if there is no real result."""
     try:
         with np.errstate(all="ignore"):
             value = np.asarray(function(*arrays))
     except (ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError):
-        return None  # such as an operation along an axis
+        return None  # for example, the operation needs an axis
     return Constant(value.item()) if not value.shape and np.isrealobj(value) else None
 
 
 def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
-    """The term of an operation on two arrays, of which at least one is unknown.
+    """The term of an operation on two arrays, at least one of which is unknown.
 
-    None where no rule applies.
+    None if no rule applies.
     """
     negative = (
         y._replace(sign=-y.sign) if isinstance(y, Unknown) else Constant(-y.value)
@@ -294,7 +295,7 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         return _convert(before.dtype, after.dtype, x)
     if isinstance(x, Constant):
         if name == "reduce_sum":
-            # How many equal entries each sum has.
+            # The number of equal entries that each sum adds.
             count = before.size // max(after.size, 1)
             entry = np.asarray(x.value, before.dtype)
             return _constant(lambda entry: entry * count, entry)
@@ -311,11 +312,11 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 
 
 def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
-    """The term of an array after conversion, or None where its values may change."""
+    """The term of an array after conversion; None if its values may change."""
     if isinstance(x, Constant):
         value = _constant(lambda x: x.astype(after), np.asarray(x.value, before))
-        # NumPy and XLA differ where the integers of a dtype do not include the value.
+        # NumPy and XLA may differ where an integer dtype cannot represent the value.
         return None if jnp.issubdtype(after, jnp.integer) and value != x else value
-    # Only a conversion to a wider float keeps unknown values.
+    # Only a conversion to a wider float dtype keeps unknown values unchanged.
     floats = all(jnp.issubdtype(d, jnp.floating) for d in (before, after))
     return x if floats and jnp.promote_types(before, after) == after else None

@@ -7,28 +7,29 @@ exceeds the reported privacy loss, the report is wrong; otherwise nothing is pro
 `check` tests a user's own function without noise: it measures how far one example moves
 the function's result, and compares this distance with the claimed sensitivity.
 
-From a mechanism to scores:
+Functions from a mechanism to scores:
 
-1. `plant`, `plant_directions` and `random_directions` add canaries to a loss, which are
-   examples with known gradients. `released` returns the values that a mechanism
+1. `plant`, `plant_directions` and `random_directions` add canaries to a loss. A canary
+   is an example with a known gradient. `released` returns the values that a mechanism
    releases. `white_by_strategy` and `white_by_tree` make the noise in these values
    white, and `matched_filter` then computes a score for each canary. `mixture_scores`
    computes scores if a canary took part in random steps.
-2. `train_many` runs thousands of whole runs, on a data set and on its neighbour, and
+2. `train_many` makes thousands of runs, on a data set and on its neighbour, and
    `linear_scores` computes a score for each run.
-3. `train_shadows`, `log_odds`, `likelihood_ratios`: membership inference, which tests
-   whether an example was in a model's training data by means of other models that were
-   trained in the same way.
+3. `train_shadows`, `log_odds` and `likelihood_ratios` are for membership inference,
+   which tests whether an example was in a model's training data. The test compares the
+   model with other models that were trained in the same way.
 
-From scores to a bound:
+Functions from scores to a bound:
 
-1. `epsilon_lower`, `mu_lower`: bounds from the scores of independent attacks, at all
-   thresholds. `epsilon_at` uses one threshold, from `best_threshold`.
-   `gaussian_mu_lower` loses least, but needs a Gaussian mechanism.
-2. `one_run_epsilon_lower`, `one_run_mu_lower`: bounds from many canaries in one run,
-   each of which took part with probability 1/2. The canaries' scores may depend on each
-   other in any way.
-3. `auroc`, `true_positive_rate`, `bootstrap_quantiles`: estimates, which prove nothing.
+1. `epsilon_lower` and `mu_lower` compute bounds from the scores of independent attacks,
+   at all thresholds. `epsilon_at` uses one threshold, from `best_threshold`.
+   `gaussian_mu_lower` gives the tightest bound, but needs a Gaussian mechanism.
+2. `one_run_epsilon_lower` and `one_run_mu_lower` compute bounds from many canaries in
+   one run, each of which took part with probability 1/2. The canaries' scores may
+   depend on each other in any way.
+3. `auroc`, `true_positive_rate` and `bootstrap_quantiles` compute estimates, which
+   prove nothing.
 """
 
 from dpjax.auditing._canaries import Marked as Marked

@@ -1,15 +1,15 @@
 """Canaries: examples with known gradients, which an attack tries to detect.
 
 A canary's loss is linear in the parameters, so its gradient is a fixed direction in
-parameter space. If no other example moves the parameters along this direction, as with
-`plant`, then one number, the release along this direction, contains everything that the
+parameter space. With `plant`, no other example moves the parameters along this
+direction. The released value along the direction then contains everything that the
 mechanism reveals about the canary.
 
 A canary's score is that of a matched filter. Let y be white noise z of standard
 deviation s, or h + z with a known signal h. Then ⟨h, y⟩ / ‖h‖ is a sufficient statistic
 for whether y contains h. Its distribution is N(0, s²) without the signal and N(‖h‖, s²)
-with the signal, as for a Gaussian mechanism of μ = ‖h‖ / s. Noise that a strategy or a
-tree correlates is whitened first, by a linear map that depends on the mechanism alone.
+with the signal, as for a Gaussian mechanism with μ = ‖h‖ / s. Correlated noise of a
+strategy or a tree is first whitened by a linear map that depends only on the mechanism.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Planted(NamedTuple, Generic[Params]):
 
     Attributes:
       params: the parameters of the model.
-      slots: f[k]; slot i has a gradient at canary i alone.
+      slots: the extra coordinates, f[k]. Only canary i has a gradient along slot i.
     """
 
     params: Params
@@ -44,9 +44,9 @@ class Marked(NamedTuple):
     """A batch of examples, some of which are marked as canaries.
 
     Attributes:
-      example: the examples that the loss takes. For a canary this may be any example at
-        which the loss is finite.
-      canary: the number of the canary, i32[*b]; −1 for an ordinary example.
+      example: the examples that the loss takes. For a canary, any example with a finite
+        loss will do.
+      canary: the index of the canary, i32[*b]; −1 for an ordinary example.
     """
 
     example: Any
@@ -56,18 +56,18 @@ class Marked(NamedTuple):
 def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
     """Add canaries to a loss, in extra coordinates that the model does not use.
 
-    Every stage after the loss is audited unchanged: clipping, masks, the sum, noise.
+    The audit covers all later stages unchanged: clipping, masks, the sum and the noise.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a scalar.
-      norm: the L2 norm of a canary's gradient, f[]: at least the clip norm, so that the
-        gradient is clipped to the clip norm exactly.
+      norm: the L2 norm of a canary's gradient, f[]. If this norm is at least the clip
+        norm, then the clipped gradient has exactly the clip norm.
 
     Returns:
       A loss of `Planted(params, slots)` and one `Marked(example, canary)`. A canary's
       gradient is `norm` along its slot and zero in all other coordinates. The gradient
-      of any other example is unchanged, and zero along the slots. The released values
-      along the slots of canaries that took no part are therefore noise alone.
+      of any other example is unchanged, and zero along the slots. If a canary did not
+      take part, the released value along its slot is therefore only noise.
 
     Raises:
       ValueError: norm is not positive.
@@ -88,7 +88,7 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
     def loss(planted: Planted, marked: Marked) -> jax.Array:
         own = loss_fn(planted.params, marked.example)
         canary = jnp.asarray(marked.canary)
-        # jnp.where evaluates both branches: −1 must not index from the end.
+        # jnp.where evaluates both branches, and −1 must not index from the end.
         slot = planted.slots[jnp.maximum(canary, 0)]
         return jnp.where(canary >= 0, norm * slot, own).astype(own.dtype)
 
@@ -98,13 +98,13 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
 def plant_directions(loss_fn: LossFn, directions: Tree) -> Callable[..., jax.Array]:
     """Add canaries to a loss, along directions of its own parameters.
 
-    Such canaries audit the noise of the model's own coordinates, and they change the
-    model.
+    Such canaries audit the noise in the model's own coordinates, and change the model.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a scalar.
-      directions: the canaries' gradients, a tree like the parameters with a leading
-        axis k, whose norms are at least the clip norm. `random_directions` makes some.
+      directions: the gradients of k canaries, a tree like the parameters with a leading
+        axis k. The norms should be at least the clip norm. `random_directions` makes
+        directions.
 
     Returns:
       A loss of the parameters and one `Marked(example, canary)`.
@@ -122,7 +122,7 @@ def plant_directions(loss_fn: LossFn, directions: Tree) -> Callable[..., jax.Arr
     def loss(params: Tree, marked: Marked) -> jax.Array:
         own = loss_fn(params, marked.example)
         canary = jnp.asarray(marked.canary)
-        # As in `plant`, an ordinary example reads row 0 and discards it.
+        # As in `plant`, an ordinary example reads row 0, and jnp.where discards it.
         row = jnp.maximum(canary, 0)
         parts = jax.tree.map(lambda u, p: jnp.vdot(u[row], p), directions, params)
         linear = jax.tree.reduce(jnp.add, parts)
@@ -132,10 +132,10 @@ def plant_directions(loss_fn: LossFn, directions: Tree) -> Callable[..., jax.Arr
 
 
 def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> Tree:
-    """Orthogonal directions in parameter space, uniformly at random.
+    """Draw orthogonal directions in parameter space, uniformly at random.
 
     Args:
-      params: the parameters, d numbers in all.
+      params: the parameters, with d numbers in total.
       num: k, the number of directions, static, from 1 to d. The result has k d numbers.
       norm: the L2 norm of each direction, f[].
       key: one typed key, used for nothing else.
@@ -175,7 +175,7 @@ def project_on(directions: Tree, released: Tree) -> jax.Array:
       released: y, the released values of T steps, a tree of leaves f[T, ...].
 
     Returns:
-      f[T, k].
+      The inner products, f[T, k].
 
     Example:
       >>> import jax.numpy as jnp
@@ -196,12 +196,12 @@ Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
 def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
-    """The values that a mechanism releases for given sums, step by step.
+    """The values that a mechanism releases for given sums of T steps.
 
     Args:
       transformation: the mechanism, as made by `dpjax.add_gaussian_noise` or
         `dpjax.tree_momentum`.
-      sums: the incoming sums of T steps, a tree of leaves f[T, ...].
+      sums: the inputs of the mechanism in T steps, a tree of leaves f[T, ...].
 
     Returns:
       The updates of all T steps, a tree of leaves f[T, ...].
@@ -233,7 +233,7 @@ def white_by_strategy(strategy: Strategy) -> Whiten:
       strategy: C, as made by `dpjax.strategies`.
 
     Returns:
-      A linear map of f[T, k].
+      A linear map from f[T, k] to f[T, k].
 
     Raises:
       ValueError: the map is called with a number T of steps that the strategy does not
@@ -266,9 +266,9 @@ def white_by_tree(decay: ArrayLike) -> Whiten:
       decay: β, f[], in [0, 1).
 
     Returns:
-      A linear map of f[T, k]: from the momentum of each step to the tree node that this
-      step completed, times 1 − β. Each step completes one node, and the noises of nodes
-      are independent.
+      A linear map from f[T, k] to f[T, k], from the momentum of each step to the tree
+      node that this step completes, times 1 − β. Each step completes one node, and the
+      noise of different nodes is independent.
 
     Raises:
       ValueError: decay is outside [0, 1).
@@ -287,9 +287,9 @@ def white_by_tree(decay: ArrayLike) -> Whiten:
         step = np.arange(1, len(y) + 1)
         # Clearing the lowest bit 2^j of t gives t − 2^j.
         before = step & (step - 1)
-        # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328: the
-        # sum of step t is the sum of the new node that ends at t, plus the sum of step
-        # t − 2^j times β to the node's length 2^j, where j is the lowest set bit of t.
+        # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328: let j
+        # be the lowest set bit of t. The sum of step t is the sum of the new node that
+        # ends at t, plus the sum of step t − 2^j times β^{2^j}.
         fade = jnp.power(jnp.asarray(decay, y.dtype), step - before)
         earlier = jnp.concatenate([jnp.zeros_like(y[:1]), y])[before]
         return y - fade.reshape(-1, *(1,) * (y.ndim - 1)) * earlier
@@ -305,19 +305,19 @@ def matched_filter(
     Args:
       seen: the released values along each canary's direction, f[T, k]: the slots of
         `plant`, or the result of `project_on`.
-      expected: the noiseless contribution of a participating canary to seen, f[T, k] or
-        f[T, 1]: `released` for the canary's sums and a mechanism with zero noise.
+      expected: the contribution of a participating canary to seen without noise,
+        f[T, k] or f[T, 1]. This is `released` for the canary's sums and a mechanism
+        with zero noise.
       whiten: a linear map that whitens the mechanism's noise; None if the noise is
-        white already.
+        already white.
 
     Returns:
-      Scores f[k]. For a mechanism with white noise of standard deviation s that is
-      μ-GDP at the canary's steps, a score is N(0, s²) where the canary did not take
-      part, and N(μ s, s²) where the canary did. `gaussian_mu_lower` turns scores into a
-      bound.
+      Scores f[k]. Let the mechanism have white noise of standard deviation s, and be
+      μ-GDP at the canary's steps. Then a score is N(μ s, s²) if the canary took part,
+      and N(0, s²) if it did not. `gaussian_mu_lower` computes a bound from scores.
 
     Raises:
-      ValueError: the shapes do not fit.
+      ValueError: the shapes do not match.
 
     Example:
       >>> import jax, jax.numpy as jnp, dpjax
@@ -340,7 +340,7 @@ def matched_filter(
     signal, noisy = whiten(jnp.asarray(expected)), whiten(jnp.asarray(seen))
     length = jnp.sqrt(jnp.sum(jnp.square(signal), axis=0))
     product = jnp.sum(signal * noisy, axis=0)
-    # A canary without any signal has the score 0, and not 0 / 0.
+    # A canary without a signal gets the score 0 in place of 0 / 0.
     return jnp.where(length > 0, product / jnp.where(length > 0, length, 1.0), 0.0)
 
 
@@ -350,19 +350,21 @@ def mixture_scores(
     """Scores of canaries that took part in one of several ways, chosen at random.
 
     Args:
-      seen: the released values along each canary's direction, f[T, k], in white noise.
-      cases: the possible contributions of a canary to seen, f[c, T]: a row for each way
-        of taking part.
+      seen: the released values along each canary's direction, f[T, k], with white
+        noise.
+      cases: the possible contributions of a canary to seen, f[c, T], one row for each
+        way of taking part.
       probabilities: the probability of each way, f[c].
       stddev: s, the standard deviation of the noise, f[], positive.
 
     Returns:
-      f[k]: the logarithm of the likelihood ratio of the seen values, with the canary
-      against without the canary. No attack on these values does better. Scores of steps
-      in which the canary takes part independently add up, as under Poisson sampling.
+      Scores f[k]. A score is the logarithm of a likelihood ratio: the likelihood of the
+      seen values with the canary, divided by that without the canary. No attack on
+      these values is better. If a canary takes part in each step independently, as
+      under Poisson sampling, the scores of steps add up.
 
     Raises:
-      ValueError: the shapes do not fit, or stddev is not positive.
+      ValueError: the shapes do not match, or stddev is not positive.
 
     Reference: Neyman and Pearson (1933), https://doi.org/10.1098/rsta.1933.0009.
 
@@ -387,8 +389,8 @@ def mixture_scores(
             f"{jnp.shape(cases)}, {jnp.shape(seen)} and {jnp.shape(probabilities)}."
         )
     cases, weights = jnp.asarray(cases), jnp.asarray(probabilities)
-    # log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y: Neyman and Pearson (1933), by
-    # whom a threshold on this ratio is the best test at its false-positive rate.
+    # The score is log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y. By Neyman and Pearson
+    # (1933), a threshold on this ratio is the best test at its false-positive rate.
     products = jnp.matmul(cases, seen, precision="highest")
     squares = jnp.sum(jnp.square(cases), axis=1, keepdims=True)
     exponents = (products - squares / 2) / jnp.square(stddev)

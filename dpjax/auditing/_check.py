@@ -1,11 +1,11 @@
-"""A test of a function's sensitivity: how far does one example move its result?
+"""A test of a function's sensitivity: the distance by which one example moves a result.
 
 Noise does not affect this test. The function must be deterministic, with any key fixed
 inside. Two results then contain the same noise, which cancels in their difference. The
-size of the difference is a lower bound on the sensitivity. The test compares the
-results for neighbouring batches: a batch without an example, or with an ordinary or
-extreme example in its place. The example is changed in the whole batch, in parts of the
-batch, and alone.
+norm of the difference is a lower bound on the sensitivity. The test compares the
+results for neighbouring batches: one batch lacks an example, or has an ordinary or
+extreme example in its place. The test changes the example in the whole batch, in parts
+of the batch, and in a batch of this example alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,21 +19,22 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike, Tree
 
-# The whole batch and random halves; besides, each example is tried alone.
+# The number of larger batches: the whole batch and random halves. The test also tries
+# each example alone.
 _BATCHES = 3
-# At most this many examples, evenly spaced over the batch, are tried.
+# The test changes at most this many examples, evenly spaced over the batch.
 _MOST = 12
-# Extreme examples: the floats of the original example times these factors.
+# An extreme example has the floats of the original example times one of these factors.
 _FACTORS = {"huge": 1e6, "huge, negated": -1e6, "zero": 0.0, "not finite": np.nan}
 
 
 class Finding(NamedTuple):
-    """The largest distance by which one kind of change moves the result.
+    """The maximum distance by which one kind of change moves the result.
 
     Attributes:
       change: a description of the change.
       distance: the L2 distance between the two results.
-      allowed: the largest distance allowed, rounding included.
+      allowed: the maximum allowed distance, including rounding.
       example: the index in the batch of the changed example.
     """
 
@@ -44,7 +45,7 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The findings of `check`; a report prints as a table.
+    """The findings of `check`, which print as a table.
 
     Attributes:
       findings: the worst finding for each kind of change.
@@ -55,7 +56,7 @@ class Report(NamedTuple):
     @property
     def worst(self) -> Finding:
         """The finding with the largest ratio of distance to allowed distance."""
-        # Changes that must not matter may be allowed a distance of 0.
+        # The allowed distance may be 0 for a change that must not move the result.
         return max(self.findings, key=lambda x: x.distance / max(x.allowed, 1e-300))
 
     @property
@@ -82,34 +83,34 @@ def check(
     sensitivity: ArrayLike,
     adjacency: Adjacency,
 ) -> Report:
-    """Measure how far one example moves a function's result, against a claimed bound.
+    """Compare the distance by which one example moves a result with a claimed bound.
 
     Args:
       fn: a function from a batch and the mask bool[b] of its valid examples to a tree
-        of arrays: a clipped sum, or a whole step. Two calls with the same arguments
-        must agree, so that any key is fixed inside. Jit the function, since `check`
-        calls it some hundred times.
+        of arrays: a clipped sum, or a whole step. Two calls with equal arguments must
+        give equal results, so any key is fixed inside. Jit the function, since `check`
+        calls it several hundred times.
       data: a batch, a tree of arrays with a leading axis b, at least 2.
-      sensitivity: the claimed sensitivity, which is the largest L2 distance by which
+      sensitivity: the claimed sensitivity, which is the maximum L2 distance by which
         one example moves the result.
-      adjacency: which data sets the claim compares. Under REPLACE a result with a
-        changed example is compared to the result with the original example, and under
-        other adjacencies to the result without it.
+      adjacency: the relation between the data sets that the claim compares. Under
+        REPLACE, `check` compares the result with a changed example to the result with
+        the original example; under other adjacencies, to the result without it.
 
     Returns:
-      A `Report`: `assert report.passed, report` is a test. Each change removes an
-      example, or replaces it by another example of the batch or by an extreme one. The
-      changes are made in the whole batch, in halves of the batch, and in a batch with
-      this example alone. Three other changes must not move the result: changed values
-      at masked positions, more masked positions, and another order of the batch.
+      A `Report`, on which `assert report.passed, report` is a test. Each change removes
+      an example, or replaces it by another example of the batch or by an extreme one.
+      `check` makes these changes in the whole batch, in halves of the batch, and in a
+      batch of this example alone. Three other changes must not move the result: changed
+      values at masked positions, more masked positions, and another order of the batch.
 
     Raises:
       ValueError: sensitivity is not positive, or the batch has fewer than 2 examples.
 
     Privacy: `check` compares some pairs of neighbouring batches, and therefore bounds
     the sensitivity from below. A passed check is no proof of privacy, and says nothing
-    about noise. A bound on the rounding errors of a sum of b terms is added to the
-    allowed distance.
+    about noise. The allowed distance is the claimed sensitivity plus a bound on the
+    rounding errors of a sum of b terms.
 
     Reference: the idea of running on neighbours under the same randomness is that of
     "Re:cord-play", https://arxiv.org/abs/2602.17454.
@@ -154,23 +155,23 @@ def _findings(
     claimed: float,
     adjacency: Adjacency,
 ) -> Iterator[Finding]:
-    """A finding for each pair of neighbouring batches and each change of layout."""
+    """Findings for pairs of neighbouring batches and for changes of the layout."""
     size = len(jax.tree.leaves(data)[0])
     tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))
-    # A fixed seed: a test must give the same result in every run.
+    # With a fixed seed, the test gives the same result in every run.
     rng = np.random.default_rng(0)
 
     def measure_change(
         change: str, one: Tree, other: Tree, claim: float, i: int
     ) -> Finding:
-        # Each of the b terms of a sum may be rounded by an ulp of the partial sum.
-        # The smaller norm, so that a result that explodes allows no larger distance.
+        # Each of the b terms of a sum may be rounded by an ulp of the partial sum. This
+        # uses the smaller norm, so that a huge result does not allow a huge distance.
         length = min(_norm(one), _norm(other))
         length = length if np.isfinite(length) else 0.0
         rounding = 4 * size * _epsilon(one) * (claimed + length)
         return Finding(change, _norm(_minus(one, other)), claim + rounding, int(i))
 
-    # Without other examples, or with fewer, a bug of normalisation shows more clearly.
+    # In smaller batches, an error of normalisation has a larger effect.
     halves = {f"half {k}": rng.random(size) < 0.5 for k in range(1, _BATCHES)}
     for i in tried:
         alone = np.arange(size) == i
@@ -179,12 +180,12 @@ def _findings(
             whole = fn(data, there)
             less = fn(data, there & ~alone)
             yield measure_change(f"{name}: left out", whole, less, claimed, i)
-            # Without REPLACE, neighbours differ in whether an example is there at all.
+            # Except under REPLACE, one of two neighbours does not have the example.
             for what, changed in _change_one_example(data, i):
                 now = fn(changed, there)
                 before = whole if adjacency is Adjacency.REPLACE else less
                 yield measure_change(f"{name}: {what}", now, before, claimed, i)
-                # A masked example must not matter, whatever its values are.
+                # The values of a masked example must not move the result.
                 masked = fn(changed, there & ~alone)
                 yield measure_change("masked: its values", masked, less, 0.0, i)
     whole = fn(data, jnp.ones(size, bool))
@@ -211,7 +212,7 @@ def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
 
 
 def _minus(one: Tree, other: Tree) -> Tree:
-    # In float64, so that the difference adds no rounding of its own.
+    # The difference is in float64, so that it adds no rounding of its own.
     return jax.tree.map(
         lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), one, other
     )

@@ -1,4 +1,4 @@
-"""A lower confidence bound on the distance of two Gaussians' means, in deviations."""
+"""A lower confidence bound on the distance of two Gaussian means, divided by σ."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike
 from dpjax.auditing._thresholds import check_confidence, check_scores
 
-# The least number of draws for which the quadrature below is exact to 1e-14.
+# The minimum number of draws for which the quadrature below is exact to 1e-14.
 _FEWEST = 32
 # Nodes of the quadrature, in standard deviations.
 _NODES = np.linspace(-12.0, 12.0, 193)
@@ -26,13 +26,13 @@ def _gaussian_mu_lower64(
     n, m = scores_in.size, scores_out.size
     # Degrees of freedom of the pooled variance.
     freedom = n + m - 2
-    # Test for equal scores by comparisons, which are exact. The variance of equal
-    # scores may not be zero: a fused multiply-add leaves a rounding error.
+    # Comparisons detect equal scores exactly. The computed variance of equal scores may
+    # be positive, since a fused multiply-add leaves a rounding error.
     constant = (jnp.min(scores_in) == jnp.max(scores_in)) & (
         jnp.min(scores_out) == jnp.max(scores_out)
     )
     largest = jnp.maximum(jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out)))
-    # Subtract an offset first: rounding is then relative to the range of the scores.
+    # After subtracting an offset, rounding is relative to the range of the scores.
     offset = scores_out[0]
     scores_in, scores_out = scores_in - offset, scores_out - offset
     reach = jnp.maximum(jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out)))
@@ -43,15 +43,15 @@ def _gaussian_mu_lower64(
     error = rounding * largest + (n + m + 16) * ULP * reach
     gap, stddev = gap - 2 * error, stddev + 2 * error
     unit = np.sqrt(1 / n + 1 / m)
-    # Without separation or without spread, t is a harmless number that is not used.
+    # Without separation or without spread, t is a finite number that is not used.
     some = (stddev > 0) & (gap > 0)
     t = jnp.where(some, gap, 1.0) / (jnp.where(some, stddev, 1.0) * unit)
 
     # Owen (1968), https://doi.org/10.1080/00401706.1968.10490580: with w² = χ²_ν / ν
     # and θ = μ / √(1/n + 1/m), P((Z + θ) / w >= t) = E Φ(θ − t w). The logarithm x of
     # w has the density exp(ν (x − e^{2x}/2)), up to a factor, and a standard deviation
-    # near 1 / √(2ν). For so smooth and fast-decaying a function, a sum over equal steps
-    # is the integral to within rounding.
+    # near 1 / √(2ν). Since this function is smooth and decays fast, a sum over equal
+    # steps equals the integral to within rounding.
     x = _NODES / np.sqrt(2 * freedom)
     weights = np.exp(freedom * (x - np.expm1(2 * x) / 2))
     w, weights = np.exp(x), weights / weights.sum()
@@ -61,7 +61,7 @@ def _gaussian_mu_lower64(
         # The factor is far above the rounding error of the tail.
         return tail * (1 + 1e-9) <= 1 - confidence
 
-    # Search θ from 0, which may be refuted, to 2t, where nothing is asked.
+    # Search θ between 0, which may be refuted, and 2t, which is not tested.
     zero = jnp.zeros_like(t)
     theta = bisect(is_refuted, 2 * t, zero, times=64)
     mu = jnp.where(some & is_refuted(zero), theta * unit * (1 - (n + m) * ULP), 0.0)
@@ -80,28 +80,28 @@ def gaussian_mu_lower(
     """A lower confidence bound on a Gaussian mechanism's μ, from an attack's scores.
 
     Args:
-      scores_in: scores where the example took part, f[*b, n]. Scores of a matched
-        filter (`matched_filter`) lose nothing.
-      scores_out: scores where the example did not take part, f[*b, m]. Both together
-        are at least 32 scores.
+      scores_in: the scores with the example's participation, f[*b, n]. Scores of
+        `matched_filter` give the tightest bound.
+      scores_out: the scores without the example's participation, f[*b, m]. n + m must
+        be at least 32.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      μ, f[*b], rounded down. The bound is exact: it fails with probability
-      1 − confidence, apart from an allowance for the rounding of scores. Each score may
-      be off by two units in the last place of the largest score. Without any noise the
+      A lower bound μ, f[*b], rounded down. The bound fails with exact probability
+      1 − confidence, except for an allowance for the rounding of scores: each score may
+      be off by two units in the last place of the largest score. Without any noise, the
       bound is inf if scores_in are larger than scores_out by more than this allowance,
       and 0 otherwise. The bound is 0 if a score is NaN.
 
     Raises:
       ValueError: an argument is out of range, or there are too few scores.
 
-    Privacy: the result bounds the mechanism's μ from below, and is no guarantee. It
-    assumes that all scores are independent and Gaussian, with a common variance, which
-    need not be known, with one mean where the example took part and another mean where
-    the example did not. The releases of `add_gaussian_noise`, `tree_momentum` and
-    `correlated_noise` at canaries of one norm give such scores. For all other scores,
-    and for any mixture over samples, use `mu_lower`.
+    Privacy: the result bounds the mechanism's μ from below, and is no guarantee. The
+    bound assumes that all scores are independent and Gaussian with one variance, that
+    all scores_in have one mean, and that all scores_out have one mean. The variance and
+    the means may be unknown. The releases of `add_gaussian_noise`, `tree_momentum` and
+    `correlated_noise` at canaries of equal norm give such scores. For all other scores,
+    such as mixtures over samples, use `mu_lower`.
 
     Reference: Owen (1968), on Student's t with a non-centrality.
 

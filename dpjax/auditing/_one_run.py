@@ -1,17 +1,18 @@
-"""Lower bounds from the scores of many canaries in a single run.
+"""Lower bounds on ε and μ from the scores of many canaries in a single run.
 
 Canaries take part independently, with probability 1/2 each. The attack guesses that the
 canaries with the highest scores took part, and that the canaries with the lowest scores
-did not. It makes no guess for all other canaries. The bounds depend on the number of
-right guesses, and do not assume that scores are independent.
+did not. For all other canaries, the attack makes no guess. The bounds depend on the
+number of right guesses, and do not assume that scores are independent.
 
-A bound is a parameter (ε or μ) that the number of right guesses refutes, and is found
-by bisection. The bound is valid whether or not larger parameters are refuted too.
+A bound is a parameter (ε or μ) that the number of right guesses refutes. Bisection
+finds the bound, which is valid whether or not larger parameters are also refuted.
 Proof: a mechanism that satisfies the true parameter also satisfies every larger
-parameter. Each parameter is refuted by all numbers of right guesses from some number
-on. A bound above the true parameter therefore needs at least as many right guesses as
-the smallest number that refutes some larger parameter. Under that parameter, so many
-right guesses have a probability of at most 1 − confidence.
+parameter. Each parameter has a minimum number of right guesses that refutes it, and all
+larger numbers refute it, too. If a bound exceeds the true parameter, then the number of
+right guesses is at least the smallest of these minima over all larger parameters. Under
+the parameter with this minimum, so many right guesses have a probability of at most
+1 − confidence.
 """
 
 from collections.abc import Callable
@@ -27,8 +28,8 @@ from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike
 from dpjax.auditing._thresholds import check_confidence, check_delta, check_scores
 
-# The upper end of the search, for ε and for μ: no number of guesses that fits into
-# memory refutes so large a parameter.
+# The upper end of the search, for ε and for μ. No number of guesses that fits into
+# memory refutes this parameter.
 _LARGEST = 64.0
 # A relative margin, far above the rounding error of the probabilities below.
 _MARGIN = 1e-9
@@ -38,7 +39,7 @@ _STATIC = ("guess_in", "guess_out")
 def _right(
     scores: jax.Array, included: jax.Array, guess_in: int, guess_out: int
 ) -> jax.Array:
-    """The number of right guesses, i[]; equal scores are ordered by their positions."""
+    """The number of right guesses, i[]; equal scores have the order of positions."""
     ordered = included[jnp.argsort(scores)]
     right = jnp.sum(ordered[ordered.size - guess_in :] > 0)
     return right + jnp.sum(ordered[:guess_out] == 0)
@@ -93,7 +94,7 @@ def _mu64(
         # https://arxiv.org/abs/2410.22235, for two choices and the trade-off curve G_μ,
         # whose (1 − G_μ)⁻¹ is x ↦ Φ(Φ⁻¹(x) − μ): from i = v − 1 down to 0
         # h ← (1 − G_μ)⁻¹(ρ), ρ ← ρ + (i / (r − i)) (h − its last value).
-        # The scan has static length r: steps with i >= v leave the carry unchanged.
+        # The scan has the static length r. Steps with i >= v do not change the carry.
         def step(
             carry: tuple[jax.Array, jax.Array], i: jax.Array
         ) -> tuple[tuple[jax.Array, jax.Array], None]:
@@ -111,9 +112,9 @@ def _mu64(
 
 
 def _largest(is_refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """A refuted parameter, found by bisection; 0 if the parameter 0 is not refuted.
+    """Find a refuted parameter by bisection; 0 if the parameter 0 is not refuted.
 
-    The argument `is_refuted` maps a parameter to whether the guesses refute it.
+    `is_refuted` is a function from a parameter to whether the guesses refute it.
     """
     zero = jnp.zeros(())
     largest = bisect(is_refuted, jnp.asarray(_LARGEST), zero, times=48)
@@ -158,26 +159,28 @@ def one_run_epsilon_lower(
 
     Args:
       scores: the attack's score of each canary, f[*b, m].
-      included: whether a canary took part, bool[*b, m], by independent fair coins of
-        which the attack knows nothing. The coins must be the ones that the run used,
-        and must not be chosen after the run.
+      included: whether a canary took part, bool[*b, m]. Independent fair coins, which
+        the attack does not know, decide this before the run. Pass the coins that the
+        run used, and not others that are drawn afterwards.
       delta: δ, f[*b], in [0, 1).
-      guess_in: the number of canaries, with the largest scores, for which the attack
-        guesses that they took part; static, and fixed before the scores are seen.
-      guess_out: the number of canaries, with the smallest scores, for which the attack
-        guesses that they did not take part; static, and fixed before the scores are
-        seen.
+      guess_in: the number of guesses that a canary took part, static. The attack makes
+        these guesses for the canaries with the largest scores. Fix this number before
+        you see the scores.
+      guess_out: the number of guesses that a canary did not take part, static. The
+        attack makes these guesses for the canaries with the smallest scores. Fix this
+        number before you see the scores.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      ε, f[*b], rounded down. To take the best bound over several numbers of guesses,
-      compute each bound with its share of 1 − confidence.
+      A lower bound on ε, f[*b], rounded down. If you compute several bounds for
+      different numbers of guesses and use the best, give each a share of
+      1 − confidence.
 
     Raises:
       ValueError: an argument is out of range.
 
     Privacy: the result bounds the mechanism's ε from below, and is no guarantee. Scores
-    may depend on each other in any way. The refuted guarantee is for ADD_REMOVE or
+    may depend on each other in any way. The refuted guarantee is one for ADD_REMOVE or
     ZERO_OUT, since a canary is either present or absent.
 
     Reference: Steinke, Nasr and Jagielski (2023), appendix D.
@@ -208,17 +211,17 @@ def one_run_mu_lower(
     """A lower confidence bound on μ, from the scores of canaries in one run.
 
     Args:
-      scores: the attack's score of each canary, f[*b, m]; all arguments are as for
+      scores: the attack's score of each canary, f[*b, m]. All arguments are as for
         `one_run_epsilon_lower`.
       included: whether a canary took part, bool[*b, m].
-      guess_in: the number of canaries guessed to have taken part, static.
-      guess_out: the number of canaries guessed not to have taken part, static.
-      confidence: f[*b], in (0.5, 1).
+      guess_in: the number of guesses that a canary took part, static.
+      guess_out: the number of guesses that a canary did not take part, static.
+      confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      μ, f[*b], rounded down: with this confidence the mechanism is not μ′-GDP for any
-      smaller μ′. `accounting.gdp.epsilon` turns μ into ε for a mechanism whose
-      guarantee is stated in GDP.
+      A lower bound μ, f[*b], rounded down: with this confidence, the mechanism is not
+      μ′-GDP for any μ′ < μ. If the mechanism's guarantee is stated in GDP,
+      `accounting.gdp.epsilon` converts μ to ε.
 
     Raises:
       ValueError: an argument is out of range.

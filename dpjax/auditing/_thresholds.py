@@ -1,16 +1,16 @@
 """Lower bounds on ε and μ from the error rates of tests that compare scores.
 
-A test guesses that the example took part if its score is above a threshold. Its
-false-positive and true-positive rates, a and b, obey b <= e^ε a + δ and
-1 − a <= e^ε (1 − b) + δ if the mechanism is (ε, δ)-DP, and Φ⁻¹(b) − Φ⁻¹(a) <= μ if it
-is μ-GDP. The rates are estimated by Clopper and Pearson's confidence intervals, which
-assume that the scores are independent draws.
+A test guesses that the example took part if its score is above a threshold. Let a be
+the test's false-positive rate and b its true-positive rate. If the mechanism is
+(ε, δ)-DP, then b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ. If the mechanism is μ-GDP,
+then Φ⁻¹(b) − Φ⁻¹(a) <= μ. Clopper and Pearson's confidence intervals bound the rates,
+and assume that the scores are independent draws.
 
-The threshold may be one of the scores themselves, say the kth largest. The probability
-that a draw lies above this threshold is at most the upper confidence bound for k − 1
-successes. The probability that a draw lies at or above this threshold is at least the
-lower confidence bound for k successes. A union bound over k therefore gives a
-confidence band over all thresholds.
+The threshold may be one of the scores, say the kth largest. The probability that a draw
+is above this threshold is at most the upper confidence bound for k − 1 successes. The
+probability that a draw is at least this threshold is at least the lower confidence
+bound for k successes. A union bound over k therefore gives a confidence band over all
+thresholds.
 
 The module ends with estimates of an attack's success, which have no confidence bound.
 """
@@ -38,8 +38,8 @@ _tail = jnp.vectorize(upper_tail)
 def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     """A lower confidence bound for a success probability, from a number of successes.
 
-    The trials are independent. Whatever the true probability is, the bound exceeds the
-    true probability with probability at most `error`.
+    The trials are independent. For every true probability, the bound exceeds it with
+    probability at most `error`.
 
     Args:
       successes: the number of successes, [*b].
@@ -58,7 +58,7 @@ def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
         jnp.zeros_like(k),
         times=64,
     )
-    # No successes refute no probability.
+    # With no success, the bound is 0.
     return jnp.where(k > 0, p, 0.0)
 
 
@@ -68,45 +68,46 @@ def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     The arguments are those of `lower`. The true probability exceeds the bound with
     probability at most `error`.
     """
-    # Successes and failures exchanged.
+    # This is `lower` for failures in place of successes.
     return 1 - lower(trials - jnp.asarray(successes, jnp.float64), trials, error)
 
 
 def counts(trials: int) -> np.ndarray:
-    """The counts from 1 to n at which a band over all thresholds is computed, i[k].
+    """The counts k from 1 to n that the band over all thresholds uses, i[*].
 
     Neighbouring counts differ by one, or by half a standard deviation of the count,
     √(k (1 − k/n)) / 2. Equal steps of arcsin √(k/n) have this size.
     """
-    # Few counts keep the union bound over them small, at little loss between them.
+    # With few counts, the union bound costs little. The loss between counts is small.
     steps = int(np.ceil(2 * np.pi * np.sqrt(trials)))
     spaced = trials * np.sin(np.linspace(0, np.pi / 2, steps + 1)) ** 2
     return np.unique(np.clip(np.rint(spaced), 1, trials)).astype(np.int32)
 
 
 class _Rates(NamedTuple):
-    """Bounds on a test's rates: false positives from above, true ones below."""
+    """An upper bound on false positives, and a lower bound on true positives."""
 
     false_positive: jax.Array
     true_positive: jax.Array
 
 
 def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
-    """The largest ε for which a test's error rates contradict (ε, δ)-DP.
+    """The maximum ε for which a test's error rates contradict (ε, δ)-DP.
 
-    The inequality holds with the two errors in either order; both are tried.
+    There are two inequalities, since the two errors may be exchanged.
     """
     a, b = rates
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:
     # b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ.
     ratios = jnp.stack([(b - delta) / a, (1 - a - delta) / (1 - b)])
     epsilon = jnp.log(jnp.maximum(jnp.max(ratios, axis=0), 1.0))
-    # The margin covers the rounding of the ratio and its logarithm. A NaN δ gives 0.
+    # The margin covers the rounding of the ratio and its logarithm. If δ is NaN, the
+    # result is 0.
     return jnp.where(delta >= 0, epsilon * (1 - 16 * ULP), 0.0)
 
 
 def _mu(rates: _Rates) -> jax.Array:
-    """The largest μ that the bounds on a test's rates refute."""
+    """The maximum μ that the bounds on a test's rates refute."""
     a, b = rates
     # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
     # 1 − b >= Φ(Φ⁻¹(1 − a) − μ).
@@ -118,7 +119,7 @@ def _mu(rates: _Rates) -> jax.Array:
 def replace_nan_scores(
     scores_in: jax.Array, scores_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Replace each NaN by the score of a wrong guess of the attack."""
+    """Replace each NaN by the score with which the attack guesses wrongly."""
     return (
         jnp.where(jnp.isnan(scores_in), -jnp.inf, scores_in),
         jnp.where(jnp.isnan(scores_out), jnp.inf, scores_out),
@@ -130,17 +131,17 @@ def band(
 ) -> tuple[jax.Array, _Rates]:
     """Thresholds in descending order, and bounds on a test's rates at each threshold.
 
-    With `union` the bounds hold at all thresholds at once; otherwise the bounds at each
-    single threshold hold.
+    With `union`, the bounds hold at all thresholds simultaneously. Without, they hold
+    only for a single threshold.
     """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (
         counts(x.size) if union else np.arange(1, x.size + 1)
         for x in (scores_in, scores_out)
     )
-    # Half of the error for each rate, and in a union an equal share for each count.
+    # Each rate has half of the error, and in a union each count has an equal share.
     shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
-    # The kth largest scores, for the counts k above.
+    # These are the kth largest scores, for the counts k above.
     thresholds, reached = (
         jnp.sort(x, descending=True)[k - 1]
         for x, k in ((scores_out, of_out), (scores_in, of_in))
@@ -148,8 +149,8 @@ def band(
     false = upper(of_out - 1, scores_out.size, shares[1])
     true = lower(of_in, scores_in.size, shares[0])
     # The true-positive bound at a threshold is that of the lowest score in `reached`
-    # above the threshold. `above` counts the scores of `reached` above each threshold;
-    # the signs turn their descending order into the ascending order that is needed.
+    # above the threshold. `above` counts the scores of `reached` above each threshold.
+    # The signs give the ascending order that searchsorted needs.
     above = jnp.searchsorted(-reached, -thresholds)
     true = jnp.where(above > 0, true[jnp.maximum(above, 1) - 1], 0.0)
     return thresholds, _Rates(false, true)
@@ -180,15 +181,15 @@ def _epsilon_at64(
     confidence: jax.Array,
 ) -> jax.Array:
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
-    # The threshold does not depend on these scores, so that each count is binomial.
+    # The threshold does not depend on these scores, so each count is binomial.
     hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
     error = (1 - confidence) / 2
     false = upper(alarms, scores_out.size, error)
     return _epsilon(_Rates(false, lower(hits, scores_in.size, error)), delta)
 
 
-# Rounded up: rounded down, the threshold would lie below the score that it equals, and
-# the test would count that score as above the threshold.
+# The threshold equals a score. Rounding it down would put this score above the
+# threshold, so the threshold is rounded up.
 @float64("up", vectors=(0, 1), elementwise=True)
 def _best_threshold64(
     scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
@@ -227,24 +228,24 @@ def epsilon_lower(
     """A lower confidence bound on ε, from an attack's scores at all thresholds.
 
     Args:
-      scores_in: the attack's scores where the example took part, f[*b, n]. Larger
-        scores are evidence of participation. NaN counts as a failure of the attack, in
-        scores_in and in scores_out.
-      scores_out: the scores where the example did not take part, f[*b, m].
+      scores_in: the attack's scores with the example's participation, f[*b, n]. Larger
+        scores are evidence of participation. A NaN in scores_in or scores_out counts as
+        a failure of the attack.
+      scores_out: the scores without the example's participation, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      ε, f[*b], rounded down: with this confidence no (ε′, δ) guarantee with ε′ < ε
-      holds. The bound uses all thresholds, by a union bound over some 6√n thresholds
-      for each of the two rates.
+      A lower bound ε, f[*b], rounded down: with this confidence, no (ε′, δ) guarantee
+      with ε′ < ε holds. The bound uses all thresholds, by a union bound over about 6√n
+      thresholds for each of the two rates.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
 
     Privacy: the result bounds the mechanism's ε from below, and is no guarantee. It
     assumes that all scores are independent: scores of runs with separate keys, or of
-    canaries in one run whose noises are independent. For dependent scores use
+    canaries in one run with independent noise. For dependent scores, use
     `one_run_epsilon_lower`.
 
     Reference: Wasserman and Zhou (2010), Theorem 2.4, with rates by Clopper and
@@ -277,12 +278,13 @@ def epsilon_at(
       scores_in: as for `epsilon_lower`, f[*b, n].
       scores_out: as for `epsilon_lower`, f[*b, m].
       delta: δ, f[*b], in [0, 1).
-      threshold: f[*b]. The threshold must not depend on these scores: choose the
-        threshold on other scores, by `best_threshold`.
+      threshold: the attack guesses participation for a score above this number, f[*b].
+        The threshold must not depend on these scores: choose it from other scores, by
+        `best_threshold`.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      ε, f[*b], rounded down, with the meaning of `epsilon_lower`.
+      A lower bound ε, f[*b], rounded down, as for `epsilon_lower`.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -315,11 +317,11 @@ def best_threshold(
 ) -> jax.Array:
     """The threshold at which these scores would prove the largest lower bound on ε.
 
-    Use the threshold in `epsilon_at` on other scores.
+    Use the threshold in `epsilon_at`, with other scores than these.
 
     Args:
       scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: f[*b, m].
+      scores_out: as for `epsilon_lower`, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       confidence: the confidence of the later bound, f[*b], in (0.5, 1).
 
@@ -348,13 +350,13 @@ def mu_lower(
 
     Args:
       scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: f[*b, m].
-      confidence: f[*b], in (0.5, 1).
+      scores_out: as for `epsilon_lower`, f[*b, m].
+      confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      μ, f[*b], rounded down: with this confidence the mechanism is not μ′-GDP for any
-      smaller μ′. The scores may have any distribution, and are assumed only to be
-      independent, as for `epsilon_lower`.
+      A lower bound μ, f[*b], rounded down: with this confidence, the mechanism is not
+      μ′-GDP for any μ′ < μ. The bound assumes only that the scores are independent, as
+      for `epsilon_lower`; they may have any distribution.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -379,7 +381,7 @@ def _auroc64(scores_in: jax.Array, scores_out: jax.Array) -> jax.Array:
     below, at_most = (
         jnp.searchsorted(ordered, scores_in, side=side) for side in ("left", "right")
     )
-    # Equal scores count half. Cast before dividing: JAX would divide int32 in float32.
+    # Equal scores count half. The cast is first, as JAX would divide int32 in float32.
     pairs = (below + at_most).astype(scores_in.dtype) / 2
     return jnp.mean(pairs) / scores_out.size
 
@@ -389,7 +391,7 @@ def _true_positive_rate64(
     scores_in: jax.Array, scores_out: jax.Array, false_positive_rate: jax.Array
 ) -> jax.Array:
     ordered = jnp.sort(scores_out, descending=True)
-    # The factor keeps a product just below an integer, by rounding, from losing it.
+    # If rounding puts the product just below an integer, the factor corrects this.
     allowed = jnp.floor(false_positive_rate * scores_out.size * (1 + 1e-12))
     at = jnp.minimum(allowed, scores_out.size - 1).astype(jnp.int32)
     above = jnp.mean(scores_in > ordered[at])
@@ -397,15 +399,15 @@ def _true_positive_rate64(
 
 
 def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> jax.Array:
-    """The share of pairs of scores in which the participating example scores higher.
+    """Estimate the area under the ROC curve, from pairs of scores.
 
     Args:
-      scores_in: scores where the example took part, f[*b, n].
-      scores_out: scores where the example did not take part, f[*b, m].
+      scores_in: the scores with the example's participation, f[*b, n].
+      scores_out: the scores without the example's participation, f[*b, m].
 
     Returns:
-      f[*b], in [0, 1], an estimate of the area under the ROC curve. Random guessing has
-      the value 0.5. Equal scores count half.
+      The share of pairs in which the score of scores_in is larger, f[*b], in [0, 1].
+      Pairs of equal scores count half. Random guessing gives 0.5.
 
     Raises:
       ValueError: there are no scores.
@@ -422,17 +424,17 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> jax.Array:
 def true_positive_rate(
     scores_in: ArrayLike, scores_out: ArrayLike, false_positive_rate: ArrayLike
 ) -> jax.Array:
-    """The true-positive rate at the threshold with a given false-positive rate.
+    """Estimate the true-positive rate at a given false-positive rate.
 
     Args:
-      scores_in: scores where the example took part, f[*b, n].
-      scores_out: scores where the example did not take part, f[*b, m].
-      false_positive_rate: at most this share of scores_out is above the threshold,
-        f[*b], in [0, 1].
+      scores_in: the scores with the example's participation, f[*b, n].
+      scores_out: the scores without the example's participation, f[*b, m].
+      false_positive_rate: the maximum share of scores_out above the threshold, f[*b],
+        in [0, 1].
 
     Returns:
-      The share of scores_in above the threshold, f[*b], an estimate. The largest rate
-      that a guarantee allows is `accounting.fdp.true_positive_rate`.
+      The share of scores_in above this threshold, f[*b]. The maximum rate that a
+      guarantee allows is `accounting.fdp.true_positive_rate`.
 
     Raises:
       ValueError: there are no scores, or the rate is out of range.
@@ -457,19 +459,19 @@ def bootstrap_quantiles(
     num_samples: int,
     key: Key,
 ) -> jax.Array:
-    """Bootstrap quantiles of a statistic of scores: its spread, and not a bound.
+    """Estimate the spread of a statistic of scores by bootstrap quantiles.
 
-    Bootstrap quantiles prove nothing. For a statistic like ε they are too small if
+    Bootstrap quantiles are no bounds. For a statistic such as ε, they are too small if
     there are few scores, and they ignore the tails beyond the observed scores.
 
     Args:
       statistic: a function from scores_in f[n] and scores_out f[m] to a number, such as
         `auroc`.
-      scores_in: f[n].
-      scores_out: f[m].
+      scores_in: the scores with the example's participation, f[n].
+      scores_out: the scores without the example's participation, f[m].
       quantiles: the probabilities of the quantiles, f[*q], in [0, 1].
       num_samples: the number of resamples, static, at least 1.
-      key: one typed key.
+      key: one typed key, for the resamples.
 
     Returns:
       The quantiles, f[*q].

@@ -1,8 +1,8 @@
-"""Many whole runs at once, and the scores of attacks on their results.
+"""Many runs of an algorithm, and the scores of attacks on their results.
 
 The runs are on a data set and a neighbouring data set, or on random halves of one data
-set. The second kind is for membership inference by shadow models, which are trained in
-the same way as the attacked model.
+set. Runs on random halves are for membership inference with shadow models, which are
+models that are trained in the same way as the attacked model.
 """
 
 import functools
@@ -45,21 +45,22 @@ def train_many(
 
     Args:
       run: a function from a data set and one typed key to the released values, a tree
-        of arrays: the last iterate, or all updates of `jax.lax.scan`. The function is
-        vmapped over keys alone. The key is a tracer, so that the optimizer must be made
-        inside the function. Any solver of `dpjax.solvers` may be called inside, and
-        calibrates its noise there. Jit the expensive parts.
+        of arrays, such as the last iterate or all updates of `jax.lax.scan`.
+        `train_many` vmaps the function over keys. Make the optimizer inside the
+        function, since the key is a tracer. The function may call any solver of
+        `dpjax.solvers`, which then calibrates its noise. Jit the expensive parts.
       data: the data set with the audited example.
       neighbour: the data set without this example, or with another in its place. Its
-        shapes may differ.
+        shapes may differ from those of data.
       num_runs: the number of runs on each data set, static.
-      key: one typed key, from which each run gets a key of its own.
-      batch_size: how many runs are computed at once, in a compiled loop; None for all.
-        The loop traces everything that a run does. A run that calibrates a solver's
-        noise needs None, because calibration cannot be traced.
+      key: one typed key, from which `train_many` derives a key for each run.
+      batch_size: the number of runs that a compiled loop computes at the same time;
+        None for all runs, without a loop. The loop traces everything that a run does.
+        If a run calibrates a solver's noise, batch_size must be None, since calibration
+        cannot be traced.
 
     Returns:
-      `Outputs`, with leading axes of num_runs.
+      `Outputs`, with leading axes of length num_runs.
 
     Raises:
       ValueError: an argument is out of range.
@@ -84,7 +85,7 @@ def train_many(
         # The data are constants and not tracers: solvers check their values.
         one = functools.partial(run, data)
         if batch_size is None:
-            # Without jit only values that depend on a key are traced, and calibration
+            # Without jit, JAX traces only values that depend on a key. Calibration
             # depends on no key.
             return jax.vmap(one)(keys)
         size = min(batch_size, num_runs)
@@ -94,16 +95,17 @@ def train_many(
 
 
 def linear_scores(outputs: Outputs) -> Outputs:
-    """Scores of half of the runs, by a linear test that is fitted to the other half.
+    """Compute scores of half of the runs, by a linear test fitted to the other half.
 
     Args:
-      outputs: trees with leading axes n, at least 4.
+      outputs: the outputs of n runs on each data set, trees with leading axes n, at
+        least 4.
 
     Returns:
-      Scores f[n − n // 2] of the runs to which the test was not fitted. These scores
-      are independent, as `epsilon_lower` and `mu_lower` require, whatever the outputs
-      are. The test is Fisher's discriminant, the best test for Gaussian outputs with a
-      common covariance.
+      Scores f[n − n // 2] of the runs to which the test was not fitted. For outputs of
+      any distribution, these scores are independent, as `epsilon_lower` and `mu_lower`
+      require. The test is Fisher's discriminant, the best test for Gaussian outputs
+      with a common covariance.
 
     Raises:
       ValueError: there are fewer than 4 runs.
@@ -121,14 +123,15 @@ def linear_scores(outputs: Outputs) -> Outputs:
         raise ValueError(
             f"outputs must have 4 runs at least; got {len(inside)} and {len(outside)}."
         )
-    # Fit on the first half and score the second: the scores are then independent.
+    # The test is fitted to the first half, so that scores of the second half are
+    # independent.
     known, other = zip(
         *((x[: len(x) // 2], x[len(x) // 2 :]) for x in (inside, outside)), strict=True
     )
     means = [x.mean(axis=0) for x in known]
     spread = jnp.concatenate([x - m[None] for x, m in zip(known, means, strict=True)])
     scale = jnp.std(spread, axis=0)
-    # A coordinate that never varies keeps its unit.
+    # A constant coordinate is not scaled.
     scale = jnp.where(scale > 0, scale, 1.0)
     # Fisher's discriminant Σ⁻¹(m₁ − m₀), in units of each coordinate's standard
     # deviation. A small multiple of I is added to Σ, which is singular for few runs.
@@ -138,9 +141,9 @@ def linear_scores(outputs: Outputs) -> Outputs:
     return Outputs(*(x @ direction for x in other))
 
 
-# A lower bound on variances: a statistic that never varies must not decide by rounding.
+# The minimum variance. Without it, rounding would decide for a constant statistic.
 _LEAST = 1e-12
-# A lower bound on losses: half an ulp of the probability 1 in float32.
+# The minimum loss, which is half an ulp of the probability 1 in float32.
 _LEAST_LOSS = 2.0**-24
 
 
@@ -148,7 +151,7 @@ class Shadows(NamedTuple):
     """Models trained in the same way, each on a random half of the same examples.
 
     Attributes:
-      included: whether a model was trained on an example, bool[s, n], by fair coins.
+      included: whether a model was trained on an example, by fair coins, bool[s, n].
       outputs: the retained outputs of each model, a tree of arrays with leading axes s.
     """
 
@@ -170,18 +173,18 @@ def train_shadows(
     the example.
 
     Args:
-      run: a function from a mask bool[n] of the examples to train on and one typed key
-        to the retained outputs of a model: say, its losses on all n examples. The
-        function is vmapped and jitted.
+      run: a function from two arguments to the retained outputs of a model, such as its
+        losses on all n examples. The arguments are a mask bool[n] of the examples to
+        train on, and one typed key. `train_shadows` vmaps and jits the function.
       num_examples: n, static, at least 1.
-      num_models: s, static, at least 1. One may take the first model as the attacked
-        model, and all others as the attacker's.
+      num_models: s, static, at least 1. For instance, the first model is the attacked
+        model, and all others are the attacker's.
       key: one typed key, used for nothing else.
-      batch_size: how many models are trained at once; None for all models.
+      batch_size: the number of models that are trained at the same time; None for all.
 
     Returns:
-      `Shadows`. A model's coins are independent of all other models' coins, as
-      `one_run_mu_lower` requires.
+      `Shadows`. The coins of different models are independent, as `one_run_mu_lower`
+      requires.
 
     Raises:
       ValueError: an argument is out of range.
@@ -213,15 +216,15 @@ def train_shadows(
 
 
 def log_odds(losses: jax.Array) -> jax.Array:
-    """The log-odds of the probability that a model gave to the true label, from losses.
+    """The log-odds of the probability p that a model assigns to the true label.
 
     Args:
-      losses: cross-entropies −log p, f[*b], at least 0.
+      losses: the cross-entropy −log p of each example, f[*b], at least 0.
 
     Returns:
-      log(p / (1 − p)), f[*b], for `likelihood_ratios`. Over repeated trainings its
-      distribution is closer to a Gaussian than the distribution of the loss. A loss
-      that rounded to 0 counts as 2⁻²⁴.
+      log(p / (1 − p)), f[*b], for `likelihood_ratios`. Over repeated trainings, the
+      log-odds are closer to a Gaussian than the loss is. A loss that was rounded to 0
+      counts as 2⁻²⁴.
 
     Reference: Carlini et al. (2022), section V.A.
 
@@ -238,9 +241,9 @@ def log_odds(losses: jax.Array) -> jax.Array:
 def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
     """Log-likelihood ratios of membership, for each model and each example.
 
-    Each model in turn is attacked with the help of all other models. For each example,
-    a Gaussian is fitted to the statistics of the other models that were trained on the
-    example, and another Gaussian to those of the models that were not.
+    The function attacks each model with the help of all other models. For each example,
+    it fits one Gaussian to the statistics of the other models that were trained on the
+    example, and one to those of the other models that were not.
 
     Args:
       statistic: a statistic of each of s models at each of n examples, f[s, n]: the
@@ -248,13 +251,13 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
       included: whether the example was in the model's training data, bool[s, n].
 
     Returns:
-      Logarithms of likelihood ratios, f[s, n], for `auroc` and `true_positive_rate` of
-      scores[included] and scores[~included]. A ratio's logarithm is 0 where fewer than
-      two other models were trained on the example, or fewer than two without the
-      example. The scores depend on each other, so that no bound for independent scores
-      applies. The scores and coins of one model suit `one_run_mu_lower` and
-      `one_run_epsilon_lower`, which allow dependent scores, if this model's coins are
-      independent of the other models' coins, as in `train_shadows`.
+      Scores f[s, n], for `auroc` and `true_positive_rate` of scores[included] and
+      scores[~included]. A score is the logarithm of a likelihood ratio. A score is 0 if
+      fewer than two other models were trained with the example, or fewer than two
+      without it. Since the scores depend on each other, no bound for independent scores
+      applies. `one_run_mu_lower` and `one_run_epsilon_lower` allow dependent scores:
+      pass the scores and coins of one model. The coins of this model must be
+      independent of the coins of all other models, as in `train_shadows`.
 
     Raises:
       ValueError: the shapes differ.
@@ -292,7 +295,7 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
         least two other models.
         """
 
-        # Sums over all other models: the whole sum less the model's own value.
+        # A sum over all other models is the whole sum minus the model's own value.
         def others(values: jax.Array) -> jax.Array:
             values = jnp.where(those, values, 0.0)
             return jnp.sum(values, axis=0, keepdims=True) - values

@@ -1,11 +1,12 @@
-"""Checkpoints of a private run: a resumed run keeps the guarantee of a single run.
+"""Checkpoints of a private run: a resumed run has the guarantee of a single run.
 
-**Idea.** The same key gives the same noise. An interrupted run can therefore be resumed
+**Idea.** The same key gives the same noise. You can therefore resume an interrupted run
 exactly. For the same reason, resuming a run with other data, another plan or another
 order of draws breaks its guarantee: the same noise then hides two different sums, and
-their difference has no noise. A checkpoint therefore holds all arrays and numbers that
-a run needs to continue bit for bit, and a fingerprint of the plan and of the draws,
-which must not change. `restore` refuses a checkpoint with another fingerprint.
+their difference has no noise. A checkpoint therefore contains all arrays and numbers
+that a run needs to continue bit for bit, and a fingerprint. The fingerprint covers the
+plan and the random draws, which must not change. `restore` refuses a checkpoint with
+another fingerprint.
 
 A `Run` is the key, the step, the parameters and the optimizer's state. The modules, in
 the order in which the data passes through them:
@@ -13,16 +14,15 @@ the order in which the data passes through them:
 1. `_fingerprint`: the plan's numbers, and the batches and noise that a public key draws
    under that plan in this environment.
 2. `_record`: the run's arrays by name, the digest of their bits, and the record of the
-   run and its fingerprint. The record is written beside the arrays, and compared before
-   anything is restored.
+   run and its fingerprint. `save` writes the record beside the arrays, and `restore`
+   compares it before it restores anything.
 3. `_processes`: actions of several processes that succeed in all of them or in none.
-4. `_folder`: save, restore and resume. Orbax (the extra `checkpoint`) saves arrays
-   shard by shard, and restores them with the sharding that the caller requests. A
-   checkpoint is written under a temporary name and renamed once it is complete. Files
-   are written atomically, and survive a loss of power.
+4. `_folder`: `save`, `restore` and `resume`. Orbax (the extra `checkpoint`) saves
+   arrays shard by shard, and restores them with the sharding that the caller requests.
+   A checkpoint has a temporary name until it is complete. Files are written atomically,
+   and survive a loss of power.
 
-A checkpoint is as secret as the data. `dpjax.ledger` accounts for what runs have
-released.
+A checkpoint is as secret as the data. `dpjax.ledger` accounts for the releases of runs.
 """
 
 from dpjax.checkpoint._folder import plan_of as plan_of

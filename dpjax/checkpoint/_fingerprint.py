@@ -1,4 +1,4 @@
-"""The fingerprint of a run's plan and draws, which must not change during the run."""
+"""The fingerprint of a run's plan and random draws, which must not change in a run."""
 
 import functools
 import hashlib
@@ -17,35 +17,35 @@ from dpjax._core.typing import Key
 from dpjax._plan import Bounded, Plan
 from dpjax._plan.parameters import RunParameters
 
-# The version of the draws of samplers and noise. Raise the version when the same key
-# gives other draws than before and `_probe` may not detect it: `_probe` looks only at
-# the first steps of a plan, on one device.
+# The version of the draws of samplers and noise. Raise the version if the same key
+# gives other draws than before and `_probe` may not detect this change: `_probe` uses
+# only the first steps of a plan, on one device.
 DRAWS = 1
-# Fields of a plan that follow from its other fields.
+# Fields of a plan that are computed from its other fields.
 _DERIVED = ("epsilon", "solved_for")
-# Signs for each of two leaves. Two different streams agree in all 128 signs of a step
-# with probability 2⁻¹²⁸.
+# The number of signs for each of two leaves. Two different streams agree in all 128
+# signs of a step with probability 2⁻¹²⁸.
 _SIGNS = 64
 
 
 def fingerprint(plan: Plan, key: Key) -> str:
     """A fingerprint of a plan and of the key's generator, as 32 hexadecimal digits.
 
-    The fingerprint includes what a public key of the same generator draws under the
-    plan. It does not depend on the secret bits of the key.
+    The fingerprint includes the draws of a public key of the same generator under the
+    plan. The fingerprint does not depend on the secret bits of the key.
     """
     found = {"plan": primary_fields(plan), "draws": describe_draws(plan, key)}
     return digest_of(found)[:32]
 
 
 def primary_fields(run: RunParameters) -> dict[str, Any]:
-    """The fields of a plan as plain values, without those that follow from others."""
+    """The fields of a plan as plain values, without those computed from others."""
     fields = to_plain(run.parameters())
     return {name: x for name, x in fields.items() if name not in _DERIVED}
 
 
 def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
-    """The facts that determine which batches and noise a key draws, for JSON."""
+    """The facts that determine the batches and noise of a key, as values for JSON."""
     generator = keys.generator_name(key)
     # This setting of JAX changes the bits that a threefry key gives.
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
@@ -65,8 +65,8 @@ def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
 def _probe(plan: Plan, generator: str, *_: object) -> str:
     """The digest of the draws of a public key in the first two steps of a plan.
 
-    The digest is of the batches and of the signs of the noise. Rounding does not change
-    a sign, so that machines with the same draws have the same digest.
+    The digest covers the batches and the signs of the noise. Rounding does not change a
+    sign, so that machines with the same draws have the same digest.
     """
     key = jax.random.key(0, impl=keys.generator_of(generator))
     steps = min(2, plan.num_steps)

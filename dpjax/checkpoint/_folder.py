@@ -1,15 +1,17 @@
 """Checkpoints of a run: one folder for each checkpoint, in the folder of the run.
 
-The folder of step 7 is named `7.unfinished` while `save` writes or removes it, and `7`
-only while it is complete. `save` removes folders such as `7.unfinished`, and removes a
-folder `7` only if that folder is a checkpoint of this run. `save` removes nothing else.
+The folder of step 7 has the name `7.unfinished` while `save` writes or removes it, and
+the name `7` only while it is complete. `save` removes folders such as `7.unfinished`,
+and removes a folder `7` only if that folder is a checkpoint of this run. `save` removes
+nothing else.
 
 Files are written atomically: after a loss of power, a file is complete or does not
 exist. Orbax saves and restores the arrays, shard by shard. Orbax receives a flat
-dictionary from leaf numbers to arrays, so that orbax need not know the classes of the
-pytree, nor typed keys. With several processes, each process writes its own shards of an
-array that is sharded over all of them. An array that each process holds for itself,
-such as the count of steps, is equal in all processes, and the first process writes it.
+dictionary from leaf numbers to arrays, so that orbax needs to know neither the classes
+of the pytree nor typed keys. With several processes, each process writes its own shards
+of an array that is sharded over all of them. An array that each process holds for
+itself, such as the count of steps, is equal in all processes, and the first process
+writes it.
 """
 
 import os
@@ -36,8 +38,8 @@ from dpjax.checkpoint._record import Record, Run, digest
 def write_arrays(path: pathlib.Path, tree: Any) -> None:
     """Write all numeric leaves of a tree to a new folder, atomically.
 
-    While leaves are being written, the folder has a temporary name. The folder gets the
-    name `path` after the last leaf is written.
+    The folder has a temporary name until the last leaf is written, and then gets the
+    name `path`.
     """
     leaves = jax.tree.leaves(tree)
     kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
@@ -65,7 +67,7 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
     # Orbax raises exceptions of many types for a damaged checkpoint.
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise  # a failing disk does not mean that the checkpoint is damaged
+            raise  # if the disk fails, the checkpoint may be intact
         raise ValueError(
             f"the checkpoint {path.parent} is damaged: its arrays cannot be read: "
             f"{error}"
@@ -77,7 +79,7 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
 
 
 def _checkpointer(ocp: Any) -> Any:
-    """An orbax checkpointer that waits some minutes for other processes, not for ever.
+    """An orbax checkpointer that waits only some minutes for other processes.
 
     Given the set of active processes, orbax synchronises them with a timeout.
     """
@@ -93,8 +95,8 @@ def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
     """The leaf as an array of a type that orbax can save.
 
     An array that spans several processes remains a `jax.Array`. An array that each
-    process holds for itself, equal in all, becomes a NumPy array. With one process,
-    every array is passed unchanged.
+    process holds for itself, equal in all, becomes a NumPy array. With one process, the
+    function returns every array unchanged.
     """
     as_array = rec.raw_data(leaf)
     alone = jax.process_count() == 1 or rec.spans_processes(as_array)
@@ -142,33 +144,32 @@ def save(
 
     Args:
       folder: the folder for the checkpoints of this run and of no other run, on a local
-        or mounted disk that all processes share. `save` creates the folder with access
-        for its owner alone.
+        or mounted disk that all processes share. `save` creates the folder, and only
+        its owner can access it.
       plan: the run's plan.
-      run: the run to save, under the number of its step. Nothing is written if the
-        folder has a checkpoint of that step with the same bits. Nothing is written
-        either if the folder has no checkpoint of that step but one of a later step. In
-        this case the run was resumed from an older checkpoint, and `save` compares the
+      run: the run, which `save` stores under the number of its step. In two cases,
+        `save` writes nothing. First, the folder has a checkpoint of this step with the
+        same bits. Second, the folder has no checkpoint of this step, but one of a later
+        step. The run was then resumed from an older checkpoint, and `save` compares the
         run with the later checkpoint when the run reaches that step.
-      data: a name for the data set as it is now, such as its digest. The name is saved
-        in the checkpoint, and `restore` compares it.
-      keep: how many of the newest checkpoints to retain, at least 1. An older
-        checkpoint is of use only for going back, and holds the key. A folder that
-        contains names other than those that `save` writes is never removed, nor is an
-        older checkpoint that is damaged.
+      data: a name for the current content of the data set, such as its digest. `save`
+        stores this name, and `restore` compares it.
+      keep: the number of newest checkpoints that `save` retains, at least 1. Older
+        checkpoints are useful only for going back, and contain the key. `save` never
+        removes a damaged checkpoint, nor a folder with names that `save` does not use.
 
     Raises:
-      ValueError: the folder belongs to another run, or holds other bits for this step:
-        the run was resumed from an earlier step and took another course. Or the
-        folder's newest checkpoint is damaged, or the checkpoint's name is that of a
-        file or folder that `save` did not write. Or an argument has the wrong type, or
-        differs between processes.
-      OSError: the disk is full, or a similar failure. Earlier checkpoints remain
-        intact. If one of several processes cannot write, the others raise OSError five
-        minutes later, after a timeout of orbax. Then restart all processes.
+      ValueError: the folder belongs to another run, or has a checkpoint of this step
+        with other bits, because the run was resumed from an earlier step and continued
+        differently. Or the folder's newest checkpoint is damaged, or the checkpoint's
+        name is that of a file or folder that `save` did not write. Or an argument has
+        the wrong type, or differs between processes.
+      OSError: the disk is full or fails. Earlier checkpoints remain intact. If one of
+        several processes cannot write, the others raise OSError five minutes later,
+        after a timeout of orbax. Then restart all processes.
       ImportError: orbax is not installed.
 
-    Privacy: none. The files hold the key, the state of correlated noise, and sums
+    Privacy: none. The files contain the key, the state of correlated noise, and sums
     without noise.
 
     Example:
@@ -190,7 +191,7 @@ def save(
     on_primary_process(lambda: _refuse_another(folder, plan, run, data, name))
     # The record includes a digest of all arrays, which every process computes.
     record = rec.make_record(plan, run, data)
-    # Each process has its own clock, so that the time is left out of the comparison.
+    # The comparison leaves out the time, since each process has its own clock.
     check_equal_across_processes(to_plain(record) | {"time": ""})
     if on_primary_process(lambda: _is_kept(folder, run.step, record.arrays)):
         return
@@ -205,24 +206,24 @@ def restore(
 
     Args:
       folder: the folder of the run's checkpoints.
-      plan: the run's plan. All of its numbers must equal the saved ones exactly. If a
-        plan solved for one of its numbers, use `plan_of`, which returns the saved plan.
+      plan: the run's plan. All of its numbers must equal the saved ones exactly. If
+        `dpjax.plan` solved for a number, use `plan_of`, which returns the saved plan.
       like: a run of the same structure at its beginning. The restored arrays have the
         sharding of the arrays in `like`, on a mesh of any shape. Leaves that are not
-        numeric are taken from `like`.
+        numeric come from `like`.
       step: the step of the checkpoint to restore; None for the newest. After restoring
-        an older checkpoint, everything released since must be repeated exactly;
-        otherwise the noise has been used twice.
-      data: the name of the data set that `save` was given.
+        an older checkpoint, you must repeat all later releases exactly. Otherwise, the
+        same noise has been used twice.
+      data: the name of the data set that you passed to `save`.
 
     Returns:
       The `Run`. Continue with `plan.batches(data, key=run.key, start=run.step)`.
 
     Raises:
-      ValueError: the folder holds no such checkpoint. Or the checkpoint has another
-        plan, another size of the data set, other arrays, or draws that differ in this
-        environment (another generator, or other versions); the message says which. Or
-        the checkpoint is damaged, or its folder was renamed.
+      ValueError: the folder has no such checkpoint. Or the checkpoint has another plan,
+        another size of the data set, other arrays, or draws that differ in this
+        environment (another generator, or other versions). The message names the
+        difference. Or the checkpoint is damaged, or its folder was renamed.
       ImportError: orbax is not installed.
 
     Example:
@@ -246,7 +247,7 @@ def restore(
     record = everywhere(lambda: _read(folder, step))
     everywhere(lambda: rec.refuse_another(folder, record, plan, like, data))
     restored = read_arrays(folder / str(step) / _ARRAYS, rec.tree_of(like))
-    # The digest is of the values alone: it does not depend on the sharding.
+    # The digest depends on the values, and not on the sharding.
     if set(gather_values(digest(restored))) != {record.arrays}:
         raise ValueError(
             f"the checkpoint {folder / str(step)} is damaged: its arrays are not those "
@@ -260,9 +261,8 @@ def resume(
 ) -> Run:
     """Restore the newest checkpoint of a run, or save a new run at its beginning.
 
-    The key is therefore on the disk before anything is drawn from the key. Call
-    `resume` at the start of the program. You may then restart the program any number of
-    times.
+    Call `resume` at the start of the program. The key is then on the disk before any
+    draw from the key, and you may restart the program any number of times.
 
     Args:
       folder: as for `save`.
@@ -272,8 +272,7 @@ def resume(
       keep: as for `save`.
 
     Returns:
-      The run that `restore` returns if the folder holds a checkpoint, and `run`
-      otherwise.
+      The run that `restore` returns, if the folder has a checkpoint; otherwise `run`.
 
     Raises:
       ValueError: as for `restore` and `save`.
@@ -301,15 +300,15 @@ def resume(
 
 
 def steps(folder: Folder) -> tuple[int, ...]:
-    """The steps for which a folder holds a checkpoint, the newest last.
+    """The steps for which a folder has a checkpoint, in ascending order.
 
-    `steps` reads names alone: `restore` finds out whether a checkpoint is damaged.
+    `steps` reads only names. `restore` detects whether a checkpoint is damaged.
 
     Args:
       folder: the folder of a run's checkpoints; the folder need not exist.
 
     Returns:
-      For each checkpoint, the number of steps that were done.
+      The number of completed steps of each checkpoint.
 
     Example:
       >>> steps("nothing/here")
@@ -323,8 +322,8 @@ def steps(folder: Folder) -> tuple[int, ...]:
 def plan_of(folder: Folder) -> Plan:
     """The plan of the run whose checkpoints are in a folder, with all digits.
 
-    If a plan solves for its noise multiplier, the last digits of the result may differ
-    between machines. The saved plan has the digits of the original run.
+    If `dpjax.plan` solves for the noise multiplier, the last digits of the result may
+    differ between machines. The saved plan has the digits of the original run.
 
     Args:
       folder: the folder of the run's checkpoints.
@@ -333,7 +332,7 @@ def plan_of(folder: Folder) -> Plan:
       A `Plan`.
 
     Raises:
-      ValueError: the folder holds no checkpoint, or its newest one is damaged or was
+      ValueError: the folder has no checkpoint, or its newest one is damaged or was
         renamed.
 
     Example:
@@ -360,7 +359,7 @@ def _read(folder: pathlib.Path, step: int) -> Record:
 def _refuse_another(
     folder: pathlib.Path, plan: Plan, run: Run, data: str, key: str
 ) -> None:
-    """Raise ValueError if a folder has checkpoints of another run, plan or data set."""
+    """Raise a ValueError if a folder belongs to another run, plan or data set."""
     kept = steps(folder)
     if not kept:
         return
@@ -374,17 +373,17 @@ def _refuse_another(
 
 
 def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
-    """Whether the folder makes it unnecessary to save a checkpoint of a step.
+    """Whether the checkpoints in the folder make a checkpoint of this step unnecessary.
 
-    This is so if the folder has a checkpoint of the step, or none of the step but a
-    later one.
+    A checkpoint is unnecessary if the folder has one of this step, or if the folder has
+    none of this step but one of a later step.
 
     Raises:
       ValueError: the folder has a checkpoint of this step with other bits.
     """
     kept = steps(folder)
     if step not in kept:
-        # A run that went back repeats steps up to a saved one, where it is compared.
+        # A run that went back is compared when it reaches a saved step again.
         return bool(kept) and step < kept[-1]
     if _read(folder, step).arrays != bits:
         raise ValueError(
@@ -397,7 +396,7 @@ def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
 
 
 def _choose_step(folder: pathlib.Path, step: int | None) -> int:
-    """The given step, or the newest step if None; ValueError without a checkpoint."""
+    """The given step, or the newest step for None; raises a ValueError without one."""
     kept = steps(folder)
     if not kept or (step is not None and step not in kept):
         raise ValueError(
@@ -417,7 +416,7 @@ def _write(folder: pathlib.Path, step: int, tree: Any, record: Record) -> None:
     target = _temporary_folder(folder, step)
     on_primary_process(lambda: _make_room(folder, step))
     write_arrays(target / _ARRAYS, tree)
-    # All arrays are on the disk before the record that makes them a checkpoint.
+    # Sync all arrays to the disk before the record that makes them a checkpoint.
     everywhere(lambda: sync_all(target))
     on_primary_process(lambda: _finish(folder, step, record))
 
@@ -449,13 +448,13 @@ def _make_room(folder: pathlib.Path, step: int) -> None:
 
 
 def _is_ours(path: pathlib.Path) -> bool:
-    """Whether all names in a folder are names that `save` and orbax give."""
+    """Whether a folder contains only names that `save` and orbax use."""
     # `save` makes folders and never symbolic links to folders.
     if path.is_symlink() or not path.is_dir():
         return False
     return all(
         x.name in (_ARRAYS, _RECORD, f"{_RECORD}.new")
-        # The temporary name of arrays that orbax has not finished writing.
+        # Orbax uses this temporary name until all arrays are written.
         or x.name.startswith(f"{_ARRAYS}.orbax-checkpoint-tmp")
         for x in path.iterdir()
     )
@@ -480,14 +479,14 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
         path, target = folder / str(step), _temporary_folder(folder, step)
         if step in kept or os.path.lexists(target) or not _is_of(path, step, key):
             continue
-        # Renamed first: a partly removed folder never has the name of a checkpoint.
+        # Rename first: a partly removed folder must not have the name of a checkpoint.
         os.rename(path, target)
         sync(folder)
         shutil.rmtree(target)
 
 
 def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
-    """Whether a folder is just an intact checkpoint of this step and key."""
+    """Whether a folder is only an intact checkpoint of this step and key."""
     try:
         return _is_ours(path) and _read(path.parent, step).key == key
     except ValueError:  # the checkpoint is damaged, and is left for the user
@@ -497,7 +496,7 @@ def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
 def write(path: pathlib.Path, content: bytes) -> None:
     """Atomically write a file that only its owner can read.
 
-    A process that has the old file open keeps reading the old content.
+    A process that has opened the old file continues to read the old content.
     """
     new = path.with_name(f"{path.name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -506,9 +505,9 @@ def write(path: pathlib.Path, content: bytes) -> None:
         file.flush()
         # The content must be on the disk before the name refers to it.
         os.fsync(file.fileno())
-    # The replacement is atomic: a reader finds the old content or the new.
+    # The replacement is atomic: a reader sees the old content or the new content.
     os.replace(new, path)
-    # The new name is on the disk only once its folder is.
+    # The new name is on the disk only after its folder is synced.
     sync(path.parent)
 
 

@@ -17,17 +17,17 @@ from jax.experimental import multihost_utils
 from dpjax.checkpoint._fingerprint import digest_of
 
 T = TypeVar("T")
-# Exception types that other processes raise again with the same type. An exception of
-# any other type is raised there as the last type.
+# Other processes raise an exception of one of these types again with its type. They
+# raise an exception of any other type as the last type.
 _KINDS = (ValueError, OSError, ImportError, RuntimeError)
 
 
 def everywhere(do: Callable[[], T]) -> T:
     """Call the function `do` in every process, and return this process's result.
 
-    The function must not communicate with other processes. If it fails in this process,
-    its exception is raised. If it fails in other processes alone, the exception of the
-    first of them is raised.
+    The function must not communicate with other processes. If the function fails in
+    this process, `everywhere` raises its exception. If the function fails only in other
+    processes, `everywhere` raises the exception of the first of them.
     """
     if jax.process_count() == 1:
         return do()
@@ -47,15 +47,15 @@ def everywhere(do: Callable[[], T]) -> T:
 
 
 def _number(error: Exception) -> int:
-    """The index in `_KINDS` of the first type that the exception is an instance of."""
+    """The index in `_KINDS` of the first type of which the error is an instance."""
     of_these = [isinstance(error, kind) for kind in _KINDS[:-1]]
     return [*of_these, True].index(True)
 
 
 def on_primary_process(do: Callable[[], T]) -> T:
-    """Call `do` in the first process alone, and return its result in every process.
+    """Call `do` only in the first process, and return its result in every process.
 
-    The result must consist of values that JSON can represent.
+    JSON must be able to represent the result.
     """
     if jax.process_count() == 1:
         return do()
@@ -65,16 +65,16 @@ def on_primary_process(do: Callable[[], T]) -> T:
 
 
 def gather_values(what: Any) -> list[Any]:
-    """The values that the processes pass, gathered in the order of the processes.
+    """The values that all processes pass, in the order of the processes.
 
-    The values must be such that JSON can represent them.
+    JSON must be able to represent the values.
     """
     if jax.process_count() == 1:
         return [what]
     text = np.frombuffer(json.dumps(what).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(text.size))
-    # Padded to a power of two: the gather is compiled once for each shape.
-    # The gather needs arrays of equal shape from all processes.
+    # The gather needs arrays of equal shape from all processes, and is compiled once
+    # for each shape. Padding to a power of two therefore saves compilations.
     padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)
     padded[: text.size] = text
     rows = multihost_utils.process_allgather(padded)
@@ -84,8 +84,8 @@ def gather_values(what: Any) -> list[Any]:
 
 
 def check_equal_across_processes(values: dict[str, Any]) -> None:
-    """Raise ValueError if the named values differ between processes."""
-    # Digests of a fixed length: records may be long, and need only be compared.
+    """Raise a ValueError if the named values differ between processes."""
+    # Records may be long, so that only their digests are compared.
     marks = {name: digest_of(x) for name, x in values.items()}
     every = gather_values(marks)
     unlike = [name for name in marks if len({x[name] for x in every}) > 1]

@@ -1,8 +1,8 @@
-"""The record that is saved beside a checkpoint's arrays, and compared before a restore.
+"""The record of a checkpoint, which `restore` compares before it restores arrays.
 
 The file of a record ends with a digest of all values in the record, including the
-digest of the arrays. The digest is computed without a secret key: it detects damage
-and mistakes, but not a change by anyone who recomputes the digest.
+digest of the arrays. The digest uses no secret key: it detects damage and mistakes, but
+not a change by anyone who recomputes the digest.
 
 The digest of the arrays is a hash of their names, dtypes, shapes and values.
 """
@@ -37,15 +37,15 @@ _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
 class Run(NamedTuple):
-    """The complete state of a private run, as secret as the data: it holds the key.
+    """The complete state of a private run, which is as secret as the data.
 
     Attributes:
-      key: the run's typed key, from which batches and noise are drawn.
-      step: how many steps are done.
-      params: the parameters that are trained.
+      key: the run's typed key, from which the plan draws batches and noise.
+      step: the number of completed steps.
+      params: the current parameters.
       opt_state: the state of the plan's optimizer.
-      released: the digest of the parameters of this run that `dpjax.ledger` released
-        last; "" if none were released.
+      released: the digest of the parameters of this run that `dpjax.ledger` recorded
+        last as released; "" if there are none.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax
@@ -66,18 +66,19 @@ class Run(NamedTuple):
 
 
 def digest(tree: Any) -> str:
-    """The SHA-256 of a tree's bits: of names, dtypes, shapes and values of its leaves.
+    """The SHA-256 of the names, dtypes, shapes and values of a tree's leaves.
 
     Args:
-      tree: a pytree of arrays, keys and numbers. For other leaves only the type counts.
+      tree: a pytree of arrays, keys and numbers. Of other leaves, the digest includes
+        only the type.
 
     Returns:
       64 hexadecimal digits, which do not depend on the devices or the sharding of the
       arrays. If an array is sharded over several processes, all of them must call
       `digest`, and each process holds one whole array at a time.
 
-    Privacy: none. The digest of private data lets anyone who has a guess check whether
-    the guess is right. The digest of released parameters reveals no more than the
+    Privacy: none. With the digest of private data, anyone can check whether a guess of
+    the data is right. The digest of released parameters reveals no more than the
     parameters do.
 
     Example:
@@ -98,19 +99,19 @@ def digest(tree: Any) -> str:
 
 
 def is_saved(leaf: object) -> bool:
-    """Whether a leaf is a number or an array, and not, say, a function or a string."""
+    """Whether a leaf is a number or an array, and not a function or a string."""
     return isinstance(leaf, _NUMBERS)
 
 
 def raw_data(leaf: Any) -> jax.Array | np.ndarray:
-    """A leaf as an array of an ordinary dtype: typed keys become their key data."""
+    """A leaf as an array of an ordinary dtype; a typed key becomes its key data."""
     if is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
 
 
 def _gather_array(leaf: jax.Array | np.ndarray) -> np.ndarray:
-    """The whole array in host memory, gathered if other processes hold parts of it."""
+    """The whole array in host memory, including parts that other processes hold."""
     if spans_processes(leaf) and not leaf.is_fully_replicated:
         return multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
@@ -131,8 +132,8 @@ def leaf_type(leaf: Any) -> str:
 def restore_leaf(leaf: Any, array: np.ndarray | jax.Array) -> Any:
     """The restored `array` as a leaf of the same type as `leaf`."""
     if isinstance(leaf, jax.Array):
-        # Orbax restores a `jax.Array` with the requested sharding; a NumPy array still
-        # has to be transferred.
+        # Orbax restores a `jax.Array` with the requested sharding. A NumPy array must
+        # still be transferred.
         there = leaf.sharding if leaf.committed else None
         put = array if isinstance(array, jax.Array) else jax.device_put(array, there)
         if is_key(leaf):
@@ -153,15 +154,15 @@ class Record:
 
     Attributes:
       format: the version of the record's fields.
-      step: how many steps were done.
+      step: the number of completed steps.
       released: the digest of the parameters that were released last.
       plan: the run's plan.
       data: the caller's name for the data set.
-      draws: the facts that determine what the key draws.
+      draws: the facts that determine the draws from the key.
       key: the digest of the key.
       leaves: the dtype and shape of each array, by number and path.
       arrays: the digest of the arrays.
-      time: when the record was made, UTC.
+      time: the time at which the record was made, UTC.
       versions: the versions of dpjax and JAX.
     """
 
@@ -197,12 +198,12 @@ def make_record(plan: Plan, run: Run, data: str) -> Record:
 
 
 def now() -> str:
-    """The time of day in UTC, by ISO 8601."""
+    """The current date and time in UTC, by ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def encode_record(record: Record) -> bytes:
-    """The content of a record's file: the record with its digest, as JSON."""
+    """The content of a record's file, which is the record with its digest as JSON."""
     found = to_plain(record)
     sealed = found | {"digest": digest_of(found)}
     return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()
@@ -229,7 +230,7 @@ def decode_record(content: bytes, step: int, where: pathlib.Path) -> Record:
 
 
 def _verify(found: Any, step: int) -> Record:
-    """The record of a step from its plain values and its digest, or ValueError."""
+    """Verify plain values by their digest, and return the record of a step."""
     if not isinstance(found, dict):
         raise ValueError(f"its record is a {type(found).__name__}, not an object.")
     if found.pop("digest", None) != digest_of(found):
@@ -245,7 +246,7 @@ def _verify(found: Any, step: int) -> Record:
 
 
 def check(plan: Plan, run: Run) -> None:
-    """Raise ValueError unless `run` is a `Run` of at most as many steps as the plan."""
+    """Raise a ValueError unless `run` is a `Run` within the steps of the plan."""
     if not isinstance(plan, Plan):
         raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
     if not isinstance(run, Run):
@@ -272,7 +273,7 @@ def _leaves(tree: Any) -> dict[str, str]:
 def refuse_another(
     folder: pathlib.Path, kept: Record, plan: Plan, run: Run, data: str
 ) -> None:
-    """Raise ValueError if a run differs from the run of which `kept` is the record.
+    """Raise a ValueError if a run differs from the run whose record is `kept`.
 
     The function compares the plan, the name of the data set, the structure of the
     arrays and the draws. `folder` is for error messages.

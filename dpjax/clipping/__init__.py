@@ -1,4 +1,4 @@
-"""From a loss to the sum of clipped per-example gradients.
+"""Transform a loss into the sum of clipped per-example gradients.
 
 The entries are `dpjax.clipped_grad`, `dpjax.clip_and_sum`, `dpjax.explain` and
 `dpjax.metrics`.
@@ -6,8 +6,8 @@ The entries are `dpjax.clipped_grad`, `dpjax.clip_and_sum`, `dpjax.explain` and
 1. `_clip` scales one gradient, or a batch of gradients, to a bounded norm.
 2. `_arguments` splits the arguments of a loss into parameters and examples.
 3. `_clipped_grad` is the function that `dpjax.clipped_grad` returns. It chooses one of
-   two engines: `_vmap` forms all per-example gradients, and `_bookkeeping` forms them
-   only where no rule covers a parameter or where they are cheaper.
+   two engines. `_vmap` forms all per-example gradients. `_bookkeeping` forms them only
+   where no rule covers a parameter, or where they are cheaper.
 4. `_microbatches` processes a batch in parts. `_metrics` summarises the losses, norms
    and clipping of a batch.
 """

@@ -23,14 +23,14 @@ class Groups(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """Which arguments are parameters and which hold examples, as in `clipped_grad`."""
+    """The positions of parameters and of examples among the arguments of a loss."""
 
     argnums: int | tuple[int, ...]
     batch_argnums: tuple[int, ...]
 
     @property
     def differentiated_argnums(self) -> tuple[int, ...]:
-        """The indices of the arguments to differentiate by."""
+        """The indices of the arguments by which the loss is differentiated."""
         return as_tuple(self.argnums)
 
     def examples(self, args: Sequence[object]) -> tuple[object, ...]:
@@ -44,13 +44,13 @@ class Arguments(NamedTuple):
         return tuple(args[i] for i in self.batch_argnums)
 
     def parameters(self, args: Sequence[object]) -> object:
-        """The arguments in argnums: one, or a tuple."""
+        """The arguments in argnums: one argument, or a tuple of them."""
         if isinstance(self.argnums, int):
             return args[self.argnums]
         return tuple(args[i] for i in self.argnums)
 
     def leaves(self, args: Sequence[object]) -> list[jax.Array]:
-        """The parameters' leaves as arrays, checked to be real."""
+        """The parameters' leaves as arrays, after a check that all are real."""
         leaves = [jnp.asarray(x) for x in jax.tree.leaves(self.parameters(args))]
         for x in leaves:
             if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -66,15 +66,15 @@ class Arguments(NamedTuple):
         """The loss as a function of flat lists of leaves, and the leaves of a call.
 
         Args:
-          function: takes all arguments, with one example in each batch argument, and
-            returns the loss and aux.
+          function: a function of all arguments, with one example in each batch
+            argument, that returns the loss and aux.
           args: the arguments of a call. Arguments that are neither parameters nor
             batches are passed to the function unchanged.
 
         Returns:
-          The function from the list of parameter leaves and the list of one example's
-          leaves to the loss and aux; the parameter leaves; and the types of the
-          example's leaves.
+          The loss, as a function of the list of parameter leaves and the list of one
+          example's leaves, which returns the loss and aux; the parameter leaves; and
+          the types of the example's leaves.
         """
         treedef = jax.tree.structure(self.parameters(args))
         batched, example_treedef = jax.tree.flatten(self.examples(args))
@@ -117,7 +117,7 @@ class Arguments(NamedTuple):
     def vary_parameters(
         self, args: Sequence[object], axes: frozenset[str]
     ) -> tuple[object, ...]:
-        """The arguments, with parameters marked as varying along these mesh axes."""
+        """Mark parameters among the arguments as varying along these mesh axes."""
         full = list(args)
         for i in self.differentiated_argnums:
             full[i] = add_varying_axes(full[i], axes)

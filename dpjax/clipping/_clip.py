@@ -1,4 +1,4 @@
-"""Clip one gradient, or sum up a batch of clipped gradients."""
+"""Clip one gradient, or sum a batch of clipped gradients."""
 
 import contextlib
 import functools
@@ -17,33 +17,34 @@ from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import HIGHEST, square_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays, Shaped, Tree
 
-# Clipping scales a gradient to C (1 − 2⁻²⁰). The slack is sixteen roundings of float32,
-# and covers the root, the quotient and the product. The squares are upper bounds and so
-# already include the rounding of sums.
+# Clipping scales a gradient to norm C (1 − 2⁻²⁰). This slack is sixteen roundings of
+# float32, and covers the root, the quotient and the product. The squares already
+# include the rounding of sums, since they are upper bounds.
 _SLACK = 2.0**-20
 
-# How many clipped gradients are added up in float32 before float64 takes over, where
-# the sum's rounding must be bounded: γ_k k C for k of them, about 0.1 % of C.
+# The number of clipped gradients that are added in float32 before float64 takes over,
+# if the rounding of the sum must be bounded. k gradients have an error of at most
+# γ_k k C, about 0.1 % of C.
 BLOCK = 128
 
-# Gradients of at least this many entries are summed up by a product on CPUs.
+# On CPUs, gradients of at least this many entries are summed by a product.
 _LARGE = 2**14
 
 
 class Wide(NamedTuple):
-    """Sums in float64, made where `jax_enable_x64` is on.
+    """Sums in float64, which are computed with `jax_enable_x64` on.
 
     Attributes:
-      x64: whether it is on for the caller, too. The loss is evaluated and
-        differentiated as the caller has it, since a custom derivative may make arrays
-        of the default dtype.
+      x64: whether `jax_enable_x64` is also on for the caller. The loss is evaluated and
+        differentiated with the caller's setting, since a custom derivative may make
+        arrays of the default dtype.
     """
 
     x64: bool
 
 
 def loss_scope(wide: Wide | None) -> contextlib.AbstractContextManager[object]:
-    """The context in which a loss is evaluated; None where sums are not in float64."""
+    """The context for evaluating a loss; `wide` is None if sums are not in float64."""
     return contextlib.nullcontext() if wide is None else jax.enable_x64(wide.x64)
 
 
@@ -51,9 +52,9 @@ class Scales(NamedTuple):
     """The clipping factors of one gradient (shape []) or of a batch (shape [b]).
 
     Attributes:
-      finite: whether the gradient is finite, b[...].
-      factors: for each group the factor f[...] in [0, 1]; zero for a gradient that is
-        not finite or that the mask excludes.
+      finite: whether the gradient is finite, bool[...].
+      factors: for each group the factor f[...] in [0, 1]; zero if the gradient is not
+        finite or the mask excludes the example.
       norm: the norm f[...] over all groups, before clipping.
     """
 
@@ -76,8 +77,8 @@ class PerExample(NamedTuple):
     aux: Any
 
 
-# What an engine returns: for each parameter leaf, the sum f[...] of clipped gradients,
-# and the results for each example, of which aux is a list of leaves.
+# The result of an engine: for each parameter leaf, the sum f[...] of clipped gradients;
+# and the results for each example, in which aux is a list of leaves.
 Summed = tuple[list[jax.Array], PerExample]
 
 
@@ -87,7 +88,7 @@ class Inputs(NamedTuple):
     Attributes:
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
-      mask: b[b]; a masked example contributes zero.
+      mask: bool[b]; examples where it is False contribute zero.
     """
 
     leaves: Arrays
@@ -97,7 +98,7 @@ class Inputs(NamedTuple):
     def let_compiler_shard(
         self, function: Callable[..., tuple[list[jax.Array], jax.Array]]
     ) -> Callable[..., tuple[list[jax.Array], jax.Array]]:
-        """The function, its sums sharded as the leaves and its norms as the batch."""
+        """The function, with sums sharded like the leaves, and norms like the batch."""
         shardings = [spec_of(x) for x in self.leaves]
         outputs = shardings, jax.P(leading_axis(self.examples))
         return let_compiler_shard(function, (self.leaves, self.examples), outputs)
@@ -106,22 +107,22 @@ class Inputs(NamedTuple):
 def clip(
     gradient: Shaped, clip_norm: ArrayLike, keep: ArrayLike = True
 ) -> tuple[Shaped, jax.Array]:
-    """Bound one gradient's L2 norm over all its leaves.
+    """Scale down one gradient so that its L2 norm over all leaves is bounded.
 
     Args:
       gradient: a pytree of real arrays of any floating dtypes, taken as one vector.
       clip_norm: the bound C, f[], positive, in the units of the gradient.
-      keep: bool[]; where it is false, the result is zero.
+      keep: bool[]; if false, the result is zero.
 
     Returns:
-      The bounded gradient, its leaves in float32 at least, and the norm f[] before
-      clipping, rounded up. A gradient with a NaN or an infinity, or so large that its
-      norm overflows (beyond 1e19 C in float32), becomes zero.
+      The bounded gradient, with leaves in float32 or wider, and the norm f[] before
+      clipping, rounded up. A gradient becomes zero if it has a NaN or an infinity, or
+      if its norm overflows (beyond 1e19 C in float32).
 
     Raises:
       ValueError: clip_norm is not positive, or a leaf is not real.
 
-    Privacy: the result's L2 norm is at most C for every input, rounding included.
+    Privacy: the result's L2 norm is at most C for every input, including rounding.
 
     Example:
       >>> import jax.numpy as jnp
@@ -143,7 +144,7 @@ def group_squares(
     clip_norms: Sequence[ArrayLike],
     kept: int = 0,
 ) -> list[jax.Array]:
-    """For each group of leaves an upper bound of ‖gradient / C‖².
+    """For each group of leaves, an upper bound of ‖gradient / C‖².
 
     Args:
       leaves: the leaves of the gradient, or of a batch of gradients.
@@ -153,7 +154,7 @@ def group_squares(
     """
     squares: list[list[jax.Array]] = [[] for _ in clip_norms]
     for x, group in zip(leaves, groups, strict=True):
-        # In units of C neither a small C underflows nor a large one overflows.
+        # In units of C, a small C does not underflow, and a large C does not overflow.
         squares[group].append(square_sum(x, kept, unit=clip_norms[group]))
     return [upper_sum(parts) for parts in squares]
 
@@ -166,13 +167,14 @@ def clip_scales(
     Args:
       squares: for each group, the upper bounds f[...].
       clip_norms: for each group, its bound C.
-      keep: b[...]; the factors are zero where it is false.
+      keep: bool[...]; if false, the factors are zero.
     """
     # A NaN or an infinity in any entry reaches the sum of the squares. XLA would copy a
-    # long sum into each of the many computations that use `finite`; it copies no root.
+    # long sum into each of the many computations that use `finite`, but does not copy a
+    # root.
     roots = [jnp.sqrt(square) for square in squares]
     finite = jnp.isfinite(roots[0] if len(roots) == 1 else jnp.sqrt(sum(squares)))
-    # A root of zero gives a quotient of infinity, and so a factor of one.
+    # A root of zero gives an infinite quotient, and so a factor of 1.
     scales = [
         jnp.where(finite & keep, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
         for root in roots
@@ -189,10 +191,10 @@ def apply_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array
     Args:
       x: one leaf of a gradient, f[...], or of a batch of gradients, f[b, ...].
       scale: the clipping factor of each gradient, f[] or f[b].
-      finite: whether each gradient is finite in all of its leaves, bool[] or bool[b].
-        The result is zero for a gradient that is not.
+      finite: whether each gradient is finite in all its leaves, bool[] or bool[b]. If
+        not, the result is zero.
     """
-    # A factor of zero alone is not enough: NaN · 0 is NaN.
+    # A factor of zero alone does not suffice, since NaN · 0 is NaN.
     return zero_if_not_finite(x * _broadcast_scales(scale, x).astype(x.dtype), finite)
 
 
@@ -212,11 +214,11 @@ def sum_in_memory(
 ) -> jax.Array:
     """The sum of `sum_with_scales`, for gradients that are stored in memory.
 
-    With `wide` the sums of blocks of `BLOCK` gradients are added up in float64.
+    With `wide`, sums of blocks of `BLOCK` gradients are added in float64.
     """
     if wide:
         return _sum_of_blocks(apply_scales(x, scale, finite))
-    # A product takes longer to compile than a sum: it pays for large gradients alone.
+    # A product takes longer to compile than a sum, and so is only for large gradients.
     if math.prod(x.shape[1:]) < _LARGE:
         return sum_with_scales(x, scale, finite)
 
@@ -227,7 +229,7 @@ def sum_in_memory(
 
 
 def _product_with_ones(x: jax.Array) -> jax.Array:
-    """The sum over the leading axis, on CPUs at least as fast as XLA's own.
+    """The sum over the leading axis; on CPUs it is at least as fast as XLA's own sum.
 
     XLA's sum of a large array is several times slower in JAX 0.10.
     """
@@ -259,7 +261,7 @@ def _broadcast_scales(per_example: jax.Array, x: jax.Array) -> jax.Array:
 def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
     """Turn per-example gradients into the sum of their clipped versions.
 
-    This transformation is for users who have per-example gradients already.
+    This transformation is for users who already have per-example gradients.
     `clipped_grad` makes the sum from a loss.
 
     Args:
@@ -267,12 +269,12 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
 
     Returns:
       An optax transformation without state. The incoming updates have shape f[b, ...],
-      with the same b on every leaf. The outgoing updates have shape f[...] and are in
-      float32 at least.
+      with the same b for every leaf. The outgoing updates have shape f[...] and are in
+      float32 or wider.
 
     Raises:
-      ValueError: clip_norm is not positive; the leading axes of the updates disagree
-        or are empty; a leaf is not real.
+      ValueError: clip_norm is not positive; the leading axes of the updates differ or
+        are empty; a leaf is not real.
 
     Privacy: one example moves the sum by at most C (2C under `Adjacency.REPLACE`).
 
@@ -298,7 +300,7 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
 
 
 def check_mask(mask: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:
-    """The mask as a boolean array of this shape; None for a mask of all examples."""
+    """The mask as a boolean array of this shape, all True if the mask is None."""
     mask = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(
@@ -312,7 +314,7 @@ def batch_size(name: str, batched: Tree) -> int:
     """The size of the leading axis that all leaves share.
 
     Raises:
-      ValueError: the leading axes disagree or are empty; the message has `name`.
+      ValueError: the leading axes differ or are empty; the message contains `name`.
     """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batched)]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:

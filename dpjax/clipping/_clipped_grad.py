@@ -1,4 +1,4 @@
-"""From a loss on one example to the sum of clipped per-example gradients.
+"""Transform a loss of one example into the sum of clipped per-example gradients.
 
 `explain` shows how the book-keeping engine treats each parameter of a loss.
 """
@@ -35,7 +35,7 @@ ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad(Generic[Params]):
-    """The function that `clipped_grad` returns; its docstring describes the fields."""
+    """The function that `clipped_grad` returns; `clipped_grad` describes the fields."""
 
     loss_fn: Callable[..., Any]
     clip_norm: Any
@@ -47,7 +47,7 @@ class ClippedGrad(Generic[Params]):
     arithmetic: Arithmetic
 
     def __repr__(self) -> str:
-        """The call of `clipped_grad` that makes this function."""
+        """The text of the call of `clipped_grad` that makes this function."""
         name = getattr(self.loss_fn, "__name__", repr(self.loss_fn))
         others = [
             f"{field.name}={getattr(self, field.name)!r}"
@@ -66,13 +66,13 @@ class ClippedGrad(Generic[Params]):
         if len(clip_norms) == 1:
             return factor * clip_norms[0]
         if all(isinstance(c, int | float) for c in clip_norms):
-            # A factor of two units in the last place exceeds what math.hypot and the
-            # products can round down by.
+            # The factor exceeds 1 by two units in the last place. math.hypot and the
+            # products can round down by less.
             return factor * math.hypot(*clip_norms) * (1 + 2.0**-51)
         bounds = widen([jnp.asarray(c) for c in clip_norms])
         largest = functools.reduce(jnp.maximum, bounds)
-        # In units of the largest bound, the sum of squares neither overflows nor
-        # underflows.
+        # In units of the largest bound, the sum of squares does not overflow or
+        # underflow.
         squares = sum(jnp.square(c / largest) for c in bounds)
         # The relative rounding error of k quotients, their squares and the sum is less
         # than 2⁻²² k / 2.
@@ -88,9 +88,9 @@ class ClippedGrad(Generic[Params]):
         size = _clip.batch_size(f"the batch arguments {self.batch_argnums}", batched)
         mask = _clip.check_mask(mask, (size,))
         if jax.sharding.get_abstract_mesh().manual_axes:
-            # For one device's part of `jax.shard_map`, parameters are marked as varying
-            # over the devices. The derivative by a parameter that devices share is a
-            # sum over the devices, which would be clipped as if it were the gradient of
+            # In `jax.shard_map`, each device has a part of the batch. So parameters are
+            # marked as varying over the devices. Otherwise the derivative would be a
+            # sum over the devices, and would be clipped as if it were the gradient of
             # one example.
             axes = varying_axes(self._trace(args)[0].out_avals[0])
             args = self._arguments.vary_parameters(args, axes)
@@ -111,9 +111,9 @@ class ClippedGrad(Generic[Params]):
     def _sum_of_parts(
         self, sum_of: Callable[..., Summed], inputs: Inputs, *, wide: bool = False
     ) -> Summed:
-        """The sums over the whole batch, from one call or one for each microbatch."""
+        """The sums over the whole batch, from one call, or one per microbatch."""
         micro = self.microbatch_size
-        # One microbatch that holds the whole batch needs no scan.
+        # If one microbatch holds the whole batch, no scan is needed.
         if micro is None or micro >= inputs.mask.size:
             return sum_of(inputs)
         return in_microbatches(sum_of, micro, inputs, wide=wide)
@@ -121,10 +121,10 @@ class ClippedGrad(Generic[Params]):
     def _sum_in_float64(
         self, closed: jex.ClosedJaxpr, groups: Groups, inputs: Inputs
     ) -> Summed:
-        """The sums made in float64, whose floats have the sensitivity C.
+        """The sums, made in float64, whose floats have the sensitivity C.
 
-        Each gradient is clipped to C / (1 + h). The rounding error of the sum changes
-        by at most h C / (1 + h) with one example.
+        Each gradient is clipped to C / (1 + h), where h bounds rounding: one example
+        changes the rounding error of the sum by at most h C / (1 + h).
         """
         wide = Wide(x64=default_float() == jnp.float64)
         with jax.enable_x64(True):
@@ -138,17 +138,17 @@ class ClippedGrad(Generic[Params]):
         return grads, per_example
 
     def _engine(self, closed: jex.ClosedJaxpr, groups: Sequence[int]) -> "_Chosen":
-        """The chosen engine.
+        """The engine that is chosen for a call.
 
         Args:
           closed: the loss's jaxpr.
-          groups: for each parameter leaf, the group that it is clipped with.
+          groups: for each parameter leaf, the group of leaves with which it is clipped.
         """
         by_vmap = _Chosen(partial(vmap_sum, closed, groups), None)
         if self.engine == "vmap":
             return by_vmap
         automatic, discrete = self.engine == "auto", self.arithmetic == "discrete"
-        # Two passes rest on two evaluations that agree, which a compiler may not grant.
+        # Two passes require that two evaluations agree, which no compiler guarantees.
         keep_blocks = self.engine != "bookkeeping" and not discrete
         plan = bookkeeping.plan(closed, groups, keep_blocks=keep_blocks)
         engine = plan.automatic if automatic else self.engine
@@ -157,8 +157,8 @@ class ClippedGrad(Generic[Params]):
         twice = partial(bookkeeping.clipped_sum_in_two_passes, plan)
         if self.engine == "ghost":
             return _Chosen(twice, plan)
-        # Products on TPUs are outside of the rounding model. "auto" and the bound of a
-        # float64 sum replace rows by gradients there.
+        # Products on TPUs are outside of the rounding model. So for "auto", and for the
+        # bound of a float64 sum, gradients replace rows there.
         one_pass = partial(bookkeeping.clipped_sum, by_platform=automatic or discrete)
         if engine == "bookkeeping":
             return _Chosen(partial(one_pass, plan), plan)
@@ -179,7 +179,7 @@ class ClippedGrad(Generic[Params]):
         return Arguments(self.argnums, self.batch_argnums)
 
     def parameters(self, args: Sequence[object]) -> object:
-        """The arguments in argnums: one, or a tuple."""
+        """The arguments in argnums: one argument, or a tuple of them."""
         return self._arguments.parameters(args)
 
     def plan(self, *args: object, keep_blocks: bool = False) -> bookkeeping.Plan:
@@ -199,7 +199,7 @@ class _Chosen(NamedTuple):
     """The engine of a call.
 
     Attributes:
-      sum: the function from clip norms and `Inputs` to the sum.
+      sum: a function of the clip norms and `Inputs` that returns the sum.
       plan: the analysis of the loss; None for the vmap engine.
     """
 
@@ -208,7 +208,7 @@ class _Chosen(NamedTuple):
 
 
 def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
-    """Warn, outside jit, if there are valid examples but no gradient is finite."""
+    """Warn, outside jit, if there are valid examples but none has a finite gradient."""
     if not are_concrete([norm, mask]):
         return
     present, finite = np.asarray(mask), np.isfinite(norm)
@@ -280,47 +280,50 @@ def clipped_grad(
     Args:
       loss_fn: a function that takes ONE example (no batch axis) in each batch argument
         and returns a scalar loss, or (loss, aux) with has_aux.
-      clip_norm: the bound C on each example's gradient, in L2 norm over all the
+      clip_norm: the bound C on the L2 norm of each example's gradient, over all the
         arguments in argnums together. It is positive and may be traced. A prefix tree
-        of those arguments (of the tuple of them, if argnums is a tuple) gives a bound
-        for each part, and each part is then clipped on its own.
+        of these arguments (of their tuple, if argnums is a tuple) gives a bound for
+        each part, and each part is then clipped separately.
       argnums: the argument or arguments to differentiate by, as in `jax.grad`.
       batch_argnums: the argument or arguments that hold examples. They are pytrees
         whose leaves all have the same leading axis b. A leaf may be an array of typed
         keys.
       has_aux: whether loss_fn returns (loss, aux).
-      engine: the method of computation. All engines agree up to rounding. "vmap" forms
-        all per-example gradients. "bookkeeping" takes norms and the sum from
-        activations and cotangents of one backward pass, and forms per-example gradients
-        only where it has no other way or where they are cheaper (see `explain`). It is
-        often many times faster. It gives up rematerialisation (jax.checkpoint). "ghost"
-        works like "bookkeeping" but in two passes, one for the norms and one for the
-        sum. It is for losses that rematerialise blocks to save memory, because it
-        retains the rematerialisation. It is also for losses whose per-example gradients
-        it must form, because it need not store them until the sum; see Privacy. "auto"
-        is "bookkeeping" if rules cover at least one parameter, and "vmap" otherwise.
-        Where "ghost" would retain the rematerialisation of a block, "auto" takes an
-        engine that does: "ghost", or "vmap" if the gradient of one example has no more
-        entries than the activations and cotangents that "ghost" holds of it at once,
-        and no parameter is sharded along an explicit mesh axis. In code lowered for a
-        TPU, "auto" is never "ghost", and forms all per-example gradients.
-      microbatch_size: form at most this many per-example gradients at a time. Any
-        size works with any b; the result is the same up to rounding.
+      engine: the method of computation. All engines agree up to rounding.
+        "vmap" forms all per-example gradients.
+        "bookkeeping" takes norms and the sum from activations and cotangents of one
+        backward pass, and is often many times faster. It forms per-example gradients
+        only where it has no other way, or where they are cheaper (see `explain`). It
+        does not retain rematerialisation (jax.checkpoint).
+        "ghost" works like "bookkeeping" but in two passes, one for the norms and one
+        for the sum. It retains rematerialisation, and so is for losses that
+        rematerialise blocks to save memory. It is also for losses whose per-example
+        gradients must be formed, because it does not store them until the sum. See
+        Privacy.
+        "auto" is "bookkeeping" if rules cover at least one parameter, and "vmap"
+        otherwise. But if "ghost" would retain the rematerialisation of a block, "auto"
+        is "ghost" or "vmap", which both retain it. It is "vmap" if no parameter is
+        sharded along an explicit mesh axis, and the gradient of one example has no more
+        entries than the activations and cotangents that "ghost" holds of it at once. In
+        code lowered for a TPU, "auto" is never "ghost", and forms all per-example
+        gradients.
+      microbatch_size: the maximum number of per-example gradients to form at a time.
+        Any size works with any b; the result is the same up to rounding.
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.
-        "discrete" for a sum whose floats have that sensitivity, as mechanisms on a
+        "discrete" for a sum whose floats have this sensitivity, as mechanisms on a
         lattice need (`add_discrete_gaussian_noise`). The sum is then made in float64,
-        also where `jax_enable_x64` is off, and products of float32 cover at most 128
-        rows at a time. Gradients are clipped to C / (1 + h), where h bounds the effect
-        of one example on the sum's rounding. h depends on shapes alone: it is about
-        2⁻²³ b, plus .0021, plus .0041 where an example has 64 rows or more, plus the
+        even if `jax_enable_x64` is off, and products of float32 cover at most 128 rows
+        at a time. Gradients are clipped to C / (1 + h), where h bounds the effect of
+        one example on the sum's rounding. h depends on shapes alone. It is about
+        2⁻²³ b, plus .0021, plus .0041 if an example has 64 rows or more, plus the
         rounding of float64, which is 2e-4 for 4,000 examples of 128 rows
-        (docs/bits.md).
-        "auto" is then "bookkeeping" or "vmap", and "ghost" is not available.
+        (docs/bits.md). "auto" is then "bookkeeping" or "vmap", and "ghost" is not
+        available.
 
     Returns:
-      A function `fn(*args, mask=None)` returning `(grads, per_example)`. grads is the
-      *sum* of clipped gradients, shaped like the arguments in argnums and in float32
-      at least. per_example is a `PerExample(loss f[b], norm f[b], aux)`. mask is
+      A function `fn(*args, mask=None)` that returns `(grads, per_example)`. grads is
+      the *sum* of clipped gradients, shaped like the arguments in argnums, in float32
+      or wider. per_example is a `PerExample(loss f[b], norm f[b], aux)`. mask is
       bool[b]: a masked example contributes zero to grads, but its loss and norm are
       reported unchanged. An example whose gradient is not finite contributes zero.
       `fn.sensitivity(adjacency)` is the L2 sensitivity of grads. The function may be
@@ -328,32 +331,33 @@ def clipped_grad(
 
     Raises:
       ValueError: clip_norm is not positive; argnums and batch_argnums overlap or are
-        otherwise invalid; the engine or the arithmetic is unknown, or the engine is
+        otherwise invalid; the engine or the arithmetic is unknown; the engine is
         "ghost" with arithmetic="discrete"; microbatch_size is below 1. When the
-        function is called: batch arguments disagree in their leading axis or are empty;
-        the mask has another shape or dtype; clip_norm is no prefix of the arguments in
-        argnums; those arguments are not real; the loss is not a real scalar; or the
-        loss or its derivative communicates along a named axis, as BatchNorm in training
-        mode does, and so sees other examples.
+        function is called: the leading axes of batch arguments differ or are empty; the
+        mask has another shape or dtype; clip_norm is no prefix of the arguments in
+        argnums; these arguments are not real; the loss is not a real scalar; the loss
+        or its derivative communicates along a named axis, and so sees other examples,
+        as BatchNorm in training mode does.
 
     Warns:
       UserWarning: no example of the batch has a finite gradient, in a call outside jit.
-        Under jit `dpjax.metrics` counts the examples that contribute.
+        Under jit, `dpjax.metrics` counts the examples that contribute.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, and 2C under
-    REPLACE. Where there are several bounds, C² is the sum of their squares. This holds
-    for every loss, as long as loss_fn sees one example at a time (it has no side
-    channel to the others). Rounding in norms is bounded from above
-    (docs/clipping.md), with one exception: "ghost", also where "auto" takes it, relies
-    on two evaluations of one function to agree, which a compiler may round differently.
-    per_example is not private.
+    REPLACE. With several bounds, C² is the sum of their squares. This holds for every
+    loss, as long as loss_fn sees one example at a time (it has no side channel to the
+    others). Norms are rounded up to cover rounding errors (docs/clipping.md), with one
+    exception: "ghost", also if "auto" chooses it, assumes that two evaluations of one
+    function agree, although a compiler may round them differently. per_example is not
+    private.
 
-    With arithmetic="discrete" the computed floats of two sums differ by at most C (2C
-    where an example is replaced) for batches that differ in one slot: every other
-    example is in the same slot of both. The batches of `dpjax.plan` are drawn such that
-    this suffices. Inside `jax.shard_map` the statement is for the sum of one device,
-    and not for a sum over devices. The statement assumes that a slot's gradient depends
-    on no other slot's example, and that equal blocks of rows have equal products.
+    With arithmetic="discrete", consider two batches that differ in one slot: every
+    other example is in the same slot of both. The computed floats of their sums differ
+    by at most C, and by 2C if an example is replaced. The batches of `dpjax.plan` are
+    drawn such that this suffices. Inside `jax.shard_map` the statement is for the sum
+    of one device, and not for a sum over devices. The statement assumes that a slot's
+    gradient depends on no other slot's example, and that equal blocks of rows have
+    equal products.
 
     Example:
       >>> import jax.numpy as jnp
@@ -410,19 +414,18 @@ def explain(
 
     Args:
       loss_fn: as for `clipped_grad`.
-      *args: the arguments of a call, with parameters and a batch. Their shapes and
-        dtypes matter, and their values do not.
+      *args: the arguments of a call, with parameters and a batch. Only their shapes and
+        dtypes matter, and not their values.
       argnums: as for `clipped_grad`.
       batch_argnums: as for `clipped_grad`.
       has_aux: as for `clipped_grad`.
 
     Returns:
       An `Explanation` with one row for each parameter. A row has the parameter's path
-      and shape, the equations where the parameter meets the example, and whether its
-      norm comes from rows or gradients. It also has the estimated costs an example of
-      this engine and of the vmap engine, and the reason where per-example gradients are
-      formed. The explanation prints as a table; `.auto` is the engine that
-      engine="auto" takes.
+      and shape, the equations where the parameter meets the example, and the source of
+      its norm, rows or gradients. It also has the estimated costs per example of this
+      engine and of the vmap engine, and the reason if per-example gradients are formed.
+      The explanation prints as a table; `.auto` is the engine that engine="auto" takes.
 
     Raises:
       ValueError: as for `clipped_grad` and for a call of its result.

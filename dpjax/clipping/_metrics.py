@@ -1,6 +1,6 @@
-"""Summaries of a batch, to watch during training. They are not differentially private.
+"""Summaries of a batch to watch during training. They are not differentially private.
 
-The summaries are for people who may see the data.
+The summaries are only for people who may see the data.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ class Metrics(NamedTuple):
       norm_quantiles: quantiles f[q] of the finite gradient norms of valid examples; NaN
         if there are no finite norms.
       num_contributing: the number i[] of valid examples with a finite gradient. The
-        other examples add nothing to the sum. If no example contributes, noise alone
-        moves the parameters.
+        other examples add nothing to the sum. If this number is 0, noise alone moves
+        the parameters.
       zero_sums: a tree of bool[] that says, for each leaf of the gradient, whether the
-        clipped sum is exactly zero; None where no sum was given.
+        clipped sum is exactly zero; None if no sum was given.
     """
 
     num_examples: jax.Array
@@ -55,10 +55,10 @@ def metrics(
     Args:
       per_example: the second result of the function that `clipped_grad` makes.
       clip_norm: the bound C, f[].
-      mask: bool[b], the mask that the function was given; None if all examples are
+      mask: bool[b], the mask that was passed to the function; None if all examples are
         valid.
       quantiles: the quantiles of the norms to compute, each in [0, 1].
-      grads: the clipped sum, which is the first result of that function; only for
+      grads: the clipped sum, which is the first result of the function; needed only for
         `zero_sums`.
 
     Returns:
@@ -68,8 +68,9 @@ def metrics(
       ValueError: clip_norm is not one positive number; mask has another shape or is not
         boolean.
 
-    Privacy: none. Anyone who may look at the data may look at the metrics. No guarantee
-    covers a release that was chosen by them, such as a clip norm or a time to stop.
+    Privacy: none. Anyone who may look at the data may look at the metrics. If metrics
+    influence a choice, such as a clip norm or a time to stop, no guarantee covers a
+    release that depends on this choice.
 
     Example:
       >>> import dpjax, jax.numpy as jnp
@@ -100,7 +101,7 @@ def metrics(
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean f[] of the values where the mask is true; 0 if it is nowhere true."""
+    """The mean f[] of the values where the mask is true; 0 if the mask is all false."""
     dtype = jnp.promote_types(values.dtype, jnp.float32)
     total = jnp.sum(jnp.where(mask, values.astype(dtype), jnp.zeros((), dtype)))
     # The maximum avoids 0 / 0 for a batch of padding.

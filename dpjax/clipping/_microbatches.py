@@ -1,9 +1,9 @@
 """Process a batch in microbatches, one after the other.
 
-Consecutive examples go to different microbatches, as cards are dealt to players. Each
-microbatch is then sharded over the same devices as the batch. `optax.microbatching`
-does the same, but it supports neither typed keys nor a batch size that the microbatch
-size does not divide.
+Consecutive examples go to different microbatches, as cards are dealt to players. So
+each microbatch is sharded over the same devices as the batch. `optax.microbatching`
+also does this, but supports no typed keys, and requires that the microbatch size
+divides the batch size.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,14 @@ def in_microbatches(
     """The sums over a batch, added up over microbatches, and the per-example results.
 
     Args:
-      sum_of: a function from the inputs of a microbatch to its sums, shaped like the
-        leaves, and its per-example results.
+      sum_of: a function of the inputs of a microbatch that returns its sums, shaped
+        like the leaves, and its per-example results.
       size: the number of examples in a microbatch.
       inputs: parameters and examples of the batch.
       wide: whether the sums are in float64.
 
     Returns:
-      The sums, in float32 at least, and the per-example results in the batch's order.
+      The sums, in float32 or wider, and the per-example results in the batch's order.
     """
     leaves, examples, mask = inputs
     batch, parts = mask.shape[0], -(-mask.shape[0] // size)
@@ -64,7 +64,7 @@ def in_microbatches(
         ]
 
     def gather(*outputs: jax.Array) -> list[jax.Array]:
-        # The inverse of `deal`, without the padding.
+        # This is the inverse of `deal`, without the padding.
         return [
             x.swapaxes(0, 1).reshape(parts * size, *x.shape[2:])[:batch]
             for x in outputs
@@ -85,7 +85,7 @@ def in_microbatches(
         sharded_zeros(jax.typeof(x.astype(dtype)), x.shape)
         for x, dtype in zip(leaves, dtypes, strict=True)
     ]
-    # In `jax.shard_map` a scan's carry must vary over the same axes in every iteration.
+    # In `jax.shard_map` a scan's carry must vary over the same axes in all iterations.
     sums, outputs = jax.lax.scan(step, add_varying_axes(zeros, axes), dealt)
     outputs, treedef = jax.tree.flatten(outputs)
     shardings = [jax.P(spread, *spec_of(x)[2:]) for x in outputs]

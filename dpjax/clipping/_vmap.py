@@ -24,10 +24,10 @@ def clipped_sum(
 
     Args:
       closed: the loss's jaxpr, from the leaves and one example to the loss and aux.
-      groups: for each leaf, the group that it is clipped with.
+      groups: for each leaf, the group of leaves with which it is clipped.
       clip_norms: the bound of each group.
       inputs: parameters and examples.
-      wide: how the clipped gradients are added up in float64; None for float32.
+      wide: how the clipped gradients are added in float64; None for float32.
     """
 
     def one(*example: jax.Array) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
@@ -37,7 +37,7 @@ def clipped_sum(
 
         value_and_grad = jax.value_and_grad(loss_and_aux, has_aux=True)
         (loss, aux), gradient = value_and_grad(list(inputs.leaves))
-        # In float32 at least, so that norms and sums do not round to a narrower dtype.
+        # In float32 or wider, so that norms and sums are not rounded to narrow dtypes.
         return widen(gradient), loss, aux
 
     with _clip.loss_scope(wide):

@@ -1,21 +1,21 @@
 """An append-only account of all releases from one data set.
 
 **Idea.** A release cannot be undone. The total privacy loss is that of all releases
-together, including releases that were withdrawn, repeated or made by somebody else. A
-release is therefore recorded before it is used, in an append-only file. Each line holds
-the hash of the line before it, so that no line can be changed, removed or moved without
-detection.
+together, including releases that were withdrawn, repeated or made by somebody else. You
+therefore record a release before you use it, in an append-only file. Each line contains
+the hash of the line before it, so that any change, removal or move of a line is
+detected.
 
 **Limits of the hash chain.** The file alone cannot show that its last lines were cut
 off, or that the whole file was rewritten. Keep `Ledger.head` elsewhere, and pass it to
-`read`: the ledger is refused unless the line with that hash is still in the file. The
+`read`, which raises an error unless the line with that hash is still in the file. The
 chain cannot show releases that were never recorded.
 
-**One noise, one release.** A run is named after its key. The same parameters after the
-same steps are the same release, for example those of a run that was killed and then
-repeated its last steps. Other parameters after the same steps are no valid further
-release: the same noise has hidden two different sums, and their difference has no
-noise. Such a release is refused, or counted with infinite ε.
+**One noise, one release.** The name of a run is derived from its key. If a run was
+killed and repeats its last steps, then the same parameters after the same steps are the
+same release. Other parameters after the same steps are no valid further release: the
+same noise has then hidden two different sums, and their difference has no noise. The
+ledger refuses such a release, or counts it with infinite ε.
 
 With several processes, all of them call the functions that write. The first process
 writes, and the others receive the result.
@@ -23,12 +23,12 @@ writes, and the others receive the result.
 The modules, in the order in which the data passes through them:
 
 1. `_chain`: lines of JSON with their hashes, and the atomic appending of a line.
-2. `_entry`: the typed records that lines hold. They describe what ran by events.
+2. `_entry`: the typed records in lines, which describe mechanisms by events.
 3. `_release`: the functions that record an entry, and the checks that refuse one.
-4. `_budget`: one (ε, δ) from which plans, statistics and other mechanisms draw, also
-   where each is chosen by the outputs of those before it.
+4. `_budget`: one (ε, δ) from which plans, statistics and other mechanisms draw.
+   Outputs of earlier draws may determine the next draw.
 5. `_total`: the ε of all releases by composition, which holds if all plans were fixed
-   before any output was seen, and all releases as draws from a budget.
+   before any output was seen. The module also draws all releases from a budget.
 """
 
 from dpjax.ledger._budget import Budget as Budget

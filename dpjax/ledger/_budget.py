@@ -1,4 +1,4 @@
-"""A budget from which everything that reads the data draws."""
+"""A privacy budget from which all mechanisms that read the data draw."""
 
 import dataclasses
 import math
@@ -16,22 +16,22 @@ from dpjax.accounting.events import Event
 Composition = Literal["adaptive", "fixed"]
 Unit = Literal["example", "user"]
 
-# Rounding in a sum of squares: draws that together take all of a budget are not
-# refused. The budget's own μ is less than the exact one by more than that.
+# The allowance for rounding in a sum of squares. With this allowance, draws may take
+# all of a budget. The budget's μ is rounded down by more than the allowance.
 _ROUNDING = 1e-12
-# The search for the noise of a plan: how many plans are tried, and how much of what is
-# left may stay unused.
+# The search for the noise of a plan tries at most this many plans, and may leave this
+# share of the remaining budget unused.
 _TRIALS, _UNUSED = 6, 2e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """One mechanism that draws from a budget.
+    """One mechanism that has drawn from a budget.
 
     Attributes:
-      name: what is released, in words.
-      event: the mechanism.
-      cost: what it takes from a budget for adaptive composition.
+      name: a description of the released value.
+      event: the event of the mechanism.
+      cost: the cost of the mechanism to a budget for adaptive composition.
     """
 
     name: str
@@ -43,16 +43,16 @@ class Draw:
 class Budget:
     """A privacy budget and all mechanisms that have drawn from it.
 
-    `dpjax.budget` makes one. A budget never changes: `draw` returns a new one.
+    `dpjax.budget` makes a budget. A budget is immutable: `draw` returns a new one.
 
     Attributes:
       epsilon: the ε of all draws together.
       delta: the δ of all draws together.
-      adjacency: which data sets are compared.
+      adjacency: the relation between the data sets that the guarantee compares.
       composition: "adaptive" or "fixed".
-      slack: the share of δ that is set aside for mechanisms without a GDP parameter.
-      unit: whose participation is protected, "example" or "user".
-      draws: the mechanisms that have drawn from it.
+      slack: the share of δ that is reserved for mechanisms without a GDP parameter.
+      unit: the unit of privacy, "example" or "user".
+      draws: the mechanisms that have drawn from the budget.
     """
 
     epsilon: float
@@ -67,16 +67,17 @@ class Budget:
     def left(self) -> GaussianBound:
         """The part of an adaptive budget that further draws may take.
 
-        `mu` is the parameter of the Gaussian mechanism that would take the rest.
-        `slack` is the part of δ for mechanisms without a GDP parameter, and
-        `total_variation` the distance of a run on a lattice that `slack` would pay for.
-        Raises ValueError for composition "fixed", where costs are not sums of μ².
+        `mu` is the GDP parameter of a mechanism that would take all of the rest.
+        `slack` is the remaining part of δ for mechanisms without a GDP parameter.
+        `total_variation` is the distance, for noise on a lattice, that would cost all
+        of `slack`. The property raises a ValueError for composition "fixed", for which
+        costs are not sums of μ².
         """
         if self.composition == "fixed":
             raise ValueError("composition must be 'adaptive' for what is left.")
         squares, probability = self._spent
         mu = math.sqrt(max(self._mu**2 - squares, 0.0))
-        # Less by a rounding error, so that a draw may take all of it.
+        # The margin for rounding allows a draw to take all of the rest.
         reserved = self.slack * self.delta * (1 - _ROUNDING)
         slack = max(reserved - probability, 0.0)
         return GaussianBound(mu, slack, slack / self._of_total_variation)
@@ -85,8 +86,8 @@ class Budget:
     def epsilon_if_fixed(self) -> float:
         """The ε of all draws so far, if all were fixed before any output was seen.
 
-        It is rounded up, and below `epsilon` for adaptive composition. Where a draw was
-        chosen by an earlier output, only the budget's epsilon holds.
+        This ε is rounded up, and is smaller than `epsilon` for adaptive composition. If
+        an earlier output determined a draw, only the budget's `epsilon` holds.
         """
         return self._total()
 
@@ -96,22 +97,22 @@ class Budget:
         """The budget after one more mechanism. Draw before the mechanism runs.
 
         Args:
-          release: an event of `accounting.events`, or what has one as `event`: a plan's
-            `guarantee`, or a result of `dpjax.statistics`. A `Plan` is taken for its
-            guarantee. Pass the record rather than its event, since a Gaussian event
-            states no adjacency. Draw n times for n releases by `jax.vmap`. The unit is
-            checked for plans alone, since an event states no unit.
-          slack: the part of δ that a mechanism without a GDP parameter takes, for
-            adaptive composition; None for half of what is left. The more, the less of
-            μ² the mechanism takes.
-          name: what is released, in words.
+          release: an event of `accounting.events`, or a record that contains an event:
+            a `Plan`, a plan's `guarantee`, or a result of `dpjax.statistics`. Pass the
+            record if you have one, since a Gaussian event states no adjacency. Draw n
+            times for n releases by `jax.vmap`. `draw` checks the unit only for plans,
+            since an event states no unit.
+          slack: for adaptive composition, the part of δ that a mechanism without a GDP
+            parameter takes; None for half of the remaining part. With a larger part of
+            δ, the mechanism takes less of μ².
+          name: a description of the released value.
 
         Returns:
-          The new budget; the old one stays as it is.
+          The new budget; the old one is unchanged.
 
         Raises:
-          ValueError: the mechanism takes more than what is left, has no bound, or is
-            stated for another adjacency or unit.
+          ValueError: the mechanism takes more than the rest of the budget, has no
+            bound, or is stated for another adjacency or unit.
         """
         event = self._check(release)
         name = name or type(event).__name__
@@ -130,22 +131,22 @@ class Budget:
     def plan(
         self, *, share: float = 1.0, slack: float | None = None, **arguments: Any
     ) -> Plan:
-        """A plan for a run that takes what is left, or a share of it.
+        """Make a plan for a run that takes the rest of the budget, or a share of it.
 
         Args:
-          share: the share of what is left of μ², in (0, 1]; 1 for "fixed" draws.
+          share: the share of the remaining μ², in (0, 1]; must be 1 for "fixed" draws.
           slack: as for `draw`.
-          **arguments: the arguments of `dpjax.plan`, except epsilon, delta and
-            adjacency, which the budget determines. The plan's epsilon is that of its
-            own run alone, at the budget's δ.
+          **arguments: the arguments of `dpjax.plan`, except epsilon, delta, adjacency
+            and unit, which the budget determines. The plan's epsilon is that of its own
+            run alone, at the budget's δ.
 
         Returns:
           The plan, which `draw` accepts with the same slack. Up to 0.2 % of the share
-          stays unused.
+          remains unused.
 
         Raises:
-          ValueError: nothing is left; an argument is one that the budget determines, or
-            is wrong for `dpjax.plan`.
+          ValueError: nothing remains of the budget; the budget determines one of the
+            arguments; or an argument is invalid for `dpjax.plan`.
 
         Example:
           >>> import dpjax
@@ -186,7 +187,7 @@ class Budget:
                 unit=self.unit,
             )
             used = self._used(trial.guarantee.event, slack)
-            # The run's part of μ² changes almost as that of a Gaussian mechanism.
+            # The run's part of μ² changes almost like that of a Gaussian mechanism.
             if used <= goal:
                 best = trial
                 if used >= goal * (1 - _UNUSED):
@@ -200,7 +201,7 @@ class Budget:
         return best
 
     def __str__(self) -> str:
-        """The budget in words: what each draw took, and what is left."""
+        """The budget in words: the cost of each draw, and the rest."""
         lines = [
             f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP under "
             f"{self.adjacency.name} of one {self.unit}, {self.composition} draws:"
@@ -219,7 +220,7 @@ class Budget:
     @property
     def _mu(self) -> float:
         """The μ of all draws together, rounded down."""
-        # Fixed draws are totalled at all of δ.
+        # For fixed draws, the total uses all of δ.
         reserved = 0.0 if self.composition == "fixed" else self.slack
         with scope():
             mu = float(gdp.mu(self.epsilon, self.delta * (1 - reserved)))
@@ -227,12 +228,12 @@ class Budget:
 
     @property
     def _of_total_variation(self) -> float:
-        """What a distance in total variation of 1 would take from δ: 1 + e^ε."""
+        """The cost in δ of a unit of total variation: 1 + e^ε."""
         return (1 + math.exp(min(self.epsilon, 700.0))) * (1 + _ROUNDING)
 
     @property
     def _spent(self) -> tuple[float, float]:
-        """Σ μ² and the part of δ of all draws, rounded up."""
+        """The sum of μ², and the part of δ, of all draws, rounded up."""
         costs = [x.cost for x in self.draws]
         squares = add_up(x.mu**2 for x in costs)
         return squares, add_up(map(self._probability, costs))
@@ -242,13 +243,13 @@ class Budget:
         return cost.slack + self._of_total_variation * cost.total_variation
 
     def _total(self, *more: Event) -> float:
-        """The ε of all draws and of more events, if all were fixed beforehand."""
+        """The ε of all draws and further events, if all were fixed beforehand."""
         events = [*(x.event for x in self.draws), *more]
         with scope():
             return composition.epsilon(events, self.delta) if events else 0.0
 
     def _used(self, event: Event, slack: float | None) -> float:
-        """The μ that an event takes; for fixed composition, the μ of the whole."""
+        """The μ that an event takes; for fixed composition, the total μ with it."""
         if self.composition == "adaptive":
             return composition.gaussian_bound(event, self._slack_of_draw(slack)).mu
         with scope():
@@ -259,7 +260,7 @@ class Budget:
         return self.left.slack / 2 if slack is None else slack
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:
-        """What an event takes from a budget for adaptive composition."""
+        """The cost of an event to a budget for adaptive composition."""
         squares, probability = self._spent
         given = self._slack_of_draw(slack)
         cost = composition.gaussian_bound(event, given)
@@ -283,7 +284,7 @@ class Budget:
         return cost
 
     def _check(self, release: Any) -> Event:
-        """The event of a release, after a check of its adjacency and unit."""
+        """Check the adjacency and unit of a release, and return its event."""
         if isinstance(release, Plan):
             release = release.guarantee
         stated = getattr(release, "plan", release)
@@ -301,7 +302,7 @@ class Budget:
 
 
 def _check_adjacency(event: Any, adjacency: Adjacency) -> None:
-    """Raise if an event, or one inside it, is stated for another adjacency."""
+    """Raise a ValueError if an event, or one inside it, has another adjacency."""
     if not isinstance(event, Event):
         raise ValueError(
             "release must be an event of dpjax.accounting.events, a plan or a record "
@@ -324,21 +325,22 @@ def budget(
     slack: float = 0.1,
     unit: Unit = "example",
 ) -> Budget:
-    """One (ε, δ) for everything that reads the data.
+    """Make a privacy budget (ε, δ) for all mechanisms that read the data.
 
-    Statistics, searches, plans and evaluations draw from it, each by its event.
+    Statistics, searches, plans and evaluations draw from the budget by their events.
 
     Args:
-      epsilon: the ε of all draws together, above 0.
+      epsilon: the ε of all draws together, positive.
       delta: the δ of all draws together, in (0, 1).
-      adjacency: which data sets are compared; all draws must be stated for it.
-      composition: "adaptive" if a draw may be chosen by outputs of earlier draws (its
-        mechanism, its noise, its length, or whether it happens); "fixed" if the events
+      adjacency: the relation between the data sets that the guarantee compares. All
+        draws must be stated for this adjacency.
+      composition: "adaptive" if outputs of earlier draws may determine a draw: its
+        mechanism, its noise, its length, or whether it happens. "fixed" if the events
         of all draws are fixed before any output is seen.
-      slack: the share of δ, in [0, 1), that is set aside for mechanisms without a GDP
-        parameter, such as plans with Poisson batches or noise on a lattice; used only
-        with "adaptive". 0 gives all of δ to mechanisms that have a GDP parameter.
-      unit: whose participation is protected, "example" or "user".
+      slack: the share of δ, in [0, 1), that is reserved for mechanisms without a GDP
+        parameter, such as plans with Poisson batches or noise on a lattice. Only
+        "adaptive" uses it. With 0, mechanisms with a GDP parameter have all of δ.
+      unit: the unit of privacy, "example" or "user".
 
     Returns:
       A `Budget`.
@@ -346,14 +348,14 @@ def budget(
     Raises:
       ValueError: a number is out of range; composition is unknown.
 
-    Privacy: all draws together are (ε, δ)-DP. With "adaptive" the budget is a privacy
-    filter: the squares of GDP parameters of all draws add up to at most the μ² of
-    (ε, (1 − slack) δ). A mechanism without a GDP parameter is treated as one that has a
-    GDP parameter except with a small probability, which its slack pays for
-    (`accounting.composition.gaussian_bound`). With "fixed",
-    `accounting.composition.epsilon` computes the total. This total is smaller, but it
-    does not hold if a draw was chosen by an earlier output. Each draw must use noise of
-    its own, and what reads the data without drawing is not covered.
+    Privacy: all draws together are (ε, δ)-DP. With "adaptive", the budget is a privacy
+    filter: the squares of the GDP parameters of all draws add up to at most the μ² of
+    (ε, (1 − slack) δ). A mechanism without a GDP parameter counts as one that has a GDP
+    parameter except with a small probability. The mechanism's slack covers this
+    probability (`accounting.composition.gaussian_bound`). With "fixed",
+    `accounting.composition.epsilon` computes the total. This total is smaller, but does
+    not hold if an earlier output determined a draw. Each draw must use its own noise.
+    The guarantee does not cover mechanisms that read the data without a draw.
 
     Reference: Smith and Thakurta (2022), https://arxiv.org/abs/2210.17520; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

@@ -1,10 +1,10 @@
-"""A chain of JSON lines, each of which holds the hash of the line before it.
+"""A chain of JSON lines, each of which contains the hash of the line before it.
 
-A line is written twice: first atomically to a file beside the ledger (`*.next`), and
-then at the ledger's end. After that, `*.next` is removed. A process that is killed
-between the two writes therefore leaves the complete line in `*.next`, and the next
-reader counts that line as written. A crash leaves one of the following states, and any
-other state is refused:
+`append` writes a line first atomically to a file beside the ledger (`*.next`), and then
+at the ledger's end, and finally removes `*.next`. A process that is killed between the
+two writes therefore leaves the complete line in `*.next`, and the next reader counts
+that line as written. A crash leaves one of the following states. Readers refuse any
+other state:
 
 - `*.next` does not exist, and the ledger is empty or ends with a complete line;
 - `*.next` is one complete line, and the ledger ends with the same line;
@@ -26,12 +26,12 @@ from dpjax.checkpoint._fingerprint import canonical
 try:
     import fcntl
 except ImportError:
-    # On systems without fcntl there is no lock: the user must make sure that only one
-    # process at a time uses a ledger.
+    # Without fcntl, there is no lock, and the user must ensure that only one process at
+    # a time uses a ledger.
     fcntl = None
 
 Line = dict[str, Any]
-# The hash that the first line holds in place of the hash of a line before it.
+# The first line contains this hash in place of the hash of a line before it.
 NOTHING = "0" * 64
 
 
@@ -50,13 +50,11 @@ def read(path: pathlib.Path) -> list[Line]:
 
 
 def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> None:
-    """Append a line that depends on the lines before it.
-
-    When `append` returns, the line is on the disk.
+    """Append a line that depends on the lines before it, and sync it to the disk.
 
     Args:
       path: the ledger's file.
-      make: a function from the lines so far to the new line, or to None for no line.
+      make: a function from the existing lines to the new line, or to None for no line.
         The file is locked while `make` runs.
     """
     _refuse_missing(path)
@@ -89,9 +87,9 @@ def _content(opened: int) -> bytes:
 
 
 def _refuse_missing(path: pathlib.Path) -> None:
-    """Raise ValueError if `*.next` exists and the ledger itself does not."""
-    # `*.next` is tested first. The ledger is created before any line is begun, so that
-    # another process at work cannot cause an error here.
+    """Raise a ValueError if `*.next` exists but the ledger itself does not."""
+    # The test for `*.next` is first. A process creates the ledger before it begins a
+    # line, so that another process at work cannot cause an error here.
     if _next(path).exists() and not path.exists():
         raise ValueError(
             f"{path} is missing, but a line was begun for it ({_next(path)}): the "
@@ -100,7 +98,7 @@ def _refuse_missing(path: pathlib.Path) -> None:
 
 
 def _split_lines(path: pathlib.Path, opened: int) -> bytes:
-    """The ledger's complete lines, with the line of an interrupted write at their end.
+    """The ledger's complete lines, including the line of an interrupted write.
 
     Raises:
       ValueError: the files are in a state that the module's docstring does not list.
@@ -123,7 +121,7 @@ def _split_lines(path: pathlib.Path, opened: int) -> bytes:
             f"{_next(path)} must be one whole line, as a write to {path} leaves it; it "
             "was cut or changed."
         )
-    # The append was completed, and only the removal of `*.next` is missing.
+    # The append is complete, and only the removal of `*.next` is missing.
     if whole.endswith(begun) and not torn:
         return whole
     # After a loss of power, some file systems fill unwritten bytes with zeros.
@@ -150,7 +148,7 @@ def _finish(path: pathlib.Path, opened: int) -> None:
         # descriptor open.
         with open(os.dup(opened), "ab") as file:
             file.write(begun)
-    # `*.next` is removed only after the ledger's copy is on the disk.
+    # Remove `*.next` only after the ledger's copy is on the disk.
     os.fsync(opened)
     _folder.sync(path.parent)
     _next(path).unlink()
@@ -162,7 +160,7 @@ def _verify_line(path: pathlib.Path, content: bytes) -> list[Line]:
         line: Line = {}
         try:
             line = json.loads(text)
-            # The text must be canonical: otherwise two texts could have one hash.
+            # The text must be canonical; otherwise, two texts could have the same hash.
             changed = text != canonical(line).encode() or line["hash"] != _hash(line)
         except (ValueError, KeyError, TypeError, RecursionError):
             changed = True

@@ -1,4 +1,4 @@
-"""The entries of a ledger: typed records, each of them one line of the file."""
+"""The entries of a ledger: typed records, each of which is one line of the file."""
 
 import dataclasses
 import os
@@ -15,18 +15,18 @@ class Release:
 
     Attributes:
       run: the run's name.
-      plan: the fingerprint of the plan and its draws.
-      event: what all steps of the plan do, whose cost is counted.
-      so_far: what the steps up to this release did.
-      start: how many steps of the run were released before.
-      stop: how many steps of the run are released now.
+      plan: the fingerprint of the plan and of its random draws.
+      event: the event of all steps of the plan, whose cost the ledger counts.
+      so_far: the event of the steps up to this release.
+      start: the number of steps of the run that were released before.
+      stop: the number of steps of the run that are released now.
       epsilon: the ε of the whole plan; inf if there is no bound.
       delta: the δ for which epsilon holds.
-      adjacency: which data sets the event compares.
+      adjacency: the relation between the data sets that the event compares.
       unit: the unit of privacy.
       released: the digest of the parameters.
-      repeated: whether the noise of this release was also used for another release.
-      time: when the entry was written, UTC.
+      repeated: whether another release has used the noise of this release.
+      time: the time at which the entry was written, UTC.
     """
 
     run: str
@@ -58,10 +58,10 @@ class End:
 
     Attributes:
       run: the run's name.
-      event: what the released steps did, whose cost is counted from now on.
-      stop: how many steps of the run were released.
+      event: the event of the released steps, whose cost the ledger counts from now on.
+      stop: the number of released steps of the run.
       why: the reason.
-      time: when the entry was written, UTC.
+      time: the time at which the entry was written, UTC.
     """
 
     run: str
@@ -80,11 +80,11 @@ class Other:
     """A release without a plan.
 
     Attributes:
-      what: what was released, in words.
+      what: a description of the released value.
       event: the ε and δ of the release.
-      adjacency: the adjacency for which they hold.
+      adjacency: the adjacency for which ε and δ hold.
       unit: the unit of privacy.
-      time: when the entry was written, UTC.
+      time: the time at which the entry was written, UTC.
     """
 
     what: str
@@ -103,7 +103,7 @@ Entry = Release | End | Other
 
 
 def entry_of(line: dict[str, Any], path: str | os.PathLike[str]) -> Entry:
-    """The entry that a line of the file holds, beside the hashes.
+    """The entry in a line of the file, without the hashes.
 
     Raises:
       ValueError: the line is no entry, such as one in another format.

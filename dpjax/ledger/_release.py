@@ -1,4 +1,4 @@
-"""The functions that record an entry before a release, and checks that refuse one."""
+"""The functions that record an entry before a release, and the checks of entries."""
 
 import hashlib
 import os
@@ -26,11 +26,11 @@ Path = str | os.PathLike[str]
 
 
 def run_name(key: Key) -> str:
-    """A run's name in a ledger: 64 bits of a hash of the run's key.
+    """A run's name in a ledger, which is 64 bits of a hash of the run's key.
 
     Runs with the same key draw the same noise, and therefore count as one run, even if
-    all else about them differs. Keys of `rbg` and `unsafe_rbg` with equal data draw the
-    same noise in dpjax, and have the same name.
+    they differ in everything else. Keys of `rbg` and `unsafe_rbg` with equal data draw
+    the same noise in dpjax, and have the same name.
 
     Args:
       key: the run's typed key.
@@ -41,9 +41,8 @@ def run_name(key: Key) -> str:
     Raises:
       ValueError: key is not a typed key.
 
-    Privacy: anyone who has the name can check whether a guess of the key is right. So
-    can anyone who has the released parameters. A key of `dpjax.random_key` is
-    infeasible to guess.
+    Privacy: anyone who has the name, or the released parameters, can check whether a
+    guess of the key is right. A key of `dpjax.random_key` is infeasible to guess.
 
     Example:
       >>> import jax
@@ -52,7 +51,7 @@ def run_name(key: Key) -> str:
     """
     validate.typed_key("key", key)
     bits = np.asarray(jax.random.key_data(key)).tobytes()
-    # The generator is part of the name: other generators draw other noise.
+    # The generator is part of the name, since other generators draw other noise.
     kind = f"dpjax run {keys.generator_name(key)} ".encode()
     return hashlib.sha256(kind + bits).hexdigest()[:16]
 
@@ -60,28 +59,28 @@ def run_name(key: Key) -> str:
 def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
     """Record the release of a run's parameters, before the parameters are used.
 
-    Save the run by `dpjax.checkpoint.save` first, so that its steps never have to be
-    repeated. Call `release` again after resuming the run: the same parameters are the
+    Save the run by `dpjax.checkpoint.save` first, so that you never have to repeat its
+    steps. After resuming the run, call `release` again: the same parameters are the
     same release, and add no entry.
 
     Args:
-      path: the ledger's file, one for all releases from one data set. The file is
-        created if it does not exist.
+      path: the ledger's file, one for all releases from one data set. The function
+        creates a missing file.
       plan: the run's plan.
-      run: the run whose parameters, after `run.step` steps, are released; `run.step` is
-        at least 1.
-      repeated: whether to record the release even if its noise has already been used
-        for another release. The ledger's ε is infinite from then on.
+      run: the run after `run.step` steps, at least 1, whose parameters are released.
+      repeated: whether to record the release even if another release has used the same
+        noise. From then on, the ledger's ε is infinite.
 
     Returns:
       The run, with the digest of the released parameters in `released`. Use the
       parameters only after `release` has returned.
 
     Raises:
-      ValueError: the run's key has released other parameters for these steps, or the
-        run continued from there with another plan or other draws; or the ledger has
-        another adjacency or unit, or is damaged. The ledger does not know the data.
-      OSError: the entry could not be written: then nothing is released.
+      ValueError: the run's key has released other parameters for these steps; the run
+        continued from an earlier release with another plan or other random draws; or
+        the ledger has another adjacency or unit, or is damaged. The ledger cannot check
+        that the data are the same.
+      OSError: the entry could not be written. Do not use the parameters then.
 
     Privacy: the entry holds a digest of the parameters, the plan's event, and
       `run_name`.
@@ -114,8 +113,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
         own = [x for x in entries if isinstance(x, Release) and x.run == name]
         if any((x.plan, x.stop, x.released) == (of_plan, step, found) for x in own):
             return None  # the same release again
-        # Checked while the ledger is locked: no other process can add an entry between
-        # the check and the new line.
+        # The ledger is locked during this check, so that no other process can add an
+        # entry between the check and the new line.
         wrong = _find_conflict(own, of_plan, step, run.released)
         if wrong and not repeated:
             raise ValueError(
@@ -146,16 +145,16 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 def end(path: Path, key: Key, why: str) -> None:
     """Record that a run ended early, for a reason independent of the run's results.
 
-    As soon as the ledger has an entry of a run, it counts the cost of all steps of the
-    run's plan: if a run stops because its results look good, the number of steps
-    depends on the results. After `end`, the ledger counts only the cost of the steps up
-    to the run's last release.
+    From a run's first entry on, the ledger counts the cost of all steps of the run's
+    plan. The reason is that a run may stop because its results look good, and the
+    number of steps then depends on the results. After `end`, the ledger counts only the
+    cost of the steps up to the run's last release.
 
     Args:
       path: the ledger's file.
       key: the run's key.
-      why: the reason, such as that the machine was taken away. That the results were
-        good, or bad, is no valid reason.
+      why: the reason, such as the loss of the machine. Good or bad results are no valid
+        reason.
 
     Raises:
       ValueError: the ledger has no such run, or is damaged; why is blank.
@@ -206,13 +205,13 @@ def other(
       what: a description of the release, in words.
       epsilon: the ε of the release, at least 0.
       delta: the δ for which epsilon holds, in [0, 1).
-      adjacency: the adjacency for which epsilon holds, equal to the ledger's.
-      unit: the unit of privacy for which epsilon holds, equal to the ledger's.
+      adjacency: the adjacency for which epsilon holds, equal to that of the ledger.
+      unit: the unit of privacy for which epsilon holds, equal to that of the ledger.
 
     Raises:
-      ValueError: a number is out of range; what is blank; the ledger has another
+      ValueError: a number is out of range; `what` is blank; the ledger has another
         adjacency or unit, or is damaged.
-      OSError: the entry could not be written: then nothing is released.
+      OSError: the entry could not be written. Do not release the value then.
 
     Example:
       >>> import dpjax, pathlib, tempfile
@@ -240,9 +239,9 @@ def other(
 
 
 def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
-    """Append an entry that depends on the entries before it, or none.
+    """Append the entry that `make` returns for the existing entries, if any.
 
-    The first process appends it, and the file is locked while `make` runs.
+    The first process appends the entry. The file is locked while `make` runs.
     """
 
     def line(lines: list[Line]) -> Line | None:
@@ -257,12 +256,12 @@ def _find_conflict(own: list[Release], of_plan: str, step: int, before: str) -> 
     Args:
       own: the ledger's release entries of the run's key.
       of_plan: the fingerprint of the run's plan and draws.
-      step: how many steps the run has done.
+      step: the number of completed steps of the run.
       before: the digest of the parameters that the run released last.
     """
     if not own:
         return ""
-    # Each release was compared with the one before it, so that the last one suffices.
+    # Each release was compared with the one before it, so the last one suffices.
     last = own[-1]
     if last.plan != of_plan:
         return "its key is that of a run with another plan, or with other draws"
@@ -283,7 +282,7 @@ def _find_conflict(own: list[Release], of_plan: str, step: int, before: str) -> 
 def _check_same_adjacency(
     entries: list[Entry], adjacency: Adjacency, unit: str
 ) -> None:
-    """Raise ValueError if a ledger's entries have another adjacency or unit.
+    """Raise a ValueError if a ledger's entries have another adjacency or unit.
 
     Costs for different neighbouring relations do not compose.
     """

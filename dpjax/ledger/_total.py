@@ -26,10 +26,9 @@ class Ledger:
     head: str
 
     def runs(self) -> dict[str, Event]:
-        """For each run, the event whose cost is counted.
+        """The event of each run, whose cost the ledger counts.
 
-        It covers all steps of the plan, or the released steps of a run with an entry of
-        `end`.
+        The event covers all steps of the plan, or after `end`, only the released steps.
         """
         return {x.run: x.event for x in self.entries if not isinstance(x, Other)}
 
@@ -40,49 +39,49 @@ class Ledger:
           delta: δ, in (0, 1).
 
         Returns:
-          ε, rounded up. Runs whose plans have a privacy-loss distribution or a GDP
-          parameter are composed by privacy-loss distributions. The ε of this
-          composition, of each other run and of each release without a plan are added.
-          From δ the δs of the releases without a plan are subtracted, and the rest is
-          divided equally among the composition and each other run. The result is
-          infinite if a noise was used twice, or if the δs of releases without a plan
-          exceed δ or leave no part of δ for the runs.
+          The total ε, rounded up, which is a sum of several ε. The first ε is that of
+          all runs whose plans have a privacy-loss distribution or a GDP parameter,
+          composed by privacy-loss distributions. Each other run, and each release
+          without a plan, adds its own ε. Releases without a plan take their own δ; the
+          composition and each other run share the rest of δ equally. The result is
+          infinite if a noise was used twice, or if releases without a plan take more
+          than δ, or leave no δ for the runs.
 
         Raises:
           ValueError: delta is out of range.
 
-        Privacy: the bound holds if every run has a key of its own, and the plans of all
-        runs and the costs of all other releases were fixed before any output was seen.
-        The bound is not a privacy filter: it does not hold if a plan was chosen by the
-        outputs of earlier runs, even if the total stayed below a number that was fixed
-        before. For some first run and two alternatives for the second plan, both with
-        the same total, choosing between the alternatives by the first output nearly
-        doubles δ at that ε. `spend` is the privacy filter.
+        Privacy: the bound holds if every run has its own key, and the plans of all runs
+        and the costs of all other releases were fixed before any output was seen. The
+        bound is no privacy filter. If outputs of earlier runs determined a plan, the
+        bound does not hold, even with a total below a limit that was fixed before.
+        For example, let the first output choose between two alternatives for the second
+        plan that have the same total ε. For some first run and alternatives, this
+        choice nearly doubles δ at that ε. `spend` is the privacy filter.
         """
         validate.open_unit("delta", delta)
-        # The difference of two sums under the same noise has no noise: no ε is finite.
+        # The difference of two sums under the same noise has no noise: ε is infinite.
         if any(isinstance(x, Release) and x.repeated for x in self.entries):
             return math.inf
         others = [x.event for x in self.entries if isinstance(x, Other)]
         return composition.epsilon([*self.runs().values(), *others], delta)
 
     def spend(self, budget: Budget) -> Budget:
-        """The budget after all runs and other releases of this ledger have drawn.
+        """The budget after draws for all runs and other releases of this ledger.
 
         Args:
-          budget: the budget, as `dpjax.budget` makes it, fixed before the first release
-            and with nothing drawn that the ledger records.
+          budget: a budget from `dpjax.budget`, which was fixed before the first
+            release. No release of the ledger has drawn from this budget yet.
 
         Returns:
           The new budget.
 
         Raises:
           ValueError: the releases take more than the budget, have another adjacency or
-            unit, or a noise was used twice.
+            unit, or used a noise twice.
 
-        Privacy: with "adaptive" composition the budget's ε and δ hold for all releases
-        together, also where a plan was chosen by the outputs of earlier runs, if each
-        release was drawn from the budget before it was made.
+        Privacy: with "adaptive" composition, the budget's ε and δ hold for all releases
+        together, provided that each release was drawn from the budget before it was
+        made. Outputs of earlier runs may then determine a plan.
         """
         if any(isinstance(x, Release) and x.repeated for x in self.entries):
             raise ValueError("entries must not use a noise twice: no ε is finite then.")
@@ -100,7 +99,7 @@ class Ledger:
         return budget
 
     def __str__(self) -> str:
-        """The ledger's entries in words, one line for each."""
+        """The ledger's entries in words, one line for each entry."""
         return "\n".join(map(str, self.entries))
 
 
@@ -109,17 +108,16 @@ def read(path: str | os.PathLike[str], *, head: str | None = None) -> Ledger:
 
     Args:
       path: the ledger's file. A file that does not exist is an empty ledger.
-      head: `Ledger.head` from an earlier reading, kept elsewhere. The line with that
-        hash must still be in the file.
+      head: `Ledger.head` from an earlier reading, which you kept elsewhere. The line
+        with that hash must still be in the file.
 
     Returns:
       A `Ledger`.
 
     Raises:
-      ValueError: a line was changed, removed, inserted or moved, or the file ends
-        within a line; or no line has the hash `head`, so that the file's end was cut
-        off or the whole file rewritten. Without `head`, a cut or a rewritten file
-        cannot be detected.
+      ValueError: a line was changed, removed, inserted or moved; the file ends within a
+        line; or no line has the hash `head`, which shows that the file's end was cut
+        off or the file was rewritten. Without `head`, `read` cannot detect these two.
 
     Example:
       >>> read("nothing.jsonl").epsilon(1e-6)

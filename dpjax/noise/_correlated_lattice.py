@@ -1,14 +1,14 @@
 """Correlated noise on a lattice: release rounded (C s)_t with discrete Gaussian noise.
 
-In real arithmetic, a step t releases s_t + (C⁻¹z)_t, which is row t of C⁻¹(C s + z). On
-a lattice of spacing q it releases the integers r_t = round((C s)_t / q) + z_t, and then
-computes q (C⁻¹r)_t from the released integers, in any arithmetic. The row (C s)_t is a
-recursion on sums that are not private, so it is computed in float64.
+In real arithmetic, step t releases s_t + (C⁻¹z)_t, which is row t of C⁻¹(C s + z). On a
+lattice of spacing q, step t releases the integers r_t = round((C s)_t / q) + z_t. Then
+it computes q (C⁻¹r)_t from released integers, in any arithmetic. The rows (C s)_t form
+a recursion on sums that are not private, which is computed in float64.
 
 **Sensitivity.** Let neighbouring data sets change C s by Δ over all steps. In units of
-q, a rounded coordinate is off by at most 1/2, and the recursion in float64 by at most
-E, on each data set. So the integers change by at most ‖Δ‖ / q + (1 + 2 E) √(d T) in L2
-norm, for d coordinates and T steps.
+q, rounding moves a coordinate by at most 1/2, and the errors of the recursion in
+float64 move it by at most E, on each data set. So the integers change by at most
+‖Δ‖ / q + (1 + 2 E) √(d T) in L2 norm, for d coordinates and T steps.
 """
 
 import math
@@ -33,11 +33,11 @@ from dpjax.noise._discrete import (
 )
 from dpjax.noise._gaussian import check_steps_left, transformation
 
-# Rounding affects all later steps, so the lattice has 33,554,944 points to a standard
-# deviation, and rounding adds (1 + 2 E) √(d T) / 33,554,944 to μ.
+# Rounding affects all later steps. So a standard deviation is 33,554,944 lattice
+# points, and rounding adds (1 + 2 E) √(d T) / 33,554,944 to μ.
 DRAWS = 3
-# Sums are clipped to integers of this many binary digits, or of fewer where the caller
-# knows that their sums have fewer.
+# Sums are clipped to integers of this many binary digits, or to fewer digits where the
+# caller knows that the sums have fewer.
 DIGITS, _FLOAT64 = 40, 53
 
 
@@ -47,12 +47,13 @@ class CorrelatedLatticeState(NamedTuple):
     Keep the state as secret as the data: it holds sums without noise, and the key.
 
     Attributes:
-      step: how many steps are done, i[].
-      sums: the recursion of (C s)_t, which depends on the data without noise: float64
-        numbers as pairs of words, u32[m, 2, ...] for each leaf; () without recursion.
-      released: the recursion of C⁻¹r, a function of what was released, f[m, ...]; ()
-        without recursion.
-      key: the typed key from which each step's key is folded.
+      step: the number of steps done, i[].
+      sums: the state of the recursion for (C s)_t, which depends on the data without
+        noise: float64 numbers as pairs of words, u32[m, 2, ...] for each leaf; () if
+        there is no recursion.
+      released: the state of the recursion for C⁻¹r, a function of released integers,
+        f[m, ...]; () if there is no recursion.
+      key: the typed key into which the number of each step is folded.
     """
 
     step: jax.Array
@@ -64,17 +65,18 @@ class CorrelatedLatticeState(NamedTuple):
 def lattice_roundings(
     strategy: Strategy, num_steps: int, digits: int = DIGITS
 ) -> float:
-    """By how much rounding moves a coordinate of `correlated_noise` between data sets.
+    """A bound on what rounding adds to the sensitivity of one number of a sum.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
-      num_steps: T.
-      digits: the binary digits of sums in units of the lattice, above which sums are
-        clipped.
+      num_steps: T, the number of steps.
+      digits: the number of binary digits, in units of the lattice, beyond which sums
+        are clipped.
 
     Returns:
-      1 + 2 E in units of the lattice: 1/2 for the nearest integer, and E for the
-      recursion of C in float64, on each of two data sets.
+      1 + 2 E, in units of the lattice spacing. On each of two neighbouring data sets,
+      rounding to an integer moves a number by at most 1/2, and the recursion of C in
+      float64 by at most E.
 
     Example:
       >>> from dpjax import strategies
@@ -88,15 +90,16 @@ def lattice_roundings(
 def effective_dimension(
     strategy: Strategy, dimension: int, num_steps: int, digits: int
 ) -> int:
-    """The number of coordinates with which rounding once moves as much as all steps do.
+    """The number of coordinates that stands for the roundings of all steps.
 
-    `lattice_noise` adds the rounding of that many coordinates to the sensitivity C of a
-    sum. The sensitivity of C s over a run is at least the norm of a column of C, which
-    is at least 1, or 1 over the largest factor of a scaled strategy.
+    `lattice_noise` adds the rounding of this number of coordinates to the sensitivity C
+    of a sum. The result is at least as large as the rounding of all steps, since the
+    sensitivity of C s over a run is at least the norm of a column of C. This norm is at
+    least 1, or 1 / (largest factor) for a scaled strategy.
     """
     moved, largest = lattice_roundings(strategy, num_steps, digits), 1.0
     if isinstance(strategy, Scaled):
-        # In NumPy, since JAX would trace the maximum under jit.
+        # NumPy, and not JAX, which would trace the maximum under jit.
         largest = max(float(np.max(np.asarray(strategy.factors))), 1.0)
     return math.ceil(moved**2 * dimension * num_steps * largest**2)
 
@@ -109,7 +112,7 @@ def correlated_lattice_noise(
     key: Key,
     digits: int = DIGITS,
 ) -> optax.GradientTransformation:
-    """See `correlated_noise` with arithmetic="discrete" for arguments and guarantee.
+    """Correlated noise on a lattice; see `correlated_noise` with arithmetic="discrete".
 
     Sums are clipped to ±2^digits in units of the lattice.
     """
@@ -133,9 +136,9 @@ def correlated_lattice_noise(
 
     def update(updates: Tree, state: Any) -> tuple[Tree, CorrelatedLatticeState]:
         check_steps_left(state.step, num_steps)
-        # The minimum stops the counter at num_steps + 1: it never overflows.
+        # With the minimum, the counter stops at num_steps + 1 and never overflows.
         step = jnp.minimum(state.step, num_steps) + 1
-        # Inside jit no exception can depend on a value: a NaN refuses the step.
+        # Inside jit no exception can depend on a value. So a NaN refuses the step.
         refusal = jnp.where(step <= num_steps, 0.0, jnp.nan)
         wide = widen(updates)
         key = jax.random.fold_in(state.key, step)
@@ -147,7 +150,7 @@ def correlated_lattice_noise(
                 lambda _: in_units, step, jax.tree.map(_to_float64, state.sums)
             )
             sums = jax.tree.map(_to_words, memory)
-            # From here on all is a function of the released integers.
+            # All later results are functions of the released integers.
             lattice = jax.tree.map(
                 lambda x, z, y: (_add_integers(x, z) * q + refusal).astype(y.dtype),
                 rows,
@@ -162,14 +165,14 @@ def correlated_lattice_noise(
 
 
 def _in_units(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
-    """The clipped sum in units of the lattice, f64[...]; NaN where it is not finite."""
+    """The clipped sum in units of the lattice, f64[...]; NaN where x is not finite."""
     most = 2.0**digits
     clipped = jnp.clip(x.astype(jnp.float64) / q, -most, most)
     return jnp.where(jnp.isfinite(x), clipped, jnp.nan)
 
 
 def _add_integers(x: jax.Array, noise: jax.Array) -> jax.Array:
-    """The nearest integer to x plus the noise, f64[...]; NaN where x is not finite."""
+    """Round x to the nearest integer and add the noise, f64[...]; NaN if not finite."""
     finite = jnp.isfinite(x)
     nearest = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64)
     total = nearest + noise.astype(jnp.int64)
@@ -177,10 +180,10 @@ def _add_integers(x: jax.Array, noise: jax.Array) -> jax.Array:
 
 
 def _to_float64(words: jax.Array) -> jax.Array:
-    """The float64 numbers f64[m, ...] of pairs of words u32[m, 2, ...]."""
+    """The float64 numbers f64[m, ...] that pairs of words u32[m, 2, ...] represent."""
     return jax.lax.bitcast_convert_type(jnp.moveaxis(words, 1, -1), jnp.float64)
 
 
 def _to_words(x: jax.Array) -> jax.Array:
-    """The inverse of `_to_float64`: states have no float64 where JAX has none."""
+    """The inverse of `_to_float64`. States hold words if JAX has no float64."""
     return jnp.moveaxis(jax.lax.bitcast_convert_type(x, jnp.uint32), -1, 1)

@@ -1,23 +1,25 @@
 """Discrete Gaussian noise on the integers, drawn from one table of integer weights.
 
 The discrete Gaussian D_σ has a mass proportional to e^{−z²/2σ²} at each integer z. One
-table holds D_512, and sums of draws are wider: X₁ + M X₂ with X_i ~ D_{σ_i} is D_σ with
-σ² = σ₁² + M²σ₂², within a factor e^{±4ϑ(v)} at every point, for v = σ₁σ₂/σ and
+table holds D_512, and sums of draws give wider distributions. For X_i ~ D_{σ_i}, the
+sum X₁ + M X₂ has the distribution D_σ with σ² = σ₁² + M²σ₂², within a factor e^{±4ϑ(v)}
+at every point. Here v = σ₁σ₂/σ and
 
     ϑ(r) = 2 Σ_{k>=1} e^{−2π²r²k²}
 
 (Micciancio and Walter 2017, https://eprint.iacr.org/2017/259). With σ₁ = 512 and
 M = 256 the number v is 2.0, and 4ϑ(v) is below 1e-33. So two draws give σ of about 2¹⁷,
-three give 2²⁵, and four give 2³³.
+three draws give 2²⁵, and four draws give 2³³.
 
-**Table.** Walker's alias method (1977) with integer weights that add up to exactly
-2¹¹². The columns are equally probable, and each holds 2⁹⁸: the weight of its own number
-up to a threshold, and the weight of one other number, its alias, from there on. The
-weights differ from those of D_512 by less than 2⁻⁹⁸ in total variation.
+**Table.** The table is that of Walker's alias method (1977), with integer weights that
+add up to exactly 2¹¹². All columns are equally probable, and each has capacity 2⁹⁸. In
+each column, values below a threshold give the column's own number, and the other values
+give one other number, its alias. The weights differ from those of D_512 by less than
+2⁻⁹⁸ in total variation.
 
 **Draw.** 14 random bits choose the column, and 98 bits are compared with the threshold.
-The first 50 of these bits decide unless they equal those of the threshold, once in 2⁵⁰
-draws. The other 48 bits are drawn only for such a draw.
+The first 50 of these bits decide unless they equal those of the threshold, which
+happens once in 2⁵⁰ draws. The other 48 bits are drawn only in this case.
 """
 
 import functools
@@ -40,20 +42,20 @@ from dpjax.noise._gaussian import transformation
 
 WIDTH = 512  # σ of the table
 SCALE = 256  # M, the factor between the draws of a wider discrete Gaussian
-_COLUMN_BITS = 14  # the numbers −8192, ..., 8191; the mass beyond is below 1e-56
+_COLUMN_BITS = 14  # for the numbers −8192, ..., 8191; the other mass is below 1e-56
 _COLUMNS = 2**_COLUMN_BITS
 _THRESHOLD_BITS = 98
-# The bits of a threshold: the first 18 are packed with the alias, then 32, then 48.
+# A threshold has 98 bits: 18 bits are packed with the alias, then come 32, then 48.
 _SECOND, _LAST = 32, 48
 # Fixed-point numbers with 256 binary digits make the weights.
 _DIGITS = 256
-# A bound on the total variation between a draw and D_512: rounding 2¹⁴ weights to
-# multiples of 2⁻¹¹², and what the table leaves out.
+# A bound on the total variation between a draw and D_512. It covers the rounding of 2¹⁴
+# weights to multiples of 2⁻¹¹², and the mass outside the table.
 TOTAL_VARIATION = 2.0**-97
 
 
 class AliasTable(NamedTuple):
-    """The columns of the table.
+    """The columns of the table for Walker's alias method.
 
     Attributes:
       packed: the first 18 bits of the threshold, then the 14 bits of the alias, u32[k].
@@ -67,8 +69,8 @@ class AliasTable(NamedTuple):
 
 
 def _exp_fixed(numerator: int, denominator: int) -> int:
-    """e^{−numerator / denominator} in fixed point, for an exponent from 0 to 1."""
-    one = 1 << (_DIGITS + 32)  # 32 more digits, so that rounding does not matter
+    """e^{−numerator / denominator} as a fixed-point integer, for a value in [0, 1]."""
+    one = 1 << (_DIGITS + 32)  # 32 extra digits absorb the rounding errors
     total, term, k = one, one, 1
     while term:
         term = term * numerator // (denominator * k)
@@ -78,9 +80,9 @@ def _exp_fixed(numerator: int, denominator: int) -> int:
 
 
 def integer_weights() -> list[int]:
-    """The weights of −8192, ..., 8191, integers that add up to 2¹¹² exactly."""
+    """The integer weights of −8192, ..., 8191, which add up to exactly 2¹¹²."""
     half = _COLUMNS // 2
-    # w(z + 1) / w(z) = e^{−(2z + 1) / 2σ²}, itself a geometric sequence in z.
+    # w(z + 1) / w(z) = e^{−(2z + 1) / 2σ²}, which is a geometric sequence in z.
     ratio, fade = _exp_fixed(1, 2 * WIDTH**2), _exp_fixed(1, WIDTH**2)
     masses = [1 << _DIGITS]
     for _ in range(half):
@@ -89,8 +91,8 @@ def integer_weights() -> list[int]:
     both = masses[:0:-1] + masses[:half]
     total, all_weights = sum(both), 1 << (_COLUMN_BITS + _THRESHOLD_BITS)
     weights = [mass * all_weights // total for mass in both]
-    # Rounding down leaves less than one for each number; the numbers around zero, whose
-    # weights are the largest, get one more each.
+    # Rounding down loses less than 1 per number. So the numbers around zero, whose
+    # weights are the largest, each get 1 more.
     left = all_weights - sum(weights)
     for i in range(left):
         weights[half - left // 2 + i] += 1
@@ -99,10 +101,10 @@ def integer_weights() -> list[int]:
 
 @functools.cache
 def alias_table() -> AliasTable:
-    """The table of D_512, made when it is first used."""
+    """The table of D_512, computed at the first use."""
     capacity = 1 << _THRESHOLD_BITS
     thresholds, aliases = [0] * _COLUMNS, list(range(_COLUMNS))
-    # Vose (1991): a column with room gets the rest of its capacity from one with more.
+    # Vose (1991): a column that is not full gets weight from a column that overflows.
     rest = integer_weights()
     small = [i for i, w in enumerate(rest) if w < capacity]
     large = [i for i, w in enumerate(rest) if w >= capacity]
@@ -112,7 +114,7 @@ def alias_table() -> AliasTable:
         rest[donor] -= capacity - rest[column]
         if rest[donor] < capacity:
             small.append(large.pop())
-    # The columns that are left are full: their alias is their own number.
+    # The remaining columns are full, so that their alias is their own number.
     shift = _SECOND + _LAST
     packed = [
         t >> shift << _COLUMN_BITS | a for t, a in zip(thresholds, aliases, strict=True)
@@ -129,7 +131,7 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
     word, bits = word_pairs(for_words, shape)
     column = (word & (_COLUMNS - 1)).astype(jnp.int32)
     first = word >> _COLUMN_BITS
-    # One lookup for both: a row of the table.
+    # One lookup of a row of the table gives both packed and second.
     rows = jnp.asarray(np.stack([table.packed, table.second], axis=1))
     packed, second = jnp.moveaxis(rows.at[column].get(mode="promise_in_bounds"), -1, 0)
     threshold = packed >> _COLUMN_BITS
@@ -148,12 +150,12 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
 def _settle_ties(
     key: Key, below: jax.Array, tied: jax.Array, column: jax.Array
 ) -> jax.Array:
-    """Decide each tie by the comparison of 64 more bits with the threshold's last bits.
+    """Decide each tie: compare 64 more random bits with the threshold's last bits.
 
     The loop settles one tie in each iteration, because a generator of two words
-    compiles faster than one for the whole array.
+    compiles faster than a generator for the whole array.
     """
-    # An axis of length 0 has no largest entry.
+    # An axis of length 0 has no maximum.
     if not tied.size:
         return below
     last = jnp.asarray(alias_table().last)
@@ -164,7 +166,7 @@ def _settle_ties(
         below, tied = flags
         place = jax.lax.argmax(tied, 0, jnp.uint32)
         high, low = jax.random.bits(jax.random.fold_in(key, place), (2,), jnp.uint32)
-        # Selections in place of indices: devices of a mesh then exchange numbers alone.
+        # Selections instead of indexing: devices of a mesh then exchange scalars only.
         here = places == place
         upper, lower = last[jnp.sum(jnp.where(here, columns, 0), dtype=jnp.int32)]
         is_below = (high < upper) | ((high == upper) & (low < lower))
@@ -176,7 +178,7 @@ def _settle_ties(
 
 
 def width(draws: int) -> float:
-    """σ of the sum of draws with the factors 1, M, M², ..., about 2⁹, 2¹⁷ or 2²⁵."""
+    """σ of the sum of draws with the factors 1, M, M², ...: about 2⁹, 2¹⁷ or 2²⁵."""
     return WIDTH * math.sqrt(sum(SCALE ** (2 * i) for i in range(draws)))
 
 
@@ -189,11 +191,12 @@ def discrete_gaussian(
 ) -> jax.Array:
     """Independent draws from D_σ for σ = `width(draws)`, i32[shape], draws <= 3.
 
-    The magnitude of a result is at most 8192 Σ_{i < draws} 256^i, below 2³⁰ for three.
+    The absolute values of results are at most 8192 Σ_{i < draws} 256^i, which is below
+    2³⁰ for three draws.
     """
 
     def add(key: Key) -> jax.Array:
-        # One draw after the other: the generator is compiled once for all of them.
+        # One draw follows the other, so that the generator is compiled only once.
         keys = jax.random.split(key, draws)
         drawn = jax.lax.map(lambda key: draw_table(key, shape), keys)
         factors = SCALE ** jnp.arange(draws, dtype=jnp.int32)
@@ -201,7 +204,7 @@ def discrete_gaussian(
 
     if out_sharding is None:
         return add(key)
-    # The compiler decides the sharding of what is computed on the way.
+    # The compiler decides the sharding of intermediate results.
     axes = out_sharding.mesh.explicit_axes
     sharded: Any = jax.sharding.auto_axes(add, axes=axes, out_sharding=out_sharding)
     return sharded(key)
@@ -237,11 +240,11 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
 def _deviation(draws: int) -> float:
     """The standard deviation of the noise in units of the lattice, rounded down.
 
-    A Gaussian of variance σ² − 4, rounded at random to the integers with variance 4, is
-    the discrete Gaussian (see the Privacy section below).
+    Randomized rounding with variance 4 turns a Gaussian of variance σ² − 4 into the
+    discrete Gaussian of width σ (see Privacy in `add_discrete_gaussian_noise`).
     """
-    # The margin of 2⁻²² keeps a quotient that float32 rounds down from lowering the
-    # noise.
+    # The margin of 2⁻²² makes up for a quotient that float32 rounds down, which would
+    # lower the noise.
     return math.sqrt(width(draws) ** 2 - 4) * (1 - 2.0**-22)
 
 
@@ -250,7 +253,7 @@ class LatticeNoise(NamedTuple):
 
     Attributes:
       stddev: the noise standard deviation, f[].
-      draws: how many draws from the table make one draw of the noise.
+      draws: the number of draws from the table in one draw of the noise.
     """
 
     stddev: ArrayLike
@@ -265,26 +268,28 @@ def lattice_noise(
     most: float,
     draws: int | None = None,
 ) -> LatticeNoise:
-    """The noise with which rounding to the lattice costs no privacy.
+    """The noise that gives sums on a lattice the privacy of the noise multiplier.
 
     Rounding to a lattice of spacing q adds √d q (1 + 2⁻¹¹) to the sensitivity C of the
-    sums, over d coordinates, and q is proportional to the noise. The returned standard
-    deviation is the noise multiplier times the sensitivity of the rounded sums.
+    sums, where d is the number of coordinates. q is proportional to the noise. The
+    returned standard deviation is the noise multiplier times the sensitivity of the
+    rounded sums.
 
     Args:
-      sensitivity: C, the L2 sensitivity of the floats that enter.
-      noise_multiplier: the noise multiplier z that was accounted for; may be traced.
-      dimension: d. For T steps that a later rounding depends on, it is d T.
-      most: the largest value of the noise multiplier.
-      draws: 2 or 3; None for as few as keep what rounding adds below 0.4 %.
+      sensitivity: C, the L2 sensitivity of the floats before rounding.
+      noise_multiplier: the noise multiplier z of the accountant; may be traced.
+      dimension: d; or d T if a result depends on the rounded sums of T steps.
+      most: the maximum value of the noise multiplier.
+      draws: 2 or 3. If None, 2 if rounding then adds at most 0.4 %, else 3.
 
     Raises:
       ValueError: rounding would add more than the sensitivity itself.
     """
-    # The rounded sums differ by C + z (C + ...) √d (1 + 2⁻¹¹) / σ, a geometric series.
+    # The sensitivity of rounded sums is C + z (C + ...) √d (1 + 2⁻¹¹) / σ, a geometric
+    # series.
     added = {n: math.sqrt(dimension) * (1 + 2.0**-11) / _deviation(n) for n in (2, 3)}
     if draws is None:
-        # Three draws cost less than twice what two cost.
+        # Three draws take less than twice the time of two.
         draws = 2 if most * added[2] <= 2.0**-8 else 3
     if most * added[draws] > 0.5:
         raise ValueError(
@@ -292,25 +297,25 @@ def lattice_noise(
             f"{dimension} coordinates: rounding would add more than the sensitivity."
         )
     factor = 1 - noise_multiplier * added[draws]
-    # The margin covers the float32 rounding of these four operations.
+    # The margin covers the float32 rounding errors of these four operations.
     stddev = noise_multiplier * sensitivity / factor * (1 + 2.0**-21)
     return LatticeNoise(stddev, draws)
 
 
-# The most draws from the table in a run: coordinates times steps times draws a step.
-# Together they are within 2⁵⁰ 2⁻⁹⁷ of ideal draws in total variation. The margin of a
-# factor two covers the factors e^{±4ϑ(2)}, below 1e-18 in ε for so many draws.
+# The maximum number of draws from the table in a run: coordinates times steps times
+# draws per step. Together they are within 2⁵⁰ 2⁻⁹⁷ of ideal draws in total variation.
+# The margin of a factor 2 covers the factors e^{±4ϑ(2)}, in total below 1e-18 in ε.
 MOST_DRAWS = 2**50
 RUN_TOTAL_VARIATION = 2 * MOST_DRAWS * TOTAL_VARIATION
 
 
 def num_coordinates(tree: Tree) -> int:
-    """The number of entries of all leaves."""
+    """The number of entries of all leaves together."""
     return sum(jnp.size(x) for x in jax.tree.leaves(tree))
 
 
 def check_draws(dimension: int, num_steps: int) -> None:
-    """Raise where a run would exceed the total variation that it was accounted with."""
+    """Raise if a run exceeds the total variation that its accounting assumes."""
     if 3 * dimension * num_steps > MOST_DRAWS:
         raise ValueError(
             f"a run of {num_steps} steps with {dimension} parameters draws more than "
@@ -335,42 +340,43 @@ def add_discrete_gaussian_noise(
     """Round every step's sums to a lattice, and add discrete Gaussian noise.
 
     The released numbers are integers times q = `lattice_spacing(stddev)`. So the bits
-    of a released number tell nothing but an integer, and the guarantee holds for the
-    bits that are released. `add_gaussian_noise` adds floats to floats, and the bits of
-    its results may tell whether an example took part.
+    of a released number reveal only an integer, and the guarantee holds for the bits
+    that are released. In contrast, `add_gaussian_noise` adds floats to floats, and the
+    bits of its results may reveal whether an example took part.
 
     Args:
       stddev: the noise standard deviation per coordinate, f[], in the units of the
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰. With
-        0 the sums pass unchanged, without privacy.
+        stddev 0 the sums do not change, and there is no privacy.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds a separate stream of this key.
-      draws: 2 for 131,073 lattice points to a standard deviation, or 3 for 33,554,944.
+      draws: 2 for 131,073 lattice points per standard deviation, or 3 for 33,554,944.
 
     Returns:
       An optax transformation for real updates of any dtypes. Sums are rounded in
-      float64, also where `jax_enable_x64` is off. Coordinates beyond 2⁴⁰ q are clipped
-      to ±2⁴⁰ q. An update with a NaN or an infinity becomes NaN. The result is cast to
-      the update's dtype.
+      float64, even if `jax_enable_x64` is off. Coordinates beyond ±2⁴⁰ q are clipped to
+      ±2⁴⁰ q. If an update holds a NaN or an infinity, the result is NaN. The result is
+      cast to the update's dtype.
 
     Raises:
       ValueError: stddev is out of range; draws is neither 2 nor 3; key is not a
         typed key; an update is not real; inside `jax.shard_map`, check_vma is False.
 
-    Privacy: let the incoming sums of any two neighbouring data sets, as the floats they
-    are, differ by at most S in L2 norm, over d coordinates. Then a step is at least as
-    private as a Gaussian mechanism with μ = (S + √d q (1 + 2⁻¹¹)) / stddev, up to
-    8 d draws ϑ(2) (1 + 1e-2) <= 3e-33 d in ε and (1 + e^ε) d draws 2⁻⁹⁷ in δ for each
-    step; steps compose as those of the Gaussian mechanism. The first term has a factor
-    e^{±4ϑ} on both data sets for the rounding and for each draw after the first.
-    Whether an update is finite depends on the data, and is not covered.
+    Privacy: let the incoming sums of any two neighbouring data sets differ by at most S
+    in L2 norm, where the sums are the exact values of the floats, with d coordinates.
+    Then a step is at least as private as a Gaussian mechanism with
+    μ = (S + √d q (1 + 2⁻¹¹)) / stddev, up to 8 d draws ϑ(2) (1 + 1e-2) <= 3e-33 d in ε
+    and (1 + e^ε) d draws 2⁻⁹⁷ in δ for each step. Steps compose as those of the
+    Gaussian mechanism. The term in ε has a factor e^{±4ϑ} on both data sets for the
+    rounding and for each draw after the first. Whether an update is finite depends on
+    the data, and is not covered.
 
-    Reason: the rounded sums differ by at most S / q + √d (1 + 2⁻¹¹) in units of q, and
-    discrete Gaussian noise of width σ is a post-processing of Gaussian noise of
+    Reason: in units of q, the rounded sums differ by at most S / q + √d (1 + 2⁻¹¹).
+    Discrete Gaussian noise of width σ is a post-processing of Gaussian noise of
     standard deviation √(σ² − 4): round y at random to the integer z with a mass
     proportional to e^{−(z − y)² / 8}. The guarantee assumes uniform random bits. S must
-    bound the floats: a sum of b clipped gradients that is computed in float32 differs
-    from the exact sum by its rounding errors, which depend on the data.
+    bound the floats. For example, a sum of b clipped gradients in float32 differs from
+    the exact sum by its rounding errors, which depend on the data.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
 
@@ -387,13 +393,13 @@ def add_discrete_gaussian_noise(
     """
     validate.scalar("stddev", stddev)
     validate.typed_key("key", key)
-    lattice_spacing(stddev, draws)  # raises where an argument is out of range
+    lattice_spacing(stddev, draws)  # raises if an argument is out of range
 
     def init(_: Tree) -> DiscreteGaussianNoiseState:
         return DiscreteGaussianNoiseState(stream(key, "discrete noise"))
 
     def update(updates: Tree, state: Any) -> tuple[Tree, DiscreteGaussianNoiseState]:
-        # The current key is used once and dropped: no later state reveals this noise.
+        # The current key is used only once. So no later state reveals this noise.
         following, current = jax.random.split(state.key)
         noisy = release_on_lattice(current, updates, LatticeNoise(stddev, draws))
         return noisy, DiscreteGaussianNoiseState(following)
@@ -402,10 +408,10 @@ def add_discrete_gaussian_noise(
 
 
 def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
-    """Sums rounded to the lattice, with discrete Gaussian noise, in their dtypes.
+    """Round sums to the lattice, add discrete Gaussian noise, and keep the dtypes.
 
     Args:
-      key: the key of this release alone. Each leaf has a key of its own.
+      key: the key of this release alone. Each leaf gets its own key.
       sums: a pytree of real arrays.
       noise: the standard deviation, and the number of draws.
     """
@@ -417,14 +423,14 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
 
 
 def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:
-    """X rounded to the lattice plus the noise, in the dtype of x; NaN where not finite.
+    """Round x to the lattice and add the noise, in the dtype of x; NaN if not finite.
 
-    Integers of 64 bits hold the sums, and float64 holds them exactly: both are below
-    2⁴¹. The quotient of a number below 2⁴⁰ q is off by at most 2⁻¹³.
+    Integers of 64 bits hold the sums, and float64 holds them exactly, since they are
+    below 2⁴¹. For a number below 2⁴⁰ q, the error of the quotient is at most 2⁻¹³.
     """
     with jax.enable_x64(True):
         q = jnp.asarray(spacing, jnp.float64)
-        # Without noise there is no lattice: the sums pass as they are.
+        # With stddev 0 there is no lattice, and the sums stay as they are.
         given = x.astype(jnp.float64)
         y = given / jnp.where(q == 0, 1.0, q)
         finite = jnp.isfinite(y)

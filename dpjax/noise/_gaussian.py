@@ -1,6 +1,6 @@
 """Independent Gaussian noise, and noise for pure differential privacy.
 
-Every mechanism with a step limit refuses steps beyond those that were accounted for.
+A mechanism with a step limit refuses all steps beyond the accounted ones.
 """
 
 import functools
@@ -40,7 +40,7 @@ class LimitStepsState(NamedTuple):
     """The state of `limit_steps`.
 
     Attributes:
-      step: how many steps are done, i32[]. The count stops at one above the limit.
+      step: the number of steps done, i32[]. The count stops at num_steps + 1.
     """
 
     step: jax.Array
@@ -61,27 +61,27 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
     return transformation(lambda _: LimitStepsState(jnp.zeros((), jnp.int32)), update)
 
 
-# Outside of jit this is one program; within, it is a part of the program around it.
+# Outside jit this is one program; inside jit it is a part of the surrounding program.
 @functools.partial(jax.jit, static_argnames="num_steps", inline=True)
 def _scale_within_limit(
     updates: Shaped, step: jax.Array, num_steps: int, scale: ArrayLike
 ) -> tuple[Shaped, jax.Array]:
-    """The updates times the scale, NaN beyond the limit, and the next step's number."""
+    """The updates times the scale (NaN past the limit), and the next step number."""
     step = jnp.minimum(step, num_steps) + 1
-    # The selection is between two scalars, which is cheaper than between updates.
+    # Selecting between two scalars is cheaper than selecting between updates.
     factor = jnp.where(step <= num_steps, jnp.asarray(scale), jnp.nan)
     return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates), step
 
 
 def check_step_limit(num_steps: int) -> int:
-    """A number of steps as an int, or an error; a counter in int32 reaches one more."""
+    """Check a number of steps: num_steps + 1 must fit the int32 counter."""
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.at_most("num_steps", num_steps, 2**31 - 2)
     return num_steps
 
 
 def check_steps_left(count: jax.Array, num_steps: int) -> None:
-    """Raise ValueError if all steps are done. A traced count is not checked here."""
+    """Raise ValueError if all steps are done. Traced counts are not checked here."""
     if not isinstance(count, Tracer) and int(count) >= num_steps:
         raise ValueError(
             f"num_steps is {num_steps} and that many steps are done: a further step "
@@ -103,17 +103,17 @@ class AddGaussianNoiseState(NamedTuple):
 def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
     """Gaussian noise with the shapes of the tree's leaves, in float32 or wider.
 
-    Each leaf has a key of its own, derived from the leaf's path. `key` must belong to a
+    Each leaf has its own key, derived from the leaf's path. `key` must belong to a
     stream for one consumer (`dpjax._core.keys.stream`). `stddev` is rounded up to
-    float32, so that the noise is never smaller than the noise asked for.
+    float32, so that the noise is never smaller than requested.
     """
     return _scale(_normal_like(key, tree), round_up_float32("stddev", stddev))
 
 
 def _normal_like(key: Key, tree: Shaped) -> Shaped:
-    """Standard Gaussian noise, with a key for each leaf."""
-    # Drawn in float32 or wider: casting noise to a narrow dtype before the addition
-    # would change its distribution. A cast after the addition is post-processing.
+    """Standard Gaussian noise shaped like the tree; each leaf has its own key."""
+    # Noise is drawn in float32 or wider. Casting noise to a narrow dtype before the
+    # addition would change its distribution; a later cast is post-processing.
     return map_with_keys(
         lambda key, x: normal_like(key, x, at_least_float32(x.dtype)), key, tree
     )
@@ -124,15 +124,15 @@ def _scale(tree: Shaped, scale: ArrayLike) -> Shaped:
 
 
 def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
-    """Noise of density proportional to exp(−‖z‖₂ / scale), one draw over all leaves.
+    """Noise of density proportional to exp(−‖z‖₂ / scale), one draw for all leaves.
 
-    The noise has a uniform direction. Its norm over all leaves together has the
+    The noise has a uniform direction. Its L2 norm over all leaves together has the
     distribution Gamma(d, scale), where d is the number of coordinates of the tree.
 
     Args:
       key: one typed key.
-      tree: a pytree of real arrays, of which the structure, shapes and dtypes are used.
-      scale: f[], at least 0; a sensitivity Δ over ε.
+      tree: a pytree of real arrays. Only its structure, shapes and dtypes are used.
+      scale: f[], at least 0: a sensitivity Δ divided by ε.
 
     Returns:
       Noise with the shapes of the tree's leaves, in float32 or wider.
@@ -153,7 +153,7 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     """
     key = stream(key, "noise of gamma norm")
     direction_key, norm_key = jax.random.split(key)
-    # A standard Gaussian vector divided by its norm has a uniform direction.
+    # The direction is uniform: that of a standard Gaussian vector.
     direction = gaussian_like(direction_key, widen(tree), 1.0)
     leaves = jax.tree.leaves(direction)
     dimension = sum(x.size for x in leaves)
@@ -169,8 +169,8 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
 def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransformation:
     """Add fresh Gaussian noise to every step's updates.
 
-    Put this transformation directly after the clipped sum, before anything that depends
-    on the data.
+    Put this transformation directly after the clipped sum, before any transformation
+    that depends on the data.
 
     Args:
       stddev: the noise's standard deviation per coordinate, f[], in the units of the
@@ -192,11 +192,11 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     Gaussian noise. The state holds the key and must be kept as secret as the data:
     anyone who has the key can subtract the noise.
 
-    The key of a leaf's noise depends on the leaf's path. Parts of a tree
-    (`optax.masked`, `optax.partition`) therefore have independent noise under one key.
-    Inside `jax.shard_map`, the shards of a leaf have independent noise, and a
-    replicated leaf has the same noise on all devices. Under `jax.vmap`, members with
-    the same key have the same noise: give each member its own key.
+    The key of a leaf's noise depends on the leaf's path. So parts of a tree
+    (`optax.masked`, `optax.partition`) have independent noise under one key. Inside
+    `jax.shard_map`, the shards of a leaf have independent noise, and a replicated leaf
+    has the same noise on all devices. Under `jax.vmap`, members with the same key have
+    the same noise. Give each member its own key instead.
 
     Reference: Abadi et al. (2016), Algorithm 1; Dong, Roth and Su (2022), Theorem 1.
 
@@ -219,8 +219,8 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     def update(updates: Tree, state: Any) -> tuple[Tree, AddGaussianNoiseState]:
         wide = widen(updates)
         louder = round_up_float32("stddev", scale)
-        # Outside of jit, noise on one device is drawn, scaled and added by a program
-        # each: in a single one, the compiler could round products and sums differently.
+        # Outside jit and on one device, separate programs draw, scale and add the
+        # noise. In a single program, the compiler could round them differently.
         apart = all(map(is_on_one_device, (state.key, *jax.tree.leaves(wide))))
         draw, scaled, add = _JITTED if apart else (_draw, _scale, _add)
         noise, following = draw(state.key, wide)
@@ -232,7 +232,7 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
 
 def _draw(key: Key, tree: Shaped) -> tuple[Shaped, Key]:
     """A step's standard Gaussian noise, and the key of the next step."""
-    # The current key is used once and dropped: no later state reveals this noise.
+    # The current key is used only once. So no later state reveals this noise.
     following, current = jax.random.split(key)
     return _normal_like(current, tree), following
 
@@ -253,29 +253,29 @@ def noisy_mean(
     key: Key,
     num_steps: int | None = None,
 ) -> optax.GradientTransformation:
-    """From the clipped sum to a private mean, as input for any optimizer of optax.
+    """Turn the clipped sum into a private mean, as input for any optimizer of optax.
 
     Args:
-      clip_norm: the bound C that the sum was clipped with, positive; or the function
+      clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made, which holds the bound (then name clip_norm in
         static_args of `optax.inject_hyperparams`).
-      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this transformation alone.
-      num_steps: how many steps were accounted for. A further step is refused: with a
-        ValueError outside jit, and with NaN updates inside jit. None for no limit.
+      num_steps: the number of accounted steps. A further step raises ValueError outside
+        jit, and gives NaN updates inside jit. None for no limit.
 
     Returns:
-      An optax transformation: independent noise, then the division. Do not wrap the
-      transformation in `optax.MultiSteps`, which averages k steps and leaves the noise
-      of each unchanged. Instead, add the clipped sums of k parts of a batch, and then
-      take one step.
+      An optax transformation that adds independent noise and then divides by
+      expected_batch_size. Do not wrap the transformation in `optax.MultiSteps`, which
+      averages k steps and leaves the noise of each step unchanged. Instead, add the
+      clipped sums of k parts of a batch, and then take one step.
 
     Raises:
       ValueError: an argument is out of range.
 
     Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
-    f the adjacency's sensitivity factor.
+    where f is the adjacency's sensitivity factor.
 
     Reference: Abadi et al. (2016), Algorithm 1.
 
@@ -291,7 +291,7 @@ def noisy_mean(
       [-0.1]
     """
     # Abadi et al. (2016), Algorithm 1, https://arxiv.org/abs/1607.00133:
-    # (Σ clipped g + N(0, σ²C² I)) / L, L being the expected size.
+    # (Σ clipped g + N(0, σ²C² I)) / L, where L is the expected batch size.
     stddev = stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size)
     scale = 1.0 / expected_batch_size
     division = (
@@ -305,18 +305,18 @@ def stddev_of_sum(
     noise_multiplier: ArrayLike,
     expected_batch_size: ArrayLike,
 ) -> ArrayLike:
-    """The standard deviation of the noise on a clipped sum, after checks of ranges.
+    """Check the arguments, and return the standard deviation of a clipped sum's noise.
 
     Args:
       clip_norm: the bound C, or the function that `clipped_grad` made.
-      noise_multiplier: noise standard deviation over C.
-      expected_batch_size: only checked, to be a positive number.
+      noise_multiplier: the noise standard deviation divided by C.
+      expected_batch_size: a positive number, which is only checked.
 
     Returns:
       noise_multiplier times clip_norm, rounded up to float32.
     """
-    # For neighbours that differ by one added or removed example, the sensitivity of the
-    # clipped sum is the clip norm. Other adjacencies have a factor in the accounting.
+    # If the data sets differ by one added or removed example, the sensitivity of the
+    # clipped sum is the clip norm. For other adjacencies, the accounting has a factor.
     if isinstance(clip_norm, ClippedGrad):
         clip_norm = clip_norm.sensitivity(Adjacency.ADD_REMOVE)
     validate.scalar("noise_multiplier", noise_multiplier)

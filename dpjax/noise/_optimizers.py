@@ -1,10 +1,10 @@
-"""Complete private optimizers for optax users: chains that take the clipped sum.
+"""Complete private optimizers for optax users, with the clipped sum as input.
 
 Each optimizer takes the sum that `clipped_grad` returns, adds noise of standard
 deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size.
-The actual batch size depends on which examples were sampled, and would leak that.
+The actual batch size would reveal something about which examples were sampled.
 
-Each optimizer is the chain of a private mean of clipped sums and one of optax.
+Each optimizer is a chain: a private mean of clipped sums, then an optimizer of optax.
 """
 
 from collections.abc import Callable
@@ -44,11 +44,11 @@ def chain_on_noisy_mean(
 def cast_updates_to_float32(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """The inner optimizer with parameters and updates cast to float32 or wider.
+    """The inner optimizer, with parameters and updates cast to float32 or wider.
 
-    Without the cast, the moments of bfloat16 parameters would begin in bfloat16 and
-    change to float32 at the first step. On a mesh, the moments have the sharding of
-    their parameters.
+    Without the cast, the moments of bfloat16 parameters would start in bfloat16 and
+    become float32 in the first step. On a mesh, the moments have the sharding of their
+    parameters.
     """
 
     def init(params: optax.Params) -> optax.OptState:
@@ -81,12 +81,12 @@ def dp_sgd(
 
     Args:
       learning_rate: a number or a schedule, as in `optax.sgd`.
-      clip_norm: the bound C that the sum was clipped with, positive; or the function
+      clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made.
-      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
-      num_steps: as for `noisy_mean`: past it the run refuses.
+      num_steps: the number of accounted steps, as for `noisy_mean`.
       momentum: as in `optax.sgd`; it acts on the noisy mean.
       nesterov: as in `optax.sgd`.
 
@@ -97,8 +97,9 @@ def dp_sgd(
       ValueError: an argument is out of range.
 
     Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
-    f the adjacency's sensitivity factor. In a fixed or reshuffled order an example
-    takes part once an epoch, and E epochs are (f sqrt(E) / noise_multiplier)-GDP.
+    where f is the adjacency's sensitivity factor. In a fixed or reshuffled order an
+    example takes part once per epoch, and E epochs are
+    (f sqrt(E) / noise_multiplier)-GDP.
 
     Reference: Abadi et al. (2016), Algorithm 1.
 
@@ -133,12 +134,12 @@ def dp_adam(
 
     Args:
       learning_rate: a number or a schedule, as in `optax.adam`.
-      clip_norm: the bound C that the sum was clipped with, positive; or the function
+      clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made.
-      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
-      num_steps: as for `noisy_mean`: past it the run refuses.
+      num_steps: the number of accounted steps, as for `noisy_mean`.
       b1: as in `optax.adam`.
       b2: as in `optax.adam`.
       eps: as in `optax.adam`.
@@ -149,7 +150,7 @@ def dp_adam(
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: as for `dp_sgd`; the moments are functions of the noisy means.
+    Privacy: as for `dp_sgd`; Adam's moments are functions of the noisy means.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -184,17 +185,18 @@ def dp_adamw(
 
     Args:
       learning_rate: a number or a schedule, as in `optax.adamw`.
-      clip_norm: the bound C that the sum was clipped with, positive; or the function
+      clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made.
-      noise_multiplier: noise standard deviation over C, at least 0, dimensionless.
+      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
-      num_steps: as for `noisy_mean`: past it the run refuses.
+      num_steps: the number of accounted steps, as for `noisy_mean`.
       b1: as in `optax.adamw`.
       b2: as in `optax.adamw`.
       eps: as in `optax.adamw`.
       weight_decay: as in `optax.adamw`; it reads the parameters, which are private.
-      mask: as in `optax.adamw`: which parameters decay. It must not read the data.
+      mask: as in `optax.adamw`, selects the parameters that decay. The mask must not
+        depend on the data.
 
     Returns:
       An optax transformation from the clipped sum to updates; `update` needs params.
@@ -202,7 +204,7 @@ def dp_adamw(
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: as for `dp_sgd`; the weights that decay are private already.
+    Privacy: as for `dp_sgd`; the parameters that decay are already private.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -236,18 +238,19 @@ def dp_nsgd(
 ) -> optax.GradientTransformation:
     """Private normalised SGD on the clipped sum, with momentum and correlated noise.
 
-    Every update has norm learning_rate and points against the private momentum.
+    Every update has norm learning_rate, and the direction opposite to the private
+    momentum.
 
     Args:
       learning_rate: the step length, a number or a schedule.
-      clip_norm: the bound C that the sum was clipped with, positive; or the function
+      clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made.
-      noise_multiplier: the noise standard deviation of a tree's node, or of the
-        strategy's draws, over C, at least 0.
+      noise_multiplier: the noise standard deviation divided by C, at least 0. The noise
+        is that of a tree's node, or of the strategy's draws.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       decay: the momentum coefficient β, in [0, 1).
-      num_steps: T, the number of steps that the guarantee is for; static.
+      num_steps: T, the number of steps that the guarantee covers; static.
       buffer: as for `tree_momentum`, or for `correlated_noise` with a strategy.
       strategy: the strategy that correlates the noise, as `dpjax.strategies` makes it;
         None for `tree_momentum`.
@@ -281,7 +284,7 @@ def dp_nsgd(
         validate.decay("decay", decay)
         momentum = optax.chain(
             correlated_noise(strategy, stddev, **given),
-            # Normalisation cancels any scale, so that the bias needs no correction.
+            # Normalisation cancels any scale. So the bias of ema needs no correction.
             cast_updates_to_float32(optax.ema(decay, debias=False)),
         )
     return optax.chain(

@@ -1,14 +1,15 @@
 """Momentum with reduced sensitivity: changes between epochs in place of gradients.
 
 A step's sum of gradients is the sum at the epoch's anchor (the iterate at which the
-epoch began) plus the drift since the anchor. If every epoch has the same batches, the
-weighted sum G of a window of n anchor terms changes from epoch to epoch by the window
-sum Δ of changes of anchor terms. Therefore, for any γ,
+epoch began), called the anchor term, plus the drift since the anchor. Let G be the
+weighted sum of the n anchor terms in a window, and let every epoch have the same
+batches. From one epoch to the next, G changes by the window sum Δ of the changes of
+anchor terms. Therefore, for any γ,
 
     G_{[t−n+1, t]} = (1 − γ)(Δ_{[t−n+1, t]} + G_{[t−2n+1, t−n]}) + γ G_{[t−n+1, t]}.
 
-The estimate P_t of that window sum, and the estimate M_t of the sum of all anchor
-terms, follow the recursion
+The estimate P_t of G_{[t−n+1, t]}, and the estimate M_t of the sum of all anchor terms,
+follow the recursion
 
     P_t = (1 − γ) P_{t−n} + Ĥ_{[t−n+1, t]},    M_t = β^n M_{t−n} + P_t,
     m̂_t = (1 − β)(M_t + r̂_{[1, t]}),
@@ -17,13 +18,13 @@ where Ĥ is a private window sum of h_i = (1 − γ) δ_i + γ g_i, δ_i is the 
 anchor term g_i since the epoch before, and r̂ is a private prefix sum of drifts. For
 t < 2n there is no earlier window, and P_t = Ĝ is a private sum of the anchor terms g_i
 themselves. Unrolled, the recursion is the reconstruction of Tran and Cutkosky (2022),
-Algorithm 4. The recursion takes O(log n) node reads a step, and that algorithm
+Algorithm 4. Per step, the recursion reads O(log n) nodes, and their algorithm reads
 O(t/n log n).
 
-One tree for h is as good as one tree for δ and another for g. Two trees with
-sensitivities a and b and noise variances x and y have a privacy cost of a²/x + b²/y and
-add variance x + y to every estimate. The smallest product of cost and variance is
-(a + b)², and one tree for the sum has the same product.
+One tree for h is as good as one tree for δ and another tree for g. For two trees with
+sensitivities a and b and noise variances x and y, the privacy cost is a²/x + b²/y, and
+every estimate gets the variance x + y. The minimum product of cost and variance is
+(a + b)², which is also the product for one tree of the sum.
 """
 
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -51,9 +52,9 @@ class Terms(NamedTuple, Generic[T]):
 
     Attributes:
       anchor: for the tree of gradients at the anchor, used while t < 2n.
-      change: for the tree of (1 − γ) times the change of a gradient at the anchor since
-        the last epoch, plus γ times that gradient.
-      drift: for the tree of changes of gradients since the anchor.
+      change: for the tree of h_i: (1 − γ) times the change of a gradient at the anchor
+        since the last epoch, plus γ times this gradient.
+      drift: for the tree of drifts: changes of gradients since the anchor.
     """
 
     anchor: T
@@ -62,13 +63,13 @@ class Terms(NamedTuple, Generic[T]):
 
 
 class ReducedMomentumState(NamedTuple):
-    """The state of the momentum, with sums without noise: as secret as the data.
+    """The state of the momentum. It holds sums without noise: as secret as the data.
 
     Attributes:
-      anchor: the ring of anchor terms.
-      change: the ring of changes.
-      drift: the weighted sum of drifts with the noise of their tree, f[d].
-      nodes: the noise of the latest node of each level of that tree, f[levels, d].
+      anchor: the ring of the anchor tree.
+      change: the ring of the change tree.
+      drift: the weighted sum of drifts with the noise of the drift tree, f[d].
+      nodes: the noise of the latest node of each level of the drift tree, f[levels, d].
       windows: the estimates P of the last n steps, f[n, d].
       totals: the estimates M of the last n steps, f[n, d].
     """
@@ -88,7 +89,7 @@ def init(
     dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
     ring = empty_ring(steps_per_epoch, dimension, dtype)
     drift = jnp.zeros(dimension, dtype)
-    # No step subtracts the node of the highest level.
+    # No step subtracts the node at the highest level.
     nodes = jnp.zeros((num_steps.bit_length() - 1, dimension), dtype)
     rows = jnp.zeros((steps_per_epoch, dimension), dtype)
     return ReducedMomentumState(ring, ring, drift, nodes, windows=rows, totals=rows)
@@ -115,8 +116,8 @@ def update(
     Args:
       state: the state before the step, at first that of `init`.
       step: t, i[], counted from 1.
-      terms: the step's sums of clipped terms, f[d] each. `change` is not used up to
-        step n, and `anchor` not from step 2n on.
+      terms: the step's sums of clipped terms, f[d] each. `change` is not used in the
+        first n steps, and `anchor` is not used from step 2n on.
       steps_per_epoch: n, static.
       decay: β, f[].
       refresh: γ, f[].
@@ -131,7 +132,7 @@ def update(
     n, dtype = steps_per_epoch, state.drift.dtype
     step, terms = jnp.asarray(step).astype(jnp.int32), widen(terms)
     decay, refresh = jnp.asarray(decay, dtype), jnp.asarray(refresh, dtype)
-    # The first case of Tran and Cutkosky (2022), (3) and Algorithm 4,
+    # The first case of (3) and Algorithm 4 of Tran and Cutkosky (2022),
     # https://arxiv.org/abs/2210.06328: before step 2n there is no earlier window.
     first = step < 2 * n
     anchor = push(
@@ -154,24 +155,24 @@ def update(
         window=n,
         decay=decay,
     )
-    # An inactive query is zero, so that the sum of both is the active one.
+    # An inactive query gives zero. So the sum of both queries is the active one.
     from_anchor = query(anchor, step, active=first, window=n, decay=decay)
     from_change = query(change, step, active=~first, window=n, decay=decay)
 
-    # Steps at the same position of successive epochs share a row.
+    # Steps at the same position in different epochs use the same row.
     row = (step - 1) % n
 
     def inherit(
         rows: jax.Array, factor: jax.Array, new: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        # The new row is read back from the updated array. With two uses of the old row,
+        # The new row is read from the updated array. If the old row were used twice,
         # XLA would copy all rows instead of updating them in place.
         old = jax.lax.dynamic_index_in_dim(rows, row, keepdims=False)
         rows = jax.lax.dynamic_update_index_in_dim(rows, factor * old + new, row, 0)
         return jax.lax.dynamic_index_in_dim(rows, row, keepdims=False), rows
 
-    # P_t = (1 − γ) P_{t−n} + Ĥ, but P_t = Ĝ for t < 2n, and M_t = β^n M_{t−n} + P_t:
-    # the recursion of the module's docstring. The row holds the values of step t − n.
+    # P_t = (1 − γ) P_{t−n} + Ĥ, but P_t = Ĝ for t < 2n, and M_t = β^n M_{t−n} + P_t.
+    # See the recursion in the module's docstring. The row holds the values of t − n.
     keep = jnp.where(first, 0.0, 1 - refresh)
     estimate, windows = inherit(state.windows, keep, from_anchor + from_change)
     total, totals = inherit(state.totals, jnp.power(decay, n), estimate)
@@ -180,7 +181,7 @@ def update(
         key = jax.random.fold_in(keys.drift, step)
         return gaussian_like(key, state.drift, stddevs.drift)
 
-    # The momentum of the tree's noise in each step is the noise of its prefix.
+    # The momentum of the drift tree's noise up to a step is the noise of the prefix.
     weights = tree_weights(decay.astype(jnp.float32), 1 << state.nodes.shape[0])
     noise: Any
     nodes: Any
@@ -194,10 +195,10 @@ def update(
 def momentum_variance(
     num_steps: int, steps_per_epoch: int, *, decay: float, refresh: float
 ) -> Terms[np.ndarray]:
-    """The variance of m̂_t / (1 − β) for unit variance in the nodes of each tree.
+    """The variance of m̂_t / (1 − β) if the nodes of one tree have unit variance.
 
-    The variance of a coordinate is the sum over trees of the result for the tree times
-    the variance of a node of the tree.
+    The variance of a coordinate is a sum over the trees: the result for the tree times
+    the variance of the tree's nodes.
 
     Args:
       num_steps: T, a whole number of epochs.
@@ -207,8 +208,7 @@ def momentum_variance(
 
     Returns:
       `Terms` of f64[T]. The windows of the steps t, t − n, t − 2n, … have no node in
-      common. The variances of P and M and their covariance therefore follow a
-      recursion.
+      common. So the variances of P and M and their covariance follow a recursion.
 
     Raises:
       ValueError: an argument is out of range.
@@ -229,14 +229,14 @@ def momentum_variance(
     first = (np.arange(1, num_steps + 1) < 2 * n).reshape(-1, n)
     keep, fade = 1 - refresh, float(decay) ** n
 
-    # Var P, Var M and Cov(M, P) from their values one epoch before: P_{t−n} and M_{t−n}
-    # have no node in common with the window of step t.
+    # Var P, Var M and Cov(M, P) follow from their values one epoch before, since
+    # P_{t−n} and M_{t−n} have no node in common with the window of step t.
     def variance(fresh_of: np.ndarray) -> np.ndarray:
         rows, p, m, both = [], np.zeros(n), np.zeros(n), np.zeros(n)
         for row, base in zip(fresh_of, first, strict=True):
             inherit = np.where(base, 0.0, keep)
             p = inherit**2 * p + row
-            # Cov(β^n M, P_t) = β^n (1 − γ) Cov(M, P), with M and P of step t − n.
+            # Cov(β^n M, P_t) = β^n (1 − γ) Cov(M, P), where M and P are of step t − n.
             m = fade**2 * m + 2 * fade * inherit * both + p
             both = fade * inherit * both + p
             rows.append(m)

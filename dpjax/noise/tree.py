@@ -1,8 +1,9 @@
 """Tree aggregation: dyadic intervals and the noise of their nodes.
 
-Steps count from 1. A node of level k is an interval [(i − 1) 2^k + 1, i 2^k], named (k,
-i). COMPOSE(1, t) holds one node for each bit k set in t: the node (k, t >> k), which
-ends at t − (t mod 2^k). The noise ζ_{k,i} of such a node enters the prefix noise
+Steps are counted from 1. A node of level k is an interval [(i − 1) 2^k + 1, i 2^k],
+named (k, i). COMPOSE(1, t) has one node for each bit k that is set in t: the node
+(k, t >> k), which ends at t − (t mod 2^k). The noise ζ_{k,i} of this node is part of
+the prefix noise
 
     N_t = Σ_{(k, i) in COMPOSE(1, t)} β^{t mod 2^k} ζ_{k,i}.
 
@@ -19,7 +20,7 @@ from dpjax.noise._gaussian import gaussian_like
 
 
 def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
-    """Split the steps start..end into the fewest dyadic intervals.
+    """Split the steps start..end into the minimum number of dyadic intervals.
 
     Args:
       start: the first step, at least 1.
@@ -29,7 +30,7 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
       The intervals (first, last) from left to right.
 
     Raises:
-      ValueError: start is below 1 or end below start.
+      ValueError: start is below 1, or end is below start.
 
     Reference: Tran and Cutkosky (2022), Algorithm 3.
 
@@ -44,8 +45,8 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
     intervals = []
     # Tran and Cutkosky (2022), Algorithm 3, https://arxiv.org/abs/2210.06328.
     while start <= end:
-        # The largest 2^k that divides start − 1 and does not extend beyond end. Every
-        # power of two divides start − 1 = 0.
+        # The largest 2^k that divides start − 1, with an interval that ends by `end`.
+        # Every power of two divides start − 1 = 0.
         fits = 1 << ((end - start + 1).bit_length() - 1)
         aligned = (start - 1) & -(start - 1) or fits
         size = min(fits, aligned)
@@ -55,15 +56,17 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
 
 
 def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
-    """The variance of N_t over that of one node: Σ_{COMPOSE(1, t)} β^{2(t − z)}.
+    """The variance of N_t divided by that of a node: Σ_{COMPOSE(1, t)} β^{2(t − z)}.
+
+    The sum is over the nodes of COMPOSE(1, t), and z is the step at which a node ends.
 
     Args:
       step: t, i[*b], at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
 
     Returns:
-      f[*b], the ratio of variances. The momentum of `tree_momentum` at step t carries
-      noise of variance stddev² (1 − β)² times this ratio in each coordinate.
+      f[*b], the ratio of variances. In each coordinate, the noise in the momentum of
+      `tree_momentum` at step t has variance stddev² (1 − β)² times this ratio.
 
     Raises:
       ValueError: a static step is below 1, or a static decay outside [0, 1).
@@ -92,18 +95,18 @@ def node_noise(
 ) -> Shaped:
     """The noise ζ_{k,i} of a node, with the shapes of the tree's leaves.
 
-    The node's key is folded from the midpoint of its interval, (2i − 1) 2^k half steps
-    from the beginning. No two nodes have the same midpoint. Each leaf has a key of its
-    own, derived from the node's key.
+    The node's key is derived from the midpoint of its interval, which is (2i − 1) 2^k
+    half steps after the beginning. No two nodes have the same midpoint. Each leaf has
+    its own key, derived from the node's key.
 
     Args:
       key: the typed key of the whole tree.
-      level: k.
+      level: k, the level of the node.
       index: i, counted from 1.
-      tree: a pytree whose shapes and dtypes the noise has.
+      tree: a pytree whose shapes and dtypes the noise gets.
       stddev: the standard deviation of each coordinate, f[].
     """
-    # uint32, since (2i − 1) 2^k may be above the largest int32.
+    # uint32, since (2i − 1) 2^k may exceed the maximum int32.
     level, index = jnp.asarray(level, jnp.uint32), jnp.asarray(index, jnp.uint32)
     middle = (2 * index - 1) << level
     return gaussian_like(jax.random.fold_in(key, middle), tree, stddev)

@@ -1,18 +1,18 @@
 """Private sums over a sliding window, from a ring buffer of tree nodes.
 
-Steps count from 1. Node (k, i) covers the steps (i − 1) 2^k + 1, …, i 2^k, as in
-`dpjax.noise.tree`, and has the value Σ β^{i 2^k − j} x_j over the steps j that it
-covers. A node is released once, with noise, in the step that completes it. The window
-of the last n steps is partitioned into the fewest nodes, O(log n) of them. A query
-reads the nodes from left to right: sum ← β^{2^k} sum + node.
+Steps are counted from 1. Node (k, i) covers the steps (i − 1) 2^k + 1, …, i 2^k, as in
+`dpjax.noise.tree`. The value of the node is Σ β^{i 2^k − j} x_j over the steps j that
+it covers. A node is released once, with noise, in the step that completes it. The
+window of the last n steps is partitioned into the fewest nodes, O(log n) of them. A
+query reads these nodes from left to right: sum ← β^{2^k} sum + node.
 
-At any time, at most ⌊n / 2^k⌋ nodes of level k can still be needed, so that the ring
-buffer has fewer than 2n rows. A node's sum without noise is needed only until the
-node's parent is complete, which takes one row for each level.
+At any time, at most ⌊n / 2^k⌋ nodes of level k can still be needed. So the ring buffer
+has fewer than 2n rows. A node's sum without noise is needed only until the node's
+parent is complete. So these sums take one row for each level.
 
-A node is in the partition of a window if the window contains the node and not the
-node's parent. A left child is therefore used by windows that end with that child, and a
-right child by windows that begin with that child.
+A node is in the partition of a window if the window contains the node but not the
+node's parent. So a left child is used only by windows that end with this child, and a
+right child only by windows that begin with this child.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ _Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Ring(NamedTuple):
-    """The tree nodes of the last n steps. A ring is as secret as the data.
+    """The tree nodes of the last n steps. Keep a ring as secret as the data.
 
     Attributes:
       nodes: the released nodes, with noise, level by level, f[rows, d].
@@ -54,7 +54,7 @@ def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
 def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
     """A ring of zeros for windows of `window` steps and vectors f[d].
 
-    The dtype is widened to float32 at least.
+    The dtype is widened to at least float32.
     """
     slots, _ = _layout(validate.static_int("window", window, minimum=1))
     dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
@@ -63,18 +63,18 @@ def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
 
 
 def _sizes(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
-    """The decay over the length of a node, β^{2^k}, for every level k."""
+    """The decay β^{2^k} over the length of a node, for every level k."""
     sizes = jnp.exp2(jnp.arange(levels, dtype=dtype))
     return jnp.power(jnp.asarray(decay, dtype), sizes)
 
 
 def _int32(step: ArrayLike) -> jax.Array:
-    """A step number of any integer type as int32, for the bit operations below."""
+    """Cast a step number of any integer type to int32, for the bit operations below."""
     return jnp.asarray(step).astype(jnp.int32)
 
 
 def tree_key(key: Key) -> Key:
-    """The key from which the keys of a ring's nodes are folded."""
+    """The key from which the keys of a ring's nodes are derived."""
     return stream(key, "windows")
 
 
@@ -91,8 +91,8 @@ def push(
 ) -> Ring:
     """Release with noise the tree nodes that end at step t, and store them in the ring.
 
-    A tree node holds the decayed sum of the values of its steps; the module's docstring
-    defines nodes. Each new node replaces a node that no later window needs.
+    A tree node holds the decayed sum of its steps' values (see the module's docstring).
+    Each new node replaces a node that no later window needs.
 
     Args:
       ring: the ring buffer after step t − 1.
@@ -112,22 +112,22 @@ def push(
     step, value, key = _int32(step), value.astype(ring.nodes.dtype), tree_key(key)
     completed = jnp.minimum(node_level(step) + 1, len(slots))
 
-    # The nodes that end at step t have the levels 0 to ctz(t), the trailing zeros of t.
-    # The loop goes up from level 0. A right child ends where its parent does. The
-    # parent's value is the left child's, times β^{2^k} for the length 2^k of the right
-    # child, plus the right child's.
+    # The nodes that end at step t have the levels from 0 to the number of trailing zero
+    # bits of t. The loop starts at level 0. A right child ends where its parent ends.
+    # The parent's value is the left child's value times β^{2^k}, plus the right child's
+    # value, where 2^k is the length of the right child.
     def complete(level: jax.Array, carry: _Vectors) -> _Vectors:
         nodes, opened, value = carry
         index = step >> level
         noise = node_noise(key, level, index, value, stddev)
-        # The new node replaces the oldest of its level, which no window needs again.
+        # The new node replaces the oldest node of its level, which is no longer needed.
         row = begins[level] + (index - 1) % slots[level]
         nodes = jax.lax.dynamic_update_index_in_dim(nodes, value + noise, row, 0)
         left = jax.lax.dynamic_index_in_dim(opened, level, keepdims=False)
         opened = jax.lax.dynamic_update_index_in_dim(opened, value, level, 0)
         return nodes, opened, factors[level] * left + value
 
-    # A loop of length zero leaves the ring unchanged and draws no noise.
+    # If the count is 0, the loop leaves the ring unchanged and draws no noise.
     count = jnp.where(active, completed, 0)
     nodes, opened, _ = jax.lax.fori_loop(0, count, complete, (*ring, value))
     return Ring(nodes, opened)
@@ -141,9 +141,9 @@ def query(
     decay: jax.Array,
     active: ArrayLike = True,
 ) -> jax.Array:
-    """The private window sum Σ β^{t − j} x_j over the last n of the steps 1..t.
+    """The private sum Σ β^{t − j} x_j over the last n steps j of 1..t.
 
-    The result is f[d], and zero if not active. A query draws no noise: it adds nodes
+    The result is f[d], or zero if not active. A query draws no noise: it adds nodes
     that were released with noise.
     """
     slots, begins = (jnp.asarray(x) for x in _layout(window))
@@ -152,8 +152,8 @@ def query(
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
     # COMPOSE(start + 1, t) from left to right (Tran and Cutkosky (2022), Algorithm 3,
-    # https://arxiv.org/abs/2210.06328): the largest node that begins at start + 1 and
-    # ends by t. The sum so far is multiplied by β^{2^k}, for the node's length 2^k.
+    # https://arxiv.org/abs/2210.06328): take the largest node that begins at start + 1
+    # and ends by t. Multiply the sum so far by β^{2^k}, for the node's length 2^k.
     def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] < step
 
@@ -178,8 +178,8 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
       decay: β, in [0, 1).
 
     Returns:
-      Σ β^{2(t − z)} over the nodes of the steps max(t − n, 0) + 1, …, t, where z is a
-      node's end, for t = 1, …, T: f64[T].
+      f64[T]: for each t = 1, …, T, the sum Σ β^{2(t − z)} over the nodes of the steps
+      max(t − n, 0) + 1, …, t, where z is the step at which a node ends.
 
     Raises:
       ValueError: an argument is out of range.
@@ -193,10 +193,10 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
     validate.decay("decay", decay)
     step = np.arange(1, num_steps + 1)
     start, total = np.maximum(step - window, 0), np.zeros(num_steps)
-    # The loop of `query` for all steps at once: a node that ends at z has weight
+    # The loop of `query` for all steps at once. The weight of a node that ends at z is
     # β^{t − z}.
     while np.any(start < step):
-        # The exponent of frexp minus one is exactly the floor of the base-2 logarithm.
+        # The exponent of frexp minus 1 is exactly the floor of the base-2 logarithm.
         fits = np.frexp(np.maximum(step - start, 1))[1] - 1
         aligned = np.where(
             start > 0, np.frexp(np.maximum(start & -start, 1))[1] - 1, 63

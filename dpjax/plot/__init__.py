@@ -1,19 +1,19 @@
 """Plots of guarantees, runs and noise; matplotlib comes with the extra `plot`.
 
-Each function draws on the given `ax`, or on the Axes of a new figure, and returns these
-Axes. No function shows or saves a figure. Every point of a curve is a value that an
-accountant computed. Lines differ in strokes and markers, so that every plot is readable
-without colour.
+Each function draws on the given `ax`, or on the Axes of a new figure, and returns the
+Axes. No function shows or saves a figure. An accountant computes every point of a
+curve. Lines differ in strokes and markers, so that every plot is readable without
+colour.
 
 1. `tradeoff` draws the best trade-off of error rates that any attack can achieve.
    `attack` draws the error rates that one attack achieved.
 2. `epsilon_by_step` draws the privacy cost of a run that stops early. `compare` draws
-   plans together. `comparison` draws the mechanisms from which a plan was chosen.
-   `budget` draws what each release takes from a budget.
-3. `noise` draws the size of noise from step to step, and `spectrum` its power by
-   frequency.
+   several plans. `comparison` draws the mechanisms from which a plan was chosen.
+   `budget` draws the cost of each release to a budget.
+3. `noise` draws the standard deviation of noise by step, and `spectrum` draws the power
+   of noise by frequency.
 
-`style` is the look of these plots for figures of your own: `plt.style.use(plot.style)`.
+`style` gives your own figures the look of these plots: `plt.style.use(plot.style)`.
 """
 
 from dpjax.plot._attack import attack as attack

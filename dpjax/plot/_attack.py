@@ -1,4 +1,4 @@
-"""A plot of the error rates that guarantees permit and that an attack achieved."""
+"""A plot of the error rates that guarantees allow and that an attack achieved."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ from dpjax.plot._tradeoff import Line, draw_curves, guarantee_lines
 
 
 class Rates(NamedTuple):
-    """Error rates of tests at many thresholds, f64[k] each, by descending threshold."""
+    """Error rates of tests at k thresholds in descending order, f64[k] each."""
 
     false_positive: np.ndarray
     false_negative: np.ndarray
@@ -33,18 +33,19 @@ def achieved_rates(
     """The observed and proven error rates of tests that compare scores and thresholds.
 
     Args:
-      scores_in: the scores of runs in which the example took part, f[n].
-      scores_out: the scores of runs in which the example did not take part, f[m].
+      scores_in: the scores of runs with the example's participation, f[n].
+      scores_out: the scores of runs without the example's participation, f[m].
       confidence: the confidence of the proven rates.
 
     Returns:
-      The observed rates, and upper bounds on the true rates, which hold at all
-      thresholds at once with the stated confidence.
+      The observed rates, and upper bounds on the true rates. With the given confidence,
+      the upper bounds hold at all thresholds simultaneously.
     """
     inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
     thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
     inside, outside = map(jnp.sort, replace_nan_scores(inside, outside))
-    # Scores at or below a threshold, as shares: missed examples and no false alarms.
+    # The shares of scores at or below a threshold are the rates of missed examples and
+    # of absent false alarms.
     missed, quiet = (
         jnp.searchsorted(x, thresholds, side="right") / x.size
         for x in (inside, outside)
@@ -66,31 +67,32 @@ def attack(
     false_positive_rate: float = 0.01,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the error rates that an attack achieved and that guarantees permit.
+    """Draw the error rates that an attack achieved and that guarantees allow.
 
     Args:
-      scores_in: the attack's scores where the example took part, f[n]. Larger scores
-        are evidence of participation.
-      scores_out: the scores where the example did not take part, f[m].
+      scores_in: the attack's scores with the example's participation, f[n]. Larger
+        scores are evidence of participation.
+      scores_out: the scores without the example's participation, f[m].
       *guarantees: the guarantees that bound the attack, as for `tradeoff`.
       confidence: the confidence of the proven rates, in (0.5, 1).
       labels: a name for each guarantee.
-      false_positive_rate: where true-positive rates are marked, in (0, 1).
+      false_positive_rate: the rate at which the plot marks true-positive rates, in
+        (0, 1).
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
       The Axes of `tradeoff`, with two more lines for the tests "the score is above a
-      threshold": the observed error rates, which are an estimate, and the proven upper
-      bounds on the error rates. The area between the two lines is the uncertainty.
-      Where the proven line is below the line of a guarantee, this guarantee is refuted.
+      threshold". One line shows the observed error rates, which are estimates. The
+      other shows proven upper bounds on the error rates. The area between the two lines
+      is the uncertainty. If the proven line is anywhere below the line of a guarantee,
+      this guarantee is refuted.
 
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: an argument is out of range, or there are no scores.
 
-    Privacy: the proven line bounds the mechanism's privacy loss from below, with the
-    given confidence and if the scores are independent, as for
-    `auditing.epsilon_lower`.
+    Privacy: if the scores are independent, the proven line bounds the mechanism's
+    privacy loss from below with the given confidence, as for `auditing.epsilon_lower`.
 
     Example:
       >>> import numpy as np
@@ -114,7 +116,7 @@ def attack(
     lines += [seen, proven]
     ax = axes(ax, (5.2, 5.0))
     draw_curves(ax, lines, false_positive_rate, "true-positive rate,")
-    # All corners of both staircases: between corners both are constant.
+    # The corners of both staircases; between corners, both are constant.
     between = np.union1d(seen.false_positive, proven.false_positive)
     ax.fill_between(
         between,
@@ -129,7 +131,7 @@ def attack(
 
 
 def _line(rates: Rates, name: str, rate: float) -> Line:
-    """The least false-negative rate of an attack at each false-positive rate.
+    """The minimum false-negative rate of an attack at each false-positive rate.
 
     Args:
       rates: the error rates by threshold.
@@ -143,7 +145,7 @@ def _line(rates: Rates, name: str, rate: float) -> Line:
     alarms = np.concatenate([[0.0], rates.false_positive[order], [1.0]])
     missed = np.concatenate([[1.0], rates.false_negative[order], [0.0]])
     missed = np.minimum.accumulate(missed)
-    # The corners of the staircase from left to right, which steps down at each rate.
+    # The corners of the staircase, which steps down at each rate, from left to right.
     x, y = np.repeat(alarms, 2)[1:], np.repeat(missed, 2)[:-1]
     marked = int(np.searchsorted(x, rate, side="right")) - 1
     # Round the true-positive rate down, so that no label overstates the attack.

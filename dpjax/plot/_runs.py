@@ -1,4 +1,4 @@
-"""Plots of the privacy cost of runs: step by step, together, and in a budget."""
+"""Plots of the privacy cost of runs: by step, for several plans, and in a budget."""
 
 import math
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from dpjax.plot._style import GREY, axes, finish, names, strokes, up
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The largest numbers of steps at which ε is computed: for a run that is a Gaussian
-# mechanism, and for any other run, where each ε takes as long as in `plan`.
+# The maximum numbers of steps at which ε is computed. The first is for Gaussian
+# mechanisms. The second is for other runs, for which each ε takes as long as in `plan`.
 _POINTS_OF_GAUSSIAN, _POINTS = 400, 30
 
 
@@ -31,23 +31,24 @@ def epsilon_by_step(
 
     Args:
       *plans: the plans of the runs.
-      delta: δ, strictly between 0 and 1; None for each plan's own δ.
+      delta: δ, in (0, 1); None for each plan's own δ.
       labels: a name for each plan.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: ε after t steps against t.
+      The Axes, which show ε after t steps against t.
 
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: there is no plan, or an argument is not a plan; the number of labels
         is not the number of plans; delta is out of range.
 
-    Privacy: ε is that of `plan.guarantee.at(t)`, at up to 400 steps if μ is known. The
-    line between two such steps has the ε of the later step, which is an upper bound. If
-    no μ is known, ε is computed at up to 30 steps, which have markers. The straight
-    lines between markers are no bounds. The ε at t holds for a t that was fixed before
-    the run. If t was chosen by looking at the run, only the ε of the whole plan holds.
+    Privacy: the drawn ε is that of `plan.guarantee.at(t)`. If μ is known, ε is computed
+    at up to 400 steps. Between two such steps, the line has the ε of the later step,
+    which is an upper bound. If no μ is known, ε is computed at up to 30 steps, which
+    have markers. The straight lines between markers are no bounds. The ε at t holds if
+    t was fixed before the run. If the run's results determined t, only the ε of the
+    whole plan holds.
 
     Example:
       >>> import dpjax
@@ -71,8 +72,8 @@ def epsilon_by_step(
         steps = _steps(plan)
         costs = [float(plan.guarantee.at(int(t)).epsilon(each)) for t in steps]
         look = strokes(number)
-        # With few steps, their markers say where ε was computed. With many, the line
-        # has the later, larger ε between them.
+        # With few steps, markers show where ε was computed. With many steps, the line
+        # has the later, larger ε between two steps.
         if plan.guarantee.mu is None:
             look["markersize"] = 3.5
         else:
@@ -92,21 +93,21 @@ def compare(
     labels: Sequence[str] | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw plans together: their noise, their ε and their signal-to-noise ratio.
+    """Draw the noise, the ε and the signal-to-noise ratio of several plans.
 
     Args:
       plans: the plans of the runs.
       labels: a name for each plan.
-      ax: the matplotlib Axes that three panels are drawn in; None for those of a new
+      ax: the matplotlib Axes that contain the three panels; None for those of a new
         figure.
 
     Returns:
-      The Axes with three panels, its `child_axes`: the noise multiplier, ε rounded up,
-      and the signal-to-noise ratio of a run. The signal is the largest possible signal,
-      in which all gradients have the clip norm and one direction; the noise is the
-      standard deviation of the noise along this direction. The ratio is b / σ for one
-      step, and √T b / σ for T steps with independent noise, or sqrt(Σ (b / σ)²) where
-      b and σ vary from step to step.
+      The Axes with three panels, which are its `child_axes`: the noise multiplier, ε
+      rounded up, and the signal-to-noise ratio of a run. The signal is the maximum,
+      with all gradients of the clip norm and in the same direction. The noise is the
+      standard deviation of the noise along this direction. With batch size b and noise
+      multiplier σ, the ratio is b / σ for one step, and √T b / σ for T steps with
+      independent noise. If b and σ vary from step to step, it is sqrt(Σ (b / σ)²).
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -148,17 +149,19 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
     """Draw the noise of each mechanism from which a plan was chosen.
 
     Args:
-      run: a plan that was chosen among mechanisms (by `sampling="auto"`, say).
+      run: a plan that was chosen among several mechanisms, such as by
+        `sampling="auto"`.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: a bar for each mechanism that has a plan. The bar's length is the noise
-      of the workload in multiples of the least, with the noise multiplier as a label.
-      Mechanisms without a plan are listed below.
+      The Axes, with a bar for each mechanism that has a plan. The bar's length is the
+      noise in the workload, divided by the minimum of all mechanisms. The bar's label
+      gives this length and the noise multiplier. Mechanisms without a plan are listed
+      below.
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: run is not a plan, or its mechanism was named by the caller.
+      ValueError: run is not a plan, or the caller chose its mechanism.
 
     Example:
       >>> import dpjax
@@ -197,9 +200,9 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
 def _bars(
     panel: "Axes", values: list[float], texts: list[str], labels: list[str]
 ) -> None:
-    """Draw one panel: a bar for each value, labelled with its text at the end."""
+    """Draw one panel with a bar for each value, and its text at the end of the bar."""
     places = np.arange(len(values))
-    # An infinite value has no bar, and its text alone says so.
+    # An infinite value has no bar, only a text.
     drawn = [value if math.isfinite(value) else 0.0 for value in values]
     bars = panel.barh(places, drawn, height=0.6, color="#c9d7e3", edgecolor="black")
     panel.bar_label(bars, texts, padding=3, fontsize="small")
@@ -220,7 +223,7 @@ def signal_to_noise(plan: Plan) -> float:
     sigma = _gradients_noise(plan)
     if not plan.schedule:
         return math.sqrt(plan.num_steps) * plan.batch_size / sigma
-    # Steps with equal noise and batch size are counted together.
+    # Each group contains the steps with equal noise and batch size.
     counts = groups(plan.schedule, plan.num_steps)
     return math.sqrt(
         sum(count * (b / (sigma * r)) ** 2 for (r, b), count in counts.items())
@@ -228,9 +231,9 @@ def signal_to_noise(plan: Plan) -> float:
 
 
 def _gradients_noise(plan: Plan) -> float:
-    """The noise multiplier of the gradients alone.
+    """The noise multiplier of the gradients, without the noise of other sums.
 
-    A plan with `QuantileClip` also adds noise to counts; this noise is not included.
+    A plan with `QuantileClip` also adds noise to counts.
     """
     if plan.quantile is None:
         return plan.noise_multiplier
@@ -238,11 +241,11 @@ def _gradients_noise(plan: Plan) -> float:
 
 
 def _steps(plan: Plan) -> np.ndarray:
-    """The steps at which ε is computed, i64[k]: more steps where ε grows faster."""
+    """The steps at which ε is computed, i64[k], closer together if ε grows faster."""
     count = _POINTS if plan.guarantee.mu is None else _POINTS_OF_GAUSSIAN
     if plan.num_steps <= count:
         return np.arange(1, plan.num_steps + 1)
-    # Squares are densest at the start of a run.
+    # Squares are closest together at the start of a run.
     apart = np.linspace(0.0, 1.0, count) ** 2
     return np.unique(np.ceil(1 + (plan.num_steps - 1) * apart).astype(int))
 
@@ -262,24 +265,24 @@ def _name(plan: Plan) -> str:
 
 
 def _at(deltas: Sequence[float]) -> str:
-    """Say at which δ, if all plans have the same δ."""
+    """The label's text for δ, which is a number if all plans have the same δ."""
     same = len(set(deltas)) == 1
     return f"at δ = {deltas[0]:g}" if same else "at each one's δ"
 
 
 def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw what each draw has taken from a budget, and what is left.
+    """Plot the share of a budget that each mechanism has taken, and the rest.
 
     Args:
-      account: a budget of `dpjax.budget` with adaptive composition.
-      ax: the Axes to draw on; those of a new figure if None.
+      account: a budget from `dpjax.budget` with adaptive composition.
+      ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes. A bar for each draw, whose length is its share of μ², follows the bar of
-      the draw before it. The last bar is what is left.
+      The Axes, with a bar for each mechanism, whose length is its share of μ². A bar
+      begins at the end of the one before. The last bar is the rest.
 
     Raises:
-      ValueError: composition is "fixed", where draws have no shares.
+      ValueError: composition is "fixed", for which mechanisms have no shares.
 
     Example:
       >>> import dpjax

@@ -1,4 +1,4 @@
-"""Plots of the size of noise from step to step, and of its power by frequency."""
+"""Plots of the standard deviation of noise by step, and of its power by frequency."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
 def noise(
     *shapes: ArrayLike, labels: Sequence[str] | None = None, ax: "Axes | None" = None
 ) -> "Axes":
-    """Draw the standard deviation of noise from step to step.
+    """Draw the standard deviation of noise in the optimizer's update at each step.
 
     Args:
-      *shapes: how the noise of T steps, in the update of the optimizer, is composed of
-        independent standard Gaussians z. A shape is either a matrix A, f[T, k], for the
-        noise Σ_j A[t, j] z_j at step t, or coefficients c, f[T], for the noise
-        Σ_{j<=t} c_j z_{t−j}. Both include the scale of the noise, for example the
-        noise multiplier times the clip norm over the batch size.
+      *shapes: a linear map from independent standard Gaussians z to the noise of T
+        steps, for each line. A matrix A, f[T, k], stands for the noise Σ_j A[t, j] z_j
+        at step t. Coefficients c, f[T], stand for the noise Σ_{j<=t} c_j z_{t−j}. Both
+        include the scale of the noise, such as the noise multiplier times the clip
+        norm, divided by the batch size.
       labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: the root of Σ_j A[t, j]², or of Σ_{j<=t} c_j², against the step.
+      The Axes, which show the root of Σ_j A[t, j]², or of Σ_{j<=t} c_j², against the
+      step t.
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no shape, or a shape is not finite, or is no matrix or
+      ValueError: there is no shape; a shape is not finite, or is neither a matrix nor a
         vector; the number of labels is not the number of shapes.
 
     Example:
@@ -55,7 +56,9 @@ def noise(
 def spectrum(
     *shapes: ArrayLike, labels: Sequence[str] | None = None, ax: "Axes | None" = None
 ) -> "Axes":
-    """Draw the power of noise by frequency: low frequencies move parameters farthest.
+    """Draw the power of noise in the optimizer's update by frequency.
+
+    Noise of low frequencies moves parameters the farthest.
 
     Args:
       *shapes: as for `noise`.
@@ -63,14 +66,14 @@ def spectrum(
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: the exact expected periodogram E |Σ_t x_t e^{−2πi f t}|² / T of the
-      noise x of T steps at f = 1/T, 2/T, …, up to 1/2 cycles per step. The mean of the
-      periodogram over all T frequencies, including 0 and those above 1/2, is the mean
-      of the steps' variances.
+      The Axes, which show the exact expected periodogram E |Σ_t x_t e^{−2πi f t}|² / T
+      of the noise x of T steps, at f = 1/T, 2/T, …, up to 1/2 cycles per step. The mean
+      of the periodogram over all T frequencies, including 0 and those above 1/2, is the
+      mean of the steps' variances.
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no shape, or a shape is not finite, has other axes, or has a
+      ValueError: there is no shape; a shape is not finite, has other axes, or has a
         single step; the number of labels is not the number of shapes.
 
     Example:
@@ -104,8 +107,8 @@ def power(shape: np.ndarray) -> np.ndarray:
     if shape.ndim == 2:
         return np.sum(np.abs(np.fft.fft(shape, axis=0)) ** 2, axis=1) / count
     # Σ_t E[x_t x_{t+l}] = Σ_j c_j (T − j − l) c_{j+l} is a correlation. The periodogram
-    # is the Fourier transform of these sums over all lags l, and the sums of l and −l
-    # are equal. Transforms of length 2T avoid circular overlap.
+    # is the Fourier transform of these sums over all lags l, where l and −l have equal
+    # sums. Transforms of length 2T avoid circular overlap.
     later = shape * (count - np.arange(count))
     both = np.conj(np.fft.rfft(shape, 2 * count)) * np.fft.rfft(later, 2 * count)
     sums = np.fft.irfft(both, 2 * count)[:count]

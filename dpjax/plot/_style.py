@@ -1,4 +1,4 @@
-"""One style for all plots, which is as readable in grey as in colour."""
+"""One style for all plots, which are as readable in grey as in colour."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 __all__ = ["GREY", "axes", "finish", "names", "strokes", "style", "up"]
 
-# Each colour is dark enough on white. The numbers of colours, strokes and markers are
-# pairwise coprime, so that no two of the first 210 lines agree in all three.
+# Each colour has enough contrast on white. The numbers of colours, strokes and markers
+# are pairwise coprime, so that no two of the first 210 lines agree in all three.
 _COLOURS = ("#000000", "#0072b2", "#b34700", "#00775a", "#8a4173", "#5c5c00")
 _STROKES = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 3, 4)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#6e6e6e"
-# Settings of matplotlib as a dictionary, so that matplotlib need not be imported here.
+# The settings of matplotlib are a dictionary, so that this module need not import it.
 style: dict[str, Any] = {
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -28,7 +28,7 @@ style: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.titlesize": 11,
     "figure.constrained_layout.use": True,
-    # At 360 pixels, the width of a telephone, letters are then 8 pixels high or more.
+    # On a telephone with a width of 360 pixels, letters are at least 8 pixels high.
     "figure.dpi": 160,
     "figure.figsize": (5.4, 3.6),
     "font.size": 11,
@@ -50,7 +50,7 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
     """The given Axes, or the Axes of a new figure of the given size in inches."""
     if ax is not None:
         return ax
-    # Imported here, since matplotlib is an optional dependency.
+    # The import is here, since matplotlib is an optional dependency.
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -63,7 +63,7 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
 
 
 def strokes(number: int) -> dict[str, Any]:
-    """The style of the line with this number: stroke, colour and marker."""
+    """The stroke, colour and marker of the line with this number."""
     return {
         "linestyle": _STROKES[number % len(_STROKES)],
         "color": _COLOURS[number % len(_COLOURS)],
@@ -74,7 +74,7 @@ def strokes(number: int) -> dict[str, Any]:
 
 
 def names(labels: Sequence[str] | None, otherwise: Sequence[str]) -> list[str]:
-    """The labels, one for each line, or the default names where labels is None."""
+    """The labels, one for each line, or the default names if labels is None."""
     if labels is None:
         return list(otherwise)
     if isinstance(labels, str) or len(labels) != len(otherwise):

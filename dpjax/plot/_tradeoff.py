@@ -15,7 +15,7 @@ from dpjax.plot._style import GREY, axes, finish, names, strokes, up
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# False-positive rates, densest at both ends, where trade-off curves bend most.
+# False-positive rates, closest together at both ends, where trade-off curves bend most.
 _RATES = np.sin(np.linspace(0.0, np.pi / 2, 201)) ** 2
 
 
@@ -25,29 +25,33 @@ def tradeoff(
     false_positive_rate: float = 0.01,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the trade-off of every attack that tells neighbouring data sets apart.
+    """Draw the error rates that guarantees allow an attack to achieve.
+
+    An attack tries to tell two neighbouring data sets apart.
 
     Args:
-      *guarantees: the guarantees that bound the attack. Each is a `dpjax.Plan`, its
-        guarantee, the `solvers.Guarantee` of a solver, an `accounting.pld.PLD`, or the
-        μ of GDP, a number at least 0.
+      *guarantees: the guarantees that bound the attack. Each is a `dpjax.Plan`, a
+        plan's guarantee, a solver's guarantee, an `accounting.pld.PLD`, or a number at
+        least 0 for the μ of GDP.
       labels: a name for each guarantee.
-      false_positive_rate: where the largest true-positive rate is marked, in (0, 1).
+      false_positive_rate: the rate at which the plot marks the maximum true-positive
+        rate, in (0, 1).
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes: the least false-negative rate against the false-positive rate, for each
-      guarantee, for perfect privacy and for no privacy. The legend gives the
-      true-positive rate at the marked false-positive rate, rounded up.
+      The Axes, which show the minimum false-negative rate against the false-positive
+      rate, for each guarantee, for perfect privacy and for no privacy. The legend gives
+      the maximum true-positive rate at the marked false-positive rate, rounded up.
 
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: there is no guarantee, or an argument is not a guarantee; the number
         of labels is not the number of guarantees; false_positive_rate is out of range.
 
-    Privacy: no attack is below a curve. The curves of Gaussian mechanisms and of pure
-    differential privacy are exact. Any other curve is the best bound from ε at two
-    dozen values of δ, which is proven as well, and loses less than a line's width.
+    Privacy: no attack has error rates below a curve. The curves of Gaussian mechanisms
+    and of pure differential privacy are exact. Any other curve is the best bound from ε
+    at two dozen values of δ. This bound is also proven, and differs from the exact
+    curve by less than a line's width.
 
     Reference: Dong, Roth and Su (2022), Proposition 3, for profiles.
 
@@ -63,7 +67,7 @@ def tradeoff(
 
 
 class Line(NamedTuple):
-    """A curve's error rates f64[k], its legend entry and the index of its marker."""
+    """The error rates f64[k] of a curve, its legend entry and its marker's index."""
 
     false_positive: np.ndarray
     false_negative: np.ndarray
@@ -81,13 +85,13 @@ def guarantee_lines(
     validate.open_unit("false_positive_rate", false_positive_rate)
     profiles = [_profile(guarantee) for guarantee in guarantees]
     legend = names(labels, [_name(guarantee) for guarantee in guarantees])
-    # The marked rate is one of the points, so that its marker is on the curve.
+    # The rates include the marked rate, so that its marker is on the curve.
     rates = np.union1d(_RATES, [false_positive_rate])
     marked = int(np.searchsorted(rates, false_positive_rate))
     lines = []
     for profile, name in zip(profiles, legend, strict=True):
         missed = curve(profile, rates)
-        # Rounded up: the label is an upper bound on every attack.
+        # The label is rounded up, since it is an upper bound for every attack.
         power = up(1.0 - missed[marked])
         lines.append(Line(rates, missed, f"{name}: {power}", marked))
     return lines
@@ -99,7 +103,7 @@ def draw_curves(
     false_positive_rate: float,
     title: str = "true-positive rate at most,",
 ) -> "Axes":
-    """Draw the lines, reference lines for perfect and no privacy, and a legend."""
+    """Draw the lines, a legend, and reference lines for perfect and no privacy."""
     for number, (rates, missed, label, marked) in enumerate(lines):
         ax.plot(rates, missed, **strokes(number), label=label, markevery=[marked])
     ax.plot([0, 1], [1, 0], ":", color=GREY, linewidth=1, label="perfect privacy")

@@ -1,8 +1,8 @@
-"""Binomial draws of the number of examples that take part in a step, to 128 bits.
+"""Binomial draws, accurate to 128 bits, of the number of examples in a step.
 
-Exact integer arithmetic tabulates the distribution once for each n, q and b. A count is
-drawn by looking up 128 random bits in the table of cumulative probabilities. The cost
-of a draw is not of order n.
+Exact integer arithmetic tabulates the distribution once for each n, q and b. A draw
+looks up 128 random bits in the table of cumulative probabilities, and so does not take
+time of order n.
 """
 
 import functools
@@ -15,19 +15,19 @@ import numpy as np
 
 from dpjax._core.keys import random_words
 
-# The weight of the mode is 2²⁵⁶: the weights are too small by less than 2⁶² in all,
-# which is negligible beside the 2⁻¹²⁸ that a threshold resolves.
+# The weight of the mode is 2²⁵⁶. All other weights together are too small by less than
+# 2⁶². This is negligible compared to 2⁻¹²⁸, the resolution of the thresholds.
 _WEIGHT_BITS = 256
-_BITS = 128  # random bits for a count: four 32-bit words
+_BITS = 128  # the number of random bits for a count, which are four 32-bit words
 
 
 class Table(NamedTuple):
     """Cumulative probabilities, as thresholds for a random 128-bit integer u.
 
     Attributes:
-      thresholds: u32[r, 4], ascending, most significant word first. The count that u
-        stands for exceeds first + i exactly if u is at least row i, and exceeds every
-        count below first exactly if u is at least row 0.
+      thresholds: u32[r, 4], ascending, most significant word first. The count for u
+        exceeds first + i if and only if u is at least row i. If u is below row 0, the
+        count is 0.
       first: the count whose cumulative probability is in row 0.
     """
 
@@ -36,9 +36,9 @@ class Table(NamedTuple):
 
 
 def _tail(n: int, mode: int, taken: int, left: int) -> list[int]:
-    """The weights of the numbers above the mode, down to the first that is 0."""
+    """The weights of the counts above the mode, up to the first weight that is 0."""
     weights, weight, k = [], 1 << _WEIGHT_BITS, mode
-    # P(k + 1) / P(k) = (n − k) q / ((k + 1) (1 − q)), at most 1 from the mode on.
+    # P(k + 1) / P(k) = (n − k) q / ((k + 1) (1 − q)) is at most 1 from the mode on.
     while weight and k < n:
         weight = weight * (n - k) * taken // ((k + 1) * left)
         weights.append(weight)
@@ -50,17 +50,17 @@ def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
     """Integer weights proportional to the probabilities of a binomial distribution.
 
     The distribution is Binomial(n, taken / (taken + left)). The weight of its mode is
-    2²⁵⁶, and every other weight is rounded down. The weights extend on both sides of
-    the mode until a weight rounds to zero. Each weight is its neighbour's times a ratio
-    of at most 1, so that a rounding error does not grow. Each of fewer than 2³¹ weights
-    is therefore too small by less than 2³¹.
+    2²⁵⁶, and every other weight is rounded down. On both sides of the mode, the weights
+    extend until a weight rounds to zero. Each weight is its neighbour's weight times a
+    ratio of at most 1, so that a rounding error does not grow. So each of fewer than
+    2³¹ weights is too small by less than 2³¹.
 
     Returns:
       The count of the first weight, and the weights in the order of their counts.
     """
     mode = min((n + 1) * taken // (taken + left), n)
     above = _tail(n, mode, taken, left)
-    # Of n coins, k are tails where n − k are heads.
+    # If n − k of n coins are heads, k coins are tails.
     below = _tail(n, n - mode, left, taken)
     return mode - len(below), [*below[::-1], 1 << _WEIGHT_BITS, *above]
 
@@ -69,22 +69,21 @@ def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
 def table(n: int, rate: float, most: int) -> Table:
     """The table of min(Binomial(n, rate), most), with n < 2³¹ and most <= n.
 
-    Each cumulative probability is rounded up by less than 2⁻¹²⁷. For every k, the
-    probability that a drawn count exceeds k is therefore never above its exact value.
-    Fewer than 2²⁰ cumulative probabilities are between 2⁻¹²⁸ and 1 − 2⁻¹²⁸, so that the
-    distance from the exact distribution in total variation is below 2⁻¹⁰⁶, which is
-    less than 1.3e-32.
+    Each cumulative probability is rounded up by less than 2⁻¹²⁷. So for every k, the
+    probability that a drawn count exceeds k is at most its exact value. Fewer than 2²⁰
+    cumulative probabilities are between 2⁻¹²⁸ and 1 − 2⁻¹²⁸. So the distance from the
+    exact distribution in total variation is below 2⁻¹⁰⁶, which is less than 1.3e-32.
     """
-    # A float is a fraction of two integers: no rounding of the rate enters the table.
+    # A float is exactly a fraction of two integers. So the rate is not rounded.
     exact = Fraction(rate)
     taken, left = exact.numerator, exact.denominator - exact.numerator
     start, weights = _weights(n, taken, left)
     total = sum(weights)
-    # Bounds the total weight lost by rounding down: 2³¹ weights, less than 2³¹ each.
-    # Rates 0 and 1 have one possible count, whose weight is exact.
+    # A bound on the total weight lost by rounding down: 2³¹ weights lose less than 2³¹
+    # each. For rates 0 and 1 there is one possible count, whose weight is exact.
     below = 1 << 62 if taken and left else 0
 
-    # The lost weight is assigned to the smallest counts, so that every cumulative
+    # The lost weight is added to the smallest counts, so that every cumulative
     # probability is rounded up.
     thresholds, first, passed = [], min(start, most), below
     if first:  # all counts below the first weight share the smallest threshold
@@ -114,10 +113,10 @@ def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
 
 
 def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
-    """Whether the 128-bit integers u32[..., 4] reach the thresholds u32[..., 4]."""
+    """Whether 128-bit integers u32[..., 4] are at least the thresholds u32[..., 4]."""
     passed = jnp.ones((), bool)
-    # From the least significant word up: a more significant word overrides the result
-    # so far unless the words are equal.
+    # The loop starts at the least significant word. A more significant word overrides
+    # the result so far unless its two words are equal.
     for i in (3, 2, 1, 0):
         word, threshold = words[..., i], thresholds[..., i]
         passed = (word > threshold) | ((word == threshold) & passed)
@@ -125,13 +124,13 @@ def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
 
 
 def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
-    """Independent draws of Binomial(n, rate), i32[times], each found by bisection."""
+    """Independent draws of Binomial(n, rate), i32[times], found by bisection."""
     rows, first = table(n, rate, n)
     thresholds = jnp.asarray(rows)
     words = jax.random.bits(key, (times, 4), jnp.uint32)
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
-        """Halve the range low..high of the number of thresholds that u reaches."""
+        """Halve the range low..high for the number of thresholds that u reaches."""
         low, high = ends
         middle = (low + high) // 2
         passed = _passed(words, thresholds[middle])
@@ -139,8 +138,8 @@ def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
         low = jnp.where(searched & passed, middle + 1, low)
         return low, jnp.where(searched & ~passed, middle, high)
 
-    # Zeros made of the random words vary over a mesh as the words do, which
-    # `jax.shard_map` requires of a loop's carry.
+    # `jax.shard_map` requires that a loop's carry varies over the mesh as the words do.
+    # Zeros computed from the random words vary in this way.
     zero = words[:, 0].astype(jnp.int32) & 0
     ends = zero, zero + len(rows)
     count, _ = jax.lax.fori_loop(0, len(rows).bit_length(), halve, ends)

@@ -1,22 +1,22 @@
 """Random assignment: every example independently picks one batch (bin) of an epoch.
 
-The examples' choices are independent of each other. A random order of full batches does
-not have this property: there the positions of all other examples determine the position
-of the last one.
+The choices of the examples are independent of each other. In contrast, in a random
+order of full batches, the positions of all other examples determine the position of the
+last one.
 
 With at most 2¹⁶ examples, every example's choice is drawn, and a bin is the set of
 examples that chose it. With more examples, two numbers are drawn first, as sums of coin
-flips: how many examples are in the earlier bins, and how many in this bin.
-A random order of all examples (`_order`) then says which examples are at the positions
-of this bin.
+flips: the number of examples in the earlier bins, and the number in this bin. A random
+order of all examples (`_order`) then determines the examples at the positions of this
+bin.
 
-**Counts.** The number of examples in the first j of m bins is the number of n uniform
-numbers in [0, 1) that are below the cut j / m. How many of the n numbers are below 1/2
-has the distribution Binomial(n, 1/2), and the same holds recursively within each half.
-The binary digits of the cut select one half after another, until no number is left in
-the selected interval. The key of each binomial draw is a function of the digits before
-it. With one key, the counts for all cuts are therefore counts of the same n numbers,
-which are never drawn one by one.
+**Counts.** The number of examples in the first j of m bins is the count of n uniform
+numbers in [0, 1) that are below the cut j / m. The count of numbers below 1/2 has the
+distribution Binomial(n, 1/2), and the same holds recursively within each half. The
+binary digits of the cut select one half after another, until no number is left in the
+selected interval. The key of each binomial draw is a function of the digits before it.
+So under one key, the counts for all cuts are counts of the same n numbers, although
+these numbers are never drawn.
 """
 
 import functools
@@ -31,22 +31,22 @@ from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _order
 from dpjax.sampling._samplers import MOST, Batch, check_number, sampler_key, sizes
 
-# A count n of coins is split into its digits in base 2⁸: single coins, and sums of 2⁸,
-# 2¹⁶ and 2²⁴ coins, fewer than 2⁸ of each kind.
+# A number n of coins is split into its digits in base 2⁸: single coins, and groups of
+# 2⁸, 2¹⁶ and 2²⁴ coins, with fewer than 2⁸ groups of each size.
 _DIGIT = 8
 
 
 def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
     """A draw of Binomial(n, 1/2) for n <= most < 2³¹, i32[].
 
-    Fewer than 2⁸ coins are flipped singly, which is exact. A sum of 2⁸ᵏ coins is drawn
-    from a table, with an error in total variation of less than 2⁻¹²⁸ for each row of
-    the table. The table has fewer rows than coins, except for k = 1, where it has one
-    row more. The error of the whole draw is therefore less than n 2⁻¹²⁷.
+    Fewer than 2⁸ coins are flipped singly, which is exact. The sum of a group of 2⁸ᵏ
+    coins is drawn from a table, with an error in total variation of less than 2⁻¹²⁸ for
+    each row of the table. The table has fewer rows than the group has coins, or one row
+    more for k = 1. So the error of the whole draw is less than n 2⁻¹²⁷.
     """
     own, key = jax.random.split(key)
-    # `most` is static and n is not: the shape is the largest digit, and a mask selects
-    # as many coins as the digit of n says.
+    # `most` is static and n is not. So the shape is the largest digit, and a mask
+    # selects the number of coins that the digit of n gives.
     times = min(most, 2**_DIGIT - 1)
     coins = jax.random.bits(own, (times,), jnp.uint8) & np.uint8(1)
     first = jnp.arange(times) < n % 2**_DIGIT
@@ -61,35 +61,36 @@ def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
 
 
 def count_smaller(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Array:
-    """How many of n uniform numbers are below cut / parts, i32[].
+    """The count of n uniform numbers that are below cut / parts, i32[].
 
     The joint distribution of the counts for all cuts under one key is within 2⁻⁹⁰ of
-    the exact one in total variation. At each digit at most n < 2³¹ numbers are split.
-    After 32 digits fewer than 2⁸ numbers share an interval, and their coins are exact.
+    the exact distribution in total variation. At each digit, at most n < 2³¹ numbers
+    are split. After 32 digits, fewer than 2⁸ numbers share an interval, and their coins
+    are exact.
 
     Args:
       key: one typed key, which stands for the n numbers.
-      n: how many numbers, static.
+      n: the number of uniform numbers, static.
       cut: u32[], at most parts.
       parts: static, below 2³¹, so that twice the remainder fits in a uint32.
     """
     nothing = jax.random.key_data(key).ravel()[0] & cut & np.uint32(0)
     zero = nothing.astype(jnp.int32)
     # Inside `jax.shard_map`, all parts of a loop's carry must vary over the mesh as the
-    # key and the cut do. Adding zeros made of both does that.
+    # key and the cut do. So zeros computed from both are added.
     start = jax.random.fold_in(key, nothing), zero + n, cut + nothing, zero
 
     def is_undecided(carry: tuple[jax.Array, ...]) -> jax.Array:
         _, left, rest, _ = carry
-        # Stop once the interval holds no number, or once it begins at the cut.
+        # Stop when the interval holds no number, or begins at the cut.
         return (left > 0) & (rest > 0)
 
     def digit(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         key, left, rest, total = carry
-        # The halves have the keys 0 and 1 of the interval's key, and its count key 2.
+        # From the interval's key, 0 and 1 give the halves' keys, and 2 the count's key.
         heads = _heads(jax.random.fold_in(key, 2), left, n)
-        # The next binary digit of rest / parts: if it is one, the lower half is below
-        # the cut and counts, and the cut is in the upper half.
+        # If the next binary digit of rest / parts is one, the lower half is below the
+        # cut and is counted, and the cut is in the upper half.
         one = 2 * rest >= np.uint32(parts)
         return (
             jax.random.fold_in(key, one.astype(jnp.uint32)),
@@ -101,25 +102,26 @@ def count_smaller(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Arr
     return jax.lax.while_loop(is_undecided, digit, start)[-1]
 
 
-# The largest number of examples for which every example's choice is drawn.
+# The maximum number of examples for which every example's choice is drawn.
 _ALL = 2**16
-# The number of draws for each example. The first one without modulo bias is used.
+# The number of draws for each example. The first draw without modulo bias is used.
 _TRIES = 4
 
 
 def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
     """A number from 0 to m − 1 for every example, independent and uniform, i32[n].
 
-    Each example has four draws of 32 bits. Its number is the first draw below the
-    largest multiple of m that is at most 2³², modulo m. A draw above that multiple
-    would favour small numbers; fewer than m of the 2³² values are above it. If all four
-    draws are above it, which has probability at most (m / 2³²)⁴, the number is the last
-    draw modulo m. Only in this case is the number not uniform.
+    Each example has four draws of 32 bits. A draw is accepted if it is below the
+    largest multiple of m that is at most 2³². Fewer than m of the 2³² values are not
+    accepted, since they would favour small numbers. The example's number is the first
+    accepted draw, modulo m. If no draw is accepted, which has probability at most
+    (m / 2³²)⁴, the number is the last draw modulo m. Only in this case is the number
+    not uniform.
     """
     draws = jax.random.bits(key, (_TRIES, n), jnp.uint32)
-    # The bound is inclusive, since 2³² itself does not fit in a uint32.
+    # The comparison is with the largest accepted value, since 2³² exceeds uint32.
     fair = draws <= np.uint32(m * (2**32 // m) - 1)
-    # argmax finds the first True; the last draw is accepted in any case.
+    # argmax finds the first True. The last draw is always accepted.
     first = jnp.argmax(fair.at[-1].set(True), axis=0)
     taken = jnp.take_along_axis(draws, first[None], axis=0)[0]
     return (taken % np.uint32(m)).astype(jnp.int32)
@@ -131,7 +133,7 @@ def _bins(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
 
 
 def _gather(takes_part: jax.Array, b: int) -> Batch:
-    """The first b of the examples that take part, from bool[n], in the data's order."""
+    """The first b examples for which takes_part, bool[n], is True, in data order."""
     (positions,) = jnp.nonzero(takes_part, size=b, fill_value=0)
     mask = jnp.arange(b) < jnp.sum(takes_part, dtype=jnp.int32)
     return Batch(jnp.where(mask, positions.astype(jnp.int32), 0), mask)
@@ -140,21 +142,21 @@ def _gather(takes_part: jax.Array, b: int) -> Batch:
 def _members(
     n: int, m: int, b: int, key: Key, epoch: ArrayLike, step: ArrayLike
 ) -> Batch:
-    """The examples of one bin, at most b of them, in time O(b log n)."""
+    """The examples of one bin, at most b, in time O(b log n)."""
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     # All steps of an epoch must see the same counts and the same order.
     count_key, order_key = two_keys(key)
     number = check_number("step", step)
     there = number < m
-    # Bin `step` has the positions from the count below cut `step` to the count below
+    # The positions of bin `step` run from the count below cut `step` to the count below
     # cut `step + 1`.
     cuts = jnp.where(there, number, 0) + jnp.arange(2, dtype=jnp.uint32)
     first, end = jax.lax.map(lambda cut: count_smaller(count_key, n, cut, m), cuts)
     mask = there & (jnp.arange(b, dtype=jnp.int32) < end - first)
-    # Padding asks for position n − 1, which takes the fewest rounds to evaluate.
+    # Padding uses position n − 1, which takes the fewest rounds to evaluate.
     places = jnp.where(mask, first + jnp.arange(b, dtype=jnp.int32), n - 1)
     examples = _order.examples_at(order_key, n, places.astype(jnp.uint32))
-    # The largest int32 sorts padding behind all examples.
+    # With the maximum int32, sorting puts padding after all examples.
     examples = jnp.sort(jnp.where(mask, examples, 2**31 - 1))
     return Batch(jnp.where(mask, examples, 0), mask)
 
@@ -177,7 +179,8 @@ def random_bins(
       num_examples: n, static, from 1 to 2³¹ − 1.
       num_bins: m, static, from 1 to 2³¹ − 1: the number of steps in an epoch.
       max_batch_size: b, static, the fixed size of a batch. If a bin has more than b
-        examples, the first b are retained; with n above 2¹⁶, a uniformly random b.
+        examples, the first b of them are retained; for n above 2¹⁶, b uniformly random
+        ones.
       key: one typed key for the whole run; the epoch is folded into it.
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³². With the same number in all epochs, every example takes part in the same
@@ -185,18 +188,18 @@ def random_bins(
 
     Returns:
       A `Batch` of i32[m, b] and bool[m, b], in the data's order, with padding last.
-      The cost is O(n log n) for n up to 2¹⁶, and that of m calls of `random_bins_step`
-      for larger n.
+      For n up to 2¹⁶ the time is O(n log n). For larger n it is that of m calls of
+      `random_bins_step`.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
     Privacy: if no bin overflows, an example is in each step with probability 1 / m, to
-    within (m / 2³²)⁴, whatever is known of all other examples. The sampler is random
+    within (m / 2³²)⁴, for any knowledge of all other examples. The sampler is random
     allocation, under any adjacency, provided that the random bits are uniform and
-    secret. With n above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of random
-    allocation in total variation, which is below 2e-27 and adds less than
+    secret. For n above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of random
+    allocation in total variation. This is below 2e-27, and adds less than
     (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is a
     different mechanism. `accounting.truncation.overflow_delta` gives its cost, for
     sampling rate 1 / m and m steps for each epoch whose bins are drawn.
@@ -214,7 +217,7 @@ def random_bins(
     if n > _ALL:
         steps = jnp.arange(m, dtype=jnp.uint32)
         return jax.lax.map(lambda step: _members(n, m, b, key, epoch, step), steps)
-    # A stable sort by bin leaves the examples of a bin in the data's order.
+    # A stable sort by bin keeps the examples of a bin in the data's order.
     bins, examples = jax.lax.sort(
         (_bins(n, m, key, epoch), jnp.arange(n, dtype=jnp.int32)), is_stable=True
     )
@@ -233,11 +236,11 @@ def random_bins_step(
     epoch: ArrayLike,
     step: ArrayLike,
 ) -> Batch:
-    """One step of `random_bins`, with a cost that is nearly independent of n above 2¹⁶.
+    """One step of `random_bins`; the cost hardly depends on n for n above 2¹⁶.
 
     For n up to 2¹⁶ the cost is O(n). For larger n a step takes O(b log n) time and O(b)
-    memory: a thousand rounds of a hash for each of b slots, and log₂ n times as many in
-    the worst case.
+    memory. Each of the b slots takes about a thousand rounds of a hash, and log₂ n
+    times as many in the worst case.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -247,7 +250,7 @@ def random_bins_step(
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³².
       step: the step's number within the epoch, i[], from 0 to m − 1; may be traced. For
-        a larger number the batch is all padding.
+        a larger number the batch consists of padding.
 
     Returns:
       A `Batch` of i32[b] and bool[b], row `step` of `random_bins`.
@@ -286,8 +289,8 @@ def random_allocation_step(
 ) -> Batch:
     """One step of an epoch in which every example takes part in k random steps.
 
-    Every example independently picks k of the epoch's m steps, all sets of k steps with
-    the same probability. For k = 1 `random_bins_step` is faster for large n.
+    Every example independently picks k of the epoch's m steps, and all sets of k steps
+    have the same probability. For k = 1 and large n, `random_bins_step` is faster.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -299,7 +302,7 @@ def random_allocation_step(
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³².
       step: the step's number within the epoch, i[], from 0 to m − 1; may be traced. For
-        a larger number the batch is all padding.
+        a larger number the batch consists of padding.
 
     Returns:
       A `Batch` of i32[b] and bool[b], in the data's order, with padding last.
@@ -333,8 +336,8 @@ def random_allocation_step(
     key = sampler_key(key, "sampling.random_allocation", "epoch", epoch)
     number = check_number("step", step)
     selected: list[jax.Array] = []
-    # Floyd's rule: a uniform number of the first j + 1, or j where that one was chosen
-    # before, makes all sets of k numbers equally likely.
+    # Floyd's rule makes all sets of k numbers equally likely: take a uniform number of
+    # the first j + 1, or j itself if this number was chosen before.
     for i, last in enumerate(range(m - k, m)):
         drawn = _choices(n, last + 1, jax.random.fold_in(key, i))
         known = sum((drawn == x for x in selected), jnp.zeros(n, bool))

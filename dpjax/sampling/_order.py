@@ -1,34 +1,35 @@
 """Random orders of n positions, evaluated at given positions.
 
 **The order of `examples_at`** is provably close to uniform, provided that the random
-bits are uniform, and costs some hundred rounds. If the privacy of a sampler depends on
-the order, the sampler needs such a proof.
+bits are uniform, and takes some hundred rounds. A sampler needs this proof if its
+privacy depends on the order.
 
-A round pairs every position x with K − x modulo n for a random K. A random bit for each
-pair decides whether the pair is swapped. Condition on all Ks and on the positions of q
-examples, and let a_x be the probability that one further example is at position x,
-minus its uniform value. Where the position K − x is not one of the q, a round replaces
-a_x and a_{K−x} by their mean; elsewhere a round moves a_x to another position. On
-average, a round multiplies Σ a_x² by (n + q) / 2n. After r rounds, the joint
-distribution of q positions is within
+A round pairs every position x with K − x modulo n, for a random K. For each pair, a
+random bit decides whether the pair is swapped. Condition on all K and on the positions
+of q examples. Let a_x be the probability that one further example is at position x,
+minus its uniform value. If the position K − x is not one of the q, a round replaces a_x
+and a_{K−x} by their mean; otherwise a round moves a_x to another position. On average,
+a round multiplies Σ a_x² by (n + q) / 2n. After r rounds, the joint distribution of q
+positions is within
 
     ½ √n Σ_{l<q} ((n + l) / 2n)^{r/2} <= 2 n^{3/2} / (r + 2) ((n + q) / 2n)^{r/2 + 1}
 
-of uniform in total variation. The r rounds are applied to all n positions and fix the
-examples of one half of them, q <= n / 2. The examples in the other half are then
-permuted in the same way, and so on recursively.
+of uniform in total variation. The r rounds are applied to all n positions, and fix the
+examples in one half of the positions, q <= n / 2. The examples in the other half are
+then permuted in the same way, and so on recursively.
 
 Reference: Hoang, Morris and Rogaway (2012) for a round, Morris and Rogaway (2014) for
-halves.
+the halves.
 
 **The permutation of `values_at`** is faster, but only pseudo-random. Like the order
 above, it is evaluated at given positions alone.
 
 **`permutation` and `distinct`** return numbers in an exactly uniform random order. A
 draw may fail: two random sort keys are equal, or there are too few distinct numbers.
-The functions detect a failure, and draw everything again. The order remains exactly
-uniform: to rename the numbers changes neither the distribution of the draws nor the
-probability of a failure, so that all orders are equally likely in an accepted draw.
+The functions detect a failure and draw everything again. The order remains exactly
+uniform. The reason is that renaming the numbers changes neither the distribution of the
+draws nor the probability of a failure. So all orders are equally likely in an accepted
+draw.
 """
 
 import math
@@ -46,7 +47,7 @@ _Draw = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 def _draw_until_accepted(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
     """The numbers of the first accepted draw, i32[size].
 
-    `draw` maps a key to numbers, and to whether the draw is accepted.
+    `draw` is a function of a key that returns numbers, and whether they are accepted.
     """
 
     def redraw(carry: tuple[jax.Array, jax.Array, jax.Array]):
@@ -54,7 +55,7 @@ def _draw_until_accepted(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
         return following, *draw(now)
 
     # Inside `jax.shard_map`, all parts of a loop's carry must vary over the mesh as the
-    # key does. The carry is therefore a key, not a counter, and zeros made of the key.
+    # key does. So the carry is a key, instead of a counter, and zeros made of the key.
     zero = jax.random.key_data(key)[0] & np.uint32(0)
     carry = key, jnp.full(size, zero, jnp.int32), zero > 0
     return jax.lax.while_loop(lambda carry: ~carry[2], redraw, carry)[1]
@@ -64,8 +65,8 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
     """The numbers of [0, n) in uniformly random order, i32[n], by sorting."""
 
     def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Sort keys of 64 bits: equal keys, which would bias the order, are rare enough
-        # that drawing again costs nearly nothing.
+        # With sort keys of 64 bits, equal keys are so rare that drawing again costs
+        # almost no time. Equal keys would bias the order.
         high, low = random_words(key, (2, n))
         places = jnp.arange(n, dtype=jnp.int32)
         high, low, order = jax.lax.sort((high, low, places), num_keys=2)
@@ -78,15 +79,15 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 def _draws(n: int, count: int, accepted: float) -> int:
     """A number of draws from [0, n) that nearly always has `count` distinct numbers.
 
-    About once in 1e9 times the draws contain fewer, and `distinct` then draws again.
+    About once in 1e9 times the draws have fewer, and `distinct` then draws again.
 
     Args:
-      n: the size of the range that is drawn from.
-      count: how many distinct numbers are needed.
+      n: the size of the range of the draws.
+      count: the number of distinct numbers that are needed.
       accepted: the probability that a draw of 32 bits is accepted.
     """
-    # The mean of a coupon collector's number of draws, eight standard deviations and a
-    # margin for small counts. The value affects the speed, not the distribution.
+    # The mean number of draws of a coupon collector, plus eight standard deviations and
+    # a margin for small counts. The value affects the speed, not the distribution.
     mean = -n * math.log1p(-count / n) / accepted
     least = accepted * (1 - count / n)
     spread = math.sqrt(count * (1 - least)) / least
@@ -94,17 +95,17 @@ def _draws(n: int, count: int, accepted: float) -> int:
 
 
 def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
-    """Distinct numbers of [0, n), every ordered choice equally likely, i32[count].
+    """Distinct numbers of [0, n), i32[count]; all ordered choices are equally likely.
 
     n must be below 2³¹. The time is O(count log count).
     """
-    # As count nears n, new numbers become rare among the draws. From a quarter of the
-    # range on, a permutation of the whole range costs O(n log n), which is enough.
+    # If count is near n, new numbers are rare among the draws. So from a quarter of the
+    # range on, the whole range is permuted, in time O(n log n).
     if 4 * count > n:
         return permutation(key, n)[:count]
 
-    # The largest multiple of n up to 2³². A draw beyond it would favour small numbers
-    # modulo n, and is rejected.
+    # The largest multiple of n up to 2³². A draw beyond this multiple is rejected,
+    # since it would favour small numbers modulo n.
     multiples = n * (2**32 // n)
     size = _draws(n, count, multiples / 2**32)
 
@@ -115,8 +116,8 @@ def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
         places = jnp.arange(size, dtype=jnp.int32)
         number, places = jax.lax.sort((number, places), num_keys=1, is_stable=True)
         new = jnp.concatenate([jnp.ones(1, bool), number[1:] != number[:-1]])
-        new &= number < n  # n marks a rejected draw
-        # Restore the order of the draws, with repeated and rejected ones at the end.
+        new &= number < n  # the number n marks a rejected draw
+        # Restore the order of the draws, with repeated and rejected draws at the end.
         places = jnp.where(new, places, size)
         _, number = jax.lax.sort((places, number), num_keys=1, is_stable=True)
         enough = jnp.sum(new, dtype=jnp.int32) >= count
@@ -132,14 +133,14 @@ _BITS = 90  # the bound on the total variation distance is 2⁻⁹⁰
 def rounds(n: int) -> int:
     """The number of rounds for which the whole order is within 2⁻⁹⁰ of uniform.
 
-    The order is composed of permutations of ranges of n, ⌈n/2⌉, ... positions, each
-    with this number of rounds. The distance is in total variation.
+    The distance is in total variation. The order is composed of permutations of ranges
+    of n, ⌈n/2⌉, ... positions, and each permutation has this number of rounds.
 
     The sum of n^{3/2} over n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The probability of a K
     exceeds 1 / n by at most a relative 2⁻³². The omitted factor 1 / (r + 2) more than
-    makes up for that excess.
+    makes up for this excess.
     """
-    # 4 n^{3/2} (3/4)^{r/2} <= 2⁻⁹⁰, solved for r: q <= n / 2 makes (n + q) / 2n <= 3/4.
+    # 4 n^{3/2} (3/4)^{r/2} <= 2⁻⁹⁰ solved for r; q <= n / 2 gives (n + q) / 2n <= 3/4.
     return math.ceil(2 * (_BITS + 2 + 1.5 * math.log2(n)) / math.log2(4 / 3))
 
 
@@ -149,7 +150,7 @@ def _modulo(high: jax.Array, low: jax.Array, n: jax.Array) -> jax.Array:
     JAX has no 64-bit integers by default.
     """
 
-    # The remainder is below n <= 2³¹, so that its double fits in a uint32.
+    # The remainder is below n <= 2³¹. So twice the remainder fits in a uint32.
     def digit(i: jax.Array, rest: jax.Array) -> jax.Array:
         bit = (low >> (np.uint32(31) - i.astype(jnp.uint32))) & np.uint32(1)
         rest = 2 * rest + bit
@@ -159,14 +160,14 @@ def _modulo(high: jax.Array, low: jax.Array, n: jax.Array) -> jax.Array:
 
 
 def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
-    """The positions, u32[b], that x has after `times` rounds on n positions."""
+    """The positions, u32[b], of x after `times` rounds on n positions."""
     words = jax.random.bits(key, (4, times), jnp.uint32)
     # 64 random bits modulo n are close enough to uniform; see `rounds`.
     centres = _modulo(words[0], words[1], n)
 
     def swap(x: jax.Array, now: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         centre, *key = now
-        # K − x modulo n. The larger of the pair is hashed, so that both get one bit.
+        # K − x modulo n. The larger number of a pair is hashed: both get the same bit.
         other = jnp.where(centre >= x, centre - x, centre + (n - x))
         bit = threefry(key, jnp.maximum(x, other))[0] & np.uint32(1)
         return jnp.where(bit > 0, other, x), None
@@ -177,13 +178,13 @@ def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
 def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     """The examples at the given positions of the random order, i32[b], for n < 2³¹.
 
-    A position in the last half costs `rounds(n)` rounds, a position in the quarter
-    before it twice as many, and so on. All given positions cost as many rounds as the
-    smallest of them.
+    A position in the last half takes `rounds(n)` rounds, a position in the quarter
+    before it twice as many, and so on. The smallest given position determines the
+    number of rounds for all of them.
 
     Args:
       key: one typed key.
-      n: how many positions there are, static.
+      n: the number of positions, static.
       places: the positions, u32[b], below n.
     """
     halves = [n]
@@ -191,7 +192,7 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
         halves.append(-(-halves[-1] // 2))
     *halves, last = halves
     order = permutation(jax.random.fold_in(key, len(halves)), last)
-    # The clamp makes every index valid; its result is used for the smallest part alone.
+    # The clamp makes every index valid. Its result is used only for the smallest part.
     inner = order[jnp.minimum(places, np.uint32(last - 1))].astype(jnp.uint32)
     x = jnp.where(places < last, inner, places)
     if not halves:
@@ -201,29 +202,29 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     def level(i: jax.Array, x: jax.Array) -> jax.Array:
         """Apply the rounds that permute the first ⌈n / 2^k⌉ positions, for one k.
 
-        The loop begins with the smallest range of positions and ends with all n.
-        Positions outside the range stay unchanged.
+        The loop starts with the smallest range of positions and ends with all n.
+        Positions outside the range do not change.
         """
         which = len(halves) - 1 - i
         own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
         moved = _mix(own, size, jnp.minimum(x, size - 1), times)
         return jnp.where(places < size, moved, x)
 
-    # Parts that hold none of the positions are skipped.
+    # A part without any of the positions is skipped.
     fits = jnp.min(places) < sizes
     outer = len(halves) - jnp.sum(fits, dtype=jnp.int32)
     return jax.lax.fori_loop(outer, len(halves), level, x).astype(jnp.int32)
 
 
-SORTED = 2**14  # up to this size the whole permutation is drawn, exactly uniform
-_ROUNDS = 12  # of the Feistel network, half of them for each coordinate
+SORTED = 2**14  # up to this size the whole permutation is drawn, exactly uniformly
+_ROUNDS = 12  # the rounds of the Feistel network, half of them for each coordinate
 
 
 def _hash(x: jax.Array, key: jax.Array) -> jax.Array:
     """A hash of 32-bit words under a 64-bit key.
 
-    Reference: Wellons (2018), hash prospector; here the key's second word is mixed in
-    half-way.
+    Reference: Wellons (2018), hash prospector. Here the second word of the key is mixed
+    in half-way.
     """
     x = x ^ key[0]
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
@@ -236,14 +237,14 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     """The values of the permutation at the given positions, i32[...], for n < 2³¹.
 
     For n above `SORTED`, the permutation is a Feistel network on a grid of nearly √n by
-    √n cells, the smallest that holds n positions. Each round rotates one coordinate by
-    a hash of the other coordinate, which is invertible. A value outside [0, n) passes
-    through the network again until the value is in [0, n), and the result is still a
+    √n cells, the smallest grid with at least n cells. Each round rotates one coordinate
+    by a hash of the other coordinate, which is invertible. A value outside [0, n)
+    passes through the network again until it is in [0, n). The result is still a
     permutation (Black and Rogaway, 2002, sections 3 and 4).
 
     Args:
       key: one typed key.
-      n: how many positions there are, static.
+      n: the number of positions, static.
       places: the positions, u32[...], below n.
     """
     if n <= SORTED:
@@ -253,7 +254,7 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     columns = -(-n // rows)
     keys = jax.random.bits(key, (_ROUNDS, 2), jnp.uint32)
 
-    # Addition modulo `size` without a second division: the sum is below 2 size.
+    # Addition modulo `size` without a second division, since the sum is below 2 size.
     def add_modulo(x: jax.Array, by: jax.Array, size: int) -> jax.Array:
         moved = x + by % np.uint32(size)
         return jnp.where(moved >= size, moved - np.uint32(size), moved)
@@ -265,7 +266,7 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
             column = add_modulo(column, _hash(row, keys[i + 1]), columns)
         return row * np.uint32(columns) + column
 
-    # Cycle walking: the grid has few cells more than n, so that few values repeat.
+    # Cycle walking: the grid has only few cells more than n, so that few values repeat.
     def walk_on(x: jax.Array) -> jax.Array:
         return jnp.where(x >= n, permute_cells(x), x)
 

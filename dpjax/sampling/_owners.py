@@ -21,15 +21,16 @@ def bound_contributions_of_fixed_graph(
     """Select examples such that no owner owns more than a given number of them.
 
     The examples are considered in a uniformly random order. An example is selected if
-    each of its owners has fewer than max_contributions selected examples so far. No
+    each of its owners has fewer than max_contributions selected examples so far. So no
     further example could be added to the selection.
 
     Args:
       owners: the owners of each example, at least one: n sequences of numbers, strings
-        or other hashable names, or an array [n, w]. An owner that is named twice for
-        one example counts once.
-      max_contributions: k, the most selected examples of one owner, at least 1.
-      key: a typed JAX key. The order depends on the key and on n alone.
+        or other hashable names, or an array [n, w]. If an example names an owner twice,
+        the owner counts once.
+      max_contributions: k, the maximum number of selected examples of one owner, at
+        least 1.
+      key: a typed JAX key. The order depends only on the key and on n.
 
     Returns:
       The indices of the selected examples in increasing order, i[m].
@@ -38,16 +39,16 @@ def bound_contributions_of_fixed_graph(
       ValueError: an example has no owner, or an owner that is not equal to itself, such
         as NaN; max_contributions is below 1.
 
-    Privacy: the guarantee assumes that who owns which example is public and fixed.
-    Neighbouring data sets have the same examples with the same owners, and differ in
+    Privacy: the guarantee assumes that the owners of each example are public and fixed.
+    Neighbouring data sets have the same examples with the same owners. They differ in
     the contents of all examples of one owner (under ZERO_OUT these contribute nothing).
-    Since the selection depends on the owners, on k and on the key alone, it is the same
-    for both data sets, which then differ in at most k selected examples: a sum of
-    clipped gradients moves by k clip norms, and an accountant's result for one example
-    becomes that of a group of k examples (`accounting.group`). The guarantee does not
-    hold for owners whose presence or whose examples' co-owners are private. If an owner
-    is removed with all of its examples, the selection of others' examples changes, and
-    the two selections may differ in any number of examples.
+    The selection depends only on the owners, on k and on the key. So it is the same for
+    both data sets, which differ in at most k selected examples. A sum of clipped
+    gradients then moves by at most k clip norms, and an accountant's result for one
+    example becomes that of a group of k examples (`accounting.group`). The guarantee
+    does not hold for owners whose presence or whose examples' co-owners are private. If
+    an owner is removed with all of its examples, the selection of others' examples
+    changes, and the two selections may differ in any number of examples.
 
     Reference: Ganesh et al. (2025), https://arxiv.org/abs/2503.03622, for fixed-graph
     differential privacy and the greedy selection.
@@ -61,7 +62,7 @@ def bound_contributions_of_fixed_graph(
     if np.ma.is_masked(owners):
         raise ValueError("owners must not have masked entries, which would be read.")
     given = owners.tolist() if isinstance(owners, np.ndarray) else owners
-    # A row names an owner once, so that a repeated name counts as one contribution.
+    # A row names an owner only once, so that a repeated name counts only once.
     rows = [set(_check_row(row)) for row in given]
     if not all(rows):
         empty = next(i for i, row in enumerate(rows) if not row)
@@ -81,8 +82,8 @@ def bound_contributions_of_fixed_graph(
 
 
 def _check_row(row: Collection[Hashable]) -> Collection[Hashable]:
-    """The owners of one example, or ValueError."""
-    # The letters of a string would be taken for owners.
+    """The owners of one example; raises ValueError if they are invalid."""
+    # A string is refused, since its letters would be taken for owners.
     if isinstance(row, str | bytes) or not hasattr(row, "__iter__"):
         raise ValueError(
             f"owners must be a sequence of owners for each example; got {row!r}."

@@ -1,4 +1,4 @@
-"""Samplers: new random batches in every step, or every example once in an epoch.
+"""Samplers of new random batches in every step, or of every example once per epoch.
 
 The module begins with the code that all samplers share: batches, checks and keys.
 """
@@ -13,7 +13,7 @@ from dpjax._core import keys, validate
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _order
 
-MOST = 2**31 - 1  # the largest int32, the dtype of a batch's indices
+MOST = 2**31 - 1  # the maximum int32, which is the dtype of a batch's indices
 
 
 class Batch(NamedTuple):
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 def sizes(
     num_examples: int, batch_size: int, name: str = "batch_size"
 ) -> tuple[int, int]:
-    """Return both sizes as Python ints, or raise ValueError if one is out of range."""
+    """Return both sizes as Python ints. Raise ValueError if a size is out of range."""
     n = validate.static_int("num_examples", num_examples, minimum=1)
     b = validate.static_int(name, batch_size, minimum=1)
     validate.at_most("num_examples", num_examples, MOST)
@@ -41,12 +41,12 @@ def sizes(
 
 
 def check_number(name: str, value: ArrayLike) -> jax.Array:
-    """Return a step or epoch number as u32[], or raise ValueError if out of range."""
+    """Return a step or epoch number as u32[]. Raise ValueError if out of range."""
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
         raise ValueError(f"{name} must be one integer; got {value!r}.")
     known = validate.concrete(value)
     if known is None:
-        # The value of a traced number is not known here: the number wraps modulo 2³².
+        # The value of a traced number is unknown here, and is taken modulo 2³².
         return jnp.asarray(value).astype(jnp.uint32)
     if not 0 <= known < 2**32:
         raise ValueError(f"{name} must be from 0 to 2**32 - 1; got {value!r}.")
@@ -86,7 +86,7 @@ def fixed_size(
       ValueError: a size is not a positive integer, n is above 2³¹ − 1 or b above n; a
         static step is out of range; key is not a typed key.
 
-    Privacy: sampling without replacement of a fixed size, under `REPLACE`, at sampling
+    Privacy: sampling without replacement with fixed size, under `REPLACE`, at sampling
     rate b / n.
 
     Example:
@@ -111,14 +111,14 @@ def poisson(
 ) -> Batch:
     """One step in which every example takes part with the same probability.
 
-    The number of examples is drawn first, and then which examples they are. The time is
-    O(b log b), whatever n is.
+    The number of examples is drawn first, and the examples after that. The time is
+    O(b log b) for every n.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
       sampling_rate: q, static, in [0, 1].
-      max_batch_size: b, static, the fixed size of the batch. When more than b examples
-        are drawn, a uniformly random b of them are retained and the rest left out.
+      max_batch_size: b, static, the fixed size of the batch. If more than b examples
+        are drawn, b uniformly random ones are retained and the rest is left out.
       key: one typed key for the whole run; the step is folded into it.
       step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³².
@@ -132,10 +132,10 @@ def poisson(
 
     Privacy: without overflow, the sampler is Poisson sampling at rate q under any
     adjacency, provided that the random bits are uniform. The distribution of the number
-    of examples is within 1e-31 of the binomial one in total variation, and no example's
-    probability is above q. Given the number, all subsets of that size are exactly
-    equally likely. Leaving examples out on overflow is a different mechanism: account
-    for it by `accounting.truncation`.
+    of examples is within 1e-31 of the binomial distribution in total variation, and no
+    example's probability is above q. Given the number, all subsets of this size are
+    exactly equally likely. Leaving examples out on overflow is a different mechanism:
+    use `accounting.truncation` to account for it.
 
     Example:
       >>> import jax
@@ -152,12 +152,12 @@ def poisson(
 
 
 def _poisson(n: int, rate: float, b: int, key: jax.Array) -> Batch:
-    """A Poisson sample drawn from n examples, of which at most b are kept."""
+    """A Poisson sample of n examples, of which at most b are retained."""
     count_key, order_key = jax.random.split(key)
     most = min(n, b)
     count = _binomial.draw(count_key, n, rate, most)
-    # The order is uniformly random, so that the first `count` numbers of it are a
-    # uniformly random subset. The shape is static; `count` enters by the mask alone.
+    # The order is uniformly random. So its first `count` numbers are a uniformly random
+    # subset. The shape is static, and `count` enters only through the mask.
     order = jnp.pad(_order.distinct(order_key, n, most), (0, b - most))
     mask = jnp.arange(b, dtype=jnp.int32) < count
     return Batch(jnp.where(mask, order, 0), mask)
@@ -174,24 +174,23 @@ def cyclic_poisson(
 ) -> Batch:
     """One step in which each example of one group takes part with the same probability.
 
-    Example i is in group i mod p, and step t samples group t mod p. No example
-    therefore takes part in two of any p consecutive steps.
+    Example i is in group i mod p, and step t samples group t mod p. So no example takes
+    part in two of any p consecutive steps.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
-      sampling_rate: q, static, in [0, 1]. For an account with n_b steps per epoch, q is
-        p / n_b, and the expected batch size is n / n_b.
+      sampling_rate: q, static, in [0, 1]. If the accountant assumes n_b steps per
+        epoch, q must be p / n_b; the expected batch size is then n / n_b.
       num_groups: p, static, from 1 to n.
-      max_batch_size: b, static, the fixed size of the batch. When more than b slots of
-        a group are drawn, a uniformly random b of them are retained and the rest left
-        out.
+      max_batch_size: b, static, the fixed size of the batch. If more than b slots of a
+        group are drawn, b uniformly random ones are retained and the rest is left out.
       key: one typed key for the whole run; the step is folded into it.
       step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³².
 
     Returns:
-      A `Batch` of i32[b] and bool[b]. Every group has ⌈n / p⌉ slots that are sampled;
-      in a group with one example fewer, one slot is padding.
+      A `Batch` of i32[b] and bool[b]. Every group has ⌈n / p⌉ slots that are sampled.
+      In a group with one example fewer, one slot is padding.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; num_groups is
@@ -200,10 +199,10 @@ def cyclic_poisson(
 
     Privacy: without overflow, the sampler is Poisson sampling of the group at rate q,
     independently in every step, provided that the random bits are uniform. An example's
-    group depends on the number of examples before it. A guarantee therefore holds under
+    group depends on the number of examples before it. So a guarantee holds under
     `ZERO_OUT` or `REPLACE`, and under `ADD_REMOVE` only for p = 1. Leaving examples out
-    on overflow is a different mechanism: account for it by `accounting.truncation` with
-    ⌈n / p⌉ examples.
+    on overflow is a different mechanism: use `accounting.truncation` with ⌈n / p⌉
+    examples to account for it.
 
     Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153.
 
@@ -220,7 +219,7 @@ def cyclic_poisson(
     validate.at_most("num_groups", num_groups, n, "num_examples, ")
     own = sampler_key(key, "sampling.cyclic_poisson", "step", step)
     drawn = _poisson(-(-n // p), float(sampling_rate), b, own)
-    # uint32 holds ⌈n / p⌉ p, which int32 may not.
+    # uint32 can hold ⌈n / p⌉ p, which may exceed int32.
     group = check_number("step", step) % np.uint32(p)
     places = drawn.indices.astype(jnp.uint32) * np.uint32(p) + group
     mask = drawn.mask & (places < n)
@@ -228,21 +227,21 @@ def cyclic_poisson(
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
-    """For each step, the positions of its examples in the epoch's order, and the mask.
+    """The positions of each step's examples in the epoch's order, and the mask.
 
     Returns:
-      u32[k, b], 0 where the mask is False, and bool[k, b].
+      u32[k, b], which is 0 where the mask is False, and bool[k, b].
     """
     steps = jnp.arange(-(-n // b), dtype=jnp.uint32)
     return jax.vmap(lambda step: _step(n, b, step))(steps)
 
 
 def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """The row of `_epoch` for one step; all padding for a step after the last one."""
+    """The row of `_epoch` for one step; only padding for steps after the last one."""
     number = check_number("step", step)
     there = number < -(-n // b)
-    # Step 0 in place of a step out of range: the product must not wrap around to the
-    # position of an example.
+    # Step 0 replaces a step out of range. Otherwise the product could wrap around to
+    # the position of an example.
     places = jnp.where(there, number, 0) * np.uint32(b) + jnp.arange(
         b, dtype=jnp.uint32
     )
@@ -253,21 +252,22 @@ def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
 def cyclic(num_examples: int, batch_size: int) -> Batch:
     """One epoch in the data's own order; every epoch has the same batches.
 
-    Shuffle the data set once beforehand if its order carries information.
+    If the order of the data set carries information, shuffle the data set once before.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, at least 1.
 
     Returns:
-      A `Batch` of i32[k, b] and bool[k, b], k = ⌈n / b⌉ steps: every example once.
+      A `Batch` of i32[k, b] and bool[k, b] with k = ⌈n / b⌉ steps. Every example takes
+      part once.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1.
 
     Privacy: an example takes part in the same step of every epoch (order "fixed"). An
-    example's step depends on the number of examples before it. A guarantee therefore
-    holds under `ZERO_OUT` or `REPLACE`, and not under `ADD_REMOVE`.
+    example's step depends on the number of examples before it. So a guarantee holds
+    under `ZERO_OUT` or `REPLACE`, and not under `ADD_REMOVE`.
 
     Example:
       >>> batch = cyclic(5, 2)
@@ -285,7 +285,7 @@ def cyclic_step(num_examples: int, batch_size: int, *, step: ArrayLike) -> Batch
       num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, at least 1.
       step: the step's number within its epoch, i[], from 0 to k − 1, k = ⌈n / b⌉; may
-        be traced. For a larger number the batch is all padding.
+        be traced. For a larger number the batch consists of padding.
 
     Returns:
       A `Batch` of i32[b] and bool[b], row `step` of `cyclic`.
@@ -308,7 +308,7 @@ def cyclic_step(num_examples: int, batch_size: int, *, step: ArrayLike) -> Batch
 def reshuffled(
     num_examples: int, batch_size: int, *, key: Key, epoch: ArrayLike
 ) -> Batch:
-    """One epoch in a random order, which differs from epoch to epoch.
+    """One epoch in a random order, which is new in each epoch.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -318,17 +318,18 @@ def reshuffled(
         2³².
 
     Returns:
-      A `Batch` of i32[k, b] and bool[k, b], k = ⌈n / b⌉ steps: every example once.
+      A `Batch` of i32[k, b] and bool[k, b] with k = ⌈n / b⌉ steps. Every example takes
+      part once.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
     Privacy: an example takes part in one arbitrary step of each epoch (order
-    "reshuffled"), under `ZERO_OUT` or `REPLACE`. A guarantee for that order is the
-    worst case over all assignments of examples to steps, however they are drawn. The
-    guarantee therefore does not depend on the distribution of the order, which is
-    uniform for n up to 2¹⁴ and that of a pseudo-random permutation for larger n.
+    "reshuffled"), under `ZERO_OUT` or `REPLACE`. A guarantee for this order is the
+    worst case over all assignments of examples to steps, however they are drawn. So the
+    guarantee does not depend on the distribution of the order. The order is uniform for
+    n up to 2¹⁴, and that of a pseudo-random permutation for larger n.
 
     Example:
       >>> import jax
@@ -352,7 +353,7 @@ def reshuffled_step(
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³².
       step: the step's number within the epoch, i[], from 0 to k − 1, k = ⌈n / b⌉; may
-        be traced. For a larger number the batch is all padding.
+        be traced. For a larger number the batch consists of padding.
 
     Returns:
       A `Batch` of i32[b] and bool[b], row `step` of `reshuffled`.
@@ -361,8 +362,8 @@ def reshuffled_step(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         or step is out of range; key is not a typed key.
 
-    Privacy: as for `reshuffled`, if the steps of each epoch are run once each, and the
-    epochs in turn.
+    Privacy: as for `reshuffled`, if each step of an epoch is run once, and one epoch
+    follows the other.
 
     Example:
       >>> import jax
@@ -378,6 +379,6 @@ def reshuffled_step(
 def _permuted_examples(
     n: int, places: jax.Array, mask: jax.Array, key: Key, epoch: ArrayLike
 ) -> Batch:
-    """The batch of examples at the given positions of the epoch's random order."""
+    """The batch of the examples at given positions of the epoch's random order."""
     key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
     return Batch(jnp.where(mask, _order.values_at(key, n, places), 0), mask)

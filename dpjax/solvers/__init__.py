@@ -1,32 +1,32 @@
-"""The papers' algorithms: data in, private parameters and their guarantee out.
+"""Solvers: algorithms from papers that return private parameters and their guarantee.
 
 A solver takes a loss, initial parameters, data, and all assumptions of its guarantee.
-It checks these arguments, calibrates its noise by the accountant, trains in one
-compiled program, and reports the parameters with their guarantee. In the order of the
-data:
+The solver checks these arguments, calibrates its noise by the accountant, trains in one
+compiled program, and returns the parameters with their guarantee. The package contains,
+in the order of a run:
 
 1. `losses`: losses of linear scores, with the constants that an accountant needs.
    `prox`: convex terms and sets that depend on no data.
-2. The solvers, each of which is a paper's algorithm. Solvers that release the last
-   iterate alone need a convex loss or a smooth loss: `objective_perturbation` (one draw
-   of noise, in the objective), `output_perturbation` (one draw of noise, at the end),
-   `noisy_gd` (full batches), `noisy_cyclic_gd` (a fixed or reshuffled order) and
-   `noisy_sgd` (random batches). `random_round_sgd` stops after a random number of
-   rounds. Solvers that release every iterate take any loss: `dp_nsgd`, and
-   `sensitivity_reduced_nsgd` where an epoch changes little.
-3. The choices before training: `choose_regularization` for objective perturbation,
-   `choose_num_steps` for gradient descent, `allot_noise` among three trees,
-   `round_probabilities` for a random number of rounds.
+2. The solvers. Those that release the last iterate alone need a convex or smooth loss:
+   `objective_perturbation` (one draw of noise, in the objective), `output_perturbation`
+   (one draw of noise, at the end), `noisy_gd` (full batches), `noisy_cyclic_gd` (a
+   fixed or reshuffled order) and `noisy_sgd` (random batches). `random_round_sgd` stops
+   after a random number of rounds. Solvers that release every iterate take any loss:
+   `dp_nsgd`, and `sensitivity_reduced_nsgd` for gradients that change little in an
+   epoch.
+3. Functions that choose numbers before training: `choose_regularization` for objective
+   perturbation, `choose_num_steps` for gradient descent, `allot_noise` for the noise of
+   three trees, and `round_probabilities` for a random number of rounds.
 4. The results: `Result` with its `Curve`, and the `Guarantee` with its profile of ε
    and δ.
 5. `published`: the constants that the papers publish, for comparison.
 
-The private modules: `_checks` refuses invalid arguments, masks non-finite examples, and
-states the assumptions of guarantees in words. `_precision` rounds numbers so that
-program and accountant share them to the last bit, and bounds the effect of rounding on
-descent without noise. `_calibration` finds the noise. `_descent` is the scan of
-gradient descent. Each other module is a solver: its assumptions, its accountant, its
-training and its public function, in this order.
+Of the private modules, `_checks` refuses invalid arguments, masks non-finite examples,
+and states the assumptions of guarantees in words. `_precision` rounds numbers so that
+program and accountant use the same bits, and bounds the effect of rounding on descent
+without noise. `_calibration` finds the noise. `_descent` is the scan of gradient
+descent. Each other module is a solver: its assumptions, its accountant, its training
+and its public function, in this order.
 """
 
 from dpjax.solvers import losses as losses

@@ -1,9 +1,9 @@
-"""The least noise that meets a target.
+"""The minimum noise that meets a target.
 
 The noise multiplier is a concrete number before training begins, also under `jax.vmap`
-over keys: `now` evaluates the calibration at once, since it does not depend on a key.
+over keys. The calibration depends on no key, so `now` evaluates it immediately.
 
-`choose_num_steps` balances the error of gradient descent against noise.
+`choose_num_steps` balances the optimisation error of gradient descent and the noise.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from dpjax._core import rounding, validate
 from dpjax.accounting import calibrate, gdp, iteration
 from dpjax.solvers import _checks, _precision
 
-# jax.ensure_compile_time_eval would not do: under it jax.vmap still maps functions with
-# custom derivatives.
+# jax.ensure_compile_time_eval does not suffice: under it, jax.vmap still maps functions
+# that have custom derivatives.
 now = jax.core.eval_context
 
 
 def solve_noise(
     loss_of: Callable[[jax.Array], jax.Array], goal: float, target: _checks.Target
 ) -> float:
-    """The least noise multiplier whose ε (or δ) is at most the goal.
+    """The minimum noise multiplier for which ε (or δ) is at most the goal.
 
     `loss_of` maps a noise multiplier to the ε (or δ) of the run.
     """
@@ -42,12 +42,13 @@ def solve_noise(
 
 
 def calibrate_one_draw(epsilon: float, delta: float) -> float:
-    """The least ratio of noise scale to sensitivity for one draw, before any margin."""
-    # At δ = 0 density ∝ exp(−ε‖z‖/Δ): a distance Δ moves its logarithm by ε at most.
+    """The minimum ratio of noise scale to sensitivity for one draw, without margin."""
+    # At δ = 0 the density is ∝ exp(−ε‖z‖/Δ). A distance Δ changes the logarithm of the
+    # density by at most ε.
     return 1 / epsilon if delta == 0 else 1 / float(gdp.mu(epsilon, delta))
 
 
-# The step limit of the search.
+# The maximum number of steps that the search considers.
 _MOST_STEPS = 1_000_000
 
 
@@ -60,16 +61,16 @@ def choose_num_steps(
     num_examples: int,
     **setting: Unpack[iteration.Setting],
 ) -> int:
-    """The least T with the theorems' bound on the excess loss within 1 % of its best.
+    """The least T whose bound on the excess loss is within 1 % of the minimal bound.
 
-    The bound is the sum of the optimisation error and the error of the noise. The first
-    is (β/2) e^{−2ημβT/(μ+β)} D² if the objective is μ-strongly convex, and 2D²/(ηT) if
-    the objective is convex. The second is (β/2) E‖z‖² for the noise z that will be
-    added. The choice depends on no data.
+    The bound is the sum of an optimisation error and an error by noise. For step size η
+    and a β-smooth, μ-strongly convex objective, the optimisation error is
+    (β/2) e^{−2ημβT/(μ+β)} D² if μ > 0, and 2D²/(ηT) if μ = 0. The error by noise is
+    (β/2) E‖z‖² for the noise z that will be added. The choice depends on no data.
 
     Args:
-      epsilon: positive.
-      delta: in [0, 1).
+      epsilon: the target ε, positive.
+      delta: the target δ, in [0, 1).
       radius: D, a guess of the distance from the initial to the best parameters.
       dimension: d, the number of parameters.
       num_examples: n.
@@ -92,19 +93,21 @@ def choose_num_steps(
       60
     """
     validate.positive("radius", radius)
-    # Candidates in geometric spacing: T needs a relative precision only.
+    # Candidates have geometric spacing, since T needs only a relative precision.
     steps = np.unique(np.geomspace(1, _MOST_STEPS, 2000).astype(np.int64))
     sensitivity = iteration.gradient_descent_sensitivity(
         num_steps=steps, num_examples=num_examples, **setting
     )
     scale = np.float64(sensitivity) * calibrate_one_draw(epsilon, delta)
-    # E‖z‖² is d scale² for a Gaussian, and E Gamma(d)² = d(d + 1) times it for δ = 0.
+    # E‖z‖² is d scale² for Gaussian noise. For δ = 0, E‖z‖² is E Gamma(d)² scale²,
+    # which equals d(d + 1) scale².
     copies = dimension * (dimension + 1) if delta == 0 else dimension
     lam, eta = np.max(setting["regularization"]), np.max(setting["step_size"])
     mu = lam + np.max(setting["strong_convexity"])
     beta = lam + np.max(setting["smoothness"])
-    # The excess loss after T steps, Zhang et al. (2017), proofs of Theorems 2 (μ > 0)
-    # and 3, https://arxiv.org/abs/1703.09947: smoothness turns a distance into a loss.
+    # The excess loss after T steps is from Zhang et al. (2017), proofs of Theorem 2
+    # (μ > 0) and Theorem 3, https://arxiv.org/abs/1703.09947. Smoothness converts a
+    # distance to a loss.
     if mu > 0:
         decrease = np.exp(-2 * eta * mu * beta * steps / (mu + beta))
         left = beta / 2 * radius**2 * decrease

@@ -1,7 +1,7 @@
-"""The checks of arguments and data that all solvers share, before any training.
+"""The checks of arguments and data that all solvers make before any training.
 
-Assumptions of guarantees that no code can check are stated here in words, once each.
-Non-finite examples are masked.
+This module states in words the assumptions of guarantees that no code can check. It
+also masks non-finite examples.
 """
 
 from typing import Literal, NamedTuple, TypeVar
@@ -20,11 +20,11 @@ from dpjax.solvers.prox import Prox
 
 
 class Data(NamedTuple):
-    """Finite examples, and a mask of the ones that count.
+    """Examples without non-finite numbers, and a mask of the examples that are used.
 
     Attributes:
       examples: the data, with zeros in place of examples that are not finite.
-      finite: bool[n], whether an example was finite, and so is used.
+      finite: bool[n], whether an example was finite. Only finite examples are used.
     """
 
     examples: Tree
@@ -33,13 +33,13 @@ class Data(NamedTuple):
 
 @jax.jit
 def prepare(data: Tree) -> Data:
-    """Replace every example that has a NaN or an infinity by zeros, and mask it."""
+    """Replace and mask every example that contains a NaN or an infinity."""
     finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
     for x in jax.tree.leaves(data):
         if jnp.issubdtype(x.dtype, jnp.inexact):
             finite &= jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
 
-    # Where, not a product: 0 · NaN is NaN.
+    # Use jnp.where in place of a product, since 0 · NaN is NaN.
     def zero(x: jax.Array) -> jax.Array:
         keep = finite.reshape(-1, *[1] * (x.ndim - 1))
         return jnp.where(keep, x, jnp.zeros_like(x))
@@ -84,7 +84,7 @@ _CONTRACTION = (
     "gradients unless they are clipped) is true of every possible example",
     "prox does not depend on the data and never moves two points apart",
 )
-# The rounding bound of `_precision` assumes this error of gradients and prox.
+# The bound on rounding in `_precision` assumes this precision of gradients and prox.
 _PRECISION = (
     "gradients and prox are as exact as a dot product in float64 (those of "
     "dpjax.solvers are)",
@@ -92,7 +92,7 @@ _PRECISION = (
 
 
 def every_step(batches: Batches) -> tuple[str, ...]:
-    """The assumptions of a guarantee that composes all steps."""
+    """The assumptions of a guarantee that is the composition of all steps."""
     return (_BATCHES[batches], *_ALWAYS)
 
 
@@ -118,7 +118,7 @@ def assume_minimum() -> tuple[str, ...]:
 
 
 def _contraction_assumptions(setting: Setting) -> tuple[str, ...]:
-    """The assumptions under which steps contract as the setting states."""
+    """The assumptions under which a step contracts as `setting` states."""
     more: tuple[str, ...] = ()
     if np.any(np.asarray(setting["diameter"]) < np.inf):
         more += ("prox maps into a set of the stated diameter",)
@@ -132,14 +132,14 @@ Noise = TypeVar("Noise")
 
 
 class Target(NamedTuple):
-    """The (ε, δ) that the noise has to reach."""
+    """The (ε, δ) for which the noise is calibrated."""
 
     epsilon: float
     delta: float
 
 
 class Epochs(NamedTuple):
-    """How many passes a run makes over its data, and how many steps each pass has."""
+    """The number of epochs, the batch size, and the number of steps in an epoch."""
 
     num_epochs: int
     batch_size: int
@@ -154,7 +154,7 @@ class Epochs(NamedTuple):
 def examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
     """Check the data and the key, and return the number of examples.
 
-    A ValueError is raised for data that the loss cannot take.
+    The function raises a ValueError for data that the loss does not accept.
     """
     validate.typed_key("key", key)
     num_examples = leading_axis("data", data)
@@ -189,7 +189,7 @@ def epochs(
     batch_size: int,
     key: Key,
 ) -> Epochs:
-    """The epochs of a momentum solver; the last batch of an epoch may be padded."""
+    """Check arguments of a momentum solver; an epoch's last batch may have padding."""
     no_added_example(adjacency)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     batch_size = validate.static_int("batch_size", batch_size, minimum=1)
@@ -200,7 +200,7 @@ def epochs(
 def noise(
     noise_multiplier: Noise | None, epsilon: float | None, delta: float | None
 ) -> Noise | Target:
-    """The noise multiplier if it is given, or else the target (ε, δ)."""
+    """The noise multiplier if the caller gave one, and otherwise the target (ε, δ)."""
     if noise_multiplier is not None:
         if epsilon is not None or delta is not None:
             raise ValueError(
@@ -217,14 +217,14 @@ def noise(
 
 
 def check_target(epsilon: float, delta: float) -> Target:
-    """The target; a ValueError unless ε is positive and δ is in (0, 1)."""
+    """The target (ε, δ); raises a ValueError unless ε > 0 and δ is in (0, 1)."""
     validate.positive("epsilon", epsilon)
     validate.open_unit("delta", delta)
     return Target(float(epsilon), float(delta))
 
 
 def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
-    """Raise a ValueError if the setting contradicts the solvers or the data."""
+    """Raise a ValueError if a solver or its data cannot satisfy the setting."""
     no_added_example(setting["adjacency"])
     if np.any(np.asarray(setting["diameter"]) < np.inf) and prox is None:
         raise ValueError(
@@ -241,12 +241,12 @@ def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
 
 
 def loss(loss_fn: LossFn, setting: Setting) -> None:
-    """Raise a ValueError if the setting claims more of a loss than its own bounds."""
-    # Nothing is known of a user's own function: its bounds are assumptions.
+    """Raise a ValueError if the setting states tighter bounds than the loss has."""
+    # The bounds of a user's own function are assumptions that no code can check.
     if not isinstance(loss_fn, Loss):
         return
     known = loss_fn.setting
-    # Clipping enforces the bound on gradients, so the setting may then state any.
+    # With clipping, the setting may state any bound on gradients: clipping enforces it.
     least = ["smoothness"] if setting["clipped"] else ["smoothness", "gradient_norm"]
     for name in least:
         if np.any(np.asarray(setting[name]) < known[name]):

@@ -1,4 +1,4 @@
-"""Noisy gradient descent x ↦ prox(x − η(mean gradient + λx + noise)), in one scan."""
+"""Noisy gradient descent x ↦ prox(x − η(mean gradient + λx + noise)) in one program."""
 
 import functools
 from typing import Any
@@ -29,8 +29,8 @@ def gradient_sum(
 ) -> tuple[Tree, jax.Array, jax.Array]:
     """The sum of a batch's gradients, the mean loss and the number of used examples.
 
-    Gradients are clipped unless clip_norm is None. The mask is False for padding and
-    for non-finite examples.
+    The function clips each gradient unless clip_norm is None. The mask is False for
+    padding and for non-finite examples.
     """
     if clip_norm is None:
 
@@ -38,14 +38,15 @@ def gradient_sum(
             losses = jax.vmap(loss_fn, (None, 0))(params, examples)
             return jnp.sum(losses, where=mask), losses
 
-        # Without clipping one backward pass gives the sum: no per-example gradients.
+        # Without clipping, one backward pass gives the sum, and no per-example
+        # gradients are formed.
         total, losses = jax.grad(total_loss, has_aux=True)(params)
         used = mask
     else:
         fn = clipped_grad(loss_fn, clip_norm, microbatch_size=microbatch_size)
         total, per_example = fn(params, examples, mask=mask)
         losses, used = per_example.loss, mask & jnp.isfinite(per_example.norm)
-    # A finite gradient may come with an infinite loss, which no mean should include.
+    # The mean excludes a loss that is infinite although its gradient is finite.
     counted = used & jnp.isfinite(losses)
     number = jnp.sum(used, dtype=jnp.int32)
     return widen(total), jnp.mean(losses, where=counted), number
@@ -54,7 +55,7 @@ def gradient_sum(
 def batches_of(
     batches: Batches, num_examples: int, batch_size: int, key: Key, epoch: jax.Array
 ) -> sampling.Batch | None:
-    """The batches of an epoch, with a leading axis of steps; None for all data."""
+    """The batches of an epoch, with a leading axis of steps; None for full batches."""
     sizes = num_examples, batch_size
     if batches == "fixed":
         return sampling.cyclic(*sizes)
@@ -62,7 +63,7 @@ def batches_of(
         return sampling.reshuffled(*sizes, key=key, epoch=epoch)
     if batches == "random":
         batch = sampling.fixed_size(*sizes, key=key, step=epoch)
-        # The inner scan takes one step: give the batch a leading axis of 1.
+        # The inner scan has one step, so the batch needs a leading axis of length 1.
         return jax.tree.map(lambda x: x[None], batch)
     return None
 
@@ -89,11 +90,11 @@ def descend(
 ) -> tuple[Tree, Curve]:
     """Run noisy descent, and return the last iterate with the curve of all steps.
 
-    Step sizes and noise standard deviations have one row for each epoch, f[E, l].
+    step_sizes and stddevs are f[E, l], with one row for each of the E epochs.
 
-    Iterates are in float32 at least, and so is the last one, which is returned without
-    a cast. A cast in every step would not be a contraction. A cast before the last
-    noise is added would not be hidden by that noise.
+    All iterates, including the returned one, are in float32 at least. A step that casts
+    to fewer bits would not be a contraction. Noise hides a cast only if the noise is
+    added before the cast.
     """
     num_examples = data.finite.shape[0]
     noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
@@ -117,12 +118,13 @@ def descend(
             clip_norm=gradient_norm if clipped else None,
             microbatch_size=microbatch_size,
         )
-        # The step number gives each step an independent draw of noise.
+        # With the step number in its key, each step draws independent noise.
         noise = gaussian_like(jax.random.fold_in(noise_key, number), total, stddev)
 
-        # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278, with
-        # the regulariser λ/2 ‖x‖² outside the clip: it depends on no data. The divisor
-        # is b also for a padded batch, as the accountant assumes.
+        # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278. The
+        # gradient of the regulariser λ/2 ‖x‖² is not clipped, since it depends on no
+        # data. The divisor is b also for a batch with padding, as the accountant
+        # assumes.
         def move(x: jax.Array, g: jax.Array, z: jax.Array) -> jax.Array:
             eta, added = step_size.astype(x.dtype), regularization.astype(x.dtype)
             return x - eta * (g / batch_size + added * x + z)
@@ -134,19 +136,19 @@ def descend(
         params: Tree, inputs: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[Tree, Curve]:
         number, step_sizes, stddevs = inputs
-        # Steps are numbered through all epochs, so that no noise key repeats.
+        # Step numbers continue from epoch to epoch, so that no key of noise repeats.
         numbers = number * period + jnp.arange(period)
         batch = batches_of(batches, num_examples, batch_size, batch_key, number)
         return jax.lax.scan(step, params, (batch, step_sizes, stddevs, numbers))
 
     epochs = jnp.arange(step_sizes.shape[0])
-    # Two nested scans: an outer step makes the batches of one epoch only.
+    # Two nested scans save memory: a step of the outer scan makes one epoch's batches.
     last, curve = jax.lax.scan(epoch, widen(params), (epochs, step_sizes, stddevs))
     return last, jax.tree.map(jnp.ravel, curve)
 
 
 def narrow(wide: Tree, params: Params) -> Params:
     """Cast wide parameters to the dtypes of the given parameters."""
-    # Not jnp.result_type(p): for a weakly typed float32 its result depends on whether
-    # 64-bit types are enabled in this scope.
+    # This does not use jnp.result_type(p): for a weakly typed float32, its result
+    # depends on whether 64-bit types are enabled in this scope.
     return jax.tree.map(lambda x, p: x.astype(jnp.asarray(p).dtype), wide, params)

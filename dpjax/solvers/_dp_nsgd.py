@@ -35,7 +35,7 @@ from dpjax.solvers._results import Curve, Result
 def _shape(
     strategy: Toeplitz | Scaled | None, noise: str, run: Epochs
 ) -> StrategySpec | None:
-    """The numbers that define a strategy, as a hashable spec; None for the tree."""
+    """The numbers that define a strategy, in a hashable spec; None for tree noise."""
     if strategy is None:
         return None
     if noise == "printed" or not isinstance(strategy, Toeplitz | Scaled):
@@ -47,7 +47,7 @@ def _shape(
 
 
 def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
-    """The variance f[T] of the momentum's noise per step, for draws of variance 1."""
+    """The variance f[T] of the noise in the momentum, if each draw has variance 1."""
     if shape is None:
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
@@ -82,7 +82,7 @@ def _train(
     microbatch_size: int | None,
     shape: StrategySpec | None,
 ) -> tuple[Tree, Curve]:
-    """The last parameters and the curve, compiled once for many runs.
+    """The last parameters and the curve, by a program that many runs can share.
 
     Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """
@@ -91,7 +91,7 @@ def _train(
     # w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
     optimizer = optimizers.dp_nsgd(
         learning_rate if schedule is None else schedule,
-        # stddev is already noise multiplier times clip norm, rounded up once.
+        # stddev is already the noise multiplier times the clip norm, rounded up once.
         clip_norm=1.0,
         noise_multiplier=stddev,
         expected_batch_size=run.batch_size,
@@ -146,7 +146,7 @@ def dp_nsgd(
     microbatch_size: int | None = None,
     strategy: Toeplitz | Scaled | None = None,
 ) -> Result[Params, jax.Array]:
-    """Train by normalised steps along a private momentum, the tree's or a strategy's.
+    """Train by normalised steps along a momentum to which correlated noise is added.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
@@ -155,31 +155,33 @@ def dp_nsgd(
       epsilon: the target ε, positive.
       delta: the target δ, in (0, 1).
       adjacency: `ZERO_OUT` or `REPLACE`.
-      order: "fixed" for the data's order in every epoch, "reshuffled" for a random
-        order in each, which costs more noise and mixes better.
+      order: "fixed" for the data's order in every epoch, or "reshuffled" for a new
+        random order in each epoch. A new order needs more noise, and mixes better.
       num_epochs: E, at least 1.
       batch_size: b, at least 1. An epoch has n_b = ⌈n / b⌉ steps.
       learning_rate: the length of a step, a number or an optax schedule.
       decay: the momentum coefficient β, in [0, 1).
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for the noise and the order.
-      noise: "exact" calibrates by `accounting.tree.momentum_mu`; "printed" takes the
-        paper's constant (more noise), to compare with: see `solvers.published`.
-      microbatch_size: see `clipped_grad`.
-      strategy: how the noise is correlated from step to step, a strategy that
-        `dpjax.strategies` makes. None stands for the noise of the tree.
+      noise: "exact" for noise that `accounting.tree.momentum_mu` or, with a strategy,
+        `accounting.correlated.mu` calibrates. "printed" for the paper's constant, which
+        adds more noise, for comparison: see `solvers.published`.
+      microbatch_size: as for `clipped_grad`.
+      strategy: the correlation of the noise between steps, a Toeplitz or scaled
+        strategy from `dpjax.strategies`. None for tree noise.
 
     Returns:
-      A `Result`: params, curve, guarantee and the noise multiplier of the run.
+      A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: an argument is out of range, before any training; adjacency is
-        ADD_REMOVE, under which one added example would move others to other batches.
+      ValueError: an argument is out of range, or adjacency is ADD_REMOVE, under which
+        an added example would move others to other batches. The check is before any
+        training.
 
-    Privacy: params, and all iterates on the way, are μ-GDP under the adjacency, where
-    guarantee.mu is at most `accounting.gdp.mu(epsilon, delta)`, so that
-    guarantee.epsilon(delta) is at most epsilon. n, the shapes and the hyperparameters
-    are taken as public. The curve's loss is outside the guarantee.
+    Privacy: params and all earlier iterates together are μ-GDP under the adjacency,
+    where μ is guarantee.mu. This μ is at most `accounting.gdp.mu(epsilon, delta)`, so
+    guarantee.epsilon(delta) is at most epsilon. The guarantee assumes that n, the
+    shapes and the hyperparameters are public. The guarantee does not cover curve.loss.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting; with a
     strategy Denisov et al. (2022), https://arxiv.org/abs/2202.08312.
@@ -201,7 +203,7 @@ def dp_nsgd(
     validate.one_of("order", order, ("fixed", "reshuffled"))
     validate.one_of("noise", noise, ("exact", "printed"))
     validate.decay("decay", decay)
-    # Round first: the accountant and the program must use the same float32 numbers.
+    # Rounding comes first: accountant and program must use the same float32 numbers.
     decay, clip_norm = _precision.round_down(decay), _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
@@ -218,12 +220,12 @@ def dp_nsgd(
         if noise == "printed":
             noise_multiplier = printed.dp_nsgd_noise_multiplier(goal, **steps)
         else:
-            # μ is proportional to 1/σ, so that one evaluation at σ = 1 gives σ.
+            # μ is proportional to 1/σ, so one evaluation at σ = 1 determines σ.
             noise_multiplier = _precision.round_up(float(mu_of(1.0)) / goal * MARGIN)
         profile = Gaussian(mu_of(noise_multiplier))
 
-    # A schedule is static, since it is a function; a number is traced, so that other
-    # learning rates need no new compilation.
+    # A schedule is static, since it is a function. A number is traced, so that another
+    # number needs no new compilation.
     scheduled = callable(learning_rate)
     stddev = _precision.stddev(noise_multiplier, clip_norm)
     trained, curve = _train(
@@ -241,12 +243,12 @@ def dp_nsgd(
 
     variance = _variance(shape, decay, run)
     dimension = sum(x.size for x in jax.tree.leaves(trained))
-    # The noise of a mean gradient in one coordinate, before the momentum.
+    # The noise in one coordinate of a mean gradient, before the momentum.
     coordinate = clip_norm * noise_multiplier / run.batch_size
     curve = curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance))
     momentum = "tree-aggregated momentum" if shape is None else f"momentum, C {shape}"
     mechanism = f"all {run.num_steps} iterates of {momentum}"
     guarantee = Guarantee(mechanism, profile, adjacency, _checks.every_step(order))
-    # Rounded down, so that the reported noise never exceeds the noise added.
+    # Rounding down ensures that the reported noise never exceeds the added noise.
     reported = _precision.to_float32(_precision.round_down(noise_multiplier))
     return Result(trained, curve, guarantee, run.num_steps, reported)

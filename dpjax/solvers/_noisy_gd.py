@@ -1,10 +1,10 @@
-"""Noisy gradient descent: on full, cyclic and random batches of fixed size.
+"""Noisy gradient descent on full batches, cyclic batches and random batches.
 
 The bounds are those of Bok, Su and Altschuler (2024) and Kong and Ribero (2024).
 
-The three solvers differ in their batches and in their accountant, which turns the noise
-of every step into a profile of ε and δ. The accountant is called with trial noises
-during calibration, and once more with the noise that the run uses.
+The three solvers differ in their batches and in their accountant. An accountant is a
+function from the noise of every step to a profile of ε and δ. Calibration calls the
+accountant with trial noises, and the solver calls it with the noise of the run.
 """
 
 import functools
@@ -26,7 +26,7 @@ from dpjax.solvers.prox import Prox, none
 
 
 class _Given(NamedTuple, Generic[Params]):
-    """The arguments that all three solvers have; the noise may be a target."""
+    """The arguments that all three solvers have; `noise` may be a target (ε, δ)."""
 
     loss_fn: LossFn
     params: Params
@@ -39,10 +39,10 @@ class _Given(NamedTuple, Generic[Params]):
 
 
 class _Run(NamedTuple):
-    """A run of noisy descent as its accountant sees it.
+    """The numbers of a run of noisy descent that its accountant needs.
 
     Attributes:
-      batches: how the batches are made.
+      batches: how batches are formed.
       num_examples: n.
       batch_size: b.
       period: the number of steps in an epoch.
@@ -58,14 +58,15 @@ class _Run(NamedTuple):
     setting: Setting
 
 
-# Maps a run and its noise multipliers f64[T] to a profile; raises for a bad setting.
+# An accountant maps a run and its noise multipliers f64[T] to a profile, and raises an
+# error for an invalid setting.
 _Accountant = Callable[[_Run, np.ndarray], Profile]
 
 
 def _check(
     given: _Given, batches: _checks.Batches, num_epochs: int, batch_size: int | None
 ) -> _Run:
-    """Check the arguments, and return the run in the numbers that the program uses."""
+    """Check the arguments, and return the run with the numbers of the program."""
     setting = given.setting
     _setting.check_names(setting)
     num_examples = _checks.examples(given.loss_fn, given.data, given.key)
@@ -81,10 +82,10 @@ def _check(
             "would have less curvature."
         )
     _checks.loss(given.loss_fn, setting)
-    # A random batch is drawn afresh in every step, so a step is an epoch of its own.
+    # Every step draws a new random batch, so each step is an epoch.
     period = 1 if batches == "random" else -(-num_examples // size)
     steps = _checks.schedule("step_size", setting["step_size"], num_epochs * period)
-    # Rounded down, a step size that meets its upper limit still meets it.
+    # Rounding down preserves an upper limit on step sizes.
     steps = np.asarray(_precision.round_down(steps))
     setting = _precision.executed_setting(setting)
     return _Run(batches, num_examples, size, period, steps, setting)
@@ -98,8 +99,8 @@ def _constant(values: np.ndarray) -> bool:
 def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     """The GDP profile of the last iterate of a cyclic run.
 
-    Constant step sizes and noise, schedules in a fixed order, and schedules in a random
-    order each have their own bound.
+    There are three bounds: one for constant step sizes and noise, one for schedules in
+    a fixed order, and one for schedules in a random order.
     """
     order: _checks.Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
     if _constant(run.step_sizes) and _constant(noise):
@@ -119,9 +120,9 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     )
     if order == "fixed":
         return Gaussian(scheduled)
-    # In a random order an example may be in any step of an epoch: take the least noise
-    # of each epoch, and compose the epochs as if every iterate were released (Dong,
-    # Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383).
+    # In a random order, an example may be in any step of an epoch. The bound takes the
+    # minimum noise of each epoch, and composes the epochs as if every iterate were
+    # released: Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383.
     worst = noise.reshape(-1, run.period).min(axis=1)
     factor = setting["adjacency"].sensitivity_factor
     # Divide by 1 where the noise is 0, so that NumPy does not warn; μ is inf there.
@@ -129,19 +130,19 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     return Gaussian(gdp.compose(mus))
 
 
-# A schedule of noise is rounded down to at most this many levels. Each level needs a
-# privacy loss distribution of its own, which takes a compilation.
+# The accountant rounds a schedule of noise down to at most this many levels, since each
+# level needs its own privacy loss distribution, which takes a compilation.
 _LEVELS = 4
 
 
 def _random_batches(run: _Run, noise: np.ndarray) -> FunctionProfile:
     """The profile ε(δ) of a run on random batches.
 
-    It is the last iterate's profile, or with schedules that of all iterates.
+    The profile is that of the last iterate, or for schedules that of all iterates.
     """
     validate.positive("noise_multiplier", noise)
     largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
-    # The value is not needed: the call raises for a setting that is out of range.
+    # The call discards its value, and raises an error if the setting is out of range.
     _setting.check(1.0, run.batch_size, largest)
 
     def epsilon(delta: ArrayLike) -> jax.Array:
@@ -162,15 +163,15 @@ def _random_batches(run: _Run, noise: np.ndarray) -> FunctionProfile:
 def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
     """The privacy loss distribution of all steps, composed as if each were released.
 
-    Each step counts with at most its own noise, rounded down to a level.
+    The noise of each step is rounded down to one of a few levels.
     """
 
-    # C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE: Bok, Su and
-    # Altschuler (2024), Theorem 4.8, https://arxiv.org/abs/2403.00278.
+    # The bound is C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE:
+    # Bok, Su and Altschuler (2024), Theorem 4.8, https://arxiv.org/abs/2403.00278.
     def level(group: np.ndarray) -> pld.PLD:
         return pld.compose(pld.subsampled_gdp(2 / group[0], rate), len(group))
 
-    # Sorted, so that a level's first noise is its least, which bounds all the others.
+    # After sorting, the first noise of each group is its minimum, which is the level.
     groups = np.array_split(np.sort(noise), min(_LEVELS, len(noise)))
     return functools.reduce(pld.convolve, map(level, groups))
 
@@ -185,7 +186,7 @@ def _noisy_descent(
 ) -> Result[Params, jax.Array]:
     """Run noisy gradient descent, and return the last iterate and its guarantee.
 
-    With full batches every epoch has a single step.
+    With full batches, every epoch has a single step.
     """
     run = _check(given, batches, num_epochs, batch_size)
     setting, num_steps = run.setting, len(run.step_sizes)
@@ -218,21 +219,21 @@ def _noisy_descent(
         setting["adjacency"],
         _checks.assume_last_iterate(batches, setting),
     )
-    # The given noise, rounded down to float32, so that the reported number never
-    # exceeds the noise that was added.
+    # The reported noise multiplier is rounded down to float32, so that it never exceeds
+    # that of the added noise.
     noise = _precision.round_down(noise[0] if _constant(noise) else noise)
     private = _descent.narrow(last, given.params)
     return Result(private, curve, guarantee, num_steps, _precision.to_float32(noise))
 
 
 def _calibrate(run: _Run, accountant: _Accountant, target: _checks.Target) -> float:
-    """The least noise multiplier, the same in all steps, that meets the target."""
+    """The minimum constant noise multiplier that meets the target."""
 
     def epsilon_of(noise: jax.Array) -> jax.Array:
         noises = np.full(len(run.step_sizes), float(noise))
         return accountant(run, noises).epsilon(target.delta)
 
-    # It raises its own error for a bad setting, before the search begins.
+    # The accountant raises its own error for an invalid setting before the search.
     accountant(run, np.ones(len(run.step_sizes)))
     return _calibration.solve_noise(epsilon_of, target.epsilon, target)
 
@@ -253,44 +254,48 @@ def noisy_cyclic_gd(
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
 ) -> Result[Params, jax.Array]:
-    """Train by x ↦ prox(x − η(mean over the batch + λx + noise)), batch after batch.
+    """Train by x ↦ prox(x − η(mean gradient of the batch + λx + noise)) in epochs.
 
-    Only the last iterate is released, and the guarantee is for this release alone.
+    Here η is step_size and λ is regularization. The solver releases only the last
+    iterate, and the guarantee covers only this value.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar,
         without the regulariser (λ/2)‖x‖². A loss from `dpjax.solvers.losses` supplies
-        its part of the setting, and its labels are checked.
+        its part of the setting as `loss.setting`, and the solver checks its labels.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity in it contributes zero and is counted.
+        NaN or an infinity contributes zero, and curve.left_out counts it.
       num_epochs: E, at least 1. An epoch has l = ⌈n / b⌉ steps.
-      batch_size: b, from 1 to n. It has to divide n if strong_convexity is above 0.
-      order: "fixed" for the data's order in every epoch, "reshuffled" for a random
-        order in each.
+      batch_size: b, from 1 to n. If strong_convexity is above 0, b must divide n.
+      order: "fixed" for the data's order in every epoch, or "reshuffled" for a new
+        random order in each epoch.
       key: one typed key, for the noise and the order.
-      noise_multiplier: standard deviation of the noise on the batch's sum of gradients
-        over gradient_norm, at least 0: a number, an optax schedule, or f[E l].
-      epsilon: the target ε, positive; it and delta replace the noise multiplier.
+      noise_multiplier: the standard deviation of the noise in a batch's sum of
+        gradients, divided by gradient_norm; at least 0. A number, an optax schedule, or
+        f[E l], one number for each step.
+      epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
-      prox: see `dpjax.solvers.prox`; the step size is its second argument.
-      microbatch_size: see `clipped_grad`.
-      **setting: all assumptions that the accountant needs: see
-        `accounting.iteration.Setting`. step_size may be an optax schedule or f[E l].
-        With clipped=True gradients are clipped to gradient_norm; if not, that norm is
-        an assumption, and so is that a finite example has finite gradients.
+      prox: a function of the parameters and the step size, such as those from
+        `dpjax.solvers.prox`. None leaves the parameters unchanged.
+      microbatch_size: as for `clipped_grad`.
+      **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
+        lists them. step_size may be an optax schedule or f[E l]. With clipped=True, the
+        solver clips gradients to gradient_norm. With clipped=False, the guarantee
+        assumes that finite examples have finite gradients of at most this norm.
 
     Returns:
-      A `Result`: params, curve, guarantee and the noise multiplier.
+      A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: an argument is out of range, or an assumption fails or contradicts
-        another, before any training.
-      TypeError: an assumption is missing (a ValueError too).
+      ValueError: before any training, if an argument is out of range, an assumption
+        fails, or two assumptions contradict each other.
+      TypeError: an assumption is missing. This error is also a ValueError.
 
-    Privacy: params alone is μ-GDP under the adjacency, μ by
-    `accounting.iteration.noisy_cyclic_gd_mu`; with schedules by
-    `scheduled_cyclic_gd_mu`, or by composition if the order is reshuffled too.
+    Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
+    noise, μ is `accounting.iteration.noisy_cyclic_gd_mu`. For schedules in a fixed
+    order, μ is `accounting.iteration.scheduled_cyclic_gd_mu`. For schedules in a
+    reshuffled order, μ is from the composition of all epochs.
 
     Reference: Bok, Su and Altschuler (2024), (2.1); Kong and Ribero (2024), Algorithm
     1.
@@ -332,9 +337,10 @@ def noisy_gd(
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
 ) -> Result[Params, jax.Array]:
-    """Train by x ↦ prox(x − η(mean over all examples + λx + noise)).
+    """Train by x ↦ prox(x − η(mean gradient of all examples + λx + noise)).
 
-    Only the last iterate is released, and the guarantee is for this release alone.
+    Here η is step_size and λ is regularization. The solver releases only the last
+    iterate, and the guarantee covers only this value.
 
     Args:
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
@@ -342,25 +348,26 @@ def noisy_gd(
       data: a pytree whose leaves share a leading axis of n examples.
       num_steps: T, at least 1.
       key: one typed key, for the noise.
-      noise_multiplier: standard deviation of the noise on the sum of gradients,
-        divided by gradient_norm, at least 0: a number, an optax schedule, or f[T].
-      epsilon: the target ε, positive; it and delta replace the noise multiplier.
+      noise_multiplier: the standard deviation of the noise in the sum of gradients,
+        divided by gradient_norm; at least 0. A number, an optax schedule, or f[T].
+      epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
-      prox: see `dpjax.solvers.prox`.
-      microbatch_size: see `clipped_grad`.
-      **setting: all assumptions, as for `noisy_cyclic_gd`: see
-        `accounting.iteration.Setting`.
+      prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
+      microbatch_size: as for `clipped_grad`.
+      **setting: all assumptions (`accounting.iteration.Setting`), as for
+        `noisy_cyclic_gd`. step_size may be an optax schedule or f[T].
 
     Returns:
-      A `Result`: params, curve, guarantee and the noise multiplier.
+      A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: an argument is out of range, or an assumption fails, before any
-        training.
-      TypeError: an assumption is missing (a ValueError too).
+      ValueError: before any training, if an argument is out of range or an assumption
+        fails.
+      TypeError: an assumption is missing. This error is also a ValueError.
 
-    Privacy: params alone is μ-GDP under the adjacency, μ by
-    `accounting.iteration.noisy_gd_mu`, with schedules by `scheduled_cyclic_gd_mu`.
+    Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
+    noise, μ is `accounting.iteration.noisy_gd_mu`. For schedules, μ is
+    `accounting.iteration.scheduled_cyclic_gd_mu`.
 
     Reference: Bok, Su and Altschuler (2024), (2.1) and Theorems 4.1 to 4.3.
 
@@ -381,7 +388,7 @@ def noisy_gd(
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     noise = _checks.noise(noise_multiplier, epsilon, delta)
     given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
-    # A full batch is an epoch of one step.
+    # With full batches, an epoch has one step.
     return _noisy_descent("noisy_gd", _last_iterate, given, "full", steps, None)
 
 
@@ -400,10 +407,11 @@ def noisy_sgd(
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
 ) -> Result[Params, jax.Array]:
-    """Train by x ↦ prox(x − η(mean over a random batch + λx + noise)).
+    """Train by x ↦ prox(x − η(mean gradient of a random batch + λx + noise)).
 
-    Each step draws a uniformly random batch of fixed size. Only the last iterate is
-    released, and the guarantee is for this release alone.
+    Each step draws a uniformly random batch of fixed size. Here η is step_size and λ is
+    regularization. The solver releases only the last iterate, and the guarantee covers
+    only this value.
 
     Args:
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
@@ -412,27 +420,30 @@ def noisy_sgd(
       num_steps: T, at least 1.
       batch_size: b, from 1 to n.
       key: one typed key, for the noise and the batches.
-      noise_multiplier: standard deviation of the noise on the batch's sum of gradients
-        over gradient_norm, positive: a number, an optax schedule, or f[T].
-      epsilon: the target ε, positive; it and delta replace the noise multiplier.
+      noise_multiplier: the standard deviation of the noise in a batch's sum of
+        gradients, divided by gradient_norm; positive. A number, an optax schedule, or
+        f[T].
+      epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
-      prox: see `dpjax.solvers.prox`.
-      microbatch_size: see `clipped_grad`.
-      **setting: all assumptions, as for `noisy_cyclic_gd`: see
-        `accounting.iteration.Setting`. Adjacency is REPLACE.
+      prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
+      microbatch_size: as for `clipped_grad`.
+      **setting: all assumptions (`accounting.iteration.Setting`), as for
+        `noisy_cyclic_gd`. step_size may be an optax schedule or f[T]. adjacency must be
+        REPLACE.
 
     Returns:
-      A `Result`: params, curve, guarantee and the noise multiplier.
+      A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: an argument is out of range, or an assumption fails, before any
-        training.
-      TypeError: an assumption is missing (a ValueError too).
+      ValueError: before any training, if an argument is out of range or an assumption
+        fails.
+      TypeError: an assumption is missing. This error is also a ValueError.
 
-    Privacy: params alone has the ε(δ) of `accounting.iteration.noisy_sgd_epsilon`; with
-    schedules that of composition at 4 levels of noise, which holds for all iterates.
-    The guarantee assumes that nobody learns the batches. No GDP parameter is known:
-    guarantee.mu is None.
+    Privacy: for a constant step size and noise, params alone has the ε(δ) of
+    `accounting.iteration.noisy_sgd_epsilon`. For schedules, ε(δ) is from the
+    composition of all steps at 4 levels of noise, and holds for all iterates together.
+    The guarantee assumes that nobody learns the batches. Since no GDP parameter is
+    known, guarantee.mu is None.
 
     Reference: Bok, Su and Altschuler (2024), (2.1) and Theorems 4.8 to 4.10.
 

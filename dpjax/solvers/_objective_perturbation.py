@@ -1,4 +1,4 @@
-"""The minimum of an objective with a random linear term, and a little output noise."""
+"""The minimum of an objective with a random linear term, plus a little noise."""
 
 import functools
 import math
@@ -17,13 +17,16 @@ from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers._results import Curve, Result
 from dpjax.solvers.losses import Loss
 
-# The share of ε at which curvature alone would be charged if it were greatest where
-# gradients are. More regularisation moves the minimum, and less needs more noise.
+# The share of ε that curvature alone would cost if curvature and gradients had their
+# maxima at the same score. More regularisation moves the minimum further, and less
+# regularisation needs more noise.
 _SHARE = 0.2
-# The output noise's share of μ. Shares add up in squares: this one costs 2e-4 of μ.
+# The share of μ for the output noise. Since squares of μ add up, its cost is 2e-4 of μ.
 _OUTPUT_SHARE = 0.02
-_MOST_STEPS = 200  # of Newton's method, which usually takes about ten
-_LEAST_LENGTH = 2.0**-40  # of a step of Newton's method
+# The maximum number of steps of Newton's method, which usually needs about ten.
+_MOST_STEPS = 200
+# The minimum length of a step, as a fraction of the full step of Newton's method.
+_LEAST_LENGTH = 2.0**-40
 
 
 class _Search(NamedTuple):
@@ -35,7 +38,7 @@ class _Search(NamedTuple):
 
 
 class _Tolerance(NamedTuple):
-    """What an inexact minimum needs.
+    """The precision of the computed minimum, and the noise that hides its error.
 
     Attributes:
       gradient_norm: the norm of the computed gradient at which the search ends.
@@ -49,7 +52,7 @@ class _Tolerance(NamedTuple):
 def choose_regularization(
     epsilon: float, *, smoothness: float, num_examples: int
 ) -> float:
-    """The regularisation with which curvature has a fixed share of ε.
+    """Choose λ so that the curvature of the loss costs a fixed share of ε.
 
     Args:
       epsilon: the target ε, positive.
@@ -58,8 +61,8 @@ def choose_regularization(
 
     Returns:
       λ = β / (n (e^{0.2 ε} − 1)), for an objective that is a mean of n losses. The
-      choice depends on no data. At δ = 1e-3 logistic losses then need about 7 % more
-      noise than with infinite λ.
+      choice depends on no data. At δ = 1e-3, logistic losses with this λ need about 7 %
+      more noise than with an infinite λ.
 
     Raises:
       ValueError: an argument is out of range.
@@ -82,19 +85,20 @@ def _tolerance(
     stddev: float,
     mu: float,
 ) -> _Tolerance:
-    """A tolerance that float64 can reach, and the noise that hides it."""
+    """A tolerance that float64 can reach, and the noise that hides its effect."""
     n, few = num_examples, 2 * dimension + 64
-    # ‖b‖ is larger with probability e^{−72}, which is below every rounding of δ.
+    # ‖b‖ exceeds this bound with probability e^{−72}, which is below any rounding of δ.
     linear = stddev * (math.sqrt(dimension) + 12)
-    # Λ‖θ‖ <= ‖∇J‖ + ‖Σ∇ℓ‖ + ‖b‖, and ∇J is far below the rest where the search ends.
+    # Λ‖θ‖ <= ‖∇J‖ + ‖Σ∇ℓ‖ + ‖b‖. At the end of the search, ‖∇J‖ is far below the other
+    # two norms.
     radius = 1.01 * (n * loss.gradient_norm + linear) / ridge
-    # The error of a computed gradient, by the model of `_precision`.
+    # The error of a computed gradient is from the model of `_precision`.
     error = n * _precision.margin(n + few) * loss.gradient_norm
     curved = n * loss.smoothness * radius + ridge * radius + linear
     error += _precision.margin(few) * curved
-    # Where the search ends, the exact gradient is below twice this error. J is
-    # Λ-strongly convex, so that the minimum is within 2 error / Λ; the two minima's
-    # distances from what is computed differ by at most twice as much.
+    # At the end of the search, the norm of the exact gradient is below 2 error. J is
+    # Λ-strongly convex, so the computed point is within 2 error / Λ of the minimum. For
+    # two data sets, these two distances add up to at most 4 error / Λ.
     hidden = 4 * error / ridge
     return _Tolerance(error, hidden / mu * MARGIN)
 
@@ -109,11 +113,11 @@ def _minimise(
     *,
     loss: Loss,
 ) -> tuple[jax.Array, Curve]:
-    """The minimum of J, by Newton's method with a line search; NaN if not reached."""
-    examples: Any = data.examples  # a pair, by `Loss.check`
+    """The minimum of J by Newton's method with line search; NaN if the search fails."""
+    examples: Any = data.examples  # `Loss.check` ensures that this is a pair
     features, labels = examples
     x = jax.vmap(loss.scale)(jnp.asarray(features, jnp.float64))
-    # A masked example has no features, so that it has neither gradient nor curvature.
+    # A masked example has zero features, and therefore no gradient and no curvature.
     x = jnp.where(data.finite[:, None], x, 0.0)
     of_score, by_score = loss.of_scores, jax.grad(loss.of_scores)
 
@@ -136,7 +140,7 @@ def _minimise(
         factor = jax.scipy.linalg.cho_factor(hessian + ridge * jnp.eye(w.size))
         direction = jax.scipy.linalg.cho_solve(factor, g)
         value = objective_of(w)
-        # Near the minimum J changes by less than its own rounding error.
+        # Near the minimum, the change of J is less than the rounding error of J.
         slack = 64 * jnp.finfo(jnp.float64).eps * (jnp.abs(value) + len(x))
 
         def is_too_long(length: jax.Array) -> jax.Array:
@@ -174,40 +178,42 @@ def objective_perturbation(
 ) -> Result[jax.Array, float]:
     """Minimise a mean of losses with a regulariser and one random linear term.
 
-    The objective is Σℓ_i(w)/n + (λ/2)‖w‖² + ⟨b, w⟩/n with b of N(0, σ² I). It has no
-    step size and no number of steps, and its minimum is found to the last digits, so
-    that badly conditioned features cost time only.
+    The objective is Σℓ_i(w)/n + (λ/2)‖w‖² + ⟨b, w⟩/n, where b is a draw of N(0, σ² I).
+    The function finds the minimum by Newton's method in float64, so you choose neither
+    a step size nor a number of steps. Ill-conditioned features only take more time.
 
     Args:
-      loss: one of `solvers.losses` with one linear score: `logistic` or `huber`. A
-        record `losses.Loss` of your own is an assumption on the loss.
-      params: the initial parameters of the search, f[d]. The result depends on them by
-        no more than the output noise hides.
-      data: features f[n, d] and labels [n]. An example with a NaN or an infinity in it
-        contributes zero and is counted.
+      loss: a loss of `solvers.losses` with one linear score: `logistic` or `huber`. If
+        you make a `losses.Loss` yourself, the guarantee assumes that its bounds hold.
+      params: the initial parameters of the search, f[d]. Output noise hides their
+        effect on the result.
+      data: features f[n, d] and labels [n]. An example with a NaN or an infinity
+        contributes zero, and curve.left_out counts it.
       epsilon: the target ε, positive.
       delta: the target δ, in (0, 1).
       adjacency: ZERO_OUT or REPLACE.
-      key: one typed key, for both noises.
-      regularization: λ, positive. By default `solvers.choose_regularization`. The
-        λ of your objective costs nothing where it is larger.
-      prior_mu: the GDP parameter of releases, under the same adjacency, that prepared
-        the loss or the features, such as a scale of features; (ε, δ) includes them.
+      key: one typed key, for the linear term and the output noise.
+      regularization: λ, positive; `solvers.choose_regularization` by default. If your
+        objective has a larger λ than this default, privacy adds no regularisation.
+      prior_mu: the GDP parameter, under the same adjacency, of earlier releases from
+        which the loss or the features were computed, such as a scale of features.
+        (ε, δ) includes these releases.
 
     Returns:
-      A `Result`: params, f[d], NaN if the search did not end; curve, with the mean loss
-      f[] at the minimum, without the regulariser; guarantee; num_steps, which is 1, the
-      number of releases; noise_multiplier σ/L; and scale, which is σ.
+      A `Result`, where params is f[d], or NaN if the search fails. curve.loss, f[], is
+      the mean loss at the minimum, without the regulariser. num_steps is 1, the number
+      of releases. noise_multiplier is σ/L for the bound L on a gradient, and scale is
+      σ.
 
     Raises:
       ValueError: an argument is out of range; the loss has several scores; λ is too
-        small for ε, whatever the noise.
+        small to reach ε with any noise.
 
-    Privacy: params, with all that prior_mu stands for, is (ε, δ)-DP under the
-    adjacency, by `accounting.objective.delta`.
-    The search is in float64. It ends at a bound on the gradient's norm that covers
-    rounding, and noise of 2 % of μ hides how far from the minimum it ends. A
-    search that does not end, which the guarantee excludes, releases NaN.
+    Privacy: params, together with the releases that prior_mu accounts for, is
+    (ε, δ)-DP under the adjacency, by `accounting.objective.delta`. The search is in
+    float64, and ends when the gradient's norm is below a bound that covers rounding.
+    Output noise with 2 % of μ hides the remaining distance from the minimum. The
+    guarantee assumes that the search ends; if the search fails, params is NaN.
 
     Reference: Redberg, Koskela and Wang (2023), with the bound of
     `accounting.objective`; for inexact minima, Iyengar, Near, Song, Thakkar, Thakurta
@@ -270,7 +276,8 @@ def objective_perturbation(
         limit = _tolerance(loss, num_examples, dimension, ridge, stddev, output_mu)
 
     key, dtype = keys.stream(key, "solvers.objective_perturbation"), default_float()
-    # In float32: JAX lowers a draw of 64 bits wrongly in a program without x64.
+    # Draws are in float32, since JAX lowers a draw of 64 bits wrongly in a program
+    # without x64.
     like = jnp.zeros(start.shape, jnp.float32)
     linear = gaussian_like(keys.stream(key, "linear"), like, stddev)
     noise = gaussian_like(keys.stream(key, "output"), like, limit.stddev)

@@ -1,4 +1,4 @@
-"""Gradient descent, then one draw of noise (Zhang, Zheng, Mou and Wang 2017)."""
+"""Gradient descent and then one draw of noise (Zhang, Zheng, Mou and Wang 2017)."""
 
 import functools
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def _check(
     key: Key,
     setting: Setting,
 ) -> Setting:
-    """Check the arguments, and return the setting in the numbers of the program."""
+    """Check the arguments, and return the setting with the numbers of the program."""
     validate.positive("epsilon", epsilon)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
@@ -57,19 +57,19 @@ def _train(
     pure: bool,
     setting: Setting,
 ) -> tuple[Params, Curve]:
-    """The private parameters: descent and noise in float64, then a single cast.
+    """The private parameters, from descent and noise in float64 and a single cast.
 
     Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
     """
-    # Taken outside the scope below, in which the default would be float64.
+    # This line is outside the scope below, in which the default would be float64.
     dtype = default_float()
     with jax.enable_x64(True):
-        # Lines 2 to 4: T steps of gradient descent, without noise.
+        # Lines 2 to 4 are T steps of gradient descent without noise.
         last, curve = descend(
             _precision.to_float64(params),
             data,
             _precision.to_float32(np.full((num_steps, 1), setting["step_size"])),
-            # Noise of standard deviation 0 in every step, whose key does not matter.
+            # The noise of every step has standard deviation 0, so its key is unused.
             jnp.zeros((num_steps, 1), jnp.float32),
             _precision.to_float32(setting["gradient_norm"]),
             _precision.to_float32(setting["regularization"]),
@@ -78,9 +78,9 @@ def _train(
             batches="full",
             batch_size=data.finite.shape[0],
         )
-        # Lines 5 to 10, w_T + z: density ∝ exp(−‖z‖ / scale) for δ = 0, else Gaussian.
-        # The cast comes after the noise: before the noise, it could round neighbouring
-        # iterates further apart than the sensitivity.
+        # Lines 5 to 10 release w_T + z. The density of z is ∝ exp(−‖z‖ / scale) for
+        # δ = 0, and Gaussian otherwise. The cast comes after the noise: a cast before
+        # the noise could round two iterates further apart than the sensitivity.
         draw = gamma_norm_like if pure else gaussian_like
         private = jax.tree.map(jnp.add, last, draw(stream(key, "noise"), last, scale))
         curve = curve._replace(loss=curve.loss.astype(dtype))
@@ -102,48 +102,49 @@ def output_perturbation(
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
 ) -> Result[Params, float]:
-    """Train by gradient descent on full batches without noise, and add noise once.
+    """Train by gradient descent on full batches, and add noise to the last iterate.
 
     Args:
-      loss_fn: the loss of ONE example, as for `noisy_gd`, without the regulariser
-        (λ/2)‖x‖², which belongs to the setting.
+      loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`. The regulariser
+        (λ/2)‖x‖² is not part of the loss; the setting gives λ as regularization.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity in it contributes zero and is counted.
+        NaN or an infinity contributes zero, and curve.left_out counts it.
       epsilon: the target ε, positive.
       delta: the target δ, in [0, 1). For δ = 0 the noise has a Gamma-distributed norm
         and a uniform direction; for δ > 0 the noise is Gaussian.
       key: one typed key, for the noise.
-      num_steps: T. By default `solvers.choose_num_steps`.
-      radius: D, a guess of the distance from params to the best parameters. D is
-        needed where num_steps is not given, and a wrong D costs no privacy.
-      noise: "exact" for the least noise that gives (ε, δ); "printed" for the paper's
+      num_steps: T, at least 1. By default, T is `solvers.choose_num_steps`.
+      radius: D, a guess of the distance from params to the best parameters. Without
+        num_steps, the function needs D to choose T. A wrong D costs no privacy.
+      noise: "exact" for the minimum noise that gives (ε, δ). "printed" for the paper's
         constants (`published.output_perturbation_scale`), for comparison.
-      prox: see `dpjax.solvers.prox`. The noise is added after the prox, so that the
-        result may leave a prox's set; another projection costs no privacy.
-      microbatch_size: see `clipped_grad`.
-      **setting: all assumptions: see `accounting.iteration.Setting`. The step size is a
-        number, and 1 / (smoothness + regularization) is a good choice.
+      prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
+        The noise is added after the last prox, so that the result may be outside the
+        set of a projection. You can project it again without further privacy cost.
+      microbatch_size: as for `clipped_grad`.
+      **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
+        lists them. step_size must be a number and not a schedule, for instance
+        1 / (smoothness + regularization).
 
     Returns:
       A `Result`: params, curve, guarantee, num_steps, noise_multiplier, sensitivity and
       scale.
 
     Raises:
-      ValueError: an argument is out of range, an assumption fails, or no noise is
-        enough because smoothness is unknown or steps expand without bound; loss_fn
-        computes gradients in less than the precision of its parameters; rounding in
-        float64 could add more than a twentieth to the sensitivity. All errors are
-        raised before any training.
-      TypeError: an assumption is missing (a ValueError too).
+      ValueError: an argument is out of range; an assumption fails; no noise suffices,
+        because smoothness is unknown or steps expand without bound; loss_fn computes
+        gradients in fewer bits than its parameters have; or rounding in float64 could
+        add more than a twentieth to the sensitivity. All checks are before training.
+      TypeError: an assumption is missing. This error is also a ValueError.
 
-    Privacy: params alone is (ε, δ)-DP under the adjacency; μ-GDP, or pure ε-DP for
-    δ = 0. The sensitivity is `accounting.iteration.gradient_descent_sensitivity`, plus
-    the distance that rounding can add. Descent and noise are in float64, whatever the
-    parameters and the configuration, and are cast to the parameters' dtypes once, at
-    the end. The reason is that one example of n moves an iterate by 1/n of a step: for
-    n = 1e5 this is not much more than a rounding error in float32, and a thousandth of
-    a rounding error in bfloat16.
+    Privacy: params alone is (ε, δ)-DP under the adjacency. For δ > 0, params is μ-GDP;
+    for δ = 0, it is ε-DP. The sensitivity is
+    `accounting.iteration.gradient_descent_sensitivity`, plus the distance that rounding
+    can add. Descent and noise are always in float64, with a single cast to the
+    parameters' dtypes at the end. The reason is that one of n examples moves an iterate
+    by 1/n of a step. For n = 1e5, this distance is not much more than a rounding error
+    in float32, and a thousandth of a rounding error in bfloat16.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, with its constants
     replaced by exact ones.
@@ -166,7 +167,7 @@ def output_perturbation(
     prox, examples = none if prox is None else prox, _checks.prepare(data)
     start, num_examples = jax.tree.map(jnp.asarray, params), len(examples.finite)
 
-    # Calibration yields concrete numbers also where the caller maps over keys.
+    # Calibration gives concrete numbers, also if the caller maps over keys.
     with _calibration.now():
         if num_steps is None:
             if radius is None:
@@ -200,8 +201,8 @@ def output_perturbation(
         descend, start, examples, key, num_steps, scale, delta == 0, setting
     )
 
-    # ε for Gamma-norm noise, μ for Gaussian noise: sensitivity over scale, rounded up,
-    # and cast to the default dtype.
+    # The sensitivity divided by the scale is ε for Gamma-norm noise, and μ for Gaussian
+    # noise. The quotient is rounded up and cast to the default dtype.
     spent = jnp.asarray(_precision.round_up(sensitivity / scale))
     drawn = "noise of Gamma norm" if delta == 0 else "Gaussian noise"
     guarantee = profiles.Guarantee(

@@ -1,35 +1,36 @@
-"""How rounding enters a guarantee: rounded settings, and runs that drift apart.
+"""Rounding errors in guarantees: rounded settings, and the distance of two runs.
 
-Rounding is not Lipschitz: two iterates may be arbitrarily close and still be rounded
-apart. So rounding can add to the distance between two runs in every step. Noise that is
-calibrated to the distance in real arithmetic then hides too little where this distance
-is not far above the rounding error of an iterate. One example moves a step by 2ηC/n, so
-in float32 n = 1e5 examples are too many.
+Rounding is not Lipschitz: two arbitrarily close iterates may be rounded to different
+numbers. Rounding can therefore add to the distance between two runs in every step.
+Noise that is calibrated to the distance in real arithmetic is then too small, unless
+this distance is far above the rounding error of an iterate. One example moves a step by
+2ηC/n, so in float32, n = 1e5 examples are too many.
 
-**Model.** As in `_core.rounding`, with unit roundoff u and γ_k = k u / (1 − k u). In a
-step x ↦ prox(x − η(Σ g / n + λx)) with gradients bounded by C, curvature by M, and
-iterates by R, the errors are at most
+**Model.** As in `_core.rounding`, u is the unit roundoff and γ_k = k u / (1 − k u). Let
+gradients be bounded by C, curvature by M, and iterates by R. In a step
+x ↦ prox(x − η(Σ g / n + λx)), the errors are then at most
   γ_k (C + M R) in an example's gradient, as if the parameters and the result each had
     the relative error γ_k, with k = 2d + 64 for d parameters; for a function of one
     linear score this is the bound for a dot product of length d and sixteen roundings;
   γ_n C in the sum of the gradients in any order, divided by n, up to the same γ_k;
   γ_k (R + η(C + λR)) in the step and the prox, for which a far smaller k would do.
 Let ε = η γ_{n+k} C + γ_k (R + η(C + (M + λ)R)) be the error of one run in a step, and s
-the distance by which one example moves a step. Then two runs move apart by s + 2ε in
-place of s. Summed over steps with contraction c, the distance Σ c^k s grows by the
-factor 1 + 2ε/s. The iterates are bounded by the sum of all steps: with r = |1 − ηλ| and
+the distance by which one example moves a step. Then a step moves two runs apart by
+s + 2ε in place of s. Over many steps with contraction c, the distance Σ c^k s grows by
+the factor 1 + 2ε/s. The sum of all steps bounds the iterates: with r = |1 − ηλ| and
 a = ‖prox(x₀) − x₀‖,
 
     ‖x_{t+1} − x₀‖ <= r ‖x_t − x₀‖ + η(C + λ‖x₀‖) + a.
 
-**Settings** are shared by program and accountant to the last bit. A program in float32
-cannot represent a decay of 0.999: it runs with a number nearby, whose guarantee
-differs. So a solver first rounds every number that its guarantee depends on to float32,
-and hands the result to both the accountant and the program. Both then represent this
-number exactly, whatever precision they compute in.
+**Settings.** Program and accountant use exactly the same numbers. A program in float32
+cannot represent a decay of 0.999, and uses a nearby number with a different guarantee.
+A solver therefore rounds every number of its guarantee to float32, and hands
+the result to both the accountant and the program. Both represent this number exactly,
+whatever their own precision.
 
-Bounds on contributions and noise are rounded up, and all other numbers down: a step
-size that meets its upper limit still meets it, and a decay below 1 stays below 1.
+Bounds on contributions and noise are rounded up, and all other numbers are rounded
+down. A step size at its upper limit then stays within it, and a decay below 1 stays
+below 1.
 """
 
 import math
@@ -52,22 +53,23 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import inner_jaxprs
 from dpjax.solvers import _checks
 from dpjax.solvers.prox import Prox
 
-# The least normal float32. Processors may flush smaller numbers to zero.
+# The minimum normal float32. Processors may flush smaller numbers to zero.
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
 def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
     """Round positive numbers to float32 in one direction; leave all others unchanged.
 
-    Takes numbers and the direction inf or −inf. Returns a float or f64[...].
+    The direction is inf or −inf. The result is a float or f64[...].
     """
     array = np.asarray(value, np.float64)
     with np.errstate(over="ignore"):
         near = array.astype(np.float32)
-    # Conversion rounds to the nearest float32: step on where it went the wrong way.
+    # Conversion rounds to the nearest float32. Take the next float32 if the nearest one
+    # lies in the wrong direction.
     passed = near < array if towards > 0 else near > array
     near = np.where(passed, np.nextafter(near, np.float32(towards)), near)
-    # Subnormal numbers become normal or zero, whatever a processor does with them.
+    # Subnormal numbers become normal or zero, since processors treat them differently.
     subnormal = _LEAST if towards > 0 else 0.0
     near = np.where(array < _LEAST, subnormal, near.astype(np.float64))
     rounded = np.where((array > 0) & (array < np.inf), near, array)
@@ -79,7 +81,7 @@ def round_up(value: float) -> float: ...
 @overload
 def round_up(value: ArrayLike) -> float | np.ndarray: ...
 def round_up(value: ArrayLike) -> float | np.ndarray:
-    """The least float32 that is not below the value, as a float or f64[...]; or inf."""
+    """The minimum float32 that is at least the value, or inf; a float or f64[...]."""
     return _round_float32(value, np.inf)
 
 
@@ -88,7 +90,7 @@ def round_down(value: float) -> float: ...
 @overload
 def round_down(value: ArrayLike) -> float | np.ndarray: ...
 def round_down(value: ArrayLike) -> float | np.ndarray:
-    """The largest float32 that is not above the value, as a float or f64[...]."""
+    """The maximum float32 that is at most the value, as a float or f64[...]."""
     return _round_float32(value, -np.inf)
 
 
@@ -100,7 +102,7 @@ def stddev(
     The result is a float32, as a float or f64[...].
     """
     value = round_up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
-    # A product beyond float32 is rounded up to inf, and refused here.
+    # A product above the range of float32 is rounded up to inf. The check refuses inf.
     validate.nonnegative("noise_multiplier times the bound on a gradient", value)
     return value
 
@@ -111,14 +113,14 @@ def number(value: ArrayLike) -> float:
 
 
 def to_float32(values: Tree) -> Any:
-    """Results of `round_up` or `round_down` as equal float32 arrays."""
+    """Convert results of `round_up` or `round_down` to float32 arrays, exactly."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), values)
 
 
 def executed_setting(setting: Setting) -> Setting:
     """The setting with the float32 numbers that the program uses.
 
-    Step sizes are left unchanged: a `Run` has one for each step.
+    Step sizes are unchanged, since a `Run` has one for each step.
     """
     return {
         **setting,
@@ -127,13 +129,13 @@ def executed_setting(setting: Setting) -> Setting:
     }
 
 
-# The largest share of a sensitivity that rounding may add before a run is refused.
+# A run is refused if rounding could add more than this share to its sensitivity.
 MOST = 0.05
 
 
 def margin(terms: float, dtype: DTypeLike = np.float64) -> float:
     """The relative error bound γ_k = k u / (1 − k u) of a sum of k terms."""
-    # γ_k is meaningless as k u nears 1; inf makes the caller refuse the run.
+    # γ_k is meaningless if k u is near 1. The caller refuses a run with infinite γ_k.
     ku = terms * float(jnp.finfo(dtype).eps) / 2
     return ku / (1 - ku) if ku < 1 / 64 else np.inf
 
@@ -143,7 +145,7 @@ class Rounding(NamedTuple):
 
     Attributes:
       share: 2ε/s, the added distance relative to the shift.
-      shift: s, how far one example moves a step in real arithmetic.
+      shift: s, the distance by which one example moves a step in real arithmetic.
     """
 
     share: float
@@ -159,7 +161,7 @@ def rounding(
     setting: Setting,
     dtype: DTypeLike = np.float64,
 ) -> Rounding:
-    """How much further rounding in this dtype can move two runs apart in a step."""
+    """The distance that rounding in this dtype can add between two runs in a step."""
     eta, added = number(setting["step_size"]), number(setting["regularization"])
     bound, size = number(setting["gradient_norm"]), num_examples
     curvature = max(number(setting["smoothness"]), number(setting["weak_convexity"]))
@@ -167,8 +169,8 @@ def rounding(
     moved = prox(params, jnp.asarray(eta, jnp.float32))
     jump = float(optax.tree.norm(jax.tree.map(jnp.subtract, moved, params)))
 
-    # The bounds on the iterates are themselves computed with rounding error. The factor
-    # 1.05 covers it: in a run that `MOST` permits, rounding adds less than a twentieth.
+    # The bounds on the iterates must include rounding. The factor 1.05 covers it: in a
+    # run that `MOST` permits, rounding adds less than a twentieth.
     pull = abs(1 - eta * added)
     step = 1.05 * (eta * (bound + added * start) + jump)
     steps = num_steps if pull == 1 else (1 - pull**num_steps) / (1 - pull)
@@ -177,7 +179,7 @@ def rounding(
     radius = start + min(step * steps, 1.05 * (diameter + jump))
 
     dimension = sum(x.size for x in jax.tree.leaves(params))
-    # γ_k for one example, and γ_{n+k} for the sum over all examples.
+    # few is γ_k, for one example, and many is γ_{n+k}, for the sum over all examples.
     few, many = (margin(2 * dimension + 64 + k, dtype) for k in (0, size))
     update = radius + eta * (bound + (curvature + added) * radius)
     error = eta * many * bound + few * update
@@ -186,12 +188,12 @@ def rounding(
 
 
 def to_float64(params: Params) -> Params:
-    """Real parameters cast to float64; the caller enables 64-bit types."""
+    """Cast real parameters to float64; the caller must enable 64-bit types."""
     return jax.tree.map(lambda x: x.astype(jnp.float64), widen(params))
 
 
 def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
-    """All equations of a jaxpr that contain no jaxpr themselves, at any depth."""
+    """All equations of a jaxpr, at any depth, that contain no jaxpr themselves."""
     for equation in jaxpr.eqns:
         inner = list(inner_jaxprs(equation))
         if not inner:
@@ -204,8 +206,8 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
 def find_narrowing_primitive(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
     """The first primitive that narrows float64 in a loss's gradient, or None.
 
-    The gradient is traced at float64 parameters. A primitive narrows where one input is
-    float64 and one output is a float of fewer bits.
+    The function traces the gradient at float64 parameters. A primitive narrows float64
+    if one of its inputs is float64 and one of its outputs is a float of fewer bits.
     """
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data)
 
@@ -231,9 +233,9 @@ def sensitivity(
     num_examples: int,
     setting: Setting,
 ) -> float:
-    """How far one example can move the last iterate that float64 computes.
+    """The maximum distance by which one example moves the last iterate in float64.
 
-    Returns the sensitivity in real arithmetic plus the distance that rounding can add.
+    This is the sensitivity in real arithmetic plus the distance that rounding can add.
     """
     sizes = {"num_steps": num_steps, "num_examples": num_examples}
     real = float(iteration.gradient_descent_sensitivity(**sizes, **setting))
@@ -261,7 +263,6 @@ def sensitivity(
             f"apart by {share:.0%} of what one example does, and at most {MOST:.0%} is "
             "allowed for."
         )
-    # Rounding adds the same share to a sum Σ c^k of steps as to a single step. Where a
-    # set's diameter makes the sensitivity less than one shift, the shift's share is
-    # added.
+    # Rounding adds the same share to a sum Σ c^k of steps as to a single step. If a
+    # set's diameter makes the sensitivity less than one shift, add the shift's share.
     return real + share * max(real, shift)

@@ -1,4 +1,4 @@
-"""SGD for a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
+"""SGD with a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
 
 import functools
 from typing import Any, NamedTuple, cast
@@ -25,14 +25,14 @@ from dpjax.solvers._results import Curve, Result
 
 
 def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:
-    """P(R = k + 1) ∝ 2η_k − βη_k² for k = 0, …, N − 1.
+    """The probabilities of 1 to N rounds: P(R = k + 1) ∝ 2η_k − βη_k², for k < N.
 
     Args:
       step_sizes: η_k, f[N], positive and below 2 / smoothness.
       smoothness: β, positive.
 
     Returns:
-      f64[N], adding up to 1.
+      The probabilities, f64[N], whose sum is 1.
 
     Raises:
       ValueError: a step size is out of range, or smoothness is not positive.
@@ -59,11 +59,11 @@ def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray
 def thresholds(probabilities: np.ndarray) -> np.ndarray:
     """The cumulative probabilities in units of 2⁻³², rounded down, u64[N].
 
-    A uniform 32-bit number below the kth edge stands for at most k rounds.
+    If a uniform 32-bit number is below the kth threshold, the run has at most k rounds.
     """
     below = np.cumsum(probabilities) / np.sum(probabilities)
     edges = np.floor(below * 2.0**32).astype(np.uint64)
-    # A sum that rounded to less than 1 would leave some bits without any number.
+    # If a sum were rounded to less than 1, some 32-bit numbers would give no result.
     edges[-1] = 2**32
     return edges
 
@@ -71,7 +71,7 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
 def _calibrate(
     rounds: random_rounds.Rounds, rate: float, target: _checks.Target
 ) -> float:
-    """The least noise multiplier whose δ at the target ε is at most the target δ."""
+    """The minimum noise multiplier with δ at the target ε at most the target δ."""
 
     def delta_of(noise: jax.Array) -> jax.Array:
         return random_rounds.delta(
@@ -82,7 +82,7 @@ def _calibrate(
 
 
 class _Carry(NamedTuple):
-    """The iterate, the sum of losses so far, and how many examples were left out."""
+    """The iterate, the sum of losses so far, and the number of omitted examples."""
 
     params: Any
     losses: jax.Array
@@ -122,7 +122,7 @@ def _train(
             microbatch_size=microbatch_size,
         )
         # Zhang et al. (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
-        # w_{t+1} = w_t − η_t (∇f(w_t, ξ) + z_t), here with a batch in place of one ξ.
+        # w_{t+1} = w_t − η_t (∇f(w_t, ξ) + z_t), where a batch replaces the single ξ.
         noise = gaussian_like(jax.random.fold_in(noise_key, k), total, stddev)
         scale = step_sizes[k] / batch_size
         params = jax.tree.map(
@@ -131,11 +131,11 @@ def _train(
             total,
             noise,
         )
-        # The mean over no examples is NaN: count it as 0.
+        # The mean loss of no examples is NaN, and counts as 0.
         losses = jnp.where(used > 0, loss * used, 0.0).astype(jnp.float32)
         return _Carry(params, carry.losses + losses, carry.left_out + batch_size - used)
 
-    # The loop ends after R rounds. Its running time may reveal R, which is released.
+    # The loop ends after R rounds. Its running time may reveal R, which is public.
     start = _Carry(dtypes.widen(params), jnp.float32(0), jnp.int32(0))
     end = jax.lax.fori_loop(0, rounds, step, start)
     loss = end.losses / (rounds * batch_size - end.left_out)
@@ -159,45 +159,47 @@ def random_round_sgd(
     key: Key,
     microbatch_size: int | None = None,
 ) -> Result[Params, jax.Array]:
-    """Train by noisy SGD on random batches and stop after a random number of rounds.
+    """Train by noisy SGD on random batches, and stop after a random number of rounds.
 
-    For smooth losses, convex or not, the gradient is small in expectation after a
-    random number R of rounds with P(R = k + 1) ∝ 2η_k − βη_k².
+    The number R of rounds has P(R = k + 1) ∝ 2η_k − βη_k². For smooth losses, convex or
+    not, the expected norm of the gradient after R rounds is small.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity in it contributes zero and is counted.
-      epsilon: the target ε, positive; epsilon and delta set the noise.
+        NaN or an infinity contributes zero, and curve.left_out counts it.
+      epsilon: the target ε, positive. With epsilon and delta, the solver chooses the
+        noise.
       delta: the target δ, in (0, 1).
-      noise_multiplier: in place of epsilon and delta, the standard deviation of the
-        noise on a batch's sum of gradients over clip_norm, positive. The paper's noise
-        multiplier, for batches of one and n² rounds, is
+      noise_multiplier: the standard deviation of the noise in a batch's sum of
+        gradients, divided by clip_norm; positive. None if epsilon and delta are given.
+        The paper's value, for batches of one example and up to n² rounds, is
         `published.random_round_noise_multiplier`.
       adjacency: `REPLACE`.
-      max_rounds: N, at least 1; the paper has n².
-      batch_size: b, from 1 to n; the paper has 1.
-      step_size: η_k, a number, an optax schedule or f[N], below 2 / smoothness.
-      smoothness: β, which sets the distribution of R. The guarantee does not assume
-        that the loss has this smoothness.
+      max_rounds: N, the maximum of R, at least 1. The paper has N = n².
+      batch_size: b, from 1 to n. The paper has b = 1.
+      step_size: η_k, positive and below 2 / smoothness. A number, an optax schedule or
+        f[N].
+      smoothness: β, which determines the distribution of R. The guarantee does not
+        assume that the loss has this smoothness.
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for R, the batches and the noise.
-      microbatch_size: see `clipped_grad`.
+      microbatch_size: as for `clipped_grad`.
 
     Returns:
-      A `Result`: params, curve, guarantee, num_steps (R, which may be released) and
-      the noise multiplier.
+      A `Result`: params, curve, guarantee, num_steps and noise_multiplier. num_steps is
+      R, and may be released.
 
     Raises:
-      ValueError: an argument is out of range, or no noise reaches the target; before
-        any training.
+      ValueError: an argument is out of range, or no noise reaches the target. The check
+        is before any training.
 
-    Privacy: all iterates up to params, and num_steps, are together (ε, δ)-DP under
-    REPLACE, by `accounting.random_rounds.delta`: given R, the mechanism is a
-    composition of R rounds, and R does not depend on the data. The guarantee assumes
-    that nobody learns the batches. The curve is not private. No GDP parameter is known:
-    guarantee.mu is None.
+    Privacy: params, all earlier iterates and num_steps together are (ε, δ)-DP under
+    REPLACE, by `accounting.random_rounds.delta`. R does not depend on the data, and
+    given R, the mechanism is a composition of R rounds. The guarantee assumes that
+    nobody learns the batches. The curve is not private. Since no GDP parameter is
+    known, guarantee.mu is None.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, with exact accounting.
 
@@ -223,7 +225,7 @@ def random_round_sgd(
     step_sizes = _checks.schedule("step_size", step_size, max_rounds)
     edges = thresholds(round_probabilities(step_sizes, smoothness))
 
-    # Account for the distribution that 32 random bits realise, not for the ideal one.
+    # The accountant uses the exact distribution of R that 32 random bits give.
     realised = np.diff(edges.astype(np.float64), prepend=0.0) / 2.0**32
     rounds, rate = random_rounds.group(realised), size / num_examples
     if isinstance(noise, _checks.Target):
@@ -232,7 +234,7 @@ def random_round_sgd(
 
     key = keys.stream(key, "solvers.random_round_sgd")
     bits = jax.random.bits(keys.stream(key, "rounds"), (), jnp.uint32)
-    # Edges at 2³² exceed every 32-bit number, and do not fit into uint32.
+    # Thresholds of 2³² exceed every 32-bit number, and do not fit into uint32.
     below = edges[edges < 2**32].astype(np.uint32)
     drawn = 1 + jnp.searchsorted(below, bits, side="right").astype(jnp.int32)
     stddev = _precision.stddev(noise, clip_norm)
@@ -260,7 +262,7 @@ def random_round_sgd(
         adjacency,
         _checks.every_step("random"),
     )
-    # Under jax.vmap over keys the number of rounds is a tracer, one for each run.
+    # Under jax.vmap over keys, the number of rounds is a tracer with one value per run.
     num_rounds = cast(int, drawn) if isinstance(drawn, Tracer) else int(drawn)
     reported = _precision.to_float32(_precision.round_down(noise))
     return Result(last, curve, guarantee, num_rounds, reported)

@@ -9,23 +9,23 @@ from dpjax.accounting.profiles import Guarantee
 
 
 class Curve(NamedTuple):
-    """The course of a run, step by step. The curve is not private: do not release it.
+    """Values of every step of a run. They are not private: do not release them.
 
     Attributes:
-      loss: the mean loss over the step's batch before the update, f[T], over the
-        examples that were used.
-      left_out: how many examples of the step's batch contributed zero because they or
-        their gradients are not finite, i[T].
+      loss: the mean loss of the used examples of the step's batch before the update,
+        f[T].
+      left_out: the number of examples of the step's batch that contributed zero because
+        they or their gradients are not finite, i[T].
       noise_norm: for solvers with a momentum, the root mean square L2 norm of the noise
         in the momentum, in the units of a mean gradient, f[T]. This norm depends on no
         data. None for solvers without a momentum.
-      change_clipped: in `sensitivity_reduced_nsgd` the share of the used examples whose
-        change since the last epoch was clipped, f[T]; 0 in the first epoch.
-      drift_clipped: the share of the used examples whose drift since the anchor was
-        clipped, f[T].
+      change_clipped: for `sensitivity_reduced_nsgd`, the share of the used examples
+        whose change since the last epoch was clipped, f[T]; 0 in the first epoch.
+      drift_clipped: for `sensitivity_reduced_nsgd`, the share of the used examples
+        whose drift since the anchor was clipped, f[T].
 
-    `random_round_sgd` has no row for each step: it gives the mean loss, f[], and
-    left_out, i[], over all of its rounds together.
+    `random_round_sgd` returns no value per step. Its loss, f[], is the mean loss of all
+    rounds, and its left_out, i[], is the sum over all rounds.
     """
 
     loss: jax.Array
@@ -46,14 +46,16 @@ class Result(NamedTuple, Generic[Params, Noise]):
       curve: a `Curve`, which the guarantee does not cover.
       guarantee: a `Guarantee`, which names the released values that it covers.
       num_steps: T, the number of steps taken. T may be released.
-      noise_multiplier: the noise's standard deviation over the bound on one example's
-        gradient, f[], or f[T] where a schedule was given. In `sensitivity_reduced_nsgd`
-        the bound is on an example's terms in each tree, `Terms` of f[]. In
-        `output_perturbation` this is the noise's scale over the sensitivity.
-      sensitivity: in `output_perturbation` how far one example can move the last
-        iterate, rounding included.
-      scale: in `output_perturbation` the scale of the noise: the standard deviation per
-        coordinate, or for δ = 0 the scale of `dpjax.noise._gaussian.gamma_norm_like`.
+      noise_multiplier: the noise's standard deviation divided by the bound on one
+        example's gradient, f[], or f[T] for a schedule. `sensitivity_reduced_nsgd`
+        returns `Terms` of f[], where the divisor is the bound on an example's terms in
+        each tree. `output_perturbation` returns the noise's scale divided by the
+        sensitivity.
+      sensitivity: for `output_perturbation`, the maximum distance by which one example
+        can move the last iterate, including rounding.
+      scale: the scale of the noise that `output_perturbation` or
+        `objective_perturbation` adds: its standard deviation per coordinate, or for
+        δ = 0 the scale of `dpjax.noise._gaussian.gamma_norm_like`.
     """
 
     params: Params

@@ -1,11 +1,11 @@
 """Normalised SGD with momentum of reduced sensitivity (Tran and Cutkosky 2022).
 
-The algorithm is Algorithm 2 of Tran and Cutkosky (2022),
-https://arxiv.org/abs/2210.06328, with n steps in an epoch where the paper has N, and
-batches where the paper has single examples. Two more things differ. The paper draws a
-permutation in every epoch; but its equation (3), by Lemma 17, needs the same order in
-all epochs, so this module uses one order. The paper assumes a Lipschitz and smooth
-loss; this module clips every gradient and every difference of two gradients instead.
+This is Algorithm 2 of Tran and Cutkosky (2022), https://arxiv.org/abs/2210.06328, with
+two changes of notation: an epoch has n steps in place of N, and a step uses a batch in
+place of one example. Two more things differ. The paper draws a permutation in every
+epoch; but its equation (3), by Lemma 17, needs the same order in all epochs, so this
+module uses one order. The paper assumes a Lipschitz and smooth loss; this module clips
+every gradient and every difference of two gradients instead.
 
 `allot_noise` divides one privacy budget among three trees of noise.
 """
@@ -55,10 +55,11 @@ def allot_noise(
     refresh: float,
     adjacency: Adjacency,
 ) -> Terms[float]:
-    """The noise multipliers for μ-GDP with the least noise in the mean over all steps.
+    """The three noise multipliers for μ-GDP that add the least noise to the momentum.
 
-    With a noise variance s², a tree contributes A/s² to μ² and V s² to the momentum's
-    variance. For a given μ² the variance is least at s² ∝ sqrt(A/V).
+    The noise is measured by its variance, averaged over all steps. With variance s², a
+    tree contributes A/s² to μ² and V s² to the momentum's variance. For a given μ², the
+    variance is minimal for s² ∝ sqrt(A/V).
 
     Args:
       target_mu: μ, positive.
@@ -66,8 +67,8 @@ def allot_noise(
       num_steps: T, a multiple of steps_per_epoch.
       steps_per_epoch: n, at least 1.
       decay: β, in [0, 1).
-      refresh: γ, in [0, 1].
-      adjacency: which data sets are compared.
+      refresh: γ, in [0, 1], as for `sensitivity_reduced_nsgd`.
+      adjacency: the relation between the compared data sets.
 
     Returns:
       `Terms` of noise standard deviations divided by the bounds; inf for a tree that is
@@ -96,10 +97,10 @@ def allot_noise(
     variance = reduced_momentum.momentum_variance(
         num_steps, steps_per_epoch, decay=decay, refresh=refresh
     )
-    # Minimise Σ V s² where Σ A/s² is given (Lagrange): s⁴ ∝ A/V, tree by tree.
+    # The minimum of Σ V s² for a given Σ A/s² has s⁴ ∝ A/V in each tree (Lagrange).
     shares: list[float] = []
     for k, bound in enumerate(bounds):
-        # Infinite noise in the other two trees leaves this tree's cost alone.
+        # With infinite noise in the other two trees, μ² is the cost of this tree alone.
         alone = [math.inf] * 3
         alone[k] = 1.0
         cost = float(mu(alone)) ** 2
@@ -107,13 +108,13 @@ def allot_noise(
         unused = cost == 0 or added == 0
         shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
     # μ is inversely proportional to a common factor of the three noises. MARGIN covers
-    # the roundings on the way.
+    # the rounding errors of this computation.
     scale = float(mu(shares)) / target_mu * MARGIN
     return Terms(*(_precision.round_up(share * scale) for share in shares))
 
 
 class _Carry(NamedTuple):
-    """The carry of the scan: w_t, anchors w_qn and w_(q−1)n, the momentum's state."""
+    """The iterate w_t, the anchors w_qn and w_(q−1)n, and the momentum's state."""
 
     w: jax.Array
     anchor: jax.Array
@@ -140,13 +141,13 @@ def _example(
 ) -> _Example:
     """One example's clipped terms, from its gradients at w_t, w_qn and w_(q−1)n."""
     losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
-    # A gradient that is not finite at any of the three points excludes the example.
+    # An example is left out if any of its three gradients is not finite.
     keep = keep & jnp.all(jnp.isfinite(gradients))
     here, anchor, before = (clip(g, bounds.anchor, keep)[0] for g in gradients)
     change, change_norm = clip(anchor - before, bounds.change, keep)
     drift, drift_norm = clip(here - anchor, bounds.drift, keep)
-    # One tree serves for F^Δ and F^G from the third epoch on, where the window depends
-    # on both: see `noise.reduced_momentum`.
+    # From the third epoch on, the window depends on F^Δ and F^G, and one tree carries
+    # both: see `noise.reduced_momentum`.
     mixed = (1 - refresh) * change + refresh * anchor
     return _Example(
         terms=Terms(anchor, mixed, drift),
@@ -172,7 +173,7 @@ def _train(
     run: _checks.Epochs,
     schedule: optax.Schedule | None,
 ) -> tuple[Params, Curve]:
-    """The last parameters and the curve, compiled once for many runs."""
+    """The last parameters and the curve, by a program that many runs can share."""
     batches = sampling.cyclic(data.finite.shape[0], run.batch_size)
     n = run.steps_per_epoch
     start, unravel = ravel_pytree(widen(params))
@@ -193,19 +194,20 @@ def _train(
         w, anchor, before, state = carry
         number, batch = inputs
 
-        # An epoch begins: its first iterate w_qn is the anchor, the last one w_(q−1)n.
+        # The first iterate w_qn of an epoch is its anchor; the previous anchor is
+        # w_(q−1)n.
         begins = (number - 1) % n == 0
         before = jnp.where(begins, anchor, before)
         anchor = jnp.where(begins, w, anchor)
 
-        # The summands of F^G, F^Δ and F^r at step t.
+        # The results contain the summands of F^G, F^Δ and F^r at step t.
         results = jax.vmap(of_example, (None, 0, 0))(
             jnp.stack([w, anchor, before]),
             jax.tree.map(lambda x: x[batch.indices], data.examples),
             batch.mask & data.finite[batch.indices],
         )
-        # The nodes that end at t, each with its own draw of noise, and the estimate m̂_t
-        # from these nodes, by a recursion in place of Algorithm 4.
+        # The update adds noise to each node that ends at t, and computes the estimate
+        # m̂_t from these nodes, by a recursion in place of Algorithm 4.
         momentum, state = reduced_momentum.update(
             state,
             number,
@@ -216,7 +218,7 @@ def _train(
             stddevs=stddevs,
             keys=keys,
         )
-        # w_t = w_{t−1} − η m̂_t / ‖m̂_t‖, with no step for a momentum of zero.
+        # w_t = w_{t−1} − η m̂_t / ‖m̂_t‖; a momentum of zero gives no step.
         length = jnp.linalg.norm(momentum)
         rate = learning_rate if schedule is None else schedule(number - 1)
         rate = jnp.asarray(rate, w.dtype)
@@ -260,15 +262,15 @@ def sensitivity_reduced_nsgd(
 ) -> Result[Params, Terms[jax.Array]]:
     """Train by normalised steps along a private momentum of reduced sensitivity.
 
-    This solver pays off where an epoch is short: with steps of length η and an L-smooth
-    loss, a gradient changes by at most ηnL from epoch to epoch. Then change_clip_norm
-    and drift_clip_norm may be as small as ηnL and still clip nothing.
+    This solver pays off if an epoch has few steps n. With steps of length η and an
+    L-smooth loss, a gradient changes by at most ηnL from epoch to epoch. The bounds
+    change_clip_norm = ηnL and drift_clip_norm = ηnL then clip nothing.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of N examples. An example with a
-        NaN or an infinity in it contributes zero and is counted.
+        NaN or an infinity contributes zero, and curve.left_out counts it.
       epsilon: the target ε, positive.
       delta: the target δ, in (0, 1).
       adjacency: `ZERO_OUT` or `REPLACE`.
@@ -276,8 +278,9 @@ def sensitivity_reduced_nsgd(
       batch_size: b, at least 1. An epoch has n = ⌈N / b⌉ steps.
       learning_rate: the length of a step, a number or an optax schedule.
       decay: the momentum coefficient β, in [0, 1).
-      refresh: γ, in [0, 1]: the weight of the anchor's gradients in each window; their
-        changes have the weight 1 − γ. The paper has γ = ηn.
+      refresh: γ, in [0, 1], the weight of the gradients at the anchor in the noisy sum
+        of an epoch. The changes of these gradients since the last anchor have the
+        weight 1 − γ. The paper has γ = ηn.
       clip_norm: the bound C on an example's gradient, positive.
       change_clip_norm: the bound on the change of an example's clipped gradient from
         one epoch's anchor to the next, positive.
@@ -286,15 +289,16 @@ def sensitivity_reduced_nsgd(
       key: one typed key, for the noise.
 
     Returns:
-      A `Result`: params, curve, guarantee and the noise multiplier of each tree.
+      A `Result` with params, curve, guarantee, num_steps and noise_multiplier, which
+      has one number for each of the three trees.
 
     Raises:
-      ValueError: an argument is out of range, before any training.
+      ValueError: an argument is out of range. The check is before any training.
 
-    Privacy: params, and all iterates on the way, are μ-GDP under the adjacency, μ being
-    `accounting.tree.reduced_momentum_mu`, so that guarantee.epsilon(delta)
-    is at most epsilon. No smoothness is assumed: all three terms are clipped. The
-    curve is outside the guarantee.
+    Privacy: params and all earlier iterates together are μ-GDP under the adjacency,
+    where μ is `accounting.tree.reduced_momentum_mu`, and guarantee.epsilon(delta) is at
+    most epsilon. The guarantee assumes no smoothness, since all three terms are
+    clipped. The guarantee does not cover the curve.
 
     Reference: Tran and Cutkosky (2022), Algorithm 2, by a recursion in place of
     Algorithm 4 and with exact accounting in place of Theorem 8.
@@ -314,7 +318,7 @@ def sensitivity_reduced_nsgd(
     target = _checks.check_target(epsilon, delta)
     validate.decay("decay", decay)
     validate.closed_unit("refresh", refresh)
-    # Round first: the accountant and the program must use the same float32 numbers.
+    # Rounding comes first: accountant and program must use the same float32 numbers.
     decay, refresh = _precision.round_down(decay), _precision.round_down(refresh)
     given = clip_norm, change_clip_norm, drift_clip_norm
     clips = Terms(*(_precision.round_up(x) for x in given))
@@ -327,7 +331,7 @@ def sensitivity_reduced_nsgd(
         validate.positive("learning_rate", learning_rate)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
 
-    # One tree carries (1 − γ) change + γ anchor: its bound is the mix of the bounds.
+    # One tree carries (1 − γ) change + γ anchor, so its bound is this sum of bounds.
     mixed = (1 - refresh) * clips.change + refresh * clips.anchor
     bounds = clips._replace(change=mixed)
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
@@ -342,7 +346,7 @@ def sensitivity_reduced_nsgd(
             **steps,
         )
         mu = reduced_momentum_mu(noise, decay=decay, adjacency=adjacency, **steps)
-    # A tree that is never used has infinite noise, and draws none.
+    # The multiplier of an unused tree is infinite, and this tree draws no noise.
     stddevs = Terms(
         *(
             float(_precision.stddev(s, bound)) if math.isfinite(s) else 0.0
@@ -360,7 +364,7 @@ def sensitivity_reduced_nsgd(
         schedule=learning_rate if scheduled else None,
     )
 
-    # The root mean square norm of the noise in m̂_t / (1 − β), f[T].
+    # norm is the root mean square norm of the noise in m̂_t / (1 − β), f[T].
     variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
     coordinate = np.sum([v * s * s for v, s in zip(variance, stddevs, strict=True)], 0)
     norm = np.sqrt(sum(x.size for x in jax.tree.leaves(last)) * coordinate)

@@ -1,8 +1,8 @@
 """Losses of linear scores, with the constants that accountants need.
 
-Features are scaled into a ball of radius B inside the loss, so that its constants hold
-for every possible example. Then no gradient needs clipping, and no bound on the data
-has to be assumed.
+A loss scales features down to a ball of radius B, so that its constants hold for every
+possible example. The gradients then need no clipping, and the guarantee assumes no
+bound on the data.
 """
 
 import dataclasses
@@ -20,7 +20,8 @@ from dpjax._core.typing import ArrayLike
 
 __all__ = ["Loss", "huber", "logistic", "softmax"]
 
-# Sixteen float32 roundings, as in clipping: the scaled features stay within the ball.
+# This slack covers sixteen float32 roundings, as in clipping, so that scaled features
+# are within the ball.
 _SLACK = 2.0**-20
 
 
@@ -29,13 +30,13 @@ class Loss:
     """A convex loss of ONE example: `loss(params, (features, label))`.
 
     Attributes:
-      feature_norm: B; features of a larger norm are scaled down to norm B.
-      gradient_norm: the largest norm of a gradient.
-      smoothness: the largest curvature.
-      generalised_linear: whether there is one linear score ⟨w, x⟩.
+      feature_norm: B. The loss scales features of a larger norm down to norm B.
+      gradient_norm: an upper bound on the norm of a gradient.
+      smoothness: an upper bound on the curvature.
+      generalised_linear: whether the loss depends on a single linear score ⟨w, x⟩.
       labels: a description of the allowed labels.
       of_scores: a function from the scores and the label to the loss.
-      admits: a function from an array of labels to a mask of the allowed ones.
+      admits: a function from an array of labels to a mask of the allowed labels.
       logistic: whether the loss is log(1 + e^{−y⟨w, x⟩}), for which
         `objective_perturbation` needs less noise.
     """
@@ -52,30 +53,30 @@ class Loss:
     def __call__(
         self, params: jax.Array, example: tuple[jax.Array, jax.Array]
     ) -> jax.Array:
-        """The loss of one example (features f[d], label)."""
+        """The loss of one example, a pair of features f[d] and a label."""
         features, label = example
         features = self.scale(features)
         dtype = jnp.promote_types(features.dtype, jnp.result_type(params))
         features, params = features.astype(dtype), params.astype(dtype)
-        # The bound on gradients needs this product, and its transpose in the gradient,
-        # in full precision.
+        # The bound on gradients holds only if this product, and its transpose in the
+        # gradient, have full precision.
         scores = jnp.matmul(features, params, precision=rounding.HIGHEST)
         return self.of_scores(scores, label)
 
     def scale(self, features: ArrayLike) -> jax.Array:
-        """The features f[d] of one example, within the ball of radius B."""
+        """Scale the features f[d] of one example down to the ball of radius B."""
         features = jnp.asarray(features, jnp.result_type(features, jnp.float32))
         bound = self.feature_norm * (1 - _SLACK)
         # In units of the bound, squares of small features do not underflow, and squares
         # of large features do not overflow.
         norm = jnp.sqrt(rounding.square_sum(features, unit=bound))
-        # Divide by 1 at least: features within the ball are not scaled up.
+        # The divisor is at least 1, so that features within the ball are not scaled up.
         return features / jnp.maximum(norm, 1.0)
 
     def check(self, data: object) -> None:
-        """Raise ValueError unless data are (features f[n, d], allowed labels [n]).
+        """Raise a ValueError unless data is (features f[n, d], allowed labels [n]).
 
-        A label that is NaN passes, since the solvers leave out its example.
+        A label may be NaN, since the solvers leave out its example.
         """
         if not isinstance(data, tuple | list) or len(data) != 2:
             raise ValueError(
@@ -100,7 +101,7 @@ class Loss:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The loss's part of an accountant's setting: convex, without clipping."""
+        """The loss's part of an `iteration.Setting`: convex, without clipping."""
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,
@@ -122,7 +123,8 @@ def logistic(*, feature_norm: float) -> Loss:
       feature_norm: B, positive.
 
     Returns:
-      A `Loss` of w f[d], with gradients of norm at most B and smoothness B²/4.
+      A `Loss` for parameters w f[d]. Its gradients have norm at most B, and its
+      smoothness is B²/4.
 
     Raises:
       ValueError: feature_norm is not positive.
@@ -160,15 +162,15 @@ class _Huber:
 
 
 def huber(threshold: float, *, feature_norm: float) -> Loss:
-    """Huber regression: quadratic within the threshold of the label, then linear.
+    """Huber regression: quadratic for errors up to a threshold, and linear above it.
 
     Args:
-      threshold: positive, in the unit of the labels.
+      threshold: the largest error with a quadratic loss, in units of labels, positive.
       feature_norm: B, positive.
 
     Returns:
-      A `Loss` of w f[d], with gradients of norm at most threshold · B and smoothness
-      B².
+      A `Loss` for parameters w f[d]. Its gradients have norm at most threshold · B, and
+      its smoothness is B².
 
     Raises:
       ValueError: an argument is not positive.
@@ -214,9 +216,9 @@ def softmax(num_classes: int, *, feature_norm: float) -> Loss:
       feature_norm: B, positive.
 
     Returns:
-      A `Loss` of w f[d, k], with gradients of norm at most √2 B and smoothness B²/2.
-      The loss has several scores, so that a step with clipped gradients would not be a
-      contraction. Its gradients need no clipping.
+      A `Loss` for parameters w f[d, k]. Its gradients have norm at most √2 B, and its
+      smoothness is B²/2. The loss has several scores, so that a step with clipped
+      gradients would not be a contraction; its gradients need no clipping.
 
     Raises:
       ValueError: an argument is out of range.

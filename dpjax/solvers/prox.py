@@ -5,7 +5,7 @@ A prox is a function of the parameters and of the step size η,
     prox_{ηh}(x) = argmin_u h(u) + ‖u − x‖² / (2η),
 
 for a convex h that depends on no data. A prox never increases the distance between two
-points, so it costs no privacy. Any other function with this property may be used too.
+points, so that it costs no privacy. You can pass any other function with this property.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.typing import Tree
 
-# A function of the parameters and the step size; `...` as for `LossFn`.
+# A function of the parameters and the step size. The `...` is explained at `LossFn`.
 Prox = Callable[..., Tree]
 
 
@@ -30,10 +30,10 @@ def l1(weight: float) -> Prox:
     """The prox of weight · ‖x‖₁: soft thresholding.
 
     Args:
-      weight: at least 0.
+      weight: the factor of ‖x‖₁, at least 0.
 
     Returns:
-      A prox, which moves each coordinate towards zero by weight · η, and stops at zero.
+      A prox that moves each coordinate towards zero by weight · η, but not past zero.
 
     Raises:
       ValueError: the weight is negative or not finite.
@@ -49,10 +49,10 @@ def l2(weight: float) -> Prox:
     """The prox of (weight / 2) ‖x‖₂²: shrinking.
 
     Args:
-      weight: at least 0.
+      weight: the factor of ‖x‖₂² / 2, at least 0.
 
     Returns:
-      A prox, which divides each coordinate by 1 + weight · η.
+      A prox that divides each coordinate by 1 + weight · η.
 
     Raises:
       ValueError: the weight is negative or not finite.
@@ -68,11 +68,11 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
     """The prox of l1_weight · ‖x‖₁ + (l2_weight / 2) ‖x‖₂².
 
     Args:
-      l1_weight: at least 0.
-      l2_weight: at least 0.
+      l1_weight: the factor of ‖x‖₁, at least 0.
+      l2_weight: the factor of ‖x‖₂² / 2, at least 0.
 
     Returns:
-      A prox: soft thresholding, then division by 1 + l2_weight · η.
+      A prox: the soft thresholding of `l1`, then division by 1 + l2_weight · η.
 
     Raises:
       ValueError: a weight is negative or not finite.
@@ -97,14 +97,15 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
 
 
 def projection(project: Callable[..., Tree]) -> Prox:
-    """The prox of a convex set's indicator: a projection, for every step size.
+    """The prox of a convex set's indicator function, which is the projection onto it.
 
     Args:
-      project: maps parameters to the nearest point of a convex set, as the functions of
-        `optax.projections` do. If the set is bounded, pass its diameter to the solver.
+      project: a function from parameters to the nearest point of a convex set, such as
+        those in `optax.projections`. If the set is bounded, pass its diameter to the
+        solver.
 
     Returns:
-      A prox, which applies the projection and ignores the step size.
+      A prox that applies the projection and ignores the step size.
 
     Example:
       >>> import optax

@@ -1,8 +1,8 @@
-"""The constants that the papers publish: for comparison, never as a guarantee.
+"""The constants that papers publish: for comparison, and never for a guarantee.
 
-A function's name begins with the solver whose paper it quotes. Up to ε = 10 all of
-these functions give more noise than is needed; for a larger ε they may give too little
-noise. The solvers' "exact" noise is the noise that is needed.
+A function's name begins with the name of the solver whose paper states the constant. Up
+to ε = 10, all of these functions give more noise than privacy needs; for a larger ε,
+they may give too little. The solvers' "exact" noise is the noise that privacy needs.
 """
 
 import math
@@ -28,7 +28,7 @@ class PrintedParameters(NamedTuple):
       num_steps: T.
       learning_rate: the step length η.
       decay: β = 1 − α.
-      noise_multiplier: a node's noise standard deviation over the clip norm.
+      noise_multiplier: a node's noise standard deviation divided by the clip norm.
     """
 
     num_steps: int
@@ -42,17 +42,17 @@ def dp_nsgd_noise_multiplier(
 ) -> float:
     """The noise multiplier that Tran and Cutkosky publish for μ-GDP under REPLACE.
 
-    Their Algorithm 1 gives each node noise of variance 16 V (αG)² / μ², where V is the
-    largest number of nodes that one example can affect. The value is for comparison:
-    `accounting.tree.momentum_mu` allows less than half of this noise.
+    Their Algorithm 1 adds noise of variance 16 V (αG)² / μ² to each node of the tree,
+    where V is the maximum number of nodes that one example can affect. The value is for
+    comparison: by `accounting.tree.momentum_mu`, less than half of this noise suffices.
 
     Args:
-      mu: the GDP parameter, positive; the paper's 1/σ.
+      mu: the GDP parameter μ, positive; 1/σ in the paper.
       num_steps: T, at least 1.
-      steps_per_epoch: n_b, at least 1; the paper's N, which has batches of one.
+      steps_per_epoch: n_b, at least 1; N in the paper, whose batches have one example.
 
     Returns:
-      4 sqrt(V) / μ, noise standard deviation over clip norm.
+      4 sqrt(V) / μ, the noise standard deviation divided by the clip norm.
 
     Raises:
       ValueError: an argument is out of range.
@@ -67,9 +67,10 @@ def dp_nsgd_noise_multiplier(
     validate.positive("mu", mu)
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    # V of their Algorithm 1, https://arxiv.org/abs/2210.06328. At a level whose nodes
-    # are no longer than an epoch, T / N nodes contain the example; at a higher level
-    # all nodes do. Noise of variance 16 α² G² V / μ² is 4 sqrt(V) / μ in units of αG.
+    # V is from their Algorithm 1, https://arxiv.org/abs/2210.06328. At a level whose
+    # nodes are at most as long as an epoch, T / N nodes contain the example; at higher
+    # levels, all nodes do. Noise of variance 16 α² G² V / μ² has the standard deviation
+    # 4 sqrt(V) / μ in units of αG.
     depth, epoch_depth = num_steps.bit_length() - 1, n_b.bit_length() - 1
     below = (min(depth, epoch_depth) + 1) * num_steps / n_b
     above = sum(num_steps >> level for level in range(epoch_depth + 1, depth + 1))
@@ -82,17 +83,18 @@ def dp_nsgd_parameters(
     """The parameters of Tran and Cutkosky's Theorem 6, for comparison.
 
     Args:
-      epsilon: positive; the theorem assumes δ >= e^{−ε}.
-      delta: in (0, 1).
-      steps_per_epoch: n_b, at least 1; the paper's N, which has batches of one.
+      epsilon: the target ε, positive; the theorem assumes δ >= e^{−ε}.
+      delta: the target δ, in (0, 1).
+      steps_per_epoch: n_b, at least 1; N in the paper, whose batches have one example.
       dimension: d, the number of parameters, at least 1.
 
     Returns:
-      T, η = 1/sqrt(n_b T), β = 1 − α and the noise multiplier 4σ sqrt(V), where
-      T log₂ T = ε n_b² / sqrt(d log(1/δ)) rounded down to whole epochs, at least one,
-      α = ε n_b / (T log₂ T sqrt(d log(1/δ))), at most 1, and σ = 2 sqrt(log(1/δ)) / ε.
-      Up to ε = 10 log(1/δ) these parameters give (ε, δ) under REPLACE, with more noise
-      than is needed.
+      Four numbers, with p = ε / sqrt(d log(1/δ)). num_steps is the largest multiple T
+      of n_b with T log₂ T <= p n_b², but at least n_b. learning_rate is 1/sqrt(n_b T).
+      decay is 1 − α with α = min(1, p n_b / (T log₂ T)). noise_multiplier is
+      4σ sqrt(V) with σ = 2 sqrt(log(1/δ)) / ε and V as for `dp_nsgd_noise_multiplier`.
+      Up to ε = 10 log(1/δ), these numbers give (ε, δ) under REPLACE, with more noise
+      than privacy needs.
 
     Raises:
       ValueError: an argument is out of range.
@@ -138,16 +140,17 @@ def output_perturbation_scale(
     """The noise scale that Zhang et al. publish, for comparison.
 
     Args:
-      epsilon: positive.
-      delta: in [0, 1); 0 for pure differential privacy.
+      epsilon: the target ε, positive.
+      delta: the target δ, in [0, 1); 0 for pure differential privacy.
       num_steps: T, at least 1.
       num_examples: n, at least 1.
-      **setting: as for `output_perturbation`.
+      **setting: the assumptions of the guarantee, as for `output_perturbation`.
 
     Returns:
-      Δ/ε for δ = 0 and sqrt(2 log(2/δ)) Δ/ε else, with Δ = 3ηLT/n for a convex and
-      5L(μ + β)/(nμβ) for a μ-strongly convex objective of smoothness β. L is the
-      gradient norm without the regulariser, which makes the published scale smaller.
+      The scale, which is Δ/ε for δ = 0, and sqrt(2 log(2/δ)) Δ/ε for δ > 0. The
+      sensitivity Δ is 3ηLT/n for a convex objective, and 5L(μ + β)/(nμβ) for a
+      μ-strongly convex objective of smoothness β. L bounds the gradient without the
+      regulariser, which makes the published scale smaller.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, Lemmas 2 and 3.
 
@@ -172,7 +175,8 @@ def output_perturbation_scale(
     else:
         eta = float(np.max(setting["step_size"]))
         sensitivity = 3 * eta * L * num_steps / num_examples
-    # Algorithm 1, lines 6 and 8: exp(−ε‖z‖/Δ) or exp(−ε²‖z‖² / (4 log(2/δ) Δ²)).
+    # The density of the noise is ∝ exp(−ε‖z‖/Δ) or exp(−ε²‖z‖² / (4 log(2/δ) Δ²)), by
+    # Algorithm 1, lines 6 and 8.
     wide = 1.0 if delta == 0 else math.sqrt(2 * math.log(2 / delta))
     return wide * sensitivity / epsilon
 
@@ -180,15 +184,16 @@ def output_perturbation_scale(
 def random_round_noise_multiplier(
     epsilon: float, delta: float, *, num_examples: int
 ) -> float:
-    """The noise multiplier of the paper's Algorithm 2, relative to L, for comparison.
+    """The noise multiplier that Zhang et al. publish for random rounds, for comparison.
 
     Args:
-      epsilon: in (0, 1].
-      delta: in (0, 1).
-      num_examples: n, at least 1. The paper has batches of one and up to n² rounds.
+      epsilon: the target ε, in (0, 1].
+      delta: the target δ, in (0, 1).
+      num_examples: n, at least 1; batches have one example, and runs up to n² rounds.
 
     Returns:
-      2 sqrt(log(3n/δ) log(2/δ)) / ε.
+      2 sqrt(log(3n/δ) log(2/δ)) / ε, the noise standard deviation divided by the bound
+      L on a gradient.
 
     Raises:
       ValueError: an argument is out of range.
@@ -204,7 +209,7 @@ def random_round_noise_multiplier(
     validate.static_int("num_examples", num_examples, minimum=1)
     if epsilon > 1:
         raise ValueError(f"epsilon must be at most 1, as printed; got {epsilon!r}.")
-    # Zhang et al. (2017), Algorithm 2, line 5, https://arxiv.org/abs/1703.09947, L = 1:
-    # exp(−ε²‖z‖² / (8 log(3n/δ) log(2/δ))).
+    # Zhang et al. (2017), Algorithm 2, line 5, https://arxiv.org/abs/1703.09947: for
+    # L = 1, the density is ∝ exp(−ε²‖z‖² / (8 log(3n/δ) log(2/δ))).
     inside = math.log(3 * num_examples / delta) * math.log(2 / delta)
     return 2 * math.sqrt(inside) / epsilon

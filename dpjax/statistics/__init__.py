@@ -1,13 +1,13 @@
-"""Private statistics: pure functions of private data, each with its event.
+"""Private statistics: pure functions from private data to a result and its event.
 
 Each function clips or counts the examples, adds Gaussian noise to a sum, and returns a
-`Released`: the private value, and the event by which `accounting.profiles.of`, a ledger
-or a composition knows its cost. All functions work under `jax.jit`, also with traced
-data, and under `jax.vmap` over keys.
+`Released`: the private value and an event. From the event, `accounting.profiles.of`, a
+ledger or a composition computes the privacy cost. All functions work under `jax.jit`,
+also with traced data, and under `jax.vmap` over keys.
 
-1. **Sums of clipped rows**: `sum`, `mean`. With second moments: `variance`,
-   `covariance`, whose result `nearest_psd` makes positive semidefinite. `standardize`
-   returns a `Standardization` of features.
+1. **Sums of clipped rows**: `sum` and `mean`. `variance` and `covariance` also use
+   second moments, and `nearest_psd` makes a covariance positive semidefinite.
+   `standardize` returns a `Standardization` of features.
 2. **Counts**: `histogram` in public bins, and `quantile` by bisection.
 3. **Evaluation** on held-out private data: `accuracy`, `loss`, `auc`.
 """

@@ -21,11 +21,11 @@ def as_number(name: str, value: ArrayLike) -> float | jax.Array:
 def as_examples(
     name: str, value: Any, *, ndim: int | None = None
 ) -> jax.Array | np.ndarray:
-    """An array of real numbers with a leading axis of examples.
+    """The value as an array of real numbers with a leading axis of examples.
 
     Raises:
       ValueError: the value is not an array of real numbers, or has no leading axis, or
-        not `ndim` axes.
+        does not have `ndim` axes.
     """
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value)
@@ -44,11 +44,11 @@ def as_examples(
 
 
 def as_num_examples(value: ArrayLike | None, length: int, adjacency: Adjacency) -> Any:
-    """The public number to divide by: the stated one, or the length of the data.
+    """The public number to divide by: the given number, or the length of the data.
 
     Raises:
-      ValueError: the number is missing where the length of the data is private, or is
-        not positive.
+      ValueError: the number is missing although the length of the data is private, or
+        the number is not positive.
     """
     if value is None:
         if adjacency is Adjacency.ADD_REMOVE:

@@ -24,31 +24,32 @@ def histogram(
     num_categories: int | None = None,
     arithmetic: Arithmetic = "real",
 ) -> Released:
-    """The numbers of examples in public bins, with Gaussian noise.
+    """Count the examples in each of k public bins, with Gaussian noise.
 
     Args:
       data: the private examples, f[n].
       noise_multiplier: z, the standard deviation of the noise in each count, at least
         0.
-      key: one typed key for this release alone.
-      adjacency: which data sets the event compares.
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
       edges: the public edges of k bins, f[k + 1], increasing. A bin contains its left
-        edge, and the last bin its right edge, too. None where num_categories is given.
-      num_categories: k, where the examples are the numbers 0, ..., k − 1. None where
-        edges are given.
+        edge, and the last bin also contains its right edge. None if num_categories is
+        given.
+      num_categories: k, if the examples are the numbers 0, ..., k − 1. None if edges
+        are given.
       arithmetic: "real" or "discrete", as in `mean`.
 
     Returns:
       A `Released`: the counts f[k], and the event. Noise can make a count negative.
 
     Raises:
-      ValueError: as for `mean`; data is not f[n]; not exactly one of edges and
-        num_categories is given; edges are not increasing numbers.
+      ValueError: as for `mean`; data is not f[n]; edges and num_categories are both
+        given or both None; edges are not increasing numbers.
 
-    Privacy: the release is μ-GDP with μ = 1 / z under ADD_REMOVE and ZERO_OUT: one
-    example is in at most one bin. Under REPLACE one count loses an example and another
-    gains one, and μ = √2 / z. A value outside of all bins counts nowhere, and neither
-    does a NaN.
+    Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z, since
+    an example is in at most one bin. Under REPLACE, one count loses an example and
+    another count gains one, so μ = √2 / z. A NaN, or a value outside all bins, is not
+    counted.
 
     Example:
       >>> import jax
@@ -88,23 +89,23 @@ def _histogram(data: jax.Array, edges: jax.Array, noise: Release) -> jax.Array:
 
 
 def bins_of(values: jax.Array, edges: jax.Array) -> jax.Array:
-    """The bin of each value, i[n]; the number of bins for a value in none."""
+    """The bin of each value, i[n]; a value outside all bins gets the number of bins."""
     size = len(edges) - 1
     bins = jnp.searchsorted(edges, values, side="right") - 1
     bins = jnp.where(values == edges[-1], size - 1, bins)
-    # A NaN compares False.
+    # A NaN compares False, and is therefore outside.
     inside = (values >= edges[0]) & (values <= edges[-1])
     return jnp.where(inside, bins, size)
 
 
 def count(bins: jax.Array, size: int) -> jax.Array:
-    """How many examples are in each bin, f64[size]; other bins do not count."""
-    # Integers add up exactly, and each example adds 1 to at most one of them.
+    """The number of examples in each bin, f64[size]; values outside are not counted."""
+    # Sums of integers are exact, and an example adds 1 to at most one count.
     return jnp.bincount(bins, length=size + 1)[:size].astype(jnp.float64)
 
 
 def increasing(name: str, value: Any) -> Any:
-    """At least two increasing and finite numbers f[k + 1]; a traced vector passes."""
+    """Check for at least two increasing, finite numbers f[k + 1], unless traced."""
     edges = validate.real_vector(name, value)
     if edges is None:
         edges = value
@@ -116,7 +117,7 @@ def increasing(name: str, value: Any) -> Any:
 
 
 class _Bisection(NamedTuple):
-    """The public numbers of quantiles.
+    """The public numbers of a release of quantiles.
 
     Attributes:
       shares: q, f[] or f[k].
@@ -145,41 +146,43 @@ def quantile(
     num_steps: int = 12,
     arithmetic: Arithmetic = "real",
 ) -> Released:
-    """Quantiles between public bounds, by bisection with noisy counts.
+    """Find quantiles between public bounds, by bisection with noisy counts.
 
-    Each step halves an interval: it counts, with noise, whether more than a share q of
-    the examples is at or below the middle, and keeps the half with the quantile.
+    Each step halves an interval. A noisy count decides whether more than a share q of
+    the examples is at or below the middle, and the step selects the half that contains
+    the quantile.
 
     Args:
       data: the private examples, f[n].
-      shares: q, one number or k numbers in (0, 1): 0.5 for the median.
+      shares: q, one number or k numbers in (0, 1), such as 0.5 for the median.
       lower: a public lower bound of the quantiles, below upper.
-      upper: a public upper bound.
-      noise_multiplier: z, the noise standard deviation over the largest norm of one
-        example's contributions to all counts, at least 0.
-      key: one typed key for this release alone.
-      adjacency: which data sets the event compares.
+      upper: a public upper bound of the quantiles.
+      noise_multiplier: z, the noise standard deviation divided by the maximum norm of
+        one example's contributions to all counts, at least 0.
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
       num_steps: t, the number of bisections, 1 to 52. More steps give a finer result
         and more noise in each count.
       arithmetic: "real" or "discrete", as in `mean`.
 
     Returns:
-      A `Released`: the quantiles, f[] or f[k] as shares are, each the middle of an
-      interval of length (upper − lower) / 2ᵗ, and the event. The noise of a step's
-      count of examples is z √t √(Σ_j max(q_j, 1 − q_j)²). Quantiles of several shares
-      are searched separately, and may be out of order.
+      A `Released`: the quantiles, in the shape f[] or f[k] of shares, and the event.
+      Each quantile is the middle of an interval of length (upper − lower) / 2ᵗ. The
+      noise in the count of each step has standard deviation
+      z √t √(Σ_j max(q_j, 1 − q_j)²). The search for each share is separate, so that
+      quantiles may be out of order.
 
     Raises:
       ValueError: as for `mean`; data is not f[n]; a share is not in (0, 1); lower is
         not below upper.
 
-    Privacy: the release is μ-GDP with μ = 1 / z under ADD_REMOVE and ZERO_OUT, and at
-    most 2 / z under REPLACE. A NaN or an infinity contributes zero.
+    Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
+    REPLACE, μ is at most 2 / z. A NaN or an infinity contributes zero.
 
-    Reason: with a threshold m_j, a step releases Σ_i (1[x_i <= m_j] − q_j) for each j,
-    which needs no number of examples. An example contributes at most
-    s = √(Σ_j max(q_j, 1 − q_j)²) in norm, and two examples differ by at most √k, which
-    is at most 2s. Thresholds depend on earlier noisy counts only.
+    Reason: with a threshold m_j, a step releases Σ_i (1[x_i <= m_j] − q_j) for each j.
+    This sum needs no number of examples. The norm of one example's contributions is at
+    most s = √(Σ_j max(q_j, 1 − q_j)²), and those of two examples differ by at most √k,
+    which is at most 2s. Thresholds depend only on earlier noisy counts.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -200,7 +203,7 @@ def quantile(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     if num_steps > 52:
         raise ValueError(f"num_steps must be at most 52; got {num_steps!r}.")
-    # The margin covers the roundings of the root, the sum and the contributions.
+    # The margin covers the rounding of the root, the sum and the contributions.
     norm = float(np.linalg.norm(np.maximum(given, 1 - given))) * (1 + 2.0**-40)
     return _release.release(
         "quantile",
@@ -208,7 +211,7 @@ def quantile(
         data,
         _Bisection(np.asarray(shares), lower, upper, norm, np.arange(num_steps)),
         Terms(noise_multiplier, key, adjacency, arithmetic),
-        # At least 1, since max(q, 1 − q) is at most 1; the margin is as above.
+        # max(q, 1 − q) is at most 1, so this is at least 1. The margin is as above.
         replaced=max(1.0, math.sqrt(given.size) / norm * (1 + 2.0**-39)),
         dimension=given.size,
         num_sums=num_steps,
@@ -216,7 +219,7 @@ def quantile(
 
 
 def _quantile(data: jax.Array, params: _Bisection, noise: Release) -> jax.Array:
-    """The middles of the last intervals, f64[] or f64[k]."""
+    """The middle of each last interval, f64[] or f64[k]."""
     rows, shares = data[:, None], jnp.atleast_1d(params.shares)
 
     def halve(ends: tuple[jax.Array, jax.Array], step: jax.Array) -> Any:

@@ -1,8 +1,8 @@
-"""Private accuracy, loss and AUC of a model on held-out data that is private, too.
+"""Private accuracy, loss and AUC of a model on held-out data that is also private.
 
-Values in [0, B] are centered: an example contributes 2 v / B − 1, which is in [−1, 1].
-Without centering it would contribute up to 1 for the half of the noise's effect on the
-mean: an added example moves Σ (v − B/2) by at most B/2, and Σ v by up to B.
+Values v in [0, B] are centered: an example contributes 2 v / B − 1, which is in
+[−1, 1]. Centering halves the noise in the mean at the same privacy: an added example
+moves Σ (v − B/2) by at most B/2, but moves Σ v by up to B.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from dpjax.statistics._release import Release, Released, Terms, sum_exactly
 
 
 class _Mean(NamedTuple):
-    """The public numbers of a mean of values: their bound, and what to divide by."""
+    """The public numbers of a mean of values: their bound and the divisor."""
 
     bound: ArrayLike
     num_examples: ArrayLike
@@ -38,28 +38,28 @@ def loss(
     """The mean of held-out losses clipped to [0, bound], with Gaussian noise.
 
     Args:
-      losses: the loss of each private example, f[n], by a model that does not depend on
-        these examples or was released before.
-      bound: B, the public bound to which losses are clipped, positive. A NaN counts as
-        B.
-      noise_multiplier: z, the standard deviation of the noise on the sum of losses over
-        B / 2, at least 0.
-      key: one typed key for this release alone.
-      adjacency: which data sets the event compares.
-      num_examples: the public number to divide by, as in `mean`. If n differs under
-        ADD_REMOVE, the result is (n m + (num_examples − n) B / 2) / num_examples for
-        the mean m.
+      losses: the loss of each private example, f[n]. The model must not depend on these
+        examples, unless the model was itself released before.
+      bound: B, the public upper limit to which losses are clipped, positive. A NaN
+        counts as B.
+      noise_multiplier: z, the standard deviation of the noise in the sum of losses,
+        divided by B / 2; at least 0.
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
+      num_examples: the public number to divide by, as in `mean`. If this number differs
+        from n under ADD_REMOVE, the result for a mean loss m is
+        (n m + (num_examples − n) B / 2) / num_examples.
       arithmetic: "real" or "discrete", as in `mean`.
 
     Returns:
       A `Released`: the mean f[] with noise of standard deviation
-      z B / (2 num_examples), and the event. Noise can move it out of [0, B].
+      z B / (2 num_examples), and the event. Noise can move the mean out of [0, B].
 
     Raises:
       ValueError: as for `mean`; losses is not f[n]; bound is not positive.
 
-    Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. An example
-    whose contribution is zero, under ZERO_OUT, counts as a loss of B / 2.
+    Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. Under
+    ZERO_OUT, an example whose contribution is zero counts as a loss of B / 2.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -105,21 +105,21 @@ def accuracy(
     Args:
       predictions: the predicted class of each private example, i[n].
       labels: the class of each private example, i[n].
-      noise_multiplier: z, the standard deviation of the noise on the number of correct
-        predictions over 1/2, at least 0.
-      key: one typed key for this release alone.
-      adjacency: which data sets the event compares.
+      noise_multiplier: z, the standard deviation of the noise in the number of correct
+        predictions, divided by 1/2; at least 0.
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
       num_examples: the public number to divide by, as in `loss`.
       arithmetic: "real" or "discrete", as in `mean`.
 
     Returns:
       A `Released`: the accuracy f[] with noise of standard deviation
-      z / (2 num_examples), and the event. Noise can move it out of [0, 1].
+      z / (2 num_examples), and the event. Noise can move the accuracy out of [0, 1].
 
     Raises:
       ValueError: as for `mean`; predictions and labels are not both of shape [n].
 
-    Privacy: as for `loss`, with losses 0 and 1.
+    Privacy: as for `loss`, with losses 0 and 1 and bound 1.
 
     Example:
       >>> import jax
@@ -153,33 +153,34 @@ def auc(
 ) -> Released:
     """The area under the ROC curve on held-out data, from noisy histograms of scores.
 
-    The histograms of the scores of positive and of negative examples are released once.
-    The area is computed from them: the probability that a positive example is in a
-    higher bin than a negative one, with half of the probability of the same bin.
+    The function makes one noisy histogram of the scores of positive examples and one of
+    those of negative examples, and computes the area from both. The area is the
+    probability that a positive example is in a higher bin than a negative one, plus
+    half of the probability that both are in the same bin.
 
     Args:
       scores: the score of each private example, f[n].
       labels: 1 for positive and 0 for negative examples, i[n].
-      edges: the public edges of k bins of scores, f[k + 1], increasing. Scores beyond
-        them are in the first or the last bin. More bins give a finer result with more
-        noise.
+      edges: the public edges of k bins of scores, f[k + 1], increasing. A score beyond
+        the edges is in the first or the last bin. More bins give a finer result with
+        more noise.
       noise_multiplier: z, the standard deviation of the noise in each count, at least
         0.
-      key: one typed key for this release alone.
-      adjacency: which data sets the event compares.
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
       arithmetic: "real" or "discrete", as in `mean`.
 
     Returns:
-      A `Released`: the area f[], clipped to [0, 1], and the event. With few examples of
-      a class the noise decides.
+      A `Released`: the area f[], clipped to [0, 1], and the event. If a class has few
+      examples, the result is mostly noise.
 
     Raises:
       ValueError: as for `histogram`; scores and labels are not both of shape [n].
 
-    Privacy: as for a `histogram` with 2k bins: μ is 1 / z under ADD_REMOVE and
-    ZERO_OUT, and √2 / z under REPLACE. The area itself has a large sensitivity where a
-    class is small, which therefore is not used. A score that is not finite counts
-    nowhere, and neither does an example with another label.
+    Privacy: as for a `histogram` with 2k bins, μ is 1 / z under ADD_REMOVE and
+    ZERO_OUT, and √2 / z under REPLACE. The function adds noise to counts and not to the
+    area, since the area's sensitivity is large if a class is small. An example with a
+    score that is not finite, or with another label, is not counted.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -211,8 +212,8 @@ def _auc(data: Any, edges: jax.Array, noise: Release) -> jax.Array:
     counted = jnp.isfinite(scores) & ((labels == 0) | (labels == 1))
     bins = jnp.where(counted, bins + size * (labels == 1), 2 * size)
     negative, positive = noise(_counts.count(bins, 2 * size)).reshape(2, size)
-    # The pairs with the positive example in a higher bin, and half of those in one.
-    # Noise on both is independent, so that the expected number of pairs is right.
+    # Count the pairs with the positive example in a higher bin, and half of the pairs
+    # in one bin. The histograms have independent noise, so this count has no bias.
     below = jnp.cumsum(negative) - negative / 2
     pairs = jnp.maximum(jnp.sum(negative), 1) * jnp.maximum(jnp.sum(positive), 1)
     return jnp.clip(jnp.sum(positive * below) / pairs, 0.0, 1.0)
@@ -221,7 +222,7 @@ def _auc(data: Any, edges: jax.Array, noise: Release) -> jax.Array:
 def _pair(
     name: str, value: ArrayLike, other: str, value_of_other: ArrayLike
 ) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:
-    """Two vectors of one length."""
+    """Check that two values are vectors of the same length, and return them."""
     one = as_examples(name, value, ndim=1)
     two = as_examples(other, value_of_other, ndim=1)
     if one.shape != two.shape:

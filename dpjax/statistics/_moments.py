@@ -1,7 +1,7 @@
 """Private variances and covariances of clipped rows, with the mean or about a center.
 
-A row x is clipped to the norm C, and u = x / C has a norm of at most 1. One example's
-contribution to a release is a vector c(u):
+A row x is clipped to the norm C, and u = x / C then has a norm of at most 1. One
+example's contribution to a release is a vector c(u):
 
 | release | c(u) | ‖c(u)‖ | ‖c(u) − c(v)‖ |
 | --- | --- | --- | --- |
@@ -9,14 +9,15 @@ contribution to a release is a vector c(u):
 | second moments about a known center | S(u) | 1 | √2 |
 | mean and second moments together | (u, S(u)) / √2 | 1 | 3/2 |
 
-S(u) is the upper triangle of u uᵀ, with factors √2 off the diagonal, or the diagonal
-(u_i²) alone, for variances.
+For covariances, S(u) is the upper triangle of u uᵀ, with factors √2 off the diagonal.
+For variances, S(u) is only the diagonal (u_i²).
 
 *Proof.* The norm of the weighted triangle is the Frobenius norm of u uᵀ, ‖u‖². Let
 s = ‖u‖², t = ‖v‖² and g = ⟨u, v⟩. Then ‖S(u) − S(v)‖² = s² + t² − 2g² <= 2, and
-‖u − v‖² + ‖S(u) − S(v)‖² = s + t − 2g + s² + t² − 2g². This grows with s and t, and is
-at most 4 − 2g − 2g² <= 4.5 at s = t = 1, attained at g = −1/2. Half of it has the root
-3/2. The diagonal is a part of the triangle's entries, so its distances are no larger.
+‖u − v‖² + ‖S(u) − S(v)‖² = s + t − 2g + s² + t² − 2g². This sum grows with s and t, and
+at s = t = 1 it is 4 − 2g − 2g² <= 4.5, with equality at g = −1/2. The root of half of
+4.5 is 3/2. The diagonal has only some of the triangle's entries, so that its distances
+are no larger.
 """
 
 import math
@@ -40,8 +41,8 @@ class _Moments(NamedTuple):
 
     Attributes:
       clip_norm: C.
-      num_examples: n, which sums are divided by.
-      center: the known center f[...]; None where the mean is released, too.
+      num_examples: n, by which sums are divided.
+      center: the known center f[...]. If center is None, the mean is released, too.
     """
 
     clip_norm: ArrayLike
@@ -64,29 +65,30 @@ def variance(
 
     Args:
       data: the private examples, f[n, ...].
-      clip_norm: C, the bound on the L2 norm of an example less the center, positive.
-      noise_multiplier: z, the standard deviation of the noise over the largest norm of
-        an example's contribution, at least 0.
-      key: one typed key for this release alone.
-      adjacency: which data sets the event compares.
+      clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
+      noise_multiplier: z, the standard deviation of the noise, divided by the maximum
+        norm of an example's contribution; at least 0.
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
       num_examples: the public number to divide by, as in `mean`.
-      center: a center f[...] that is public or was released before. The result is then
-        the mean of the squared distances from the center, with half of the noise's
-        variance. None to estimate the mean from the data, within the same release.
+      center: a center f[...] that is public or was released before. With a center, the
+        result is the mean of the squared distances from it, and the noise in second
+        moments has half the variance. None to estimate the mean in the same release.
       arithmetic: "real" or "discrete", as in `mean`.
 
     Returns:
-      A `Released`: the variances f[...], and the event. They are Σ x² / n − (Σ x / n)²
-      for clipped rows x, without bias from the noise. Noise can make them negative.
-      The noise of Σ x² / n has standard deviation √2 z C² / n, and of Σ x / n √2 z C /
-      n. With a center the noise of the result has standard deviation z C² / n.
+      A `Released`: the variances f[...], and the event. Without a center, a variance is
+      Σ x² / n − (Σ x / n)² for clipped rows x, without bias from the noise. Noise can
+      make a variance negative. The noise in Σ x² / n has standard deviation √2 z C² / n
+      and the noise in Σ x / n has √2 z C / n. With a center, the noise in the result
+      has standard deviation z C² / n.
 
     Raises:
       ValueError: as for `mean`.
 
-    Privacy: the release is μ-GDP with μ = 1 / z under ADD_REMOVE and ZERO_OUT. Under
-    REPLACE μ is 1.5 / z, and √2 / z with a center. A row with a NaN or an infinity
-    contributes zero.
+    Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
+    REPLACE, μ is 1.5 / z without a center and √2 / z with a center. A row with a NaN or
+    an infinity contributes zero.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -111,7 +113,7 @@ def variance(
 
 
 def _variance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
-    """Second moments of each feature, less the squares of the noisy means."""
+    """The second moments of each feature, minus the squares of the noisy means."""
     first, second, added = _moments(flat(data), data.shape[1:], params, noise, _square)
     return (second - first**2 + added).reshape(data.shape[1:])
 
@@ -131,26 +133,28 @@ def covariance(
 
     Args:
       data: the private examples, f[n, d].
-      clip_norm: C, the bound on the L2 norm of an example less the center, positive.
-      noise_multiplier: z, the standard deviation of the noise over the largest norm of
-        an example's contribution, at least 0.
-      key: one typed key for this release alone.
-      adjacency: which data sets the event compares.
+      clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
+      noise_multiplier: z, the standard deviation of the noise, divided by the maximum
+        norm of an example's contribution; at least 0.
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
       num_examples: the public number to divide by, as in `mean`.
       center: a center f[d] that is public or was released before, as in `variance`.
-        None to estimate the mean from the data, within the same release.
+        None to estimate the mean in the same release.
       arithmetic: "real" or "discrete", as in `mean`.
 
     Returns:
       A `Released`: a symmetric matrix f[d, d] without bias from the noise, and the
-      event. Noise can make eigenvalues negative (`nearest_psd`). With a center the
-      noise has standard deviation z C² / n on the diagonal, and 1/√2 of that off the
-      diagonal. Without one, second moments have √2 times as much.
+      event. Noise can make eigenvalues negative; `nearest_psd` removes these. With a
+      center, the noise has standard deviation z C² / n on the diagonal, and
+      z C² / (√2 n) off the diagonal. Without a center, the noise in second moments is
+      √2 times as large.
 
     Raises:
       ValueError: as for `mean`; data is not f[n, d].
 
-    Privacy: as for `variance`, with the same μ: a matrix costs as much as its diagonal.
+    Privacy: as for `variance`, with the same μ. The whole matrix costs no more privacy
+    than its diagonal.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -179,7 +183,7 @@ def covariance(
 
 
 def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
-    """Second moments of all pairs, less the products of the noisy means."""
+    """The second moments of all pairs, minus the products of the noisy means."""
     rows, columns = np.triu_indices(data.shape[1])
     weights = np.where(rows == columns, 1.0, math.sqrt(2))
 
@@ -203,7 +207,7 @@ def nearest_psd(matrix: ArrayLike) -> jax.Array:
       The matrix f[d, d] without its negative eigenvalues, which is the nearest positive
       semidefinite matrix in Frobenius norm.
 
-    Privacy: the function reads a private result and no data, so that it costs nothing.
+    Privacy: the function reads no data, and costs no privacy for a private result.
 
     Example:
       >>> import jax.numpy as jnp
@@ -226,11 +230,11 @@ def _moments(
     noise: Release,
     squares: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The noisy first and second moments, and what the first one's noise adds.
+    """The noisy first and second moments, and the variance of the noise in the first.
 
     Returns:
-      The mean f64[d], the second moments f64[k], and σ² of the noise in the mean, by
-      which the square of the mean is too large on average. Without a mean, zeros.
+      The mean f64[d], the second moments f64[k], and the variance of the mean's noise,
+      by which the squared mean is biased. With a center, the first and last are zero.
     """
     scale, n, size = params.clip_norm, params.num_examples, rows.shape[1]
     if params.center is not None:

@@ -1,19 +1,21 @@
 """Release sums over private examples with Gaussian noise, and state the event.
 
-A statistic uses noisy sums of contributions c(x) of norm at most 1. How it is released:
+A statistic uses noisy sums of contributions c(x) of norm at most 1. A release has three
+parts:
 
-1. **Sum.** `sum_exactly` truncates each contribution to a multiple of 2⁻³² towards
-   zero, which lengthens none, and adds up integers. So the sum has no rounding error,
-   in whatever order and in whatever blocks it is computed, and one example moves the
-   sum by its own truncated contribution alone.
-2. **Noise** of standard deviation σ = z √t per coordinate, for each of t sums. Each sum
-   may depend on all earlier noisy sums. With `arithmetic="discrete"`, the sum is
-   rounded to a lattice, and σ grows by what this rounding adds to the sensitivity.
+1. **Sum.** `sum_exactly` truncates each contribution towards zero to a multiple of
+   2⁻³², which makes no contribution longer, and adds up integers. The sum therefore has
+   no rounding error in any order and with any blocks, and one example moves the sum
+   only by its own truncated contribution.
+2. **Noise.** Each of t sums receives noise of standard deviation σ = z √t per
+   coordinate. A sum may depend on all earlier noisy sums. With
+   `arithmetic="discrete"`, the sum is rounded to a lattice. σ then grows by the factor
+   by which this rounding increases the sensitivity.
 3. **Event.** If one example moves each sum by at most r in norm, the release is
    r / z-GDP: t adaptive Gaussian mechanisms with μ = r / (z √t) compose to the root of
    the sum of their μ² (Dong, Roth and Su 2022, Corollary 2).
 
-The rest of a statistic uses the noisy sums only, and is post-processing.
+The rest of a statistic uses only the noisy sums, and is post-processing.
 """
 
 import contextlib
@@ -36,32 +38,32 @@ from dpjax.accounting import events
 from dpjax.noise import _discrete
 from dpjax.statistics._checks import as_number
 
-# Contributions are integers times 2⁻³². A sum of fewer than 2³¹ of them, each at most
-# 1, is below 2⁶³ in these units.
+# Contributions are integers times 2⁻³². A sum of fewer than 2³¹ contributions, each at
+# most 1, is below 2⁶³ in these units.
 _UNIT = 2.0**-32
 _MOST_EXAMPLES = 2**31
-# The contributions of so many numbers are in memory at once.
+# The maximum number of entries of contributions that are in memory at the same time.
 _BLOCK = 2**22
-# Two draws from the table make one draw of the noise: the spacing is about 2⁻¹⁷ of the
-# standard deviation, and a coordinate saturates at 2⁴⁰ spacings, above 2²² standard
-# deviations.
+# One draw of the noise combines two draws from the table. The spacing is then about
+# 2⁻¹⁷ of the standard deviation, and a coordinate saturates at 2⁴⁰ spacings, which is
+# above 2²² standard deviations.
 _DRAWS = 2
 _LATTICE_RANGE = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class Released:
-    """A private result, and the event by which accountants know its cost.
+    """A private result, and the event from which accountants compute its cost.
 
-    A record is a pytree. An event of plain numbers is a part of its structure: it
-    passes through `jax.jit` and `jax.vmap` as it is, without rounding. It is the event
-    of one release: n releases by `jax.vmap` have n such events. One row is one example;
-    the cost is that of a user only where a user has one row.
+    A record is a pytree. An event of plain numbers is part of the tree's structure, so
+    that `jax.jit` and `jax.vmap` do not round it. The event is that of one release: n
+    releases by `jax.vmap` have n such events. One row is one example, and the event
+    protects a user only if every user has at most one row.
 
     Attributes:
       value: the private result, an array or a record of arrays.
       event: `events.Gaussian`, or `events.OnLattice` with `arithmetic="discrete"`.
-      adjacency: which data sets the event compares.
+      adjacency: the relation between the data sets that the event compares.
     """
 
     value: Any
@@ -72,7 +74,7 @@ class Released:
 def _flatten(released: Released) -> tuple[list[Any], Any]:
     value = jax.tree_util.GetAttrKey("value"), released.value
     event, adjacency = released.event, released.adjacency
-    # Whether all numbers of the event are Python numbers.
+    # Python numbers are static; an event with arrays is a child of the pytree.
     if all(isinstance(x, int | float) for x in jax.tree.leaves(event)):
         return [value], (event, adjacency)
     return [value, (jax.tree_util.GetAttrKey("event"), event)], (None, adjacency)
@@ -88,10 +90,10 @@ jax.tree_util.register_pytree_with_keys(Released, _flatten, _unflatten)
 
 
 class Release(NamedTuple):
-    """The only way in which a statistic may use its sums.
+    """A function that adds noise to sums; a statistic may use only its results.
 
     Attributes:
-      key: a stream of the user's key for this statistic.
+      key: a key for this statistic, derived from the user's key.
       stddev: σ, f64[].
       arithmetic: "real" or "discrete".
     """
@@ -101,12 +103,12 @@ class Release(NamedTuple):
     arithmetic: Arithmetic
 
     def __call__(self, sums: jax.Array, step: ArrayLike = 0) -> jax.Array:
-        """The sums f64[k] with the noise of one step."""
+        """The sums f64[k] plus the noise of one step."""
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
             noise = _discrete.LatticeNoise(self.stddev, _DRAWS)
             return _discrete.release_on_lattice(key, sums, noise)
-        # In float32: JAX lowers a draw of 64 bits wrongly in a program without x64.
+        # Draw in float32: JAX lowers a 64-bit draw wrongly in a program without x64.
         noise = jax.random.normal(key, sums.shape, jnp.float32)
         return sums + self.stddev * noise.astype(jnp.float64)
 
@@ -121,10 +123,10 @@ class Terms(NamedTuple):
     """The arguments that all statistics share.
 
     Attributes:
-      noise_multiplier: z, the noise standard deviation over the largest norm of one
-        example's contribution, f[].
-      key: one typed key for this release alone.
-      adjacency: which data sets are compared.
+      noise_multiplier: z, the noise standard deviation divided by the maximum norm of
+        one example's contribution, f[].
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
       arithmetic: "real" or "discrete".
     """
 
@@ -145,11 +147,11 @@ def release(
     dimension: int,
     num_sums: int = 1,
 ) -> Released:
-    """A statistic of private data, with its event.
+    """Release a statistic of private data, with its event.
 
     Args:
-      name: the name of the statistic's stream of the key.
-      statistic: a function of the module level, which releases `num_sums` sums of
+      name: the name from which the statistic's key is derived.
+      statistic: a module-level function, which releases `num_sums` sums of
         contributions of norm at most 1.
       data: arrays with a leading axis of examples, as `as_examples` makes.
       params: public numbers.
@@ -165,12 +167,12 @@ def release(
     if num_examples >= _MOST_EXAMPLES:
         raise ValueError(f"data must have fewer than 2**31 rows; got {num_examples}.")
     z = as_number("noise_multiplier", terms.noise_multiplier)
-    # One example that leaves or enters moves each sum by its contribution alone.
+    # An example that leaves or enters moves each sum only by its own contribution.
     factor = replaced if terms.adjacency is Adjacency.REPLACE else 1.0
     event: events.Gaussian | events.OnLattice = events.Gaussian(divide_up(factor, z))
     if terms.arithmetic == "discrete":
         stddev = _lattice_stddev(z, dimension, num_sums, num_examples)
-        # The factor two covers e^{±4ϑ(2)}, within 1e-33 of 1, for rounding and draws.
+        # The factor two covers e^{±4ϑ(2)} for rounding and draws, within 1e-33 of 1.
         draws = _DRAWS * dimension * num_sums
         event = events.OnLattice(event, 2 * draws * _discrete.TOTAL_VARIATION)
     else:
@@ -216,13 +218,13 @@ def _run(
         value = statistic(data, params, noise)
         return jax.tree.map(lambda x: x.astype(dtype), value)
 
-    # Sums are exact, so that a mesh changes no bit of the result.
+    # Since sums are exact, a mesh changes no bit of the result.
     return meshes.let_compiler_shard(compute, data, jax.P())(data, params, key, stddev)
 
 
 @contextlib.contextmanager
 def _float64_scope() -> Iterator[None]:
-    """A context with float64, in which statistics are traced and run."""
+    """A context with float64, in which JAX traces and runs statistics."""
     dtypes, ranks = jax.numpy_dtype_promotion, jax.numpy_rank_promotion
     with jax.enable_x64(True), dtypes("standard"), ranks("allow"):
         yield
@@ -231,11 +233,11 @@ def _float64_scope() -> Iterator[None]:
 def sum_exactly(
     contribute: Callable[[jax.Array], jax.Array], rows: jax.Array
 ) -> jax.Array:
-    """Σ_i c(x_i), f64[k], from contributions truncated to multiples of 2⁻³².
+    """The sum Σ_i c(x_i), f64[k], of contributions truncated to multiples of 2⁻³².
 
     Args:
-      contribute: from rows f64[b, m] to contributions f64[b, k] of norm at most 1. A
-        row of NaN contributes zero.
+      contribute: a function from rows f64[b, m] to contributions f64[b, k] of norm at
+        most 1. A row of NaN contributes zero.
       rows: the examples, f64[n, m].
     """
 
@@ -255,10 +257,10 @@ def sum_exactly(
         blocks = rows.reshape(-1, length, width)
         start = jnp.zeros(size, jnp.int64)
         total, _ = jax.lax.scan(lambda t, b: (t + units(b), None), start, blocks)
-    # Above 2⁵³ the conversion rounds, by at most 2⁻⁵³ of the sum. A coordinate on the
-    # lattice is below 2⁴⁰ spacings, so that is at most 2⁻¹³ of a spacing. The bound
-    # √d q (1 + 2⁻¹¹) on what the lattice's rounding adds covers it on both data sets,
-    # beside 2⁻¹³ for the quotient.
+    # Above 2⁵³, the conversion rounds by at most 2⁻⁵³ of the sum. A coordinate on the
+    # lattice is below 2⁴⁰ spacings, so this error is at most 2⁻¹³ of a spacing. The
+    # bound √d q (1 + 2⁻¹¹) on the distance that the lattice's rounding adds covers this
+    # error on both data sets, besides 2⁻¹³ for the quotient.
     return total.astype(jnp.float64) * _UNIT
 
 
@@ -277,8 +279,8 @@ def _lattice_stddev(
             "data must have at most 2**22 times noise_multiplier rows with arithmetic="
             f"'discrete', {int(_LATTICE_RANGE * per_sum)}; got {num_examples}."
         )
-    # Contributions of norm 1 have the sensitivity factor times 1, which is at least 1:
-    # noise that grows by what rounding adds relative to 1 grows by enough.
+    # The sensitivity is at least 1. If the noise grows by the share that rounding adds
+    # to a sensitivity of 1, this growth suffices.
     noise = _discrete.lattice_noise(1.0, per_sum, dimension, most=per_sum, draws=_DRAWS)
     return rounding.round_up_float32("noise_multiplier", noise.stddev)
 

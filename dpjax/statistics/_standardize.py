@@ -19,16 +19,16 @@ class Standardization(NamedTuple):
     """A map of features, x ↦ (x − center) / scale.
 
     Attributes:
-      center: f[...].
-      scale: positive, f[...].
+      center: the center of each feature, f[...].
+      scale: the scale of each feature, f[...], positive.
     """
 
     center: jax.Array
     scale: jax.Array
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        """The standardized features, for x of shape f[*b, ...]."""
-        # NumPy's broadcasting over batch axes, also where JAX refuses other ranks.
+        """The standardized features f[*b, ...], for features x of this shape."""
+        # Arrays of equal rank broadcast, even if JAX is set to refuse other ranks.
         x = jnp.asarray(x)
         shape = (1,) * (x.ndim - self.center.ndim) + self.center.shape
         return (x - self.center.reshape(shape)) / self.scale.reshape(shape)
@@ -45,33 +45,32 @@ def standardize(
     num_examples: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
 ) -> Released:
-    """The center and the scale of features: a private mean, then private variances.
+    """Estimate a center and a scale of features, by a private mean and variances.
 
     Args:
       data: the private examples, f[n, ...].
-      clip_norm: C, the bound on the L2 norm of an example, and again of an example less
-        the center, positive.
-      noise_multiplier: z, by which the whole release costs as much as a `mean` with z;
-        positive, not traced.
-      key: one typed key for this release alone.
-      adjacency: which data sets the event compares.
+      clip_norm: C, positive, the bound on two L2 norms: that of an example for the
+        mean, and that of an example minus the center for the variances.
+      noise_multiplier: z, positive and not traced. The whole release costs as much
+        privacy as one `mean` with the noise multiplier z.
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
       share: the share of μ² that the center costs, in (0, 1). The scale costs the rest.
       num_examples: the public number to divide by, as in `mean`.
       arithmetic: "real" or "discrete", as in `mean`.
 
     Returns:
-      A `Released`: a `Standardization` with arrays f[...], which is a function of
-      features, and the event of both releases. A variance below the standard deviation
-      of its noise is replaced by this standard deviation, so that noise alone is not
-      scaled up.
+      A `Released`: a `Standardization` with arrays f[...], and the event of both
+      releases. If a variance is below the standard deviation of its noise, this
+      standard deviation replaces it, so that mere noise is not scaled up.
 
     Raises:
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or
         0.
 
     Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. The
-    center is a `mean`, and the scale a `variance` about this center: two Gaussian
-    mechanisms, of which the second depends on the result of the first.
+    center is a `mean`, and the scale is from a `variance` about this center. These are
+    two Gaussian mechanisms, and the second one depends on the result of the first.
 
     Reference: Dong, Roth and Su (2022), Corollary 2.
 
@@ -91,10 +90,10 @@ def standardize(
     validate.open_unit("share", share)
     z = validate.positive_float("noise_multiplier", noise_multiplier)
     divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
-    # μ² of the center is share (f / z)², f the adjacency's sensitivity factor, and that
-    # of the scale is the rest. They add up (Dong, Roth and Su 2022, Corollary 2,
-    # https://arxiv.org/abs/1905.02383). About a center, f is √2 in place of 2 under
-    # REPLACE. The margin covers the four roundings of each noise multiplier.
+    # With the adjacency's sensitivity factor f, the center has μ² = share (f / z)², and
+    # the scale has the rest of (f / z)². Squares of μ add up (Dong, Roth and Su 2022,
+    # Corollary 2, https://arxiv.org/abs/1905.02383). About a center, f is √2 instead of
+    # 2 under REPLACE. The margin covers the four roundings of each noise multiplier.
     margin = 1 + 2.0**-49
     ratio = root_up(2) / 2 if adjacency is Adjacency.REPLACE else 1.0
     z_center = z / math.sqrt(share) * margin
@@ -126,6 +125,6 @@ def standardize(
 def _scale(
     variances: jax.Array, clip_norm: ArrayLike, z: ArrayLike, divisor: ArrayLike
 ) -> jax.Array:
-    """The roots of the variances, none of which is below its noise."""
+    """The roots of the variances, each of which is at least its noise's deviation."""
     least = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
     return jnp.sqrt(jnp.maximum(variances, least))

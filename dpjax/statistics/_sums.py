@@ -13,7 +13,7 @@ from dpjax.statistics._release import Release, Released, Terms, release, sum_exa
 
 
 class _Sums(NamedTuple):
-    """The public numbers of a sum: C, and the number that the sum is divided by."""
+    """The public numbers of a sum: C, and the divisor of the sum."""
 
     clip_norm: ArrayLike
     num_examples: ArrayLike = 1.0
@@ -34,33 +34,33 @@ def mean(
     Args:
       data: the private examples, f[n, ...]: an array, a list or a data frame.
       clip_norm: C, the bound on the L2 norm of an example, positive.
-      noise_multiplier: z, the standard deviation of the noise on the sum over C, at
-        least 0. With 0 nothing is private.
-      key: one typed key, as `dpjax.random_key` makes, for this release alone.
-      adjacency: which data sets the event compares.
-      num_examples: the public number to divide by, positive. None for n, which
-        ADD_REMOVE refuses: there n is private. Under ADD_REMOVE state a number that
-        does not depend on the data; the mean is off by the factor n / num_examples.
+      noise_multiplier: z, the standard deviation of the noise in the sum, divided by C;
+        at least 0. With z = 0, the result is not private.
+      key: one typed key, such as from `dpjax.random_key`, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
+      num_examples: the public number to divide by, positive. None stands for n, and is
+        invalid under ADD_REMOVE, since n is private there. Under ADD_REMOVE, give a
+        number that does not depend on the data; the mean is off by the factor
+        n / num_examples.
       arithmetic: "real", or "discrete" for noise on a lattice and a guarantee for the
         bits that are released.
 
     Returns:
       A `Released`: the mean f[...], with noise of standard deviation
       z C / num_examples in each coordinate, and the event. The mean has the default
-      float dtype. With "discrete" and d coordinates, the noise is larger by the factor
-      1 / (1 − z √d / 131,000), about.
+      float dtype. With "discrete" and d coordinates, the noise is larger by a factor of
+      about 1 / (1 − z √d / 131,000).
 
     Raises:
       ValueError: an argument is out of range; num_examples is missing under ADD_REMOVE;
-        with "discrete", noise_multiplier is traced, or n is above 2²² z, or z √d is so
+        or with "discrete", noise_multiplier is traced, n is above 2²² z, or z √d is so
         large that rounding to the lattice would add more than the sensitivity.
 
     Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. A row with
     a NaN or an infinity contributes zero. Each clipped row is truncated to multiples of
-    2⁻³² C, and the sum of truncated rows is exact, so that its rounding needs no
-    allowance. Under ZERO_OUT and REPLACE the
-    number of rows is public. The shape of the data is visible to anyone who sees the
-    program or its memory.
+    2⁻³² C, and the sum of truncated rows is exact, so that rounding adds nothing to the
+    sensitivity. Under ZERO_OUT and REPLACE, the number of rows is public. The shape of
+    the data is visible to anyone who sees the program or its memory.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -91,9 +91,9 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
     Args:
       data: the private examples, f[n, ...].
       clip_norm: C, the bound on the L2 norm of an example, positive.
-      noise_multiplier: z, the standard deviation of the noise over C, at least 0.
-      key: one typed key for this release alone.
-      adjacency: which data sets the event compares.
+      noise_multiplier: z, the standard deviation of the noise divided by C, at least 0.
+      key: one typed key, used only for this release.
+      adjacency: the relation between the data sets that the event compares.
       arithmetic: "real" or "discrete", as in `mean`.
 
     Returns:
@@ -126,15 +126,15 @@ def _release_sum(name: str, data: Any, params: _Sums, terms: Terms) -> Released:
 
 
 def _sum(data: jax.Array, params: _Sums, noise: Release) -> jax.Array:
-    """The noisy sum of clipped rows, over the number of examples."""
+    """The noisy sum of clipped rows, divided by the number of examples."""
     noisy = noise(sum_exactly(lambda x: unit_rows(x, params.clip_norm), flat(data)))
     return (noisy * params.clip_norm / params.num_examples).reshape(data.shape[1:])
 
 
 def unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
-    """The rows f64[b, d] clipped to C, over C. Norms are at most 1 − 2⁻²¹.
+    """The rows f64[b, d] clipped to C and divided by C. Norms are at most 1 − 2⁻²¹.
 
-    The slack of 2⁻²⁰ in the clipping factors covers the roundings of contributions. A
+    The slack of 2⁻²⁰ in the clipping factors covers the rounding of contributions. A
     row that is not finite becomes zero.
     """
     squares = group_squares([rows], [0], [clip_norm], kept=1)
@@ -143,7 +143,7 @@ def unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
 
 
 def positive_norm(clip_norm: ArrayLike) -> ArrayLike:
-    """A clip norm, checked to be positive."""
+    """Check that a clip norm is positive, and return it."""
     validate.scalar("clip_norm", clip_norm)
     validate.positive("clip_norm", clip_norm)
     return clip_norm

@@ -1,23 +1,24 @@
 """Strategies: how the noise of a step is correlated with the noise of earlier steps.
 
-A strategy is a lower-triangular matrix C. Its diagonal is 1, unless `scaled` gave each
-step noise of another size. The sums x_t are released as x + C⁻¹z, where z is white
-Gaussian noise. This release is as private as releasing C x + z, because each can be
-computed from the other. So privacy depends on C alone (`accounting.correlated.mu`), and
-the noise that the optimizer sees depends on C⁻¹ alone (`accounting.correlated.error`).
+A strategy is a lower-triangular matrix C. Its diagonal is 1, unless `scaled` gave the
+noise of each step another size. The sums x_t are released as x + C⁻¹z, where z is white
+Gaussian noise. This release is as private as the release of C x + z, because each can
+be computed from the other. So privacy depends on C alone (`accounting.correlated.mu`),
+and the optimizer's noise depends on C⁻¹ alone (`accounting.correlated.error`).
 
 1. `independent`, `geometric`, `rational`, `banded` and `banded_inverse` make a
    `Toeplitz` strategy, which is the same from step to step. `scaled` makes a strategy
-   whose noise varies with the step, and `tree` makes the strategy of the binary tree.
+   whose noise has another size in each step. `tree` makes the strategy of the binary
+   tree.
 2. A workload is the linear map that an optimizer applies to the sums
    (`dpjax.workloads`). `optimize` finds the Toeplitz strategy of a given kind with the
-   least error in a workload, and bounds the ratio of this error to the least error of
-   all strategies.
+   least error in a workload. It also bounds the ratio of this error to the least error
+   of any strategy.
 3. `scheduled` finds the best size of the noise in each step.
 4. `amplified` searches for the best strategy for batches that are drawn at random.
 
-The data types of strategies are in `_matrices`, which training and accounting import.
-The searches in this package call the accountants, so training never imports it.
+`_matrices` has the data types of strategies, which training and accounting import. The
+searches in this package call the accountants. So training never imports this package.
 """
 
 from dpjax._matrices.strategy import Scaled as Scaled

@@ -1,12 +1,12 @@
 """Search for the best correlation of noise for batches that are drawn at random.
 
 At the same noise multiplier, correlated noise has a smaller error in a workload than
-independent noise. With correlated noise, however, random batches amplify privacy less,
+independent noise. However, random batches amplify privacy less with correlated noise,
 because the releases of several steps together reveal in which steps an example takes
-part. The better compromise depends on ε. The search therefore computes for each
-strategy about the noise multiplier that it needs for the target ε, and compares the
-errors in the workload at these noise multipliers. The exact noise multiplier is
-computed only for the best strategy.
+part. The best compromise depends on ε. So the search estimates, for each strategy, the
+noise multiplier that the target ε requires. It compares the errors in the workload at
+these noise multipliers. The exact noise multiplier is computed only for the best
+strategy.
 """
 
 import functools
@@ -28,14 +28,15 @@ from dpjax.accounting.correlated import error, mu
 from dpjax.strategies import _making, _optimize
 
 Sampling = Literal["cyclic_poisson", "random_bins", "fresh_bins"]
-# The coarse grid has _COARSE values of λ. Their distances 1 − λ are spaced evenly in
-# the logarithm, from 1 down to _NEAREST. The second grid is _FINER times as fine.
+# The coarse grid has _COARSE values of λ. The logarithms of their distances 1 − λ are
+# evenly spaced, from distance 1 to _NEAREST. The second grid is _FINER times finer.
 _COARSE, _NEAREST, _FINER = 6, 0.02, 2
-# Strategies are compared once |log ε − log target| is about _NEAR. Each evaluation of ε
-# runs an accountant, so the secant method gets at most _LOOKS evaluations.
+# Strategies are compared once |log ε − log target| is at most about _NEAR. Each
+# evaluation of ε runs an accountant. So the secant method gets at most _LOOKS
+# evaluations.
 _NEAR, _LOOKS = 1e-3, 10
-# The mean slope of log ε between two evaluations, over the slope at one of them, is
-# taken to be in this range.
+# The ratio of the mean slope of log ε between two evaluations to the slope at one of
+# them is assumed to be in this range.
 _LEAST_SLOPE, _MOST_SLOPE = 0.7, 1.5
 
 
@@ -43,11 +44,11 @@ class Amplified(NamedTuple):
     """A strategy for batches that are drawn at random, with the noise that it needs.
 
     Attributes:
-      strategy: the matrix C: the noise is C⁻¹z, with z independent Gaussian noise. For
-        cyclic Poisson sampling, the number of bands of C is also the number of groups
-        that the examples are divided into.
-      noise_multiplier: the least standard deviation of z, over the clip norm, for which
-        the run has the requested ε.
+      strategy: the matrix C. The noise is C⁻¹z, where z is independent Gaussian noise.
+        For cyclic Poisson sampling, the number of bands of C is also the number of
+        groups of examples.
+      noise_multiplier: the minimum noise multiplier for which the run has the requested
+        ε: the standard deviation of z divided by the clip norm.
       error: the root mean square of the noise in the workload, in units of the clip
         norm.
     """
@@ -58,9 +59,9 @@ class Amplified(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where the secant method begins: a noise multiplier, and the slope of log ε there.
+    """The start of a secant search: a noise multiplier, and the slope of log ε there.
 
-    The slope is by the log of the noise multiplier.
+    The slope is the derivative with respect to the log of the noise multiplier.
     """
 
     noise_multiplier: float
@@ -87,16 +88,16 @@ def amplified(
       epsilon: ε of the whole run, positive.
       delta: δ, strictly between 0 and 1.
       sampling: as for `accounting.correlated.epsilon`. For "cyclic_poisson" the search
-        compares banded strategies of 1, 2, 4, ... bands. For the two kinds of bins it
+        compares banded strategies with 1, 2, 4, ... bands. For the two kinds of bins it
         compares geometric strategies.
-      adjacency: which pairs of data sets are compared.
+      adjacency: the relation between the data sets that the guarantee compares.
 
     Returns:
-      The strategy with the least error, to a part in a thousand, among the strategies
-      that the search compares. Independent noise is one of them. The choice of the
-      strategy is a heuristic. The noise multiplier is not a heuristic: the run with
-      this noise multiplier has at most the requested ε. For cyclic Poisson sampling
-      with p bands, the run must sample each group at the rate p / n_b.
+      The strategy with the least error among those that the search compares, up to a
+      relative error of 1/1000. Independent noise is one of them. The choice of the
+      strategy is a heuristic. The noise multiplier is not a heuristic: with this noise
+      multiplier, the run has at most the requested ε. For cyclic Poisson sampling with
+      p bands, the run must sample each group at the rate p / n_b.
 
     Raises:
       ValueError: an argument is out of range; the sampling does not allow the
@@ -135,11 +136,10 @@ def amplified(
 def estimate(
     workload: Workload, *, epsilon: float, delta: float, **asked: Any
 ) -> tuple[Amplified, Start]:
-    """As `amplified`, but the noise multiplier is an estimate.
+    """As `amplified`, but with an estimate of the noise multiplier.
 
-    With the estimate, ε differs from the target by about a part in a thousand. The
-    second result is where a search for the exact noise begins. The arguments are not
-    checked.
+    At the estimate, ε differs from the target by about a part in a thousand. The second
+    result is the start of a search for the exact noise. The arguments are not checked.
     """
     workload = check_workload(workload, asked["num_steps"])
     best, start = _search(workload, epsilon, delta, asked)
@@ -152,7 +152,7 @@ def _search(
     """The strategy with the least error, with an estimate of its noise multiplier."""
     at = functools.partial(_estimate_noise, workload, epsilon, delta, asked)
     steps, n_b = asked["num_steps"], asked["steps_per_epoch"]
-    # In random bins, all epochs share one draw of a step.
+    # In random bins, an example takes part in the same step of all epochs.
     square = max(steps / n_b, 1.0) if asked["sampling"] == "random_bins" else 1.0
     start = central_limit(
         epsilon, delta, rate=1 / n_b, draws=steps / square, square=square
@@ -163,14 +163,14 @@ def _search(
 
 
 def _mu(asked: dict[str, Any], strategy: Toeplitz) -> float:
-    """The GDP parameter at σ = 1 against an attacker who knows an example's steps."""
+    """The GDP parameter at σ = 1, for attackers who know the steps of an example."""
     sizes = {name: x for name, x in asked.items() if name != "sampling"}
     order = "fixed" if asked["sampling"] == "random_bins" else "reshuffled"
     return float(mu(strategy, 1.0, order=order, **sizes))
 
 
 def _simplify(found: Amplified) -> Amplified:
-    """The same, with `independent` in place of a strategy whose coefficients are 0."""
+    """The same result, but with `independent` if all coefficients are 0."""
     known = any(np.any(x) for x in found.strategy)
     return found if known else found._replace(strategy=_making.independent())
 
@@ -183,7 +183,7 @@ def _required_noise(
     strategy: Toeplitz,
     start: float = 1.0,
 ) -> Amplified:
-    """The least noise multiplier with which a strategy meets ε, and the error.
+    """A strategy's minimum noise multiplier for ε, and its error with this noise.
 
     The search for the noise multiplier begins at `start`.
     """
@@ -197,11 +197,12 @@ def _required_noise(
 def central_limit(
     epsilon: float, delta: float, *, rate: float, draws: float, square: float = 1.0
 ) -> Start:
-    """Where to begin, by the central limit theorem.
+    """The start of a search, by the central limit theorem.
 
-    With an example in each of k draws with probability q, which then moves the sums by
-    s, the run is about μ-GDP with μ² = k q² (e^{s²/σ²} − 1). That is about (ε, δ)-DP
-    where μ² is about 2 (√(ε + log 1/δ) − √(log 1/δ))².
+    Let an example be in each of k draws with probability q, and let it move the sums by
+    s in each of these draws. Then the run is about μ-GDP with
+    μ² = k q² (e^{s²/σ²} − 1). This is about (ε, δ)-DP where μ² is about
+    2 (√(ε + log 1/δ) − √(log 1/δ))².
 
     Args:
       epsilon: ε of the run.
@@ -213,20 +214,20 @@ def central_limit(
     log = -math.log(delta)
     mu = math.sqrt(2) * (math.sqrt(epsilon + log) - math.sqrt(log))
     ratio = mu * mu / (draws * rate * rate)
-    # The clamp keeps extreme targets from a division by zero and from overflow.
+    # For extreme targets, the clamp prevents a division by zero and overflow.
     told = math.log1p(min(max(ratio, 1e-9), 1e9))  # s²/σ²
-    # Measured: log ε falls by about 1.3 times as much as log (e^{s²/σ²} − 1) / 2 does.
+    # Measured: log ε falls about 1.3 times as fast as log (e^{s²/σ²} − 1) / 2.
     return Start(math.sqrt(square / told), 1.3 * told / math.expm1(-told))
 
 
 class _Look(NamedTuple):
-    """What is known of the geometric strategy with λ = 1 − e^{−x}.
+    """The results for the geometric strategy with λ = 1 − e^{−x}.
 
     Attributes:
       x: −log(1 − λ).
-      unit: the GDP parameter at σ = 1 against an attacker who knows an example's steps.
+      unit: the GDP parameter at σ = 1, for attackers who know the steps of an example.
       found: the strategy with an estimate of its noise and error.
-      start: the estimate of the noise, and the slope there.
+      start: the estimate of the noise, and the slope at this estimate.
     """
 
     x: float
@@ -246,14 +247,14 @@ def _estimate_noise(
 ) -> tuple[Amplified, Start]:
     """As `_required_noise`, but ε is only approximately the target.
 
-    The ratio of the two values of ε is about a part in a thousand from one. The search
-    ends earlier if the error is certainly above the limit.
+    The ratio of ε to the target is about a part in a thousand from 1. The search ends
+    earlier if the error is certainly above the limit.
 
-    The secant method solves for log σ, in which log ε is almost linear. If the method
-    does not converge, `_required_noise` computes the result instead.
+    The secant method solves for log σ, of which log ε is nearly a linear function. If
+    the method does not converge, `_required_noise` computes the result instead.
 
     Returns:
-      The estimate, and where to begin for a similar strategy.
+      The estimate, and the start of a search for a similar strategy.
     """
     unit = float(error(strategy, workload, asked["num_steps"]))
 
@@ -261,8 +262,8 @@ def _estimate_noise(
         found = float(epsilon_of(strategy, noise, delta, **asked))
         return math.log(max(found, TINY) / epsilon)
 
-    # The relative error of the slope: a neighbour's at first, then that of a secant,
-    # which is about the last excess.
+    # The relative error of the slope. At first the slope is that of a neighbour. Later
+    # it is that of a secant, whose error is about the last excess.
     unsure = 0.3
     for seen in itertools.islice(secants(excess, *start), _LOOKS):
         steepest = seen.slope * (_MOST_SLOPE if seen.excess > 0 else _LEAST_SLOPE)
@@ -282,14 +283,14 @@ def _best_bands(
 ) -> tuple[Amplified, Start]:
     """The strategy with the least error among banded strategies of 1, 2, 4, ... bands.
 
-    The search stops after two numbers of bands in a row that do not lower the error.
+    The search stops once two consecutive numbers of bands do not lower the error.
     """
     best, start = at(_making.independent(), start)
     worse, bands = 0, 2
     while worse < 2 and bands <= min(n_b, num_steps):
         # Two steps of one example that are p or more apart move different rows of C x.
         # So the sensitivity of one step is the norm of a column of C, as if every
-        # example took part once: steps_per_epoch is num_steps.
+        # example took part once. Hence steps_per_epoch is num_steps.
         strategy = _optimize.optimize(
             "banded",
             workload,
@@ -308,7 +309,7 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
     """The geometric strategy with the least error, for λ on a grid.
 
     A second, finer grid surrounds the best λ of the first grid. The search on the first
-    grid stops after two λ in a row that do not lower the error.
+    grid stops once two consecutive values of λ do not lower the error.
     """
     looks: list[_Look] = []
 
@@ -316,7 +317,7 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
         strategy = _geometric(x)
         unit, near = mu_of(strategy), start
         if looks:
-            # The noise that is needed for each unit of μ, from the nearest two looks.
+            # The noise per unit of μ, as estimated from the two nearest results.
             one, *others = sorted(looks, key=lambda look: abs(look.x - x))
             log = math.log(one.start.noise_multiplier / one.unit)
             for other in others[:1]:

@@ -1,8 +1,8 @@
 """Functions that make strategies from their parameters.
 
-Training makes noise in float32, and accountants compute in float64. The functions of
-this module therefore round concrete coefficients to float32, and training and
-accounting use the same rounded numbers. Traced coefficients are not rounded.
+Training computes noise in float32, and accountants compute in float64. So the functions
+of this module round concrete coefficients to float32, and training and accounting use
+the same rounded numbers. Traced coefficients are not rounded.
 """
 
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ def geometric(decay: ArrayLike) -> Toeplitz:
     validate.scalar("decay", decay)
     validate.decay("decay", decay)
     known = validate.concrete(decay)
-    # A traced decay is neither checked nor rounded; [None] makes it a vector of roots.
+    # A traced decay is neither checked nor rounded. [None] makes it a vector of roots.
     pole = jnp.asarray(decay)[None] if known is None else known[None]
     return Toeplitz(np.zeros(0), _polynomial("decay", pole))
 
@@ -57,17 +57,17 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
     The noise needs as many stored vectors as there are poles.
 
     Args:
-      zeros: a, f[d], in (−1, 1). The influence of an earlier draw on the noise fades as
-        the powers of the zeros.
-      poles: b, f[d], in (−1, 1). Choose the poles above the zeros, so that the noise of
-        a step cancels some of the noise of earlier steps.
+      zeros: a, f[d], in (−1, 1). The influence of an earlier draw on the noise fades
+        like the powers of the zeros.
+      poles: b, f[d], in (−1, 1). Choose poles above the zeros, so that the noise of a
+        step cancels some of the noise of earlier steps.
 
     Raises:
       ValueError: a zero or a pole is outside (−1, 1), before or after the polynomials
-        are rounded to float32; or the numbers of zeros and poles differ.
+        are rounded to float32; zeros and poles differ in number.
 
     Reference: the buffered linear Toeplitz matrices of McMahan, Xu and Zhang (2024),
-    https://arxiv.org/abs/2408.08868, which are given by partial fractions there.
+    https://arxiv.org/abs/2408.08868, who give them by partial fractions.
 
     Example:
       >>> print(rational([0.25], [0.75]).coefficients(3))
@@ -82,13 +82,13 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
 
 
 def banded(coefficients: ArrayLike) -> Toeplitz:
-    """A strategy C with p bands: a contribution to one sum moves p rows of C x.
+    """A strategy C with p bands: an example in one sum moves p rows of C x.
 
     Args:
       coefficients: c_0, ..., c_{p−1}, f[p], finite, with c_0 = 1. The noise is computed
         by a recursion with these coefficients. If the polynomial Σ c_k x^k has a zero
         within the unit circle, the noise grows from step to step. The caller must
-        choose a polynomial without such a zero; this condition is not checked.
+        choose a polynomial without such zeros. This condition is not checked.
 
     Raises:
       ValueError: the coefficients are not a finite vector that begins with 1.
@@ -103,10 +103,10 @@ def banded(coefficients: ArrayLike) -> Toeplitz:
 
 
 def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
-    """A strategy whose C⁻¹ has p bands: each noise is a sum over the last p draws of z.
+    """A strategy whose C⁻¹ has p bands: each step's noise sums the last p draws of z.
 
     Args:
-      coefficients: the coefficients of C⁻¹, f[p], finite, the first being 1.
+      coefficients: the coefficients of C⁻¹, f[p], finite; the first coefficient is 1.
 
     Raises:
       ValueError: the coefficients are not a finite vector that begins with 1.
@@ -151,9 +151,9 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
 def tree(decay: ArrayLike) -> Tree:
     """The strategy of the binary tree mechanism, for momentum with the given decay.
 
-    Put `optax.trace`, or any other momentum of the same decay, after this noise: the
-    momentum then carries the noise that `dpjax.tree_momentum` adds. Buffered noise
-    stores ⌊log₂ T⌋ vectors. Recomputed noise stores none and makes one more draw a
+    Put `optax.trace`, or another momentum with the same decay, after this noise. The
+    momentum then contains the noise that `dpjax.tree_momentum` adds. Buffered noise
+    stores ⌊log₂ T⌋ vectors. Recomputed noise stores none and makes one more draw per
     step, on average.
 
     Args:
@@ -177,7 +177,7 @@ def tree(decay: ArrayLike) -> Tree:
     if known is None:
         return Tree(jnp.asarray(decay))
     rounded = _round_float32(known)
-    # A decay below 1 in float64 may round up to 1, for which the tree is not defined.
+    # A decay below 1 in float64 may round up to 1. The tree is not defined for 1.
     if rounded == 1:
         raise ValueError(f"decay must be below 1 in float32, too; got {decay!r}.")
     return Tree(rounded)
@@ -199,7 +199,7 @@ def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
 def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     """The coefficients of Π_k (1 − r_k L) after its leading 1, f[k], from the roots r.
 
-    Concrete coefficients are rounded to float32; traced ones are not checked either.
+    Concrete coefficients are rounded to float32. Traced ones are not checked either.
     """
     known = validate.real_vector(name, roots)
     if known is None:
@@ -207,7 +207,7 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     if known.size == 0 or not np.all(np.abs(known) < 1):
         raise ValueError(f"{name} must be in (-1, 1), one at least; got {roots!r}.")
     rounded = _round_float32(np.poly(known)[1:])
-    # Roots that are close together are sensitive to rounding, and may leave (−1, 1).
+    # Rounding may move roots that are close together out of (−1, 1).
     if not np.all(np.abs(np.roots([1.0, *rounded])) < 1):
         raise ValueError(
             f"{name} must stay in (-1, 1) once their polynomial is in float32, and "
@@ -217,6 +217,6 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
 
 
 def _round_float32(known: np.ndarray) -> np.ndarray:
-    # A number beyond float32 becomes infinite; the callers' checks refuse it by name.
+    # A number beyond float32 becomes infinite, and the callers' checks refuse it.
     with np.errstate(over="ignore"):
         return known.astype(np.float32).astype(np.float64)

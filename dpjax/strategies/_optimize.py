@@ -1,21 +1,21 @@
 """Search for the strategy of a given kind with the least error at the same privacy.
 
-The search minimizes the product of the error and μ, both at noise multiplier 1. Scaling
-the noise leaves this product unchanged.
+The search minimizes the product of the error and μ, both at noise multiplier 1. This
+product does not depend on the scale of the noise.
 
 **A lower bound** holds for the error of any strategy C at a given privacy. Let A be the
-matrix of the workload, E the number of epochs, n_b the number of steps in an epoch, and
-sens the sensitivity: the largest distance by which one example moves C x. An example
-contributes at the same position in every epoch, and its contributions may have any
-signs. A vector of these signs, with zeros at all other steps, is called a pattern here.
-For θ in [0, 1] the matrix W = R ⊗ I / n_b, with R = (1 − θ) I + θ 11ᵀ of size E, is an
-average of the outer products of patterns. Hence sens² >= ‖C W^{1/2}‖_F². As ‖X‖_F ‖Y‖_F
->= ‖XY‖_* (the nuclear norm),
+matrix of the workload, E the number of epochs, and n_b the number of steps per epoch.
+Let sens be the sensitivity, the maximum distance by which one example moves C x. An
+example contributes at the same position in every epoch, and its contributions may have
+any signs. A vector of these signs, with zeros at all other steps, is called a pattern
+here. For θ in [0, 1] the matrix W = R ⊗ I / n_b, with R = (1 − θ) I + θ 11ᵀ of size E,
+is an average of the outer products of patterns. Hence sens² >= ‖C W^{1/2}‖_F². As
+‖X‖_F ‖Y‖_F >= ‖XY‖_* (the nuclear norm),
 
     sens · ‖A C⁻¹‖_F >= ‖A C⁻¹‖_F ‖C W^{1/2}‖_F >= ‖A W^{1/2}‖_*,
 
-for every C, lower-triangular or not. An order of examples that allows more patterns has
-at least this sensitivity, so the bound holds for that order too.
+for every C, lower-triangular or not. If an order of examples allows more patterns, its
+sensitivity is at least this large. So the bound also holds for such an order.
 """
 
 import functools
@@ -38,19 +38,18 @@ from dpjax.accounting.correlated._error import error, square_error
 from dpjax.accounting.correlated._mu import WORST, Order, mu
 from dpjax.strategies import _making
 
-# The nuclear norm of a matrix up to this size is computed. It takes cubic time, so only
-# the lower bound by circulants is used for a larger matrix.
+# The nuclear norm is computed for matrices up to this size, since it takes cubic time.
+# For larger matrices, only the lower bound by circulants is used.
 _DENSE = 1024
-# More than the relative rounding error of the bounds in float64. The published bound is
-# lowered by it, so that it stays a lower bound.
+# More than the relative rounding error of the bounds in float64. The bound is lowered
+# by this fraction, so that it remains a lower bound.
 _ROUNDING = 1e-9
 
 
 def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
     """The first T coefficients of a workload's filter, f64[T].
 
-    If the rates or the keep factors of the workload vary with the step, the filter has
-    their means.
+    If the workload's rates or keep factors vary with the step, their means are used.
     """
     top, bottom = (np.append(1.0, np.asarray(x)) for x in workload[:2])
     rate, keep = (float(np.mean(np.asarray(x))) for x in workload[2:])
@@ -60,7 +59,7 @@ def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
 
 def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
     """The first n coefficients of a ratio of two polynomials of the shift, f64[n]."""
-    from scipy.signal import lfilter  # it takes longer to import than all of dpjax
+    from scipy.signal import lfilter  # here, since the import takes long
 
     return np.asarray(lfilter(top, bottom, np.eye(1, n)[0]))
 
@@ -68,29 +67,30 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
 def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
     """A lower bound on the product of μ and the error, for all strategies.
 
-    Both μ and the error are those at noise multiplier 1. The numbers of the workload
-    must be the same in every step.
+    Both μ and the error are for noise multiplier 1. The numbers of the workload must be
+    the same in every step.
     """
     from scipy.optimize import fminbound
 
     n_b = min(n_b, num_steps)
-    # The construction of W needs whole epochs. Where the last epoch is cut short, only
-    # the steps before it are bounded. Later steps can only add to μ and to the errors.
+    # The construction of W needs whole epochs. If the last epoch is incomplete, only
+    # the steps before it are bounded. Later steps can only increase μ and the errors.
     a = coefficients(workload, num_steps // n_b * n_b)
     sums = _diagonals(a, n_b)
 
     def bound(theta: float) -> float:
         """The maximum of tr(UᵀX), for X = A W^{1/2} and U a compressed circulant.
 
-        U is a block of a unitary circulant matrix, so its spectral norm is at most 1,
-        and the nuclear norm of X is at least tr(UᵀX). With d for the sums of X along
-        its diagonals, the best circulant aligns with the phases of d's transform.
+        U is a block of a unitary circulant matrix. So its spectral norm is at most 1,
+        and the nuclear norm of X is at least tr(UᵀX). Let d be the sums of X along its
+        diagonals. The eigenvalues of the best circulant have the phases of d's Fourier
+        transform.
         """
         alpha, gamma = _weights(theta, a.size // n_b, n_b)
         d = alpha * sums[0] + gamma * sums[1]
         return float(np.mean(np.abs(np.fft.fft(d, 2 * a.size))))
 
-    # The bound holds for every θ, so an inexact maximum costs tightness, not validity.
+    # The bound holds for every θ. So an inexact maximum only makes it less tight.
     best = np.asarray(fminbound(lambda x: -bound(x), 0.0, 1.0)).item()
     bounds = [bound(0.0), bound(best)]
     if a.size <= _DENSE:
@@ -115,19 +115,20 @@ def _nuclear_norm(a: np.ndarray, n_b: int, theta: float) -> float:
     epochs = a.size // n_b
     alpha, gamma = _weights(theta, epochs, n_b)
     matrix = toeplitz(a, np.zeros(a.size))
-    # A ((11ᵀ / E) ⊗ I): every epoch gets the mean of the columns at one position.
+    # A ((11ᵀ / E) ⊗ I): in every epoch, each column becomes the mean of the columns at
+    # its position.
     means = matrix.reshape(a.size, epochs, n_b).mean(axis=1)
     return np.sum(svdvals(alpha * matrix + gamma * np.tile(means, epochs)))
 
 
 def _diagonals(a: np.ndarray, n_b: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sums along diagonals −T < l < T of A, and of A ((11ᵀ / E) ⊗ I).
+    """The sums along the diagonals −T < l < T of A, and of A ((11ᵀ / E) ⊗ I).
 
-    The two results are f64[2T − 1] each; neither matrix is formed.
+    Each result is f64[2T − 1]. Neither matrix is formed.
     """
     steps, epochs = a.size, a.size // n_b
     lags = np.arange(-steps + 1, steps)
-    # Zeros on both sides: a_k is 0 for k < 0, and no index below leaves the array.
+    # With zeros on both sides, a_k is 0 for k < 0, and all indices below are valid.
     padded = np.concatenate([np.zeros(2 * steps), a, np.zeros(2 * steps)])
     means = np.zeros(lags.size)
     for k in range(-epochs + 1, epochs):
@@ -151,11 +152,11 @@ def _roots(x: jax.Array) -> jax.Array:
 
 
 def _free(distance: np.ndarray) -> np.ndarray:
-    """The unconstrained parameters of roots at these distances from 1, f[k].
+    """The unconstrained parameters, f[k], of roots at these distances from 1.
 
-    This is the inverse of `_roots`.
+    This function is the inverse of `_roots`.
     """
-    # The distances 0 and 1 would have infinite parameters.
+    # The distances 0 and 1 would give infinite parameters.
     p = -np.log(np.clip(distance, 1e-9, 1 - 1e-9))
     return p + np.log(-np.expm1(-p))
 
@@ -163,7 +164,7 @@ def _free(distance: np.ndarray) -> np.ndarray:
 def _bands(x: jax.Array) -> jax.Array:
     """Coefficients after the leading 1, f[k], from unconstrained parameters f[k].
 
-    The polynomial's zeros are outside of the unit circle, so the coefficients of its
+    The polynomial's zeros are outside of the unit circle. So the coefficients of its
     inverse decay. The Levinson recursion computes the polynomial from its reflection
     coefficients, which are tanh x.
     """
@@ -174,13 +175,13 @@ def _bands(x: jax.Array) -> jax.Array:
 
 
 def _free_bands(a: np.ndarray) -> np.ndarray:
-    """Unconstrained parameters from which `_bands` computes the coefficients a, f[k].
+    """Unconstrained parameters, f[k], from which `_bands` computes the coefficients a.
 
     If no parameters give these coefficients, the result gives coefficients near them.
     """
     x = []
     while a.size:
-        # A reflection coefficient of ±1 or beyond belongs to no decaying inverse.
+        # A reflection coefficient of ±1 or beyond does not give a decaying inverse.
         k = np.clip(a[-1], -0.9999, 0.9999)
         x.append(np.arctanh(k))
         a = (a[:-1] - k * a[-2::-1]) / (1 - k * k) if a.size > 1 else a[:0]
@@ -188,7 +189,7 @@ def _free_bands(a: np.ndarray) -> np.ndarray:
 
 
 def _strategy(kind: Kind, x: jax.Array) -> Toeplitz:
-    """The strategy of a kind from its unconstrained parameters, f[k]."""
+    """The strategy of the given kind, from its unconstrained parameters, f[k]."""
     nothing = jnp.zeros(0)
     if kind == "banded":
         return Toeplitz(x, nothing)
@@ -216,7 +217,7 @@ def _value_and_grad(
     def value(x: jax.Array) -> jax.Array:
         strategy = _strategy(kind, x)
         one = jnp.ones(1)
-        if order == "fixed":  # the exact value for C >= 0, else an upper bound
+        if order == "fixed":  # the exact value for C >= 0, otherwise an upper bound
             square = _patterns.fixed_order_bound(strategy, num_steps, n_b)
         else:
             square = WORST[order](strategy, one, num_steps, n_b)
@@ -230,7 +231,7 @@ def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndar
     """The unconstrained parameters at which the descent starts, f[k].
 
     The strategy of these parameters is close to A^{1/2}, the square root of the
-    workload's matrix A. A^{1/2} is the best strategy if no example takes part twice.
+    workload's matrix A. If no example takes part twice, A^{1/2} is the best strategy.
     """
     if kind in ("banded", "banded_inverse"):
         a = coefficients(workload, size + 1)
@@ -242,25 +243,25 @@ def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndar
             return root[1:]
         return _free_bands(ratio(np.ones(1), root, size + 1)[1:])
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
-    # The slowest decay of the workload. A run of T steps does not resolve poles that
-    # are nearer to 1 than 1 / T.
+    # The slowest decay of the workload. Poles nearer to 1 than 1 / T make no difference
+    # in a run of T steps.
     slowest = np.max(np.append(poles, np.mean(np.asarray(workload.keep))))
     nearest = max(1 - float(slowest), 1 / num_steps)
     if kind == "geometric":
         return _free(np.array([math.sqrt(nearest)]))
-    # Poles and zeros alternate. Their distances from 1 are spaced evenly in logarithms,
-    # as in rational approximations of a square root.
+    # Poles and zeros alternate. The logarithms of their distances from 1 are evenly
+    # spaced, as in rational approximations of a square root.
     distances = nearest ** (1 - np.arange(2 * size) / (2 * size))
     return np.concatenate([_free(distances[1::2]), _free(distances[::2])])
 
 
 class Optimized(Toeplitz):
-    """A `Toeplitz` strategy with a bound on how far it is from the best.
+    """A `Toeplitz` strategy with a bound on how far it is from the best strategy.
 
     Attributes:
       product: the error in the strategy's workload at noise multiplier 1, times μ at
         noise multiplier 1.
-      bound: a lower bound on the product of any strategy; NaN where none is known.
+      bound: a lower bound on this product for any strategy; NaN if no bound is known.
     """
 
     product: float = math.nan
@@ -270,7 +271,7 @@ class Optimized(Toeplitz):
     def gap(self) -> float:
         """An upper bound on the ratio of this strategy's error to the least error.
 
-        The least error is over all strategies with the same privacy.
+        The least error is that of any strategy with the same privacy.
         """
         return self.product / self.bound
 
@@ -287,27 +288,28 @@ def optimize(
     """The strategy of a kind with the least error in a workload, at the same privacy.
 
     Args:
-      kind: "geometric" (no vector need be stored), "rational" (as many poles as
-        vectors), "banded" or "banded_inverse" (one band more than vectors).
+      kind: "geometric" (stores no vector), "rational" (num_vectors poles), "banded" or
+        "banded_inverse" (num_vectors + 1 bands).
       workload: the linear map that the optimizer applies to the sums. Its numbers must
         be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.
-      num_vectors: how many vectors of the parameters' size the noise may carry from
-        step to step, at least 1; 1 for "geometric". The result has fewer poles where
-        float32 does not distinguish so many.
+      num_vectors: the number of vectors of the parameters' size that the noise may
+        store from step to step, at least 1; must be 1 for "geometric". The result has
+        fewer poles if float32 does not distinguish so many.
 
     Returns:
-      A strategy, with coefficients rounded to float32. Its `gap` is proven: no strategy
-      of any kind and any memory has less than 1 / gap of this strategy's error at the
-      same μ. This holds for examples at a fixed position in every epoch, and for orders
-      that allow more patterns, up to the rounding of `accounting.correlated.error`.
+      A strategy, with coefficients rounded to float32. Its `gap` is proven: at the same
+      μ, the error of any strategy of any kind and memory is at least 1 / gap of this
+      strategy's error. This holds for examples at a fixed position in every epoch, and
+      for orders that allow more patterns, up to the rounding of
+      `accounting.correlated.error`.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
 
-    Reference: the descent is L-BFGS-B (scipy), from near A^{1/2}, through μ and error.
+    Reference: L-BFGS-B (scipy) minimizes the product of μ and error, from near A^{1/2}.
 
     Example:
       >>> from dpjax import workloads
@@ -331,7 +333,7 @@ def optimize(
     with scope():
         candidates = _candidates(kind, size, workload, asked)
         best = min(candidates, key=lambda strategy: strategy.product)
-    # The lower bound is proven for workloads whose numbers are the same in every step.
+    # The lower bound is proven only for workloads with the same numbers in every step.
     if all(np.size(x) == 1 for x in workload[2:]):
         best.bound = lower_bound(workload, num_steps, n_b)
     return best
@@ -343,7 +345,7 @@ def _candidates(
     """The strategies at which the descents end, rounded to float32.
 
     For "rational" there is one descent for each number of poles up to `size`, since
-    more poles may be worse once the coefficients are rounded.
+    more poles may be worse after the coefficients are rounded.
     """
     num_steps, n_b, order = (asked[name] for name in ("num_steps", "n_b", "order"))
     usual = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
@@ -356,14 +358,14 @@ def _candidates(
             if fewer == 1:
                 raise
             continue
-        # The product is that of the rounded strategy, with μ from the accountant.
+        # This is the product of the rounded strategy, with μ from the accountant.
         cost = mu(strategy, 1.0, **usual, adjacency=Adjacency.ZERO_OUT)
         strategy.product = float(cost * error(strategy, workload, num_steps))
         yield strategy
 
 
 def _executed_strategy(kind: Kind, x: np.ndarray) -> Toeplitz:
-    """The strategy that training runs: rounded to float32, from the parameters x."""
+    """The strategy that training runs, rounded to float32, from the parameters x."""
     if kind == "banded":
         return _making.banded(np.append(1.0, x))
     if kind == "banded_inverse":

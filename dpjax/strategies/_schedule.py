@@ -1,14 +1,15 @@
 """Search for the best size of the noise in each step, for a given workload.
 
-The noise of a Toeplitz matrix T gets the factors f_t = 1 / s_t, so that C = T diag(s).
-The error is ‖A diag(f) T⁻¹‖_F. An example that takes part at the steps π moves C x by
-at most the root of sᵀG_π s, where G_π holds the entries of |TᵀT| in π × π. At the best
-s this sensitivity is the same for every position in the epoch. So each s_t is divided
-by the sensitivity of its own position, and the search then minimizes the error alone.
+The noise of a Toeplitz matrix T is multiplied by factors f_t = 1 / s_t, so that
+C = T diag(s). The error is ‖A diag(f) T⁻¹‖_F. An example that takes part at the steps π
+moves C x by at most the root of sᵀG_π s, where G_π holds the entries of |TᵀT| in π × π.
+At the best s, this sensitivity is the same for every position in the epoch. So each s_t
+is divided by the sensitivity of its position, and the search then minimizes the error
+alone.
 
-For independent noise the squared error is Σ_t w_t / s_t², where w_t is the squared norm
-of A's column t. An example's squared sensitivity is Σ_{t∈π} s_t². By Lagrange's
-multiplier s_t⁴ is proportional to w_t.
+For independent noise, the squared error is Σ_t w_t / s_t², where w_t is the squared
+norm of column t of A. An example's squared sensitivity is Σ_{t∈π} s_t². By Lagrange's
+multiplier, s_t⁴ is proportional to w_t.
 """
 
 import functools
@@ -28,8 +29,8 @@ from dpjax.accounting.correlated._error import square_error
 from dpjax.strategies import _making
 
 Order = Literal["fixed", "reshuffled"]
-# The least w, relative to the largest. A step with w = 0 may have any noise. This clamp
-# gives such a step 1000 times the least noise, since s is w to the power 1/4.
+# The minimum w, relative to the maximum. A step with w = 0 may have any noise. With
+# this clamp it has 1000 times the least noise, since s is w to the power 1/4.
 _LEAST = 1e-12
 
 
@@ -38,8 +39,8 @@ def _columns(
 ) -> jax.Array:
     """The column weights s of C = T diag(s), rescaled to sensitivity 1, f[T].
 
-    The input s is f[T] for the order "fixed". For "reshuffled" the input is f[E], with
-    one weight for all steps of an epoch.
+    The input s is f[T] for the order "fixed". For "reshuffled" it is f[E], with one
+    weight for all steps of an epoch.
     """
     if order == "fixed":
         c = strategy.coefficients(num_steps)
@@ -53,15 +54,15 @@ def _columns(
 def _in_closed_form(
     workload: Workload, *, num_steps: int, n_b: int, order: Order
 ) -> jax.Array:
-    """The best column weights s for independent noise, f[T], at the sensitivity 1."""
+    """The best column weights s for independent noise, f[T], at sensitivity 1."""
     nothing = Toeplitz(jnp.zeros(0), jnp.zeros(0))
-    # The squared error is Σ_t w_t f_t², so its derivative at f = 1 is 2 w. The factor 2
-    # cancels in _columns.
+    # The squared error is Σ_t w_t f_t². So its derivative at f = 1 is 2 w, and the
+    # factor 2 cancels in _columns.
     w = jax.grad(lambda f: square_error(nothing, f, workload, num_steps))(
         jnp.ones(num_steps)
     )
     if order == "reshuffled":
-        # All steps of an epoch share one s, so their w add up.
+        # All steps of an epoch share one s. So their w add up.
         w = jnp.sum(jnp.pad(w, (0, -num_steps % n_b)).reshape(-1, n_b), axis=1)
     s = jnp.power(jnp.maximum(w, _LEAST * jnp.max(w)), 0.25)
     return _columns(nothing, s, num_steps, n_b, order)
@@ -79,7 +80,7 @@ def _value_and_grad(
 ) -> tuple[jax.Array, jax.Array]:
     """The logarithm of the error at sensitivity 1, f[], and its gradient by log s.
 
-    The logarithm of s is the free parameter, which keeps s positive.
+    The free parameter is the logarithm of s, so that s is positive.
     """
 
     def value(log_s: jax.Array) -> jax.Array:
@@ -100,27 +101,27 @@ def scheduled(
     """A strategy with the best factor for the noise in each step, for a workload.
 
     If learning rates fall, later sums matter less to the result. Later steps may then
-    have more noise, so that earlier steps have less noise at the same privacy.
+    have more noise, which allows less noise in earlier steps at the same privacy.
 
     Args:
-      strategy: a Toeplitz strategy, as `optimize` finds it.
+      strategy: a Toeplitz strategy, such as a result of `optimize`.
       workload: the linear map that the optimizer applies to the sums. Its numbers must
         be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" or "reshuffled", as for `accounting.correlated.mu`. For
-        "reshuffled" the noise has the same factor throughout an epoch.
+        "reshuffled" the factor is the same for all steps of an epoch.
 
     Returns:
       The strategy with factors f, where the mean of f⁻² is 1. For independent noise
-      these factors are the best. For other strategies a descent finds the factors, and
-      the error is at most that of the strategy without factors.
+      these factors are the best. For other strategies the factors are the result of a
+      descent, and the error is at most that of the strategy without factors.
 
     Raises:
       ValueError: an argument is out of range; a number is traced.
 
-    Reference: Lagrange's multiplier for independent noise, L-BFGS-B (scipy) for others,
-    through μ and error.
+    Reference: Lagrange's multiplier for independent noise. For other noise, L-BFGS-B
+    (scipy) minimizes the error.
 
     Example:
       >>> import optax
@@ -140,7 +141,7 @@ def scheduled(
     if any(validate.concrete(x) is None for x in strategy):
         raise ValueError(f"strategy must be known, not traced; got {strategy!r}.")
     check_workload(workload, num_steps, to_optimize=True)
-    # A plain Toeplitz: the product and bound of an `Optimized` one hold unscaled only.
+    # A plain Toeplitz: the product and bound of `Optimized` hold without factors only.
     shape = Toeplitz(*strategy)
     given = {"num_steps": num_steps, "n_b": min(n_b, num_steps), "order": order}
     with scope():
@@ -151,5 +152,5 @@ def scheduled(
             log_s = minimize(_value_and_grad, np.zeros(size), shape, workload, **given)
             s = _columns(shape, jnp.exp(jnp.asarray(log_s)), **given)
         s = np.asarray(s)
-    # Only ratios of factors matter, since the noise multiplier sets the scale of noise.
+    # Only ratios of factors matter, since the noise multiplier sets the noise's scale.
     return _making.scaled(shape, np.sqrt(np.mean(np.square(s))) / s)

@@ -1,80 +1,79 @@
 """The book-keeping engine: clipped sums without most per-example gradients.
 
-**Idea.** A parameter W enters a loss where it meets the example, for example in h = x W
-with rows x_t of one example. The gradient of W is Σ_t x_t ⊗ d_t, where d is the
+**Idea.** A parameter W meets an example in an equation of the loss, for example in
+h = x W with rows x_t of one example. The gradient of W is Σ_t x_t ⊗ d_t, where d is the
 cotangent of h. The squared norm of this gradient is Σ_ts ⟨x_t, x_s⟩⟨d_t, d_s⟩, which
-needs only x and d. All norms together give all clipping weights c_i. The clipped sum
-Σ_i c_i Σ_t x_it ⊗ d_it is then one product over the whole batch, as in a plain backward
-pass. For parameters of this kind, a private step costs one forward pass, one backward
-pass to activations, the norms, and the products. No array then has the size of batch
-times parameters. Other frameworks do this with hooks on layers. This engine reads the
-loss's jaxpr instead, and so works for any function.
+needs only x and d. The norms of all parameters give the clipping weights c_i. The
+clipped sum Σ_i c_i Σ_t x_it ⊗ d_it is then one product over the whole batch, as in a
+plain backward pass. For such parameters, a private step costs one forward pass, one
+backward pass to activations, the norms, and the products. No array has the size of
+batch times parameters. Other frameworks use hooks on layers to do this. This engine
+reads the loss's jaxpr instead, and so works for any function.
 
 **Steps**, in the order of the data:
 
 1. `jaxpr.trace` traces the loss of one example to a jaxpr, and inlines calls in which a
    parameter may meet the example. It does not inline custom derivatives. It refuses a
-   loss that communicates along a named axis, or whose derivative does.
+   loss that communicates along a named axis, or whose derivative communicates.
    `jaxpr.equations` reads and evaluates single equations. Its `Alike` finds sites and
    components that can share one trace.
 2. `analysis.sites` finds the sites. A value is *batch-invariant* when no example enters
    it; the code calls such values known. A *site* is an equation where a batch-invariant
    value that depends on a parameter, the *operand*, meets a value that depends on the
    example. Sites are also found inside scans, where an operand is either the same in
-   all iterations or different in each. Only equations that compute values through
-   which the loss is differentiated have sites: elsewhere a zero cotangent times an
-   infinite derivative would be NaN.
+   all iterations or different in each. An equation has a site only if the loss is
+   differentiated through its output. At other equations, a zero cotangent times an
+   infinite derivative would give NaN.
 3. `evaluate.run` evaluates the loss under vmap, which leaves batch-invariant values
-   unmapped. It adds a zero, called a *tap*, at every site. One vjp by the taps gives
-   all cotangents, and the forward pass records the other inputs of the sites'
-   equations. It traces equations that repeat, as in a deep network, only once.
+   unmapped. It adds a zero, called a *tap*, at every site. One vjp with respect to the
+   taps gives all cotangents. The forward pass records the other inputs of the sites'
+   equations. Equations that repeat, as in a deep network, are traced only once.
 4. `rules` turn an equation's input and output cotangent into rows x_t and d_t
    (`rules.factors`). There are rules for products, convolutions and gathers.
    At an equation without a rule the tap is added to the *operand*. The tap's cotangent
    is then the operand's per-example gradient, formed by the same backward pass. For
-   biases and scales nothing is cheaper. For other operands the engine does what the
-   vmap engine does, but for that operand alone.
+   biases and scales no method is cheaper. For other operands the engine then does what
+   the vmap engine does, but for these operands alone.
 5. `analysis.components` groups leaves and operands that computations on parameters
    connect, for example a transpose, a cast or weight normalisation. These computations
-   are a `Path`. Where the path only moves entries, norms at the operands are
-   norms of the leaves, and the sum is pulled back once. Elsewhere each example's
-   gradient at the operands is pulled back to the leaves. The gradients from several
-   sites of one leaf (tied embeddings, recurrences) are added up before squaring, so the
+   are a `Path`. Where the path only moves entries, norms at the operands are norms of
+   the leaves, and the sum is pulled back once. Elsewhere each example's gradient at the
+   operands is pulled back to the leaves. If a leaf has several sites (tied embeddings,
+   recurrences), the gradients from all sites are added before squaring, so that the
    norm includes the cross terms.
 6. `analysis.plan` chooses the form of each component's norm. The norm comes from rows
    (the Gram form) where rows take less memory than a gradient. Elsewhere it comes from
-   per-example gradients (the direct form), which are then small and are retained for
-   the sum. Both forms are exact. One-hot rows are added up by position instead of in
-   pairs.
+   per-example gradients (the direct form). They are small in this case, and are
+   retained for the sum. Both forms are exact. One-hot rows are added up by position
+   instead of in pairs.
 7. `evaluate.engine` computes norms, weights and sums. It takes the recorded inputs and
    cotangents of a batch from `evaluate.books`, and processes them with
-   `evaluate.at_component`. All of this is in float32 at least and at the highest
+   `evaluate.at_component`. All computations are in float32 or wider and at the highest
    precision, because the bound on an example's influence rests on the norms. The sum
    comes from the same pass (book-keeping), or from a second pass (ghost,
    `evaluate.two_passes`), for which the first pass retains no records.
 8. `evaluate.two_passes` also handles rematerialised blocks (`jax.checkpoint`). A block
-   whose parameters enter nothing else is treated as a loss of its own. Its records
-   exist only while the block's share of the norms, or of the sums, is computed from
-   them. In one pass all records are needed at the end, so the blocks are not
-   rematerialised.
-9. `evaluate.reach` bounds the rounding of pull-backs. The ghost engine pulls the sum of
-   gradients back once where the maps between leaves and operands follow the rounding
-   model. The norm then includes a bound on the effect of the terms in those maps.
+   whose parameters enter no other part of the loss is treated as a loss of its own. Its
+   records exist only while the block's share of the norms, or of the sums, is computed
+   from them. A method with one pass needs all records at the end, so that it does not
+   rematerialise blocks.
+9. `evaluate.reach` bounds the rounding errors of pull-backs. The ghost engine pulls the
+   sum of gradients back once if the maps between leaves and operands follow the
+   rounding model. The norm then includes a bound on the effect of terms in the maps.
 
 **Rounding.** Where rows cancel, the Gram form is a small difference of large terms.
 `rules.factors.square_norm` adds a bound on the rounding error, by the model in
 `_core.rounding`, so that a norm is never underestimated. It also brings rows to a
-common scale, so that no square overflows. Wherever the sum is not made of the same
-gradients whose norms were taken, a norm is also at least 1/512 of the size of its
-terms. Larger terms that cancel would push other examples out of the sum.
-docs/clipping.md says how much accuracy that costs. Products on TPUs are outside the
-rounding model. On TPUs engine="auto" therefore takes all norms from per-example
-gradients, and makes the sum of the same gradients. The choice between the two happens
-at lowering, when the platform is known.
+common scale, so that no square overflows. If the sum is not made of the same gradients
+whose norms were taken, a norm is also at least 1/512 of the size of its terms. Larger
+terms that cancel would push other examples out of the sum. docs/clipping.md says how
+much accuracy this costs. Products on TPUs are outside the rounding model. So on TPUs
+engine="auto" takes all norms from per-example gradients, and makes the sum of the same
+gradients. The choice is made at lowering, when the platform is known.
 
 **Limits.** The engine forms per-example gradients for a parameter inside cond,
 while_loop or a custom derivative. It also does so for a parameter that enters the loss
-without an example, as in a penalty on weights; such a penalty belongs in the optimizer.
+without an example, as in a penalty on weights. Such a penalty belongs in the optimizer.
 """
 
 from dpjax.clipping._bookkeeping.analysis.plan import Explanation as Explanation

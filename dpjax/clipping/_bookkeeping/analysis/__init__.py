@@ -1,1 +1,1 @@
-"""Where parameters meet examples in a jaxpr, and how each norm is computed."""
+"""Find where parameters meet examples in a jaxpr, and choose the form of each norm."""

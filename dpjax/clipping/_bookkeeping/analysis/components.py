@@ -2,7 +2,7 @@
 
 A site's operand is computed from parameter leaves alone, for example by a transpose, a
 cast or weight normalisation. Leaves and operands that such computations connect form a
-component. Operands that are the same array up to the order of axes share that array as
+component. If several operands are the same array up to the order of axes, this array is
 their root.
 
 In some components the computations only move the entries of the leaves into the roots,
@@ -41,7 +41,7 @@ class Path(NamedTuple):
 
     Attributes:
       leaves: the variables of the leaves.
-      others: the variables of the other inputs, by which nothing is differentiated.
+      others: the variables of the other inputs, which are treated as constants.
       eqns: the equations, in order.
       operands: the variables of the operands.
     """
@@ -57,7 +57,7 @@ class Path(NamedTuple):
         return (*self.leaves, *self.others)
 
     def features(self) -> Hashable:
-        """A description of the computation without its variables."""
+        """A description of the computation that does not depend on variable names."""
         computed = eqs.of_function(self.inputs, self.eqns, self.operands)
         return len(self.leaves), computed
 
@@ -68,8 +68,8 @@ class Path(NamedTuple):
 
         Args:
           others: the values of the other inputs.
-          least: the dtype to which casts to narrower dtypes are widened; None for casts
-            as they are.
+          least: the dtype to which casts to narrower dtypes are widened; None to leave
+            casts unchanged.
         """
 
         def operands(*leaves: jax.Array) -> list[jax.Array]:
@@ -88,8 +88,8 @@ class Path(NamedTuple):
 
 
 def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
-    """The wider of two dtypes, float32 at least."""
-    # JAX promotes no floats of 8 bits, and none of two widths where it is strict.
+    """The wider of two dtypes, at least float32."""
+    # JAX does not promote 8-bit floats, nor, in strict mode, floats of two widths.
     return np.promote_types(least, at_least_float32(dtype))
 
 
@@ -114,10 +114,10 @@ class Component(NamedTuple):
       operands: the indices of the operands, which are also the numbers of their sites.
       sites: the sites of the operands.
       path: the computation from the leaves to the operands.
-      groups: for each leaf, the group that it is clipped with.
-      roots: the roots of the operands, or None where the norms at the operands do not
-        give the norms of the leaves.
-      reason: why there are no roots; empty where there are.
+      groups: for each leaf, the group of leaves with which it is clipped.
+      roots: the roots of the operands; None if the norms at the operands do not give
+        the norms of the leaves.
+      reason: why there are no roots; empty if there are roots.
     """
 
     leaves: tuple[int, ...]
@@ -132,7 +132,7 @@ class Component(NamedTuple):
     def is_in_blocks(self) -> bool:
         """Whether checkpointed blocks compute all of this component's norms and sums.
 
-        That requires that each site is an input of a checkpointed block, and that no
+        This requires two properties. Each site is an input of a checkpointed block. No
         entry of a leaf enters a second block or a second iteration. The squared norms
         from the blocks then add up to the squared norm over the leaves.
         """
@@ -155,16 +155,16 @@ class Component(NamedTuple):
 
     @property
     def groups_of_own(self) -> tuple[int, ...]:
-        """For each leaf, its group as an index into `own_groups`."""
+        """For each leaf, the index of its group in `own_groups`."""
         return tuple(map(self.own_groups.index, self.groups))
 
     def pull_back(
         self, inputs: Arrays, cotangents: Arrays, least: DTypeLike = jnp.float32
     ) -> list[jax.Array]:
-        """Gradients of the leaves from the gradients of the operands.
+        """The gradients of the leaves, from the gradients of the operands.
 
-        Where the path only moves entries, the pull-back is computed in the dtype
-        `least` at least, whatever casts are on the path.
+        If the path only moves entries, the pull-back is computed in the dtype `least`
+        or wider, whatever casts are on the path.
 
         Args:
           inputs: the values of all inputs of the path, the leaves first.
@@ -188,7 +188,7 @@ class Component(NamedTuple):
         return list(vjp(matched))
 
     def features(self) -> Hashable:
-        """A description that is equal for equal components elsewhere in the loss."""
+        """A description that equal components of the loss have in common."""
         sites = tuple(site.features() for site in self.sites)
         return sites, self.path.features(), self.groups_of_own, self.roots
 
@@ -202,14 +202,14 @@ def components(
       closed: the jaxpr whose first inputs are the leaves, and whose outputs are the
         operands.
       sites: the site of each operand.
-      groups: for each leaf, the group that it is clipped with.
+      groups: for each leaf, the group of leaves with which it is clipped.
     """
     jaxpr = closed.jaxpr
     made_by = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     sources = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars[: len(groups)])}
     for eqn in jaxpr.eqns:
         reached = sources_of(eqn.invars, sources)
-        # Behind stop_gradient an operand depends on no leaf by a derivative.
+        # Behind stop_gradient an operand does not depend on any leaf by a derivative.
         if reached and eqn.primitive.name != "stop_gradient":
             sources.update(dict.fromkeys(eqn.outvars, reached))
 
@@ -223,8 +223,8 @@ def components(
         roots, reason = None, "tapped itself"
         if all(isinstance(site, RuledSite | KeptSite) for site in its_sites):
             roots, reason = _isometry(made_by, operands, sources)
-        # A norm at a root adds up entries of all leaves, so it cannot give one norm for
-        # each of several groups.
+        # A norm at a root adds up entries of all leaves. So it cannot give a separate
+        # norm for each of several groups.
         if roots is not None and len(set(its_groups)) > 1:
             roots, reason = None, "leaves of several groups"
         path = _path(made_by, tuple(jaxpr.invars[i] for i in leaves), operands)
@@ -237,9 +237,9 @@ def components(
 def _connected_components(
     reached: Sequence[frozenset[int]],
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The connected components, each as its leaves and its operands.
+    """The connected components, each as a pair of its leaves and its operands.
 
-    `reached` gives for each operand the leaves that it depends on.
+    `reached` gives for each operand the leaves on which the operand depends.
     """
     from scipy import sparse  # here, since importing SciPy takes long
 
@@ -283,9 +283,9 @@ def _path(
 def _isometry(
     made_by: Makers, members: Sequence[jex.Var], sources: Sources
 ) -> tuple[tuple[Root, ...] | None, str]:
-    # First find each operand's root: walk back through changes of layout. Then walk on
-    # from the roots to the leaves, to check that equations only move entries and that
-    # no entry is used twice.
+    # First find each operand's root: walk back through changes of layout. Then walk
+    # from the roots to the leaves. On the way, check that equations only move entries,
+    # and that no entry is used twice.
     def maker(var: jex.Var) -> jex.JaxprEqn | None:
         return made_by[var][1] if var in made_by else None
 
@@ -296,10 +296,10 @@ def _isometry(
         eqn = maker(var)
         while eqn is not None and (back := _axis_map(eqn)) is not None:
             axes = tuple(back[a] if a >= 0 else -1 for a in axes)
-            # The input depends on a leaf, so it is no literal.
+            # The input depends on a leaf, so that it is a variable and not a literal.
             var = cast(jex.Var, eqn.invars[0])
             eqn = maker(var)
-        # Two equations that take the same part of an array give one root.
+        # Two equations that take the same part of an array have the same root.
         name = var if eqn is None else _name_of_part(eqn, var)
         _, operands, all_axes = roots.setdefault(name, (var, [], []))
         operands.append(i)
@@ -313,7 +313,7 @@ def _isometry(
             return None, "used in several forms"
         uses.setdefault(var, []).append(part)
         eqn = maker(var)
-        # A variable's equation is visited once, at the variable's first use.
+        # The equation of a variable is visited once, at the variable's first use.
         if eqn is None or len(uses[var]) > 1:
             continue
         from_leaves = all(sources_of([v], sources) for v in eqn.invars)
@@ -324,14 +324,14 @@ def _isometry(
     return tuple(merged), ""
 
 
-# For each axis of an array, the start and the end of a part of the array.
+# A part of an array: for each axis, the start and the end of the part.
 Part = tuple[tuple[int, int], ...]
 
 
 def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
     """The part of an equation's input that contains the output's entries.
 
-    The part is None where it is the whole input.
+    None stands for the whole input.
     """
     shape = aval(eqn.invars[0]).shape if eqn.invars else ()
     if eqn.primitive.name == "slice":
@@ -348,7 +348,7 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
 
 
 def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
-    """A name for an output, the same for equations that take the same part."""
+    """A name for an output that is the same for equations that take the same part."""
     if (part := _part(eqn, out)) is None:
         return out
     strides = eqn.params.get("strides") or (1,) * len(part)
@@ -356,7 +356,7 @@ def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
 
 
 def _overlap(one: Part | None, other: Part | None) -> bool:
-    # None is the whole array, which overlaps with every part.
+    # None stands for the whole array, which overlaps with every part.
     if one is None or other is None:
         return True
     return all(
@@ -365,7 +365,7 @@ def _overlap(one: Part | None, other: Part | None) -> bool:
 
 
 def _moves_entries(eqn: jex.JaxprEqn) -> bool:
-    """Whether each output entry is an input entry, and no input entry occurs twice."""
+    """Whether all outputs are input entries, each of which occurs at most once."""
     moving = {"reshape", "rev", "concatenate", "slice", "split"}
     return eqn.primitive.name in moving or _axis_map(eqn) is not None
 
@@ -374,7 +374,7 @@ def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     """For a change of layout, the input's axis for each output axis; otherwise None.
 
     A change of layout permutes axes, casts real numbers, or adds and removes axes of
-    size one, for which the result holds -1.
+    size one. In the result, -1 stands for an axis of size one.
     """
     name = eqn.primitive.name
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:
@@ -391,7 +391,7 @@ def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     if name in {"reshape", "squeeze"}:
         if name == "reshape" and eqn.params.get("dimensions") is not None:
             return None
-        # A reshape that only adds or removes axes of size one changes no order of
+        # A reshape that only adds or removes axes of size one preserves the order of
         # entries along the other axes.
         kept = [i for i, n in enumerate(before.shape) if n != 1]
         if [before.shape[i] for i in kept] != [n for n in after.shape if n != 1]:

@@ -28,11 +28,11 @@ from dpjax.clipping._bookkeeping.rules.base import Layout
 from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS, Size
 
 # Reading or writing a number takes as long as this many multiplications, as measured on
-# CPUs. Data sheets of NVIDIA GPUs imply 20 to 40, with which few layers would take
-# another form: memory decides for most of them.
+# CPUs. Data sheets of NVIDIA GPUs imply 20 to 40. With these values, few layers would
+# take another form, since memory decides for most layers.
 _TRAFFIC = 16
-# Where per-example gradients are cheaper to compute than rows, they may take up to this
-# many times the memory of the rows.
+# Where per-example gradients are cheaper to compute than rows, the gradients may take
+# up to this many times the memory of the rows.
 _ROOM = 2
 
 
@@ -42,7 +42,7 @@ class Form(NamedTuple):
     These leaves are the leaves of one `Component`.
 
     Attributes:
-      gram: whether the norms come from inner products of rows (the Gram form); if not,
+      gram: True if the norms come from inner products of rows (the Gram form); False if
         they come from per-example gradients (the direct form).
       cost: the estimated number of multiplications for each example, with memory
         traffic converted to multiplications.
@@ -62,10 +62,10 @@ class Plan(NamedTuple):
       sites: all sites, by number.
       from_leaves: the jaxpr from the batch-invariant inputs, parameter leaves first, to
         the sites' operands.
-      num_leaves: how many of these inputs are leaves.
+      num_leaves: the number of leaves among these inputs.
       components: the components of leaves and operands.
       forms: the form of each component.
-      blocks: the blocks that stay checkpointed, by the first of their sites.
+      blocks: the blocks that stay checkpointed, each under the first of its sites.
     """
 
     scope: Scope
@@ -85,16 +85,16 @@ class Plan(NamedTuple):
     def automatic(self) -> Engine:
         """The engine that engine="auto" takes, for a plan that keeps blocks.
 
-        A block that stays checkpointed says that memory matters more than time. The
-        ghost and vmap engines both preserve it. The ghost engine holds rows, of one
-        block at a time, and takes two passes. The vmap engine holds gradients, and
-        takes one pass. The choice is the engine that holds less, and the ghost engine
-        where a parameter is sharded along explicit axes. If the batch were sharded
-        along the same axis, JAX would refuse the type of per-example gradients.
+        A block that stays checkpointed shows that memory matters more than time. The
+        ghost and vmap engines both keep it checkpointed. The ghost engine holds the
+        rows of one block at a time, and takes two passes. The vmap engine holds
+        gradients, and takes one pass. The choice is the engine that holds less, or the
+        ghost engine if a parameter is sharded along explicit axes. JAX would refuse the
+        type of per-example gradients if the batch were sharded along the same axis.
 
-        Without such a block, the choice is book-keeping where rules cover all sites of
-        at least one component. Without any such component, book-keeping computes what
-        the vmap engine computes.
+        Without such a block, the choice is book-keeping if rules cover all sites of at
+        least one component. Otherwise book-keeping would compute the same as the vmap
+        engine, and the choice is the vmap engine.
         """
         if self.blocks:
             leaves = self.scope.closed.in_avals[: self.num_leaves]
@@ -109,7 +109,7 @@ class Plan(NamedTuple):
 
     @property
     def num_row_entries(self) -> int:
-        """How many numbers of one example's rows are in memory at once.
+        """The number of entries of one example's rows that are in memory at once.
 
         These are the rows outside of the checkpointed blocks, and those of one block.
         """
@@ -122,8 +122,8 @@ class Plan(NamedTuple):
         """For each component, the values that enter its path.
 
         Args:
-          known: the batch-invariant inputs, parameter leaves first. A loss has only the
-            leaves.
+          known: the batch-invariant inputs, parameter leaves first. For a whole loss,
+            the leaves are the only ones.
         """
         values = values_of_inputs(self.from_leaves, known)
         return [[values[v] for v in c.path.inputs] for c in self.components]
@@ -131,14 +131,14 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """A block that stays checkpointed, analysed as a function of its own.
+    """A block that stays checkpointed, with an analysis of the block as a function.
 
     Attributes:
       plan: the analysis of the block. The analysed function takes the leaves, then the
         other batch-invariant inputs, then the inputs that depend on the example.
       order: for each input of that function, its index among the equation's inputs.
-      num_known: how many inputs are batch-invariant, leaves included.
-      of_leaves: for each leaf its group, as an index into `groups`.
+      num_known: the number of batch-invariant inputs, which include the leaves.
+      of_leaves: for each leaf, the index of its group in `groups`.
       groups: the groups of the block's leaves, as numbered in the surrounding plan.
       outputs: the indices of the block's outputs that are differentiated.
     """
@@ -151,7 +151,7 @@ class Block:
     outputs: tuple[int, ...]
 
     def features(self) -> Hashable:
-        """A description that is equal for equal blocks elsewhere in the loss."""
+        """A description that equal blocks of the loss have in common."""
         jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
         inputs = (*jaxpr.constvars, *jaxpr.invars)
         computed = of_function(inputs, jaxpr.eqns, jaxpr.outvars)
@@ -170,30 +170,30 @@ def plan(
     """Analyse a loss of parameter leaves and the leaves of one example.
 
     Args:
-      closed: the loss's jaxpr, as `trace` gives it.
-      groups: for each parameter leaf, the group that it is clipped with. The leaves are
-        the jaxpr's first inputs.
-      num_known: how many inputs are batch-invariant: the leaves and those after them.
-        None for the leaves alone.
-      outputs: which outputs are differentiated, and so must depend on the example.
-      keep_blocks: whether a rematerialised block stays checkpointed, where the leaves
-        that enter it enter nothing else.
+      closed: the loss's jaxpr, as returned by `trace`.
+      groups: for each parameter leaf, the group of leaves with which it is clipped. The
+        leaves are the jaxpr's first inputs.
+      num_known: the number of batch-invariant inputs, which come first. None if these
+        are the leaves alone.
+      outputs: the outputs that are differentiated, and so must depend on the example.
+      keep_blocks: whether a rematerialised block stays checkpointed if the leaves that
+        enter it enter no other part of the loss.
     """
     num_known = len(groups) if num_known is None else num_known
     inputs = range(len(closed.in_avals))
     known = [i < num_known for i in inputs]
     parametric = [i < len(groups) for i in inputs]
     steps = [frozenset() if on else None for on in known]
-    # Operands do not depend on the inputs that an example enters: None stands for them.
+    # Operands do not depend on inputs of examples. None stands for these inputs.
     given = [x if on else None for x, on in zip(closed.in_avals, known, strict=True)]
     opened: set[int] = set()
 
     def keeps_block(eqn: jex.JaxprEqn) -> bool:
         return keep_blocks and id(eqn.params["jaxpr"]) not in opened
 
-    # A block whose leaves also enter something else is opened, that is inlined, because
-    # its squared norms alone would miss cross terms. Opening it may show that another
-    # block shares leaves, hence the loop.
+    # If the leaves of a block also enter another part of the loss, the block is opened,
+    # that is, inlined: its squared norms alone would miss cross terms. Opening a block
+    # may show that another block shares leaves. So this is a loop.
     while True:
         flat = inline(closed, known, parametric, keeps_block)
         scope, _ = analyse(flat, steps, parametric, outputs=outputs, kept=keeps_block)
@@ -215,9 +215,9 @@ def plan(
 
 
 def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite, Block]:
-    """The checkpointed blocks, by the first of their sites.
+    """The checkpointed blocks, each under the first of its sites.
 
-    Blocks that are equal up to the names of variables share one analysis.
+    Blocks that differ only in the names of variables share one analysis.
     """
     group = {site: c.groups[0] for c in parts for site in c.sites}
     kept = [site for site in sites if isinstance(site, KeptSite)]
@@ -238,7 +238,7 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
 
     Args:
       sites: the sites at the block, all of one equation.
-      groups: for each site, the group that its leaf is clipped with.
+      groups: for each site, the group of leaves with which its leaf is clipped.
     """
     eqn, known = sites[0].eqn, sites[0].known
     leaves = [site.position for site in sites]
@@ -266,8 +266,8 @@ class Matched(NamedTuple):
     Attributes:
       member: the index of the site in its component.
       site: the site.
-      swapped: whether its left and right sides must be exchanged to match the sides of
-        the root's other sites. The rows of a lookup stay on the left.
+      swapped: whether the site's left and right sides must be exchanged to match the
+        sides of the root's other sites. The rows of a lookup stay on the left.
     """
 
     member: int
@@ -276,7 +276,7 @@ class Matched(NamedTuple):
 
 
 def match_sites(component: Component) -> list[list[Matched]] | None:
-    """The sites of each root, or None where rows of some sites cannot be combined."""
+    """The sites of each root; None if rows of some sites cannot be combined."""
     if component.roots is None:
         return None
     matches = [_match_root(component, root) for root in component.roots]
@@ -304,8 +304,8 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
 
 
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
-    """Which of the root's axes are groups, left and right, by one site's rule."""
-    # An operand that differs between iterations has their axes first.
+    """The groups, left and right axes of the root, by the rule of one site."""
+    # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)
     groups, left, right = (
         tuple(axes[i + stacked] for i in part if site.rule.shape[i] != 1)
@@ -318,38 +318,38 @@ def _form(component: Component, leaf_sizes: list[int]) -> Form:
     numbers = sum(leaf_sizes[i] for i in component.leaves)
     ruled = [site.size for site in component.sites if isinstance(site, RuledSite)]
     products = sum(map(_products, ruled))
-    # A gradient is written, and read for the norm and the sum.
+    # A gradient is written once, and read for the norm and for the sum.
     gradients = products + 3 * _TRAFFIC * numbers
     if (roots := match_sites(component)) is None:
         return Form(False, gradients, gradients)
     stored = sum(s.groups * s.rows * s.entries_per_row for s in ruled)
     sizes = [[m.site.size for m in root] for root in roots]
     pairs = products + sum(map(_pairs, sizes))
-    # Rows need less memory than gradients, and are cheaper or save a lot of memory.
+    # The condition: rows need less memory, and they are cheaper or save much memory.
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
-    # With too many rows, the bound on rounding would inflate the norm.
+    # With more rows, the bound on rounding errors would inflate the norm.
     gram = gram and sum(s.rows for s in ruled) <= MOST_ROWS
     return Form(gram, pairs if gram else gradients, gradients)
 
 
 def _products(size: Size) -> int:
-    """The cost in multiplications of one example's gradient at a site."""
-    # For one-hot rows nothing is multiplied: each row is added to one row of a table,
-    # which costs memory traffic.
+    """The cost, in multiplications, of one example's gradient at a site."""
+    # For one-hot rows no multiplication is needed. Each row is added to a row of a
+    # table, which costs memory traffic.
     added = _TRAFFIC if size.one_hot else size.left
     return size.groups * size.rows * size.right * added
 
 
 def _pairs(sizes: Sequence[Size]) -> int:
-    """The cost in multiplications of a root's norm from rows.
+    """The cost, in multiplications, of a root's norm from rows.
 
-    One-hot rows are added up by position; other rows are taken in pairs.
+    One-hot rows are added up by position; other rows are multiplied in pairs.
     """
     total = 0
     for i, one in enumerate(sizes):
         for j, other in enumerate(sizes):
-            # Between two sites with one-hot rows there is nothing to compute: all their
-            # rows are added to one table.
+            # Between two sites with one-hot rows there is nothing to compute: the rows
+            # of both are added to one table.
             both = one.one_hot and other.one_hot
             alone = 2 * _products(one) if i == j else 0
             shared = min(one.entries_per_row, other.entries_per_row)
@@ -365,13 +365,13 @@ class Row(NamedTuple):
       parameter: the parameter's path in the tree of parameters.
       shape: the parameter's shape.
       sites: the primitives in which the parameter meets the example, each with the name
-        of its rule if it has one.
-      norm: the source of the norms: "rows" of activations and cotangents, "gradients"
-        of each example, or "none" where the loss does not depend on the parameter.
-      cost: the estimated cost of the norms and the sum, in multiplications an example.
+        of its rule if there is a rule.
+      norm: the source of the norms: "rows" of activations and cotangents; "gradients"
+        of each example; or "none" if the loss does not depend on the parameter.
+      cost: the estimated cost of the norms and the sum, in multiplications per example.
         Parameters that share a computation all show its whole cost.
       vmap_cost: the estimated cost of the vmap engine, in the same unit.
-      why: the reason for forming per-example gradients; empty where rows are used.
+      why: the reason for forming per-example gradients; empty if rows are used.
     """
 
     parameter: str
@@ -385,7 +385,7 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The rows of a table, and the engine that engine="auto" takes.
+    """A table of how each parameter is treated, and the engine that "auto" takes.
 
     The explanation prints as a table.
     """

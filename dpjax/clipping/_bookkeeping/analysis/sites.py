@@ -7,14 +7,14 @@ known. Inside scans a batch-invariant value may still differ between iterations.
 
 Where a rule covers the equation, a zero, called a *tap*, is added to the equation's
 output. The tap's cotangent and the equation's other input determine the gradient of the
-operand. Elsewhere the tap is added to the operand itself. Its cotangent is then the
-operand's per-example gradient, as the vmap engine would form it.
+operand. Without a rule, the tap is added to the operand itself. Its cotangent is then
+the operand's per-example gradient, as the vmap engine would form it.
 
-A value is *live* when its tangent may enter the loss. A loss often computes other
-values too: quantities for logging, outputs of a scan that nothing reads, values behind
-`stop_gradient`. JAX does not differentiate such values. The engine must not add taps to
-them either: the tap's cotangent would be zero, and zero times an infinite derivative is
-NaN.
+A value is *live* if its tangent may enter the loss. A loss often computes values that
+are not live: quantities for logging, outputs of a scan that nothing reads, values
+behind `stop_gradient`. JAX does not differentiate such values. The engine must not add
+taps to these values. The tap's cotangent would be zero, and zero times an infinite
+derivative is NaN.
 """
 
 import dataclasses
@@ -46,9 +46,9 @@ class Site:
 
     Attributes:
       operand: the operand's variable.
-      loops: the scans around it, the outermost first.
+      loops: the scans around the site, the outermost first.
       name: the primitive of the equation that takes the operand, with the rule if there
-        is one; "carry" where the operand is an output of the jaxpr.
+        is one; "carry" if the operand is an output of the jaxpr.
     """
 
     operand: jex.Var
@@ -61,7 +61,7 @@ class Site:
         return self.operand
 
     def features(self) -> Hashable:
-        """A description that is equal for equal sites elsewhere in the loss."""
+        """A description that equal sites of the loss have in common."""
         return self.loops, aval(self.operand)
 
 
@@ -82,14 +82,14 @@ class RuledSite(Site):
 
     @property
     def tap_variable(self) -> jex.Var:
-        """The output: the tap's cotangent is then the output's cotangent."""
+        """The output of the equation, so that the tap has the output's cotangent."""
         return self.rule.eqn.outvars[0]
 
     @property
     def size(self) -> Size:
         """The sizes of the site's factors over all iterations of the scans around it.
 
-        Iterations that share one operand add rows. Iterations that have an operand each
+        Iterations that share one operand add rows. Iterations with separate operands
         add groups.
         """
         size = self.rule.size
@@ -110,8 +110,8 @@ class RuledSite(Site):
 class KeptSite(Site):
     """An operand that enters a rematerialised block which stays checkpointed.
 
-    The block has sites of its own inside, and computes their norms and sums itself. The
-    cotangent of the tap on the operand holds the block's result.
+    The block has its own sites inside, and computes their norms and sums. The cotangent
+    of the tap on the operand holds the block's result.
 
     Attributes:
       eqn: the block's equation.
@@ -126,7 +126,7 @@ class KeptSite(Site):
     outputs: tuple[int, ...]
 
     def features(self) -> Hashable:
-        """The block's equation without variables, and what enters and leaves it."""
+        """The block's equation without variables, and its inputs and used outputs."""
         block = eqs.of_equation(self.eqn)
         return self.position, self.known, self.loops, self.outputs, block
 
@@ -144,11 +144,11 @@ class Scope:
       closed: the jaxpr.
       depth: the number of scans around the jaxpr.
       steps: for every batch-invariant variable, the scans in which it changes from
-        iteration to iteration. Scans are given by depth; the outermost has depth 0.
+        iteration to iteration. A scan is given by its depth; the outermost has depth 0.
       sites: for an equation's index, its sites by the operand's position.
       scans: for the index of a scan that parameters enter, the scope of its body.
       outputs: for the index of an output that must depend on the example but is
-        batch-invariant, its site.
+        batch-invariant, the site of the output.
     """
 
     closed: jex.ClosedJaxpr
@@ -172,7 +172,7 @@ class Scope:
         return steps
 
     def block_sites(self, index: int) -> list[KeptSite]:
-        """The sites of the checkpointed block at an index; none for other equations."""
+        """The sites of the checkpointed block at an index; empty without a block."""
         return [site for site in self.sites_at(index) if isinstance(site, KeptSite)]
 
     def sites_at(self, index: int) -> Sequence[Site]:
@@ -207,14 +207,14 @@ def analyse(
       differentiable: for each input, whether it depends on a parameter through a
         derivative.
       lengths: the lengths of the scans around the jaxpr, the outermost first.
-      outputs: which outputs are differentiated; they must depend on the example, as the
-        loss must. An equation has no site where no differentiated output depends on it.
-      kept: which rematerialised blocks inside scans stay checkpointed. Blocks outside
-        scans that do not have been inlined before.
+      outputs: the outputs that are differentiated. They must depend on the example, as
+        the loss must. If none of them depends on an equation, it has no site.
+      kept: whether a rematerialised block inside a scan stays checkpointed. Outside
+        scans, all blocks that do not stay checkpointed are already inlined.
 
     Returns:
-      The scope, and for each site, including sites in scans, the indices of the
-      differentiable inputs that its operand depends on.
+      The scope. For each site, including sites in scans, the indices of the
+      differentiable inputs on which the site's operand depends.
     """
     jaxpr = closed.jaxpr
     live = live_variables(jaxpr, outputs)
@@ -248,8 +248,8 @@ def analyse(
     def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
         """Whether a custom_vjp has the same input in all iterations of some scan.
 
-        A custom derivative need not be linear in the cotangent. JAX applies it in each
-        iteration. The engine must therefore not apply it once, to the sum of the
+        A custom derivative need not be linear in the cotangent, and JAX applies it in
+        each iteration. So the engine must not apply it once, to the sum of the
         cotangents of all iterations.
         """
         fixed = len(around) < len(lengths) and bool(depends(*eqn.invars))
@@ -276,15 +276,15 @@ def analyse(
             )
             for inner, entered in within.items():
                 origins[inner] = depends(*(eqn.invars[i] for i in entered))
-        # Rules need an equation linear in its operand. Where a parameter enters twice,
-        # as in a product of two functions of it, the operands are tapped themselves.
+        # Rules need an equation that is linear in its operand. If a parameter enters
+        # twice, as in a product of two functions of it, the taps are on the operands.
         rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
         by_operand = {i: site(eqn, i, rule) for i in operands if i in lifted}
         origins.update((one, depends(one.operand)) for one in by_operand.values())
         scope.sites[index] = by_operand
 
-    # A differentiated output that no example enters is tapped too, so that its
-    # derivative is taken for each example, as the vmap engine does.
+    # A differentiated output that no example enters also gets a tap. So its derivative
+    # is taken for each example, as in the vmap engine.
     for i in outputs:
         operand = jaxpr.outvars[i]
         if isinstance(operand, jex.Var) and (reached := depends(operand)):
@@ -304,16 +304,16 @@ def _analyse_scan(
     """Find the sites in a scan's body, and the scan's inputs to tap before the scan.
 
     An operand is an input that depends on a parameter but on no example. To tap an
-    operand is to add a zero to it: the cotangent of the zero is then the operand's
+    operand is to add a zero to the operand: the zero's cotangent is then the operand's
     per-example gradient. The scan's inputs are of three types:
 
     - The body has sites for a constant of the scan if a rule of book-keeping applies to
       every use of the constant in the body. Otherwise the constant is tapped before the
-      scan, so that one tap's cotangent is summed over the iterations.
+      scan, so that the tap's cotangent is the sum over the iterations.
     - The body has sites for a scanned input, because each iteration uses another slice.
     - An operand that is the initial value of a carry is tapped before the scan. In the
-      body the analysis treats the carried value as dependent on the example, since the
-      carry of a later iteration usually is.
+      body, the carried value is treated as dependent on the example, since the carry of
+      later iterations usually depends on it.
 
     Args:
       outer: the scope around the scan.
@@ -321,12 +321,12 @@ def _analyse_scan(
       operands: the indices of the equation's inputs that are operands.
       lengths: the lengths of the scans around this scan, the outermost first.
       outputs: the indices of the body's outputs that are differentiated.
-      kept: which rematerialised blocks in the body stay checkpointed.
+      kept: whether a rematerialised block in the body stays checkpointed.
 
     Returns:
-      The scope of the body; the indices of the equation's inputs to tap before the
-      scan; and for each site in the body the indices of the differentiable inputs that
-      the site's operand depends on.
+      The scope of the body. The indices of the equation's inputs to tap before the
+      scan. For each site in the body, the indices of the differentiable inputs on which
+      the site's operand depends.
     """
     consts, carry = scan_sizes(eqn.params)
     carried = range(consts, consts + carry)
@@ -338,8 +338,8 @@ def _analyse_scan(
     body = inline(eqn.params["jaxpr"], known, parametric, kept)
     depth = len(lengths)
     outside = {i for i in operands if i in carried}
-    # An operand that is moved outside can turn other equations into sites without a
-    # rule, so the analysis repeats until no constant is left without rules.
+    # If an operand is tapped before the scan, other equations can become sites without
+    # a rule. So the analysis repeats until all constants with sites have rules.
     while True:
         # Scanned inputs differ between iterations of this scan.
         steps = [
@@ -368,12 +368,12 @@ def _analyse_scan(
 
 
 def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:
-    """The differentiable inputs of a jaxpr that any of some variables depends on.
+    """The differentiable inputs of a jaxpr on which any of the given atoms depends.
 
     Args:
       atoms: variables and literals of the jaxpr; literals depend on no input.
       sources: for each batch-invariant variable, the indices of the differentiable
-        inputs that it depends on.
+        inputs on which the variable depends.
 
     Returns:
       The union of the indices.
@@ -382,15 +382,15 @@ def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:
     return frozenset().union(*(sources.get(v, ()) for v in variables))
 
 
-# Primitives whose derivative is zero wherever it exists: JAX gives their outputs no
-# tangent, although their dtype could carry one.
+# Primitives whose derivative is zero wherever it exists. JAX gives their outputs no
+# tangent, although the dtype of the outputs could have a tangent.
 _FLAT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 
 
 def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
-    """The variables whose tangents may enter some outputs of a jaxpr.
+    """The variables whose tangents may enter the given outputs of a jaxpr.
 
-    For an equation other than a scan, every output counts as depending on all inputs.
+    Every output of an equation, unless it is a scan, counts as depending on all inputs.
 
     Args:
       jaxpr: the jaxpr.
@@ -419,13 +419,13 @@ def live_outputs(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
 def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
     """The indices of the live outputs of a scan's body.
 
-    The live outputs are those of the scan itself, and the carried values that a later
-    iteration needs for them.
+    The live outputs are those of the scan itself, and the carried values that the live
+    outputs of later iterations need.
     """
     consts, carry = scan_sizes(eqn.params)
     body = eqn.params["jaxpr"].jaxpr
     outputs = set(live_outputs(eqn, live))
-    # A carried value may become live only through another one, hence a fixed point.
+    # A carried value may become live only through another. So iterate to a fixed point.
     while True:
         within = live_variables(body, outputs)
         carried = {i for i in range(carry) if body.invars[consts + i] in within}

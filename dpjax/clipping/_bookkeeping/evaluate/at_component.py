@@ -1,8 +1,8 @@
 """Norms, gradients and scaled sums of one component, and the factors at its sites.
 
-JAX traces each function once for identical components or sites. A function of a
-component takes the component, wrapped in `Alike` so that JAX traces identical
-components once, and `Seen`, what a pass over a batch has found for it.
+JAX traces each function once for identical components or sites. So a function of a
+component takes the component wrapped in `Alike`, and `Seen`, the results of a pass over
+a batch for this component.
 
 A function of a site takes the site, the recorded values of the equation's other inputs,
 and the cotangent at the site. These arrays have a batch axis and then one axis for each
@@ -37,9 +37,9 @@ def canonicalize(
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """The records and the cotangent in the rule's canonical form.
 
-    Norms and sums both start from these arrays, so they describe the same gradient.
+    Both norms and sums start from these arrays, and so describe the same gradient.
     """
-    # For most rules every form is canonical, and there is nothing to trace.
+    # Most rules accept every form as canonical. There is nothing to trace in this case.
     if type(site.rule).canonicalize is Rule.canonicalize:
         return tuple(records), cotangent
     return _canonicalize(Alike(site), records, cotangent)
@@ -62,7 +62,7 @@ def factors_of(
     function = _map_rule(site, site.rule.factors)
     left, right = function(widen_floats(records), fac.wide(cotangent))
     if isinstance(left, OneHot):
-        # Positions have no feature axis; _merge expects one.
+        # Positions have no feature axis, but _merge expects one.
         left = OneHot(_merge(site, left.position[..., None])[..., 0])
     else:
         left = _merge(site, left)
@@ -82,10 +82,10 @@ def _map_rule(
 def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
     """The rows x, f[b, iterations..., g, t, n], as f[b, g, t, n].
 
-    Iterations that share one operand become rows t. Iterations that have an operand
-    each become groups g.
+    Iterations that share one operand become rows t. Iterations with separate operands
+    become groups g.
     """
-    # From the innermost scan outwards, so that the axes of outer scans do not move.
+    # Start with the innermost scan, so that the axes of outer scans do not move.
     for depth in reversed(range(len(site.loops))):
         # The iterations join the rows t, which are axis -2, or the groups g, axis -3.
         to = -3 if site.loops[depth].shared else -4
@@ -98,12 +98,12 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
 def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.Array:
     """The gradient with respect to the operand, summed by the equation's transpose.
 
-    The sum is over the batch. `cotangent` is already scaled by example. It and all
-    floating-point arrays in `others` have one dtype, and the sum is computed in
-    that dtype.
+    The sum is over the batch. The cotangent is already scaled for each example. It has
+    the same dtype as all floating-point arrays in `others`, and the sum is computed in
+    this dtype.
     """
     eqn, dtype = site.rule.eqn, cotangent.dtype
-    # The loss may ask for bfloat16 or TF32 products; the sensitivity bound rests on
+    # The loss may ask for bfloat16 or TF32 products. But the sensitivity bound assumes
     # products that round as the arrays' dtype does.
     exact = {"preferred_element_type": dtype, "precision": fac.HIGHEST}
     changed = {name: exact[name] for name in exact if name in eqn.params}
@@ -114,8 +114,8 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
         inputs.insert(site.rule.position, operand)
         return bind(eqn, inputs, **changed)[0]
 
-    # Mapping with in_axes=None makes the transpose sum over that axis: over the
-    # iterations that share the operand, and over the batch.
+    # With in_axes=None the transpose sums over an axis: here over the batch, and over
+    # the iterations that share the operand.
     lengths = ()
     for loop in reversed(site.loops):
         forward = jax.vmap(forward, in_axes=(None if loop.shared else 0, 0))
@@ -131,10 +131,10 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
 def _product_of_blocks(
     site: RuledSite, others: Arrays, cotangent: jax.Array
 ) -> jax.Array:
-    """The result of `transpose_sum` for a dense site, f64, from blocks of its rows."""
+    """The result of `transpose_sum` for a dense site, in f64, from blocks of rows."""
     left, right = factors_of(Alike(site), others, cotangent)
     product = sum_in_blocks(left, right)
-    # The groups are the iterations with an operand each, then the rule's own groups.
+    # The groups are the iterations with separate operands, then the rule's own groups.
     lengths = [loop.length for loop in site.loops if not loop.shared]
     product = product.reshape(*lengths, -1, *product.shape[1:])
 
@@ -147,17 +147,17 @@ def _product_of_blocks(
 
 
 def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
-    """The arrays, with floating-point arrays widened to float32 at least."""
+    """The arrays, with floating-point arrays widened to at least float32."""
     return tuple(fac.wide(x) if is_real(x) else x for x in xs)
 
 
 class Seen(NamedTuple):
-    """What a pass over a batch has found for one component.
+    """The results of a pass over a batch for one component.
 
     Attributes:
-      records: for each of the component's sites the values of the equation's inputs
+      records: for each of the component's sites, the values of the equation's inputs
         except the operand, with a leading batch axis; empty for sites without a rule.
-      cotangents: for each site the cotangent, with a leading batch axis.
+      cotangents: for each site, the cotangent, with a leading batch axis.
       inputs: the values that enter the component's path, the parameter leaves first.
     """
 
@@ -175,15 +175,15 @@ def squares_of_rows(
 ) -> list[jax.Array]:
     """Upper bounds f[b] of the squared norms at the component's roots, from rows.
 
-    The list has one entry per root, and is empty where the sites cannot be matched.
+    The list has one entry per root. It is empty if the sites cannot be matched.
     """
     squares = []
     for root in match_sites(alike.part) or ():
         rows = []
         for i, site, swapped in root:
             left, right = factors_of(Alike(site), records[i], cotangents[i])
-            # A site may use the transposed matrix. Exchanging its two sides gives rows
-            # that can be added to those of the root's other sites.
+            # A site may use the transposed matrix. Then its two sides are exchanged, to
+            # give rows that can be added to those of the root's other sites.
             if swapped and not isinstance(left, OneHot):
                 left, right = right, left
             rows.append(Factors(left, right))
@@ -198,7 +198,7 @@ def form_gradients(
     """Per-example gradients of the leaves, and upper bounds of their squared norms.
 
     `clip_norms` has one bound C for each of the component's groups. The second result
-    has for each of these groups an upper bound f[b] of ‖gradient / C‖².
+    has, for each of these groups, an upper bound f[b] of ‖gradient / C‖².
     """
     gradients = per_example_gradients(alike, seen)
     groups = alike.part.groups_of_own
@@ -212,11 +212,11 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
     for site, others, gradient in zip(
         component.sites, seen.records, seen.cotangents, strict=True
     ):
-        # At a tapped site the cotangent is the operand's gradient already.
+        # At a tapped site the cotangent is already the operand's gradient.
         if isinstance(site, RuledSite):
             function = _map_rule(site, site.rule.gradient)
             gradient = function(widen_floats(others), fac.wide(gradient))
-        # All iterations of a shared loop use one operand: its gradient is their sum.
+        # All iterations of a shared loop use one operand. Its gradient is their sum.
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
 
@@ -230,7 +230,7 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
 def sums_of_gradients(
     alike: Alike[Component], seen: Seen, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
-    """The scaled sum for each leaf, from per-example gradients formed only for it.
+    """The scaled sum for each leaf, from per-example gradients formed for this purpose.
 
     `scales` has one array f[b] for each of the component's groups.
     """
@@ -252,9 +252,9 @@ def sums_by_sites(
 ) -> list[jax.Array]:
     """The scaled sum for each leaf, by one product over the batch for each site.
 
-    With `wide` the sum is made in float64 (`float64_sums`).
+    With `wide`, the sum is computed in float64 (`float64_sums`).
     """
-    # One pull-back serves all leaves but only one scale, so there is one per group.
+    # One pull-back serves all leaves, but only one scale. So there is one per group.
     sums = [_sums_by_sites(alike.part, seen, s, finite, wide=wide) for s in scales]
     return [sums[group][k] for k, group in enumerate(alike.part.groups_of_own)]
 
@@ -262,12 +262,12 @@ def sums_by_sites(
 def _sums_by_sites(
     component: Component, seen: Seen, scale: jax.Array, finite: jax.Array, *, wide: bool
 ) -> list[jax.Array]:
-    """The sums for all leaves, with the per-example factors f[b] in `scale`."""
+    """The sums for all leaves, with the factor f[b] of each example in `scale`."""
     records = [
         [_clip.zero_if_not_finite(x, finite) if is_real(x) else x for x in others]
         for others in seen.records
     ]
-    # The dtype in which the norms were taken, which is float32 at least.
+    # The dtype in which the norms were computed, at least float32.
     dtype = jnp.result_type(
         jnp.float32, *map(fac.wide, filter(is_real, sum(records, seen.cotangents)))
     )
@@ -275,7 +275,7 @@ def _sums_by_sites(
     for site, others, cotangent in zip(
         component.sites, records, seen.cotangents, strict=True
     ):
-        # The backward pass of a checkpointed block has scaled and summed already.
+        # The backward pass of a checkpointed block has already scaled and summed.
         if isinstance(site, KeptSite):
             sums.append(cotangent)
             continue
@@ -294,5 +294,5 @@ def _sums_by_sites(
     if component.is_leaf:
         return pulled
     # If no example has a finite gradient, the sum is zero by definition. The pull-back
-    # of zeros can still be NaN, because the parameters on the path may be infinite.
+    # of zeros may still be NaN, because parameters on the path may be infinite.
     return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]

@@ -37,14 +37,14 @@ class SiteRecords(NamedTuple):
 
 
 class AtBlocks(NamedTuple):
-    """How checkpointed blocks are evaluated, where there are any.
+    """How checkpointed blocks, if there are any, are evaluated.
 
     Attributes:
-      sums: whether the blocks return sums, in the shapes of their parameters. Otherwise
-        the blocks return squared norms f[b].
+      sums: True if the blocks return sums, in the shapes of their parameters; False if
+        they return squared norms f[b].
       each: the per-example values that the blocks need, a tree with a leading axis b.
-      outputs: a function from one example's entry of `each` to the function that
-        evaluates a block for that example.
+      outputs: a function of one example's entry of `each`. It returns the function that
+        evaluates a block for this example.
     """
 
     sums: bool = False
@@ -58,13 +58,13 @@ NO_BLOCKS = AtBlocks()
 def keep_books(
     plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: AtBlocks = NO_BLOCKS
 ) -> SiteRecords:
-    """Run the loss on the batch, and differentiate it by the taps.
+    """Run the loss on the batch, and differentiate with respect to the taps.
 
     Args:
       plan: the analysis of the loss.
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading batch axis.
-      at_blocks: how checkpointed blocks are evaluated, where the plan has any.
+      at_blocks: how checkpointed blocks are evaluated, if the plan has any.
     """
     axes = varying_axes(plan.scope.closed.out_avals[0])
     taps, forward = _run_with_taps(plan, leaves, examples, axes, at_blocks)
@@ -74,8 +74,8 @@ def keep_books(
         return outputs[0], (outputs, records)
 
     loss, vjp, (outputs, records) = jax.vjp(loss_first, taps, has_aux=True)
-    # One example's loss depends on its own taps alone, so a cotangent of ones gives
-    # the cotangents of all examples in one backward pass.
+    # One example's loss depends only on its own taps. So a cotangent of ones gives the
+    # cotangents of all examples in one backward pass.
     (cotangents,) = vjp(jnp.ones_like(loss))
     return SiteRecords(outputs, records, cotangents)
 
@@ -88,18 +88,18 @@ def books_of_block(
     cotangents: Arrays,
     at_blocks: AtBlocks = NO_BLOCKS,
 ) -> tuple[SiteRecords, list[jax.Array | None]]:
-    """Run a block on the batch and back, from the cotangents of the used outputs.
+    """Run a block on the batch, and back from the cotangents of the used outputs.
 
     Args:
       plan: the analysis of the block.
       known: the block's batch-invariant inputs, parameter leaves first.
       examples: the block's other inputs, with a leading batch axis.
-      used: which of the block's outputs have a cotangent.
-      cotangents: the cotangents of those outputs.
+      used: for each of the block's outputs, whether it has a cotangent.
+      cotangents: the cotangents of these outputs.
       at_blocks: how checkpointed blocks inside this block are evaluated.
 
     Returns:
-      The records, and for each array of examples its cotangent, or None for an array of
+      The records. For each array of examples, its cotangent, or None for an array of
       integers or booleans.
     """
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
@@ -128,12 +128,12 @@ def _run_with_taps(
 ) -> tuple[list[jax.Array], Callable[..., Ran]]:
     """Zero taps for all sites, and the function from taps and examples to outputs.
 
-    The function also returns the records of the sites with a rule.
+    The function also returns the records of the sites that have a rule.
     """
     batch = examples[0].shape[0]
     leading, mesh = leading_axis(examples), explicit_mesh((known, examples))
 
-    @functools.cache  # Many taps have the same type: they share one array of zeros.
+    @functools.cache  # Many taps have the same type. They share one array of zeros.
     def zeros(kind: jax.core.ShapedArray, lengths: tuple[int, ...]) -> jax.Array:
         shape = (batch, *lengths, *kind.shape)
         return sharded_zeros(kind, shape, leading=leading, mesh=mesh)
@@ -144,8 +144,8 @@ def _run_with_taps(
         kind = aval(site.tap_variable)
         lengths = tuple(loop.length for loop in site.loops)
         if isinstance(site, KeptSite):
-            # A block's result comes back as the cotangent of this tap, so the tap has
-            # the result's type: one number per example, or an operand-shaped sum.
+            # The tap's cotangent is the block's result. So the tap has the type of the
+            # result: one number per example, or a sum with the operand's shape.
             dtype = at_least_float32(kind.dtype)
             one = jax.core.ShapedArray((), dtype)
             kind = kind.update(dtype=dtype) if summed else one
@@ -154,15 +154,15 @@ def _run_with_taps(
             if summed
             else zeros(kind, lengths)
         )
-    # In `jax.shard_map` the taps must vary over the devices. The derivative by a value
-    # that devices share would be a sum over the devices.
+    # In `jax.shard_map` the taps must vary over the devices. For a value that devices
+    # share, the derivative would be a sum over the devices.
     taps = jax.lax.pcast(taps, tuple(sorted(axes)), to="varying")
 
     def forward(taps: Arrays, examples: Arrays) -> Ran:
         def one(example: Arrays, own: Arrays, each: Any) -> Ran:
             given = iter(own)
-            # Taps for sums have no batch axis. They are closed over instead of passed
-            # to vmap, so that they may be sharded along the same mesh axes as examples.
+            # Taps for sums have no batch axis. They are closed over, and not passed to
+            # vmap, so that they may be sharded along the same mesh axes as examples.
             tapped = [
                 tap if summed else next(given)
                 for tap, summed in zip(taps, in_sum, strict=True)

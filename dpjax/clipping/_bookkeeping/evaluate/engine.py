@@ -32,7 +32,7 @@ class Part(NamedTuple):
       seen: its records and cotangents in canonical form, and the inputs of its path.
       rows: whether its norms come from rows.
       reach: the reach of its pull-back, if its norms come from per-example gradients
-        and its sum is pulled back once for the batch; None elsewhere.
+        and its sum is pulled back once for the batch; otherwise None.
     """
 
     component: Component
@@ -56,11 +56,11 @@ def clipped_sum(
       clip_norms: the bound of each group.
       inputs: parameters and examples.
       by_platform: whether code lowered for a TPU forms all per-example gradients, and
-        makes the sum of them. Products on a TPU are outside the rounding model of
+        adds them up. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
       wide: how the sums are made in float64 (`float64_sums`); None for float32.
     """
-    # Without any component that uses rows, the TPU's branch would be the same code.
+    # If no component uses rows, the branch for TPUs would be the same code.
     by_platform = by_platform and any(plan.by_rows)
 
     def sum_on_platform(
@@ -97,10 +97,9 @@ def _in_one_pass(
 ) -> tuple[list[jax.Array], jax.Array]:
     """The sum of clipped gradients, and the norms f[b].
 
-    Where `by_rows` is true for a component, its norms are computed from rows of
-    activations and cotangents, and its sum by one product over the batch. For the other
-    components the per-example gradients are formed, and norms and sum are computed from
-    them.
+    If `by_rows` is true for a component, its norms are computed from rows of
+    activations and cotangents, and its sum is one product over the batch. For the other
+    components, norms and sum are computed from per-example gradients.
     """
     parts = _parts(plan, books, leaves, by_rows)
     squares, kept = _squares(parts, clip_norms, mask.shape)
@@ -121,14 +120,14 @@ def squares_alone(
 def sums_alone(
     plan: Plan, books: SiteRecords, known: Arrays, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
-    """The scaled sum for each leaf, in a pass that knows the scales already."""
+    """The scaled sum for each leaf, in a pass that already has the scales."""
     books = _canonicalize(plan, books)
     parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
     return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
 
 
 def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
-    """The records and cotangents in canonical form, as norms and sums both use them."""
+    """The records and cotangents in the canonical form that norms and sums use."""
     records, cotangents = list(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if isinstance(site, RuledSite):
@@ -147,16 +146,16 @@ def _parts(
 ) -> list[Part]:
     """The components with their parts of the records, which are in canonical form.
 
-    Only in two passes may a sum by sites follow norms of gradients: in one pass the
-    gradients formed for the norms are still in memory for the sum. The rounding of the
-    path to the leaves must have a bound (`reach`).
+    A sum by sites may follow norms of gradients only in two passes. In one pass, the
+    gradients formed for the norms are still in memory, and are used for the sum. The
+    rounding error of the path to the leaves must have a bound (`reach`).
 
     Args:
       plan: the analysis of the loss.
       books: the records.
-      known: the batch-invariant inputs, of which the leaves are the first.
+      known: the batch-invariant inputs, leaves first.
       by_rows: for each component, whether its norms come from rows.
-      two_passes: whether the pass is for norms or for sums alone.
+      two_passes: whether the pass is only for norms, or only for sums.
     """
     parts = []
     for component, inputs, rows in zip(
@@ -164,7 +163,7 @@ def _parts(
     ):
         records = [books.records[i] for i in component.operands]
         cotangents = [books.cotangents[i] for i in component.operands]
-        # With more rows, the bound on the rounding of their sum would inflate the norm.
+        # With more rows, the bound on rounding errors of their sum would inflate norms.
         ruled = [site for site in component.sites if isinstance(site, RuledSite)]
         few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
         bound = reach(component, inputs) if two_passes and few and not rows else None
@@ -178,15 +177,15 @@ def _squares(
 ) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
     """Upper bounds of the squared norms, and the per-example gradients formed for them.
 
-    Where a component's sum is made by sites, it is pulled back once for the batch, and
-    not made of the per-example gradients formed here. The norm of those gradients is
-    then enlarged by a bound on the rounding of both computations.
+    If a component's sum is made by sites, it is pulled back once for the batch, and is
+    not made of the per-example gradients formed here. The norm of these gradients is
+    then enlarged by a bound on the rounding errors of both computations.
 
     Returns:
-      For each group an upper bound f[b] of ‖gradient / clip norm‖², and for each
-      component its leaves' per-example gradients, or None where they are not formed.
+      For each group, an upper bound f[b] of ‖gradient / clip norm‖². For each
+      component, its leaves' per-example gradients, or None if they are not formed.
     """
-    # Zeros give a group without a component a norm of zero.
+    # With these zeros, a group without a component has norm zero.
     squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
     kept: list[list[jax.Array] | None] = []
     for part in parts:
@@ -194,7 +193,7 @@ def _squares(
         bounds = [clip_norms[group] for group in component.own_groups]
         if component.is_in_blocks:
             # The cotangents of a checkpointed block's taps are its squared norms, with
-            # an axis for each scan around the block. Only their sum is left to do.
+            # an axis for each scan around the block. It remains to add these norms.
             sums = (staged_sum(x, kept=1) for x in seen.cotangents)
             by_group = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
         elif part.rows:
@@ -211,7 +210,7 @@ def _squares(
 
 
 def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
-    """The squared norms with a bound on how differently a sum by sites rounds."""
+    """The squared norms, plus a bound on the different rounding of a sum by sites."""
     if part.reach is None:
         return square
     records, cotangents, _ = part.seen
@@ -223,11 +222,11 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
             factors = factors_of(Alike(site), others, cotangent)
             length, rows = fac.size(factors, clip_norm), factors.rows
         else:
-            # A tapped operand's cotangent is its gradient: a sum of one term.
+            # A tapped operand's cotangent is its gradient, which is a sum of one term.
             square_of_one = square_sum(fac.wide(cotangent), 1, clip_norm)
             length, rows = jnp.sqrt(square_of_one), 1
         sizes.append(fac.Terms(enlarged * length, rows + part.reach.terms))
-    # The bound on rounding assumes the least precise dtype involved.
+    # The bound on rounding errors assumes the least precise dtype of all arrays.
     arrays = [*cotangents, *(x for xs in records for x in xs)]
     dtype = narrowest_float([part.reach.dtype, *(x.dtype for x in arrays)])
     return jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
@@ -244,15 +243,15 @@ def _sums(
 ) -> list[jax.Array]:
     """The scaled sum of the examples' gradients for each leaf.
 
-    A component's sum comes from one product over the batch for each site where its
-    norms come from rows or include a bound on the rounding of these products
-    (`_enlarge`). Elsewhere the sum comes from per-example gradients: those in `kept`,
+    A component's sum comes from one product over the batch for each site if its norms
+    come from rows, or include a bound on the rounding errors of these products
+    (`_enlarge`). Otherwise the sum comes from per-example gradients: those in `kept`,
     or the same gradients formed again.
     """
     total = {}
     for part, held in zip(parts, kept, strict=True):
         component = part.component
-        # The same gradients as for the norms, so the sum needs no further bound.
+        # The gradients are those of the norms, so that the sum needs no further bound.
         if held is not None:
             sums = [
                 _clip.sum_in_memory(x, scales[group], finite, wide=wide)
@@ -266,7 +265,7 @@ def _sums(
             sums = function(Alike(component), part.seen, own, finite)
         total.update(zip(component.leaves, sums, strict=True))
     dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
-    # A leaf that no component contains does not enter the loss: its sum is zero.
+    # A leaf that no component contains does not enter the loss. Its sum is zero.
     return [
         total[i].astype(dtype) if i in total else jnp.zeros(x.shape, dtype)
         for i, (x, dtype) in enumerate(zip(leaves, dtypes, strict=True))

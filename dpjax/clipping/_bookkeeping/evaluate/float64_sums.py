@@ -1,25 +1,25 @@
-"""Sums of clipped gradients in float64, and how far rounding can move them.
+"""Sums of clipped gradients in float64, with a bound on their rounding errors.
 
 A mechanism on a lattice releases functions of floats. Its guarantee needs a bound on
-how much the computed sum changes with one example, and not only the exact sum. Consider
-two batches with the same examples in the same slots, but for one slot. Every other
-slot's terms are then the same floats. This module bounds the difference of the two
-sums' rounding errors, relative to the clip norm:
+the change of the computed sum with one example, and not only of the exact sum. Consider
+two batches that have the same example in every slot but one. The terms of all other
+slots are then the same floats. This module bounds the difference of the two sums'
+rounding errors, relative to the clip norm:
 
-- **Blocks of rows.** A product in float32 covers at most `ROWS` rows at a time, and the
-  blocks' products are added up in float64. Equal blocks have equal products, so only
-  the blocks with the changed slot count. The product of a block with k rows is off by
-  at most γ_k K, where K bounds the size of the block's terms Σ ‖a_t‖‖d_t‖
-  (`dpjax._core.rounding`). An example of one row has terms of size at most C. An
-  example of more rows has terms of size at most 512 C (`rules.factors`).
-- **Per-example gradients** are added up in the same way: in float32 in blocks of
+- **Blocks of rows.** A product in float32 covers at most `ROWS` rows, and the products
+  of blocks are added in float64. Equal blocks have equal products. So only the blocks
+  that contain the changed slot count. The error of the product of a block with k rows
+  is at most γ_k K, where K bounds the size Σ ‖a_t‖‖d_t‖ of the block's terms
+  (`dpjax._core.rounding`). If an example has one row, its terms have size at most C. If
+  an example has more rows, its terms have size at most 512 C (`rules.factors`).
+- **Per-example gradients** are added in the same way: in float32 within blocks of
   `BLOCK`, and then in float64. A gradient is a term of size at most C.
-- **Products in float64** of float32 factors are off by at most γ_k of the size of all
-  terms, with the γ of float64. So are the sums of blocks.
-- **The cast** of the sum of m gradients to float32 is off by at most 2⁻²⁴ m C.
+- **Products in float64** of float32 factors have an error of at most γ_k times the size
+  of all terms, with the γ of float64. The same holds for the sums of blocks.
+- **The cast** of the sum of m gradients to float32 has an error of at most 2⁻²⁴ m C.
 
-A bound for two batches is twice the bound for one. A block that holds one slot is all
-zero where the slot is empty, so that its error counts once.
+A bound for two batches is twice the bound for one batch. But if a block holds one slot,
+and the slot is empty, the block is all zero. So the error of the block counts once.
 """
 
 from typing import TYPE_CHECKING
@@ -38,15 +38,15 @@ from dpjax.clipping._clip import BLOCK
 if TYPE_CHECKING:
     from dpjax.clipping._bookkeeping.analysis.plan import Plan
 
-# The most rows of a block. With more rows, products are faster and round more: 128 rows
-# keep the bound at 0.41 % of the clip norm.
+# The maximum number of rows of a block. With more rows, products are faster but round
+# more: with 128 rows the bound stays at 0.41 % of the clip norm.
 ROWS = 128
-# With fewer rows than this in an example, blocks of one example are too small to be
-# fast, and blocks of several examples would round by up to 512 C for each of them.
+# If an example has fewer rows, blocks of one example are too small to be fast, and
+# blocks of several examples would have an error of up to 512 C for each example.
 _FEWEST_ROWS = 64
 # Blocks whose products are small are multiplied together, up to this many entries at
-# once. XLA on CPUs multiplies several larger matrices in one batch four times slower
-# than one after the other.
+# once. On CPUs, XLA takes four times longer for several larger matrices in one batch
+# than for one matrix after the other.
 _AT_ONCE = 2**13
 
 
@@ -55,28 +55,28 @@ def uses_blocks(component: Component, site: Site) -> bool:
     if not isinstance(site, RuledSite) or not isinstance(site.rule, Dense):
         return False
     if site.size.rows == 1:
-        # The size of a single row's term is the norm, unless sites add up.
+        # The size of a single row's term is the norm, unless several sites are added.
         return all(len(root.members) == 1 for root in component.roots or ())
     return site.size.rows >= _FEWEST_ROWS
 
 
 def relative_error(plan: "Plan | None", batch: int) -> float:
-    """A bound on the rounding of a float64 sum, cast to float32, over the clip norm.
+    """The rounding error bound of a float64 sum cast to float32, divided by clip norm.
 
     Args:
       plan: the analysis of the loss; None for sums of per-example gradients alone.
       batch: the number of slots m of the whole batch.
 
     Returns:
-      η / C: for two batches that differ in one slot, the computed sums differ by at
-      most the exact difference plus η in L2 norm, and by 2 C + 2 η for a replaced
-      example.
+      η / C. For two batches that differ in one slot, the L2 distance of the computed
+      sums is at most the exact distance plus η; for a replaced example it is at most
+      2 C + 2 η.
     """
-    # More terms than these are in no sum: all rows of a component, in all slots.
+    # No sum has more terms than these: all rows of a component, in all slots.
     rows, of_rows = 1, 0.0
     pairs = zip(plan.components, plan.forms, strict=True) if plan else ()
     for component, form in pairs:
-        # Elsewhere the sum is made of per-example gradients.
+        # For other components the sum is made of per-example gradients.
         if not form.gram:
             continue
         ruled = [site for site in component.sites if isinstance(site, RuledSite)]
@@ -88,19 +88,19 @@ def relative_error(plan: "Plan | None", batch: int) -> float:
     size = 1 / fac.CANCELLED if rows > 1 else 1.0
     in_float64 = 2 * margin(rows * batch + 8, jnp.float64) * size * batch
     cast = 2 * margin(1, jnp.float32) * batch
-    # Sixteen roundings of float32 for the products with this number.
+    # Sixteen float32 roundings cover the products with this number.
     return of_rows + _error_of_examples(batch) + in_float64 + cast + 2.0**-20
 
 
 def _error_of_examples(batch: int) -> float:
     """The error of blocks with one row, or one gradient, of each of several examples.
 
-    A block holds a term of each of up to `BLOCK` examples, for one part of the
-    gradient. The block's error is at most γ times the sum of the examples' norms in
-    that part. The squares of one example's norms in all parts add up to at most C². By
-    the triangle inequality the errors of all parts together have at most the norm that
-    one block with terms of size C has: γ times the number of examples, times C. This
-    error occurs in each of the two batches, which gives the factor 2.
+    A block holds one term of each of up to `BLOCK` examples, for one part of the
+    gradient. The error of the block is at most γ times the sum of the examples' norms
+    in this part. The squared norms of one example in all parts add up to at most C². So
+    by the triangle inequality, the errors of all parts together have at most the norm
+    of the error of one block whose terms have size C: γ times the number of examples,
+    times C. This error occurs in each of the two batches, which gives the factor 2.
     """
     examples = min(BLOCK, batch)
     return 2 * margin(examples, jnp.float32) * examples
@@ -109,8 +109,8 @@ def _error_of_examples(batch: int) -> float:
 def _error_of_rows(rows: int) -> float:
     """The error of blocks with rows of one example.
 
-    The bound adds to that of `_error_of_examples`, where other examples of the block
-    may have their whole norm in another part of the gradient than this example.
+    This bound is added to that of `_error_of_examples`. The reason is that the other
+    examples of a block may have their whole norm in another part of the gradient.
     """
     return margin(min(ROWS, rows), jnp.float32) / fac.CANCELLED
 
@@ -138,7 +138,7 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
 
     axes = varying_axes(jax.typeof(left)) | varying_axes(jax.typeof(right))
     zeros = jnp.zeros((groups, n, right.shape[-1]), jnp.float64)
-    # A scan's carry must vary over the same mesh axes in every iteration.
+    # A scan's carry must vary over the same mesh axes in all iterations.
     start = add_varying_axes(zeros, axes)
     total, _ = jax.lax.scan(add, start, (chunks(blocks[0]), chunks(blocks[1])))
     return total

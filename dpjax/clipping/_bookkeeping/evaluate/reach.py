@@ -2,15 +2,16 @@
 
 A sum over the batch can be pulled back from operands to leaves once. Each example then
 contributes the terms J_k g_k, where g_k is its gradient at operand k and J_k is the
-transposed Jacobian. Where these terms cancel, the norm of the example's gradient bounds
-neither their rounding errors nor how far large terms displace other examples in a
-partial sum. Let |J| hold the absolute values of the coefficients, summed over all paths
-through the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both effects.
+transposed Jacobian. These terms may cancel. Then the norm of the example's gradient
+does not bound their rounding errors. Nor does it bound the displacement of other
+examples in a partial sum by large terms. Let |J| hold the absolute values of the
+coefficients, summed over all paths through the computation. Then
+‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both effects.
 
-This module bounds ‖|J|‖ by the square root of the largest row sum times the largest
-column sum. It does so for maps whose primitives only multiply, add and move real
-numbers in float32 or wider: these primitives round by the model in `_core.rounding`.
-Through any other map, each example's gradient is pulled back on its own.
+This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum). It does so for maps
+whose primitives only multiply, add and move real numbers in float32 or wider. Such
+primitives round by the model in `_core.rounding`. For any other map, the gradient of
+each example is pulled back separately.
 """
 
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import (
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
 from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS
 
-# Primitives that only multiply, add or move numbers, once the map is linear.
+# Primitives that only multiply, add or move numbers once the map is linear.
 _KNOWN = frozenset(
     {
         *("add", "add_any", "sub", "neg", "mul", "div", "reduce_sum", "select_n"),
@@ -44,12 +45,12 @@ _KNOWN = frozenset(
 
 
 class Reach(NamedTuple):
-    """How far a pull-back can enlarge absolute values, and how it rounds.
+    """Bounds on how a pull-back enlarges absolute values, and on how it rounds.
 
     Attributes:
       norms: for each operand, an upper bound f[] of ‖|J_k|‖, the factor by which the
         pull-back enlarges the norm of absolute values.
-      terms: the number of additions and products in the pull-back, all paths together.
+      terms: the number of additions and products in the pull-back, on all paths.
       dtype: the least precise dtype of the pull-back's computation.
     """
 
@@ -66,12 +67,12 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
       inputs: the values that enter its path, the leaves first.
 
     Returns:
-      The reach, or None where the rounding of the pull-back has no known bound.
+      The reach; None if there is no known bound on the rounding of the pull-back.
     """
     if not component.leaves:
         return None
-    # With roots the path only moves entries, so every factor is one. The terms are one
-    # for each operand, because several operands may add to one entry.
+    # With roots the path only moves entries, so that every factor is 1. There is one
+    # term for each operand, because several operands may add to one entry.
     if component.roots is not None:
         dtype = narrowest_float(x.dtype for x in inputs)
         return Reach([1.0] * len(component.operands), len(component.operands), dtype)
@@ -91,14 +92,14 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
     if terms > MOST_ROWS:
         return None
 
-    # |J| applied to ones gives the row sums; its transpose gives the column sums.
+    # |J| applied to ones gives the row sums, and its transpose gives the column sums.
     by_column = _absolute(linear, [jnp.ones_like(x) for x in inputs])
     norms = []
     for k, row_sums in enumerate(by_column):
         transpose = jax.linear_transpose(lambda *xs: _absolute(linear, xs)[k], *inputs)
         column_sums = transpose(jnp.ones_like(row_sums))
         largest = [jnp.max(x, initial=0.0) for x in (row_sums, *column_sums)]
-        # The factor 1.05 covers the rounding of these sums themselves.
+        # The factor 1.05 covers the rounding errors of these sums.
         norms.append(1.05 * jnp.sqrt(largest[0]) * jnp.sqrt(sum(largest[1:])))
     jaxpr = linear.jaxpr
     atoms = [*jaxpr.invars, *jaxpr.constvars]
@@ -117,11 +118,11 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
 def _terms(linear: jex.Jaxpr) -> int:
     """The number of additions and products in the transpose of a linear map.
 
-    The number counts all paths together, so it bounds the number along each path.
+    The number is for all paths together, and so bounds the number along each path.
     """
     uses = [v for eqn in linear.eqns for v in eqn.invars if isinstance(v, jex.Var)]
-    # The transpose adds the cotangents of all uses of a variable: one addition for each
-    # use after the first.
+    # The transpose adds the cotangents of all uses of a variable. This is one addition
+    # for each use after the first.
     total = len(uses) - len(set(uses))
     for eqn in linear.eqns:
         if eqn.primitive.name in {"mul", "div"}:
@@ -133,17 +134,17 @@ def _terms(linear: jex.Jaxpr) -> int:
 
 
 def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
-    """Apply a linear map in which each coefficient is replaced by its absolute value.
+    """Apply a linear map, with each coefficient replaced by its absolute value.
 
     Args:
       linear: the map's jaxpr.
-      inputs: the values to apply it to.
+      inputs: the values to which the map is applied.
     """
     linear_in = set(linear.jaxpr.invars)
 
     def is_coefficient(atom: Atom) -> bool:
-        # Coefficients are the values that do not depend on the map's inputs. Integers
-        # and booleans, as the predicates of select_n, are no coefficients.
+        # Coefficients are values that do not depend on the map's inputs. Integers and
+        # booleans, such as the predicates of select_n, are not coefficients.
         known = isinstance(atom, jex.Literal) or atom not in linear_in
         return known and is_real(atom)
 
@@ -153,7 +154,7 @@ def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
             for v, x in zip(eqn.invars, inputs, strict=True)
         ]
         linear_in.update(eqn.outvars)
-        # A sign is a coefficient of -1, whose absolute value is 1.
+        # Negation has the coefficient -1, whose absolute value is 1.
         if eqn.primitive.name == "neg":
             return absolute
         if eqn.primitive.name == "sub":

@@ -1,10 +1,10 @@
 """Evaluate a loss with taps added at its sites, and evaluate the sites' operands.
 
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
-would batch, differentiate and transpose the equations of each block separately. The
-loss is therefore cut at every site with a rule. Segments that are identical up to
-variable names (`jaxpr.equations.Alike`) share one jitted function, which JAX batches,
-differentiates and transposes once. The compiler still optimises across the calls.
+would batch, differentiate and transpose the equations of each block separately. So the
+loss is cut at every site with a rule. Segments that differ only in variable names
+(`jaxpr.equations.Alike`) share one jitted function, which JAX batches, differentiates
+and transposes once. The compiler still optimises across the calls.
 """
 
 import collections
@@ -29,7 +29,7 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 
-# The outputs, and for each site with a rule, in order, the values of its equation's
+# The outputs; and for each site with a rule, in order, the values of its equation's
 # inputs except the operand.
 Ran = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
 # A function that evaluates a checkpointed block for one example. It takes the block's
@@ -39,12 +39,12 @@ AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
 
 
 class Stretch(NamedTuple):
-    """A segment: some consecutive equations of a scope.
+    """A segment, which consists of consecutive equations of a scope.
 
     Attributes:
       start: the index of the first equation.
       eqns: the equations.
-      sites: for each equation its sites, by the position of the operand.
+      sites: for each equation, its sites by the position of the operand.
       inputs: the variables that the segment reads but does not compute.
       outs: the computed variables that are used after the segment.
     """
@@ -72,8 +72,8 @@ class Stretch(NamedTuple):
 def stretches(scope: Scope) -> list[Stretch]:
     """The scope's equations in segments.
 
-    A scan that parameters enter and a checkpointed block are segments of their own,
-    because `run` evaluates them in other ways.
+    A scan that parameters enter is a segment by itself, and so is a checkpointed block,
+    because `run` evaluates both in other ways.
     """
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
@@ -90,8 +90,8 @@ def stretches(scope: Scope) -> list[Stretch]:
     parts = []
     for start, stop in itertools.pairwise(sorted({*starts, len(eqns)})):
         own = tuple(eqns[start:stop])
-        # Dicts without values are ordered sets: the order of variables is part of a
-        # segment's features.
+        # Dicts without values are ordered sets. The order matters, since it is part of
+        # a segment's features.
         made = dict.fromkeys(v for eqn in own for v in eqn.outvars)
         entering = (v for eqn in own for v in eqn.invars if isinstance(v, jex.Var))
         inputs = tuple(v for v in dict.fromkeys(entering) if v not in made)
@@ -109,8 +109,8 @@ def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
         args = [eqs.read(v, values) for v in eqn.invars]
         ruled = None
         for position, site in sites.items():
-            # A tapped operand gets its tap before the equation; a rule's site gets its
-            # tap on the equation's output.
+            # At a tapped operand, the tap is added before the equation. At a site with
+            # a rule, the tap is added to the equation's output.
             if isinstance(site, TappedSite):
                 args[position] = plus(args[position], next(pending))
             else:
@@ -130,18 +130,18 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
     """The values of the sites' operands, in the order of `scope.all_sites()`.
 
     An operand in a scan's body may differ between iterations. Its value then holds all
-    iterations: it has one leading axis for each scan in which the operand changes from
+    iterations. It has one leading axis for each scan in which the operand changes from
     iteration to iteration, the outermost scan first.
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
-      inputs: one entry for each input of the scope: its value, with leading axes as
-        above, if the input does not depend on the batch; otherwise None.
+      inputs: one entry for each input of the scope. If the input does not depend on the
+        batch, the entry is its value, with leading axes as above; otherwise None.
     """
     values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
     in_all_iterations = functools.partial(_in_all_iterations, scope)
     for index, eqn in enumerate(scope.closed.jaxpr.eqns):
-        # The batch-invariant equations; those that no operand needs are traced in vain.
+        # All batch-invariant equations are traced, even if no operand needs them.
         if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
             eqs.add_outputs([eqn], values, in_all_iterations)
         values_of_operands += [values[site.operand] for site in scope.sites_at(index)]
@@ -162,12 +162,12 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
 def _in_all_iterations(
     scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
 ) -> list[jax.Array]:
-    """A batch-invariant equation, mapped over the scans in which its inputs vary."""
+    """Evaluate a batch-invariant equation in all iterations of its inputs' scans."""
 
     def function(*inputs: jax.Array) -> list[jax.Array]:
         return eqs.bind(eqn, inputs)
 
-    # The innermost scan is mapped first, so the outermost scan's axis ends up leading.
+    # The innermost scan is mapped first, so that the outermost scan's axis is leading.
     steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
     for depth in sorted(frozenset().union(*steps), reverse=True):
         function = jax.vmap(function, [0 if depth in s else None for s in steps])
@@ -189,12 +189,12 @@ def run(
       at_block: the function that evaluates checkpointed blocks; None without any.
 
     Returns:
-      The outputs, and for each site with a rule, in order, the values of the equation's
+      The outputs; and for each site with a rule, in order, the values of the equation's
       inputs except the operand.
     """
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
-    # Segments come in the order of their sites, and so take the taps one by one.
+    # Segments are in the order of their sites. So they take the taps one by one.
     pending, parts = iter(taps), [Alike(stretch) for stretch in stretches(scope)]
     counts = collections.Counter(parts)
     for alike in parts:
@@ -204,7 +204,7 @@ def run(
         if body is not None and (inside := body.all_sites()):
             (eqn,), (sites,) = stretch.eqns, stretch.sites
             args = [eqs.read(v, values) for v in eqn.invars]
-            # Some inputs of the scan are tapped before it (analysis.sites).
+            # Some inputs of the scan are tapped before the scan (analysis.sites).
             for position, tap in zip(sites, own, strict=True):
                 args[position] = plus(args[position], tap)
             within = list(itertools.islice(pending, len(inside)))
@@ -217,7 +217,7 @@ def run(
             out, new = at_block(kept, args, own), []
             values.update(zip(eqn.outvars, out, strict=True))
         else:
-            # A segment that occurs once is traced in place.
+            # A segment that occurs only once is traced in place.
             function = _pass_once if counts[alike] > 1 else _pass
             out, new = function(alike, [values[v] for v in stretch.inputs], own)
             values.update(zip(stretch.outs, out, strict=True))

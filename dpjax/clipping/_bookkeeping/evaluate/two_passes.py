@@ -2,15 +2,15 @@
 
 The first pass retains the loss, aux and the norms, but no records of the sites.
 
-**Checkpointed blocks** have records that exist only during their own backward pass. For
-a block of `jax.checkpoint` JAX stores only the inputs, and computes the values inside
-again in the backward pass. The engine saves memory in the same way. The block becomes
-one function with a custom derivative. From the cotangents of the block's outputs, that
-derivative records the inputs and cotangents at the sites inside, computes the result
-that `Wanted` describes, and drops the records. The result is returned as the cotangent
-of the taps at the block's sites. In the pass for the norms the result is the squared
-norms f[b]; in the pass for the sums it is the sums themselves. A scan over blocks
-stacks these results as it stacks any cotangent.
+**Checkpointed blocks** have records only during their own backward pass. For a block of
+`jax.checkpoint`, JAX stores only the inputs, and computes the values inside again in
+the backward pass. The engine saves memory in the same way. The block becomes a function
+with a custom derivative. This derivative starts from the cotangents of the block's
+outputs, and records the inputs and cotangents at the sites inside. It computes the
+result that `Wanted` describes, and drops the records. The result is returned as the
+cotangent of the taps at the block's sites. In the pass for the norms, the result is the
+squared norms f[b]; in the pass for the sums, it is the sums. A scan over blocks stacks
+these results as it stacks any cotangent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,17 +46,16 @@ _Arrays = list[jax.Array]
 
 
 class Wanted(NamedTuple):
-    """Which result a block's backward pass computes from its records.
+    """The kind of result that a block's backward pass computes from its records.
 
-    The result is the squared norms where `scales` is empty, and the scaled sums
-    otherwise.
+    The result is the squared norms if `scales` is empty, and the scaled sums otherwise.
 
     Attributes:
       clip_norms: the bound of each group.
       scales: for each group the factors f[b], or f[] for one example; empty for the
         squared norms.
-      finite: with scales, one array b[b], or b[] for one example, that says whether the
-        gradient is finite; empty for the squared norms.
+      finite: with scales, one array that says whether gradients are finite: bool[b], or
+        bool[] for one example. Empty for the squared norms.
     """
 
     clip_norms: Sequence[ArrayLike]
@@ -69,8 +68,8 @@ def clipped_sum_in_two_passes(
 ) -> Summed:
     """The sum of clipped gradients from two passes, with checkpointed blocks.
 
-    The arguments are those of `engine.clipped_sum`. Rematerialised blocks whose
-    parameters enter nothing else stay checkpointed.
+    The arguments are those of `engine.clipped_sum`. A rematerialised block stays
+    checkpointed if its parameters enter no other part of the loss.
     """
 
     def weigh(
@@ -89,8 +88,8 @@ def clipped_sum_in_two_passes(
     arrays = (leaves, examples)
     weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
     finite, scales, norm = weighed(books.without_aux(), leaves, clip_norms, mask)
-    # The barrier makes the second pass another computation to XLA. Otherwise XLA could
-    # reuse values of the first pass, and so would have to store them.
+    # With the barrier, XLA treats the second pass as a different computation. Otherwise
+    # XLA could reuse values of the first pass, and would have to store these values.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
     in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
     books = keep_books(plan, leaves, examples, in_blocks).without_aux()
@@ -101,11 +100,11 @@ def clipped_sum_in_two_passes(
 
 
 def _process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
-    """How to evaluate checkpointed blocks in the pass for norms or the pass for sums.
+    """Make `AtBlocks`, for the pass for norms or for the pass for sums.
 
     Args:
-      blocks: each block, by the first of its sites.
-      wanted: which of the two results the blocks compute for the batch.
+      blocks: each block, under the first of its sites.
+      wanted: the result that the blocks compute for the batch.
     """
 
     def outputs(each: tuple[Arrays, Arrays]) -> AtBlock:
@@ -124,8 +123,8 @@ def _outputs_of_one_example(
 ) -> list[jax.Array]:
     """The block's outputs for one example, with the custom derivative under vmap.
 
-    The derivative is that of the whole batch, because one vmap rule replaces the
-    mapped function by `_batch`.
+    The derivative is that of the whole batch, because a vmap rule replaces the mapped
+    function by `_batch`.
     """
     # Literals are NumPy values of any dtype; custom_vmap and custom_vjp expect arrays.
     block = blocks[sites[0]]
@@ -133,12 +132,12 @@ def _outputs_of_one_example(
         x if isinstance(x, jax.Array) else jnp.asarray(x, aval(v).dtype)
         for x, v in zip(inputs, sites[0].eqn.invars, strict=True)
     ]
-    # The block's own inputs are reordered: leaves, other batch-invariant values, then
-    # the values that depend on the example.
+    # The order of the block's inputs changes: first leaves, then other batch-invariant
+    # values, then the values that depend on the example.
     ordered = [inputs[i] for i in block.order]
     known, example = ordered[: block.num_known], ordered[block.num_known :]
-    # Inside the block, groups are numbered by first use, so that equal blocks of
-    # different groups share one trace.
+    # Inside the block, groups are numbered by first use. So equal blocks of different
+    # groups share one trace.
     own = Wanted(
         [wanted.clip_norms[group] for group in block.groups],
         [wanted.scales[group] for group in block.groups if wanted.scales],
@@ -160,7 +159,7 @@ def _outputs_of_one_example(
         taps: _Arrays,
         wanted: Wanted,
     ) -> tuple[_Arrays, list[bool]]:
-        # `_batch` maps over all of these inputs, so unmapped ones get a batch axis.
+        # `_batch` maps over all these inputs. So unmapped inputs get a batch axis.
         examples = [
             x if on else jnp.broadcast_to(x, (size, *x.shape))
             for x, on in zip(example, mapped[1], strict=True)
@@ -181,8 +180,8 @@ def _batch(
 ) -> _Arrays:
     """The block's outputs f[b, ...] for a batch.
 
-    `taps` and `wanted` do not enter the outputs. They are arguments because `_backward`
-    reads `wanted` and returns its result as the cotangent of `taps`.
+    `taps` and `wanted` do not enter the outputs. They are arguments so that `_backward`
+    can read `wanted`, and can return its result as the cotangent of `taps`.
     """
     return jax.vmap(partial(_evaluate_block, block, known))(examples)
 
@@ -199,17 +198,17 @@ def _forward(
 def _backward(
     block: Block, saved: tuple[_Arrays, _Arrays, Wanted], cotangents: Sequence[Any]
 ) -> tuple[None, list[jax.Array | None], _Arrays, None]:
-    # Outputs that the loss does not use are left out: their zero cotangent times an
-    # infinite derivative would be NaN. Symbolic zeros are not arrays. In a scan an
-    # unused output has an array of zeros instead, so block.outputs is needed too.
+    # Outputs that the loss does not use are left out, since their zero cotangent times
+    # an infinite derivative would be NaN. A symbolic zero is not an array. But in a
+    # scan, unused outputs have arrays of zeros, so that block.outputs is also needed.
     used = tuple(
         i in block.outputs and isinstance(c, jax.Array) and is_inexact(c)
         for i, c in enumerate(cotangents)
     )
     real = [c for c, on in zip(cotangents, used, strict=True) if on]
-    # As in jax.checkpoint, the barrier stops XLA from starting the recomputation before
-    # the cotangents exist, and from merging it with the forward pass, which would store
-    # all values inside the block.
+    # As in jax.checkpoint, XLA must not start the recomputation before the cotangents
+    # exist, and must not merge it with the forward pass, which would store all values
+    # inside the block. The barrier prevents both.
     saved, real = jax.lax.optimization_barrier((saved, real))
     of_examples, of_taps = _share(Alike(block), used, saved, real)
     return None, of_examples, of_taps, None
@@ -229,8 +228,8 @@ def _share(
 
     Args:
       alike: the block.
-      used: which of the block's outputs have a cotangent.
-      saved: batch-invariant values, examples, and which result is wanted.
+      used: for each of the block's outputs, whether it has a cotangent.
+      saved: batch-invariant values, examples, and the kind of result that is wanted.
       cotangents: the cotangents of the used outputs, with a leading batch axis.
     """
     block, (known, examples, wanted) = alike.part, saved
@@ -251,9 +250,9 @@ def _share(
 def _squares(
     block: Block, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
 ) -> list[jax.Array]:
-    """For each leaf f[b]: its group's squared norms at the group's first leaf, else 0.
+    """For each leaf, f[b]: its group's squared norms if the leaf is the first, else 0.
 
-    The caller adds the leaves' squares, so each group must be counted once.
+    The caller adds the squares of all leaves, so that each group must count only once.
     """
     squares = squares_alone(block.plan, books, known, clip_norms)
     out = []
@@ -267,7 +266,7 @@ def _squares(
 
 
 def _round_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Upper bounds, in a dtype that may be narrower, of non-negative numbers x."""
+    """Upper bounds, in a possibly narrower dtype, of non-negative numbers x."""
     if jnp.promote_types(x.dtype, dtype) == dtype:
         return x.astype(dtype)
     return (x * (1 + margin(4, dtype))).astype(dtype)

@@ -1,1 +1,1 @@
-"""A loss as a jaxpr: how it is traced, refused, shared and pulled back."""
+"""A loss as a jaxpr: tracing, refusing losses that mix examples, sharing of traces."""

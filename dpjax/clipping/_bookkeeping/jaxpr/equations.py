@@ -1,10 +1,10 @@
-"""The equations of a jaxpr: their sizes, their inputs and how one is evaluated.
+"""The equations of a jaxpr: their sizes and inputs, and the evaluation of an equation.
 
-**Comparison up to the names of variables** lets JAX trace equal parts once. A deep
-network repeats its layers, so the same equations occur with other variables. The
+**Comparison up to variable names** lets JAX trace equal parts once. A deep network
+repeats its layers, so that the same equations occur with different variables. The
 engine's functions of a site or a component are jitted, with the site or component as a
 static argument. JAX traces and lowers such a function once for all static arguments
-that compare equal, and `Alike` defines that comparison.
+that compare equal, and `Alike` defines this comparison.
 """
 
 import contextlib
@@ -22,25 +22,25 @@ import numpy as np
 from dpjax._core.meshes import lets_compiler_decide
 from dpjax._core.typing import ArrayLike, Arrays, Atom
 
-# The values of variables, and a function that evaluates one equation.
+# The values of variables, by variable.
 Values: TypeAlias = dict[jex.Var, jax.Array]
 Apply: TypeAlias = Callable[[jex.JaxprEqn, Arrays], Arrays]
 
-# The primitives of rematerialised blocks. A block is inlined too, unless it stays
-# checkpointed: the values at its sites are then recorded, and not computed again.
+# The primitives of rematerialised blocks. Unless a block stays checkpointed, it is also
+# inlined: the values at its sites are then recorded, and are not computed again.
 _REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
-# The parameters of equations that fix the sharding of their output on explicit axes.
+# The equation parameters that fix the sharding of the output along explicit axes.
 _LAYOUT = ("sharding", "out_sharding")
 
 
 def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array]:
-    """The outputs of one equation, with some parameters changed.
+    """The outputs of one equation, with some of its parameters changed.
 
-    The loss may fix shardings along explicit mesh axes. Where the engine lets the
-    compiler choose shardings instead, the loss's own shardings are dropped.
+    The loss may fix shardings along explicit mesh axes. If the engine lets the compiler
+    choose shardings instead, the loss's own shardings are dropped.
     """
     if eqn.primitive.name.startswith("custom_"):
-        # A user's derivative rule may call methods that NumPy's arrays lack.
+        # A user's derivative rule may call methods that NumPy arrays do not have.
         values = as_arrays(values)
     context = contextlib.nullcontext()
     if lets_compiler_decide() and eqn.ctx.cur_abstract_mesh.explicit_axes:
@@ -67,7 +67,7 @@ def is_real(*arrays: Atom | jax.Array) -> bool:
 
 
 def is_inexact(*arrays: Atom | jax.Array) -> bool:
-    """Whether all are real or complex, and so may have a tangent or a cotangent."""
+    """Whether all are real or complex, so that they may have tangents or cotangents."""
     return all(jnp.issubdtype(aval(x).dtype, jnp.inexact) for x in arrays)
 
 
@@ -88,7 +88,7 @@ def evaluate(
 def values_of_inputs(
     closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array | None]
 ) -> Values:
-    """The values of a jaxpr's constants and inputs; None for an input without value."""
+    """The values of a jaxpr's constants and inputs, except inputs that are None."""
     values: Values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     pairs = zip(closed.jaxpr.invars, inputs, strict=True)
     return values | {v: x for v, x in pairs if x is not None}
@@ -104,7 +104,7 @@ def add_outputs(
 
 
 def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
-    """The value of a variable or literal; JAX holds a literal's value in NumPy."""
+    """The value of a variable or literal. Literals have NumPy values."""
     return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
@@ -144,10 +144,10 @@ class HasFeatures(Protocol):
     """
 
     def features(self) -> Hashable:
-        """A description without variables, equal for parts that compute the same.
+        """A description without variables, which is equal for equal computations.
 
-        The description has no hash where a parameter of an equation has none. The part
-        then equals only itself.
+        It has no hash if a parameter of an equation has none. The part then equals only
+        itself.
         """
         ...
 
@@ -187,7 +187,7 @@ class Alike(Generic[PartT]):
 def of_equation(eqn: jex.JaxprEqn) -> Hashable:
     """A description of an equation without its variables: primitive, types, parameters.
 
-    The description includes the equation's context, such as the mesh that it runs on.
+    The description includes the equation's context, such as its mesh.
     """
     types = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     params = [(name, _identify_parameter(x)) for name, x in sorted(eqn.params.items())]
@@ -195,7 +195,7 @@ def of_equation(eqn: jex.JaxprEqn) -> Hashable:
 
 
 def _identify_parameter(param: object) -> Hashable:
-    """A value that is equal for two parameters only if they are the same.
+    """A value that is equal for two parameters only if the parameters are identical.
 
     Python's own comparison is too coarse: 0.0 equals −0.0, and 1 equals True.
     """
@@ -212,11 +212,11 @@ def of_function(
     """A description of the function that equations compute, without its variables.
 
     Args:
-      inputs: the variables that enter.
+      inputs: the input variables.
       eqns: the equations, in order.
       outs: the outputs, variables or literals.
     """
-    # Variables are numbered in the order in which they appear.
+    # Variables are numbered in order of appearance.
     names = {v: i for i, v in enumerate(inputs)}
 
     def name(atom: Atom) -> Hashable:

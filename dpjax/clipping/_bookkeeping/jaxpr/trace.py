@@ -1,11 +1,11 @@
 """Trace a loss to one flat jaxpr, and refuse losses that mix examples.
 
-An example's gradient may not depend on other examples. A collective over a named axis
-mixes the values along that axis. The collective may be an equation of the loss. It may
-also be part of a custom derivative (custom_jvp, custom_vjp) only, and then it is
-nowhere in the loss's jaxpr. Each equation with a custom derivative is therefore
-differentiated here, and the jaxpr of the derivative is searched too. The derivative of
-a built-in primitive communicates only if the primitive does.
+An example's gradient must not depend on other examples. A collective over a named axis
+mixes the values along the axis. The collective may be an equation of the loss. Or it
+may be only in a custom derivative (custom_jvp, custom_vjp), so that the loss's jaxpr
+does not contain it. So each equation with a custom derivative is differentiated here,
+and the jaxpr of the derivative is searched too. The derivative of a built-in primitive
+communicates only if the primitive does.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +19,15 @@ import jax.numpy as jnp
 from dpjax._core.typing import Arrays, Atom, LossOfLeaves
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 
-# Calls that may be replaced by their body. Calls of custom_jvp and custom_vjp may not:
-# the derivative of such a call is not the derivative of its body.
+# Calls that may be replaced by their body. Calls of custom_jvp and custom_vjp may not,
+# since the derivative of such a call differs from the derivative of its body.
 _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
-# The jaxprs and equations searched already, by id. Storing the object keeps its id from
-# being used again.
+# The jaxprs and equations already searched, by id. As the object is stored, no other
+# object can get its id.
 _Seen = dict[tuple[int, ...], jex.Jaxpr | jex.JaxprEqn]
-# These primitives name an axis but do not mix the values along it.
+# Primitives that name an axis but do not mix the values along the axis.
 _NOT_MIXING = frozenset({"axis_index", "pvary", "pcast"})
-# The inputs of these calls are the inputs of their bodies, one for one.
+# Calls whose inputs are, in the same order, the inputs of their bodies.
 _CALLS = _INLINED | {"checkpoint", "remat2"}
 
 
@@ -44,20 +44,20 @@ def trace(
       example: the types of the leaves of one example.
 
     Returns:
-      A jaxpr from the parameters and the example to the loss and the leaves of aux,
-      and the structure of aux.
+      A jaxpr that maps the parameters and the example to the loss and the leaves of
+      aux; and the structure of aux.
 
     Raises:
-      ValueError: the loss or its derivative by the parameters communicates along a
-        named axis.
+      ValueError: the loss, or its derivative with respect to the parameters,
+        communicates along a named axis.
     """
 
     def outputs(parameters: Arrays, example: Arrays) -> tuple[jax.Array, object]:
         loss, aux = loss_and_aux(parameters, example)
         return jnp.asarray(loss), aux
 
-    # Tracing the loss or a derivative fails with this NameError if it names an axis
-    # that no surrounding transformation binds.
+    # Tracing fails with this NameError if the loss or a derivative names an axis that
+    # no surrounding transformation binds.
     try:
         jaxpr, (_, aux) = jax.make_jaxpr(outputs, return_shape=True)(
             parameters, example
@@ -78,17 +78,17 @@ def inline(
     parametric: Sequence[bool],
     kept: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
 ) -> jex.ClosedJaxpr:
-    """The same jaxpr, with calls that a parameter enters replaced by their bodies.
+    """The same jaxpr, in which the body replaces each call that a parameter enters.
 
     Other calls stay, because JAX differentiates, batches and lowers a body once for all
-    calls that share it.
+    calls that share the body.
 
     Args:
       closed: the jaxpr.
       known: for each input, whether it is batch-invariant: no example enters it.
       parametric: for each input, whether it is batch-invariant and depends on a
         parameter.
-      kept: which of the rematerialised blocks that an example enters stay checkpointed.
+      kept: whether a rematerialised block that an example enters stays checkpointed.
     """
     outer = closed.jaxpr
     constants = dict(zip(outer.constvars, closed.consts, strict=True))
@@ -120,8 +120,8 @@ def inline(
                 outs = flatten(inner, dict(zip(inner.invars, inputs, strict=True)))
                 names.update(zip(eqn.outvars, outs, strict=True))
                 continue
-            # Several calls may share one body. Each inlined copy needs variables of its
-            # own.
+            # Several calls may share one body. Each inlined copy needs its own
+            # variables.
             if jaxpr is not outer:
                 fresh = [jex.Var(v.aval) for v in eqn.outvars]
                 names.update(zip(eqn.outvars, fresh, strict=True))
@@ -149,13 +149,13 @@ def _mixes_examples(what: str) -> ValueError:
 
 
 def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
-    """Refuse collectives in a jaxpr and in its derivative by the active inputs.
+    """Refuse collectives in a jaxpr and in its derivatives by the active inputs.
 
     Args:
       jaxpr: the jaxpr to search.
       active: for each input, whether it depends on a parameter.
-      seen: the jaxprs and equations searched already. Calls of one function share a
-        body, which is searched once.
+      seen: the jaxprs and equations already searched. Calls of the same function share
+        a body, which is searched once.
     """
     if (id(jaxpr), *active) in seen:
         return
@@ -172,9 +172,9 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
         # A shard_map binds the axis names that its body uses.
         if name != "shard_map":
             for inner in eqs.inner_jaxprs(eqn):
-                # For other primitives the inputs of the bodies are matched loosely: all
-                # are active, or none in a custom derivative's body, which JAX does not
-                # differentiate because the custom rule replaces its derivative.
+                # For other primitives, the inputs of the bodies are matched loosely:
+                # all inputs are active. In the body of a custom derivative no input is
+                # active: the custom rule replaces its derivative.
                 if name in _CALLS and len(inner.invars) == len(flags):
                     _search(inner, flags, seen)
                 else:
@@ -190,7 +190,7 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
     Args:
       eqn: the equation.
       flags: for each input, whether it depends on a parameter.
-      seen: the jaxprs and equations searched already.
+      seen: the jaxprs and equations already searched.
     """
     by = [i for i, v in enumerate(eqn.invars) if flags[i] and eqs.is_inexact(v)]
     derived = (id(eqn), *by)
@@ -210,7 +210,7 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
         return list(vjp([jnp.ones_like(x) for x in outs]))
 
     closed = jax.make_jaxpr(derivative)(*(v.aval for v in eqn.invars))
-    # The engine takes no second derivatives, so no input is active here.
+    # The engine takes no second derivatives. So no input is active here.
     _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), seen)
 
 

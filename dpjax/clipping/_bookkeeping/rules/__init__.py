@@ -1,4 +1,4 @@
-"""From an equation's input and output cotangent to the rows of its gradient."""
+"""Rules that give the rows of a gradient, from an equation's input and cotangent."""
 
 import math
 
@@ -11,9 +11,9 @@ from dpjax.clipping._bookkeeping.rules.products import Convolution, Dense
 
 
 def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
-    """The first rule that covers the equation, or None.
+    """The first rule that covers the equation; None if no rule covers it.
 
-    There is no rule for an equation with an array of size zero.
+    No rule covers an equation with an array of size zero.
     """
     for rule in (Dense, Convolution, Gather):
         if rule.matches(eqn, position):

@@ -14,10 +14,10 @@ from dpjax.clipping._bookkeeping.rules.factors import Factors, Size
 
 
 class Layout(NamedTuple):
-    """Which of an operand's axes are groups, left and right.
+    """The axes of an operand that are groups, the left side and the right side.
 
-    A gradient is, for each group, a matrix with a left and a right side. Each tuple
-    lists its axes in row-major order of the flattened side.
+    For each group, a gradient is a matrix with a left and a right side. Each tuple
+    lists axes in row-major order of the flattened side.
     """
 
     groups: tuple[int, ...]
@@ -32,11 +32,11 @@ class Layout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule(abc.ABC):
-    """How to form the gradient of an operand in which an equation is linear.
+    """A way to form the gradient of an operand in which an equation is linear.
 
     Each rule covers one family of equations. All methods are for one example and one
     iteration. `others` holds the values of the equation's other inputs, and `cotangent`
-    is that of the output.
+    is the cotangent of the equation's output.
 
     Attributes:
       eqn: the equation.
@@ -61,7 +61,7 @@ class Rule(abc.ABC):
     @property
     @abc.abstractmethod
     def layout(self) -> Layout:
-        """Which of the operand's axes are groups, left and right."""
+        """The operand's axes that are groups, left and right."""
 
     @property
     @abc.abstractmethod
@@ -83,7 +83,7 @@ class Rule(abc.ABC):
         """The gradient, in the operand's shape."""
 
     def reorder(self, gradient: jax.Array, axes: Sequence[int]) -> jax.Array:
-        """The gradient in the operand's shape, from the operand's axes in an order."""
-        # Sorting the axes by their place gives the inverse permutation.
+        """Bring a gradient whose axes are in another order into the operand's shape."""
+        # Sorting the axes by their position gives the inverse permutation.
         inverse = sorted(range(len(axes)), key=axes.__getitem__)
         return gradient.reshape([self.shape[i] for i in axes]).transpose(inverse)

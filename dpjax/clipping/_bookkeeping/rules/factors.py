@@ -6,11 +6,11 @@ One example's gradient of an operand is, for each of g groups,
 
 where a_t is a row f[n] from the site's input, and d_t is a row f[p] from the cotangent
 of the site's output. The index t runs over the rows, which are sequence positions,
-pixels or iterations. A row's length is its Euclidean norm.
+pixels or iterations. The length of a row is its Euclidean norm.
 
 **One-hot rows.** A one-hot row on the left selects a position in a table. The rows of
-the right side are added up by these positions, in a table with one slot for each
-distinct position.
+the right side are added up by position, in a table with one slot for each distinct
+position.
 """
 
 import math
@@ -31,9 +31,9 @@ _PIECES, _PIECE = 16, 256
 # With more rows than this, the bound on the rounding of their sum would inflate norms.
 MOST_ROWS = 2**16
 
-# A norm is at least 1/512 of the size of its terms, so an example's terms in a clipped
+# A norm is at least 1/512 of the size of its terms. So an example's terms in a clipped
 # sum are at most 512 times as large as the clipped gradient. Larger terms that cancel
-# would make a partial sum so large that other examples are lost to rounding.
+# would make a partial sum so large that rounding loses other examples.
 CANCELLED = 2.0**-9
 
 
@@ -41,7 +41,7 @@ class OneHot(NamedTuple):
     """Rows that are unit vectors, stored as the positions of their ones.
 
     Attributes:
-      position: i[..., t], each at least 0 and less than the length of a row.
+      position: i[..., t], at least 0 and less than the length of a row vector.
     """
 
     position: jax.Array
@@ -73,7 +73,7 @@ class Size(NamedTuple):
 
     @property
     def entries_per_row(self) -> int:
-        """How many numbers one row of the left and one of the right factor have."""
+        """The number of entries of one left row and one right row together."""
         return (1 if self.one_hot else self.left) + self.right
 
 
@@ -81,30 +81,30 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     """An upper bound f[b] of ‖Σ a_t ⊗ d_t / clip_norm‖², from the rows alone.
 
     The sum is over the rows of all sites. Its squared norm is Σ_ts α_ts δ_ts with
-    α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩. These terms may cancel. The computed inner
-    products α̂ and δ̂ are off by at most e_α = γ‖a_t‖‖a_s‖ and e_δ = γ'‖d_t‖‖d_s‖
-    (`dpjax._core.rounding`), so that
+    α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩. These terms may cancel. The errors of the
+    computed inner products α̂ and δ̂ are at most e_α = γ‖a_t‖‖a_s‖ and
+    e_δ = γ'‖d_t‖‖d_s‖ (`dpjax._core.rounding`). Therefore
 
         α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
 
-    where P is the last product, and no term is above P. Between one-hot
-    rows α is 0 or 1. One-hot rows are therefore added up by position instead of in
-    pairs, which takes time and memory linear in the number of rows.
+    where P is the last product, and no term is above P. Between one-hot rows, α is 0 or
+    1. So one-hot rows are added up by position instead of in pairs, which takes time
+    and memory linear in the number of rows.
 
-    Scaling the rows, and forming Σ a_t ⊗ d_t for the clipped sum, round by at most
-    γ″ Σ ‖a_t‖‖d_t‖. The returned norm includes this bound. It is also at least
-    `CANCELLED` times Σ ‖a_t‖‖d_t‖.
+    Scaling the rows, and forming Σ a_t ⊗ d_t for the clipped sum, have rounding errors
+    of at most γ″ Σ ‖a_t‖‖d_t‖. The returned norm includes this bound. It is also at
+    least `CANCELLED` times Σ ‖a_t‖‖d_t‖.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     sides = [(_measure(f.left), _measure(f.right)) for f in sites]
     rows = [left.lengths * right.lengths for left, right in sides]
     dtype = rows[0].dtype
-    # With a single row there is no sum: the norm is the product of the two lengths.
+    # With a single row there is no sum. The norm is the product of the two lengths.
     if len(sites) == 1 and rows[0].shape[-1] == 1:
         return _over_groups(jnp.square(rows[0][..., 0]) * (1 + margin(16, dtype)))
 
-    # The number of roundings in the sums over pairs of sites, and in about a dozen
-    # operations on each term.
+    # The number of roundings in the sums over pairs of sites, and in the operations on
+    # each term, of which there are about a dozen.
     others = len(sites) ** 2 + 48
     total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
     for i, one in enumerate(sides):
@@ -120,18 +120,18 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
         sizes += size
         forming += rounded
         for other in sides[:i]:
-            # The double sum is symmetric, so each pair of sites is computed once.
+            # The double sum is symmetric. So each pair of sites is computed once.
             total += 2 * _over_pairs(one, other, others)
     norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
     return _over_groups(jnp.square(jnp.maximum(norm, CANCELLED * sizes)))
 
 
 class Terms(NamedTuple):
-    """The size of the terms of a sum, and how the sum rounds.
+    """The size of the terms of a sum, and the rounding error of the sum.
 
     Attributes:
-      size: the norm f[b] of the terms' absolute values, added up.
-      rounded: the k for which forming the sum rounds by at most γ_k times that size.
+      size: the norm f[b] of the sum of the terms' absolute values.
+      rounded: the number k such that the rounding error of the sum is at most γ_k size.
     """
 
     size: jax.Array
@@ -145,11 +145,11 @@ def upper_norm(
 
     Args:
       formed: the norm f[b] as computed for each example, from terms in `dtype`.
-      terms: the terms whose sum the norm is taken of.
+      terms: the terms whose sum has this norm.
       dtype: the least precise dtype in which the terms were rounded.
     """
-    # The sum is formed twice, once for the norm and once within the scaled sum over the
-    # batch. Both computations round, hence the factor 2.
+    # The sum is formed twice: for the norm, and within the scaled sum over the batch.
+    # Both computations have rounding errors, which gives the factor 2.
     rounded = sum(2 * margin(k + 4, dtype) * size for size, k in terms)
     size = sum(size for size, _ in terms)
     return jnp.maximum(formed + rounded, CANCELLED * size) * (1 + margin(16, dtype))
@@ -177,16 +177,16 @@ def outer(factors: Factors, left_size: int) -> jax.Array:
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """The array, widened to float32 at least."""
+    """The array, widened to at least float32."""
     return x.astype(at_least_float32(x.dtype))
 
 
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
     """Factors of the same gradient, divided by the clip norm and scaled row by row.
 
-    A left row that is not one-hot is divided by its largest absolute entry, and its
-    right row multiplied by it. The squares of either side then overflow or vanish only
-    where the squares of their product do.
+    A left row that is not one-hot is divided by its maximum absolute entry, and its
+    right row is multiplied by this entry. So the squares of either side overflow or
+    vanish only if the squares of their product do.
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
@@ -196,18 +196,18 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
         right = right.astype(dtype)
         if not isinstance(left, OneHot):
             left = left.astype(dtype)
-            # For a row of zeros this is the least normal number: 0 / 0 would be NaN.
+            # For a row of zeros, the entry is replaced by tiny, since 0 / 0 is NaN.
             tiny = jnp.finfo(dtype).tiny
             largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=tiny)
-            # The multiplication comes first, so that the right side overflows only
-            # where the gradient does.
+            # The multiplication comes first, so that the right side overflows only if
+            # the gradient overflows.
             left, right = left / largest, right * largest
         out.append(Factors(left, right / clip_norm))
     return out
 
 
 def _over_groups(squares: jax.Array) -> jax.Array:
-    # Groups are separate blocks of the gradient, so their squared norms add up.
+    # Groups are separate blocks of the gradient. So their squared norms add up.
     total, terms = staged_sum(squares, kept=1)
     return total * (1 + margin(terms + 4, squares.dtype))
 
@@ -221,7 +221,7 @@ class _Side(NamedTuple):
 
 def _measure(rows: jax.Array | OneHot) -> _Side:
     """The rows with upper bounds of their norms."""
-    # A unit vector has norm one exactly.
+    # The norm of a unit vector is exactly 1.
     if isinstance(rows, OneHot):
         return _Side(rows, jnp.ones(rows.position.shape, jnp.float32))
     squares = square_sum(rows, kept=rows.ndim - 1)
@@ -231,7 +231,7 @@ def _measure(rows: jax.Array | OneHot) -> _Side:
 def _join_rows(sites: list[Factors]) -> list[Factors]:
     """The same rows, with all one-hot rows joined into one site, which is the last.
 
-    Adding up by position then covers them all, without pairs of sites.
+    All one-hot rows can then be added up by position, without pairs of sites.
     """
     dense = [f for f in sites if not isinstance(f.left, OneHot)]
     positions = [f.left.position for f in sites if isinstance(f.left, OneHot)]
@@ -254,9 +254,9 @@ def _over_pairs(
     """
     (alpha, of_alpha), (delta, of_delta) = map(_inner, one, other)
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
-    # The sum has two stages, one for each site's rows. The number of roundings is then
-    # the sum of the numbers of rows and not their product. The barrier keeps XLA from
-    # merging the stages.
+    # The sum has two stages, one for each site's rows. So the number of roundings is
+    # the sum of the numbers of rows, and not their product. The barrier prevents XLA
+    # from merging the stages.
     rows = sum(left.lengths.shape[-1] for left, _ in (one, other))
     sum_margin = margin(rows + others, bound.dtype)
     terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
@@ -269,7 +269,7 @@ def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
     # One-hot rows are joined into one site, which is never paired with itself.
     assert not isinstance(other.rows, OneHot)
     if isinstance(one.rows, OneHot):
-        # The inner product with a unit vector is the entry at its position, exactly.
+        # The inner product with a unit vector is exactly the entry at its position.
         position = one.rows.position[..., None, :]
         products = jnp.take_along_axis(other.rows, position, axis=-1)
         return jnp.swapaxes(products, -1, -2), 0.0
@@ -290,11 +290,11 @@ def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
 
 
 class Table(NamedTuple):
-    """Bounds for a table in which rows are added up by their position.
+    """Bounds for a table in which rows are added up by position.
 
     Attributes:
       square: an upper bound f[...] of the table's squared norm.
-      size: the norm f[...] of the table that adds up the rows' lengths instead.
+      size: the norm f[...] of the table that adds the rows' lengths instead of rows.
       rounded: a bound f[...] on the rounding error of adding up the rows.
     """
 
@@ -308,15 +308,15 @@ def by_position(
 ) -> Table:
     """Bounds for the table of rows f[..., t, p] at the positions i[..., t].
 
-    Where k rows share a position, the rounding error of their sum is at most γ_k times
-    the sum of their lengths. Where no rows share a position, nothing is added and the
-    error is close to zero.
+    If k rows share a position, the rounding error of their sum is at most γ_k times the
+    sum of their lengths. If no rows share a position, nothing is added, and the error
+    is close to zero.
 
     Args:
       position: the position of each row.
       rows: the rows.
       lengths: upper bounds f[..., t] of the rows' norms.
-      sites: the number of sites over which the caller adds gradients.
+      sites: the number of sites whose gradients the caller adds.
     """
     slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
     add = jnp.vectorize(
@@ -327,7 +327,7 @@ def by_position(
     count = add(slot, jnp.ones_like(lengths)[..., None])
 
     dtype = rows.dtype
-    # This call only checks that the bound holds for so many terms: it raises if not.
+    # This call only checks that the bound holds for so many terms; it raises otherwise.
     margin(position.shape[-1] + sites + 16, dtype)
     # γ_count times the lengths, where count is the number of rows in a slot.
     error = (count + (sites + 16)) * margin(1, dtype) * size
@@ -340,10 +340,10 @@ def by_position(
 
 
 def _slots(position: jax.Array) -> jax.Array:
-    """For each position a slot below the number of rows, the same for equal positions.
+    """For each position, a slot below the number of rows; equal positions share a slot.
 
-    The slot is the first index of the position in sorted order. A table then needs only
-    as many slots as there are rows, however large the vocabulary is.
+    The slot is the first index of the position in sorted order. So a table needs only
+    as many slots as there are rows, for any size of the vocabulary.
     """
     order = jnp.argsort(position)
     ordered = position[order]

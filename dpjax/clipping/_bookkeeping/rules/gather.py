@@ -22,10 +22,10 @@ _MODES = {
 
 
 class Gather(Rule):
-    """A lookup of whole slices along one axis: a product with one-hot rows.
+    """A lookup of whole slices along one axis, which is a product with one-hot rows.
 
-    The rule covers gather, the primitive of array indexing, and dynamic_slice where it
-    takes one slice.
+    The rule covers gather, which is the primitive of array indexing, and dynamic_slice
+    if it takes one slice.
     """
 
     name = "gather"
@@ -39,7 +39,7 @@ class Gather(Rule):
         partial = [i for i, n in enumerate(shape) if sizes[i] != n]
         if len(partial) != 1 or sizes[partial[0]] != 1:
             return False
-        # Positions are held in int32.
+        # Positions are stored in int32.
         if not is_real(eqn.outvars[0]) or max(shape) > np.iinfo(np.int32).max:
             return False
         if eqn.primitive.name == "dynamic_slice":
@@ -61,7 +61,7 @@ class Gather(Rule):
 
     @property
     def size(self) -> Size:
-        """The factors' sizes: the rows are the lookups."""
+        """The sizes of the factors; each lookup is a row."""
         left = self.shape[self.layout.left[0]]
         right = math.prod(self.shape) // left
         rows = aval(self.eqn.outvars[0]).size // right
@@ -72,9 +72,9 @@ class Gather(Rule):
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """The indices clamped to the table, and zero cotangents for dropped lookups.
 
-        A lookup that is out of bounds, in a mode other than "clip", reads no row of the
-        table, and the equation's transpose drops it: its cotangent is set to zero.
-        After that, norms and sums use the same row for every lookup, however a compiler
+        In a mode other than "clip", a lookup that is out of bounds reads no row of the
+        table, and the equation's transpose drops the lookup. So its cotangent is set to
+        zero. Then norms and sums use the same row for every lookup, however a compiler
         treats an index out of bounds.
         """
         params = self.eqn.params
@@ -85,7 +85,7 @@ class Gather(Rule):
         numbers, (index,) = params["dimension_numbers"], others
         tops = [tops[i] for i in numbers.start_index_map]
         index, inside = _clamp_indices(index, tops)
-        # In this mode the loss itself reads the nearest row.
+        # In the mode "clip", the loss itself reads the nearest row.
         if params["mode"] == GatherScatterMode.CLIP:
             return (index,), cotangent
         inside = jnp.expand_dims(inside, numbers.offset_dims)
@@ -120,11 +120,11 @@ def _clamp_indices(
 ) -> tuple[jax.Array, jax.Array]:
     """Clamp index vectors i[..., k] to [0, tops].
 
-    The comparison is in the dtype of the indices. Neither can be converted first: that
+    The comparison is in the dtype of the indices, and nothing is converted before: this
     dtype may be too narrow for `tops`, and int32 may be too narrow for the indices.
 
     Returns:
-      The clamped indices in int32, and b[...], whether a vector was within the bounds.
+      The clamped indices in int32, and bool[...]: whether each vector was in bounds.
     """
     most = int(jnp.iinfo(index.dtype).max)
     highest = np.array([min(top, most) for top in tops], index.dtype)

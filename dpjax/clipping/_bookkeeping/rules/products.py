@@ -1,4 +1,4 @@
-"""The rules for products: dot_general, and convolutions by their kernel.
+"""The rules for products: dot_general, and convolutions as functions of their kernel.
 
 dot_general is the operation of dense layers, einsum and attention projections. The rule
 for convolutions covers any stride, padding, dilation and feature groups.
@@ -23,7 +23,7 @@ class Dense(Rule):
     """A product of arrays, in every layout.
 
     The operand's contracted axes are left, and its free axes are right. Its batch axes
-    are groups: each group has a matrix, an input and an output of its own.
+    are groups: each group has its own matrix, input and output.
     """
 
     name = "dense"
@@ -42,7 +42,7 @@ class Dense(Rule):
 
     @property
     def size(self) -> Size:
-        """The factors' sizes: the rows are the positions on the other's free axes."""
+        """The sizes of the factors; rows are positions on the other free axes."""
         groups, left, right = (
             math.prod(self.shape[i] for i in axes) for axes in self.layout
         )
@@ -57,7 +57,7 @@ class Dense(Rule):
         left = x.transpose(*batch, *free, *contracted)
         # The output's axes: batch, then the free ones of the first and second input.
         groups = len(batch)
-        # The operand's free axes must come last in the cotangent, as its right side.
+        # In the cotangent, the operand's free axes must come last, as the right side.
         if self.position == 0:
             mine = cotangent.ndim - groups - len(free)
             cotangent = jnp.moveaxis(
@@ -84,7 +84,7 @@ class Dense(Rule):
 
 
 class Convolution(Rule):
-    """A convolution by its kernel: a dense layer on the patches of the input.
+    """A convolution as a function of its kernel: a dense layer on the input's patches.
 
     The kernel is the operand. Feature groups are groups, and each output pixel is a
     row. The left side is the kernel's offsets and input features, and the right side is
@@ -95,7 +95,7 @@ class Convolution(Rule):
 
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the operand is a real kernel, in a convolution without batch groups.
+        """Whether the operand is a real kernel of a convolution without batch groups.
 
         Batch groups come from a vmap over something other than one example.
         """
@@ -108,7 +108,7 @@ class Convolution(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The kernel's offsets and input features are left, its output features right.
+        """Offsets and input features of the kernel are left, output features are right.
 
         Feature groups have no axis of their own in the kernel.
         """
@@ -117,7 +117,7 @@ class Convolution(Rule):
 
     @property
     def size(self) -> Size:
-        """The factors' sizes: the rows are the output's pixels, of all its images."""
+        """The sizes of the factors; rows are the pixels of all output images."""
         features = self.shape[self._spec.rhs_spec[0]]
         out = aval(self.eqn.outvars[0]).shape
         rows = math.prod(out) // out[self._spec.out_spec[1]]
@@ -133,8 +133,8 @@ class Convolution(Rule):
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The kernel's gradient, by one product for each offset in the window.
 
-        The products are computed one after the other, so the patches for all offsets
-        are never stored together.
+        The products are computed one after the other, so that the patches for all
+        offsets are never stored together.
         """
         read, pixels = self._reader(others[0]), self._pixels(cotangent)
 
@@ -143,8 +143,8 @@ class Convolution(Rule):
 
         products = jax.lax.map(product, self._starts())
         # The products are f[offset, g, c, p]. A kernel's output features are (g, p).
-        # With a single transposition, XLA moves whole blocks where the kernel's
-        # last axes are those of the products.
+        # With a single transposition, XLA moves whole blocks if the kernel's last axes
+        # are those of the products.
         out, inside, *window = self._spec.rhs_spec
         sizes = [self.shape[i] for i in window]
         products = products.reshape(*sizes, *products.shape[1:])
@@ -163,7 +163,7 @@ class Convolution(Rule):
         return self.eqn.params["feature_group_count"]
 
     def _split(self, pixels: jax.Array) -> jax.Array:
-        """Pixels f[..., features] as f[g, pixels, features of a group]."""
+        """Reshape pixels f[..., features] to f[g, pixels, features of a group]."""
         rows = pixels.reshape(-1, self._groups, pixels.shape[-1] // self._groups)
         return jnp.moveaxis(rows, 1, 0)
 
