@@ -180,6 +180,17 @@ def optimized():
 
 
 @pytest.fixture
+def compiled(monkeypatch):
+    """XLA evaluates accountants, for tests that need many values of one of them.
+
+    Elsewhere NumPy evaluates single values, several times slower once XLA's program is
+    compiled. `test_interpret` compares the two.
+    """
+    # Now every argument counts as traced.
+    monkeypatch.setattr("dpjax._core.interpret.Tracer", object)
+
+
+@pytest.fixture
 def x64():
     """Enable x64, so that accountants return their results in full precision."""
     with jax.enable_x64(True):

@@ -229,7 +229,7 @@ def test_epsilon_bounds_are_close_for_all_sizes():
     for num_steps, num_epochs in sizes:
         upper_bound = allocation_bound("epsilon", num_steps, num_epochs)
         lower_bound = allocation_bound("epsilon_lower", num_steps, num_epochs)
-        for _ in range(4):
+        for _ in range(2):
             noise, delta = 10 ** rng.uniform(-0.4, 0.8), 10 ** rng.uniform(-12, -3)
             case = noise, num_steps, num_epochs, delta
             upper, lower = upper_bound(noise, delta), lower_bound(noise, delta)

@@ -50,7 +50,7 @@ def test_bound_covers_randomised_response():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slack", [1e-7, 1e-3])
-def test_bound_covers_the_whole_profile(slack):
+def test_bound_covers_the_whole_profile(slack, compiled):
     bound = composition.gaussian_bound(RUN, slack)
     assert (bound.slack, bound.total_variation) == (slack, 0.0)
     with jax.enable_x64(True):
@@ -161,7 +161,7 @@ SIZES = {"num_examples": 500, "batch_size": 50, "num_steps": 60, "clip_norm": 0.
         pytest.param("fixed", "poisson", marks=pytest.mark.slow),
     ],
 )
-def test_a_plan_spends_what_is_left(way, sampling):
+def test_a_plan_spends_what_is_left(way, sampling, compiled):
     adjacency = ZERO
     account = dpjax.budget(2.0, 1e-5, adjacency=adjacency, composition=way)
     account = account.draw(events.Gaussian(0.2))

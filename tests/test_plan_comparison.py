@@ -113,7 +113,7 @@ def test_least_noise_is_chosen_and_every_row_is_a_plan(
 
 
 @pytest.mark.slow  # groups are planned for twice
-def test_random_batches_with_correlated_noise_are_compared():
+def test_random_batches_with_correlated_noise_are_compared(compiled):
     names = ("reshuffled", "cyclic_poisson")  # the page of the choice has bins
     run = dpjax.plan(**plan_arguments(sampling=names, noise="correlated"))
     assert_comparison_is_valid(run, names, replan_candidates(run))

@@ -338,7 +338,7 @@ def epsilon_of_noise(sigma):
 
 
 @pytest.mark.slow
-def test_float32_second_derivatives_match_differences():
+def test_float32_second_derivatives_match_differences(compiled):
     h, slope = 1e-3, jax.jit(jax.grad(epsilon_of_noise))
     with jax.enable_x64(True):
         central = (slope(1.2 + h) - slope(1.2 - h)) / (2 * h)
@@ -407,7 +407,7 @@ def test_calibrated_noise_and_rate_meet_the_target(of, x64):
 
 
 @pytest.mark.slow
-def test_calibrated_noise_has_the_implicit_derivative():
+def test_calibrated_noise_has_the_implicit_derivative(compiled):
     sigma = calibrate.solve(epsilon_of_noise, 1.5)
     slope = jax.grad(lambda target: calibrate.solve(epsilon_of_noise, target))(1.5)
     np.testing.assert_allclose(slope, 1 / jax.grad(epsilon_of_noise)(sigma), rtol=1e-4)

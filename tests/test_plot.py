@@ -118,14 +118,14 @@ def test_profile_curves_are_tight_lower_bounds(profile_curve, mu):
 RATE, SIGMA = 0.5, 0.8
 
 
-@pytest.fixture(scope="module")
-def poisson_curve():
+@pytest.fixture
+def poisson_curve(compiled):
     step = pld.poisson_gaussian(SIGMA, RATE, adjacency=Adjacency.ADD_REMOVE)
     return line_data(plot.tradeoff(step).lines[0])
 
 
 @pytest.mark.slow
-def test_poisson_curve_is_a_tight_lower_bound(poisson_curve):
+def test_poisson_curve_is_a_tight_lower_bound(poisson_curve, compiled):
     rate, sigma = RATE, SIGMA
     rates, missed = poisson_curve
 
@@ -219,7 +219,7 @@ def test_epsilon_curve_is_exact_at_or_above_every_step():
 
 
 @pytest.mark.slow
-def test_epsilon_curve_without_mu_marks_the_steps_that_it_knows():
+def test_epsilon_curve_without_mu_marks_the_steps_that_it_knows(compiled):
     plan = make_fixed_plan(sampling="poisson", num_steps=40)
     ax = plot.epsilon_by_step(plan)
     (line,) = ax.lines
@@ -463,10 +463,14 @@ except ImportError as error:
 
 
 @pytest.mark.slow
-def test_programs_on_the_page_draw_the_committed_figures(tmp_path, monkeypatch):
+def test_programs_on_the_page_draw_the_committed_figures(
+    tmp_path, monkeypatch, compiled
+):
     page, variables = (ROOT / "docs/plots.md").read_text("utf-8"), {}
     (tmp_path / "docs/plots").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
+    # No figure is committed of ε by step, whose points other tests check.
+    monkeypatch.setattr("dpjax.plot._runs._POINTS", 6)
     # Rank promotion is as users have it; the style of the page ends with it.
     with jax.numpy_rank_promotion("allow"), plt.rc_context():
         for program in page.split("```python\n")[1:]:

@@ -43,7 +43,7 @@ run = functools.partial(
 
 
 @pytest.mark.slow
-def test_mixture_delta_bounds_the_mean_of_its_parts(x64):
+def test_mixture_delta_bounds_the_mean_of_its_parts(x64, compiled):
     # Full batches, where every part is Gaussian and known exactly.
     weights = np.random.default_rng(0).uniform(size=60)
     weights[[3, 17]] = 0
@@ -87,7 +87,7 @@ def test_grouping_never_loses_probability_or_shortens_a_run():
 
 
 @pytest.mark.slow
-def test_epsilon_inverts_delta():
+def test_epsilon_inverts_delta(compiled):
     rounds = accounting.uniform(200, 4)
     args = {"rounds": rounds, "sampling_rate": 0.05}
     epsilon = float(accounting.epsilon(3.0, 1e-4, **args))
@@ -178,7 +178,7 @@ def test_steps_match_reference_sgd():
 
 
 @pytest.mark.slow
-def test_run_noise_has_the_scale_of_the_guarantee():
+def test_run_noise_has_the_scale_of_the_guarantee(compiled):
     # Gradients of zero: x is the sum of R draws.
     d = 20_000
     data = np.zeros((40, d), np.float32), np.ones(40, np.float32)

@@ -314,7 +314,7 @@ def test_events_of_searches_have_profiles():
 
 
 @pytest.mark.slow
-def test_bounds_of_sampled_mechanisms_hold(attacks):
+def test_bounds_of_sampled_mechanisms_hold(attacks, compiled):
     step = events.PoissonGaussian(1.1, 0.1, Adjacency.ADD_REMOVE)
     law = selection.Geometric(10.0)
     lower = attacks.epsilon_lower(step, DELTA, law)
@@ -389,7 +389,7 @@ def test_derivative_by_noise_equals_differences(law, count):
 
 
 @pytest.mark.slow
-def test_derivative_has_the_shape_of_delta_and_one_entry_for_each_number(x64):
+def test_derivative_has_the_shape_of_delta_and_one_entry_for_each_number(x64, compiled):
     deltas = np.array([1e-3, 1e-6])
 
     def epsilon(mus):

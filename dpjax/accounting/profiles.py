@@ -8,7 +8,6 @@ pair (ε, δ) is known has a `FunctionProfile`.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import rounding, validate
+from dpjax._core import rounding, searches, validate
 from dpjax._core.float64 import cast, default_float, float64, scope
+from dpjax._core.searches import Point
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import correlated, events, gdp, pld, pure, truncation
@@ -30,8 +30,9 @@ __all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
 # share is used.
 LEAST_SHARE = 0.01
 _SHARES = (LEAST_SHARE, 0.1, 0.5, 0.9)
-# The smallest δ of the search for δ, and its number of halvings.
-_LEAST_DELTA, _HALVINGS = 1e-30, 20
+# Of the search for δ: the smallest δ, the width in log δ at which the search ends, and
+# a number that stands for an infinite ε.
+_LEAST_DELTA, _LOG_WIDTH, _HUGE = 1e-30, 6e-5, 1e6
 
 
 class Gaussian(NamedTuple):
@@ -106,19 +107,25 @@ class FunctionProfile:
 def search_delta(
     epsilon_of: Callable[[float], ArrayLike], epsilon: ArrayLike
 ) -> jax.Array:
-    """A δ, rounded up, for each ε >= 0, f[*b], by bisection between 1e-30 and 1."""
+    """A δ, rounded up, for each ε >= 0, f[*b], between 1e-30 and 1."""
     validate.nonnegative("epsilon", epsilon, finite=False)
-    target = np.asarray(epsilon, np.float64)
-    low, high = np.full(target.shape, math.log(_LEAST_DELTA)), np.zeros(target.shape)
-    epsilons_of = np.vectorize(lambda x: float(np.asarray(epsilon_of(math.exp(x)))))
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        # The upper end starts at δ = 1 and moves only to a δ that meets the target, so
-        # that the upper end is always a valid bound.
-        enough = epsilons_of(middle) <= target
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    # The factor is a margin for rounding in exp, log and the cast to float32.
-    return jnp.asarray(np.minimum(np.exp(high) * rounding.MARGIN, 1.0), default_float())
+
+    def search(target: float) -> float:
+        def excess(delta: Any) -> Any:
+            found = float(np.asarray(epsilon_of(float(delta))))
+            over = np.clip(found, 0, _HUGE) - min(target, _HUGE)
+            return np.float32(min(over, 0.0) if found <= target else max(over, 1e-30))
+
+        # ε is not known at the ends. The good end moves only to a δ that meets the
+        # target, so that it is always a valid bound.
+        bad = Point(*map(jnp.float32, (_LEAST_DELTA, min(target, _HUGE) + 1)))
+        good = Point(*map(jnp.float32, (1.0, -min(target, _HUGE))))
+        width = np.float32(_LOG_WIDTH)
+        return float(searches.close(excess, bad, good, width, log=True))
+
+    deltas = np.vectorize(search, otypes=[np.float64])(np.asarray(epsilon, np.float64))
+    # The factor is a margin for the cast to float32.
+    return jnp.asarray(np.minimum(deltas * rounding.MARGIN, 1.0), default_float())
 
 
 @float64("up")
