@@ -161,7 +161,9 @@ SIZES = {"num_examples": 500, "batch_size": 50, "num_steps": 60, "clip_norm": 0.
         pytest.param("fixed", "poisson", marks=pytest.mark.slow),
     ],
 )
-def test_a_plan_spends_what_is_left(way, sampling, compiled):
+def test_a_plan_spends_what_is_left(way, sampling, request):
+    if sampling == "poisson":
+        request.getfixturevalue("compiled")
     adjacency = ZERO
     account = dpjax.budget(2.0, 1e-5, adjacency=adjacency, composition=way)
     account = account.draw(events.Gaussian(0.2))

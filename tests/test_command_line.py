@@ -250,7 +250,9 @@ def test_poisson_run_is_reported(run_command, write_record):
 
 
 @pytest.mark.slow
-def test_poisson_run_with_growing_batches_is_reported(run_command, write_record, compiled):
+def test_poisson_run_with_growing_batches_is_reported(
+    run_command, write_record, compiled
+):
     plan = dpjax.plan(**POISSON, batch_schedule=lambda t: 0.5 if t < 50 else 1.0)
     assert run_command(write_record(plan.guarantee)).startswith(str(plan.guarantee))
 

@@ -445,7 +445,9 @@ def test_invalid_schedule_arguments_raise(changed, match):
 @pytest.mark.parametrize(
     ("sampling", "num_steps"), [("cyclic_poisson", 60), ("random_bins", 24)]
 )
-def test_amplified_strategy_meets_target_with_less_error(sampling, num_steps, optimized, compiled):
+def test_amplified_strategy_meets_target_with_less_error(
+    sampling, num_steps, optimized, compiled
+):
     workload = workloads.momentum(0.9)
     sizes = {"num_steps": num_steps, "steps_per_epoch": num_steps // 3}
     asked = {**sizes, "sampling": sampling, "adjacency": Adjacency.ZERO_OUT}

@@ -120,8 +120,8 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         return high
     assert isinstance(event, Composed)
     about = _estimates.overflow(event, solved.epsilon, delta, SHARE)
-    # log P(the other examples fill a batch) for each capacity, in decreasing order, down
-    # to P = 1e-300.
+    # log P(the other examples fill a batch) for each capacity, in decreasing order,
+    # down to P = 1e-300.
     capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
     full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, size / n), TINY))
     aim, tries = about.log_full, 0
