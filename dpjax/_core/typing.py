@@ -1,18 +1,17 @@
 """Type aliases for the signatures of dpjax.
 
 The alias for a pytree is optax's. With this alias a static checker accepts nested
-containers of arrays and numbers (chex's alias excludes numbers). Only the author of a
-loss knows the types of its parameters and examples. So the alias `LossFn` does not
-restrict the arguments. Signatures use `Any` for results of a user's function and for
-arguments that are passed on to such a function. They use `object` for values that are
-not inspected. `help` shows an alias of `TypeAliasType` by its name, and other aliases
-by their definition. `Adjacency`, which signatures of accountants name, is here, too.
+containers of arrays and numbers. Only the author of a loss knows the types of its
+parameters and examples. So the alias `LossFn` does not restrict the arguments.
+Signatures use `Any` for results of a user's function and for arguments that are passed
+on to such a function. They use `object` for values that are not inspected. `help` shows
+an alias of `TypeAliasType` by its name, and other aliases by their definition.
+`Adjacency`, which signatures of accountants name, is here, too.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
-import chex
 import jax
 import jax.core
 import jax.typing
@@ -25,7 +24,7 @@ from dpjax._core.adjacency import Adjacency as Adjacency
 ArrayLike = TypeAliasType("ArrayLike", jax.typing.ArrayLike)
 Arrays: TypeAlias = Sequence[jax.Array]
 DTypeLike = TypeAliasType("DTypeLike", jax.typing.DTypeLike)
-Key: TypeAlias = chex.PRNGKey  # a typed key, which validate.typed_key checks
+Key: TypeAlias = jax.Array  # a typed key, which validate.typed_key checks
 Tree = TypeAliasType("Tree", optax.Params)
 ScalarOrSchedule = TypeAliasType("ScalarOrSchedule", optax.ScalarOrSchedule)
 LossFn: TypeAlias = Callable[..., jax.Array]  # a function of parameters and ONE example
