@@ -145,7 +145,7 @@ def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float
 
 
 def noises(schedule: tuple[Segment, ...], num_steps: int) -> np.ndarray:
-    """The noise multipliers of num_steps steps, f64[T], divided by the plan's."""
+    """The noise multipliers of num_steps steps, in units of the plan's own, f64[T]."""
     starts = [piece.start for piece in schedule]
     held = np.searchsorted(starts, np.arange(num_steps), side="right") - 1
     return np.array([piece.noise for piece in schedule])[held]

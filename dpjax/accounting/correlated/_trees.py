@@ -93,7 +93,13 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
 def _multiply_lognormal(
     law: spread.Law, variance: jax.Array, tail: jax.Array
 ) -> tuple[spread.Law, jax.Array]:
-    """The product of L and a lognormal, and the variance below the grid's spacing."""
+    """Multiply L by an independent lognormal variable whose log has this variance.
+
+    If its standard deviation is below the grid's spacing, L stays as it is.
+
+    Returns:
+      The law of the product, and the variance that was left out, or 0.
+    """
     fits = variance >= law.grid.spacing**2
     safe = jnp.where(fits, variance, 1.0)
     law = jax.lax.cond(

@@ -183,10 +183,11 @@ def discrete_gaussian(
 def discrete_gaussian_groups(
     stddev: jax.Array, sensitivity: int, tail: jax.Array
 ) -> DiscreteLosses:
-    """The losses of groups of integers, which give a lower bound on δ.
+    """The losses of a weaker release, which give a lower bound on δ.
 
-    Only the group of the released integer is known, and the integers outside of the
-    window are left out (`merged`).
+    The mechanism releases an integer. The weaker release tells only which group of
+    integers contains this integer. Integers outside of the window are left out, as in
+    `merged`.
     """
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)

@@ -117,9 +117,10 @@ def split(
         loss = loss - away
 
     def climb(step: jax.Array) -> jax.Array:
-        """The growth of the loss as μz grows by a step from the start of an interval.
+        """The difference between the loss at μz + step and at μz.
 
-        The share and log1p give this difference without cancellation.
+        z is the start of the interval. This form does not subtract nearly equal
+        numbers.
         """
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
