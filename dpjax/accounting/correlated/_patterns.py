@@ -119,7 +119,7 @@ def few_separated_steps(
 def few_reshuffled_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
 ) -> jax.Array:
-    """As `reshuffled_order`, for an example that takes part in `most` epochs at most."""
+    """As `reshuffled_order`, for an example that is in at most `most` epochs."""
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jax.lax.cummax(columns, reverse=True)[::n_b]
     largest = jnp.where(jnp.arange(largest.size) < most, largest, 0.0)
