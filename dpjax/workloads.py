@@ -22,8 +22,8 @@ def prefix_sum(
 
     Args:
       learning_rates: η, one number f[] or one for each step f[T], non-negative.
-      weight_decay: the share of the parameters that each step removes, divided by the
-        step's learning rate, f[], non-negative and at most 1 / η.
+      weight_decay: λ, f[], non-negative and at most 1 / η. A step with the learning
+        rate η removes the share ηλ of the parameters.
 
     Raises:
       ValueError: an argument is out of range.
@@ -65,8 +65,8 @@ def momentum_sum(
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
       learning_rates: η, one number f[] or one for each step f[T], non-negative.
-      weight_decay: the share of the parameters that each step removes, divided by the
-        step's learning rate, f[], non-negative and at most 1 / η.
+      weight_decay: λ, f[], non-negative and at most 1 / η. A step with the learning
+        rate η removes the share ηλ of the parameters.
 
     Raises:
       ValueError: an argument is out of range.

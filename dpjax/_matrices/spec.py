@@ -50,7 +50,7 @@ class StrategySpec(NamedTuple):
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
 
     def __str__(self) -> str:
-        """The matrix as a phrase, with its polynomials of the shift L."""
+        """The matrix as a phrase, with its polynomials in the shift L."""
         if self.tree_decay is not None:
             return f"that of the binary tree for momentum of {self.tree_decay}"
         top, bottom = (

@@ -247,7 +247,7 @@ class Fixed:
 
     @property
     def total_variation(self) -> float:
-        """Zero: nothing is drawn."""
+        """Zero, since `sample` returns the fixed count without a draw."""
         return 0.0
 
     def sample(self, key: Key) -> int:

@@ -255,7 +255,10 @@ class LatticeProfile(NamedTuple):
         """No GDP parameter is known."""
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up; inf where τ alone takes too much δ."""
+        """The ε for a δ in (0, 1), rounded up.
+
+        Each share of δ is tried for the cost (1 + e^ε) τ. ε is inf if none suffices.
+        """
         delta = np.asarray(delta, np.float64)
         dtype, best = default_float(), np.full(delta.shape, np.inf)
         # In float64, so that with and without `jax_enable_x64` the same share suffices.

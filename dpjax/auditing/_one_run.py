@@ -112,9 +112,10 @@ def _mu64(
 
 
 def _largest(is_refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Find a refuted parameter by bisection; 0 if the parameter 0 is not refuted.
+    """Find the largest refuted parameter by bisection.
 
-    `is_refuted` is a function from a parameter to whether the guesses refute it.
+    `is_refuted(parameter)` states whether the guesses refute the parameter. The result
+    is a refuted parameter, or 0 if the guesses do not even refute 0.
     """
     zero = jnp.zeros(())
     largest = bisect(is_refuted, jnp.asarray(_LARGEST), zero, times=48)

@@ -120,14 +120,14 @@ class Assumed(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The numbers of a step, f64[] each; distances are in units of the step's noise."""
+    """The numbers of a step. Distances are in units of the step's noise."""
 
-    log_lipschitz: jax.Array  # 0 where unknown
-    known: jax.Array  # whether the Lipschitz constant is known
-    shift: jax.Array  # the distance by which one differing example moves the step
-    diameter: jax.Array  # 1 where not bounded
-    bounded: jax.Array  # whether the diameter is finite
-    valid: jax.Array  # whether the numbers are in range
+    log_lipschitz: jax.Array  # f64[], 0 where unknown
+    known: jax.Array  # bool[], whether the Lipschitz constant is known
+    shift: jax.Array  # f64[], how far one differing example moves the step
+    diameter: jax.Array  # f64[], 1 where not bounded
+    bounded: jax.Array  # bool[], whether the diameter is finite
+    valid: jax.Array  # bool[], whether the numbers are in range
 
 
 class SettingError(TypeError, ValueError):

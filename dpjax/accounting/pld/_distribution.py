@@ -119,9 +119,9 @@ def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
 def convolve(a: PLD, b: PLD) -> PLD:
     """The privacy-loss distribution of two mechanisms that run on the same data.
 
-    The second mechanism may depend on the output of the first one, but its distribution
-    must not. Both distributions must be fixed before any output is seen, since the
-    result is otherwise not valid.
+    The second mechanism may depend on the output of the first one if b holds for the
+    second mechanism whatever that output is. Both PLDs must be fixed before any output
+    is seen. Otherwise the result is not valid.
 
     Args:
       a: the PLD of one mechanism. Exchanging a and b changes nothing.

@@ -365,7 +365,7 @@ def _overlap(one: Part | None, other: Part | None) -> bool:
 
 
 def _moves_entries(eqn: jex.JaxprEqn) -> bool:
-    """Whether all outputs are input entries, each of which occurs at most once."""
+    """Whether the outputs have entries of the inputs only, and none of them twice."""
     moving = {"reshape", "rev", "concatenate", "slice", "split"}
     return eqn.primitive.name in moving or _axis_map(eqn) is not None
 

@@ -412,10 +412,10 @@ class Explanation:
 def explanation(
     plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]], auto: Engine
 ) -> Explanation:
-    """The plan as a table with one row for each parameter leaf.
+    """How the engine forms the gradients, as a table with a row for each parameter.
 
     Args:
-      plan: the plan.
+      plan: the engine's plan for a loss, which is not a `dpjax.plan`.
       paths: the path of each leaf in the tree of parameters.
       shapes: the shape of each leaf.
       auto: the engine that engine="auto" takes.
