@@ -86,7 +86,10 @@ def add_noise_after_cast(monkeypatch):
         ),
         pytest.param(
             halve_noise,
-            test_random_rounds.test_run_noise_has_the_scale_of_the_guarantee,
+            # Without XLA's programs for accountants, which only save time.
+            lambda: test_random_rounds.test_run_noise_has_the_scale_of_the_guarantee(
+                compiled=None
+            ),
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -338,7 +338,7 @@ def epsilon_of_noise(sigma):
 
 
 @pytest.mark.slow
-def test_float32_second_derivatives_match_differences(compiled):
+def test_float32_second_derivatives_match_differences():
     h, slope = 1e-3, jax.jit(jax.grad(epsilon_of_noise))
     with jax.enable_x64(True):
         central = (slope(1.2 + h) - slope(1.2 - h)) / (2 * h)

@@ -156,7 +156,7 @@ PEERS = {
         for x in PEERS
     ],
 )
-def test_bounds_agree_with_dp_accounting(name, x64, compiled):
+def test_bounds_agree_with_dp_accounting(name, x64):
     """Between dp_accounting's bounds, up to its grid's error; never below the lower."""
     ours, of, numbers = PEERS[name]
     grid = 1e-3 if name == "mixture" else 1e-4  # it takes a minute with 1e-4
@@ -421,7 +421,7 @@ def test_lower_bound_of_known_epsilon_is_below_the_binomial_formula(
     ],
     ids=["gaussian", "truncated", "all", "groups"],
 )
-def test_brackets_of_batches_and_compositions_contain_the_bound(steps, compiled):
+def test_brackets_of_batches_and_compositions_contain_the_bound(steps):
     """In float32, for an entry of a batch of δ each."""
     delta = np.array([1e-4, 1e-6])
     run = pld.PLD(tuple(events.Repeated(event, 3) for event in steps))

@@ -219,7 +219,7 @@ def test_epsilon_curve_is_exact_at_or_above_every_step():
 
 
 @pytest.mark.slow
-def test_epsilon_curve_without_mu_marks_the_steps_that_it_knows(compiled):
+def test_epsilon_curve_without_mu_marks_the_steps_that_it_knows():
     plan = make_fixed_plan(sampling="poisson", num_steps=40)
     ax = plot.epsilon_by_step(plan)
     (line,) = ax.lines
