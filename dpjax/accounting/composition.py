@@ -167,10 +167,9 @@ class GaussianBound(NamedTuple):
 
     Reason: replace each mechanism by the other one to which it is close. This changes
     the law of all outputs by at most τ. Then let each mechanism reveal nothing where it
-    would reveal the data. This second change affects the outputs with probability at
-    most s, independently of the data given the earlier outputs. The result is a
-    sequence of GDP mechanisms whose Σ mu² never exceeds μ², and such a sequence is
-    μ-GDP.
+    would reveal the data. The probability of this event is at most s in total, and does
+    not depend on the data, given the earlier outputs. The result is a sequence of GDP
+    mechanisms whose Σ mu² never exceeds μ², and such a sequence is μ-GDP.
 
     Attributes:
       mu: the GDP parameter, f[].

@@ -44,8 +44,8 @@ class Marked(NamedTuple):
     """A batch of examples, some of which are marked as canaries.
 
     Attributes:
-      example: the examples that the loss takes. For a canary, any example with a finite
-        loss will do.
+      example: the examples that the loss takes. For a canary, this entry is a
+        placeholder: an example with a finite loss.
       canary: the index of the canary, i32[*b]; −1 for an ordinary example.
     """
 

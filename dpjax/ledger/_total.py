@@ -52,11 +52,11 @@ class Ledger:
 
         Privacy: the bound holds if every run has its own key, and the plans of all runs
         and the costs of all other releases were fixed before any output was seen. The
-        bound is no privacy filter. If outputs of earlier runs determined a plan, the
-        bound does not hold, even with a total below a limit that was fixed before.
-        For example, let the first output choose between two alternatives for the second
-        plan that have the same total ε. For some first run and alternatives, this
-        choice nearly doubles δ at that ε. `spend` is the privacy filter.
+        bound is no privacy filter: it does not hold if outputs of earlier runs
+        determined a plan. A limit on this ε that was fixed before does not help. For
+        example, let the first output select the second plan from two alternatives with
+        the same total ε. There are runs for which the true δ at this ε is nearly twice
+        the reported δ. `spend` is the privacy filter.
         """
         validate.open_unit("delta", delta)
         # The difference of two sums under the same noise has no noise: ε is infinite.

@@ -211,7 +211,10 @@ def discrete_gaussian(
 
 
 def discrete_gaussian_like(key: Key, tree: Shaped, draws: int) -> Shaped:
-    """Draws of `discrete_gaussian` with the shapes of the tree's leaves."""
+    """One number of `discrete_gaussian` for each entry of the tree's leaves.
+
+    `draws` is as for `add_discrete_gaussian_noise`.
+    """
     return map_with_keys(
         lambda key, x: draw_like(discrete_gaussian, key, x, draws), key, tree
     )

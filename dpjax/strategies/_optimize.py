@@ -109,7 +109,10 @@ def _weights(theta: float, epochs: int, n_b: int) -> tuple[float, float]:
 
 
 def _nuclear_norm(a: np.ndarray, n_b: int, theta: float) -> float:
-    """The nuclear norm ‖A W^{1/2}‖_*, from the coefficients of A, n_b and θ."""
+    """The nuclear norm ‖A W^{1/2}‖_*, where a is the first column of Toeplitz A.
+
+    `_weights` computes the numbers of W^{1/2} from θ and n_b.
+    """
     from scipy.linalg import svdvals, toeplitz
 
     epochs = a.size // n_b

@@ -188,13 +188,13 @@ def _edge(
 
 
 class _Windows(NamedTuple):
-    """The windows of integration, f[*b] each.
+    """The windows of integration.
 
     Attributes:
-      highest: the log of the integrand's largest value, for scaling.
-      crossing: the point towards which all windows are graded.
-      first, split: the ends of the window around small y, the same at all orders.
-      lows, highs: the ends of the other two windows, stacked.
+      highest: the log of the integrand's maximum, for scaling, f[*b].
+      crossing: the point where q e^z = 1 − q, near which the nodes are densest, f[*b].
+      first, split: the ends of the window of small y, equal for all orders, f[*b].
+      lows, highs: the ends of the other two windows, f[2, *b].
     """
 
     highest: jax.Array
@@ -309,7 +309,10 @@ def _log_excess(
 
 
 def poisson(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    """An upper bound on log E h(y), for σ >= 0.1, 1e-60 <= q <= 1 and a > 1."""
+    """An upper bound on log E h(y) for Poisson sampling, by the module's docstring.
+
+    q is the sampling rate, and a the order: σ >= 0.1, 1e-60 <= q <= 1 and a > 1.
+    """
     return _log_excess(_POISSON, sigma, q, a)
 
 

@@ -15,10 +15,10 @@ from dpjax._matrices.toeplitz import Toeplitz, series, times
 def square_error(
     strategy: Toeplitz, factors: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
-    """The mean squared error ‖A diag(f) C⁻¹‖_F² / T of a Toeplitz strategy C, f[].
+    """The mean squared error ‖A diag(s) C⁻¹‖_F² / T of a Toeplitz strategy C.
 
-    A is the matrix of the workload. The factors f, f[T] or f[1], multiply the noise of
-    each step.
+    A is the matrix of the workload. s stands for `factors`, f[T] or f[1], which
+    multiply the noise of each step.
     """
     rates, keep = (jnp.asarray(x) for x in (workload.rates, workload.keep))
     if rates.size == keep.size == factors.size == 1:

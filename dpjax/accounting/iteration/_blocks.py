@@ -110,7 +110,14 @@ def single(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
 
 
 def ends(each: Block) -> Ends:
-    """The minorants from each step on, for the blocks of single steps."""
+    """For each step k, the first edge of the minorant of the steps k, k + 1, ..., T.
+
+    Args:
+      each: the blocks of single steps.
+
+    Returns:
+      `Ends`, with the edges and the steps at which they end.
+    """
     steps = each.rise.shape[0]
     # No steps are an edge with a run of 0, which no edge absorbs.
     nothing = jax.tree.map(lambda x: jnp.pad(x, (0, 1)), each)

@@ -490,7 +490,8 @@ def scheduled_cyclic_gd_mu(
 
     Returns:
       μ, f[], rounded up: the maximum over the positions of an example. The μ of a
-      position is the minimum of composition and the minorant of `optimal_shift_mu`.
+      position is the smaller one of two bounds: that of composition, and that of
+      `optimal_shift_mu`.
 
     Raises:
       ValueError: a static argument is out of range, an assumption fails, or lengths

@@ -187,8 +187,8 @@ def check(
     """Check the assumptions of a run and return them as numbers and static assumptions.
 
     Raises:
-      ValueError: an assumption, which the message names, fails, is missing or is
-        unknown.
+      ValueError: an assumption fails, is missing or is unknown. The message names this
+        assumption.
     """
     check_names(setting)
     given: dict[str, Any] = {**setting}

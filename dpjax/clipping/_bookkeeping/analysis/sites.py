@@ -72,10 +72,12 @@ class TappedSite(Site):
 
 @dataclasses.dataclass(eq=False)
 class RuledSite(Site):
-    """An equation that a rule covers: the tap is added to the equation's output.
+    """An equation that a rule covers.
+
+    The engine adds a tap, which is an array of zeros, to the equation's output.
 
     Attributes:
-      rule: the rule, with the equation.
+      rule: the rule. rule.eqn is the equation.
     """
 
     rule: Rule

@@ -195,10 +195,10 @@ def squares_of_rows(
 def form_gradients(
     alike: Alike[Component], seen: Seen, clip_norms: Sequence[ArrayLike]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Per-example gradients of the leaves, and upper bounds of their squared norms.
+    """Per-example gradients of the leaves, and bounds of their norms for each group.
 
     `clip_norms` has one bound C for each of the component's groups. The second result
-    has, for each of these groups, an upper bound f[b] of ‖gradient / C‖².
+    has, for each of these groups, an upper bound f[b] of ‖gradient‖² / C².
     """
     gradients = per_example_gradients(alike, seen)
     groups = alike.part.groups_of_own

@@ -118,7 +118,8 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
 def _terms(linear: jex.Jaxpr) -> int:
     """The number of additions and products in the transpose of a linear map.
 
-    The number is for all paths together, and so bounds the number along each path.
+    The number counts the operations of the whole map. So it bounds the number of
+    operations between an input and an output.
     """
     uses = [v for eqn in linear.eqns for v in eqn.invars if isinstance(v, jex.Var)]
     # The transpose adds the cotangents of all uses of a variable. This is one addition
