@@ -196,7 +196,7 @@ def random_setting(rng):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["random_bins", "fresh_bins"])
-def test_epsilon_bounds_hold_in_simulations(how):
+def test_epsilon_bounds_hold_in_simulations(how, compiled):
     """34 settings, both orders: at six standard errors a false alarm in 1e6 in all."""
     rng = np.random.default_rng(4)
     sizes = (24, 8) if how == "random_bins" else (12, 4)
@@ -264,7 +264,9 @@ def test_independent_noise_equals_random_allocation():
         (0.7, 4.0, 2.59, 1.05),
     ],
 )
-def test_epsilon_bound_is_close_to_simulated_noise(decay, target, simulated, excess):
+def test_epsilon_bound_is_close_to_simulated_noise(
+    decay, target, simulated, excess, compiled
+):
     def epsilon(noise):
         return correlated.epsilon(
             strategies.geometric(decay),
@@ -281,12 +283,13 @@ def test_epsilon_bound_is_close_to_simulated_noise(decay, target, simulated, exc
 
 
 @pytest.mark.slow
-def test_runs_of_all_sizes_share_one_compiled_program():
+def test_runs_of_all_sizes_share_one_compiled_program(compiled):
     def epsilon(how, *sizes):
         return float(make_epsilon_fn(how, *sizes)(np.full(4, 0.1), 2.0, 1e-5))
 
     assert 0 < epsilon("random_bins") < 10
     programs = _bins._epsilon._cache_size()
+    assert programs > 0
     for how, sizes in itertools.product(
         ["random_bins", "fresh_bins"], [(24, 8), (9, 3), (5, 1), (5, 7)]
     ):

@@ -160,12 +160,13 @@ def test_bounds_agree_with_dp_accounting(name, x64):
     """Between dp_accounting's bounds, up to its grid's error; never below the lower."""
     ours, of, numbers = PEERS[name]
     grid = 1e-3 if name == "mixture" else 1e-4  # it takes a minute with 1e-4
+    steps = [
+        of(*numbers, pessimistic_estimate=x, value_discretization_interval=grid)
+        for x in (False, True)
+    ]
     for count, delta in ((1, 1e-4), (8, 1e-6)):
         low, high = (
-            of(*numbers, pessimistic_estimate=x, value_discretization_interval=grid)
-            .self_compose(count)
-            .get_epsilon_for_delta(delta)
-            for x in (False, True)
+            step.self_compose(count).get_epsilon_for_delta(delta) for step in steps
         )
         epsilon = float(pld.epsilon(pld.compose(ours, count), delta))
         assert low <= epsilon * (1 + 1e-9)
