@@ -73,9 +73,9 @@ def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None
 
 
 def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
-    """The smallest capacity at which overflow does not raise ε above solved.epsilon.
+    """A small capacity at which overflow does not raise ε above solved.epsilon.
 
-    The run was solved for without overflow at less than δ, so that the rest of δ can be
+    The capacity is the smallest one unless the prediction below is wrong. The run was solved for without overflow at less than δ, so that the rest of δ can be
     spent on overflow. The search starts at three standard deviations above the batch
     size b. A capacity below b may meet the target, too, since a step on a few of many
     examples costs little. But such a step also trains little.
