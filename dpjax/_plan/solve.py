@@ -75,10 +75,11 @@ def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None
 def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     """A small capacity at which overflow does not raise ε above solved.epsilon.
 
-    The capacity is the smallest one unless the prediction below is wrong. The run was solved for without overflow at less than δ, so that the rest of δ can be
-    spent on overflow. The search starts at three standard deviations above the batch
-    size b. A capacity below b may meet the target, too, since a step on a few of many
-    examples costs little. But such a step also trains little.
+    The capacity is the smallest one unless the prediction below is wrong. The run was
+    solved for without overflow at less than δ, so that the rest of δ can be spent on
+    overflow. The search starts at three standard deviations above the batch size b. A
+    capacity below b may meet the target, too, since a step on a few of many examples
+    costs little. But such a step also trains little.
 
     For random bins, the probability of an overflow alone determines whether a capacity
     suffices, and bisection finds the capacity. For other samplings, overflow adds to ε
