@@ -3,26 +3,26 @@
 **Notions of privacy.** Each notion converts to δ(ε) and ε(δ), and composes:
 
 1. `gdp`: Gaussian differential privacy with parameter μ, exact for Gaussian noise.
-   `pure`: pure differential privacy, ε alone.
-2. `rdp`: Rényi curves, which add up and are cheap.
+   `pure`: pure differential privacy, which is (ε, δ)-DP with δ = 0.
+2. `rdp`: Rényi differential privacy. Rényi curves add up, and are quick to compute.
 3. `pld`: nearly exact privacy-loss distributions of subsampled mechanisms, of Laplace
    and discrete noise, of randomised response and of mechanisms with a known ε, and of
    compositions of all of these. Lower bounds show how exact the distributions are.
-4. `fdp`: bounds on attacks from a privacy profile δ(ε). `group`: the ε and δ of several
-   examples from a profile.
+4. `fdp`: bounds on attacks, from a privacy profile δ(ε). `group`: the ε and δ for a
+   group of examples, from the profile for one example.
 5. `calibrate`: the parameter that meets a target ε.
 
 **The privacy loss of a run**, expressed in one of these notions:
 
-6. `tree`: noise of the binary tree mechanism. `correlated`: noise of any strategy, and
-   the error of this noise in an optimizer's steps.
+6. `tree`: noise of binary trees. `correlated`: noise that is correlated between steps,
+   and the error that this noise causes in an optimizer's steps.
 7. `random_rounds`: runs that stop after a random number of rounds. `truncation`:
    Poisson batches that overflow their capacity. `allocation`: examples that take part
-   in one random step of each epoch.
-8. `iteration`: runs that release only their last iterate. `objective`: the minimum of
-   an objective with a linear noise.
-9. `individual`: the privacy loss of each example from its own norms. These losses are
-   private data.
+   in random steps of each epoch.
+8. `iteration`: runs that release only their last iterate. `objective`: the release of
+   the minimiser of an objective that has a random linear term.
+9. `individual`: the privacy loss of each example, from the norms of the example's own
+   gradients. These losses are private data.
 
 **Functions for several mechanisms on the same data:**
 
@@ -30,8 +30,8 @@
    ones.
 11. `selection`: searches, which release only the best of several runs.
 
-`profiles` turns any of these results into ε(δ) and δ(ε). `_numerics` holds the numerics
-of all accountants.
+`events` describes mechanisms, and `profiles` returns ε(δ) and δ(ε) of a description.
+`_numerics` holds the numerics of all accountants.
 """
 
 from dpjax.accounting import allocation as allocation

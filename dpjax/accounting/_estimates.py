@@ -1,10 +1,11 @@
-"""Quick estimates of the ε of sampled Gaussian steps, with which searches begin.
+"""Quick estimates of the ε of sampled Gaussian steps, at which searches begin.
 
-An estimate is no bound, and no guarantee relies on one: estimates only save evaluations
-of an accountant. The losses of a step are moved to a grid in a way that keeps their
-mass, mean and variance, and a Fourier transform composes the steps. In runs of many
-steps ε is usually within 1e-5 of the accountant's ε. For a few steps at a small
-sampling rate it may be off by a percent.
+An estimate is not a bound, and no guarantee relies on an estimate. Estimates only save
+evaluations of an accountant. The estimate moves the privacy losses of a step to a grid.
+The total probability, the mean and the variance of the losses stay the same. A Fourier
+transform then composes the steps. For many steps, the estimate is usually within 1e-5
+of the accountant's ε. For a few steps at a small sampling rate, the estimate may differ
+by a percent.
 """
 
 import math
@@ -16,15 +17,16 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY
 from dpjax.accounting.events import Composed, Repeated
 
-# The number of losses on the grid, and of outcomes of a step.
+# The number of privacy losses on the grid, and the number of outcomes of one step.
 _GRID, _OUTCOMES = 2**14, 2_000
 
 
 class Overflow(NamedTuple):
-    """An estimate of what batches that overflow cost.
+    """The estimated effect of overflow, which is a batch that exceeds its capacity.
 
     Attributes:
-      log_full: the log of the probability of a full batch that takes a share of δ.
+      log_full: the logarithm of the probability of a full batch at which overflow
+        increases δ by the relative amount `share`, an argument of `overflow`.
       spare: the increase of ε if δ is reduced by this share; TINY if it is not known.
     """
 
@@ -38,7 +40,7 @@ def _rate(step: Repeated) -> float:
 
 
 def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of a step and their masses; if `full`, of one whose batch is full."""
+    """Privacy losses of a step and their probabilities, for a full batch if `full`."""
     rate, fixed = event.sampling_rate, full or hasattr(event, "mu")
     mu = (
         event.mu
@@ -53,7 +55,7 @@ def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
     loss = log_mixture(mu * z - mu * mu / 2)
     idle = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
     mass = idle * np.exp(loss)
-    if fixed:  # the pair of `pairs.fixed_size`
+    if fixed:  # the dominating pair of `pairs.fixed_size`
         loss, mass, idle = (x[z > mu / 2] for x in (loss, mass, idle))
         rest = 1 - np.sum(mass + idle)
         return np.hstack([loss, -loss, 0.0]), np.hstack([mass, idle, rest])
@@ -63,11 +65,13 @@ def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Run:
-    """The distribution of the composed loss of a run, on a grid for ε of about a size.
+    """The estimated distribution of a run's composed privacy loss, on a grid.
+
+    The argument `epsilon` is a rough value of the run's ε, which determines the grid.
 
     Attributes:
-      losses: the losses of the grid that are at least 0.
-      deltas: δ(ε) at each of them.
+      losses: the privacy losses of the grid that are at least 0.
+      deltas: δ(ε) for an ε equal to each of these losses.
     """
 
     def __init__(self, steps: Composed, epsilon: float) -> None:
@@ -75,7 +79,8 @@ class _Run:
         for step in steps.steps:
             loss, mass = _losses(step.event)
             variance += step.count * (mass @ loss**2 - (mass @ loss) ** 2)
-        # Hardly any mass is at larger losses. It comes back at the other end.
+        # Hardly any probability lies above `top`. The Fourier transform moves it to the
+        # other end of the grid.
         top = 3 * epsilon + 10 * math.sqrt(variance)
         self.losses = np.arange(_GRID // 2) * (2 * top / _GRID)
         self.transform = np.ones(_GRID // 2 + 1, complex)
@@ -84,18 +89,18 @@ class _Run:
         self.deltas = self.deltas_of(self.transform)
 
     def of_step(self, loss: np.ndarray, mass: np.ndarray) -> np.ndarray:
-        """The Fourier transform of the losses of one step."""
+        """The Fourier transform of one step's privacy losses, moved to the grid."""
         at = loss / self.losses[1]
         point = np.rint(at)
         off = at - point
-        # Three weights with the sum 1, the mean `off` and the second moment off².
+        # The weights of three grid points: sum 1, mean `off`, second moment off².
         weights = (off - 1) * off / 2, 1 - off * off, (off + 1) * off / 2
         points = np.hstack([point - 1, point, point + 1]).astype(int) % _GRID
         masses = np.hstack([mass * weight for weight in weights])
         return np.fft.rfft(np.bincount(points, masses, _GRID))
 
     def deltas_of(self, transform: np.ndarray) -> np.ndarray:
-        """δ(ε) at each of the losses."""
+        """δ(ε) for an ε equal to each of `losses`, from the run's transform."""
         mass = np.fft.irfft(transform)[: self.losses.size]
         above, other = (
             np.cumsum(x[::-1])[::-1] for x in (mass, mass * np.exp(-self.losses))
@@ -103,20 +108,23 @@ class _Run:
         return above - np.exp(self.losses) * other
 
     def epsilon(self, delta: float) -> float:
-        """ε(δ), linear in log δ between the losses of the grid."""
+        """ε(δ), by linear interpolation in log δ between the losses of the grid."""
         at = max(int(np.argmax(self.deltas <= delta)), 1)
         before, after = np.log(np.maximum(self.deltas[at - 1 : at + 1], TINY) / delta)
         return float(self.losses[at - 1] + self.losses[1] * before / (before - after))
 
 
 def epsilon(steps: Composed, delta: float, about: float) -> float:
-    """The ε(δ) of composed steps whose ε is about the given one."""
+    """An estimate of the ε of composed steps at δ, if ε is roughly `about`."""
     with np.errstate(all="ignore"):
         return _Run(steps, about).epsilon(delta)
 
 
 def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Overflow:
-    """What full batches cost in a run with this ε at all but a share of δ."""
+    """The estimated effect of overflow on a run, as an `Overflow`.
+
+    The given ε is that of the run without overflow at (1 − share) δ.
+    """
     with np.errstate(all="ignore"):
         run = _Run(steps, epsilon)
         step = max(steps.steps, key=_rate)

@@ -1,7 +1,7 @@
-"""Probability laws of the number of repetitions K, with their generating functions.
+"""Probability laws of a search's number of repetitions K, with generating functions.
 
-The generating function of K is G(x) = E x^K. A search draws K independently of the
-data. `_selected` needs only G and its derivative G′.
+The generating function of K is G(x) = E[x^K]. A search draws K independently of the
+data. `_selected` needs only G and the derivative G′ of G.
 """
 
 import dataclasses
@@ -19,43 +19,43 @@ from dpjax._core.typing import ArrayLike, Key
 
 
 def _module(x: ArrayLike):
-    """`jax.numpy` for JAX's arrays, and NumPy for numbers and NumPy's arrays."""
+    """The module of functions for x: `jax.numpy` for a JAX array, otherwise NumPy."""
     return jnp if isinstance(x, jax.Array) else np
 
 
 class _Drawn:
-    """A law that draws K by inverting the cumulative probabilities."""
+    """A law of K whose draws invert the cumulative distribution function."""
 
     mean: float
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """The pairs of k and P(K = k), in the order of k."""
+        """Yield the pairs (k, P(K = k)), with k in increasing order."""
         raise NotImplementedError
 
     @property
     def total_variation(self) -> float:
-        """A bound on the total variation between the draws of `sample` and the law."""
-        # The sum over 128 bits is exact. A recursion's k-th probability is off by 4 k
-        # roundings. A Poisson probability is off by the roundings of its logarithm,
-        # which has three terms of up to k log k each.
+        """A bound on the total variation distance from `sample`'s draws to the law."""
+        # The cumulative sum in 128-bit integers is exact. The k-th probability of a
+        # recursion has an error of 4 k roundings. A Poisson probability has the errors
+        # of its logarithm, which has three terms of up to k log k each.
         return 16 * ULP * (self.mean + 4) * math.log(self.mean + 8)
 
     def sample(self, key: Key) -> int:
-        """A draw of K, which depends on the key alone."""
+        """A random draw of K, which depends on the key alone."""
         words = np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist()
         below = sum(word << 32 * i for i, word in enumerate(words))
         cumulative = 0
         for k, probability in self.probabilities():  # pyright: ignore
-            # Integers are exact: 2¹²⁸ times a float64 loses only what is below 1.
+            # The integer sum is exact. Only the part of 2¹²⁸ P(K = k) below 1 is lost.
             cumulative += int(math.ldexp(probability, 128))
-            # The second condition ends the search in the tail that rounding has lost.
+            # The second condition ends the loop in the tail, which rounding may lose.
             if below < cumulative or (k > self.mean and probability < 1e-30):
                 return k
         raise AssertionError
 
 
 class _NegativeBinomial(_Drawn):
-    """The formulas of a truncated negative binomial law with `shape` and `mean`."""
+    """A truncated negative binomial law of K, with η = `shape` and γ = `stop`."""
 
     shape: float
 
@@ -68,10 +68,10 @@ class _NegativeBinomial(_Drawn):
 
     @functools.cached_property
     def stop(self) -> float:
-        """The γ at which the law has the given mean."""
+        """The parameter γ in (0, 1) at which the law has the given mean."""
         if self.shape == 1:
             return 1 / self.mean
-        low, high = -700.0, -1e-15  # log γ; the mean falls from inf to 1
+        low, high = -700.0, -1e-15  # bounds on log γ: E[K] falls from inf to 1
         for _ in range(200):
             middle = (low + high) / 2
             above = self._mean(math.exp(middle)) > self.mean
@@ -79,20 +79,20 @@ class _NegativeBinomial(_Drawn):
         return math.exp(high)
 
     def _mean(self, stop: float) -> float:
-        """E[K] = η (1 − γ) / (γ (1 − γ^η))."""
+        """E[K] = η (1 − γ) / (γ (1 − γ^η)), with γ = stop and η = shape."""
         lost = self.shape * math.log(stop)
-        # The quotient η / (1 − γ^η) nears 1 / log(1/γ) as η nears 0.
+        # The limit of η / (1 − γ^η) for η → 0 is 1 / log(1/γ).
         quotient = lost / math.expm1(min(lost, 700.0)) if lost else 1.0
         log = math.log(stop)
         return math.expm1(log) / log / stop * quotient
 
     @property
     def steepness(self) -> float:
-        """The largest G″(x) / G′(x), over x in [0, 1]."""
+        """A bound on G″(x) / G′(x) for x in [0, 1], with G(x) = E[x^K]."""
         return (1 + self.shape) / self.stop
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """The pairs of k and P(K = k), in the order of k."""
+        """Yield the pairs (k, P(K = k)), with k in increasing order."""
         k, kept, eta = 1, 1 - self.stop, self.shape
         probability = float(np.asarray(self.derivative(0.0)))
         while True:
@@ -101,23 +101,23 @@ class _NegativeBinomial(_Drawn):
             k += 1
 
     def generating_function(self, x: ArrayLike) -> ArrayLike:
-        """G(x) = ((1 − (1 − γ) x)^−η − 1) / (γ^−η − 1), for x in [0, 1]."""
+        """E[x^K] = ((1 − (1 − γ) x)^−η − 1) / (γ^−η − 1), for x in [0, 1]."""
         xp = _module(x)
         log_remainder = xp.log1p(-(1 - self.stop) * x)
-        if self.shape == 0:  # the limit
+        if self.shape == 0:  # the limit η → 0
             return log_remainder / math.log(self.stop)
         scale = math.expm1(-self.shape * math.log(self.stop))
         return xp.expm1(-self.shape * log_remainder) / scale
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
-        """G′(x) = E[K] (γ / (1 − (1 − γ) x))^(1 + η), for x in [0, 1]."""
+        """d/dx E[x^K] = E[K] (γ / (1 − (1 − γ) x))^(1 + η), for x in [0, 1]."""
         remainder = self.stop + (1 - self.stop) * (1 - x)
         return self.mean * (self.stop / remainder) ** (1 + self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedNegativeBinomial(_NegativeBinomial):
-    """A negative binomial number of repetitions, given that it is at least 1.
+    """A negative binomial number K of repetitions, conditioned on K >= 1.
 
     P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. At the same
     mean, a law with a smaller shape has heavier tails and costs less privacy.
@@ -140,7 +140,7 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class Geometric(_NegativeBinomial):
-    """A geometric number of repetitions: after each one, stop with probability 1/mean.
+    """A geometric number of repetitions. Each one is the last with probability 1/mean.
 
     Attributes:
       mean: E[K], above 1.
@@ -154,13 +154,13 @@ class Geometric(_NegativeBinomial):
 
     @property
     def shape(self) -> float:  # pyright: ignore
-        """η = 1."""
+        """The shape η of the negative binomial law, which is 1."""
         return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Logarithmic(_NegativeBinomial):
-    """A logarithmic number of repetitions: P(K = k) is proportional to (1 − γ)^k / k.
+    """A logarithmic number of repetitions, with P(K = k) proportional to (1 − γ)^k / k.
 
     Attributes:
       mean: E[K], above 1. The mean determines γ, the property `stop`.
@@ -174,13 +174,13 @@ class Logarithmic(_NegativeBinomial):
 
     @property
     def shape(self) -> float:  # pyright: ignore
-        """η = 0."""
+        """The shape η of the negative binomial law, which is 0 in the limit."""
         return 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Poisson(_Drawn):
-    """A Poisson number of repetitions. If it is 0, nothing is run or released.
+    """A Poisson number K of repetitions. If K is 0, nothing is run or released.
 
     Attributes:
       mean: E[K], positive.
@@ -197,24 +197,24 @@ class Poisson(_Drawn):
 
     @property
     def steepness(self) -> float:
-        """The largest G″(x) / G′(x), over x in [0, 1]."""
+        """A bound on G″(x) / G′(x) for x in [0, 1], with G(x) = E[x^K]."""
         return self.mean
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """The pairs of k and P(K = k), in the order of k."""
+        """Yield the pairs (k, P(K = k)), with k in increasing order."""
         k = 0
         while True:
-            # Through logarithms, since e^−mean underflows where the mean is large.
+            # The code uses logarithms, since e^−mean underflows for a large mean.
             log = k * math.log(self.mean) - self.mean - math.lgamma(k + 1)
             yield k, math.exp(log)
             k += 1
 
     def generating_function(self, x: ArrayLike) -> ArrayLike:
-        """G(x) = e^(mean (x − 1)), for x in [0, 1]."""
+        """E[x^K] = e^(mean (x − 1)), for x in [0, 1]."""
         return _module(x).exp(self.mean * (x - 1))
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
-        """G′(x) = mean e^(mean (x − 1)), for x in [0, 1]."""
+        """d/dx E[x^K] = mean e^(mean (x − 1)), for x in [0, 1]."""
         return self.mean * self.generating_function(x)
 
 
@@ -237,12 +237,12 @@ class Fixed:
 
     @property
     def mean(self) -> float:
-        """E[K]."""
+        """E[K], which is the count."""
         return float(self.count)
 
     @property
     def steepness(self) -> float:
-        """The largest x G″(x) / G′(x), over x in [0, 1]."""
+        """A bound on x G″(x) / G′(x) for x in [0, 1], with G(x) = E[x^K]."""
         return float(self.count)
 
     @property
@@ -251,20 +251,20 @@ class Fixed:
         return 0.0
 
     def sample(self, key: Key) -> int:
-        """The count."""
+        """The fixed count, whatever the key is."""
         del key
         return self.count
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """The only pair, of the count and 1."""
+        """Yield the only pair (k, P(K = k)), which is (count, 1)."""
         yield self.count, 1.0
 
     def generating_function(self, x: ArrayLike) -> ArrayLike:
-        """G(x) = x^count, for x in [0, 1]."""
+        """E[x^K] = x^count, for x in [0, 1]."""
         return x**self.count
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
-        """G′(x) = count x^(count − 1), for x in [0, 1]."""
+        """d/dx E[x^K] = count x^(count − 1), for x in [0, 1]."""
         return self.count * x ** (self.count - 1)
 
 

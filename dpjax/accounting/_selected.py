@@ -1,4 +1,4 @@
-"""The profile of the best of K runs, from the profile of one run.
+"""The privacy profile of the best of K runs, from the profile of one run.
 
 A search runs a mechanism K times, with K drawn independently of the data, and releases
 the run with the best score. The score is part of the mechanism's output, and ties are
@@ -42,13 +42,14 @@ from dpjax._core.typing import ArrayLike
 from dpjax.accounting import pld
 from dpjax.accounting._repetitions import Fixed, Repetitions
 
-# The number of evaluations of one run's profile. The chords of h then cost about 1e-3
-# of ε.
+# The number of evaluations of one run's profile. Linear interpolation of h between them
+# increases ε by about 0.1 %.
 _POINTS = 64
-# Cells of the boundary of R. G′ changes by a factor of about e^0.001 on each of them.
+# The number of cells on the boundary of R. On each cell, G′ changes by a factor of
+# about e^0.001.
 _CELLS = 1 << 14
-# The mass at infinite r, divided by δ / E[K]. The first of these values at which ε is
-# finite is used.
+# Values for the probability that r is infinite, divided by δ / E[K]. The first value at
+# which ε is finite is used.
 _TAILS = (1e-4, 1e-2, 0.1, 0.5, 0.9)
 _LEAST = 1e-30  # the least δ of one run at which its profile is evaluated
 # A bound on the relative errors of a few thousand operations in float64.
@@ -58,11 +59,11 @@ _STEP = 2.0**-24  # the step of a difference quotient, relative to the number
 
 
 class Profile(Protocol):
-    """ε and δ of a mechanism, each as a function of the other, rounded up."""
+    """A mechanism's privacy profile: upper bounds ε(δ) on ε and δ(ε) on δ."""
 
     @property
     def mu(self) -> ArrayLike | None:
-        """The GDP parameter, f[]; None where none is known."""
+        """The mechanism's GDP parameter, f[], or None if no parameter is known."""
         ...
 
     def epsilon(self, delta: ArrayLike, /) -> jax.Array:
@@ -75,18 +76,21 @@ class Profile(Protocol):
 
 
 class Curve(NamedTuple):
-    """Upper bounds on h(t) = ∫ [r − t]₊ dQ at some points, and linear between them.
+    """A piecewise linear upper bound on h(t) = ∫ [r − t]₊ dQ for one run.
+
+    P and Q are the laws of one run's output on neighbouring data sets, and r = dP/dQ.
 
     Attributes:
-      ratio: t, from 0 on, f64[n], increasing.
-      value: h, f64[n], decreasing. After the last point h is constant.
+      ratio: the points t, f64[n], increasing from 0.
+      value: the bound at each point, f64[n], decreasing. The bound is constant after
+        the last point.
     """
 
     ratio: np.ndarray
     value: np.ndarray
 
     def at(self, t: np.ndarray) -> np.ndarray:
-        """The bound on h at each t, to a few roundings even where h falls steeply."""
+        """The bound on h(t) for each t, accurate even where h falls steeply."""
         t = np.minimum(t, self.ratio[-1])
         i = np.clip(np.searchsorted(self.ratio, t) - 1, 0, len(self.ratio) - 2)
         x, y = self.ratio, self.value
@@ -94,14 +98,16 @@ class Curve(NamedTuple):
         return (left * y[i] + right * y[i + 1]) / (x[i + 1] - x[i])
 
     def most(self, u: np.ndarray) -> np.ndarray:
-        """The largest v such that (u, v) lies in R."""
+        """For each u, the largest P-probability of any event of Q-probability u."""
         # An event with probabilities (u, v) has v − t u <= h(t), for every t >= 0.
         bounds = self.value[:, None] + self.ratio[:, None] * u
         return np.minimum(np.min(bounds, axis=0) * (1 + 4 * ULP), 1.0)
 
 
 class Price(NamedTuple):
-    """The right side of (2): δ(ε) <= Σ_j weight_j h(e^ε ratio_j).
+    """The bound δ(ε) <= Σ_j weight_j h(e^ε ratio_j) on the best of K runs.
+
+    The function h belongs to one run, and a `Curve` bounds h.
 
     Attributes:
       weight: f64[m], positive.
@@ -113,7 +119,7 @@ class Price(NamedTuple):
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The vertices of the largest convex function below points with increasing x."""
+    """The vertices of the lower convex hull of points with increasing x."""
     xs, ys, kept = x.tolist(), y.tolist(), []
     for i in range(len(xs)):
         while len(kept) > 1:
@@ -127,23 +133,24 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def curve_of(profile: Profile, tail: float) -> Curve:
-    """The curve of one run, with a mass of at most about `tail` at infinite ratios."""
+    """The `Curve` of one run, from the run's profile at δ(0) down to a δ of `tail`."""
     total = float(profile.delta(0.0))  # the total variation of P and Q
-    # Near its end δ(ε) is about e^{−x²} with x proportional to ε.
+    # For large ε, δ(ε) is about e^{−x²} with x proportional to ε.
     x = np.sqrt(-np.log(np.clip([total, tail], _LEAST, 1.0)))
     deltas = np.exp(-np.square(np.linspace(x[0], np.max(x), _POINTS)[1:]))
     epsilons = np.array([float(profile.epsilon(x)) for x in deltas])
     known = epsilons <= _LARGEST
-    # Both ends are points of the curve, too: the largest ε may hold for a smaller δ.
+    # Both ends of the range of ε are points of the curve, too. At the largest ε, the
+    # profile may prove a smaller δ.
     end = np.max(epsilons[known], initial=0.0)
     epsilons = np.append(epsilons[known], [0.0, end])
     deltas = np.append(deltas[known], [total, float(profile.delta(end))])
-    # h(e^ε) = δ(ε). The same holds with P and Q exchanged, where an event's complement
-    # gives h(e^−ε) <= 1 − e^−ε (1 − δ(ε)). At 0, h is 1.
+    # h(e^ε) = δ(ε). The profile also holds with P and Q exchanged. The complement of an
+    # event then gives h(e^−ε) <= 1 − e^−ε (1 − δ(ε)). At 0, h is 1.
     up, down = np.exp(epsilons) * (1 + 4 * ULP), np.exp(-epsilons) * (1 - 4 * ULP)
     ratio = np.concatenate([[0.0], down, up])
     value = np.concatenate([[1.0], 1 - down * (1 - deltas) + 4 * ULP, deltas])
-    # h is convex, and therefore below the lower hull of points above it.
+    # h is convex, so that the lower hull of points above h is above h, too.
     order = np.lexsort((value, ratio))
     ratio, first = np.unique(ratio[order], return_index=True)
     ratio, value = lower_hull(ratio, value[order][first])
@@ -151,20 +158,20 @@ def curve_of(profile: Profile, tail: float) -> Curve:
 
 
 def price_of(curve: Curve, repetitions: Repetitions) -> Price:
-    """The weights and ratios of (2) for the region R of a curve."""
+    """The `Price` of the best of K runs, from one run's `Curve` and the law of K."""
     slope = repetitions.derivative
     near = np.geomspace(1e-15, 0.1, 512)
     even = np.linspace(0, 1, 1025)
     u = np.unique(np.concatenate([[0.0], near**3, near, 1 - near, even]))
-    # Further points, at which G′ grows by about equal factors along the boundary.
+    # At further points u, G′ grows by about equal factors along the boundary of R.
     least = np.exp(-60.0) * repetitions.mean
     level = np.log(np.maximum(slope(u), least))
     level += np.log(np.maximum(slope(curve.most(u)), least))
     levels = np.linspace(level[0], level[-1], _CELLS)
     u = np.unique(np.append(u, np.interp(levels, level, u)))
     # G′ grows. On a cell from u_k to u_{k+1} the bracket of (1) is therefore at most
-    # r G′(v_{k+1}) − e^ε G′(u_k): a line in r for each cell, of which φ is the maximum.
-    # The first line is 0.
+    # r G′(v_{k+1}) − e^ε G′(u_k), which is a line in r. The maximum of the lines of all
+    # cells, and of a first line 0, bounds φ(r).
     slopes = np.append(0.0, slope(curve.most(u[1:])))
     offsets = np.append(0.0, slope(u[:-1]))
     order = np.lexsort((offsets, slopes))
@@ -177,7 +184,7 @@ def price_of(curve: Curve, repetitions: Repetitions) -> Price:
 
 
 def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
-    """The profile of a release of all runs if their number is fixed, or else None."""
+    """The profile of releasing all K runs; None if K is random or no PLD is known."""
     if not isinstance(repetitions, Fixed):
         return None
     if profile.mu is not None:
@@ -188,33 +195,33 @@ def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
 
 
 def _each(fn: Callable[[float], float], x: np.ndarray) -> np.ndarray:
-    """The values of a function at each number of an array."""
+    """An array of fn(y) for each number y of the array x."""
     return np.array([fn(one) for one in x.ravel().tolist()]).reshape(x.shape)
 
 
 def bound_of(curve: Curve, law: Repetitions) -> Callable[[float], float]:
-    """The right side of (2) as a function of ε, rounded up."""
+    """An upper bound on the δ of the best of K runs, as a function of ε."""
     price = price_of(curve, law)
-    # An error of 4 ULP in an argument of G′ is one of 4 ULP G″ / G′ in its log.
+    # An error of 4 ULP in the argument of G′ changes log G′ by 4 ULP G″ / G′.
     slack = 1 + _SLACK + 64 * ULP * law.steepness
 
     def bound(epsilon: float) -> float:
         power = np.exp(min(epsilon, _LARGEST))
         total = np.sum(price.weight * curve.at(power / slack * price.ratio)) * slack
-        # K is drawn within a total variation τ of its law, on both data sets.
+        # On both data sets, the draws of K are within a total variation τ of the law.
         return float(total + (1 + power) * law.total_variation)
 
     return bound
 
 
 def least_epsilon(bound: Callable[[float], float], delta: float) -> float:
-    """The least ε at which a bound is at most δ, rounded up; inf if there is none."""
+    """The least ε with bound(ε) <= δ, rounded up; inf if no ε has such a bound."""
     low, high = 0.0, 1.0
     while bound(high) > delta and high < _LARGEST:
         low, high = high, 2 * high
     if bound(high) > delta:
         return np.inf
-    # The upper end always meets δ.
+    # The upper end always has a bound of at most δ.
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if bound(middle) <= delta else (middle, high)
@@ -222,7 +229,7 @@ def least_epsilon(bound: Callable[[float], float], delta: float) -> float:
 
 
 class Selected(NamedTuple):
-    """The profile of the best of K runs.
+    """The privacy profile of the best of K runs of a mechanism.
 
     Attributes:
       profile: the profile of one run.
@@ -234,10 +241,10 @@ class Selected(NamedTuple):
 
     @property
     def mu(self) -> None:
-        """No GDP parameter is known."""
+        """None, because no GDP parameter is known."""
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), f[*b], rounded up."""
+        """An ε at which the best run is (ε, δ)-DP, for δ in (0, 1), f[*b]."""
         validate.open_unit("delta", delta)
         leaves, structure = jax.tree.flatten(self)
         places = [i for i, x in enumerate(leaves) if isinstance(x, Tracer)]
@@ -262,8 +269,8 @@ class Selected(NamedTuple):
         def jvp(numbers: Any, tangents: Any) -> Any:
             value, change = differentiable_epsilon(*numbers), 0.0
             for i, tangent in enumerate(tangents):
-                # The step goes towards 0, since a rate is at most 1, and upwards from
-                # 0.
+                # The step goes towards 0, since a rate must not exceed 1. At 0 the step
+                # goes upwards.
                 step = _STEP * float(numbers[i]) or -_STEP
                 with scope():
                     moved = float(numbers[i]) - step
@@ -275,7 +282,7 @@ class Selected(NamedTuple):
         return differentiable_epsilon(*(leaves[i] for i in places))
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, f[*b], rounded up."""
+        """A δ at which the best run is (ε, δ)-DP, for ε >= 0, f[*b]."""
         validate.nonnegative("epsilon", epsilon, finite=False)
         dtype, epsilon = default_float(), np.asarray(epsilon, np.float64)
         with scope():
@@ -294,7 +301,7 @@ class Selected(NamedTuple):
         return min(known, found)
 
     def _epsilons(self, delta: ArrayLike) -> jax.Array:
-        """The ε for each δ, if JAX traces no number."""
+        """`epsilon` for numbers that JAX does not trace."""
         dtype, delta = default_float(), np.asarray(delta, np.float64)
         with scope():
             return cast(jnp.asarray(_each(self._epsilon, delta)), dtype, "up")

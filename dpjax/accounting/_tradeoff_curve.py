@@ -1,4 +1,4 @@
-"""The trade-off curve of a profile, at enough points for a plot."""
+"""The trade-off curve of a privacy profile, at enough points for a plot."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,10 @@ _PAIRS = 24
 
 
 def curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
-    """Lower bounds on false-negative rates at the false-positive rates, f64[k]."""
+    """Lower bounds on an attack's false-negative rates, f64[k].
+
+    The argument `rates` has the attack's false-positive rates, f64[k].
+    """
     if isinstance(profile, Gaussian):
         return np.asarray(gdp.tradeoff(profile.mu, rates), np.float64)
     if isinstance(profile, Pure):
@@ -21,13 +24,13 @@ def curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
     # If no ε is finite, the only bound is that rates are at least 0.
     if not epsilons.size:
         return np.zeros_like(rates)
-    # The trade-off is taken at these ε alone, whose δ are given.
+    # `fdp.tradeoff` asks for δ at these ε alone, and the δ at these ε are known.
     powers = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
     return np.asarray(powers, np.float64)
 
 
 def _points(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (ε, δ) of a profile, as arrays f64[k].
+    """Pairs (ε, δ) that a privacy profile proves, as two arrays f64[k].
 
     The function computes ε for one δ at a time, so that all pairs share one compiled
     program.

@@ -32,7 +32,7 @@ from dpjax.accounting._numerics.convex_order import cells
 
 
 class _Sizes(NamedTuple):
-    """Static sizes: steps in an epoch, steps of an example in it, and epochs."""
+    """The numbers of steps in an epoch, of an example's steps in it, and of epochs."""
 
     num_steps: int
     num_selected: int
@@ -93,8 +93,9 @@ def pld(
     """
     t, k, _ = _check_sizes(noise_multiplier, num_steps, num_selected)
     validate.adjacency(adjacency)
-    # Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202: k of t steps are at
-    # most k compositions of 1 of ⌊t/k⌋. Here t mod k of the groups have a step more.
+    # Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202: k of t steps cost
+    # at most k compositions of 1 of ⌊t/k⌋ steps. Here t mod k of the groups have one
+    # step more.
     size, larger = divmod(t, k)
     of_one = events.RandomAllocation(noise_multiplier, size, adjacency)
     epoch = _pld.compose(_pld.of(of_one), k - larger)
@@ -107,9 +108,10 @@ def pld(
 def _run(
     noise_multiplier: ArrayLike, sizes: _Sizes, adjacency: Adjacency
 ) -> tuple[_pld.PLD, jax.Array]:
-    """The PLD of all epochs, and a GDP parameter of the same run.
+    """The PLD of all epochs of a run, and a GDP parameter of the same run.
 
-    The GDP parameter even holds for an attacker who knows the steps of the example.
+    The GDP parameter also holds against an attacker who knows in which steps the
+    example takes part.
     """
     t, k, num_epochs = sizes
     one = pld(noise_multiplier, num_steps=t, num_selected=k, adjacency=adjacency)
@@ -235,7 +237,11 @@ def _noise_of_sum64(
 
 
 def _one_of(noise_multiplier: ArrayLike, sizes: _Sizes) -> tuple[ArrayLike, int, int]:
-    """An allocation of one step with at most the privacy loss of that of k steps."""
+    """A run with num_selected = 1 whose exact ε is at most that of the given run.
+
+    The results are the noise multiplier, the number of steps in an epoch and the number
+    of epochs of that run.
+    """
     t, k, num_epochs = sizes
     if k == 1:
         return noise_multiplier, t, num_epochs

@@ -14,8 +14,8 @@ from dpjax._core.float64 import cast, default_float, scope
 from dpjax._core.interpret import without_compiler
 from dpjax._core.typing import ArrayLike
 
-_CLOSE = {8: 1e-12, 4: 1e-8}  # relative width of a closed bracket, by itemsize
-_FAR = 2.0  # |log ε − log target| is clipped here; beyond, only its sign is used
+_CLOSE = {8: 1e-12, 4: 1e-8}  # relative width at which a bracket is closed, by itemsize
+_FAR = 2.0  # |log ε − log target| is clipped to this value
 
 
 class _Ends(NamedTuple):
@@ -26,7 +26,7 @@ class _Ends(NamedTuple):
 
 
 def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
-    """The ends of the search in the given dtype, and whole numbers if `integer`."""
+    """The ends of a search, which dtype represents exactly; whole if `integer`."""
     least = 1.0 if integer else float(np.finfo(dtype).tiny)
     if not upper >= least:
         raise ValueError(f"upper must be at least {least!r}; got {upper!r}.")
@@ -40,7 +40,7 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
 def _admissible(
     x: jax.Array, *, dtype: np.dtype, increasing: bool, integer: bool
 ) -> jax.Array:
-    """The parameter x, rounded to a possible result in the direction of smaller ε."""
+    """x, rounded towards smaller ε to a parameter that the search may return."""
     if integer:
         x = jnp.floor(x) if increasing else jnp.ceil(x)
     # Both ends of the search are admissible, so rounding stays between them.
@@ -54,7 +54,7 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
     # The sign is that of ε − target. The logarithms may round a small difference to 0,
     # hence the least positive excess of 1e-12.
     meets, misses = jnp.clip(ratio, -_FAR, 0.0), jnp.clip(ratio, 1e-12, _FAR)
-    meets = jnp.where(jnp.isnan(ratio), -_FAR, meets)  # 0 for a target of 0
+    meets = jnp.where(jnp.isnan(ratio), -_FAR, meets)  # ε and target are 0
     misses = jnp.where(jnp.isnan(ratio), _FAR, misses)
     return jnp.where(epsilon <= target, meets, misses)
 
@@ -63,7 +63,7 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
 def _find_parameter(
     crossed: jax.Array, closed: jax.Array, end: searches.Point
 ) -> tuple[jax.Array, jax.Array]:
-    """The result of the search, and whether ε at this parameter meets the target."""
+    """The parameter at which a search ends, and whether its ε meets the target."""
     return jnp.where(crossed, closed, end.at), crossed | (end.excess <= 0)
 
 
@@ -180,7 +180,7 @@ def solve(
 
 
 def _stop_gradient(x: jax.Array) -> jax.Array:
-    """The value without derivatives. For a concrete value, nothing is compiled."""
+    """The value without derivatives. For a concrete value, JAX compiles nothing."""
     return jax.lax.stop_gradient(x) if _is_traced(x) else x
 
 

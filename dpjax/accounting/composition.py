@@ -39,10 +39,10 @@ def add_up(numbers: Iterable[float]) -> float:
 
 
 def check_event(event: Event) -> None:
-    """Raise unless the numbers of an event can be those of a mechanism.
+    """Raise a ValueError unless the numbers of an event are possible for a mechanism.
 
-    The constructor of an event does not check them, since the numbers may be traced. A
-    negative number would count as a credit.
+    The constructor of an event does not check the numbers, since JAX may trace them. A
+    negative number would reduce the total cost.
     """
     parts: tuple[Any, ...] = ()
     kinds: Any = Event
@@ -113,7 +113,8 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
     # (Σ ε_i, Σ δ_i), where δ_i is the δ of an event of which only one pair is known,
     # and an equal part of the remaining δ for each other group of events.
     total = add_up(float(np.asarray(x.epsilon)) for x in points)
-    # Rounded down, as is each part below: the δs of all must not exceed delta.
+    # The rest of δ is rounded down, and so is each part of the rest below, since all δs
+    # together must not exceed delta.
     used = add_up(float(np.asarray(x.delta)) for x in points)
     left = math.nextafter(delta - used, -math.inf)
     groups = _groups(x for x in composed if not isinstance(x, events.EpsilonDelta))
@@ -126,7 +127,7 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
 
 
 def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
-    """The privacy profiles to add up.
+    """The privacy profiles whose ε add up, one for each group of events.
 
     All events that have privacy-loss distributions, or are μ-GDP, are composed into one
     profile. Each of the other events has a profile of its own.
@@ -155,7 +156,7 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
 
 
 class GaussianBound(NamedTuple):
-    """Three costs of a mechanism that add up, even if they depend on earlier outputs.
+    """Costs of a mechanism: mu², slack and total_variation add up over mechanisms.
 
     Let a mechanism be within `total_variation` of another one on each data set. With
     probability 1 − `slack`, the other mechanism post-processes the output of a Gaussian
@@ -233,19 +234,20 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
 
 
 def _search_mu(profile: profiles.Profile, slack: float) -> float:
-    """The smallest μ for which δ(ε) <= slack + (1 − slack) δ_μ(ε) at every ε >= 0.
+    """The smallest μ with δ(ε) <= slack + (1 − slack) δ_μ(ε) for ε >= 0, rounded up.
 
-    δ(ε) is convex in e^ε, as the supremum of P(S) − e^ε Q(S) over events S. So between
-    two values of ε, δ(ε) is at most the chord in e^ε. The chord is compared with δ_μ on
-    a finer grid. Both decrease in ε. Between two points of that grid, the chord is
-    therefore at most its value at the first point, and δ_μ at least its value at the
-    second. Beyond the last ε, δ(ε) is at most slack.
+    δ is the given profile, and δ_μ is the profile of μ-GDP. δ(ε) is convex in e^ε, as
+    the supremum of P(S) − e^ε Q(S) over events S. So between two values of ε, δ(ε) is
+    at most the chord in e^ε. The function compares the chord with δ_μ on a finer grid.
+    The chord and δ_μ decrease in ε. Between two points of that grid, the chord is
+    therefore at most the chord at the first point, and δ_μ is at least δ_μ at the
+    second point. Beyond the last ε, δ(ε) is at most slack.
     """
     top = min(float(profile.delta(0.0)), 1.0)
     if top <= slack:
         return 0.0
     deltas = np.geomspace(min(top, 0.5), slack, _POINTS)
-    # One compiled program for all of them, where there is one.
+    # One compiled program computes ε of a PLD for all δ. Other profiles take one δ.
     whole = isinstance(profile, pld.PLD)
     given = [deltas] if whole else deltas.tolist()
     found = np.concatenate([np.ravel(profile.epsilon(x)) for x in given])
@@ -256,7 +258,7 @@ def _search_mu(profile: profiles.Profile, slack: float) -> float:
     top = min(top, float(np.min(deltas + (1 - deltas) * share)) * rounding.MARGIN)
     below = deltas < top
     deltas = np.concatenate([[top], deltas[below]])
-    # Not below zero, nor decreasing: rounding may bring both about.
+    # Rounding may make an ε negative, or smaller than the ε before it.
     epsilons = np.maximum.accumulate(np.concatenate([[0.0], found[below]]))
     start, stop = epsilons[:-1, None], epsilons[1:, None]
     share = np.linspace(0.0, 1.0, _FINE + 1)

@@ -153,7 +153,8 @@ class CorrelatedGaussian:
       num_steps: the number of steps.
       steps_per_epoch: the number of steps in an epoch. Every example takes part in one
         step of each epoch.
-      order: whether the order of the batches stays the same from epoch to epoch.
+      order: "fixed" if the batches have the same order in every epoch, and otherwise
+        "reshuffled".
       adjacency: which data sets are compared.
     """
 
@@ -200,8 +201,8 @@ class GaussianMixture:
       noise_multiplier: noise standard deviation over the unit of sensitivities, f[*b].
       sensitivities: the possible norms of an example's contribution, each f[*b] and at
         least 0.
-      weights: the probability of each sensitivity, or a bound as in
-        `pld.gaussian_mixture`, f[*b] each.
+      weights: the probability of each sensitivity, f[*b] each. Bounds on the
+        probabilities are possible, too, as `pld.gaussian_mixture` explains.
       adjacency: which data sets are compared, ADD_REMOVE or ZERO_OUT.
     """
 
@@ -224,7 +225,7 @@ class Laplace:
 
 @record
 class DiscreteLaplace:
-    """The Laplace mechanism on integers: z has a probability ∝ e^{−|z|/scale}.
+    """The Laplace mechanism on integers, with noise z of probability ∝ e^{−|z|/scale}.
 
     Attributes:
       scale: the scale of the noise, f[*b].
@@ -250,7 +251,7 @@ class DiscreteGaussian:
 
 @record
 class RandomizedResponse:
-    """Randomised response: an example's bucket, or a uniformly random bucket.
+    """Randomised response, whose answer is the true bucket or a uniformly random one.
 
     Attributes:
       noise_parameter: the probability that the answer is the random bucket, f[*b].
@@ -290,8 +291,8 @@ class EpsilonDelta:
     delta: ArrayLike
 
 
-# The events that have a privacy-loss distribution, and that `Repeated` and `Composed`
-# hold.
+# The types of events that have a privacy-loss distribution. `Repeated` and `Composed`
+# hold no others.
 Step = (
     Gaussian
     | PoissonGaussian
@@ -314,7 +315,7 @@ class Repeated:
 
     Attributes:
       event: the event that runs.
-      count: the number of times it runs, f[*b], a whole number.
+      count: the number of times that the event runs, f[*b], a whole number.
     """
 
     event: Step
@@ -339,13 +340,13 @@ class Composed:
 class OnLattice:
     """A run whose sums lie on a lattice, with discrete instead of Gaussian noise.
 
-    The total variation between the run's outputs and a post-processing of the event is
-    bounded.
+    The run's outputs are close to a post-processing of the same run with Gaussian
+    noise.
 
     Attributes:
       event: the run with Gaussian noise.
-      total_variation: a bound on that distance, for either of two neighbouring data
-        sets.
+      total_variation: a bound on the total variation distance between the outputs and
+        the post-processing, for each of two neighbouring data sets.
     """
 
     event: "Event"
@@ -413,7 +414,7 @@ def from_dict(values: dict[str, Any]) -> Event:
 
 
 def _dp_accounting() -> Any:
-    """The module dp_accounting, an optional dependency imported only where needed."""
+    """Import and return the module dp_accounting, which is an optional dependency."""
     from dp_accounting import dp_event
 
     return dp_event
@@ -445,7 +446,7 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
     validate.adjacency(adjacency)
     if adjacency is not getattr(event, "adjacency", adjacency):
         raise ValueError(f"event must have adjacency {adjacency!r}; got {event!r}.")
-    match from_dict(to_dict(event)):  # with numbers of Python
+    match from_dict(to_dict(event)):  # with Python numbers
         case Composed(steps):
             return dp.ComposedDpEvent([to_dp_event(x, adjacency) for x in steps])
         case Repeated(one, count):
@@ -472,13 +473,14 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
         case RandomizedResponse(parameter, buckets):
             return dp.RandomizedResponseDpEvent(parameter, buckets)
         case Selection(one, law) if not isinstance(law, Fixed):
-            # dp-accounting's Poisson law is the one with an infinite shape, and no
-            # shape is negative.
+            # dp-accounting gives its Poisson law an infinite shape, and has no law with
+            # a negative shape.
             shape = getattr(law, "shape", math.inf)
             if shape >= 0:
                 one = to_dp_event(one, adjacency)
                 return dp.RepeatAndSelectDpEvent(one, law.mean, shape)
-    # Of a batch of fixed size, a `DpEvent` needs two sizes, and the event has a ratio.
+    # For a batch of fixed size, a `DpEvent` needs the sizes of the batch and the data
+    # set, and the event has only the ratio of both.
     raise ValueError(f"event must be one that dp-accounting has; got {event!r}.")
 
 
@@ -521,7 +523,7 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
 
 
 def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
-    """The steps of a `DpEvent` that runs count times."""
+    """The steps of count runs of a `DpEvent`, without nested compositions."""
     dp = _dp_accounting()
     if isinstance(event, dp.ComposedDpEvent):
         return [x for part in event.events for x in _steps(part, count, adjacency)]
@@ -531,7 +533,7 @@ def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
 
 
 def _step(event: Any, adjacency: Adjacency) -> Step:
-    """The step that a `DpEvent` without a composition describes."""
+    """The event of a `DpEvent` that is not a composition."""
     dp, factor = _dp_accounting(), adjacency.sensitivity_factor
     match event:
         case dp.NoOpDpEvent():

@@ -38,7 +38,8 @@ def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax
     steep = 1 - deltas - jnp.where(some, jnp.exp(jnp.minimum(exponent, 1.0)), 0.0)
     flat = jnp.exp(-epsilons) * (1 - deltas - alpha) * (1 - 4 * ULP)
     each = jnp.maximum(steep, flat)
-    # A NaN proves nothing, as does 0. Subtracting 4 ULP covers the rounding of steep.
+    # A NaN proves nothing, and becomes 0, which claims nothing. Subtracting 4 ULP
+    # covers the rounding of steep.
     best = jnp.max(jnp.where(jnp.isnan(each), 0.0, each), axis=-1) - 4 * ULP
     inside = (alpha[..., 0] >= 0) & (alpha[..., 0] <= 1)
     return jnp.where(inside, jnp.maximum(best, 0.0), 0.0)

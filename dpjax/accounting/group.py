@@ -39,17 +39,20 @@ _COARSE, _ROUNDS, _MOST_OF_A_ROUND = 17, 4, 24
 _PATHS = 2048
 # The largest ε_i is at most about 1.3¹⁶ = 66 times the first one that is tried.
 _GROWTH, _TRIES = 1.3, 16
-# Logs of at most 1e4 in size, of k terms, err by far less than 1e-9 for k <= 1e4.
+# A logarithm of a sum of k <= 1e4 terms, of at most 1e4 in size, has an error of far
+# less than 1e-9.
 _MARGIN = 1e-9
 
 
 class _Lines(NamedTuple):
-    """Upper bounds on a true-positive rate: e^log_delta + e^epsilon α.
+    """Lines e^log_delta + e^epsilon α above a group's true-positive rate.
+
+    α is the false-positive rate, and each line holds for every α.
 
     Attributes:
-      epsilon: f[n].
-      log_delta: f[n].
-      used: the sizes of the ε_i of one example, f[n, k].
+      epsilon: the logarithm of each line's slope, f[n].
+      log_delta: the logarithm of each line's value at α = 0, f[n].
+      used: |ε_1|, …, |ε_k| for each line, whose epsilon is Σ ε_i, f[n, k].
     """
 
     epsilon: np.ndarray
@@ -63,12 +66,12 @@ def _times64(mu: jax.Array, size: jax.Array) -> jax.Array:
 
 
 def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
-    """Lines above the curve of a group, from a table of δ by ε for one example.
+    """The `_Lines` of a group of examples, from a table of δ(ε) for one example.
 
     Args:
       table: δ for each ε >= 0.
-      size: k.
-      lowest: the log of the least α from which a path starts.
+      size: k, the number of examples.
+      lowest: the logarithm of the least rate α from which a path starts.
     """
     epsilons = np.array(sorted(table))
     deltas = np.array([table[x] for x in epsilons])
@@ -89,19 +92,19 @@ def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
             total = total + slopes[best]
             alpha = np.minimum(np.take_along_axis(each, best[:, None], 1)[:, 0], 0.0)
             row[:] = np.abs(slopes[best])
-    # A rate is at most 1, which is a line, too.
+    # A rate is at most 1, so that the constant 1 is a line, too.
     total, log_delta = np.append(-np.inf, total), np.append(0.0, log_delta)
     used = np.concatenate([np.zeros((size, 1)), used], axis=1)
     order = np.lexsort((log_delta, total))
     lines = _Lines(total[order], log_delta[order], used.T[order])
-    # Only lines with a smaller intercept than all with a smaller slope are of use.
+    # A line is of use only if every line with a smaller slope has a larger intercept.
     least = np.minimum.accumulate(lines.log_delta)
     useful = np.append(True, lines.log_delta[1:] < least[:-1])
     return _Lines(*(x[useful] for x in lines))
 
 
 def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
-    """The least δ of the lines at ε, and the lines that give this δ."""
+    """The least δ that the lines prove at ε, and the slice of lines that prove it."""
     i = int(np.searchsorted(lines.epsilon, epsilon, side="right"))
     low = math.exp(min(lines.log_delta[i - 1], 0.0))
     if i == len(lines.epsilon):
@@ -115,11 +118,11 @@ def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
 
 
 def _epsilon_at(lines: _Lines, delta: float) -> tuple[float, slice]:
-    """The least ε of the lines at δ, and the lines that give this ε."""
+    """The least ε that the lines prove at δ, and the slice of lines that prove it."""
     enough = lines.log_delta <= math.log(delta)
     if not np.any(enough):
         return math.inf, slice(len(enough) - 1, len(enough))
-    i = int(np.argmax(enough))  # not 0, the line at 1
+    i = int(np.argmax(enough))  # not 0, the index of the constant line 1
     low, high = np.exp(np.minimum(lines.log_delta[i - 1 : i + 1], 0.0))
     weight = (low - delta) / (low - high)
     before = math.exp(lines.epsilon[i - 1] - lines.epsilon[i])
@@ -134,7 +137,7 @@ def _refine(
     at: Callable[[_Lines], tuple[float, slice]],
     lowest: float,
 ) -> float:
-    """The bound of the lines, after adding points around those that the bound uses."""
+    """The bound of `at`, with δ(ε) evaluated near each ε that the bound uses."""
     known = {}
 
     def add(points: np.ndarray) -> None:
@@ -142,7 +145,8 @@ def _refine(
             if x not in known:
                 known[x] = min(float(profile.delta(x)), 1.0)
 
-    # A profile may have a single point, or end at some ε; these are such points.
+    # A profile may prove only one pair (ε, δ), or nothing beyond some ε. The table
+    # contains such an ε.
     deltas = (0.5, 1e-6, max(math.exp(lowest), 1e-100))
     corners = [float(profile.epsilon(x)) for x in deltas]
     add(np.array([x for x in corners if x <= top]))
@@ -163,8 +167,8 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
     """An upper bound on the ε for a group of examples.
 
     Args:
-      profile: ε(δ) and δ(ε) for one example: a `profiles.Profile`, such as a `pld.PLD`,
-        a `Guarantee` or the result of `profiles.of`.
+      profile: the `profiles.Profile` for one example, such as a `pld.PLD`, a
+        `Guarantee` or the result of `profiles.of`.
       delta: f[], strictly between 0 and 1.
       size: k, the number of examples in the group, at least 1.
 
@@ -214,9 +218,10 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
 
 
 def _check(profile: Profile, size: int) -> tuple[Profile, int, Profile | None]:
-    """The profile without its description, the size, and the group's exact profile.
+    """Check the arguments. Return the profile, the size and the group's exact profile.
 
-    The third result is None if no exact profile of the group is known.
+    A `Guarantee` is replaced by the profile that it contains. The third result is None
+    if no exact profile of the group is known.
     """
     if isinstance(profile, Guarantee):
         profile = profile.profile
@@ -257,7 +262,7 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
         return exact.delta(epsilon)
     target, dtype = float(np.asarray(epsilon)) * (1 - _MARGIN), default_float()
     with scope():
-        # A path may use larger ε_i than ε, and slopes below one after that.
+        # A path may use an ε_i above ε, and slopes below one afterwards.
         some = float(profile.epsilon(1e-6))
         top = max(target, size * some if math.isfinite(some) else 0.0, 1e-6)
         lowest = -top - 100.0

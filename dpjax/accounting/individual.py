@@ -19,7 +19,7 @@ from dpjax._core.typing import ArrayLike
 
 
 class PrivateLosses(NamedTuple):
-    """The privacy losses of all examples so far. They are private: never release them.
+    """The privacy losses of all examples so far. Never release these private data.
 
     Attributes:
       squares: μ_i² of each example, f[n], rounded up.
@@ -127,7 +127,7 @@ def update(
 
 
 def gdp(losses: PrivateLosses) -> jax.Array:
-    """The GDP parameter μ_i of each example. These are private: never release them.
+    """The GDP parameter μ_i of each example. Never release these private data.
 
     Args:
       losses: the losses of all steps.

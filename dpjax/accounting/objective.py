@@ -58,7 +58,7 @@ _TANGENTS = np.linspace(0.5, 1.0, 17)[:, None]
 def _corners(
     curvature: jax.Array, logistic: bool, replaced: bool
 ) -> tuple[np.ndarray, jax.Array]:
-    """The norms ‖v_j‖ / L of the corners [k], and their costs c_j [tangents, k]."""
+    """The corners' norms ‖v_j‖ / L, f[k], and costs c_j by tangent, f[tangents, k]."""
     if not logistic:
         # v is in the box with corners ±L x/‖x‖ ± L x'/‖x'‖. Their norms come in two
         # pairs, with squares that add up to 4L²: `_delta64` has the worst two.
@@ -100,7 +100,8 @@ def _delta64(
     if replaced and not logistic:
         # δ_G is convex in m² where its slope φ(a) / (2m) grows: a b >= 1, with a and b
         # of `_numerics.gaussian`, so ε² >= m² + m⁴/4 for the largest m. Then the worst
-        # squares of a given sum are the sum and zero. Else both pairs have all of it.
+        # case is that one of two squares is their whole sum, and the other is 0. If
+        # δ_G is not convex, the code takes the whole sum for both squares.
         square = m[0] * m[0]
         convex = left[0, 0] ** 2 >= (square + square * square / 4) * up
         m = jnp.where(convex & (left[0, 0] > 0), m, m[0])
@@ -166,7 +167,7 @@ def delta(
     )
 
 
-_delta = delta  # `epsilon` has an argument of the other name
+_delta = delta  # `epsilon` has an argument called delta
 
 
 def epsilon(
@@ -178,7 +179,7 @@ def epsilon(
     adjacency: Adjacency,
     other_mu: ArrayLike = 0.0,
 ) -> jax.Array:
-    """The ε of objective perturbation: `delta` solved for ε, only outside of jit.
+    """The least ε at which objective perturbation is (ε, δ)-DP, found by a search.
 
     Args:
       noise_multiplier: σ/L, as for `delta`.

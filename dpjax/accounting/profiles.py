@@ -3,7 +3,8 @@
 `of` returns the profile of an event. An event that is equivalent to a Gaussian
 mechanism has a `Gaussian` profile. An event with a privacy-loss distribution has a
 `pld.PLD`. A run with random bins has a `RandomBinsProfile`. An event of which only one
-pair (ε, δ) is known has a `FunctionProfile`.
+pair (ε, δ) is known has a `FunctionProfile`. A run on a lattice has a `LatticeProfile`,
+and the best of several runs has the profile `Selected`.
 """
 
 import dataclasses
@@ -30,13 +31,13 @@ __all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
 # share is used.
 LEAST_SHARE = 0.01
 _SHARES = (LEAST_SHARE, 0.1, 0.5, 0.9)
-# Of the search for δ: the smallest δ, the width in log δ at which the search ends, and
-# a number that stands for an infinite ε.
+# The search for δ has a smallest δ, a width in log δ at which the search ends, and a
+# number that stands for an infinite ε.
 _LEAST_DELTA, _LOG_WIDTH, _HUGE = 1e-30, 6e-5, 1e6
 
 
 class Gaussian(NamedTuple):
-    """The profile of Gaussian differential privacy.
+    """The privacy profile of μ-Gaussian differential privacy.
 
     Attributes:
       mu: the GDP parameter, f[]; inf if there is no privacy.
@@ -45,16 +46,16 @@ class Gaussian(NamedTuple):
     mu: ArrayLike
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
+        """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up."""
         return gdp.epsilon(self.mu, delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
+        """A δ at which the mechanism is (ε, δ)-DP, for ε >= 0, rounded up."""
         return gdp.delta(self.mu, epsilon)
 
 
 class Pure(NamedTuple):
-    """The profile of pure differential privacy.
+    """The privacy profile of pure differential privacy.
 
     Attributes:
       pure_epsilon: the ε that holds at δ = 0, f[].
@@ -64,21 +65,21 @@ class Pure(NamedTuple):
 
     @property
     def mu(self) -> jax.Array:
-        """The GDP parameter that pure DP implies, f[]. The profile is tighter."""
+        """A GDP parameter that pure DP implies, f[]. The profile is a tighter bound."""
         return pure.mu(self.pure_epsilon)
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in [0, 1], rounded up."""
+        """An ε at which the mechanism is (ε, δ)-DP, for δ in [0, 1], rounded up."""
         return pure.epsilon(self.pure_epsilon, delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
+        """A δ at which the mechanism is (ε, δ)-DP, for ε >= 0, rounded up."""
         return pure.delta(self.pure_epsilon, epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionProfile:
-    """Two functions as the profile of a mechanism without a known GDP parameter.
+    """The privacy profile of a mechanism without a known GDP parameter.
 
     Attributes:
       epsilon: ε as a function of δ, rounded up.
@@ -90,7 +91,7 @@ class FunctionProfile:
 
     @property
     def mu(self) -> None:
-        """No GDP parameter is known."""
+        """None, because no GDP parameter is known."""
 
     @classmethod
     def of(
@@ -100,14 +101,14 @@ class FunctionProfile:
         *args: Any,
         **kwargs: Any,
     ) -> "FunctionProfile":
-        """A profile from two accounting functions and the mechanism's arguments."""
+        """A profile of two accounting functions that get a mechanism's arguments."""
         return cls(*(functools.partial(f, *args, **kwargs) for f in (epsilon, delta)))
 
 
 def search_delta(
     epsilon_of: Callable[[float], ArrayLike], epsilon: ArrayLike
 ) -> jax.Array:
-    """A δ, rounded up, for each ε >= 0, f[*b], between 1e-30 and 1."""
+    """A δ >= 1e-30, rounded up, with epsilon_of(δ) <= ε for each ε >= 0, f[*b]."""
     validate.nonnegative("epsilon", epsilon, finite=False)
 
     def search(target: float) -> float:
@@ -117,7 +118,7 @@ def search_delta(
             return np.float32(min(over, 0.0) if found <= target else max(over, 1e-30))
 
         # ε is not known at the ends. The good end moves only to a δ that meets the
-        # target, so that it is always a valid bound.
+        # target, so that the good end is always a valid bound.
         bad = Point(*map(jnp.float32, (_LEAST_DELTA, min(target, _HUGE) + 1)))
         good = Point(*map(jnp.float32, (1.0, -min(target, _HUGE))))
         width = np.float32(_LOG_WIDTH)
@@ -140,9 +141,9 @@ def _known64(
 def _epsilon_without_overflow(
     event: events.RandomBins, delta: float, dtype: np.dtype
 ) -> float:
-    """The ε of random bins without overflow, rounded up to the default float dtype.
+    """The ε of a run with random bins of unlimited capacity, rounded up.
 
-    The dtype is an argument only because it belongs to the key of the cache.
+    The argument dtype is the default float dtype, and is only part of the cache's key.
     """
     # Independent noise is geometric noise with λ = 0, and shares its compiled program.
     toeplitz, strategy = Toeplitz(np.zeros(0), np.zeros(1)), event.strategy
@@ -175,10 +176,10 @@ class RandomBinsProfile(NamedTuple):
 
     @property
     def mu(self) -> None:
-        """No GDP parameter is known."""
+        """None, because no GDP parameter is known."""
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
+        """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up."""
         delta = np.asarray(delta, np.float64)
         least = float(self._overflow(0.0))
         if least == 0:
@@ -194,21 +195,21 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def is_spared(self, epsilon: float, delta: float) -> bool:
-        """Whether overflow takes at most the smallest share of δ at this ε.
+        """Whether the δ of overflow at this ε is at most the smallest share of δ.
 
-        If so, and if ε is the cost of the run without overflow at the rest of δ, then
-        overflow does not raise ε.
+        If so, and if ε is the ε of the run without overflow at the rest of δ, then
+        overflow does not increase ε.
         """
         return bool(self._overflow(epsilon) <= LEAST_SHARE * delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up, by a bisection for δ."""
+        """A δ at which the mechanism is (ε, δ)-DP, for ε >= 0, found by bisection."""
         return search_delta(self.epsilon, epsilon)
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
-        """The ε for each δ of the same run with an unlimited capacity."""
-        # One event for all capacities, and for both names of independent noise, since
-        # it is the key of a cache.
+        """For each δ, the ε of the same run with batches of unlimited capacity."""
+        # The event is the key of a cache. All capacities therefore use the same event,
+        # and so do both descriptions of independent noise.
         event = dataclasses.replace(self.event, num_examples=0, max_batch_size=0)
         if event.strategy is not None and not any(event.strategy[:2]):
             event = dataclasses.replace(event, strategy=None)
@@ -217,7 +218,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.asarray(epsilons).reshape(np.shape(delta))
 
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
-        """The increase of δ at a given ε that covers bins that exceed the capacity."""
+        """A bound on the increase of δ, at this ε, by bins that exceed the capacity."""
         e = self.event
         # Without fresh bins every epoch has the same bins, so they are drawn once.
         draws = e.num_steps if e.fresh else min(e.num_steps, e.steps_per_epoch)
@@ -252,16 +253,18 @@ class LatticeProfile(NamedTuple):
 
     @property
     def mu(self) -> None:
-        """No GDP parameter is known."""
+        """None, because no GDP parameter is known."""
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up.
+        """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up.
 
-        Each share of δ is tried for the cost (1 + e^ε) τ. ε is inf if none suffices.
+        The function tries a few shares of δ as bounds on (1 + e^ε) τ. ε is inf if no
+        share suffices.
         """
         delta = np.asarray(delta, np.float64)
         dtype, best = default_float(), np.full(delta.shape, np.inf)
-        # In float64, so that with and without `jax_enable_x64` the same share suffices.
+        # In the scope of float64, the choice of a share does not depend on the caller's
+        # jax_enable_x64.
         with scope():
             for share in SHARES_OF_LATTICE:
                 found = np.asarray(self.gaussian.epsilon((1 - share) * delta))
@@ -272,21 +275,21 @@ class LatticeProfile(NamedTuple):
             return cast(jnp.asarray(best), dtype, "up")
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
+        """A δ at which the mechanism is (ε, δ)-DP, for ε >= 0, rounded up."""
         of_gaussian = np.asarray(self.gaussian.delta(epsilon), np.float64)
         # The margin covers the rounding of the sum to float32.
         total = (of_gaussian + self._added(epsilon)) * rounding.MARGIN
         return jnp.asarray(np.minimum(total, 1.0), default_float())
 
     def _added(self, epsilon: ArrayLike) -> np.ndarray:
-        """(1 + e^ε) τ, rounded up."""
+        """The increase (1 + e^ε) τ of δ due to the lattice, rounded up."""
         # Above 700 the exponential would overflow, and the sum is above 1 long before.
         power = np.exp(np.minimum(np.asarray(epsilon, np.float64), 700.0))
         return (1 + power) * self.total_variation * rounding.MARGIN
 
 
 def of(event: events.Event) -> Profile:
-    """The profile of an event.
+    """The privacy profile of an event.
 
     Args:
       event: the event, which describes a mechanism or a whole run.
@@ -319,8 +322,8 @@ def of(event: events.Event) -> Profile:
         return Selected(of(event.event), event.repetitions)
     if isinstance(event, events.EpsilonDelta):
         known, lost = event.epsilon, event.delta
-        # ε holds for every δ from the known one on, and δ for every ε from the known
-        # one on.
+        # The known ε holds for every δ that is not below the known δ, and the known δ
+        # holds for every ε that is not below the known ε.
         return FunctionProfile(
             lambda delta: _known64(lost, delta, known, jnp.inf),
             lambda epsilon: _known64(known, epsilon, lost, 1.0),
@@ -339,8 +342,8 @@ class Guarantee(NamedTuple):
 
     Attributes:
       mechanism: a description of the released output, in words.
-      profile: ε(δ) and δ(ε), as a `Gaussian` or as a profile that no μ describes
-        exactly.
+      profile: the functions ε(δ) and δ(ε), in a `Gaussian` profile or in a profile
+        that no μ describes exactly.
       adjacency: the relation between the data sets that the guarantee compares.
       assumptions: conditions that must hold beyond the code that ran, in words.
 
@@ -363,19 +366,19 @@ class Guarantee(NamedTuple):
 
     @property
     def mu(self) -> ArrayLike | None:
-        """The GDP parameter, f[]; None where none is known."""
+        """The GDP parameter of the release, f[], or None if no parameter is known."""
         return self.profile.mu
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
+        """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up."""
         return self.profile.epsilon(delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
+        """A δ at which the mechanism is (ε, δ)-DP, for ε >= 0, rounded up."""
         return self.profile.delta(epsilon)
 
     def __str__(self) -> str:
-        """The guarantee in words, for every δ."""
+        """The guarantee in words, with the symbol δ in place of a number."""
         return (
             "(guarantee.epsilon(δ), δ)-differential privacy under "
             f"{self.adjacency.name} for {self.mechanism}.\n"

@@ -22,7 +22,7 @@ __all__ = ["delta", "epsilon", "group", "uniform"]
 
 
 class Rounds(NamedTuple):
-    """A distribution of the number of rounds, in groups.
+    """The distribution of the number of rounds of a run, divided into groups.
 
     Attributes:
       largest: the largest number of rounds in each group, f64[g], increasing.
@@ -144,7 +144,7 @@ def delta(
     return jnp.clip(total, least, 1)
 
 
-_delta = delta  # `epsilon` has an argument of the other name
+_delta = delta  # `epsilon` has an argument called delta
 
 
 def epsilon(

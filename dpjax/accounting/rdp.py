@@ -5,8 +5,8 @@ data sets is at most curve[..., i] at order orders[i], in both directions. The c
 a composition of mechanisms is the sum of their curves.
 
 Subsampled curves come from a quadrature whose error is measured, not proven. On 200,000
-random points the error is at most 1e-11 of the integral, against three times as many
-nodes. A margin of 1e-10 is added. All rounding errors are bounded.
+random points the integral differs by at most 1e-11 of its value from the integral with
+three times as many nodes. A margin of 1e-10 is added. All rounding errors are bounded.
 """
 
 import jax
@@ -36,7 +36,7 @@ def _compose64(*curves_and_count: jax.Array) -> jax.Array:
     total = sum(curves) * (1 + len(curves) * ULP)
     is_count = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
     finite = total < jnp.inf  # false for NaN
-    # No mechanism runs at count 0, where ∞ · 0 would be NaN; hence the wheres.
+    # No mechanism runs at count 0, where ∞ · 0 would be NaN without `jnp.where`.
     value = jnp.where(finite, total, 0.0) * jnp.where(is_count, count, 1.0)
     value = value * (1 + 2 * ULP)
     value = jnp.where(finite | (count == 0), value, jnp.inf)
@@ -44,7 +44,7 @@ def _compose64(*curves_and_count: jax.Array) -> jax.Array:
 
 
 def _array(value: ArrayLike) -> jax.Array | np.ndarray:
-    """The value as an array: a NumPy array unless it is a JAX array already."""
+    """The value as an array: unchanged if a JAX array, and otherwise a NumPy array."""
     return value if isinstance(value, jax.Array) else np.asarray(value, np.float64)
 
 
@@ -210,7 +210,7 @@ def _check_conversion(curve: ArrayLike, orders: ArrayLike):
 def _epsilon_by_order(
     curve: ArrayLike, orders: ArrayLike, delta: ArrayLike
 ) -> jax.Array:
-    """The bound on ε from each order of the curve, f[*b, k]."""
+    """The ε that each order of a Rényi curve proves at δ, f[*b, k]."""
     _check_conversion(curve, orders)
     validate.open_unit("delta", delta)
     return rdp_curves.epsilon64(*_align(delta, curves=(curve, orders)))

@@ -1,4 +1,4 @@
-"""The exact privacy of the noise of binary trees.
+"""The exact privacy loss of mechanisms that add the noise of binary trees.
 
 Each node of a tree releases a sum of terms with independent noise. An example that
 takes part several times changes several nodes, and several terms of a node. All these
@@ -61,7 +61,7 @@ from dpjax._core.typing import Adjacency, ArrayLike
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
-    """The sum 1 + r + … + r^{count−1} by doubling.
+    """The sum 1 + r + … + r^{count−1} for the ratio r, by doubling.
 
     Near r = 1 the computation loses no digits to cancellation, and at r = 0 it is
     differentiable.
@@ -76,20 +76,23 @@ def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
 
 
 def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Array:
-    """The geometric sums for an array of counts, each `largest` or `largest` − 1."""
+    """The sum 1 + r + … + r^{c−1} for each count c, which is largest or largest − 1."""
     few, many = (_geometric_sum(ratio, c) for c in (max(largest - 1, 0), largest))
     return jnp.where(counts == largest, many, few)
 
 
 def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
-    """Σ_nodes (Σ_e β^{z − p − e n_b})², the squared sensitivity, by position, f[n_b].
+    """The squared sensitivity for each position p of an example in an epoch, f[n_b].
 
-    The position p is a step modulo n_b, the number of steps in an epoch, and e counts
-    epochs. A node that ends at z contains the example's steps z − gap, z − gap − n_b,
-    …, where gap = (z − p) mod n_b. The inner sum is geometric and depends only on the
-    gap and the node's size. For each level of the tree, the sum over nodes is a
-    correlation of these inner sums, as a function of the gap, with the positions z mod
-    n_b at which nodes end. These positions are periodic.
+    The squared sensitivity is Σ_nodes (Σ_e β^{z − p − e n_b})². Here z is the step at
+    which a node ends, and β is the decay. The position p is a step modulo n_b, the
+    number of steps in an epoch, and e counts epochs.
+
+    A node that ends at z contains the example's steps z − gap, z − gap − n_b, …, where
+    gap = (z − p) mod n_b. The inner sum is geometric and depends only on the gap and
+    the node's size. For each level of the tree, the sum over nodes is a correlation of
+    these inner sums, as a function of the gap, with the positions z mod n_b at which
+    nodes end. These positions are periodic.
     """
     ratio = jnp.power(decay, n_b)
     total = jnp.zeros(n_b, decay.dtype)
@@ -111,7 +114,7 @@ def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array
 
 
 def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
-    """An upper bound on the squared sensitivity for any one step in each epoch.
+    """A bound on the squared sensitivity to an example with any one step in each epoch.
 
     The squared sensitivity is Σ_nodes inner², where inner(node) is Σ_{p in P∩node}
     β^{z−p} for a node that ends at z and the steps P of an example. The sum is
@@ -238,11 +241,12 @@ def momentum_mu(
 def _window_totals(
     decay: jax.Array, num_steps: int, window: int, first: int, last: int
 ) -> jax.Array:
-    """The sum of β^{2(z − i)} over the released nodes, for each position i mod n, f[n].
+    """The squared sensitivity of the nodes of sliding windows, f[n].
 
-    z is the step at which a node ends, i the step of the example in the node, and n is
-    `window`. The released nodes are those of the windows of n steps up to t, for t =
-    first, …, last.
+    For each position i mod n of an example in an epoch, the result is the sum of
+    β^{2(z − i)} over all released nodes that contain a step i of the example. Here z is
+    the step at which a node ends, β is the decay, and n is `window`. The released nodes
+    make up the windows of n steps up to t, for t = first, …, last.
     """
     step = jnp.arange(1, num_steps + 1)
     total = jnp.zeros(window, decay.dtype)

@@ -16,7 +16,7 @@ from dpjax.accounting import events, pld
 
 
 def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -> float:
-    """P[Binomial(n, q) > b] = I_q(b + 1, n − b), rounded up."""
+    """The probability that a Poisson sample exceeds max_batch_size, rounded up."""
     if max_batch_size >= num_examples or rate == 0.0:
         return 0.0
     from scipy.special import betainc, gammaln
