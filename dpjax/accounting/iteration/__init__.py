@@ -20,7 +20,7 @@ choices of the shifts, so that their μ is never smaller.
 4. Algorithms: `_shifts` for arbitrary maps, and for δ averaged over the positions that
    an example can have; `_cyclic_gd` for full batches and cycles of batches, with
    constant or varying steps, and for descent without noise; `_noisy_sgd` for random
-   batches; `_langevin` for limits in continuous time.
+   batches; `_langevin` for Langevin Monte Carlo and the exponential mechanism.
 5. `published`: closed forms as published, for comparison.
 
 docs/iteration.md lists the assumptions that each bound needs.

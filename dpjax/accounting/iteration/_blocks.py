@@ -1,13 +1,13 @@
-"""Greatest convex minorants of a schedule and of all its final parts.
+"""The greatest convex minorants of a schedule, from each of its steps on.
 
-The points of the minorant are defined in `_minorant`. An edge of a minorant is a block
-of consecutive steps, whose rise and run are the differences of its end points'
-coordinates. The algorithm goes from the last step to the first. The minorant from step
-k on has a first edge that begins as step k alone. As long as this edge is steeper than
-the next edge of the minorant of the later steps, both are pooled. The rest is the
-minorant from the end of the last pooled edge on. All minorants therefore form a tree:
-each step has its first edge, and a pointer to the edge's end. There are O(T) sequential
-operations.
+`_minorant` defines the points. An edge of a minorant is a block of consecutive steps.
+The rise and the run of an edge are the differences of the coordinates of the edge's end
+points. The algorithm goes from the last step to the first. The first edge of the
+minorant from step k on begins as step k alone. As long as this edge is steeper than the
+edge that follows, the algorithm pools both edges. The later edges are those of the
+minorant from the end of the pooled edge on. The minorants therefore form a tree, in
+which each step has a first edge and a pointer to the end of that edge. The algorithm
+has O(T) sequential operations.
 
 The weights of steps may span more than the range of a float, so that rises and runs are
 stored with a separate power of two.
@@ -23,7 +23,7 @@ _NONE = -(2**29)  # the exponent of an empty block, below every other exponent
 
 
 class Block(NamedTuple):
-    """Consecutive steps that form one edge of a minorant.
+    """A block of consecutive steps, which is one edge of a minorant.
 
     The edge's rise is 2^exponent · rise, and its run is 4^exponent · run.
     """
@@ -34,13 +34,13 @@ class Block(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The minorants of the steps from step k on, for each k.
+    """For each step k, the minorant of the steps k, …, T.
 
-    The arrays have an entry for each step, and a last entry for no steps.
+    The arrays have an entry for each step, and a last entry for the empty minorant.
 
     Attributes:
       edge: the first edge of each minorant.
-      following: the step after the first edge, i32[T + 1].
+      following: the first step after that edge, i32[T + 1].
       cost: the sum of rise² / run over all edges, f[T + 1].
     """
 
@@ -54,7 +54,8 @@ _Record = TypeVar("_Record", Block, Ends)
 
 def _exp2(k: jax.Array) -> jax.Array:
     """2^k for an integer k, and 0 for k <= −1023."""
-    # The exponent field of a float64 is k + 1023: exact, unlike `jnp.exp2`.
+    # The exponent field of a float64 is k + 1023. The result is exact, and that of
+    # `jnp.exp2` is not.
     bits = (jnp.maximum(k, -1023) + 1023).astype(jnp.int64) << 52
     return jax.lax.bitcast_convert_type(bits, jnp.float64)
 
@@ -69,7 +70,7 @@ def pool(x: Block, y: Block) -> Block:
 
 
 def steeper(x: Block, y: Block) -> jax.Array:
-    """Whether edge x is steeper than edge y. A run of 0 makes an edge the steepest."""
+    """Whether edge x has a larger slope than edge y. A run of 0 gives the slope inf."""
     mine, other = (
         jnp.where(b.run > 0, b.rise / jnp.where(b.run > 0, b.run, 1.0), jnp.inf)
         for b in (x, y)
@@ -99,7 +100,7 @@ def where(mask: jax.Array, x: _Record, y: _Record) -> _Record:
 
 
 def single(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
-    """A block for each step."""
+    """The block of each single step, for weights e^log_w, shifts s and noise tau."""
     # w_k = 2^e w with 1 <= w < 2, so that no product below overflows or underflows
     # because of the weight.
     e = jnp.floor(log_w / np.log(2.0))
@@ -119,7 +120,7 @@ def ends(each: Block) -> Ends:
       `Ends`, with the edges and the steps at which they end.
     """
     steps = each.rise.shape[0]
-    # No steps are an edge with a run of 0, which no edge absorbs.
+    # The empty minorant is an edge with a run of 0, which no edge absorbs.
     nothing = jax.tree.map(lambda x: jnp.pad(x, (0, 1)), each)
     last = jnp.full(steps + 1, steps, jnp.int32)
     found = Ends(nothing, last, jnp.zeros(steps + 1))
@@ -143,11 +144,11 @@ def ends(each: Block) -> Ends:
 
 
 def costs_from(starts: Block, found: Ends) -> jax.Array:
-    """The cost of the minorant of each start and the steps after it, f[T].
+    """For each block of starts, the cost of its minorant with the later steps, f[T].
 
-    The first edge of that minorant is a tangent to the minorant of the later steps: it
-    absorbs the first edges of the minorant of the later steps. The number of absorbed
-    edges is found bit by bit, from pools of 1, 2, 4, … edges.
+    The block absorbs the first edges of the minorant of the later steps, as long as the
+    pooled edge is steeper than the edge that follows. The function finds the number of
+    absorbed edges bit by bit, from pools of 1, 2, 4, … edges.
     """
     steps = starts.rise.shape[0]
 

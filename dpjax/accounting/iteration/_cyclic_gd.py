@@ -35,14 +35,14 @@ def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
     square = (1 + (cycle.period + cycle.epochs) * ULP) * square
     regular = (square > 0) & (square < jnp.inf)
     root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * ULP)
-    root = jnp.where(regular, root, jnp.where(square == 0, 0.0, jnp.inf))  # NaN is inf
+    root = jnp.where(regular, root, jnp.where(square == 0, 0.0, jnp.inf))  # NaN: inf
     some = shift > 0
     mu = jnp.where(some, shift, 1.0) * root
     return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
 
 
-# Each bound maps a step, an example's place from the end of an epoch, the cycle and
-# whether the diameter can be finite to μ.
+# Each of these functions returns a bound on μ. The arguments are a step, an example's
+# place from the end of an epoch, the cycle, and whether the diameter can be finite.
 
 
 def _composition(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
@@ -69,7 +69,7 @@ def _diameter(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
     start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
     near = step.bounded & (start < HUGE)
     start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
-    # A shift of 0 has μ = 0 whatever the start is, so that 1 replaces it above.
+    # A shift of 0 has μ = 0 whatever the start is, so that 1 replaces the shift above.
     one = jnp.ones_like(step.shift)
     square = _periodic.restart_variance(step.log_lipschitz, one, start, place, cycle)
     return jnp.where(near, _finish(square, step.shift, cycle), jnp.inf)
@@ -88,9 +88,9 @@ _for_any_caller = float64("up", static=("cycle", "assumed"), elementwise=True)
 
 
 def _of_numbers(bound: Callable[[Step, jax.Array, Cycle, bool], jax.Array]):
-    """A function from an example's tail and a run's numbers to the bound on μ.
+    """Return a function that maps an example's tail and a run's numbers to the bound.
 
-    Invalid numbers give inf.
+    The returned function gives inf for invalid numbers.
     """
 
     def mu(tail: jax.Array, numbers: Numbers, *, cycle: Cycle, assumed: Assumed):
@@ -128,7 +128,8 @@ class _Run(NamedTuple):
     def of(self, bound: Callable[..., jax.Array], *args: ArrayLike) -> jax.Array:
         """The value of a bound for the numbers, cycle and assumptions of this run.
 
-        The last of `args` is the number of steps after the example's last step.
+        The last of `args` is an example's tail, the number of steps from the example's
+        last use to the end. The tail includes the use.
         """
         return bound(*args, self.numbers, cycle=self.cycle, assumed=self.assumed)
 
@@ -220,11 +221,12 @@ def noisy_cyclic_gd_mu(
       **setting: all assumptions of `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the smallest of three bounds. The first is composition, and
-      the second is the minorant over all steps. The third is the minorant over the last
-      steps alone, from the distance `diameter` at the best starting step. The result
-      holds for the worst position of an example, which is the last of an epoch. μ is
-      inf for traced arguments out of range.
+      μ, f[*b], rounded up: the smallest of three bounds. The first bound is
+      composition, and the second bound has optimal shifts in all steps. The third bound
+      has optimal shifts in the last steps alone, and begins with the distance
+      `diameter` at the best step. The result holds for the worst position of an
+      example, which is the last of an epoch. μ is inf for traced arguments out of
+      range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -351,10 +353,10 @@ def noisy_gd_mu(
       **setting: all assumptions of `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the smallest of three bounds. The first is composition, and
-      the second is the minorant over all steps. The third is the minorant over the last
-      steps alone, from the distance `diameter` at the best starting step. μ is inf for
-      traced arguments out of range.
+      μ, f[*b], rounded up: the smallest of three bounds. The first bound is
+      composition, and the second bound has optimal shifts in all steps. The third bound
+      has optimal shifts in the last steps alone, and begins with the distance
+      `diameter` at the best step. μ is inf for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -446,7 +448,7 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
     # If the constant of some step is unknown, overflows or underflows, the minorant is
     # not used, and only composition remains.
     known = jnp.all(steps.known) & jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
-    # The squares below are of shifts relative to the largest, against overflow.
+    # Shifts are divided by the largest shift, so that no square overflows.
     largest = jax.lax.stop_gradient(jnp.max(steps.shift))
     largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
     unit, shift = (jnp.where(known, x, 1.0) for x in (unit, shift))
@@ -463,7 +465,7 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
         mu = schedule_mu(c, moved, unit, diameter, bounded=assumed.bounded)
         return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
 
-    # One position after the other, as each needs the memory of a whole minorant.
+    # The map runs one position at a time, since each needs the memory of a minorant.
     mus = jax.lax.map(one, jnp.arange(min(period, unit.shape[0])))
     return jnp.where(jnp.all(steps.valid), jnp.max(mus), jnp.inf)
 
@@ -477,7 +479,7 @@ def scheduled_cyclic_gd_mu(
 ) -> jax.Array:
     """The GDP parameter of the last iterate of cyclic descent with schedules.
 
-    The function is `noisy_cyclic_gd_mu` for a fixed order, with step sizes and noise
+    The function extends `noisy_cyclic_gd_mu` for a fixed order to step sizes and noise
     that may be different in every step.
 
     Args:

@@ -1,8 +1,9 @@
 """Langevin Monte Carlo and the exponential mechanism, as cases of noisy descent.
 
 Two runs X ↦ Π(X − η∇F(X) + N(0, 2ηI)) with the potentials F and F′ are noisy gradient
-descent on data sets of one example. In units of the noise, one step moves the runs
-apart by r = L sqrt(η/2), and the diameter is Δ = D/sqrt(2η). With the contraction
+descent on data sets of one example. Let L be the Lipschitz constant of F − F′, and D
+the diameter of the set onto which Π projects. In units of the noise, one step moves the
+runs apart by r = L sqrt(η/2), and the diameter is Δ = D/sqrt(2η). With the contraction
 factor c, the bound on μ² over the last n steps is
 (c^n Δ + r(1 − c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
 """
@@ -21,7 +22,7 @@ _LONG = 2.0**40  # a finite number of steps, large enough for a restart
 
 
 def _finish(mu: jax.Array, lipschitz: jax.Array, valid: jax.Array) -> jax.Array:
-    """The value of μ, rounded up. μ is 0 only if the Lipschitz constant is 0."""
+    """μ rounded up, or inf if not valid. μ is 0 only for a Lipschitz constant of 0."""
     mu = jnp.maximum(mu * (1 + 256 * ULP), jnp.where(lipschitz > 0, TINY, 0.0))
     return jnp.where(valid, mu, jnp.inf)
 
@@ -105,8 +106,8 @@ def langevin_mu(
       smoothness: M, the largest curvature of each potential, f[*b].
       strong_convexity: m, the least curvature of each potential, f[*b]; 0 for convex
         potentials.
-      diameter: D, of the convex set onto which iterates are projected, f[*b], positive;
-        inf without such a set.
+      diameter: D, the diameter of the convex set onto which iterates are projected,
+        f[*b], positive; inf without such a set.
 
     Returns:
       μ, f[*b], rounded up. Without a diameter, μ is L sqrt(η/2) sqrt((1 − c^T)(1 + c) /
@@ -157,9 +158,9 @@ def exponential_mechanism_mu(
       lipschitz: L, the Lipschitz constant of F − F′ over all neighbouring data sets,
         f[*b], at least 0 (2G if each potential is G-Lipschitz).
       strong_convexity: m, the least curvature of each potential, f[*b]; 0 for convex
-        ones. Potentials are smooth.
-      diameter: D of the convex set, which has an interior, f[*b], positive; inf for the
-        whole space.
+        potentials. All potentials are smooth.
+      diameter: D, the diameter of the convex set, f[*b], positive; inf for the whole
+        space. The set has an interior.
 
     Returns:
       μ, f[*b], rounded up: L / sqrt(m) where mD >= L, and otherwise sqrt(2LD − mD²). μ

@@ -30,18 +30,18 @@ from dpjax._core.typing import ArrayLike
 def excess(
     step_size: jax.Array, lower: jax.Array, upper: jax.Array, scale: jax.Array
 ) -> jax.Array:
-    """The Lipschitz constant C of a step without clipping, less 1, rounded up.
+    """C − 1, rounded up, for the Lipschitz constant C of a step without clipping.
 
-    The curvature is between lower and upper. scale is a bound on the terms whose sum is
-    lower, and bounds their rounding errors.
+    The curvature is between lower and upper. The argument scale is a bound on the terms
+    whose sum is lower, from which follows a bound on the rounding error of lower.
     """
     # Bok, Su and Altschuler (2024), Lemma 2.8, https://arxiv.org/abs/2403.00278:
     # max(|1 − η lower|, |1 − η upper|), less 1, so that short steps retain precision.
     slack = 4 * ULP * step_size
     low = -step_size * lower + slack * scale
     high = step_size * upper - 2
-    # For a step size of 2/M the product with M may be rounded to slightly above 2. It
-    # must still count as at most 2.
+    # For a step size of 2/M the product with M may be rounded to slightly above 2. The
+    # product must still count as at most 2.
     past = high > 8 * ULP
     high = jnp.where(past, high + slack * upper, jnp.minimum(high + slack * upper, 0.0))
     return jnp.maximum(low, high)
@@ -50,7 +50,7 @@ def excess(
 def clipped_excess(
     step_size: jax.Array, weak: jax.Array, upper: jax.Array
 ) -> jax.Array:
-    """The Lipschitz constant C of a step with clipping, less 1, rounded up.
+    """C − 1, rounded up, for the Lipschitz constant C of a step with clipping.
 
     The curvature is between −weak and upper.
     """

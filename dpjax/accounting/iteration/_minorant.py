@@ -17,8 +17,8 @@ from dpjax._core.float64 import TINY, ULP
 from dpjax.accounting.iteration import _blocks
 
 # A diameter in units of the largest shift is ignored above HUGE, and replaced by 1 /
-# HUGE below 1 / HUGE. Then the square of the sum of both neither overflows nor
-# underflows.
+# HUGE below 1 / HUGE. Then the square of the sum of diameter and shift does not
+# overflow or underflow.
 HUGE = 1e120
 # The largest number of restarts that are compared, which bounds the memory.
 _GRID = 65535
@@ -48,9 +48,9 @@ def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
 
 
 def _log_weights(lipschitz: jax.Array) -> jax.Array:
-    """The logarithms log w_k = Σ_{j>k} log c_j of the weights, f[T].
+    """The logarithms log w_k = Σ_{j>k} log c_j of the weights of all steps, f[T].
 
-    A c_j below the smallest normal float is replaced by that float.
+    A Lipschitz constant c_j below the smallest normal float is replaced by that float.
     """
     logs = jnp.log(jnp.maximum(lipschitz, TINY))
     later = jnp.cumsum(logs[1:][::-1])[::-1]
@@ -58,7 +58,7 @@ def _log_weights(lipschitz: jax.Array) -> jax.Array:
 
 
 def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
-    """The value of μ² for one schedule, and a bound on its relative rounding error.
+    """The value of μ² for one schedule, and a bound on the relative error of μ².
 
     A small change of almost any schedule does not change the blocks. At a schedule
     where two blocks merge, the merged and the separate blocks give the same μ² to first
@@ -68,7 +68,7 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     fixed = jax.lax.stop_gradient((log_w, sensitivity, stddev))
     steps = sensitivity.shape[0]
     block = _block(*fixed)
-    # Weights are relative to the largest in their block, which does not change
+    # Weights are divided by the largest weight of their block, which does not change
     # rise²/run.
     top = jax.ops.segment_max(fixed[0], block, steps, indices_are_sorted=True)[block]
     w = jnp.exp(log_w - top)
@@ -95,16 +95,16 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
 
 
 def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
-    """A mask of the best step at which to begin with the distance `start`, bool[T].
+    """A mask that is true at the step of the best restart, bool[T].
 
-    A restart after a step replaces all steps up to it by one fact: the distance of the
-    two runs is at most `start`. The mask is false everywhere if no restart lowers the
-    bound. The cost of a restart is the cost of the minorant of the later steps, after a
-    rise by `start` without a run. With at most _GRID steps all restarts are compared.
-    With more steps only every stride-th restart is compared.
+    A restart after a step replaces all steps up to that step by one fact: the distance
+    of the two runs is at most `start`. The mask is false everywhere if no restart
+    lowers the bound. The cost of a restart is the cost of the minorant of the later
+    steps, after a rise by `start` without a run. The function compares all restarts if
+    there are at most _GRID steps, and otherwise only every stride-th restart.
     """
     steps = s.shape[0]
-    # Sums over rows of the grid, each row relative to its largest weight.
+    # The sums are over rows of the grid. Each row's largest weight divides its weights.
     stride = -(-steps // _GRID)
     pad = (-steps % stride, 0)
     grid = jnp.pad(log_w, pad, mode="edge").reshape(-1, stride)
@@ -133,7 +133,7 @@ def schedule_mu(
     the result is multiplied by the ratio of these values. A diameter for which a square
     would still overflow or underflow is replaced by a larger diameter.
     """
-    # The scales cancel, so that they need no derivative.
+    # The result does not depend on the scales, so that the scales need no derivative.
     shift, noise = (
         jnp.where(most > 0, most, 1.0)
         for most in jax.lax.stop_gradient((jnp.max(sensitivity), jnp.max(stddev)))
@@ -156,6 +156,6 @@ def schedule_mu(
     bound = square * (1 + error)
     regular = (bound > 0) & (bound < jnp.inf)
     mu = jnp.sqrt(jnp.where(regular, bound, 1.0)) * (1 + 4 * ULP)
-    mu = jnp.where(regular, mu, jnp.where(bound == 0, 0.0, jnp.inf))  # NaN is inf
+    mu = jnp.where(regular, mu, jnp.where(bound == 0, 0.0, jnp.inf))  # NaN becomes inf
     mu = mu * (shift / noise) * (1 + 2 * ULP)
     return jnp.where(some, jnp.maximum(mu, TINY), 0.0)

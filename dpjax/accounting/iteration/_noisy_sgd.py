@@ -38,20 +38,21 @@ from dpjax.accounting.iteration._setting import Assumed, Bounds, Numbers, Settin
 # Candidates for n, relative to the best n of the Gaussian approximation.
 _AROUND = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)
 _SPLITS = 1 + np.logspace(-3, 1, 200)  # candidates for β
-_MARGIN = 1 + 64 * ULP  # rounds up
+_MARGIN = 1 + 64 * ULP  # a factor that rounds up
 
 
 def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """The distance due to uses before the last n + 1 steps, in units of the noise.
+    """The distance of two runs due to uses before the last n + 1 steps.
 
-    A Gaussian mechanism whose μ is α times this distance accounts for these uses.
+    The distance is in standard deviations of a step's noise. A Gaussian mechanism whose
+    μ is α times this distance accounts for these uses.
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
     y, before = step.log_lipschitz, steps - 1 - jnp.minimum(n, steps - 1)
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
     # For c > 1 the sum starts from its largest power, so that `geometric` gets
-    # decreasing terms. Each branch gets only the y that it is for.
+    # decreasing terms. Each branch gets 0 where y has the sign of the other branch.
     falling = jnp.exp((n + 1) * down) * _periodic.geometric(down, before)
     rising = jnp.exp((steps - 1) * up) * _periodic.geometric(-up, before)
     return 2 * step.shift * jnp.where(y <= 0, falling, rising)
@@ -60,8 +61,8 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
 def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
     """The cost of reducing the distance Δ to zero within the last n steps.
 
-    The result is in units of 1 / α: a Gaussian mechanism whose μ is α times the result
-    accounts for all steps before the last n (Theorem 4.9 there).
+    A Gaussian mechanism whose μ is α times the result accounts for all steps before the
+    last n (Bok, Su and Altschuler 2024, Theorem 4.10).
     """
     # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
@@ -72,10 +73,10 @@ def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
 
 
 def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
-    """The variance per step of the Gaussian limit of composed C_p(G_μ), f[*b]."""
+    """The μ² per step of the Gaussian limit of many subsampled releases, f[*b]."""
     # Bok, Su and Altschuler (2024), Lemma A.5, https://arxiv.org/abs/2403.00278. The
     # limit may under-report the privacy loss, so that it only chooses candidates.
-    square = jnp.minimum(mu * mu, 500.0)  # exp of more could overflow
+    square = jnp.minimum(mu * mu, 500.0)  # more could overflow the exp
     cdf = jax.scipy.special.ndtr
     inside = jnp.exp(square) * cdf(1.5 * mu) + 3 * cdf(-0.5 * mu) - 2
     return 2 * rate * rate * jnp.maximum(inside, 0.0)
@@ -85,8 +86,8 @@ class _Way(NamedTuple):
     """The functions that define one of the two last-iterate bounds.
 
     Attributes:
-      covered: maps a step, n and the number of all steps to μ/α, where μ is that of the
-        Gaussian mechanism that accounts for the earlier steps.
+      covered: maps a step, n and the number of all steps to μ/α. A Gaussian mechanism
+        with this μ accounts for the earlier steps.
       uses: maps a step, β, n and the sampling rate to the approximate variance of the
         subsampled releases.
       applies: maps a step to whether the bound holds.
@@ -119,7 +120,7 @@ class _Asked(NamedTuple):
 
 
 def _cost(asked: _Asked, step: Step, n: jax.Array, rate: jax.Array) -> jax.Array:
-    """μ² in the Gaussian approximation, for every candidate in _SPLITS, f[200]."""
+    """μ² of a bound in the Gaussian approximation, for every β in _SPLITS, f[200]."""
     # α² = β² / (β² − 1).
     beta, covered = jnp.asarray(_SPLITS), asked.way.covered(step, n, asked.steps)
     gaussian = covered * covered * beta * beta / (beta * beta - 1)
@@ -182,7 +183,7 @@ class _Run(NamedTuple):
     steps: int
 
     def candidates(self, way: _Way, most: int) -> tuple[jax.Array, jax.Array]:
-        """Candidates for n along a new first axis, and a split β for each."""
+        """Candidates for n on a new first axis, and the split β of noise for each."""
         asked = _Asked(way, self.steps, self.assumed)
         axes = max(jnp.ndim(x) for x in (*self.numbers, self.rate, self.delta))
         around = np.array(_AROUND).reshape(-1, *[1] * axes)

@@ -31,8 +31,8 @@ class Cycle(NamedTuple):
       epochs: E, the number of times that each example is used.
       period: l, the number of batches of an epoch.
       reshuffled: whether the order of batches may differ between epochs.
-      convex: whether losses are known to be convex. If so, c > 1 is not expected, and
-        the code does not compute a bound for it.
+      convex: whether losses are known to be convex. If so, steps with c > 1 are not
+        expected, and the code does not compute a bound for such steps.
     """
 
     epochs: int
@@ -43,7 +43,7 @@ class Cycle(NamedTuple):
 
 def _expm1_ratio(t: jax.Array) -> jax.Array:
     """(e^t − 1)/t for t <= 0, with its derivatives at 0."""
-    near = jnp.abs(t) < 1e-2  # 8 terms of the series are exact to rounding here
+    near = jnp.abs(t) < 1e-2  # 8 terms of the series suffice here
     small, large = jnp.where(near, t, 0.0), jnp.where(near, -1.0, t)
     series = jnp.ones_like(t)
     for i in range(8, 1, -1):
@@ -52,18 +52,18 @@ def _expm1_ratio(t: jax.Array) -> jax.Array:
 
 
 def geometric(y: jax.Array, count: jax.Array) -> jax.Array:
-    """Σ_{i<count} e^{iy} for y <= 0 and a count that need not be static."""
+    """The sum Σ_{i<count} e^{iy} for y <= 0. The count need not be static."""
     return count * _expm1_ratio(count * y) / _expm1_ratio(y)
 
 
 def powers(y: jax.Array, count: int) -> jax.Array:
-    """Σ_{i<k} e^{iy} for k = 0, …, count."""
+    """The sums Σ_{i<k} e^{iy} for k = 0, …, count, f[count + 1]."""
     terms = jnp.exp(jnp.arange(count) * y)
     return jnp.concatenate([jnp.zeros((1,), y.dtype), jnp.cumsum(terms)])
 
 
 def _edge(block: _Block) -> jax.Array:
-    """The cost rise²/run of a block; inf if only the run is 0, and 0 if both are."""
+    """The cost rise²/run of a block: inf if only the run is 0, and 0 if both are 0."""
     d, v = block
     noisy = v > 0
     never = jnp.where(d > 0, jnp.inf, 0.0)
@@ -79,7 +79,7 @@ def _steep(a: _Block, b: _Block) -> jax.Array:
 
     The minorant then pools both blocks.
     """
-    # Multiplied out, as runs may be 0.
+    # The slopes are compared without a division, since runs may be 0.
     return a[0] * b[1] >= b[0] * a[1]
 
 
@@ -98,7 +98,7 @@ def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
 def _falling_blocks(
     y: jax.Array, r: jax.Array, m: jax.Array, period: int, n: int | range
 ) -> tuple[_Block, _Block]:
-    """For c <= 1, the two blocks of the last n >= 1 uses.
+    """The two blocks of the minorant of the last n >= 1 uses, for c <= 1.
 
     The first block pools all of these uses but the last, and the second block is the
     last use. n is a number, or a range of numbers from 1, which become a new axis.
@@ -117,7 +117,7 @@ def _falling_blocks(
 
 
 def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """For c <= 1, μ² of the best restart, among restarts right after a use."""
+    """The least μ² over restarts with distance start right after a use, for c <= 1."""
     runs = powers(2 * y, period)
     # A restart after the last use leaves one block: the m − 1 steps after this use.
     best = _edge((start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)]))
@@ -135,10 +135,12 @@ def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.A
 
 
 def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """For c > 1, μ² of the best restart that pools all later uses, or all but one.
+    """The least μ² over restarts right after a use, for c > 1.
 
-    An earlier restart would pool fewer uses. An earlier restart is never better: the
-    uses that it does not pool have a cost, and a later restart ignores these uses.
+    The candidates are restarts, with the distance start, whose first block pools all
+    later uses, or all but the last. An earlier restart would pool fewer uses. An
+    earlier restart is never better: the uses that it does not pool have a cost, and a
+    later restart ignores these uses.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)
@@ -147,7 +149,7 @@ def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Arr
         return best
     n = jnp.arange(1, epochs)
     weight = jnp.exp(period * n * z)
-    # The block of the distance and the n − 1 uses after it.
+    # The block of the distance `start` and of the n − 1 uses after the restart.
     rise = start + r * jnp.exp(period * z) * powers(period * z, epochs - 2)
     blocks = runs[-1] * powers(2 * period * z, epochs - 2)
     run = jnp.exp(2 * z) * (blocks + jnp.exp(2 * period * (n - 1) * z) * runs[-2])
@@ -176,8 +178,8 @@ def contraction(y: jax.Array, r: jax.Array, m: jax.Array, cycle: Cycle) -> jax.A
         return jnp.where(y <= 0, falling, jnp.inf)
     up = jnp.where(y <= 0, 0.0, y)
     runs = powers(-2 * up, 2 * period)
-    # Distances from one use to the next: pairs with one step and with 2l − 1 steps
-    # alternate, the rest have l, and the last use has m steps to the end.
+    # The distance from one use to the next is 1 and 2l − 1 steps by turns in pairs of
+    # reshuffled epochs, and otherwise l steps. The last use is m steps from the end.
     pairs = (epochs - 1) // 2 if reshuffled else 0
     rest = epochs - 1 - 2 * pairs
     growing = pairs + pairs / runs[2 * period - 1] + rest / runs[period] + 1 / runs[m]

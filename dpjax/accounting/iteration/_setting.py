@@ -83,7 +83,7 @@ class Bounds(NamedTuple):
 
     @property
     def winner(self) -> str:
-        """The name of the smallest bound for one setting; composition wins ties."""
+        """The name of the smallest bound for one setting; the first field wins ties."""
         values = [float(x) for x in self]
         return self._fields[values.index(min(values))]
 
@@ -103,13 +103,13 @@ class Numbers(NamedTuple, Generic[_Number]):
 
 
 class Assumed(NamedTuple):
-    """The static part of a setting.
+    """The static assumptions of a `Setting`.
 
     Attributes:
       keeps: whether a gradient step stays a contraction: gradients are not clipped, or
         each example's gradient has a fixed direction.
       bounded: whether the diameter can be finite.
-      factor: the sensitivity of a sum of gradients, in gradient norms.
+      factor: the sensitivity of a sum of gradients, in units of gradient_norm.
       convex: whether losses are known to be convex.
     """
 
@@ -270,8 +270,8 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
         log_c = log_c + 8 * ULP * eta * (added + weak + M)
     log_c = log_c + 4 * ULP * jnp.abs(log_c)  # rounded up, also where it is negative
     # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278: the noise
-    # of a step is ησ' with σ' = noise · norm / batch on the mean gradient; one example
-    # moves it by η · factor · norm / batch, which is factor / noise of that.
+    # of a step is ησ' with σ' = noise · norm / batch on the mean gradient. One example
+    # moves the step by η · factor · norm / batch, which is ησ' · factor / noise.
     unit = noise * norm * eta / batch
     bounded = bounded & (unit > 0) & (unit < jnp.inf)
     diameter = jnp.where(bounded, diameter, 1.0) / jnp.where(bounded, unit, 1.0)

@@ -107,7 +107,7 @@ _HALVINGS = 80  # more than the 53 bits of a float64
 
 def _mean_delta(mus: jax.Array, epsilon: jax.Array) -> jax.Array:
     each = jnp.vectorize(delta_of)(mus, epsilon)
-    # Rounded up, and positive even after an underflow if some δ is positive.
+    # The mean is rounded up, and positive even after an underflow if a δ is positive.
     mean = jnp.mean(each) * (1 + (8 + mus.shape[0]) * ULP)
     mean = jnp.maximum(mean, jnp.where(jnp.max(each) > 0, TINY, 0.0))
     return jnp.minimum(mean, 1.0)

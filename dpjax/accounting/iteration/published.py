@@ -15,7 +15,7 @@ from dpjax._core.typing import ArrayLike
 
 
 def _ratio(c: jax.Array, count: jax.Array) -> jax.Array:
-    """(1 − c^k)/(1 + c^k), which is tanh(−k log(c)/2)."""
+    """(1 − c^k)/(1 + c^k) for k = count, computed as tanh(−k log(c)/2)."""
     return jnp.tanh(-count * jnp.log(c) / 2)
 
 
@@ -61,7 +61,7 @@ def contraction_mu(
     num_epochs: ArrayLike,
     batches_per_epoch: ArrayLike,
 ) -> jax.Array:
-    """The GDP parameter by contraction alone, for full or an epoch's last batches.
+    """The published μ by contraction alone, for full batches or an epoch's last batch.
 
     Args:
       sensitivity: r, f[*b].
@@ -86,11 +86,11 @@ def contraction_mu(
 def diameter_mu(
     sensitivity: ArrayLike, diameter: ArrayLike, *, batches_per_epoch: ArrayLike
 ) -> jax.Array:
-    """The GDP parameter of convex losses on a bounded set, after Δ/r epochs or more.
+    """The published μ of convex losses on a bounded set, after Δ/r epochs or more.
 
     Args:
       sensitivity: r, f[*b], positive.
-      diameter: Δ = D/(ησ), f[*b].
+      diameter: Δ = D/(ησ), f[*b], for a set of diameter D and the step size η.
       batches_per_epoch: l, f[*b], 1 for full batches.
 
     Returns:
@@ -112,7 +112,7 @@ def expansion_mu(
     num_epochs: ArrayLike,
     batches_per_epoch: ArrayLike,
 ) -> jax.Array:
-    """The GDP parameter of a cycle in which noise hides each use before the next.
+    """The published μ of a cycle in which noise hides each use before the next.
 
     Args:
       sensitivity: r, f[*b].
