@@ -5,7 +5,7 @@ Composition therefore takes no time, and every call of `delta` or `epsilon` make
 of its own (`_numerics.pld.composition`). A call has two stages. The first stage makes a
 discrete pair of distributions that dominates the mechanism (`pairs`, `mixture` and
 `atoms` in `_numerics.pld`). The second stage inverts the composed characteristic
-function of that pair (`inversion` there). Each stage gives an upper bound.
+function of that pair (`_numerics.pld.inversion`). Each stage gives an upper bound.
 """
 
 from dpjax.accounting.pld._distribution import PLD as PLD

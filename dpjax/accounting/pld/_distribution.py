@@ -30,18 +30,18 @@ class PLD:
 
     @property
     def mu(self) -> None:
-        """No GDP parameter is known."""
+        """None, because no GDP parameter is known."""
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
+        """An ε at which the composition is (ε, δ)-DP, for δ in (0, 1), rounded up."""
         return epsilon(self, delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
+        """A δ at which the composition is (ε, δ)-DP, for ε >= 0, rounded up."""
         return delta(self, epsilon)
 
     def __repr__(self) -> str:
-        """One line for each event: its count and its numbers."""
+        """A text with one line for each event, with the event's count and numbers."""
         lines = [f"\n  {step.count} x {step.event}" for step in self.steps]
         return f"PLD({','.join(lines)}\n)" if lines else "PLD()"
 
@@ -245,8 +245,8 @@ def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
       ValueError: a number is traced; ε is negative; an event is `RandomAllocation`, for
         which `allocation.delta_lower` has a bound.
 
-    Privacy: two neighbouring data sets exist whose δ is at least this one. In these
-    data sets, no other example contributes, or, for `subsampled_gdp`, all others
+    Privacy: two neighbouring data sets exist whose outputs need at least this δ. In
+    these data sets, no other example contributes, or, for `subsampled_gdp`, all others
     contribute the opposite. For a `TruncatedPoissonGaussian`, the probability that a
     sample exceeds the capacity is subtracted. For events that state only ε or (ε, δ),
     the worst such mechanism has at least this δ.

@@ -134,6 +134,8 @@ def randomized_response(noise_parameter: ArrayLike, num_buckets: ArrayLike) -> P
 def pure(epsilon: ArrayLike) -> PLD:
     """The privacy-loss distribution that dominates every ε-DP mechanism.
 
+    The table has the ε of four mechanisms that compare scores:
+
     | mechanism, with a bound Δ on the change of each score | ε |
     | --- | --- |
     | exponential mechanism: probability ∝ e^{score / t} | 2Δ / t |
@@ -178,8 +180,8 @@ def epsilon_delta(epsilon: ArrayLike, delta: ArrayLike) -> PLD:
       delta: the δ at which ε holds, f[*b], in [0, 1].
 
     Returns:
-      A `PLD` with an exact pair, whose loss is infinite with probability δ, and
-      otherwise that of randomised response, ±ε.
+      A `PLD` with an exact dominating pair. The privacy loss is infinite with
+      probability δ, and otherwise ±ε, as for randomised response.
 
     Raises:
       ValueError: a static argument is out of range.
