@@ -24,7 +24,7 @@ def _module(x: ArrayLike):
 
 
 class _Drawn:
-    """A law of K whose draws invert the cumulative distribution function."""
+    """A law of the number of repetitions K, drawn from uniform random bits."""
 
     mean: float
 
@@ -101,7 +101,10 @@ class _NegativeBinomial(_Drawn):
             k += 1
 
     def generating_function(self, x: ArrayLike) -> ArrayLike:
-        """E[x^K] = ((1 − (1 − γ) x)^−η − 1) / (γ^−η − 1), for x in [0, 1]."""
+        """The generating function G(x) = E[x^K] for x in [0, 1].
+
+        G(x) = ((1 − (1 − γ) x)^−η − 1) / (γ^−η − 1), with γ = stop and η = shape.
+        """
         xp = _module(x)
         log_remainder = xp.log1p(-(1 - self.stop) * x)
         if self.shape == 0:  # the limit η → 0
@@ -110,7 +113,10 @@ class _NegativeBinomial(_Drawn):
         return xp.expm1(-self.shape * log_remainder) / scale
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
-        """d/dx E[x^K] = E[K] (γ / (1 − (1 − γ) x))^(1 + η), for x in [0, 1]."""
+        """The derivative of the generating function E[x^K] for x in [0, 1].
+
+        G′(x) = E[K] (γ / (1 − (1 − γ) x))^(1 + η), with γ = stop and η = shape.
+        """
         remainder = self.stop + (1 - self.stop) * (1 - x)
         return self.mean * (self.stop / remainder) ** (1 + self.shape)
 
@@ -210,11 +216,11 @@ class Poisson(_Drawn):
             k += 1
 
     def generating_function(self, x: ArrayLike) -> ArrayLike:
-        """E[x^K] = e^(mean (x − 1)), for x in [0, 1]."""
+        """The generating function E[x^K] = e^(mean (x − 1)) for x in [0, 1]."""
         return _module(x).exp(self.mean * (x - 1))
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
-        """d/dx E[x^K] = mean e^(mean (x − 1)), for x in [0, 1]."""
+        """The derivative mean e^(mean (x − 1)) of the generating function E[x^K]."""
         return self.mean * self.generating_function(x)
 
 
@@ -260,11 +266,11 @@ class Fixed:
         yield self.count, 1.0
 
     def generating_function(self, x: ArrayLike) -> ArrayLike:
-        """E[x^K] = x^count, for x in [0, 1]."""
+        """The generating function E[x^K] = x^count for x in [0, 1]."""
         return x**self.count
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
-        """d/dx E[x^K] = count x^(count − 1), for x in [0, 1]."""
+        """The derivative count x^(count − 1) of the generating function E[x^K]."""
         return self.count * x ** (self.count - 1)
 
 

@@ -98,7 +98,7 @@ class Curve(NamedTuple):
         return (left * y[i] + right * y[i + 1]) / (x[i + 1] - x[i])
 
     def most(self, u: np.ndarray) -> np.ndarray:
-        """For each u, the largest P-probability of any event of Q-probability u."""
+        """A bound on P(S) for all events S with Q(S) = u, for each u."""
         # An event with probabilities (u, v) has v − t u <= h(t), for every t >= 0.
         bounds = self.value[:, None] + self.ratio[:, None] * u
         return np.minimum(np.min(bounds, axis=0) * (1 + 4 * ULP), 1.0)
@@ -107,7 +107,7 @@ class Curve(NamedTuple):
 class Price(NamedTuple):
     """The bound δ(ε) <= Σ_j weight_j h(e^ε ratio_j) on the best of K runs.
 
-    The function h belongs to one run, and a `Curve` bounds h.
+    The function h is that of one run, which a `Curve` bounds.
 
     Attributes:
       weight: f64[m], positive.

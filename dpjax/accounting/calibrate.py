@@ -26,7 +26,7 @@ class _Ends(NamedTuple):
 
 
 def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
-    """The ends of a search, which dtype represents exactly; whole if `integer`."""
+    """The ends of a search for numbers of this dtype, which are whole if `integer`."""
     least = 1.0 if integer else float(np.finfo(dtype).tiny)
     if not upper >= least:
         raise ValueError(f"upper must be at least {least!r}; got {upper!r}.")
@@ -40,7 +40,7 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
 def _admissible(
     x: jax.Array, *, dtype: np.dtype, increasing: bool, integer: bool
 ) -> jax.Array:
-    """x, rounded towards smaller ε to a parameter that the search may return."""
+    """Round x towards smaller ε, to a parameter that the search may return."""
     if integer:
         x = jnp.floor(x) if increasing else jnp.ceil(x)
     # Both ends of the search are admissible, so rounding stays between them.

@@ -166,7 +166,7 @@ class GaussianBound(NamedTuple):
     numbers of later mechanisms. Then all mechanisms together are (ε, δ_μ(ε) + s + (1 +
     e^ε) τ)-DP for every ε >= 0, where δ_μ is the profile of μ-GDP.
 
-    Reason: replace each mechanism by the other one to which it is close. This changes
+    Reason: replace each mechanism by the other one to which it is close. That changes
     the law of all outputs by at most τ. Then let each mechanism reveal nothing where it
     would reveal the data. The probability of this event is at most s in total, and does
     not depend on the data, given the earlier outputs. The result is a sequence of GDP
@@ -187,7 +187,7 @@ class GaussianBound(NamedTuple):
 
 
 def gaussian_bound(event: Event, slack: float) -> GaussianBound:
-    """A GDP parameter for any mechanism, up to a small probability.
+    """A GDP parameter that holds for a mechanism except with a small probability.
 
     Args:
       event: the mechanism.

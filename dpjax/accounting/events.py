@@ -144,7 +144,7 @@ class RandomAllocation:
 
 @record
 class CorrelatedGaussian:
-    """A run with correlated noise, whose order of batches the attacker knows.
+    """A run with correlated noise and an order of batches that the attacker knows.
 
     Attributes:
       noise_multiplier: the standard deviation of the noise before it is correlated,

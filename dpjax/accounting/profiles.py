@@ -101,7 +101,7 @@ class FunctionProfile:
         *args: Any,
         **kwargs: Any,
     ) -> "FunctionProfile":
-        """A profile of two accounting functions that get a mechanism's arguments."""
+        """A profile whose two functions get a mechanism's args and kwargs."""
         return cls(*(functools.partial(f, *args, **kwargs) for f in (epsilon, delta)))
 
 
@@ -195,7 +195,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def is_spared(self, epsilon: float, delta: float) -> bool:
-        """Whether the δ of overflow at this ε is at most the smallest share of δ.
+        """Whether the δ of overflow at this ε is at most the least share of this δ.
 
         If so, and if ε is the ε of the run without overflow at the rest of δ, then
         overflow does not increase ε.

@@ -150,7 +150,7 @@ _delta = delta  # `epsilon` has an argument called delta
 def epsilon(
     noise_multiplier: float, delta: float, *, rounds: Rounds, sampling_rate: float
 ) -> jax.Array:
-    """The ε of noisy SGD with a random number of rounds: `delta` solved for ε.
+    """The ε of noisy SGD with a random number of rounds, found by a search.
 
     Args:
       noise_multiplier: the noise multiplier, as for `delta`.

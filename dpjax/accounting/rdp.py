@@ -58,7 +58,7 @@ def _align(
 
 
 def gaussian(noise_multiplier: ArrayLike, orders: ArrayLike) -> jax.Array:
-    """The Rényi curve of the Gaussian mechanism, exact.
+    """The exact Rényi curve of the Gaussian mechanism.
 
     Args:
       noise_multiplier: noise standard deviation over sensitivity, f[*b], at least 0.

@@ -116,13 +116,14 @@ def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array
 def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     """A bound on the squared sensitivity to an example with any one step in each epoch.
 
-    The squared sensitivity is Σ_nodes inner², where inner(node) is Σ_{p in P∩node}
-    β^{z−p} for a node that ends at z and the steps P of an example. The sum is
-    Σ_nodes inner² = Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). The factor
-    inner(node) is at most β^{z−p} plus the largest contributions of the other epochs,
-    which are those of their last steps in the node. With that bound the sum splits into
-    one term for each epoch, and each epoch takes its worst step. The bound is exact
-    where no node contains steps of two epochs.
+    The squared sensitivity is Σ_nodes inner(node)². Here inner(node) is
+    Σ_{p in P∩node} β^{z−p}, for the decay β, the step z at which the node ends, and the
+    steps P of the example. So the squared sensitivity is
+    Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). The factor inner(node) is at most
+    β^{z−p} plus a contribution of each other epoch, which is largest for the epoch's
+    last step in the node. With that bound the sum splits into one term for each epoch,
+    and each term takes the worst step of its epoch. The bound is exact where no node
+    contains steps of two epochs.
     """
     num_epochs = -(-num_steps // n_b)
     step = jnp.arange(1, num_epochs * n_b + 1)

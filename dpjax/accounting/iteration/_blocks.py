@@ -144,7 +144,7 @@ def ends(each: Block) -> Ends:
 
 
 def costs_from(starts: Block, found: Ends) -> jax.Array:
-    """For each block of starts, the cost of its minorant with the later steps, f[T].
+    """The cost of the minorant of each starting block and the later steps, f[T].
 
     The block absorbs the first edges of the minorant of the later steps, as long as the
     pooled edge is steeper than the edge that follows. The function finds the number of

@@ -44,8 +44,9 @@ _MARGIN = 1 + 64 * ULP  # a factor that rounds up
 def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
     """The distance of two runs due to uses before the last n + 1 steps.
 
-    The distance is in standard deviations of a step's noise. A Gaussian mechanism whose
-    μ is α times this distance accounts for these uses.
+    The distance is in standard deviations of a step's noise. A Gaussian mechanism with
+    the part 1/α² of the noise's variance accounts for these uses. The μ of that
+    mechanism is α times the distance.
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
@@ -61,8 +62,9 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
 def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
     """The cost of reducing the distance Δ to zero within the last n steps.
 
-    A Gaussian mechanism whose μ is α times the result accounts for all steps before the
-    last n (Bok, Su and Altschuler 2024, Theorem 4.10).
+    A Gaussian mechanism with the part 1/α² of the noise's variance accounts for all
+    steps before the last n. The μ of that mechanism is α times the result (Bok, Su and
+    Altschuler 2024, Theorem 4.10).
     """
     # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)

@@ -25,7 +25,7 @@ _Block = tuple[jax.Array, jax.Array]  # rise and run
 
 
 class Cycle(NamedTuple):
-    """The batches of a run, all static.
+    """The static description of a run's batches.
 
     Attributes:
       epochs: E, the number of times that each example is used.
@@ -98,7 +98,7 @@ def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
 def _falling_blocks(
     y: jax.Array, r: jax.Array, m: jax.Array, period: int, n: int | range
 ) -> tuple[_Block, _Block]:
-    """The two blocks of the minorant of the last n >= 1 uses, for c <= 1.
+    """The two blocks of the minorant of the last n >= 1 uses, for c = e^y <= 1.
 
     The first block pools all of these uses but the last, and the second block is the
     last use. n is a number, or a range of numbers from 1, which become a new axis.
@@ -117,7 +117,7 @@ def _falling_blocks(
 
 
 def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """The least μ² over restarts with distance start right after a use, for c <= 1."""
+    """The least μ² over restarts with distance start right after a use, if e^y <= 1."""
     runs = powers(2 * y, period)
     # A restart after the last use leaves one block: the m − 1 steps after this use.
     best = _edge((start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)]))
@@ -135,7 +135,7 @@ def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.A
 
 
 def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """The least μ² over restarts right after a use, for c > 1.
+    """The least μ² over restarts right after a use, for c = e^y > 1.
 
     The candidates are restarts, with the distance start, whose first block pools all
     later uses, or all but the last. An earlier restart would pool fewer uses. An
@@ -165,12 +165,12 @@ def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Arr
 def contraction(y: jax.Array, r: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
     """The value of μ² for all uses of the example in a run, f[].
 
-    For c > 1, the value is inf if losses are known to be convex. If batches are
-    reshuffled, m has to be 1. For c <= 1, moving a use to a later step never lowers the
-    bound. The last step of each epoch is therefore the worst position. For c > 1, a use
-    that is g steps before the next one costs r² / Σ_{i<g} c^{−2i}. The cost is convex
-    in g, so that the worst positions alternate between the last and the first of an
-    epoch.
+    Every step has the Lipschitz constant c = e^y. For c > 1, the value is inf if losses
+    are known to be convex. If batches are reshuffled, m has to be 1. For c <= 1, moving
+    a use to a later step never lowers the bound. The last step of each epoch is
+    therefore the worst position. For c > 1, a use that is g steps before the next one
+    costs r² / Σ_{i<g} c^{−2i}. The cost is convex in g, so that the worst positions
+    alternate between the last and the first of an epoch.
     """
     epochs, period, reshuffled, convex = cycle
     falling = _two(*_falling_blocks(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))
@@ -193,7 +193,8 @@ def restart_variance(
 
     The bound starts at the best step, where the distance of the two runs is at most
     `start`, and ignores all uses before that step. The candidates are the steps right
-    after a use. For reshuffled batches with c > 1 the last step is the only candidate.
+    after a use. For reshuffled batches and a Lipschitz constant e^y > 1 the last step
+    is the only candidate.
     """
     epochs, period, reshuffled, convex = cycle
     down = jnp.where(y <= 0, y, 0.0)
