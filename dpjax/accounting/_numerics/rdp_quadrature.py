@@ -94,8 +94,8 @@ def _fixed_size_integrand(
 ) -> tuple[jax.Array, jax.Array]:
     """The integrand h for a batch of fixed size, as a pair (exponent, mantissa).
 
-    With L = log_ratio, h = mantissa e^exponent is e^{aL} (1 − e^{−aL}) (1 −
-    e^{−(a−1)L}).
+    The pair represents h = mantissa e^exponent. The argument log_ratio is
+    L = log(1 + y), and h is e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
     """
     return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
 
@@ -121,8 +121,8 @@ class _Excess(NamedTuple):
     """The integrand h and the lower limit of the integral E h for one kind of batch.
 
     Attributes:
-      h: maps y, log(1 + y) and the order a to a pair (exponent, mantissa) with h =
-        mantissa e^exponent.
+      h: maps y, log(1 + y) and the order a to a pair (exponent, mantissa), which
+        represents h = mantissa e^exponent.
       start: maps σ to the lower limit of the integral over u.
     """
 
