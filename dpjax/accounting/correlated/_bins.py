@@ -1,16 +1,18 @@
 """The ε for examples in random bins, by the theorem of docs/amplification.md.
 
-A pattern is the set of steps in which an example takes part. A small first program
-computes the covariances of patterns. This program is compiled for each number of steps.
-A second program computes ε from these covariances, and takes long to compile. Runs of
-different lengths share the second program, because the covariances are padded to a
-power of two and all other inputs are traced scalars.
+Each example draws a random step of the epoch, its bin. A pattern is the set of steps in
+which an example takes part. A small first program computes the covariances of patterns.
+This program is compiled for each number of steps. A second program computes ε from
+these covariances, and takes long to compile. Runs of different lengths share the second
+program, because the covariances are padded to a power of two and all other inputs are
+traced scalars.
 
 **Covariances** depend on the distance of the starts of two patterns. A pattern is
 identified by the step s at which it begins. Let c_t be the largest norm that the
 pattern adds to (C x)_{s + t}. Two patterns that begin d steps apart have the covariance
 Σ_t c_t c_{t+d}, summed to the end of the run. The sum is largest for the two patterns
-that begin first, so that their covariance bounds that of all others d steps apart.
+that begin first, so that their covariance bounds the covariance of all other patterns d
+steps apart.
 """
 
 import functools
@@ -33,6 +35,8 @@ from dpjax.accounting.correlated._mu import Order, mu_of
 class Covariances(NamedTuple):
     """Upper bounds on covariances of patterns, for noise of standard deviation 1.
 
+    A pattern is the set of steps in which an example takes part.
+
     Attributes:
       by_gap: entry d bounds the covariance of patterns that begin at least d steps
         apart around the circle of an epoch, f[n_b // 2 + 1].
@@ -54,9 +58,11 @@ def _correlation(c: jax.Array, size: int) -> jax.Array:
 
 
 def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
-    """Bounds by least distance around the circle, f[n_b // 2 + 1].
+    """Bounds on the covariances of patterns that begin at least d steps apart.
 
-    The input g, f[n_b], has the covariances by distance along the line of an epoch.
+    The distance d = 0, ..., n_b // 2 is around the circle of an epoch, and the result
+    is f[n_b // 2 + 1]. The input g, f[n_b], has the covariances by distance along the
+    line of an epoch.
     """
     # A distance d around the circle is d or n_b − d along the line. The cumulative
     # maximum from the end covers all distances of at least d.
@@ -88,9 +94,10 @@ def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     """The covariances of patterns that draw a new position in each epoch.
 
-    `by_gap` holds the covariances within one epoch. A covariance across two epochs is
-    bounded by its largest value over positions, which all patterns then share.
-    Positions in epochs e < f are at least (f − e) n_b − (n_b − 1) steps apart.
+    `by_gap` holds the covariances within one epoch. `shared` is the sum of bounds on
+    the covariances across each two epochs. Such a bound is the largest covariance over
+    all positions in the two epochs. Positions in epochs e < f are at least (f − e)
+    n_b − (n_b − 1) steps apart.
     """
     c, off = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)
@@ -104,7 +111,10 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
 
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
-    """The |c_t|, f[num_steps], and a bound on the L2 norm of their rounding errors."""
+    """The |c_t| of the strategy C, f[num_steps], and a bound on their errors.
+
+    The bound is on the L2 norm of the rounding errors.
+    """
     c = strategy.coefficients(num_steps)
     # A bound on rounding errors needs no derivative.
     off = series_error(*jax.lax.stop_gradient((strategy, c)))
@@ -123,7 +133,7 @@ _LEAST_GAPS = 128  # one program for all gaps up to this, and one for each doubl
 
 
 class _Run(NamedTuple):
-    """The inputs on which the ε of a run in bins depends.
+    """The numbers that determine the ε of a run with random bins.
 
     Attributes:
       noise_multiplier: the least noise multiplier of any step, f[].
@@ -185,10 +195,11 @@ def _run(
 def _epsilon_in_bins(
     run: _Run, delta: jax.Array, *, few: bool, replace: bool
 ) -> jax.Array:
-    """The ε by the theorem of docs/amplification.md, f[].
+    """An upper bound on the ε of a run with random bins, f[].
 
-    The covariance K′ of the theorem is that of a tree. If `few` is true and `replace`
-    is false, K′ is that of a tree or that of a chain, whichever gives the smaller ε.
+    The bound is the theorem of docs/amplification.md. The covariance K′ of the theorem
+    is that of a tree. If `few` is true and `replace` is false, K′ is that of a tree or
+    that of a chain, whichever gives the smaller ε.
     """
     places, epochs = run.places, run.epochs
     known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
@@ -246,7 +257,7 @@ def epsilon64(
     sampling: Bins,
     factor: float,
 ) -> jax.Array:
-    """The ε for examples in random bins, rounded up, for static num_steps, f[]."""
+    """An upper bound on the ε of a run with random bins, f[], for static num_steps."""
     run = _run(
         strategy,
         factors,

@@ -105,19 +105,19 @@ def mu(
 
     Args:
       strategy: the matrix C of the correlation, with coefficients f[*b, k].
-      noise_multiplier: the standard deviation of z over the clip norm, f[*b], at least
-        0.
+      noise_multiplier: the standard deviation of the white noise z over the clip norm,
+        f[*b], at least 0.
       num_steps: T, static, at least 1. All T steps count.
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" if an example has the same position in every epoch. μ is then exact
         for C >= 0; for other C it is an upper bound by the absolute values of CᵀC.
         "reshuffled" if an example takes part in at most one step of each epoch, in any
-        step. μ is then an upper bound, at most 0.2 % above exact for one pole above its
-        zero. "separated" if the steps of an example are at least n_b apart. μ is then
-        exact for C >= 0 with coefficients that do not grow, and otherwise an upper
-        bound. For a strategy from `strategies.scaled`, μ is exact only under "fixed"
-        (for C >= 0). For a tree, `tree.momentum_mu` computes μ, but not under
-        "separated".
+        step. μ is then an upper bound. If the strategy has one pole, which is above its
+        zero, this bound is at most 0.2 % above the exact μ. "separated" if the steps of
+        an example are at least n_b apart. μ is then exact for C >= 0 with coefficients
+        that do not grow, and otherwise an upper bound. For a strategy from
+        `strategies.scaled`, μ is exact only under "fixed" (for C >= 0). For a tree,
+        `tree.momentum_mu` computes μ, but not under "separated".
       adjacency: which data sets are compared. Under ADD_REMOVE, the batch of any other
         example must not depend on the added example. Batches of fixed size violate this
         condition.
