@@ -68,7 +68,7 @@ def default_float() -> np.dtype:
 
 @contextlib.contextmanager
 def scope() -> Iterator[None]:
-    """The context in which accountants are traced and run."""
+    """A context with float64 on the CPU, in which accountants are traced and run."""
     promotion = jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), promotion, jax.default_device(host()), without_mesh():
         yield
@@ -190,10 +190,11 @@ def _is_record(x: object) -> TypeGuard[tuple[ArrayLike, ...]]:
 def _flat(
     core: Core, records: tuple[type | None, ...], vectors: tuple[int, ...]
 ) -> tuple[Core, tuple[int, ...]]:
-    """The core as a function of arrays only, and the new positions of its vectors.
+    """A function of arrays only that calls core, and the positions of its vectors.
 
-    The fields of a record become separate arguments. If the position of the record is
-    in vectors, every field is a vector.
+    `records` has the class of each argument of core that is a record, and None for an
+    array. The fields of a record become separate arguments of the function. If the
+    position of a record is in vectors, every field is a vector.
     """
     sizes = [len(record._fields) if record else 1 for record in records]
     starts = np.cumsum([0, *sizes]).tolist()
@@ -213,7 +214,10 @@ def _flat(
 
 
 def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
-    """Map a core for one evaluation over batches. Vectors may differ in length."""
+    """Map a function of one batch element over the batch axes of its arguments.
+
+    The arguments at the positions in `vectors` are vectors, which may differ in length.
+    """
 
     @functools.wraps(core)
     def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
@@ -233,7 +237,7 @@ def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
 
 
 def _loop_over_batch(scalar: Core) -> Core:
-    """Evaluate a core of scalars in a loop over a batch of broadcast arguments."""
+    """Evaluate a function of scalars in a loop over a batch of broadcast arguments."""
 
     @functools.wraps(scalar)
     def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
@@ -260,7 +264,7 @@ def _lift(
 
     @functools.cache
     def partial(position: int) -> Core:
-        """The partial derivative with respect to one argument, as a decorated function.
+        """The partial derivative of core by one argument, as a decorated function.
 
         The derivative has the shape of the argument.
         """
@@ -345,7 +349,11 @@ def _lift(
 def broadcast_batch(
     args: Sequence[jax.Array], vectors: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
-    """The arguments, with their batch axes broadcast against each other."""
+    """The arguments, with their batch axes broadcast against each other.
+
+    All axes of an argument are batch axes, except the last axis of each argument whose
+    position is in `vectors`.
+    """
     cores = [x.shape[-1:] if i in vectors else () for i, x in enumerate(args)]
     shapes = [x.shape[: x.ndim - len(c)] for x, c in zip(args, cores, strict=True)]
     batch = jnp.broadcast_shapes(*shapes)

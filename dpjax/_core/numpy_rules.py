@@ -118,7 +118,7 @@ def _dynamic_update(params: Mapping[str, Any]) -> Function:
 
 
 def _gather(params: Mapping[str, Any]) -> Function:
-    """`x[index]` by rows of indices, as lowered from `jax.numpy` indexing."""
+    """The rule of gather operations, to which JAX lowers `x[index]`."""
     dims, sizes = params["dimension_numbers"], params["slice_sizes"]
     batched = dict(
         zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
@@ -185,9 +185,10 @@ def _count_along(axis: int, size: int, ndim: int) -> np.ndarray:
 
 
 def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
-    """`x.at[index].add(updates)` and others. Updates outside of the array are dropped.
+    """The rule of scatter operations, to which JAX lowers `x.at[index].add(updates)`.
 
-    The argument `combine` writes updates into an array at indices.
+    Updates outside of the array are dropped. The argument `combine` writes updates into
+    an array at indices.
     """
 
     def rule(params: Mapping[str, Any]) -> Function:
@@ -228,7 +229,7 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
 
 
 def _convolution(params: Mapping[str, Any]) -> Function:
-    """Sliding products along one axis, as lowered from `jax.numpy.convolve`."""
+    """The rule of convolutions along one axis, as in `jax.numpy.convolve`."""
     dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
     groups = params["feature_group_count"], params["batch_group_count"]
     left, right, out = params["dimension_numbers"]
@@ -317,7 +318,7 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
 
 
 def _total_order(compare: Function) -> Function:
-    """A comparison in which −0 is less than 0, and NaNs are at the ends."""
+    """The comparison `compare` in an order with −0 before 0, and NaNs at the ends."""
 
     def key(x: np.ndarray) -> np.ndarray:
         if not np.issubdtype(x.dtype, np.floating):

@@ -32,11 +32,11 @@ _Condition = Callable[[jax.Array], jax.Array]
 
 
 def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
-    """Newton's method for a zero of a concave function, from the function's good side.
+    """The zero of a concave function, by Newton's method from a negative value.
 
-    The tangents of a concave function are never below the function. So the iterates
-    approach the zero from the side on which the function is negative, and never cross
-    the zero.
+    The function is at most 0 at `start`. The tangents of a concave function are never
+    below the function. So the iterates approach the zero from the side on which the
+    function is negative, and never cross the zero.
     """
 
     def cond(state):
@@ -94,10 +94,10 @@ def bisect(
 def implicit_derivative(
     residual: Callable[..., jax.Array], root: jax.Array, met: jax.Array
 ) -> jax.Array:
-    """The root, with derivatives by the implicit function theorem.
+    """The root of a function, with derivatives by the implicit function theorem.
 
-    The residual is evaluated only for derivatives. If `met` is false, the search found
-    no root, and the derivatives are zero.
+    The function `residual` is evaluated only for derivatives. If `met` is false, the
+    search found no root, and the derivatives are zero.
     """
     # JAX's custom rules see explicit arguments only. So captured tracers become
     # arguments.
@@ -152,13 +152,13 @@ def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Arra
 
 
 class Seen(NamedTuple):
-    """A point of a search for a positive number, in terms of its log.
+    """A point x of the search of `secants` for the zero of a function of log x.
 
     Attributes:
-      log: the log of the number.
+      log: log x.
       excess: the value of the function at this point, clipped to ±_FAR.
       slope: an estimate of the mean slope from this point to the zero.
-      next: the log of the next number, at which the estimate is zero.
+      next: the log of the next x.
     """
 
     log: float
@@ -218,7 +218,8 @@ def minimize(
 ) -> np.ndarray:
     """The local minimum f64[k] that L-BFGS-B finds from a start x.
 
-    All further arguments are passed to `value_and_grad`.
+    `value_and_grad` returns a function's value and gradient at x. All further arguments
+    are passed to `value_and_grad`.
     """
     from scipy.optimize import minimize
 
@@ -249,7 +250,7 @@ class Point(NamedTuple):
 
 
 class _Walk(NamedTuple):
-    """The last two points of the walk, and the factor of the next stride.
+    """The state of the walk of `bracket`: the last two points and the next stride.
 
     Attributes:
       before: the point before the last one.
@@ -263,13 +264,13 @@ class _Walk(NamedTuple):
 
 
 class _Bracket(NamedTuple):
-    """A point at which the excess is positive, and one at which it is not.
+    """The state of the search of `close`: a bracket and the parameters of ITP.
 
     Attributes:
       bad: the point at which the excess is positive.
       good: the point at which the excess is at most zero.
-      radius: half the width, in the log of the parameter, of the bracket that bisection
-        would have after as many steps.
+      radius: half the width of the bracket that bisection would have after as many
+        steps, with one step to spare.
       curvature: κ₁. The next point is at the distance κ₁ width² from the secant's zero.
     """
 
@@ -353,8 +354,9 @@ def _next_point(
 def find_bracket(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
     """Whether the excess changed its sign, and the bad and the good end of the bracket.
 
-    If the excess did not change its sign, the walk stopped at an end of the range. The
-    bracket is then a fixed bracket of width zero, whose result is not used.
+    The excess is positive at the bad end, and at most 0 at the good end. If the excess
+    did not change its sign, the walk stopped at an end of the range. The bracket is
+    then a fixed bracket of width zero, whose result is not used.
     """
     crossed = (first.excess > 0) != (second.excess > 0)
 
