@@ -34,7 +34,10 @@ class StrategySpec(NamedTuple):
     tree_decay: float | None = None
 
     def strategy(self, num_steps: int) -> Strategy:
-        """The strategy for num_steps steps, without later coefficients."""
+        """The described strategy, for a run of num_steps steps.
+
+        The numbers of later steps are left out.
+        """
         if self.tree_decay is not None:
             return Tree(np.float64(self.tree_decay))
         toeplitz = self.toeplitz(num_steps)
@@ -42,15 +45,16 @@ class StrategySpec(NamedTuple):
         return Scaled(toeplitz, factors) if factors.size else toeplitz
 
     def toeplitz(self, num_steps: int) -> Toeplitz:
-        """The Toeplitz part T, with at most num_steps coefficients in each polynomial.
+        """The Toeplitz matrix T of C = T diag(1 / f), for a run of num_steps steps.
 
-        Later coefficients have no influence on the first num_steps rows of C.
+        Each polynomial has at most num_steps coefficients. Later coefficients have no
+        influence on the first num_steps rows of C.
         """
         rows = self.numerator, self.denominator
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
 
     def __str__(self) -> str:
-        """The matrix as a phrase, with its polynomials in the shift L."""
+        """The matrix C as a phrase, with polynomials in the shift L by one step."""
         if self.tree_decay is not None:
             return f"that of the binary tree for momentum of {self.tree_decay}"
         top, bottom = (
