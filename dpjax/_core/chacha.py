@@ -122,7 +122,8 @@ def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
 def _children(key: Bits, numbers: Bits | np.uint32, use: int) -> Bits:
     """The keys u32[*grid, 8] of a key's children with the given numbers, for one use.
 
-    The key of a child is the first half of the block of the child's number and the use.
+    The use is split, fold_in or seed. The key of a child is the first half of the block
+    of the child's number and the use.
     """
     xp, zero = _numpy_of(key), np.uint32(0)
     rows = block(key, (numbers, zero, np.uint32(use), zero))

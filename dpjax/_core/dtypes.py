@@ -16,7 +16,7 @@ def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
 
 
 def narrowest_float(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
-    """The least precise of the floating dtypes, or float32 if that is more precise.
+    """The least precise of the floating dtypes, or float32 if this dtype is narrower.
 
     Other dtypes are ignored. Without a floating dtype, the result is float32.
     """

@@ -106,7 +106,7 @@ _cast_without_compiler = without_compiler(_cast, static=("dtype", "direction"))
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 @scoped
 def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
-    """The value x in another dtype, rounded in a direction, with derivative 1."""
+    """The value x, rounded to a dtype in the given direction, with derivative 1."""
     y = _cast_without_compiler(x, dtype=dtype, direction=direction)
     return y if isinstance(y, jax.Array) else jax.device_put(y)
 
@@ -142,8 +142,8 @@ def float64(
       static: names of keyword arguments that are not arrays.
       vectors: the positions of arguments that are vectors. The last axis of a vector
         belongs to one evaluation, and all other axes are batch axes. The core
-        broadcasts over batch axes and works on them element by element. Its result has
-        only the batch axes.
+        broadcasts over batch axes and works on them element by element. The result of
+        the core has only the batch axes.
       elementwise: whether the core is written for one evaluation, with scalar arguments
         except for its vectors. If so, the decorator maps the core over batch axes.
       one_by_one: whether the core, for scalar arguments and without vectors, runs in a
@@ -151,14 +151,14 @@ def float64(
         counts that differ between batch elements, or if positions of dynamic slices
         differ.
       compiled: whether to compile the core as one program. If compiling the core takes
-        long, it should instead consist of a few compiled functions, which several calls
-        can share.
+        long, the core should instead consist of a few compiled functions, which several
+        calls can share.
 
     Returns:
       A decorator. Positional arguments of the decorated function may be Python numbers
       (taken exactly), NumPy or JAX arrays of any real dtype, or tracers. An argument
-      may also be a record, that is, a named tuple of these; the core then gets such a
-      record.
+      may also be a record, that is, a named tuple of such values; the core then gets
+      such a record.
     """
 
     def decorate(core: Core) -> Core:

@@ -263,10 +263,10 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
 def _copy_sharding(x: jax.Array, other: jax.Array) -> jax.Array:
     """The values of x, with the sharding that the compiler chooses for another array.
 
-    Only the compiler knows the sharding of the other array, and it may place a constant
-    on any device. A select gives its operands the same sharding. The condition of the
-    select is constant. The compiler propagates shardings first, and removes the select
-    only after that.
+    Only the compiler knows the sharding of the other array, and the compiler may place
+    a constant on any device. A select gives its operands the same sharding. The
+    condition of the select is constant. The compiler propagates shardings first, and
+    removes the select only after that.
     """
     return jnp.where(False, other, x)
 

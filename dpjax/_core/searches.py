@@ -78,8 +78,9 @@ def bisect(
 ) -> jax.Array:
     """Halve a bracket `times` times, and return its good end.
 
-    The condition must hold at `good`, and then also holds at the result. The other end,
-    `fails`, may be any number. Arrays of brackets are halved elementwise.
+    The condition `holds` must be true at `good`, and is then also true at the result.
+    The other end, `fails`, may be any number. Arrays of brackets are halved
+    elementwise.
     """
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
@@ -173,11 +174,12 @@ _STEEPEST, _FLATTEST = -8.0, -0.7  # a range wider than that of slopes of log ε
 def secants(
     excess: Callable[[float], float], start: float, slope: float
 ) -> Iterator[Seen]:
-    """The points of a search for the zero of a function that falls with log x.
+    """Yield the points of a search for the zero of a function that falls with log x.
 
-    Each point is the zero of the parabola through the last three points, or of the
-    secant through the last two. If this zero is outside of the bracket, the point is
-    the middle of the bracket, in log x. The caller decides when to stop.
+    Each point is the zero of the parabola through the three points before it, or of the
+    secant through the two points before it. If this zero is not between the points at
+    which the function was positive and negative, the next point is the middle of these
+    points in log x. The caller decides when to stop.
 
     Args:
       excess: the function of x, nearly linear in log x. It may be infinite.
@@ -302,7 +304,7 @@ def bracket(
 ) -> tuple[Point, Point]:
     """Walk from start, squaring the stride, until the sign of the excess changes.
 
-    The first stride is at most a factor of two. It is smaller if the first excess is
+    The first stride is at most a factor of two, and is smaller if the first excess is
     small. The reason is that log ε usually falls at least as fast as the log of the
     parameter grows.
 
@@ -352,11 +354,12 @@ def _next_point(
 
 @without_compiler
 def find_bracket(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
-    """Whether the excess changed its sign, and the bad and the good end of the bracket.
+    """Whether the excess changes its sign between two points, and the bracket's ends.
 
-    The excess is positive at the bad end, and at most 0 at the good end. If the excess
-    did not change its sign, the walk stopped at an end of the range. The bracket is
-    then a fixed bracket of width zero, whose result is not used.
+    The ends are the bad one, at which the excess is positive, and then the good one, at
+    which the excess is at most 0. If the excess does not change its sign, the walk
+    stopped at an end of the range. The bracket is then a fixed bracket of width zero,
+    whose result is not used.
     """
     crossed = (first.excess > 0) != (second.excess > 0)
 
@@ -378,21 +381,21 @@ def close(
 ) -> jax.Array:
     """Narrow a bracket to a width of at most the tolerance; return its good end.
 
-    The method is ITP, which evaluates near the zero of the secant. For any function, it
-    needs hardly more steps than bisection. The result is the given good end, or a point
-    at which the excess was evaluated and is at most 0.
+    The method is ITP, which evaluates the function near the zero of the secant. For any
+    function, ITP needs hardly more steps than bisection. The result is the given good
+    end, or a point at which the excess was evaluated and is at most 0.
 
     Args:
       excess: the function, at most 0 at the good end.
-      bad: an end of the bracket. The excess at both ends may be an estimate, since it
-        only affects the speed.
+      bad: an end of the bracket. The excess at both ends may be an estimate, since the
+        estimate only affects the speed.
       good: the other end.
       tolerance: the width, relative if `log` is true.
       log: whether to search in the log of the parameter, in which most accountants are
         nearly linear.
 
-    Reference: Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, with
-    κ₁ (b − a) = 0.01, κ₂ = 2, n₀ = 1.
+    Reference: Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, with κ₁
+    (b − a) = 0.01, κ₂ = 2, n₀ = 1.
     """
 
     def cond(bracket: _Bracket) -> jax.Array:
@@ -433,7 +436,7 @@ def _is_open(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array
 
 @_with_log
 def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
-    """The next parameter to evaluate: near the secant's zero, within ITP's radius.
+    """The next parameter to evaluate: near the secant's zero, within the radius of ITP.
 
     Because of the radius, the search needs at most one step more than bisection.
     """

@@ -155,7 +155,7 @@ def real_vector(name: str, value: object) -> np.ndarray | None:
 def static_int(name: str, value: object, *, minimum: int) -> int:
     """Return the value as an int, or raise.
 
-    A static integer determines shapes of the program. So it cannot be an array.
+    A static integer determines shapes of the program. So the value cannot be an array.
     """
     if isinstance(value, jax.Array):
         raise ValueError(
@@ -209,7 +209,10 @@ def adjacency(value: object) -> Adjacency:
 
 
 def adjacency_without_removal(value: object) -> None:
-    """Raise unless value is `Adjacency.REPLACE`, which does not change the size."""
+    """Raise unless value is `Adjacency.REPLACE`.
+
+    Under REPLACE, the two data sets have the same size.
+    """
     if adjacency(value) is not Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be REPLACE for random batches of fixed size; "

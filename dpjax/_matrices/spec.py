@@ -25,7 +25,7 @@ class StrategySpec(NamedTuple):
       numerator: n_1, n_2, ...
       denominator: d_1, d_2, ...
       factors: f, one number for each step; () where all factors are 1.
-      tree_decay: β of a tree; None where the strategy is not a tree.
+      tree_decay: the decay β of a tree; None if the strategy is not a tree.
     """
 
     numerator: tuple[float, ...] = ()
@@ -34,7 +34,7 @@ class StrategySpec(NamedTuple):
     tree_decay: float | None = None
 
     def strategy(self, num_steps: int) -> Strategy:
-        """The described strategy, for a run of num_steps steps.
+        """The strategy that these numbers describe, for a run of num_steps steps.
 
         The numbers of later steps are left out.
         """

@@ -29,9 +29,9 @@ class NoiseStream(NamedTuple):
     Attributes:
       rows: the number of vectors of the parameters' size in the memory; 0 without
         memory.
-      noise: a function that takes a function `draw`, which maps a step t to the
-        Gaussian vector z_t, the step and the memory. `noise` returns the step's noise
-        and the memory for the next step.
+      noise: a function of `draw`, the step and the memory, which returns the step's
+        noise and the memory for the next step. `draw` maps a step t to the Gaussian
+        vector z_t.
     """
 
     rows: int
@@ -120,7 +120,7 @@ def _geometric_sum(decay: float, terms: int) -> float:
 
 
 def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """The given stream, with the input of each step t divided by f_t."""
+    """The given stream, with the input of each step t divided by the factor f_t."""
     factors = np.asarray(_checked_factors(strategy))
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -171,7 +171,7 @@ def _checked_factors(strategy: Scaled) -> np.ndarray:
 
 
 def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """The stream whose noise in step t is f_t times the noise of the given stream."""
+    """The given stream, with the noise of each step t multiplied by the factor f_t."""
     factors = _checked_factors(strategy)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:

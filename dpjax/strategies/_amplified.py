@@ -47,8 +47,8 @@ class Amplified(NamedTuple):
       strategy: the matrix C. The noise is C⁻¹z, where z is independent Gaussian noise.
         For cyclic Poisson sampling, the number of bands of C is also the number of
         groups of examples.
-      noise_multiplier: the minimum noise multiplier for which the run has the requested
-        ε: the standard deviation of z divided by the clip norm.
+      noise_multiplier: the minimum noise multiplier, the standard deviation of z over
+        the clip norm, for which the run has the requested ε.
       error: the root mean square of the noise in the workload, in units of the clip
         norm.
     """
@@ -205,9 +205,9 @@ def central_limit(
     """The start of a search for a noise multiplier, by the central limit theorem.
 
     Let an example be in each of k draws with probability q, and let it move the sums by
-    s in each of these draws. Then the run is about μ-GDP with μ² = k q²
-    (e^{s²/σ²} − 1). Such a run is about (ε, δ)-DP where μ² is about 2
-    (√(ε + log 1/δ) − √(log 1/δ))².
+    s in each of these draws. Then the run is about μ-GDP with
+    μ² = k q² (e^{s²/σ²} − 1). Such a run is about (ε, δ)-DP where μ² is about
+    2 (√(ε + log 1/δ) − √(log 1/δ))².
 
     Args:
       epsilon: ε of the run.

@@ -47,8 +47,8 @@ def _likelihood(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The numbers z = (u − 1/(2σ)) / σ, y = q (e^z − 1) and log(1 + y).
 
-    At the outcome σu, z is the log likelihood ratio of N(1, σ²) to N(0, σ²), and log(1
-    + y) is that of the mixture (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
+    At the outcome σu, z is the log likelihood ratio of N(1, σ²) to N(0, σ²), and
+    log(1 + y) is that of the mixture (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
     """
     z = (u - 0.5 / sigma) / sigma
     clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
@@ -148,12 +148,13 @@ def _peaks(
 ) -> tuple[jax.Array, jax.Array]:
     """The maxima over u of a log(1 + y) − u²/2, left and right of the crossing.
 
-    The crossing is the u at which q e^z = 1 − q. A maximum satisfies u = (a/σ)
-    logistic(v) with v = (u − crossing) / σ, and v < 0 on the left. On the left, the
-    right-hand side of this equation is convex, and Newton's method ascends from 0 to
-    the first solution. On the right, the right-hand side is concave, and Newton's
-    method descends from a/σ to the last solution. If a side has no solution, the
-    function returns the crossing for it, or 0 for the left side of a negative crossing.
+    The crossing is the u at which q e^z = 1 − q. A maximum satisfies
+    u = (a/σ) logistic(v) with v = (u − crossing) / σ, and v < 0 on the left. On the
+    left, the right-hand side of this equation is convex, and Newton's method ascends
+    from 0 to the first solution. On the right, the right-hand side is concave, and
+    Newton's method descends from a/σ to the last solution. If a side has no solution,
+    the function returns the crossing for this side, or 0 for the left side of a
+    negative crossing.
     """
 
     def newton(u: jax.Array) -> jax.Array:

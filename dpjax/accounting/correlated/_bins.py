@@ -58,11 +58,10 @@ def _correlation(c: jax.Array, size: int) -> jax.Array:
 
 
 def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
-    """Bounds on the covariances of patterns that begin at least d steps apart.
+    """Bounds on covariances by the distance around the circle of an epoch.
 
-    The distance d = 0, ..., n_b // 2 is around the circle of an epoch, and the result
-    is f[n_b // 2 + 1]. The input g, f[n_b], has the covariances by distance along the
-    line of an epoch.
+    Entry d of the result, f[n_b // 2 + 1], is for positions at least d steps apart. The
+    input g, f[n_b], has the covariances by distance along the line of an epoch.
     """
     # A distance d around the circle is d or n_b − d along the line. The cumulative
     # maximum from the end covers all distances of at least d.
@@ -72,7 +71,7 @@ def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
 
 
 def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
-    """The covariances of patterns that repeat the same position in every epoch.
+    """The `Covariances` if an example takes part in the same step of every epoch.
 
     Args:
       strategy: the matrix C of the correlation.
@@ -92,12 +91,12 @@ def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
 
 def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
-    """The covariances of patterns that draw a new position in each epoch.
+    """The `Covariances` if an example takes part in a new random step of each epoch.
 
     `by_gap` holds the covariances within one epoch. `shared` is the sum of bounds on
     the covariances across each two epochs. Such a bound is the largest covariance over
-    all positions in the two epochs. Positions in epochs e < f are at least (f − e)
-    n_b − (n_b − 1) steps apart.
+    all positions in the two epochs. Positions in epochs e < f are at least
+    (f − e) n_b − (n_b − 1) steps apart.
     """
     c, off = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)

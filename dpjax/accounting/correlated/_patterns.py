@@ -187,7 +187,7 @@ def _by_state(
     With c_k = ρ b^{k−1} the filter is w_t = u_t + ρ v_{t−1}, v_t = b v_{t−1} + u_t. The
     input u_t is the epoch's weight, from f[E], at the steps of the pattern and 0
     elsewhere. The value function of the state v is the maximum of Σ w² over the
-    remaining steps. As a function of v >= 0 it is a maximum of increasing convex
+    remaining steps. For v >= 0, the value function is a maximum of increasing convex
     quadratics. The value function is therefore convex, and linear interpolation between
     grid points is an upper bound.
     """

@@ -146,10 +146,10 @@ def ratio(
     """The two factors of a tree's likelihood ratio: a distribution and a variance.
 
     The first factor has the distribution, on a grid. The second factor is lognormal,
-    its log has the variance, and a Gaussian mechanism accounts for it. by_gap holds
-    covariances divided by σ². If the variance of a join is below the resolution of the
-    grid, the variance is added to the next join, whose larger group then shares it.
-    This only increases covariances.
+    its log has the variance, and a Gaussian mechanism accounts for this factor. by_gap
+    holds covariances divided by σ². If the variance of a join is below the resolution
+    of the grid, the variance is added to the next join, whose larger group then shares
+    it. This addition only increases covariances.
     """
     of, top = _covariances(tree, by_gap, n_b)
     following = jnp.append(of[1:], top)

@@ -194,9 +194,10 @@ def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
 
 
 def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """The moves of each pair's mass to the two grid points next to the weighted mean.
+    """The moves of each pair's mass to the two grid points next to the pair's mean.
 
-    These moves do not change the mean of L.
+    The share is the weight of the pair's first point in this mean. The moves do not
+    change the mean of L.
     """
     place = _offsets(share, spacing, n)
     point = jnp.floor(place)
@@ -210,7 +211,10 @@ def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
 
 
 def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """The moves of each pair's mass to the grid point nearest to the weighted mean."""
+    """The moves of each pair's mass to the grid point nearest to the pair's mean.
+
+    The share is the weight of the pair's first point in this mean.
+    """
     point = jnp.round(_offsets(share, spacing, n))
     odd = (point % 2).astype(point.dtype)
     shares = jnp.stack([1 - odd, odd, jnp.zeros_like(odd)], axis=1)

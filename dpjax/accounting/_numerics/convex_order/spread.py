@@ -84,7 +84,8 @@ def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
     """Spread the masses f[k, m] to a grid of `factor` times the spacing.
 
     The function returns the masses f[k, m + 1] and the new grid. The factor is a traced
-    whole number, so that the shape cannot depend on it; unused entries are zero.
+    whole number, so that the shape cannot depend on the factor. Unused entries are
+    zero.
     """
     m = mass.shape[1]
     point = grid.first + jnp.arange(m)
@@ -224,7 +225,8 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     any s, (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊, with equality for some s if L′
     decreases as L grows. Let F be the quantile function of the distribution. Then the
     worst case is L = F(u) and L′ = F(1 − u). At each depth t < 1/2 there are two pairs
-    of the lower quantile F(t) and the upper quantile F(1 − t), one pair for each order.
+    of the lower quantile F(t) and the upper quantile F(1 − t), one pair for each order
+    of the two runs.
     """
     (mass, zero, lost), n = law.masses, law.masses.mass.size
     # Cumulative masses from both ends, each with relative precision in its own tail.

@@ -197,8 +197,8 @@ def discrete_gaussian_groups(
     """The losses of a post-processed discrete Gaussian mechanism, for lower bounds.
 
     The mechanism releases an integer. The post-processing tells only which group of
-    integers contains this integer. Integers outside of the window are left out, as in
-    `merged`.
+    integers contains this integer. Integers far from 0, which have about the mass
+    `tail`, are left out, as in `merged`.
     """
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)

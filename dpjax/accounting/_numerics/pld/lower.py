@@ -134,9 +134,8 @@ def _compose(
     """The losses and numbers that determine the lower bounds for composed events.
 
     The result has the discrete losses with their counts, the Gaussian variance, the
-    probability of an infinite loss, and a total variation distance. The latter bounds
-    the distance between the events' composition and the composition of the returned
-    losses.
+    probability of an infinite loss, and a total variation distance. The events'
+    composition is within this distance of the composition of the returned losses.
     """
     parts, (variance, finite, distance) = [], jnp.zeros(3)
     for event, count in ((step.event, step.count) for step in steps):

@@ -64,7 +64,7 @@ def _mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
 
 
 def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
-    """The losses of one coordinate, with cells of outcomes between 0 and the shift."""
+    """The losses of Laplace noise on a number, with cells between 0 and the shift."""
     epsilon, points = 1 / jnp.asarray(event.scale), atoms.even_points()
     # The outcomes from y to y + h have the mass e^{−y} (1 − e^{−h}) / 2, and the loss
     # at their middle. The outcomes beyond 0 and ε have the losses ±ε.
@@ -78,7 +78,7 @@ def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
 
 
 def _discrete_laplace(event: events.DiscreteLaplace, tail: jax.Array) -> DiscreteLosses:
-    """The losses of one integer, with groups of integers between 0 and the shift."""
+    """The losses of discrete Laplace noise, with groups of integers up to the shift."""
     k = max(event.sensitivity, 1)
     ratio = jnp.exp(-1 / jnp.asarray(event.scale))
     edges = np.round(atoms.integer_points(k) * k)

@@ -71,7 +71,8 @@ def log_sum(losses: DiscreteLosses, rate: jax.Array) -> jax.Array:
 def log_markov(rate: jax.Array) -> jax.Array:
     """The log of the maximum of (1 − e^{−y}) e^{−λy} over y, where λ is the rate.
 
-    This maximum times E[e^{λ(Y−ε)}] is an upper bound on δ(ε), by Markov's inequality.
+    This maximum times E[e^{λ(Y−ε)}] is an upper bound on the δ(ε) of a privacy loss Y,
+    by Markov's inequality.
     """
     return -rate * jnp.log1p(1 / rate) - jnp.log1p(rate)
 
