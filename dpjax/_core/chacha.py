@@ -145,7 +145,8 @@ def numbers_of(grid: tuple[int, ...]) -> jax.Array:
         raise ValueError(
             f"shape must need at most 2**32 blocks; got one that needs {grid}."
         )
-    # Sums over the axes, and not a reshaped range: each device computes its own part.
+    # The sum over axes, unlike a reshaped range, lets each device compute its own
+    # shard.
     numbers = jnp.zeros(grid, jnp.uint32)
     for axis in range(len(grid)):
         place = jax.lax.broadcasted_iota(jnp.uint32, grid, axis)

@@ -56,8 +56,9 @@ Core = Callable[..., jax.Array]
 ULP = float(np.finfo(np.float64).eps)
 # The least normal number. Numbers that are known to be positive are at least TINY.
 TINY = float(np.finfo(np.float64).tiny)
-# A replacement for 0 in logarithms and denominators. Its products with numbers above
-# 1e-7 are normal numbers. No relevant δ, rate or probability mass is close to it.
+# A replacement for 0 in logarithms and denominators. The products of SMALL with numbers
+# above 1e-7 are normal numbers. No relevant δ, rate or probability mass is close to
+# SMALL.
 SMALL = 1e-300
 
 
@@ -292,8 +293,9 @@ def _lift(
     @functools.wraps(core)
     def wrapper(*args: ArrayLike, **kwargs: object) -> jax.Array:
         dtype = default_float()
-        # An argument that is not a JAX array is a constant. It is not an input of the
-        # custom derivative, since JAX would round it to the caller's dtype.
+        # An argument that is not a JAX array is a constant. A constant is not an input
+        # of the custom derivative, since JAX would round the constant to the caller's
+        # dtype.
         places = [i for i, x in enumerate(args) if isinstance(x, jax.Array)]
 
         def fill(arrays: Sequence[jax.Array]) -> list[ArrayLike]:

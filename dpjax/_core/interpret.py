@@ -33,9 +33,9 @@ Out = TypeVar("Out")
 # loops, the estimate exceeds the time. Compiling takes 1 to 20 s, more than a few
 # evaluations.
 MAX_SECONDS = 3.0
-# Estimates of NumPy's time in seconds: for an operation, in addition for each entry of
-# the result, and for each multiplication in a product of matrices. The last number
-# estimates how often a loop runs whose end depends on values.
+# Estimates of NumPy's time in seconds: for an operation, for each entry of its result,
+# and for each multiplication in a product of matrices. The last number is an estimate
+# of the iterations of a loop whose end depends on values.
 _OPERATION, _ENTRY, _PRODUCT, _TRIPS = 3e-6, 1.5e-9, 2e-10, 2
 
 
@@ -183,8 +183,8 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
     needed, kept, seconds = set(outputs), [], 0.0
     for step in reversed(steps):
         if needed.intersection(step.outputs):
-            # Values that no later equation needs. Their memory is used again, which is
-            # much faster than new memory.
+            # No later equation needs these values. NumPy uses their memory again, which
+            # is much faster than new memory.
             dead = {*step.inputs, *step.outputs} - needed - known.keys()
             needed.update(step.inputs)
             run, time = _program(step.eqn)

@@ -118,7 +118,7 @@ def stream(key: Key, consumer: str) -> Key:
     fold = _NUMPY_FOLDS.get(generator_name(key))
     if not is_on_one_device(data) or key.ndim or not fold:
         return _fold(key, pair)
-    # For a known key, NumPy folds without compiling a program. The result is on the
+    # For a concrete key, NumPy folds without compiling a program. The result is on the
     # device of the key, as JAX's result would be.
     folded = np.asarray(jax.device_get(data))
     for word in pair:
@@ -132,7 +132,7 @@ def _fold_threefry(data: np.ndarray, word: np.uint32) -> np.ndarray:
     return np.concatenate(threefry(list(data[:, None]), np.full(1, word)))
 
 
-# `jax.random.fold_in` of key data in NumPy, by generator.
+# For each generator, the function that does `jax.random.fold_in` on key data in NumPy.
 _NUMPY_FOLDS = {
     "threefry2x32": _fold_threefry,
     chacha.NAME: lambda data, word: chacha.fold_in_words(data, np.asarray(word)),

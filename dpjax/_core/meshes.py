@@ -320,8 +320,9 @@ def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:
     """
     mesh = jax.sharding.get_abstract_mesh()
     for axis in mesh.manual_axes:
-        # An axis index varies along its axis. If its type does not say so, types do not
-        # record varying axes at all, and shards could share noise unnoticed.
+        # An axis index varies along its axis. If the type of the index does not say so,
+        # types do not record varying axes at all, and shards could share noise
+        # unnoticed.
         known = axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
         if not known and mesh.shape[axis] > 1:
             raise ValueError(

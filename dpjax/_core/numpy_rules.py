@@ -17,7 +17,7 @@ import numpy as np
 # A function of NumPy arrays that returns one array, or a sequence of arrays if the
 # operation has several results.
 Function = Callable[..., Any]
-# A function of an operation's parameters that returns the function that evaluates it.
+# A function of an operation's parameters, which returns a function for its evaluation.
 Rule = Callable[[Mapping[str, Any]], Function]
 
 
@@ -58,7 +58,7 @@ def _broadcast(params: Mapping[str, Any]) -> Function:
     shape, axes = params["shape"], params["broadcast_dimensions"]
 
     def broadcast(x: np.ndarray) -> np.ndarray:
-        # As `np.broadcast_to`, which takes ten times as long for small arrays.
+        # `np.broadcast_to` does the same, but takes ten times as long for small arrays.
         x = x if x.flags.c_contiguous else x.copy()
         strides = [0] * len(shape)
         for axis, size, stride in zip(axes, x.shape, x.strides, strict=True):
@@ -308,7 +308,7 @@ def _round(params: Mapping[str, Any]) -> Function:
 def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
     bits = 8 * x.dtype.itemsize
     left, zeros = x.view(f"u{x.dtype.itemsize}"), np.full(x.shape, bits, x.dtype)
-    # Halve the bits: if the upper half is not zero, go on with it.
+    # Halve the bits. If the upper half is not zero, continue with the upper half.
     while bits > 1:
         bits //= 2
         upper = left >> bits
@@ -330,7 +330,7 @@ def _total_order(compare: Function) -> Function:
 
 
 def _polynomial(x: np.ndarray, *coefficients: np.ndarray) -> np.ndarray:
-    # Horner's rule; the last coefficient is that of the highest power.
+    # Horner's rule. The last coefficient belongs to the highest power.
     return functools.reduce(lambda total, c: total * x + c, reversed(coefficients))
 
 
@@ -373,7 +373,7 @@ def _all_same(params: Mapping[str, Any]) -> Function:
     return lambda *arrays: arrays
 
 
-# Operations that NumPy has under the same name, and under another name.
+# Operations that NumPy has under the same name, and then under another name.
 _SAME_NAMES = (
     "abs ceil conj cos exp exp2 expm1 floor log log1p log2 nextafter sign sin sqrt "
     "square tanh"

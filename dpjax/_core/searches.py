@@ -332,13 +332,13 @@ def _begin(first: Point) -> _Walk:
     # The excess is in log ε. If ε were proportional to 1 / parameter, the log of the
     # parameter would have to move by the excess.
     stride = jnp.exp(jnp.clip(jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
-    # No parameter equals NaN. So the walk goes on from the first point.
+    # No parameter equals NaN. So the walk continues from the first point.
     return _Walk(first._replace(at=jnp.full_like(first.at, jnp.nan)), first, stride)
 
 
 @without_compiler
 def _goes_on(walk: _Walk) -> jax.Array:
-    # A stride that changes nothing has reached an end.
+    # If a stride changes nothing, the walk has reached an end of the range.
     same_sign = (walk.before.excess > 0) == (walk.now.excess > 0)
     return same_sign & (walk.before.at != walk.now.at)
 

@@ -162,7 +162,7 @@ def static_int(name: str, value: object, *, minimum: int) -> int:
             f"{name} must be a static Python integer, not {value!r}; under "
             f'optax.inject_hyperparams, name it in static_args=("{name}", ...).'
         )
-    # bool is a subclass of int, but True is not a number of anything.
+    # bool is a subclass of int, but True is not a count.
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{name} must be an integer; got {value!r}.")
     if value < minimum:

@@ -134,8 +134,8 @@ def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
 
 
 def _in_float32(name: str, value: object, rule: str, good: np.ndarray) -> None:
-    # Training uses float32. A number that it would round is not the number that the
-    # accountants read, so it is refused.
+    # Training uses float32. If training would round a number, training and the
+    # accountants would use different numbers. So such a number raises an error.
     held = np.asarray(value).astype(np.float32) == value
     if not np.all(good & held):
         raise ValueError(

@@ -113,8 +113,8 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     if not bottom.size:
         return jnp.zeros((), h.dtype)
     g = series(jnp.zeros(0), bottom, n)
-    # A step of the recursion has at most bottom.size + 4 roundings. They are relative
-    # to the sizes of its terms, which the norms below bound.
+    # A step of the recursion has at most bottom.size + 4 roundings. These roundings are
+    # relative to the sizes of the step's terms, which the norms below bound.
     unit = (bottom.size + 4) * jnp.finfo(h.dtype).eps
     taps = 2 + jnp.sum(jnp.abs(bottom))
     top = jnp.linalg.norm(jnp.asarray(strategy.numerator, h.dtype)) + 1

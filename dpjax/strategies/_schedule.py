@@ -30,7 +30,7 @@ from dpjax.strategies import _making
 
 Order = Literal["fixed", "reshuffled"]
 # The minimum w, relative to the maximum. A step with w = 0 may have any noise. With
-# this clamp it has 1000 times the least noise, since s is w to the power 1/4.
+# this clamp, such a step has 1000 times the least noise, since s is w to the power 1/4.
 _LEAST = 1e-12
 
 

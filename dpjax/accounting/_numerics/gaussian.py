@@ -81,8 +81,9 @@ def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
     The function adds a bound on its own rounding error to log δ(ε).
     """
     # Balle and Wang (2018), Theorem 8, https://arxiv.org/abs/1805.06530:
-    # δ(ε) = Φ(−a) − e^ε Φ(−b). This is evaluated as φ(a) (R(a) − R(b)) for a >= −1 and
-    # as Φ(−a) − φ(a) R(b) for a < −1. Each form gets values of a from its own range.
+    # δ(ε) = Φ(−a) − e^ε Φ(−b). The code evaluates δ(ε) as φ(a) (R(a) − R(b)) for
+    # a >= −1 and as Φ(−a) − φ(a) R(b) for a < −1. Each form gets values of a from its
+    # own range.
     a, b = _ends(mu, epsilon)
     in_tail = a >= -1.0
     a_tail = jnp.maximum(a, -1.0)
@@ -177,8 +178,8 @@ def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)
     log_target = jnp.log(delta_)
     # Φ(μ/2 − ε/μ) = δ is a quadratic equation in μ, and its root meets the target. At
-    # ε = 0 that root may vanish, and δ = erf(μ/√8) is solved in closed form instead.
-    # δ is log-concave in μ, because its derivative φ(ε/μ − μ/2) is.
+    # ε = 0 that root may vanish, and δ = erf(μ/√8) is solved in closed form instead. δ
+    # is log-concave in μ, because the derivative φ(ε/μ − μ/2) of δ is log-concave.
     z = ndtri(delta_)
     root = jnp.hypot(z, jnp.sqrt(2.0) * jnp.sqrt(epsilon_))
     divisor = root - jnp.minimum(z, 0.0)

@@ -305,7 +305,7 @@ def _log_excess(
     excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
     # Windows are not differentiated, since their positions do not change the integral.
-    # The integral's derivatives are forward (`float64`), and store no terms of its
+    # The derivatives are computed in forward mode (`float64`), which stores no terms of
     # sums.
     fixed = jax.lax.stop_gradient
     at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))

@@ -169,7 +169,7 @@ def _run(
     sampling: Bins,
     factor: float,
 ) -> _Run:
-    # If the only epoch ends early, the example's step is one of those that ran with
+    # If the only epoch ends early, the example's step is one of the steps that ran with
     # probability q = places / steps_per_epoch.
     places = min(num_steps, steps_per_epoch)
     by_gap, shared = _COVARIANCES[sampling](strategy, num_steps, places)
@@ -214,7 +214,8 @@ def _epsilon_in_bins(
     count = jnp.exp2(1.0 * tree.joins) * tree.copies
     losses = (spread.replacement_losses if replace else spread.losses)(law, 2 * count)
     # The factor that all positions share is a Gaussian mechanism with μ² = variance.
-    # Under REPLACE it is e^Z in one run and e^{−Z} in the other, with 2μ in place of μ.
+    # Under REPLACE this factor is e^Z in one run and e^{−Z} in the other, with 2μ in
+    # place of μ.
     shared = jnp.where(known, run.shared, 0.0) * scale
     variance = epochs * variance + shared
     variance = 4 * variance if replace else variance
@@ -236,8 +237,9 @@ def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Ar
     # knows the example's steps.
     value = jnp.minimum(hidden, gaussian.epsilon_of(run.told, asked))
     # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
-    # joint convexity: if a mechanism is (ε, δ)-DP for an example that takes part, it is
-    # (log(1 + q(e^ε − 1)), qδ)-DP for one that takes part with probability q.
+    # joint convexity: if a mechanism is (ε, δ)-DP for an example that takes part, the
+    # mechanism is (log(1 + q(e^ε − 1)), qδ)-DP for an example that takes part with
+    # probability q.
     ends_early = run.rate < 1
     mixed = log_mixture(jnp.where(ends_early, value, 1.0), run.rate) * (1 + 64 * ULP)
     value = jnp.where(ends_early, mixed, value)

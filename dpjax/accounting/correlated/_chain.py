@@ -99,7 +99,8 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     felt = (apart[None] < apart[:, None]) & (over > 0)
     share = jnp.where(felt, over, 1.0) / jnp.where(felt, variance[:, None], 1.0)
     log_decay = jnp.where(felt, jnp.log(share) / apart[None], -jnp.inf)
-    # The noise multiplier cancels in this ratio of covariances: no derivative by it.
+    # The noise multiplier cancels in this ratio of covariances, so that the derivative
+    # with respect to the noise multiplier is zero.
     decay = jax.lax.stop_gradient(jnp.exp(jnp.max(log_decay, axis=1)))
     decay = decay * (1 + 16 * ULP)
     places = jnp.maximum(n_b - apart + 1.0, 1.0)
@@ -184,14 +185,16 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     first, move = (
         jax.tree.map(lambda x, i=i: x[i], moves) for i in (0, slice(1, None))
     )
-    # What a position adds to L in each state, in grid spacings of the sum. The mass
-    # moves by a whole number of points and is split linearly between two neighbours.
+    # The number that a position adds to L in each state, in grid spacings of the sum.
+    # The mass moves by a whole number of points and is split linearly between two
+    # neighbours.
     jump = jnp.exp(x - variance / 2) / (places * spacing)
     point, last = np.arange(_SUMS)[None], _SUMS - 1
     whole = jax.lax.stop_gradient(jnp.clip(jnp.floor(jump), 0, last).astype(int))
     part = (jnp.minimum(jump, _SUMS) - whole)[:, None]
     beyond = jnp.maximum(point - last + jump[:, None], 0.0) * spacing
-    # The share of each mass that moves to the last point, or beyond and is put there.
+    # The share of each mass that moves to the last point. Mass that would move beyond
+    # the last point moves to the last point as well.
     gap = last - point - whole[:, None]
     to_last = jnp.where(gap <= 0, 1.0, jnp.where(gap == 1, part, 0.0))
 
@@ -290,11 +293,12 @@ def smaller_epsilon(
     # Without a Gaussian part, epochs may be combined by a union bound, which assumes
     # that L has mean one. Rounded states raise that mean.
     usable &= (num_epochs <= 1) | (gaussian > 0)
-    # Otherwise the chain's coarse grids raise ε more than its covariances lower it.
+    # Otherwise the chain's coarse grids raise ε more than the chain's covariances lower
+    # ε.
     usable &= (chain.places < _FEW) | (_log_square(chain) < _LESS * square)
 
     def of_chain() -> jax.Array:
-        # The tree's ε decides up to which L the chain's grid must reach.
+        # The tree's ε determines the largest L that the chain's grid must reach.
         losses = _losses(chain, states, _limits(chain, states, of_tree, num_epochs))
         # Rounding of the states makes the mean of L larger than one, so that the mass
         # lost in one epoch is multiplied by the means of the others.

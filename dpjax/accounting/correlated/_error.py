@@ -62,8 +62,9 @@ def variances(
         covariance: jax.Array, now: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array]:
         factor, rate, k = now
-        # The state is (a, b, x), with the states a of the strategy's filter and b of
-        # the workload's. y_t = z_t + a₀ times f_t drives b, and x by way of h_t.
+        # The state is (a, b, x), with the state a of the strategy's filter and the
+        # state b of the workload's filter. The input of b is f_t y_t with y_t = z_t +
+        # a₀, and the input of x is h_t.
         takes = jnp.concatenate([jnp.zeros(p), drive_h, rate[None]])
         matrix = fixed.at[:, 0].add(factor * takes)
         matrix = matrix.at[-1, p].add(rate).at[-1, -1].set(k)

@@ -55,17 +55,17 @@ def mu_of(
       max_participations: the maximum number of steps in which an example takes part,
         static; None if only the order limits these steps.
     """
-    # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ²: releasing x + C⁻¹z is releasing C x + z,
-    # Denisov et al. (2022), https://arxiv.org/abs/2202.08312, also where sums depend on
-    # earlier releases: whatever these releases were, an example moves C x by at most
-    # μσ.
+    # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ², because releasing x + C⁻¹z is equivalent to
+    # releasing C x + z: Denisov et al. (2022), https://arxiv.org/abs/2202.08312. This
+    # also holds if sums depend on earlier releases, because an example moves C x by at
+    # most μσ for all values of these releases.
     weights = 1 / factors
     sizes = (num_steps, steps_per_epoch)
     square = WORST[order](strategy, weights, *sizes)
     times = -(-num_steps // steps_per_epoch)
     if max_participations is not None and max_participations < times:
         times = max_participations
-        # Every subset of a pattern is within the bound for the whole pattern, too.
+        # The bound for a whole pattern also holds for every subset of the pattern.
         few = WORST_OF_FEW[order](strategy, weights, *sizes, times)
         square = jnp.minimum(square, few)
     # Sums have at most T terms. The rounding errors of the coefficients act like a

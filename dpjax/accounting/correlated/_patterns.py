@@ -37,7 +37,7 @@ from dpjax._matrices.toeplitz import Toeplitz, lower
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.
 _GRID = 129
-# About how many entries an array for several grid points has.
+# The approximate number of entries of an array for several grid points.
 _ENTRIES = 2**16
 # Steps of an epoch are grouped into at most this many intervals.
 _BUCKETS = 256
@@ -296,8 +296,8 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     ) -> tuple[jax.Array, None]:
         f, ahead = now
         g = gram(f)
-        # The least gap of two intervals: the later one's first step and the earlier
-        # one's last. g does not increase with the gap.
+        # The least gap of two intervals is from the last step of the earlier interval
+        # to the first step of the later interval. g does not increase with the gap.
         gaps = n_b + first[None, :] - last[:, None]
         both = weights[f] * weights[f - 1]
         near = jnp.max(best[:, None] + 2 * both * at(g, gaps), axis=0)

@@ -73,8 +73,9 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
         level = jnp.arange(_MOST_JOINS + 1)
         near = by_gap[jnp.minimum(1, n_b // 2)]
         wanted = near * fall ** jnp.maximum(level - close, 0.0)
-        # The least gap whose covariance is at most the wanted one, if there is one.
-        # The tolerance is for rounding: equal covariances must count as met.
+        # The least gap whose covariance is at most the wanted covariance, if there is
+        # such a gap. The tolerance covers rounding errors, so that equal covariances
+        # are accepted.
         gap = 1 + jnp.sum(by_gap[None, 1:] > wanted[:, None] * (1 + 1e-9), axis=1)
         gaps = gap[:-1]
 

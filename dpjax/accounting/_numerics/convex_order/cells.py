@@ -73,9 +73,9 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     stop = below.size - jnp.sum(above <= tail)
     factor = jnp.where(stop - start > n, 2.0, 1.0)
     first = jnp.floor((grid.first + jnp.minimum(start, stop - 1)) / factor)
-    # Cells outside the window are merged into its first or last cell. (Rounding down
-    # puts labels below the means of merged cells, by the same distance for all cells,
-    # which leaves the differences between labels unchanged.)
+    # Cells outside the window are merged into the window's first or last cell.
+    # (Rounding down puts labels below the means of merged cells, by the same distance
+    # for all cells. So the differences between labels do not change.)
     to = jnp.floor((grid.first + jnp.arange(below.size)) / factor) - first
     at = jnp.clip(to, 0, n - 1).astype(jnp.int32)
 

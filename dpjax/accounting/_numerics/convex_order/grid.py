@@ -252,7 +252,7 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
         # Row d holds the masses of the pairs that are d apart, at their targets.
         start = 2 * n - 1 - rows
         masses = jnp.sum(window(left, start) * window(right, start + apart), axis=0)
-        # Three aligned sums, which are interleaved once, after the loop.
+        # The three sums are aligned here, and are interleaved once, after the loop.
         return total + jnp.matmul(shares.T, masses, precision="highest"), None
 
     # One more distance, which no pair has and whose shares are zero, makes the number

@@ -120,7 +120,8 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     start = jnp.clip(jnp.floor(start / factor) - grid.first, 0, size - n)
     start = start.astype(jnp.int32)
 
-    # Mass outside the window moves to its ends, to 0 and to infinity: the mean stays.
+    # Mass outside the window moves to the window's ends, to 0 and to infinity, such
+    # that the mean does not change.
     place, x = jnp.arange(size)[None], jnp.exp(grid.log(size))[None]
     before = jnp.where(place < start, mass, 0.0)
     beyond = jnp.where(place >= start + n, mass, 0.0)
@@ -141,8 +142,8 @@ def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Ma
     """
     moves = grids.to_neighbours(share, spacing, own.mass.size)
     mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
-    # If one ratio is 0, the mean is w x. This mass moves to x with probability w, and
-    # to 0 otherwise.
+    # If one ratio is 0, the mean is w x, for the other ratio x with the weight w. This
+    # mass moves to x with probability w, and to 0 otherwise.
     kept = other.zero * share * own.mass + own.zero * (1 - share) * other.mass
     zero = own.zero * (other.zero + share) + other.zero * (1 - share)
     lost = share * own.lost + (1 - share) * other.lost
@@ -194,7 +195,8 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     mass, grid = _coarser(mass[None], law.grid, factor)
     other = Grid(jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing)
     factors = _lognormal(variance, other, n)
-    # Both grids have the same spacing, so the logs of products lie on such a grid too.
+    # Both grids have the same spacing, so the logs of products are on a grid with this
+    # spacing, too.
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
     masses = Masses(product, zero + factors.zero, lost + factors.lost)
     return _in_own_window(Grid(grid.first + other.first, grid.spacing), masses, tail, n)

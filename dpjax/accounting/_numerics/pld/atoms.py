@@ -65,9 +65,9 @@ def laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
         p is ε (1 − 2p).
     """
     # The pair of Lap(0, 1) and Lap(ε, 1) has δ(x) = 1 − e^{(x − ε)/2} for x in [−ε, ε].
-    # The mass that a step from y to y + h moves to its two ends, such that both
-    # distributions keep theirs (`pairs`), is e^{−y} tanh(h/2) / 2 at y, and the same at
-    # y + h. Beyond 0 and ε the steps are infinite.
+    # The mass of the outcomes from y to y + h moves to y and to y + h, such that the
+    # mass of both distributions stays the same (`pairs`). Each of the two ends gets the
+    # mass e^{−y} tanh(h/2) / 2. Beyond 0 and ε the steps h are infinite.
     steps = jnp.tanh(epsilon * np.diff(points) / 2)
     one = jnp.ones(1)
     sides = jnp.concatenate([one, steps]) + jnp.concatenate([steps, one])
@@ -91,7 +91,8 @@ def integer_points(sensitivity: int) -> np.ndarray:
     are therefore exact.
     """
     count = min(sensitivity, INTERVALS)
-    # Python's integers, because a product of these may exceed 64 bits.
+    # These are Python's integers, because the product of two of them may exceed 64
+    # bits.
     chosen = [i * sensitivity // count for i in range(count + 1)]
     return np.array(chosen, np.float64) / sensitivity
 
@@ -146,8 +147,8 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
         z = start + j
         weight = jnp.exp(-0.5 * (z / stddev) ** 2)
         weight = jnp.where(z <= reach, weight, 0.0)
-        # `pairs`: the share of the mass that moves to the larger loss, at the start of
-        # the group.
+        # The share of the mass that moves to the larger loss, which is at the start of
+        # the group (`pairs`).
         fall = jnp.expm1(-(size - j) * slope)
         share = jnp.minimum(fall / jnp.expm1(-size * slope), 1.0)
         return j + 1, total + weight, up + weight * share, other + weight * fall

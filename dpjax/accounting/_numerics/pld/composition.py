@@ -66,7 +66,8 @@ def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     There is one direction for each order of the two data sets. `bound` computes the
     bound from the losses in one direction.
     """
-    # Symmetric losses have one direction; broadcast them to two if others have two.
+    # Symmetric losses have one direction. They are broadcast to two directions if other
+    # losses have two.
     directions = max(losses.lost.size for losses, _ in parts)
 
     def one(rows: list[tuple[jax.Array, ...]]) -> jax.Array:

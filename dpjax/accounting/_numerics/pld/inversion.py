@@ -175,15 +175,15 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
         relative += count * wave.error / upper
         lost += count * losses.lost
         scale += count * (losses.error + 2 * losses.loss.size * ULP)
-    # e^{grow + i turn} minus the atom's share. That share is e^{−K}, with K the part of
-    # the discrete losses alone.
+    # e^{grow + i turn} minus the atom's share. That share is e^{−K}, where K is here
+    # the part of K(λ) that the discrete losses contribute.
     half = jnp.sin(turn / 2)
     others = -jnp.expm1(-discrete)
     real = jnp.expm1(grow) * jnp.cos(turn) - 2 * half * half + others
     imaginary = jnp.exp(grow) * jnp.sin(turn)
     error = jnp.exp(log_upper) * (relative + 8 * ULP * (jnp.abs(grow) + jnp.abs(turn)))
     # Multiply by the Gaussian loss's transform, divide by s (s + 1), and double the
-    # values at t > 0 to count those at −t.
+    # values at t > 0 to count the values at −t.
     phase = variance * frequency * (2 * rate + 1) / 2
     log_size = (
         -variance * frequency * frequency / 2
@@ -203,8 +203,8 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     last = step * FREQUENCIES
     tail = 4 * jnp.exp(-variance * last**2 / 2) / (step**2 * (FREQUENCIES - 1))
     real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
-    # The rounding errors of the sum itself, and below those of its angles tε. Bounds on
-    # errors are not differentiated.
+    # The rounding errors of the sum itself, and below the rounding errors of the angles
+    # tε. Bounds on errors are not differentiated.
     terms = jax.lax.stop_gradient(jnp.abs(real) + jnp.abs(imaginary))
     rounding = 4 * SIDE * ULP * jnp.sum(terms)
     return Spectrum(

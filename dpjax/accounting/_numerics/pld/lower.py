@@ -43,7 +43,7 @@ def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     some = variance > 0
     mu = jnp.sqrt(jnp.where(some, variance, 1.0))
     upper = gaussian.log_delta(mu, epsilon)
-    # Twice a bound on the error that `log_delta` adds.
+    # The error is at least twice the bound that `log_delta` adds.
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     error = 64 + jnp.abs(upper) + 2 * jnp.abs(jnp.log(mu))
     error = 4 * ULP * (error + 4 * (2 + jnp.abs(a)) * (2 + b))
@@ -102,7 +102,8 @@ def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Arr
     rate, added = where.rate, where.variance
     markov = tilt.log_markov(rate)
     # The second term is e^{K − λ(ε + c)} times the maximum of Markov's inequality and
-    # Φ(−z), with c = v/2 + λv + z√v. It shall be small beside δ.
+    # times Φ(−z), with c = v/2 + λv + z√v. z is chosen such that this term is small
+    # compared with δ.
     epsilon, log_delta = about
     room = log_delta - wave.log_mass + rate * epsilon - markov
     z = jnp.sqrt(2 * (_SMALL + jnp.maximum(-room, 0.0)))
@@ -120,7 +121,7 @@ def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Arr
         total = total / where.period + atom
         total = total - less * (1 + _MARGIN) - ULP * 64 * (jnp.abs(total) + atom)
         exponent = wave.log_mass - rate * at - wave.scale - ULP * (64 + 8 * size)
-        # NaN, from losses beyond all numbers, is no bound.
+        # NaN is no bound. It occurs if losses overflow.
         found = jnp.exp(jnp.log(jnp.maximum(total, SMALL)) + exponent)
         found = jnp.where(total > 0, found, 0.0)
         return jnp.maximum(jnp.where(jnp.isnan(found), 0.0, found), simple(epsilon))

@@ -101,8 +101,8 @@ _MERGED: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
     events.PoissonGaussian: _sampled,
     # A batch that does not overflow is a Poisson sample. `lower` subtracts the rest.
     events.TruncatedPoissonGaussian: _sampled,
-    # All other examples contribute the opposite of the given one, which then moves the
-    # sum by two clip norms if it takes part.
+    # If all other examples contribute the opposite of the given example, the given
+    # example moves the sum by two clip norms if it takes part.
     events.FixedSizeGaussian: lambda event, tail: _poisson(
         event.mu, event.sampling_rate, tail
     ),

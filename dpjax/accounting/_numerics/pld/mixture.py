@@ -61,7 +61,8 @@ def split(
     share = jnp.exp(jnp.log(weight)[:, None] + v - loss[None])[:, :-1]
     nodes = np.append(pairs.NODES, [[1.0]], axis=0)
     grown, mass, at = 0.0, 0.0, ends[None, :-1] + width * pairs.NODES
-    # One component after the other: an array of all would be m times as large.
+    # The loop adds one component after the other, since an array of all components
+    # would be m times as large.
     for i in range(len(means)):
         grown += share[i][None] * jnp.expm1(mean[i] * width * nodes)
         mass += weight[i] * pairs.phi(at - mean[i])

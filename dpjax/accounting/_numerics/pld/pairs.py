@@ -74,11 +74,11 @@ class Cells(NamedTuple):
 
 def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     """The log ratio N(v) = log(1 − q + q e^v), precise for all rates q and all v."""
-    # log(1 + q (e^v − 1)) is precise unless its argument is near 0. Where that is so,
-    # and where e^v or a derivative could overflow, logaddexp gives
-    # log((1 − q) + q e^v). That sum is far from 1 unless q is tiny, and if q is tiny
-    # the larger term is precise. Each form gets values of v from its own range alone,
-    # by jnp.where: jnp.clip has half a derivative at its ends.
+    # log(1 + q (e^v − 1)) is precise unless the argument of the log is near 0. Where
+    # this argument is near 0, and where e^v or a derivative could overflow, logaddexp
+    # gives log((1 − q) + q e^v). That sum is far from 1 unless q is tiny, and if q is
+    # tiny the larger term is precise. Each form gets values of v from its own range
+    # alone, by jnp.where, because jnp.clip has half a derivative at its ends.
     direct = (v > -1) & (v <= _DIRECT)
     near = jnp.log1p(rate * jnp.expm1(jnp.where(direct, v, 1.0)))
     mixed = rate < 1
@@ -227,9 +227,10 @@ def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     start, stop = find_ends(mu, rate, tail)
     cells = split(mu, rate, start, stop, count=INTERVALS, mirror=False)
     # The truncated mass at large losses gets an infinite loss. The truncated mass at
-    # small losses gets the smallest loss of the grid, which is at least its own.
-    # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the
-    # pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
+    # small losses gets the smallest loss of the grid, which is at least the loss of the
+    # truncated mass. Zhu, Dong and Wang (2022), Theorem 11,
+    # https://arxiv.org/abs/2106.08567: the pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0,
+    # 1), in both directions.
     above, below, idle_above, idle_below = _truncated_masses(mu, rate, start, stop)
     return both_directions(cells, above, below, idle_above, idle_below)
 
