@@ -94,9 +94,9 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     """The `Covariances` if an example takes part in a new random step of each epoch.
 
     `by_gap` holds the covariances within one epoch. `shared` is the sum of bounds on
-    the covariances across each two epochs. Such a bound is the largest covariance over
-    all positions in the two epochs. Positions in epochs e < f are at least
-    (f − e) n_b − (n_b − 1) steps apart.
+    the covariances across all ordered pairs of epochs. Such a bound is the largest
+    covariance over all positions in the two epochs. Positions in epochs e < f are at
+    least (f − e) n_b − (n_b − 1) steps apart.
     """
     c, off = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)

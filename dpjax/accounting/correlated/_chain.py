@@ -115,11 +115,11 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
 
 
 def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
-    """The distribution N(centre, variance), rounded to states with the same mean.
+    """The distribution N(centre, variance) after random rounding to states.
 
-    A value between two states is rounded at random to one of the two, and its mean
-    stays the same. A value below the first state is rounded to the first state, and a
-    value above the last state to the last state.
+    A value between two states is rounded to one of the two at random, such that the
+    mean does not change. A value below the first state is rounded to the first state,
+    and a value above the last state to the last state.
     """
     # `normal` has mean −variance/2, so that the grid is shifted by the difference.
     start = states.log(1)[0] - centre - variance / 2

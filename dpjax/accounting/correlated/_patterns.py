@@ -256,7 +256,8 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     e < f have the gap (f − e) n_b + r_f − r_e. For adjacent epochs a dynamic programme
     finds the worst positions, up to the width of the intervals of positions. For other
     pairs g is at most its bound given r_e alone, and at most its bound given r_f alone,
-    and so at most the mean of both. Those bounds are sums over epochs.
+    and so at most the mean of both bounds. For each position, these bounds are summed
+    over the other epochs.
     """
     num_steps = c.size
     epochs = jnp.arange(weights.size)
