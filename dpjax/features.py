@@ -30,11 +30,12 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
 
     The `orientations` directions are equally spaced on the whole circle. The gradient
     of each pixel is divided linearly between the two nearest directions, and between
-    the nearest of `cells` × `cells` cells by the pixel's position alone.
-    Each cell is divided by the root of the mean energy of its neighborhood of 3 × 3
-    cells, and each entry is replaced by its square root. Then the mean of all entries
-    is subtracted, and the vector is divided by its norm. The result does not change if
-    you multiply the image by a positive number, or add a constant to it.
+    the nearest of `cells` × `cells` cells, with weights that depend only on the pixel's
+    position. The histogram of each cell is divided by the root of the mean energy of
+    the 3 × 3 cells around the cell, and each entry is replaced by its square root. Then
+    the mean of all entries is subtracted, and the vector is divided by its norm. The
+    result does not change if you multiply the image by a positive number, or add a
+    constant to the image.
 
     Args:
       image: one image f[h, w], or f[h, w, c] with channels. The histograms of channels
@@ -53,7 +54,7 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     Privacy: the function reads only one example.
 
     Reference: Dalal and Triggs (2005), section 6, with signed gradients and one
-    neighborhood a cell in place of overlapping blocks.
+    neighborhood for each cell in place of overlapping blocks.
 
     Example:
       >>> import jax.numpy as jnp
@@ -214,13 +215,16 @@ def _shrink(dtype: np.dtype) -> float:
 
 
 def _divided(x: jax.Array, by: jax.Array) -> jax.Array:
-    """The quotient, with 0 for a divisor of 0."""
+    """The quotient x / by, with 0 where the divisor is 0."""
     by = jnp.broadcast_to(by, x.shape)
     return jnp.where(by == 0, 0 * x, x / jnp.where(by == 0, 1, by))
 
 
 def _central_difference(x: jax.Array, axis: int) -> jax.Array:
-    """Half of the difference of the next and previous values; an edge is repeated."""
+    """Half of the difference between the next and the previous value along an axis.
+
+    At the edges, the first and the last value are repeated.
+    """
     last = x.shape[axis] - 1
     place = np.arange(last + 1)
     after = jnp.take(x, np.minimum(place + 1, last), axis=axis)
@@ -229,7 +233,10 @@ def _central_difference(x: jax.Array, axis: int) -> jax.Array:
 
 
 def _cell_weights(size: int, cells: int, dtype: np.dtype) -> jax.Array:
-    """The weight of each pixel in each cell, f[cells, size]; columns sum to 1."""
+    """The weight of each pixel in each cell, f[cells, size], along one axis.
+
+    The weights of a pixel sum to 1.
+    """
     centers = (np.arange(cells) + 0.5) * size / cells - 0.5
     away = np.abs(np.arange(size)[None] - centers[:, None]) * cells / size
     weights = np.maximum(0, 1 - away)

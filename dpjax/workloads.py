@@ -1,9 +1,10 @@
 """Workloads: the linear maps that optimizers apply to gradient sums, and to noise.
 
-A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. Its error is
-its output if the input is only noise. The momentum is m_t = β m_{t−1} + (1 − β) g_t,
-and the parameters of SGD are sums of η_t m_t. `accounting.correlated.error` measures
-the error of a strategy for a workload, and `strategies.optimize` minimizes this error.
+A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. The error of
+a workload is its output if the input is only noise. The momentum is m_t = β m_{t−1} +
+(1 − β) g_t, and the parameters of SGD are sums of η_t m_t.
+`accounting.correlated.error` measures the error of a strategy for a workload, and
+`strategies.optimize` minimizes this error.
 """
 
 import jax
@@ -62,6 +63,8 @@ def momentum_sum(
 ) -> Workload:
     """The workload of SGD with momentum, whose parameters are sums of η_t m_t.
 
+    The momentum is m_t = β m_{t−1} + (1 − β) g_t for the gradient sums g_t.
+
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
       learning_rates: η, one number f[] or one for each step f[T], non-negative.
@@ -91,6 +94,8 @@ def nesterov(
     weight_decay: ArrayLike = 0.0,
 ) -> Workload:
     """The workload of SGD with Nesterov's momentum: sums of η_t (β m_t + (1 − β) g_t).
+
+    The momentum is m_t = β m_{t−1} + (1 − β) g_t for the gradient sums g_t.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).

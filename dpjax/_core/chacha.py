@@ -76,7 +76,7 @@ def _turn(row: Bits, by: int) -> Bits:
 
 
 def double_round(rows: Rows[Bits]) -> Rows[Bits]:
-    """A column round and a diagonal round (RFC 8439, 2.3)."""
+    """The rows of the state after a column and a diagonal round (RFC 8439, 2.3)."""
     # The four quarter rounds of a column round are one quarter round of whole rows.
     a, b, c, d = quarter_round(*rows)
     # In turned rows, the columns are the state's diagonals, (0, 5, 10, 15) and so on.
@@ -120,7 +120,11 @@ def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
 
 
 def _children(key: Bits, numbers: Bits | np.uint32, use: int) -> Bits:
-    """The keys u32[*grid, 8] of children: the first half of the block of each child."""
+    """The keys u32[*grid, 8] of a key's children with the given numbers, for one use.
+
+    The use is split, fold_in or seed. The key of a child is the first half of the block
+    of the child's number and the use.
+    """
     xp, zero = _numpy_of(key), np.uint32(0)
     rows = block(key, (numbers, zero, np.uint32(use), zero))
     return xp.moveaxis(xp.concatenate(rows[:2]), 0, -1)
@@ -132,12 +136,17 @@ def fold_in_words(key: Bits, number: Bits) -> Bits:
 
 
 def numbers_of(grid: tuple[int, ...]) -> jax.Array:
-    """The row-major numbers u32[*grid] of a grid's blocks, at most 2³² of them."""
+    """The row-major indices u32[*grid] of the blocks of a grid.
+
+    Raises:
+      ValueError: the grid has more than 2³² blocks.
+    """
     if math.prod(grid) > 2**32:
         raise ValueError(
             f"shape must need at most 2**32 blocks; got one that needs {grid}."
         )
-    # Sums over the axes, and not a reshaped range: each device computes its own part.
+    # The sum over axes, unlike a reshaped range, lets each device compute its own
+    # shard.
     numbers = jnp.zeros(grid, jnp.uint32)
     for axis in range(len(grid)):
         place = jax.lax.broadcasted_iota(jnp.uint32, grid, axis)
@@ -147,10 +156,12 @@ def numbers_of(grid: tuple[int, ...]) -> jax.Array:
 
 
 def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
-    """The shape of a grid of blocks, in the row-major order of a draw's numbers.
+    """The shape of a grid of blocks for random numbers of a given shape.
 
-    If the last axes of the draw hold a whole number of blocks, all axes before them are
-    axes of the grid. A device with a part of these axes then has whole blocks.
+    The blocks are in the row-major order of the numbers, and each has `in_block`
+    numbers. If the last axes of the shape hold a whole number of blocks, all axes
+    before them are axes of the grid. A device whose shard divides only these axes then
+    computes whole blocks.
     """
     for axis in reversed(range(len(shape))):
         blocks, left = divmod(math.prod(shape[axis:]), in_block)
@@ -208,7 +219,7 @@ def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
 def seed(number: jax.Array) -> jax.Array:
     """A key u32[8] from an integer, which has 32 bits, or 64 under `jax_enable_x64`.
 
-    Finding such a key is no harder than finding the integer.
+    Such a key is as easy to guess as the integer.
     """
     if number.ndim or not jnp.issubdtype(number.dtype, jnp.integer):
         raise TypeError(f"seed must be one integer; got {number.dtype}{number.shape}.")

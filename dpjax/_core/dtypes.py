@@ -9,30 +9,32 @@ from dpjax._core.typing import ArrayLike, DTypeLike, Shaped
 
 
 def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
-    """float32 for narrower floats, and the dtype itself for wider floats."""
+    """The given float dtype, or float32 if the given dtype is narrower."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         return jnp.dtype(jnp.float32)  # JAX promotes no floats of 8 bits or fewer
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def narrowest_float(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
-    """The least precise of the floating dtypes, each first widened to at least float32.
+    """The least precise of the floating dtypes, or float32 if this dtype is narrower.
 
-    Other dtypes are ignored.
+    Other dtypes are ignored. Without a floating dtype, the result is float32.
     """
     floats = [at_least_float32(d) for d in dtypes if jnp.issubdtype(d, jnp.floating)]
     return max(floats, key=lambda d: jnp.finfo(d).eps, default=jnp.dtype(jnp.float32))
 
 
 def cast_like(tree: Shaped, other: object) -> Shaped:
-    """The tree, with each leaf in the dtype of the other tree's leaf."""
+    """Cast each leaf of a tree to the dtype of the same leaf of another tree."""
     return jax.tree.map(lambda x, y: x.astype(jnp.result_type(y)), tree, other)
 
 
 def widen(tree: Shaped) -> Shaped:
-    """The tree with every leaf in at least float32. Raises for a leaf that is not real.
+    """Cast each leaf of a tree to float32, unless the leaf has a wider float dtype.
 
-    Real noise would leave the imaginary part of a complex leaf without noise.
+    Raises:
+      ValueError: a leaf is not a real float. Real noise would leave the imaginary part
+        of a complex leaf without noise.
     """
 
     def widen_leaf(leaf: ArrayLike) -> jax.Array:

@@ -56,8 +56,9 @@ Core = Callable[..., jax.Array]
 ULP = float(np.finfo(np.float64).eps)
 # The least normal number. Numbers that are known to be positive are at least TINY.
 TINY = float(np.finfo(np.float64).tiny)
-# A replacement for 0 in logarithms and denominators. Its products with numbers above
-# 1e-7 are normal numbers. No relevant δ, rate or probability mass is close to it.
+# A replacement for 0 in logarithms and denominators. The products of SMALL with numbers
+# above 1e-7 are normal numbers. No relevant δ, rate or probability mass is close to
+# SMALL.
 SMALL = 1e-300
 
 
@@ -68,7 +69,7 @@ def default_float() -> np.dtype:
 
 @contextlib.contextmanager
 def scope() -> Iterator[None]:
-    """The context in which accountants are traced and run."""
+    """A context with float64 on the CPU, in which accountants are traced and run."""
     promotion = jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), promotion, jax.default_device(host()), without_mesh():
         yield
@@ -106,7 +107,7 @@ _cast_without_compiler = without_compiler(_cast, static=("dtype", "direction"))
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 @scoped
 def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
-    """The value x in another dtype, rounded in a direction, with derivative 1."""
+    """The value x, rounded to a dtype in the given direction, with derivative 1."""
     y = _cast_without_compiler(x, dtype=dtype, direction=direction)
     return y if isinstance(y, jax.Array) else jax.device_put(y)
 
@@ -142,8 +143,8 @@ def float64(
       static: names of keyword arguments that are not arrays.
       vectors: the positions of arguments that are vectors. The last axis of a vector
         belongs to one evaluation, and all other axes are batch axes. The core
-        broadcasts over batch axes and works on them element by element. Its result has
-        only the batch axes.
+        broadcasts over batch axes and works on them element by element. The result of
+        the core has only the batch axes.
       elementwise: whether the core is written for one evaluation, with scalar arguments
         except for its vectors. If so, the decorator maps the core over batch axes.
       one_by_one: whether the core, for scalar arguments and without vectors, runs in a
@@ -151,14 +152,14 @@ def float64(
         counts that differ between batch elements, or if positions of dynamic slices
         differ.
       compiled: whether to compile the core as one program. If compiling the core takes
-        long, it should instead consist of a few compiled functions, which several calls
-        can share.
+        long, the core should instead consist of a few compiled functions, which several
+        calls can share.
 
     Returns:
       A decorator. Positional arguments of the decorated function may be Python numbers
       (taken exactly), NumPy or JAX arrays of any real dtype, or tracers. An argument
-      may also be a record, that is, a named tuple of these; the core then gets such a
-      record.
+      may also be a record, that is, a named tuple of such values; the core then gets
+      such a record.
     """
 
     def decorate(core: Core) -> Core:
@@ -190,10 +191,11 @@ def _is_record(x: object) -> TypeGuard[tuple[ArrayLike, ...]]:
 def _flat(
     core: Core, records: tuple[type | None, ...], vectors: tuple[int, ...]
 ) -> tuple[Core, tuple[int, ...]]:
-    """The core as a function of arrays only, and the new positions of its vectors.
+    """A function of arrays only that calls core, and the positions of its vectors.
 
-    The fields of a record become separate arguments. If the position of the record is
-    in vectors, every field is a vector.
+    `records` has the class of each argument of core that is a record, and None for an
+    array. The fields of a record become separate arguments of the function. If the
+    position of a record is in vectors, every field is a vector.
     """
     sizes = [len(record._fields) if record else 1 for record in records]
     starts = np.cumsum([0, *sizes]).tolist()
@@ -213,7 +215,10 @@ def _flat(
 
 
 def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
-    """Map a core for one evaluation over batches. Vectors may differ in length."""
+    """Map a function of one batch element over the batch axes of its arguments.
+
+    The arguments at the positions in `vectors` are vectors, which may differ in length.
+    """
 
     @functools.wraps(core)
     def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
@@ -233,7 +238,7 @@ def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
 
 
 def _loop_over_batch(scalar: Core) -> Core:
-    """Evaluate a core of scalars in a loop over a batch of broadcast arguments."""
+    """Evaluate a function of scalars in a loop over a batch of broadcast arguments."""
 
     @functools.wraps(scalar)
     def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
@@ -260,7 +265,7 @@ def _lift(
 
     @functools.cache
     def partial(position: int) -> Core:
-        """The partial derivative with respect to one argument, as a decorated function.
+        """The partial derivative of core by one argument, as a decorated function.
 
         The derivative has the shape of the argument.
         """
@@ -288,8 +293,9 @@ def _lift(
     @functools.wraps(core)
     def wrapper(*args: ArrayLike, **kwargs: object) -> jax.Array:
         dtype = default_float()
-        # An argument that is not a JAX array is a constant. It is not an input of the
-        # custom derivative, since JAX would round it to the caller's dtype.
+        # An argument that is not a JAX array is a constant. A constant is not an input
+        # of the custom derivative, since JAX would round the constant to the caller's
+        # dtype.
         places = [i for i, x in enumerate(args) if isinstance(x, jax.Array)]
 
         def fill(arrays: Sequence[jax.Array]) -> list[ArrayLike]:
@@ -345,7 +351,11 @@ def _lift(
 def broadcast_batch(
     args: Sequence[jax.Array], vectors: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
-    """The arguments, with their batch axes broadcast against each other."""
+    """The arguments, with their batch axes broadcast against each other.
+
+    All axes of an argument are batch axes, except the last axis of each argument whose
+    position is in `vectors`.
+    """
     cores = [x.shape[-1:] if i in vectors else () for i, x in enumerate(args)]
     shapes = [x.shape[: x.ndim - len(c)] for x, c in zip(args, cores, strict=True)]
     batch = jnp.broadcast_shapes(*shapes)

@@ -33,9 +33,9 @@ Out = TypeVar("Out")
 # loops, the estimate exceeds the time. Compiling takes 1 to 20 s, more than a few
 # evaluations.
 MAX_SECONDS = 3.0
-# Estimates of NumPy's time in seconds: for an operation, in addition for each entry of
-# the result, and for each multiplication in a product of matrices. The last number
-# estimates how often a loop runs whose end depends on values.
+# Estimates of NumPy's time in seconds: for an operation, for each entry of its result,
+# and for each multiplication in a product of matrices. The last number is an estimate
+# of the iterations of a loop whose end depends on values.
 _OPERATION, _ENTRY, _PRODUCT, _TRIPS = 3e-6, 1.5e-9, 2e-10, 2
 
 
@@ -58,8 +58,9 @@ def without_compiler(
         arguments are positional.
 
     Returns:
-      A function that calls fn if an argument is traced or an operation has no rule.
-      Otherwise NumPy evaluates fn, and the results are NumPy arrays.
+      A function that calls fn if an argument is traced, an operation has no rule, or
+      NumPy would take too long. Otherwise NumPy evaluates fn, and the results are NumPy
+      arrays.
     """
 
     # A function is traced again if the precision differs, as in the float64 scope.
@@ -124,7 +125,8 @@ def _keep_freed_memory() -> None:
     The allocator of Linux returns the memory of large arrays to the system, and then
     gets it again page by page, which takes a third of an accountant's time. If an array
     below 32 MiB was freed, the allocator keeps memory up to twice its size. So this
-    function frees such an array. It takes no memory, since its pages are never touched.
+    function frees such an array. The array takes no memory, since its pages are never
+    touched.
     """
     np.empty(2**25 - 2**13, np.uint8)
 
@@ -138,7 +140,10 @@ class _Step(NamedTuple):
 
 
 def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
-    """The equations on which a jaxpr's outputs depend, as a program without calls."""
+    """A program that evaluates the equations on which a jaxpr's outputs depend.
+
+    Equations that call another jaxpr are replaced by the equations of that jaxpr.
+    """
     slots, known, steps = itertools.count(), dict[int, Any](), list[_Step]()
 
     def constant(value: Any) -> int:
@@ -178,8 +183,8 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
     needed, kept, seconds = set(outputs), [], 0.0
     for step in reversed(steps):
         if needed.intersection(step.outputs):
-            # Values that no later equation needs. Their memory is used again, which is
-            # much faster than new memory.
+            # No later equation needs these values. NumPy uses their memory again, which
+            # is much faster than new memory.
             dead = {*step.inputs, *step.outputs} - needed - known.keys()
             needed.update(step.inputs)
             run, time = _program(step.eqn)
@@ -229,7 +234,7 @@ def _time(eqn: jex.JaxprEqn) -> float:
 
 
 def _open(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
-    """The jaxpr, and its constants, that an operation's parameters contain.
+    """The jaxpr and the constants of a jaxpr that may be closed.
 
     A jaxpr that is not closed has no constants.
     """
@@ -265,7 +270,7 @@ def _while(params: Mapping[str, Any]) -> Program:
 
 
 def _pad_axes(x: np.ndarray, ndim: int) -> np.ndarray:
-    """The array, with trailing axes of length 1 added."""
+    """The array x, with axes of length 1 added at the end to make `ndim` axes."""
     return x.reshape(*x.shape, *[1] * (ndim - x.ndim))
 
 

@@ -40,9 +40,9 @@ def random_key(impl: str | None = None) -> Key:
 
     With `impl="chacha20"` the key has 256 bits, and `jax.random` draws from it by
     ChaCha20, the stream cipher of RFC 8439. JAX's default, Threefry-2x32, has keys of
-    64 bits and is no standardised cipher. Faster functions, with keys that the
-    generator draws, compute the order of more than 2¹⁶ examples in
-    `sampling.random_bins`, and of more than 2¹⁴ in `sampling.reshuffled_step`.
+    64 bits and is no standardised cipher. Faster functions compute the order of more
+    than 2¹⁶ examples in `sampling.random_bins`, and of more than 2¹⁴ examples in
+    `sampling.reshuffled_step`. The key's generator draws the keys of these functions.
 
     Args:
       impl: "chacha20", or one of JAX's generators, as for `jax.random.key`. If None,
@@ -103,7 +103,7 @@ def generator_of(name: str | None) -> Any:
 def words(name: str) -> tuple[int, int]:
     """A hash of a name, as two 32-bit numbers, each at least 2³¹.
 
-    The highest bits are set, so that no counter of steps or leaves gives such numbers.
+    The highest bits are set, so that no number of a step or of a leaf equals a hash.
     """
     digest = hashlib.sha256(name.encode()).digest()
     high, low = (int.from_bytes(digest[i : i + 4], "big") for i in (0, 4))
@@ -118,7 +118,7 @@ def stream(key: Key, consumer: str) -> Key:
     fold = _NUMPY_FOLDS.get(generator_name(key))
     if not is_on_one_device(data) or key.ndim or not fold:
         return _fold(key, pair)
-    # For a known key, NumPy folds without compiling a program. The result is on the
+    # For a concrete key, NumPy folds without compiling a program. The result is on the
     # device of the key, as JAX's result would be.
     folded = np.asarray(jax.device_get(data))
     for word in pair:
@@ -132,7 +132,7 @@ def _fold_threefry(data: np.ndarray, word: np.uint32) -> np.ndarray:
     return np.concatenate(threefry(list(data[:, None]), np.full(1, word)))
 
 
-# `jax.random.fold_in` of key data in NumPy, by generator.
+# For each generator, the function that does `jax.random.fold_in` on key data in NumPy.
 _NUMPY_FOLDS = {
     "threefry2x32": _fold_threefry,
     chacha.NAME: lambda data, word: chacha.fold_in_words(data, np.asarray(word)),
@@ -153,9 +153,9 @@ _TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
     """The output words of Threefry-2x32 for the counters (0, x), both u32[b].
 
-    Threefry-2x32 is the default generator of JAX. For a key of two words, `fold_in`
-    gives the key of the output words for the counter (0, number). As the rounds are
-    written out here, XLA fuses them with the code around them.
+    Threefry-2x32 is the default generator of JAX. The key data of
+    `jax.random.fold_in(key, number)` is the output words for the counter (0, number).
+    As the rounds are written out here, XLA fuses them with the code around them.
 
     Reference: Salmon et al. (2011), https://doi.org/10.1145/2063384.2063405.
     """

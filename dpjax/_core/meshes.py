@@ -63,7 +63,7 @@ def like(
     *,
     leading: _Entry = None,
 ) -> jax.ShapeDtypeStruct:
-    """The type of an array whose last axes are sharded like those of a variable.
+    """The type of an array whose last axes are sharded like a variable's last axes.
 
     Args:
       aval: the variable's type.
@@ -119,7 +119,7 @@ def sharded_zeros(
 def enter_mesh(
     sharding: jax.NamedSharding | None,
 ) -> contextlib.AbstractContextManager[object]:
-    """A context manager for a sharding's mesh; it does nothing if a mesh is set.
+    """A context manager that sets a sharding's mesh, unless a mesh is already set.
 
     Without a mesh in the context, JAX 0.12 ignores a requested `out_sharding`.
     """
@@ -157,7 +157,7 @@ def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:
 
 
 def add_varying_axes(tree: Shaped, axes: frozenset[str]) -> Shaped:
-    """The same values, with types that also vary along these axes."""
+    """The tree with the same values, whose types also vary along the given axes."""
 
     def cast(x: jax.Array) -> jax.Array:
         # pcast accepts only axes along which x does not vary yet.
@@ -210,7 +210,8 @@ def lets_compiler_decide() -> bool:
 def are_concrete(arrays: Sequence[Tree]) -> bool:
     """Whether this process can read the values of all these arrays now.
 
-    It cannot if an array is traced, or has shards on devices of other processes.
+    The process cannot read an array that is traced, or that has shards on devices of
+    other processes.
     """
     return not any(
         isinstance(x, jax.core.Tracer)
@@ -231,7 +232,7 @@ def zeros_like(
 
 
 def wide_zeros_like(tree: Tree, leading: Sequence[int] = ()) -> Tree:
-    """The zeros of `zeros_like` for each leaf, in float32 or wider."""
+    """A tree with the zeros of `zeros_like` for each leaf, in float32 or wider."""
     return jax.tree.map(
         lambda x: zeros_like(x, at_least_float32(jnp.result_type(x)), leading), tree
     )
@@ -262,10 +263,10 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
 def _copy_sharding(x: jax.Array, other: jax.Array) -> jax.Array:
     """The values of x, with the sharding that the compiler chooses for another array.
 
-    Only the compiler knows the sharding of the other array, and it may place a constant
-    on any device. A select gives its operands the same sharding. The condition of the
-    select is constant. The compiler propagates shardings first, and removes the select
-    only after that.
+    Only the compiler knows the sharding of the other array, and the compiler may place
+    a constant on any device. A select gives its operands the same sharding. The
+    condition of the select is constant. The compiler propagates shardings first, and
+    removes the select only after that.
     """
     return jnp.where(False, other, x)
 
@@ -281,7 +282,7 @@ def _has_auto_axes(x: ArrayLike | None) -> TypeGuard[Tracer]:
 def normal_like(key: Key, x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Standard normal noise f[*x.shape], sharded like x; no two shards share noise.
 
-    If a value is replicated over devices, all of them get the same noise.
+    If x is replicated over devices, all of these devices get the same noise.
     """
     return draw_like(jax.random.normal, key, x, dtype)
 
@@ -289,7 +290,7 @@ def normal_like(key: Key, x: jax.Array, dtype: DTypeLike) -> jax.Array:
 def draw_like(
     draw: Callable[..., jax.Array], key: Key, x: jax.Array, setting: Any
 ) -> jax.Array:
-    """Random numbers with the shape and sharding of x; no two shards share them.
+    """Random numbers with the shape and sharding of x; no two shards share numbers.
 
     Args:
       draw: a function of a key, a shape and the setting, with the keyword
@@ -313,14 +314,15 @@ def draw_like(
 
 
 def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:
-    """The key of this device's shard, for a value that varies along these manual axes.
+    """The key for this device's shard of a value that varies along the manual axes.
 
-    If the value varies along no axis, the key is unchanged.
+    If the value varies along no axis, the result is the given key.
     """
     mesh = jax.sharding.get_abstract_mesh()
     for axis in mesh.manual_axes:
-        # An axis index varies along its axis. If its type does not say so, types do not
-        # record varying axes at all, and shards could share noise unnoticed.
+        # An axis index varies along its axis. If the type of the index does not say so,
+        # types do not record varying axes at all, and shards could share noise
+        # unnoticed.
         known = axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
         if not known and mesh.shape[axis] > 1:
             raise ValueError(

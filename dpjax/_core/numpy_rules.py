@@ -17,7 +17,7 @@ import numpy as np
 # A function of NumPy arrays that returns one array, or a sequence of arrays if the
 # operation has several results.
 Function = Callable[..., Any]
-# A function of an operation's parameters that returns the function that evaluates it.
+# A function of an operation's parameters, which returns a function for its evaluation.
 Rule = Callable[[Mapping[str, Any]], Function]
 
 
@@ -58,7 +58,7 @@ def _broadcast(params: Mapping[str, Any]) -> Function:
     shape, axes = params["shape"], params["broadcast_dimensions"]
 
     def broadcast(x: np.ndarray) -> np.ndarray:
-        # As `np.broadcast_to`, which takes ten times as long for small arrays.
+        # `np.broadcast_to` does the same, but takes ten times as long for small arrays.
         x = x if x.flags.c_contiguous else x.copy()
         strides = [0] * len(shape)
         for axis, size, stride in zip(axes, x.shape, x.strides, strict=True):
@@ -118,7 +118,7 @@ def _dynamic_update(params: Mapping[str, Any]) -> Function:
 
 
 def _gather(params: Mapping[str, Any]) -> Function:
-    """`x[index]` by rows of indices, as lowered from `jax.numpy` indexing."""
+    """The rule of gather operations, to which JAX lowers `x[index]`."""
     dims, sizes = params["dimension_numbers"], params["slice_sizes"]
     batched = dict(
         zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
@@ -185,9 +185,10 @@ def _count_along(axis: int, size: int, ndim: int) -> np.ndarray:
 
 
 def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
-    """`x.at[index].add(updates)` and others. Updates outside of the array are dropped.
+    """The rule of scatter operations, to which JAX lowers `x.at[index].add(updates)`.
 
-    The argument `combine` writes updates into an array at indices.
+    Updates outside of the array are dropped. The argument `combine` writes updates into
+    an array at indices.
     """
 
     def rule(params: Mapping[str, Any]) -> Function:
@@ -228,7 +229,7 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
 
 
 def _convolution(params: Mapping[str, Any]) -> Function:
-    """Sliding products along one axis, as lowered from `jax.numpy.convolve`."""
+    """The rule of convolutions along one axis, as in `jax.numpy.convolve`."""
     dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
     groups = params["feature_group_count"], params["batch_group_count"]
     left, right, out = params["dimension_numbers"]
@@ -307,7 +308,7 @@ def _round(params: Mapping[str, Any]) -> Function:
 def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
     bits = 8 * x.dtype.itemsize
     left, zeros = x.view(f"u{x.dtype.itemsize}"), np.full(x.shape, bits, x.dtype)
-    # Halve the bits: if the upper half is not zero, go on with it.
+    # Halve the bits. If the upper half is not zero, continue with the upper half.
     while bits > 1:
         bits //= 2
         upper = left >> bits
@@ -317,7 +318,7 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
 
 
 def _total_order(compare: Function) -> Function:
-    """A comparison in which −0 is less than 0, and NaNs are at the ends."""
+    """The comparison `compare` in an order with −0 before 0, and NaNs at the ends."""
 
     def key(x: np.ndarray) -> np.ndarray:
         if not np.issubdtype(x.dtype, np.floating):
@@ -329,7 +330,7 @@ def _total_order(compare: Function) -> Function:
 
 
 def _polynomial(x: np.ndarray, *coefficients: np.ndarray) -> np.ndarray:
-    # Horner's rule; the last coefficient is that of the highest power.
+    # Horner's rule. The last coefficient belongs to the highest power.
     return functools.reduce(lambda total, c: total * x + c, reversed(coefficients))
 
 
@@ -372,7 +373,7 @@ def _all_same(params: Mapping[str, Any]) -> Function:
     return lambda *arrays: arrays
 
 
-# Operations that NumPy has under the same name, and under another name.
+# Operations that NumPy has under the same name, and then under another name.
 _SAME_NAMES = (
     "abs ceil conj cos exp exp2 expm1 floor log log1p log2 nextafter sign sin sqrt "
     "square tanh"

@@ -61,9 +61,10 @@ def host() -> Any:
 
 
 def without_mesh() -> contextlib.AbstractContextManager[object]:
-    """A context manager in which operations that are not staged ignore any mesh.
+    """A context manager that unsets the mesh for operations outside of a program.
 
-    Such an operation then runs on one device.
+    Such an operation then runs on one device. Inside a program that is being traced,
+    such as a jitted function, the context manager does nothing.
     """
     if jax.sharding.get_abstract_mesh().empty or _is_staged_out():
         return contextlib.nullcontext()

@@ -48,7 +48,9 @@ _STAGE = 1024
 
 
 def margin(terms: int, dtype: DTypeLike) -> float:
-    """An upper bound on γ_k for k terms, which also holds for a few percent more terms.
+    """An upper bound on γ_k = k u / (1 − k u), for k terms and the unit roundoff u.
+
+    The bound also holds for a few percent more terms. The dtype determines u.
 
     Raises:
       ValueError: there are so many terms that k u is above 1/64.
@@ -70,8 +72,9 @@ def staged_sum(
 ) -> tuple[jax.Array, int]:
     """The sum of term(x) over all axes but the first `kept` axes, and a number k.
 
-    k is the number of terms in one stage, added up over the stages. γ_k bounds the
-    relative rounding error of the sum (see the module's docstring).
+    k is the number of terms in one stage, added up over the stages. With the unit
+    roundoff u, the rounding error of the sum is at most γ_k = k u / (1 − k u) times the
+    sum of |term(x)|.
     """
     terms = 0
     while x.ndim > kept:
@@ -96,7 +99,7 @@ def staged_sum(
 def square_sum(x: jax.Array, kept: int = 0, unit: ArrayLike = 1.0) -> jax.Array:
     """An upper bound on the sum of (x / unit)² over all but the first `kept` axes.
 
-    The bound also holds if each entry of x has one rounding error.
+    The bound also holds if each entry of x is off by one rounding error.
     """
     # A Python number takes the array's dtype, as in an expression.
     unit = np.asarray(unit, x.dtype) if isinstance(unit, int | float) else unit

@@ -32,11 +32,11 @@ _Condition = Callable[[jax.Array], jax.Array]
 
 
 def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
-    """Newton's method for a zero of a concave function, from the function's good side.
+    """The zero of a concave function, by Newton's method from a negative value.
 
-    The tangents of a concave function are never below the function. So the iterates
-    approach the zero from the side on which the function is negative, and never cross
-    the zero.
+    The function is at most 0 at `start`. The tangents of a concave function are never
+    below the function. So the iterates approach the zero from the side on which the
+    function is negative, and never cross the zero.
     """
 
     def cond(state):
@@ -78,8 +78,9 @@ def bisect(
 ) -> jax.Array:
     """Halve a bracket `times` times, and return its good end.
 
-    The condition must hold at `good`, and then also holds at the result. The other end,
-    `fails`, may be any number. Arrays of brackets are halved elementwise.
+    The condition `holds` must be true at `good`, and is then also true at the result.
+    The other end, `fails`, may be any number. Arrays of brackets are halved
+    elementwise.
     """
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
@@ -94,10 +95,10 @@ def bisect(
 def implicit_derivative(
     residual: Callable[..., jax.Array], root: jax.Array, met: jax.Array
 ) -> jax.Array:
-    """The root, with derivatives by the implicit function theorem.
+    """The root of a function, with derivatives by the implicit function theorem.
 
-    The residual is evaluated only for derivatives. If `met` is false, the search found
-    no root, and the derivatives are zero.
+    The function `residual` is evaluated only for derivatives. If `met` is false, the
+    search found no root, and the derivatives are zero.
     """
     # JAX's custom rules see explicit arguments only. So captured tracers become
     # arguments.
@@ -152,13 +153,13 @@ def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Arra
 
 
 class Seen(NamedTuple):
-    """A point of a search for a positive number, in terms of its log.
+    """A point x of the search of `secants` for the zero of a function of log x.
 
     Attributes:
-      log: the log of the number.
+      log: log x.
       excess: the value of the function at this point, clipped to ±_FAR.
       slope: an estimate of the mean slope from this point to the zero.
-      next: the log of the next number, at which the estimate is zero.
+      next: the log of the next x.
     """
 
     log: float
@@ -173,11 +174,12 @@ _STEEPEST, _FLATTEST = -8.0, -0.7  # a range wider than that of slopes of log ε
 def secants(
     excess: Callable[[float], float], start: float, slope: float
 ) -> Iterator[Seen]:
-    """The points of a search for the zero of a function that falls with log x.
+    """Yield the points of a search for the zero of a function that falls with log x.
 
-    Each point is the zero of the parabola through the last three points, or of the
-    secant through the last two. If this zero is outside of the bracket, the point is
-    the middle of the bracket, in log x. The caller decides when to stop.
+    Each point is the zero of the parabola through the three points before it, or of the
+    secant through the two points before it. If this zero is not between the points at
+    which the function was positive and negative, the next point is the middle of these
+    points in log x. The caller decides when to stop.
 
     Args:
       excess: the function of x, nearly linear in log x. It may be infinite.
@@ -218,7 +220,8 @@ def minimize(
 ) -> np.ndarray:
     """The local minimum f64[k] that L-BFGS-B finds from a start x.
 
-    All further arguments are passed to `value_and_grad`.
+    `value_and_grad` returns a function's value and gradient at x. All further arguments
+    are passed to `value_and_grad`.
     """
     from scipy.optimize import minimize
 
@@ -249,7 +252,7 @@ class Point(NamedTuple):
 
 
 class _Walk(NamedTuple):
-    """The last two points of the walk, and the factor of the next stride.
+    """The state of the walk of `bracket`: the last two points and the next stride.
 
     Attributes:
       before: the point before the last one.
@@ -263,13 +266,13 @@ class _Walk(NamedTuple):
 
 
 class _Bracket(NamedTuple):
-    """A point at which the excess is positive, and one at which it is not.
+    """The state of the search of `close`: a bracket and the parameters of ITP.
 
     Attributes:
       bad: the point at which the excess is positive.
       good: the point at which the excess is at most zero.
-      radius: half the width, in the log of the parameter, of the bracket that bisection
-        would have after as many steps.
+      radius: half the width of the bracket that bisection would have after as many
+        steps, with one step to spare.
       curvature: κ₁. The next point is at the distance κ₁ width² from the secant's zero.
     """
 
@@ -301,7 +304,7 @@ def bracket(
 ) -> tuple[Point, Point]:
     """Walk from start, squaring the stride, until the sign of the excess changes.
 
-    The first stride is at most a factor of two. It is smaller if the first excess is
+    The first stride is at most a factor of two, and is smaller if the first excess is
     small. The reason is that log ε usually falls at least as fast as the log of the
     parameter grows.
 
@@ -329,13 +332,13 @@ def _begin(first: Point) -> _Walk:
     # The excess is in log ε. If ε were proportional to 1 / parameter, the log of the
     # parameter would have to move by the excess.
     stride = jnp.exp(jnp.clip(jnp.abs(first.excess), _LEAST_STRIDE, math.log(2)))
-    # No parameter equals NaN. So the walk goes on from the first point.
+    # No parameter equals NaN. So the walk continues from the first point.
     return _Walk(first._replace(at=jnp.full_like(first.at, jnp.nan)), first, stride)
 
 
 @without_compiler
 def _goes_on(walk: _Walk) -> jax.Array:
-    # A stride that changes nothing has reached an end.
+    # If a stride changes nothing, the walk has reached an end of the range.
     same_sign = (walk.before.excess > 0) == (walk.now.excess > 0)
     return same_sign & (walk.before.at != walk.now.at)
 
@@ -351,10 +354,12 @@ def _next_point(
 
 @without_compiler
 def find_bracket(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
-    """Whether the excess changed its sign, and the bad and the good end of the bracket.
+    """Whether the excess changes its sign between two points, and the bracket's ends.
 
-    If the excess did not change its sign, the walk stopped at an end of the range. The
-    bracket is then a fixed bracket of width zero, whose result is not used.
+    The ends are the bad one, at which the excess is positive, and then the good one, at
+    which the excess is at most 0. If the excess does not change its sign, the walk
+    stopped at an end of the range. The bracket is then a fixed bracket of width zero,
+    whose result is not used.
     """
     crossed = (first.excess > 0) != (second.excess > 0)
 
@@ -376,21 +381,21 @@ def close(
 ) -> jax.Array:
     """Narrow a bracket to a width of at most the tolerance; return its good end.
 
-    The method is ITP, which evaluates near the zero of the secant. For any function, it
-    needs hardly more steps than bisection. The result is the given good end, or a point
-    at which the excess was evaluated and is at most 0.
+    The method is ITP, which evaluates the function near the zero of the secant. For any
+    function, ITP needs hardly more steps than bisection. The result is the given good
+    end, or a point at which the excess was evaluated and is at most 0.
 
     Args:
       excess: the function, at most 0 at the good end.
-      bad: an end of the bracket. The excess at both ends may be an estimate, since it
-        only affects the speed.
+      bad: an end of the bracket. The excess at both ends may be an estimate, since the
+        estimate only affects the speed.
       good: the other end.
       tolerance: the width, relative if `log` is true.
       log: whether to search in the log of the parameter, in which most accountants are
         nearly linear.
 
-    Reference: Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, with
-    κ₁ (b − a) = 0.01, κ₂ = 2, n₀ = 1.
+    Reference: Oliveira and Takahashi (2020), https://doi.org/10.1145/3423597, with κ₁
+    (b − a) = 0.01, κ₂ = 2, n₀ = 1.
     """
 
     def cond(bracket: _Bracket) -> jax.Array:
@@ -431,7 +436,7 @@ def _is_open(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array
 
 @_with_log
 def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
-    """The next parameter to evaluate: near the secant's zero, within ITP's radius.
+    """The next parameter to evaluate: near the secant's zero, within the radius of ITP.
 
     Because of the radius, the search needs at most one step more than bisection.
     """

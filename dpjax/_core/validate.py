@@ -133,7 +133,11 @@ def scalar(name: str, value: object) -> None:
 
 
 def real_vector(name: str, value: object) -> np.ndarray | None:
-    """Return a vector of real numbers in float64; None for a traced vector."""
+    """Return a vector of real numbers in float64; None for a traced vector.
+
+    Raises:
+      ValueError: the value is not a vector of real numbers.
+    """
     if isinstance(value, Tracer):
         # The shape and dtype of a traced value are known, and are checked.
         if value.ndim != 1 or not jnp.issubdtype(value.dtype, jnp.floating):
@@ -151,14 +155,14 @@ def real_vector(name: str, value: object) -> np.ndarray | None:
 def static_int(name: str, value: object, *, minimum: int) -> int:
     """Return the value as an int, or raise.
 
-    A static integer determines shapes of the program. So it cannot be an array.
+    A static integer determines shapes of the program. So the value cannot be an array.
     """
     if isinstance(value, jax.Array):
         raise ValueError(
             f"{name} must be a static Python integer, not {value!r}; under "
             f'optax.inject_hyperparams, name it in static_args=("{name}", ...).'
         )
-    # bool is a subclass of int, but True is not a number of anything.
+    # bool is a subclass of int, but True is not a count.
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{name} must be an integer; got {value!r}.")
     if value < minimum:
@@ -188,7 +192,8 @@ def flag(name: str, value: object) -> bool:
 def diameter(value: object) -> bool:
     """Raise unless value > 0, and return whether the diameter of a set can be finite.
 
-    An infinite diameter means that there is no bounded set.
+    An infinite diameter means that the set is not bounded. A traced value can be
+    finite.
     """
     rule = "positive, and inf without a bounded set"
     _check("diameter", value, rule, lambda x: x > 0)
@@ -204,7 +209,10 @@ def adjacency(value: object) -> Adjacency:
 
 
 def adjacency_without_removal(value: object) -> None:
-    """Raise unless value is `Adjacency.REPLACE`, where data sets have the same size."""
+    """Raise unless value is `Adjacency.REPLACE`.
+
+    Under REPLACE, the two data sets have the same size.
+    """
     if adjacency(value) is not Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be REPLACE for random batches of fixed size; "

@@ -25,7 +25,7 @@ class StrategySpec(NamedTuple):
       numerator: n_1, n_2, ...
       denominator: d_1, d_2, ...
       factors: f, one number for each step; () where all factors are 1.
-      tree_decay: β of a tree; None where the strategy is not a tree.
+      tree_decay: the decay β of a tree; None if the strategy is not a tree.
     """
 
     numerator: tuple[float, ...] = ()
@@ -34,7 +34,10 @@ class StrategySpec(NamedTuple):
     tree_decay: float | None = None
 
     def strategy(self, num_steps: int) -> Strategy:
-        """The strategy for num_steps steps, without later coefficients."""
+        """The strategy that these numbers describe, for a run of num_steps steps.
+
+        The numbers of later steps are left out.
+        """
         if self.tree_decay is not None:
             return Tree(np.float64(self.tree_decay))
         toeplitz = self.toeplitz(num_steps)
@@ -42,15 +45,16 @@ class StrategySpec(NamedTuple):
         return Scaled(toeplitz, factors) if factors.size else toeplitz
 
     def toeplitz(self, num_steps: int) -> Toeplitz:
-        """The Toeplitz part T, with at most num_steps coefficients in each polynomial.
+        """The Toeplitz matrix T of C = T diag(1 / f), for a run of num_steps steps.
 
-        Later coefficients have no influence on the first num_steps rows of C.
+        Each polynomial has at most num_steps coefficients. Later coefficients have no
+        influence on the first num_steps rows of C.
         """
         rows = self.numerator, self.denominator
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
 
     def __str__(self) -> str:
-        """The matrix as a phrase, with its polynomials in the shift L."""
+        """The matrix C as a phrase, with polynomials in the shift L by one step."""
         if self.tree_decay is not None:
             return f"that of the binary tree for momentum of {self.tree_decay}"
         top, bottom = (

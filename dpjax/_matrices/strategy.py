@@ -22,11 +22,11 @@ class Workload(NamedTuple):
     is a filter of the gradient sums g_t, with L the shift by one step.
 
     Attributes:
-      numerator: N without its leading 1, f[k].
-      denominator: D without its leading 1, f[m].
-      rates: f[T], or f[1] for all steps.
-      keep: f[T], or f[1] for all steps. With keep = 0, the output is rates_t h_t
-        itself. With keep = 1, it is the running sum.
+      numerator: the coefficients of N after its leading 1, f[k].
+      denominator: the coefficients of D after its leading 1, f[m].
+      rates: rates_t, f[T], or f[1] for all steps.
+      keep: keep_t, f[T], or f[1] for all steps. With keep = 0, the output is rates_t
+        h_t. With keep = 1, the output is the running sum of rates_t h_t.
     """
 
     numerator: ArrayLike
@@ -80,11 +80,11 @@ class Scaled(NamedTuple):
     factors: ArrayLike
 
     def matrix(self, n: int) -> jax.Array:
-        """C over the first n steps, f[n, n]."""
+        """The first n rows and columns of the matrix C, f[n, n]."""
         return self.strategy.matrix(n) / jnp.asarray(self.factors)[None, :n]
 
     def inverse_matrix(self, n: int) -> jax.Array:
-        """C⁻¹ over the first n steps, f[n, n]."""
+        """The first n rows and columns of the matrix C⁻¹, f[n, n]."""
         rows = jnp.asarray(self.factors)[:n, None]
         return rows * self.strategy.inverse_matrix(n)
 
@@ -105,7 +105,7 @@ class Tree(NamedTuple):
     decay: ArrayLike
 
     def matrix(self, n: int) -> jax.Array:
-        """C over the first n steps, f[n, n]."""
+        """The first n rows and columns of the matrix C, f[n, n]."""
         ends, steps = np.ogrid[1 : n + 1, 1 : n + 1]
         # t & −t is the lowest set bit of t, 2^j: the number of steps of t's node.
         within = (steps <= ends) & (steps > ends - (ends & -ends))
@@ -115,7 +115,7 @@ class Tree(NamedTuple):
         return jnp.where(within, jnp.power(jnp.asarray(self.decay), gap), 0.0)
 
     def inverse_matrix(self, n: int) -> jax.Array:
-        """C⁻¹ over the first n steps, f[n, n]."""
+        """The first n rows and columns of the matrix C⁻¹, f[n, n]."""
         ends, steps = np.ogrid[1 : n + 1, 1 : n + 1]
         # Column s is used in row s + 2^i, where 2^i is the size of the node of step s.
         gap = ends - steps

@@ -24,13 +24,14 @@ Draw = Callable[[jax.Array], Leaves]
 
 
 class NoiseStream(NamedTuple):
-    """A generator of correlated noise, step by step.
+    """A generator of the correlated noise (C⁻¹z)_t, step by step.
 
     Attributes:
       rows: the number of vectors of the parameters' size in the memory; 0 without
         memory.
-      noise: a function that takes `draw`, the step and the memory, and returns the
-        step's noise and the memory for the next step.
+      noise: a function of `draw`, the step and the memory, which returns the step's
+        noise and the memory for the next step. `draw` maps a step t to the Gaussian
+        vector z_t.
     """
 
     rows: int
@@ -38,7 +39,7 @@ class NoiseStream(NamedTuple):
 
 
 def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """The stream that makes one draw in each step, and stores vectors in a memory."""
+    """The stream of a strategy's noise with one draw in each step, and a memory."""
     if isinstance(strategy, Scaled):
         return _scale_stream(buffered_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
@@ -47,7 +48,7 @@ def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """The stream that has no memory, and repeats the draws of earlier steps.
+    """The stream of a strategy's noise without a memory, which repeats earlier draws.
 
     Raises:
       ValueError: C⁻¹ is not banded.
@@ -69,7 +70,7 @@ def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     """The stream of (C s)_t, where `draw` maps a step t to the sum s_t.
 
     The recursion needs the sum of the current step alone. The rows of the memory have
-    the dtype of the sums, and depend on the data.
+    the dtype of the sums, and depend on the data. C is the strategy's matrix.
     """
     if isinstance(strategy, Scaled):
         return _divide_stream(forward_stream(strategy.strategy, num_steps), strategy)
@@ -82,10 +83,10 @@ def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def rounding_gain(strategy: Strategy, num_steps: int) -> float:
-    """The total rounding error of `forward_stream`, in roundings of the largest sum.
+    """A bound on the errors of `forward_stream`, in roundings of the largest sum.
 
-    With sums of magnitude at most B, computed with a unit roundoff u, a result of the
-    stream is off by at most the gain times u B.
+    For sums of magnitude at most B, computed with a unit roundoff u, a result of the
+    stream is off by at most this bound times u B.
     """
     if isinstance(strategy, Scaled):
         smallest = float(np.min(_concrete("factors", strategy.factors, 1)))
@@ -119,7 +120,7 @@ def _geometric_sum(decay: float, terms: int) -> float:
 
 
 def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """A stream that first divides the input of the given stream at step t by f_t."""
+    """The given stream, with the input of each step t divided by the factor f_t."""
     factors = np.asarray(_checked_factors(strategy))
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -133,8 +134,8 @@ def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
 
 
 def _in_float32(name: str, value: object, rule: str, good: np.ndarray) -> None:
-    # Training uses float32. A number that it would round is not the number that the
-    # accountants read, so it is refused.
+    # Training uses float32. If training would round a number, training and the
+    # accountants would use different numbers. So such a number raises an error.
     held = np.asarray(value).astype(np.float32) == value
     if not np.all(good & held):
         raise ValueError(
@@ -170,7 +171,7 @@ def _checked_factors(strategy: Scaled) -> np.ndarray:
 
 
 def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """The stream whose noise in step t is f_t times that of the given stream."""
+    """The given stream, with the noise of each step t multiplied by the factor f_t."""
     factors = _checked_factors(strategy)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -259,7 +260,7 @@ def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
 def node_level(step: jax.Array) -> jax.Array:
     """The level of the largest node that a step completes, i32[]; 32 for step 0.
 
-    The level is the number of trailing zero bits.
+    The level is the number of trailing zero bits of the step.
     """
     # x & −x isolates the lowest set bit. Subtracting one from that bit gives a one for
     # each trailing zero.
@@ -307,7 +308,7 @@ def buffered_tree(
 
 
 def _recomputed_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
-    """The stream of `buffered_tree` without a memory: it draws earlier nodes again.
+    """The stream of `buffered_tree` without a memory, which draws earlier nodes again.
 
     A step makes one additional draw on average.
     """

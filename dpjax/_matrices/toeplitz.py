@@ -31,7 +31,10 @@ class Toeplitz(NamedTuple):
     denominator: ArrayLike
 
     def coefficients(self, n: int) -> jax.Array:
-        """The first n coefficients of C, f[n], which begin with c_0 = 1."""
+        """The first n coefficients of C, f[n], which begin with c_0 = 1.
+
+        Entry (t, s) of C is c_{t−s} for s <= t.
+        """
         return series(self.numerator, self.denominator, n)
 
     def inverse_coefficients(self, n: int) -> jax.Array:
@@ -42,11 +45,11 @@ class Toeplitz(NamedTuple):
         return series(self.denominator, self.numerator, n)
 
     def matrix(self, n: int) -> jax.Array:
-        """C over the first n steps, f[n, n]."""
+        """The first n rows and columns of the matrix C, f[n, n]."""
         return lower(self.coefficients(n))
 
     def inverse_matrix(self, n: int) -> jax.Array:
-        """C⁻¹ over the first n steps, f[n, n]."""
+        """The first n rows and columns of the matrix C⁻¹, f[n, n]."""
         return lower(self.inverse_coefficients(n))
 
     @property
@@ -63,7 +66,10 @@ def lower(c: jax.Array) -> jax.Array:
 
 
 def times(p: ArrayLike, q: ArrayLike) -> jax.Array:
-    """The product of two polynomials that begin with 1. All arrays omit this 1."""
+    """The coefficients of the product of two polynomials that begin with 1.
+
+    The arguments and the result omit this leading 1.
+    """
     p, q = (jnp.concatenate([jnp.ones(1), jnp.asarray(x, float)]) for x in (p, q))
     return jnp.convolve(p, q)[1:]
 
@@ -95,20 +101,20 @@ def series(numerator: ArrayLike, denominator: ArrayLike, n: int) -> jax.Array:
 
 
 def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
-    """An upper bound, in L2 norm, on the rounding error of h, f[].
+    """An upper bound on the L2 norm of the rounding errors of h, f[].
 
-    h holds the coefficients of N / D that `series` computed. These satisfy D h = N − r,
-    where r holds the rounding errors of the recursion's steps. So the error of h is
-    r / D. For series cut off at n terms the norms obey ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and
-    ‖a b‖₁ <= ‖a‖₁ ‖b‖₁. With g for the computed 1 / D, and s for the rounding errors of
-    its own recursion, 1 / D = g / (1 − s).
+    h holds the coefficients of the strategy N / D that `series` computed. The
+    coefficients satisfy D h = N − r, where r holds the rounding errors of the
+    recursion's steps. So the error of h is r / D. For series cut off at n terms the
+    norms obey ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁. If g is the computed 1 / D,
+    and s holds the rounding errors of the recursion for g, then 1 / D = g / (1 − s).
     """
     n, bottom = h.size, jnp.asarray(strategy.denominator, h.dtype)
     if not bottom.size:
         return jnp.zeros((), h.dtype)
     g = series(jnp.zeros(0), bottom, n)
-    # A step of the recursion has at most bottom.size + 4 roundings. They are relative
-    # to the sizes of its terms, which the norms below bound.
+    # A step of the recursion has at most bottom.size + 4 roundings. These roundings are
+    # relative to the sizes of the step's terms, which the norms below bound.
     unit = (bottom.size + 4) * jnp.finfo(h.dtype).eps
     taps = 2 + jnp.sum(jnp.abs(bottom))
     top = jnp.linalg.norm(jnp.asarray(strategy.numerator, h.dtype)) + 1

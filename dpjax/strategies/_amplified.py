@@ -47,8 +47,8 @@ class Amplified(NamedTuple):
       strategy: the matrix C. The noise is C⁻¹z, where z is independent Gaussian noise.
         For cyclic Poisson sampling, the number of bands of C is also the number of
         groups of examples.
-      noise_multiplier: the minimum noise multiplier for which the run has the requested
-        ε: the standard deviation of z divided by the clip norm.
+      noise_multiplier: the minimum noise multiplier, the standard deviation of z over
+        the clip norm, for which the run has the requested ε.
       error: the root mean square of the noise in the workload, in units of the clip
         norm.
     """
@@ -136,10 +136,11 @@ def amplified(
 def estimate(
     workload: Workload, *, epsilon: float, delta: float, **asked: Any
 ) -> tuple[Amplified, Start]:
-    """As `amplified`, but with an estimate of the noise multiplier.
+    """The result of `amplified` with an estimated noise multiplier, and a `Start`.
 
     At the estimate, ε differs from the target by about a part in a thousand. The second
-    result is the start of a search for the exact noise. The arguments are not checked.
+    result is the start of a search for the exact noise multiplier. The arguments are
+    not checked.
     """
     workload = check_workload(workload, asked["num_steps"])
     best, start = _search(workload, epsilon, delta, asked)
@@ -149,7 +150,11 @@ def estimate(
 def _search(
     workload: Workload, epsilon: float, delta: float, asked: dict[str, Any]
 ) -> tuple[Amplified, Start]:
-    """The strategy with the least error, with an estimate of its noise multiplier."""
+    """The strategy with the least error, with an estimate of its noise multiplier.
+
+    The second result is the start of a search for the exact noise multiplier. `asked`
+    has the further arguments of `amplified`.
+    """
     at = functools.partial(_estimate_noise, workload, epsilon, delta, asked)
     steps, n_b = asked["num_steps"], asked["steps_per_epoch"]
     # In random bins, an example takes part in the same step of all epochs.
@@ -163,14 +168,14 @@ def _search(
 
 
 def _mu(asked: dict[str, Any], strategy: Toeplitz) -> float:
-    """The GDP parameter at σ = 1, for attackers who know the steps of an example."""
+    """The GDP parameter μ at noise multiplier 1, if an example's steps are known."""
     sizes = {name: x for name, x in asked.items() if name != "sampling"}
     order = "fixed" if asked["sampling"] == "random_bins" else "reshuffled"
     return float(mu(strategy, 1.0, order=order, **sizes))
 
 
 def _simplify(found: Amplified) -> Amplified:
-    """The same result, but with `independent` if all coefficients are 0."""
+    """The given result, with the strategy `independent` if all coefficients are 0."""
     known = any(np.any(x) for x in found.strategy)
     return found if known else found._replace(strategy=_making.independent())
 
@@ -197,11 +202,11 @@ def _required_noise(
 def central_limit(
     epsilon: float, delta: float, *, rate: float, draws: float, square: float = 1.0
 ) -> Start:
-    """The start of a search, by the central limit theorem.
+    """The start of a search for a noise multiplier, by the central limit theorem.
 
     Let an example be in each of k draws with probability q, and let it move the sums by
     s in each of these draws. Then the run is about μ-GDP with
-    μ² = k q² (e^{s²/σ²} − 1). This is about (ε, δ)-DP where μ² is about
+    μ² = k q² (e^{s²/σ²} − 1). Such a run is about (ε, δ)-DP where μ² is about
     2 (√(ε + log 1/δ) − √(log 1/δ))².
 
     Args:
@@ -245,10 +250,10 @@ def _estimate_noise(
     start: Start,
     limit: float = math.inf,
 ) -> tuple[Amplified, Start]:
-    """As `_required_noise`, but ε is only approximately the target.
+    """An estimate of the result of `_required_noise`, from few evaluations of ε.
 
-    The ratio of ε to the target is about a part in a thousand from 1. The search ends
-    earlier if the error is certainly above the limit.
+    At the estimated noise multiplier, the ratio of ε to the target is about a part in a
+    thousand from 1. The search ends earlier if the error is certainly above the limit.
 
     The secant method solves for log σ, of which log ε is nearly a linear function. If
     the method does not converge, `_required_noise` computes the result instead.
@@ -283,7 +288,8 @@ def _best_bands(
 ) -> tuple[Amplified, Start]:
     """The strategy with the least error among banded strategies of 1, 2, 4, ... bands.
 
-    The search stops once two consecutive numbers of bands do not lower the error.
+    `at` estimates the noise multiplier of a strategy. The search stops once two
+    consecutive numbers of bands do not lower the error.
     """
     best, start = at(_making.independent(), start)
     worse, bands = 0, 2
@@ -308,8 +314,10 @@ def _best_bands(
 def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
     """The geometric strategy with the least error, for λ on a grid.
 
-    A second, finer grid surrounds the best λ of the first grid. The search on the first
-    grid stops once two consecutive values of λ do not lower the error.
+    `at` estimates the noise multiplier of a strategy, and mu_of computes the μ of a
+    strategy at noise multiplier 1. A second, finer grid surrounds the best λ of the
+    first grid. The search on the first grid stops once two consecutive values of λ do
+    not lower the error.
     """
     looks: list[_Look] = []
 

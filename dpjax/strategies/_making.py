@@ -67,7 +67,7 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
         are rounded to float32; zeros and poles differ in number.
 
     Reference: the buffered linear Toeplitz matrices of McMahan, Xu and Zhang (2024),
-    https://arxiv.org/abs/2408.08868, who give them by partial fractions.
+    https://arxiv.org/abs/2408.08868, who define these matrices by partial fractions.
 
     Example:
       >>> print(rational([0.25], [0.75]).coefficients(3))
@@ -121,7 +121,7 @@ def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
 
 
 def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
-    """The noise of a Toeplitz strategy, multiplied by factors[t] in step t.
+    """The strategy with a Toeplitz strategy's noise times factors[t] in step t.
 
     Args:
       strategy: a Toeplitz strategy.
@@ -199,7 +199,8 @@ def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
 def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     """The coefficients of Π_k (1 − r_k L) after its leading 1, f[k], from the roots r.
 
-    Concrete coefficients are rounded to float32. Traced ones are not checked either.
+    Concrete coefficients are checked and rounded to float32, and traced coefficients
+    are not.
     """
     known = validate.real_vector(name, roots)
     if known is None:

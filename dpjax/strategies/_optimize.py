@@ -79,12 +79,12 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
     sums = _diagonals(a, n_b)
 
     def bound(theta: float) -> float:
-        """The maximum of tr(UᵀX), for X = A W^{1/2} and U a compressed circulant.
+        """A lower bound on the nuclear norm of X = A W^{1/2}, for the W of one θ.
 
-        U is a block of a unitary circulant matrix. So its spectral norm is at most 1,
-        and the nuclear norm of X is at least tr(UᵀX). Let d be the sums of X along its
-        diagonals. The eigenvalues of the best circulant have the phases of d's Fourier
-        transform.
+        The bound is the maximum of tr(UᵀX) over blocks U of unitary circulant matrices.
+        The spectral norm of U is at most 1, so that the nuclear norm of X is at least
+        tr(UᵀX). Let d be the sums of X along its diagonals. The eigenvalues of the best
+        circulant have the phases of d's Fourier transform.
         """
         alpha, gamma = _weights(theta, a.size // n_b, n_b)
         d = alpha * sums[0] + gamma * sums[1]
@@ -109,7 +109,7 @@ def _weights(theta: float, epochs: int, n_b: int) -> tuple[float, float]:
 
 
 def _nuclear_norm(a: np.ndarray, n_b: int, theta: float) -> float:
-    """The nuclear norm ‖A W^{1/2}‖_*, where a is the first column of Toeplitz A.
+    """The nuclear norm ‖A W^{1/2}‖_*, where a is the first column of a Toeplitz A.
 
     `_weights` computes the numbers of W^{1/2} from θ and n_b.
     """
@@ -127,7 +127,8 @@ def _nuclear_norm(a: np.ndarray, n_b: int, theta: float) -> float:
 def _diagonals(a: np.ndarray, n_b: int) -> tuple[np.ndarray, np.ndarray]:
     """The sums along the diagonals −T < l < T of A, and of A ((11ᵀ / E) ⊗ I).
 
-    Each result is f64[2T − 1]. Neither matrix is formed.
+    A is the lower-triangular Toeplitz matrix with the first column a. Each result is
+    f64[2T − 1]. Neither matrix is formed.
     """
     steps, epochs = a.size, a.size // n_b
     lags = np.arange(-steps + 1, steps)
@@ -165,7 +166,7 @@ def _free(distance: np.ndarray) -> np.ndarray:
 
 
 def _bands(x: jax.Array) -> jax.Array:
-    """Coefficients after the leading 1, f[k], from unconstrained parameters f[k].
+    """A polynomial's coefficients after the leading 1, f[k], from free parameters f[k].
 
     The polynomial's zeros are outside of the unit circle. So the coefficients of its
     inverse decay. The Levinson recursion computes the polynomial from its reflection
@@ -345,7 +346,7 @@ def optimize(
 def _candidates(
     kind: Kind, size: int, workload: Workload, asked: dict[str, Any]
 ) -> Iterator[Optimized]:
-    """The strategies at which the descents end, rounded to float32.
+    """Yield the strategies at which the descents end, rounded to float32.
 
     For "rational" there is one descent for each number of poles up to `size`, since
     more poles may be worse after the coefficients are rounded.

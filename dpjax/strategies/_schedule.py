@@ -30,7 +30,7 @@ from dpjax.strategies import _making
 
 Order = Literal["fixed", "reshuffled"]
 # The minimum w, relative to the maximum. A step with w = 0 may have any noise. With
-# this clamp it has 1000 times the least noise, since s is w to the power 1/4.
+# this clamp, such a step has 1000 times the least noise, since s is w to the power 1/4.
 _LEAST = 1e-12
 
 
@@ -54,7 +54,10 @@ def _columns(
 def _in_closed_form(
     workload: Workload, *, num_steps: int, n_b: int, order: Order
 ) -> jax.Array:
-    """The best column weights s for independent noise, f[T], at sensitivity 1."""
+    """The best column weights of C = diag(s) in a workload, f[T], at sensitivity 1.
+
+    The noise of C = diag(s) is independent from step to step.
+    """
     nothing = Toeplitz(jnp.zeros(0), jnp.zeros(0))
     # The squared error is Σ_t w_t f_t². So its derivative at f = 1 is 2 w, and the
     # factor 2 cancels in _columns.
@@ -80,7 +83,8 @@ def _value_and_grad(
 ) -> tuple[jax.Array, jax.Array]:
     """The logarithm of the error at sensitivity 1, f[], and its gradient by log s.
 
-    The free parameter is the logarithm of s, so that s is positive.
+    The error is that of C = T diag(s), for the Toeplitz strategy T. The free parameter
+    is the logarithm of s, so that s is positive.
     """
 
     def value(log_s: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
-"""The trade-off curve, δ(ε) and ε(δ) of N(0, 1) against N(μ, 1): scalar functions.
+"""The trade-off curve, δ(ε) and ε(δ) of μ-GDP, that is, of N(0, 1) against N(μ, 1).
 
-With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R(x) = Φ(−x)/φ(x), the identity
-e^ε φ(b) = φ(a) turns
+With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R(x) = Φ(−x)/φ(x), the identity e^ε
+φ(b) = φ(a) turns
 
     δ(ε) = Φ(−a) − e^ε Φ(−b) = φ(a) (R(a) − R(b))
 
@@ -29,9 +29,9 @@ LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 
 
 def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:
-    """Mills' ratio R(a), or (R(a) − R(a + μ)) / μ if μ is given, for a >= −1, f[*b].
+    """Mills' ratio R(a) = Φ(−a) / φ(a), for a >= −1, f[*b].
 
-    The same quadrature gives either value.
+    If μ is given, the result is (R(a) − R(a + μ)) / μ, computed by the same quadrature.
     """
     # R(a) = ∫ e^{−at−t²/2} dt by Gauss's rule. The integrand is entire, and decreases
     # to e^{−40} at the upper end of the interval.
@@ -48,11 +48,11 @@ def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:
 
 
 def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
-    """The log of R(a) − R(a + μ).
+    """The log of R(a) − R(a + μ), where R is Mills' ratio.
 
     For μ < 1, one quadrature gives the difference divided by μ, so that nothing
-    underflows unless a is huge. For μ >= 1, the factor 1 − e^{−μt} is too steep for the
-    nodes, so that the function subtracts two ratios.
+    underflows unless a is huge. For μ >= 1, the integrand of that quadrature is too
+    steep for the nodes, so that the function subtracts two ratios.
     """
     small = mu < 1.0
     below = jnp.where(small, mu, 1.0)
@@ -68,7 +68,7 @@ def log_phi(x: jax.Array) -> jax.Array:
 def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The numbers a = ε/μ − μ/2 and b = ε/μ + μ/2.
 
-    Their squares are finite unless δ is 1.
+    The squares of a and b are finite, unless μ is so large that δ(ε) is 1.
     """
     # The cap of 1e154 keeps the squares below the overflow threshold.
     steps = jnp.minimum(epsilon / mu, 1e154)
@@ -76,13 +76,14 @@ def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """An upper bound on log δ(ε), for 0 < μ < ∞ and finite ε >= 0.
+    """An upper bound on log δ(ε) under μ-GDP, for 0 < μ < ∞ and finite ε >= 0.
 
-    The bound is log δ(ε) plus its rounding error.
+    The function adds a bound on its own rounding error to log δ(ε).
     """
     # Balle and Wang (2018), Theorem 8, https://arxiv.org/abs/1805.06530:
-    # δ(ε) = Φ(−a) − e^ε Φ(−b). This is evaluated as φ(a) (R(a) − R(b)) for a >= −1 and
-    # as Φ(−a) − φ(a) R(b) for a < −1. Each form gets values of a from its own range.
+    # δ(ε) = Φ(−a) − e^ε Φ(−b). The code evaluates δ(ε) as φ(a) (R(a) − R(b)) for
+    # a >= −1 and as Φ(−a) − φ(a) R(b) for a < −1. Each form gets values of a from its
+    # own range.
     a, b = _ends(mu, epsilon)
     in_tail = a >= -1.0
     a_tail = jnp.maximum(a, -1.0)
@@ -101,7 +102,7 @@ def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
 @jax.custom_jvp
 @scoped
 def delta_of(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """An upper bound on δ(ε), for arguments of any value."""
+    """An upper bound on δ(ε) under μ-GDP, for arguments of any value."""
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
     value = jnp.maximum(jnp.exp(log_delta(mu_, epsilon_)), TINY)
@@ -120,7 +121,11 @@ def _delta_jvp(primals, tangents):
 
 
 def slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The partial derivatives ∂δ/∂μ = φ(a) and ∂δ/∂ε = −e^ε Φ(−b) = −φ(a) R(b)."""
+    """The partial derivatives of δ(ε) under μ-GDP with respect to μ and to ε.
+
+    With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R, the derivatives are φ(a) and
+    −e^ε Φ(−b) = −φ(a) R(b). Both are 0 unless 0 < μ < ∞ and 0 <= ε < ∞.
+    """
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
     a, b = _ends(mu_, epsilon_)
@@ -132,7 +137,7 @@ def slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
 @jax.custom_jvp
 @scoped
 def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
-    """An upper bound on ε(δ), for arguments of any value."""
+    """An upper bound on ε(δ) under μ-GDP, for arguments of any value."""
     regular = (mu > 0) & (mu < jnp.inf) & (delta > 0) & (delta < 1)
     mu_, delta_ = jnp.where(regular, mu, 1.0), jnp.where(regular, delta, 0.5)
     log_target = jnp.log(delta_)
@@ -165,13 +170,16 @@ def _epsilon_jvp(primals, tangents):
 @jax.custom_jvp
 @scoped
 def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
-    """A lower bound on the largest μ that is (ε, δ)-DP, for arguments of any value."""
+    """A lower bound on the largest μ for which μ-GDP implies (ε, δ)-DP.
+
+    The arguments may have any value.
+    """
     regular = (epsilon >= 0) & (epsilon < jnp.inf) & (delta > 0) & (delta < 1)
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)
     log_target = jnp.log(delta_)
     # Φ(μ/2 − ε/μ) = δ is a quadratic equation in μ, and its root meets the target. At
-    # ε = 0 that root may vanish, and δ = erf(μ/√8) is solved in closed form instead.
-    # δ is log-concave in μ, because its derivative φ(ε/μ − μ/2) is.
+    # ε = 0 that root may vanish, and δ = erf(μ/√8) is solved in closed form instead. δ
+    # is log-concave in μ, because the derivative φ(ε/μ − μ/2) of δ is log-concave.
     z = ndtri(delta_)
     root = jnp.hypot(z, jnp.sqrt(2.0) * jnp.sqrt(epsilon_))
     divisor = root - jnp.minimum(z, 0.0)
@@ -199,7 +207,7 @@ def _mu_jvp(primals, tangents):
 @jax.custom_jvp
 @scoped
 def tradeoff(mu: jax.Array, alpha: jax.Array) -> jax.Array:
-    """A lower bound on G_μ(α), for arguments of any value."""
+    """A lower bound on the trade-off curve G_μ(α), for arguments of any value."""
     inside = (alpha > 0) & (alpha < 1) & (mu >= 0)
     # Φ⁻¹(1 − α) is computed as −Φ⁻¹(α), which is precise for small α.
     z = ndtri(jnp.where(inside, alpha, 0.5))

@@ -1,8 +1,9 @@
 """Upper bounds on Rényi curves for arguments of any value, and on δ(ε) and ε(δ).
 
-The quadrature is precise for noise multipliers in a certain range. For smaller noise
-multipliers, convexity gives a bound that is looser than the quadrature. For larger
-noise multipliers, the first term of an expansion gives the curve.
+A Rényi curve is the Rényi divergence of a mechanism as a function of the order a. The
+quadrature of `rdp_quadrature` is precise for noise multipliers from 0.1 to 1e60. For
+smaller noise multipliers, convexity gives a bound that is looser than the quadrature.
+For larger noise multipliers, the first term of an expansion gives the curve.
 
 Each order of a curve gives one bound on δ(ε) and one on ε(δ).
 """
@@ -22,7 +23,7 @@ _FAR = 1e20
 
 
 def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
-    """An upper bound on a / (2σ²), for finite positive arguments."""
+    """An upper bound on the Rényi divergence a / (2σ²), for finite positive a and σ."""
     # Mironov (2017), Proposition 7, https://arxiv.org/abs/1702.07476: a / (2σ²).
     # The compiler would rewrite a / σ / σ as a / σ², and σ² may overflow or underflow.
     root = jnp.sqrt(a) / sigma
@@ -89,11 +90,11 @@ def fixed_size_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.A
 
 
 def _total_variation(rho: jax.Array) -> jax.Array:
-    """An upper bound on the total variation distance, which is δ at ε = 0.
+    """An upper bound on δ(0), the total variation distance of two distributions.
 
-    The Rényi divergence of every order above 1 is at least the Kullback-Leibler
-    divergence. The result is the smaller of Pinsker's bound and the bound of
-    Bretagnolle and Huber.
+    The argument rho is the Rényi divergence of some order above 1, which is at least
+    the Kullback-Leibler divergence. The result is the smaller of Pinsker's bound and
+    the bound of Bretagnolle and Huber.
     """
     # The two bounds are sqrt(ρ/2) and sqrt(1 − e^{−ρ}).
     some = rho > 0  # the square root has no derivative at 0

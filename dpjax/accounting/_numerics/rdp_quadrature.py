@@ -1,8 +1,8 @@
 """One quadrature for the Poisson-subsampled Gaussian at every Rényi order.
 
-The likelihood ratio of the two output distributions at σu, u ~ N(0, 1), is 1 + y with
-y = q (e^z − 1), z = (u − 1/(2σ)) / σ. Since E y = 0, the moment for the Rényi
-divergence of order a is
+Let q be the sampling rate and σ the noise multiplier. The likelihood ratio of the two
+output distributions at σu, u ~ N(0, 1), is 1 + y with y = q (e^z − 1), z = (u − 1/(2σ))
+/ σ. Since E y = 0, the moment for the Rényi divergence of order a is
 
     E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0.
 
@@ -18,8 +18,8 @@ their number changes the integral, so derivatives are those of the integrand alo
 The integrand h is a second difference, and is computed without cancellation.
 
 For batches of fixed size (C_q(G_μ), μ = 1/σ) the losses below zero are the mirror image
-of those above zero, with the masses of N(0, 1). The rest of the mass is at a loss of
-zero. With L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
+of the losses above zero, with the masses of N(0, 1). The rest of the mass is at a loss
+of zero. With L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
 
     h = e^{aL} + e^{(1−a)L} − e^L − 1 = e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
 """
@@ -45,7 +45,11 @@ _SMALLEST_Z, _LARGEST_Z = -36.0, 230.0
 def _likelihood(
     u: jax.Array, sigma: jax.Array, q: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The numbers z = (u − 1/(2σ)) / σ, y = q (e^z − 1) and log(1 + y)."""
+    """The numbers z = (u − 1/(2σ)) / σ, y = q (e^z − 1) and log(1 + y).
+
+    At the outcome σu, z is the log likelihood ratio of N(1, σ²) to N(0, σ²), and
+    log(1 + y) is that of the mixture (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
+    """
     z = (u - 0.5 / sigma) / sigma
     clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
     y = q * jnp.expm1(clipped)
@@ -53,7 +57,7 @@ def _likelihood(
 
 
 def _second_difference(x: jax.Array) -> jax.Array:
-    """(e^x − 1 − x) / x² for |x| < 1/4."""
+    """The function ψ(x) = (e^x − 1 − x) / x², for |x| < 1/4."""
     total = jnp.full_like(x, _SERIES[-1])
     for coefficient in _SERIES[-2::-1]:
         total = coefficient + x * total
@@ -63,10 +67,11 @@ def _second_difference(x: jax.Array) -> jax.Array:
 def _poisson_integrand(
     y: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The integrand h(y) for a Poisson batch, precise to a few dozen ulps.
+    """The integrand h(y) = (1 + y)^a − 1 − a y for a Poisson batch.
 
-    The result is a pair (exponent, mantissa) with h = mantissa e^exponent, because h
-    itself may overflow at a large order.
+    The arguments are y, log(1 + y) and the order a. The result is a pair (exponent,
+    mantissa) with h = mantissa e^exponent, because h itself may overflow at a large
+    order. The mantissa is precise to a few dozen ulps.
     """
     small = jnp.abs(a * log_ratio) < 0.25
     # With L = log(1 + y) and e^x = 1 + x + x² ψ(x): h = a L² (a ψ(a L) − ψ(L)).
@@ -87,7 +92,11 @@ def _poisson_integrand(
 def _fixed_size_integrand(
     _: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The integrand h for a batch of fixed size, as (exponent, mantissa)."""
+    """The integrand h for a batch of fixed size, as a pair (exponent, mantissa).
+
+    The pair represents h = mantissa e^exponent. The argument log_ratio is
+    L = log(1 + y), and h is e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
+    """
     return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
 
 
@@ -109,11 +118,12 @@ _QUADRATURE_ERROR = 1e-10
 
 
 class _Excess(NamedTuple):
-    """The integrand of one kind of batch.
+    """The integrand h and the lower limit of the integral E h for one kind of batch.
 
     Attributes:
-      h: the function h(y) as (exponent, mantissa).
-      start: the lower limit of the integral over u, as a function of σ.
+      h: maps y, log(1 + y) and the order a to a pair (exponent, mantissa), which
+        represents h = mantissa e^exponent.
+      start: maps σ to the lower limit of the integral over u.
     """
 
     h: Callable[..., tuple[jax.Array, jax.Array]]
@@ -127,7 +137,7 @@ _FIXED_SIZE = _Excess(_fixed_size_integrand, lambda sigma: 0.5 / sigma)
 def _log_integrand(
     excess: _Excess, u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
-    """The log of the integrand h(y) e^{−u²/2}."""
+    """The log of the integrand h(y) e^{−u²/2} at u."""
     _, y, log_ratio = _likelihood(u, sigma, q)
     exponent, mantissa = excess.h(y, log_ratio, a)
     return exponent + jnp.log(jnp.maximum(mantissa, SMALL)) - 0.5 * u * u
@@ -136,13 +146,15 @@ def _log_integrand(
 def _peaks(
     sigma: jax.Array, a: jax.Array, crossing: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The maxima of a log(1 + y) − u²/2, left and right of the crossing.
+    """The maxima over u of a log(1 + y) − u²/2, left and right of the crossing.
 
-    A maximum satisfies u = (a/σ) logistic(v) with v = (u − crossing) / σ, and v < 0 on
-    the left. On the left, the right-hand side of this equation is convex, and Newton's
-    method ascends from 0 to the first solution. On the right, the right-hand side is
-    concave, and Newton's method descends from a/σ to the last solution. A side without
-    a solution yields the crossing.
+    The crossing is the u at which q e^z = 1 − q. A maximum satisfies
+    u = (a/σ) logistic(v) with v = (u − crossing) / σ, and v < 0 on the left. On the
+    left, the right-hand side of this equation is convex, and Newton's method ascends
+    from 0 to the first solution. On the right, the right-hand side is concave, and
+    Newton's method descends from a/σ to the last solution. If a side has no solution,
+    the function returns the crossing for this side, or 0 for the left side of a
+    negative crossing.
     """
 
     def newton(u: jax.Array) -> jax.Array:
@@ -168,11 +180,11 @@ def _edge(
     floor: jax.Array,
     density: tuple[jax.Array, jax.Array, jax.Array],
 ) -> jax.Array:
-    """The ends of windows, where the log of the integrand has fallen to `floor`.
+    """The ends of windows: the points u at which the log of the integrand is `floor`.
 
-    Each search goes from start towards limit, and ends just past such a point. The
-    search bisects on a scale that is linear near start and geometric farther away. The
-    first axis of the arrays counts the searches.
+    Each search goes from `start` towards `limit`, and returns a point just past such a
+    u. The search bisects on a scale that is linear near start and geometric farther
+    away. The first axis of the arrays counts the searches.
     """
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
@@ -188,13 +200,13 @@ def _edge(
 
 
 class _Windows(NamedTuple):
-    """The windows of integration.
+    """The windows of u over which the integrand is integrated.
 
     Attributes:
       highest: the log of the integrand's maximum, for scaling, f[*b].
-      crossing: the point where q e^z = 1 − q, near which the nodes are densest, f[*b].
+      crossing: the u at which q e^z = 1 − q, near which the nodes are densest, f[*b].
       first, split: the ends of the window of small y, equal for all orders, f[*b].
-      lows, highs: the ends of the other two windows, f[2, *b].
+      lows, highs: the lower and upper ends of the other two windows, f[2, *b].
     """
 
     highest: jax.Array
@@ -206,7 +218,7 @@ class _Windows(NamedTuple):
 
 
 def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
-    """The windows that cover the bumps of the integrand, for σ, q and the order a."""
+    """The windows of u outside of which the integrand is negligible."""
     log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
     bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
@@ -229,7 +241,7 @@ def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> _
 
 
 def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
-    """The difference arcsinh(x + gap) − arcsinh(x), gap >= 0, without cancellation."""
+    """The difference arcsinh(y) − arcsinh(x) for y = x + gap, without cancellation."""
     apart = jnp.arcsinh(y) - jnp.arcsinh(x)
     one_side = x * y > 0
     x, y = jnp.where(one_side, x, 1.0), jnp.where(one_side, y, 1.0)
@@ -246,11 +258,12 @@ def _window_sum(
     density: tuple[jax.Array, jax.Array, jax.Array],
     rule: _Rule,
 ) -> jax.Array:
-    """The integral of h(y) e^{−u²/2 − highest}, with the rounding error of each term.
+    """The integral of h(y) e^{−u²/2 − highest} over u from low to high.
 
-    The nodes are those of the rule in w, with u = crossing + c sinh(w). Each node is
-    computed as a distance from low, because a crossing that is far away would cancel
-    the digits of that distance.
+    The integral includes a bound on the rounding error of each term. The quadrature
+    rule is applied to w, where u = crossing + c sinh(w) for a scale c. Each node u is
+    computed by its distance from low, because a distant crossing would cancel the
+    digits of that distance.
     """
     sigma, q, a = density
     fixed = jax.lax.stop_gradient
@@ -292,7 +305,7 @@ def _log_excess(
     excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
     # Windows are not differentiated, since their positions do not change the integral.
-    # The integral's derivatives are forward (`float64`), and store no terms of its
+    # The derivatives are computed in forward mode (`float64`), which stores no terms of
     # sums.
     fixed = jax.lax.stop_gradient
     at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
@@ -309,13 +322,18 @@ def _log_excess(
 
 
 def poisson(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    """An upper bound on log E h(y) for Poisson sampling, by the module's docstring.
+    """An upper bound on log E h(y) for Poisson sampling, h(y) = (1 + y)^a − 1 − a y.
 
-    q is the sampling rate, and a the order: σ >= 0.1, 1e-60 <= q <= 1 and a > 1.
+    The Rényi divergence of order a is log(1 + E h(y)) / (a − 1). The noise multiplier
+    is sigma >= 0.1, the sampling rate is q, 1e-60 <= q <= 1, and the order is a > 1.
     """
     return _log_excess(_POISSON, sigma, q, a)
 
 
 def fixed_size(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    """An upper bound on log E h(y) for batches of fixed size and μ = 1/σ."""
+    """An upper bound on log E h(y) for batches of fixed size.
+
+    The Rényi divergence of order a of the trade-off curve C_q(G_μ), with μ = 1/σ, is
+    log(1 + E h(y)) / (a − 1). The arguments have the ranges of `poisson`.
+    """
     return _log_excess(_FIXED_SIZE, sigma, q, a)

@@ -1,16 +1,18 @@
 """The ε for examples in random bins, by the theorem of docs/amplification.md.
 
-A pattern is the set of steps in which an example takes part. A small first program
-computes the covariances of patterns. This program is compiled for each number of steps.
-A second program computes ε from these covariances, and takes long to compile. Runs of
-different lengths share the second program, because the covariances are padded to a
-power of two and all other inputs are traced scalars.
+Each example draws a random step of the epoch, its bin. A pattern is the set of steps in
+which an example takes part. A small first program computes the covariances of patterns.
+This program is compiled for each number of steps. A second program computes ε from
+these covariances, and takes long to compile. Runs of different lengths share the second
+program, because the covariances are padded to a power of two and all other inputs are
+traced scalars.
 
 **Covariances** depend on the distance of the starts of two patterns. A pattern is
 identified by the step s at which it begins. Let c_t be the largest norm that the
 pattern adds to (C x)_{s + t}. Two patterns that begin d steps apart have the covariance
 Σ_t c_t c_{t+d}, summed to the end of the run. The sum is largest for the two patterns
-that begin first, so that their covariance bounds that of all others d steps apart.
+that begin first, so that their covariance bounds the covariance of all other patterns d
+steps apart.
 """
 
 import functools
@@ -33,6 +35,8 @@ from dpjax.accounting.correlated._mu import Order, mu_of
 class Covariances(NamedTuple):
     """Upper bounds on covariances of patterns, for noise of standard deviation 1.
 
+    A pattern is the set of steps in which an example takes part.
+
     Attributes:
       by_gap: entry d bounds the covariance of patterns that begin at least d steps
         apart around the circle of an epoch, f[n_b // 2 + 1].
@@ -54,9 +58,10 @@ def _correlation(c: jax.Array, size: int) -> jax.Array:
 
 
 def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
-    """Bounds by least distance around the circle, f[n_b // 2 + 1].
+    """Bounds on covariances by the distance around the circle of an epoch.
 
-    The input g, f[n_b], has the covariances by distance along the line of an epoch.
+    Entry d of the result, f[n_b // 2 + 1], is for positions at least d steps apart. The
+    input g, f[n_b], has the covariances by distance along the line of an epoch.
     """
     # A distance d around the circle is d or n_b − d along the line. The cumulative
     # maximum from the end covers all distances of at least d.
@@ -66,7 +71,7 @@ def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
 
 
 def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
-    """The covariances of patterns that repeat the same position in every epoch.
+    """The `Covariances` if an example takes part in the same step of every epoch.
 
     Args:
       strategy: the matrix C of the correlation.
@@ -86,11 +91,12 @@ def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
 
 def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
-    """The covariances of patterns that draw a new position in each epoch.
+    """The `Covariances` if an example takes part in a new random step of each epoch.
 
-    `by_gap` holds the covariances within one epoch. A covariance across two epochs is
-    bounded by its largest value over positions, which all patterns then share.
-    Positions in epochs e < f are at least (f − e) n_b − (n_b − 1) steps apart.
+    `by_gap` holds the covariances within one epoch. `shared` is the sum of bounds on
+    the covariances across all ordered pairs of epochs. Such a bound is the largest
+    covariance over all positions in the two epochs. Positions in epochs e < f are at
+    least (f − e) n_b − (n_b − 1) steps apart.
     """
     c, off = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)
@@ -104,7 +110,10 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
 
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
-    """The |c_t|, f[num_steps], and a bound on the L2 norm of their rounding errors."""
+    """The |c_t| of the strategy C, f[num_steps], and a bound on their errors.
+
+    The bound is on the L2 norm of the rounding errors.
+    """
     c = strategy.coefficients(num_steps)
     # A bound on rounding errors needs no derivative.
     off = series_error(*jax.lax.stop_gradient((strategy, c)))
@@ -123,7 +132,7 @@ _LEAST_GAPS = 128  # one program for all gaps up to this, and one for each doubl
 
 
 class _Run(NamedTuple):
-    """The inputs on which the ε of a run in bins depends.
+    """The numbers that determine the ε of a run with random bins.
 
     Attributes:
       noise_multiplier: the least noise multiplier of any step, f[].
@@ -160,7 +169,7 @@ def _run(
     sampling: Bins,
     factor: float,
 ) -> _Run:
-    # If the only epoch ends early, the example's step is one of those that ran with
+    # If the only epoch ends early, the example's step is one of the steps that ran with
     # probability q = places / steps_per_epoch.
     places = min(num_steps, steps_per_epoch)
     by_gap, shared = _COVARIANCES[sampling](strategy, num_steps, places)
@@ -185,10 +194,11 @@ def _run(
 def _epsilon_in_bins(
     run: _Run, delta: jax.Array, *, few: bool, replace: bool
 ) -> jax.Array:
-    """The ε by the theorem of docs/amplification.md, f[].
+    """An upper bound on the ε of a run with random bins, f[].
 
-    The covariance K′ of the theorem is that of a tree. If `few` is true and `replace`
-    is false, K′ is that of a tree or that of a chain, whichever gives the smaller ε.
+    The bound is the theorem of docs/amplification.md. The covariance K′ of the theorem
+    is that of a tree. If `few` is true and `replace` is false, K′ is that of a tree or
+    that of a chain, whichever gives the smaller ε.
     """
     places, epochs = run.places, run.epochs
     known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
@@ -204,7 +214,8 @@ def _epsilon_in_bins(
     count = jnp.exp2(1.0 * tree.joins) * tree.copies
     losses = (spread.replacement_losses if replace else spread.losses)(law, 2 * count)
     # The factor that all positions share is a Gaussian mechanism with μ² = variance.
-    # Under REPLACE it is e^Z in one run and e^{−Z} in the other, with 2μ in place of μ.
+    # Under REPLACE this factor is e^Z in one run and e^{−Z} in the other, with 2μ in
+    # place of μ.
     shared = jnp.where(known, run.shared, 0.0) * scale
     variance = epochs * variance + shared
     variance = 4 * variance if replace else variance
@@ -226,8 +237,9 @@ def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Ar
     # knows the example's steps.
     value = jnp.minimum(hidden, gaussian.epsilon_of(run.told, asked))
     # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
-    # joint convexity: if a mechanism is (ε, δ)-DP for an example that takes part, it is
-    # (log(1 + q(e^ε − 1)), qδ)-DP for one that takes part with probability q.
+    # joint convexity: if a mechanism is (ε, δ)-DP for an example that takes part, the
+    # mechanism is (log(1 + q(e^ε − 1)), qδ)-DP for an example that takes part with
+    # probability q.
     ends_early = run.rate < 1
     mixed = log_mixture(jnp.where(ends_early, value, 1.0), run.rate) * (1 + 64 * ULP)
     value = jnp.where(ends_early, mixed, value)
@@ -246,7 +258,7 @@ def epsilon64(
     sampling: Bins,
     factor: float,
 ) -> jax.Array:
-    """The ε for examples in random bins, rounded up, for static num_steps, f[]."""
+    """An upper bound on the ε of a run with random bins, f[], for static num_steps."""
     run = _run(
         strategy,
         factors,

@@ -38,7 +38,9 @@ _FEW, _LESS = 8, 0.995
 
 
 class Chain(NamedTuple):
-    """Covariances κ + a ρ^d of positions at distance d on a line.
+    """A Gaussian chain, whose covariance is κ + a ρ^d for positions at distance d.
+
+    The positions lie on a line.
 
     Attributes:
       places: the number of positions, f[].
@@ -54,12 +56,12 @@ class Chain(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The distribution N(centre, variance) of y after rounding to the grid of states.
+    """The distribution of y ~ N(centre, variance) after rounding to the grid of states.
 
     Attributes:
       mass: the probability of each state, f[m].
       below: the probability of a y below the first state, f[].
-      excess: the mean of e^y over the y above the last state, with 0 elsewhere, f[].
+      excess: the mean of e^y if y is above the last state, and of 0 otherwise, f[].
     """
 
     mass: jax.Array
@@ -68,9 +70,10 @@ class Moved(NamedTuple):
 
 
 def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
-    """Log E L², the log of the mean of e^{K′} over pairs of positions.
+    """The log of E L², where L is the chain's likelihood ratio.
 
-    `most` is a static upper bound on the number of positions.
+    E L² is the mean of e^K over all pairs of positions, where K is the covariance of a
+    pair. `most` is a static upper bound on the number of positions.
     """
     lag = np.arange(float(most))
     pairs = np.where(lag > 0, 2.0, 1.0) * jnp.maximum(chain.places - lag, 0.0)
@@ -80,10 +83,12 @@ def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
 
 
 def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
-    """The chain with the least E L², over all sizes r of the gap.
+    """The chain with the least E L² among chains that bound the given covariances.
 
-    The circle of an epoch has n_b positions. by_gap, f[m], holds the covariances by
-    distance around it, padded with zeros beyond the largest distance.
+    L is the likelihood ratio of a chain. There is one chain for each size r of the gap
+    at which the circle of an epoch is cut. The circle has n_b positions. by_gap, f[m],
+    holds the covariances by distance around the circle, padded with zeros beyond the
+    largest distance.
     """
     apart = np.arange(1, by_gap.size)
     # κ = K_r bounds the covariance of positions at distance r or more. Positions at a
@@ -94,7 +99,8 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     felt = (apart[None] < apart[:, None]) & (over > 0)
     share = jnp.where(felt, over, 1.0) / jnp.where(felt, variance[:, None], 1.0)
     log_decay = jnp.where(felt, jnp.log(share) / apart[None], -jnp.inf)
-    # The noise multiplier cancels in this ratio of covariances: no derivative by it.
+    # The noise multiplier cancels in this ratio of covariances, so that the derivative
+    # with respect to the noise multiplier is zero.
     decay = jax.lax.stop_gradient(jnp.exp(jnp.max(log_decay, axis=1)))
     decay = decay * (1 + 16 * ULP)
     places = jnp.maximum(n_b - apart + 1.0, 1.0)
@@ -109,10 +115,11 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
 
 
 def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
-    """The law N(centre, variance), rounded to neighbouring states at the same mean.
+    """The distribution N(centre, variance) after random rounding to states.
 
-    A value below the first state is rounded to the first state, and a value above the
-    last state to the last state.
+    A value between two states is rounded to one of the two at random, such that the
+    mean does not change. A value below the first state is rounded to the first state,
+    and a value above the last state to the last state.
     """
     # `normal` has mean −variance/2, so that the grid is shifted by the difference.
     start = states.log(1)[0] - centre - variance / 2
@@ -125,10 +132,10 @@ def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -
 
 
 def _states(chain: Chain, tail: jax.Array) -> Grid:
-    """The grid of states, which leaves out a mass of about `tail` at either end.
+    """The grid of the chain's states.
 
-    The mass beyond the lower end is that under Q, the run without the example. The mass
-    beyond the upper end is that under P, the run with the example.
+    Q is the run without the example, and P the run with it. Under Q, about the mass
+    `tail` is below the grid. Under P, about the mass `tail` is above the grid.
     """
     deviation = jnp.sqrt(chain.variance)
     low = deviation * tail_quantile(tail / chain.places)
@@ -138,9 +145,10 @@ def _states(chain: Chain, tail: jax.Array) -> Grid:
 
 
 class Law(NamedTuple):
-    """An upper bound on the distribution of L, on evenly spaced points from 0.
+    """An upper bound, in convex order, on the distribution of a likelihood ratio L.
 
-    Q is the run without the example, P the run with it, and L their likelihood ratio.
+    Q is the run without the example, P the run with it, and L = dP/dQ. The points of L
+    are evenly spaced from 0.
 
     Attributes:
       mass: the mass of each point under Q, f[n].
@@ -154,15 +162,15 @@ class Law(NamedTuple):
 
 
 def _sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The sum of products over the last axis."""
+    """The sum of x · y over the last axis, f[m], for matrices f[m, n]."""
     return jnp.einsum("mn,mn->m", x, y, precision="highest")
 
 
 def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
-    """The distribution of L, computed position by position.
+    """An upper bound on the distribution of the chain's likelihood ratio L.
 
-    The loop carries the mass of each state, f[m], and of each pair of a state and a
-    partial sum, f[m, n].
+    L is a sum over positions. The loop over positions carries the mass of each state,
+    f[m], and of each pair of a state and a partial sum, f[m, n].
     """
     places, _, variance, decay = chain
     step = variance * (1 - decay) * (1 + decay)
@@ -177,14 +185,16 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     first, move = (
         jax.tree.map(lambda x, i=i: x[i], moves) for i in (0, slice(1, None))
     )
-    # What a position adds to L in each state, in grid spacings of the sum. The mass
-    # moves by a whole number of points and is split linearly between two neighbours.
+    # The number that a position adds to L in each state, in grid spacings of the sum.
+    # The mass moves by a whole number of points and is split linearly between two
+    # neighbours.
     jump = jnp.exp(x - variance / 2) / (places * spacing)
     point, last = np.arange(_SUMS)[None], _SUMS - 1
     whole = jax.lax.stop_gradient(jnp.clip(jnp.floor(jump), 0, last).astype(int))
     part = (jnp.minimum(jump, _SUMS) - whole)[:, None]
     beyond = jnp.maximum(point - last + jump[:, None], 0.0) * spacing
-    # The share of each mass that moves to the last point, or beyond and is put there.
+    # The share of each mass that moves to the last point. Mass that would move beyond
+    # the last point moves to the last point as well.
     gap = last - point - whole[:, None]
     to_last = jnp.where(gap <= 0, 1.0, jnp.where(gap == 1, part, 0.0))
 
@@ -217,10 +227,10 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
 
 
 def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
-    """The privacy losses of L without the factor that all positions share.
+    """The privacy losses of the chain's likelihood ratio L, in both directions.
 
-    limits, f[2], is about the largest L that the grid must resolve, for each order of
-    the two data sets.
+    L leaves out the factor that all positions share. `limits`, f[2], is about the
+    largest L that the grid must resolve, for each order of the two data sets.
     """
     places, decay = chain.places, chain.decay
     spacing = jax.lax.stop_gradient(limits) / (_SUMS - 1)
@@ -268,11 +278,12 @@ def smaller_epsilon(
     tail: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """The smaller of two bounds on ε(δ): by the tree of `_trees` and by the chain, f[].
+    """The smaller of two bounds on ε(δ), by a tree (`of_tree`) and by the chain, f[].
 
     For the chain, a likelihood ratio is composed over num_epochs independent epochs,
     and then with a Gaussian mechanism, whose μ² is `shared` plus the chain's `shared`
-    for each epoch. The argument `square` is the tree's log E L².
+    for each epoch. The argument `square` is log E L² for the likelihood ratio L of the
+    tree.
     """
     states = _states(chain, tail)
     step = chain.variance * (1 - chain.decay) * (1 + chain.decay)
@@ -282,11 +293,12 @@ def smaller_epsilon(
     # Without a Gaussian part, epochs may be combined by a union bound, which assumes
     # that L has mean one. Rounded states raise that mean.
     usable &= (num_epochs <= 1) | (gaussian > 0)
-    # Otherwise the chain's coarse grids raise ε more than its covariances lower it.
+    # Otherwise the chain's coarse grids raise ε more than the chain's covariances lower
+    # ε.
     usable &= (chain.places < _FEW) | (_log_square(chain) < _LESS * square)
 
     def of_chain() -> jax.Array:
-        # The tree's ε decides up to which L the chain's grid must reach.
+        # The tree's ε determines the largest L that the chain's grid must reach.
         losses = _losses(chain, states, _limits(chain, states, of_tree, num_epochs))
         # Rounding of the states makes the mean of L larger than one, so that the mass
         # lost in one epoch is multiplied by the means of the others.

@@ -34,10 +34,13 @@ def _cyclic_poisson(
     steps_per_epoch: int,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """The ε of cyclic Poisson sampling, f[*b]: ⌈T / p⌉ Poisson-sampled Gaussian steps.
+    """The ε of a run with cyclic Poisson sampling, f[*b].
 
-    The sensitivity of a step is the norm of a column of C. A strategy that is not
-    banded raises a ValueError.
+    For p bands and T steps, ε is that of ⌈T / p⌉ Poisson-sampled Gaussian steps. The
+    sensitivity of such a step is the norm of a column of C.
+
+    Raises:
+      ValueError: the strategy is not banded.
     """
     # A strategy with a denominator has coefficients at all lags.
     if not isinstance(strategy, Toeplitz) or np.shape(strategy.denominator)[-1]:
@@ -81,7 +84,8 @@ def epsilon(
       strategy: the matrix C of the correlation, with coefficients f[*b, k]. With bins,
         C must not be a tree, and a strategy whose noise varies by step counts as if
         every step had the least noise.
-      noise_multiplier: the standard deviation of z over the clip norm, f[*b], positive.
+      noise_multiplier: the standard deviation of the white noise z over the clip norm,
+        f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.

@@ -33,7 +33,7 @@ def square_error(
 
 
 def _rows(num_steps: int) -> np.ndarray:
-    """The share of the T outputs to which each coefficient contributes, f[T]."""
+    """The share of the T outputs that each coefficient of a filter affects, f[T]."""
     return np.arange(num_steps, 0.0, -1.0) / num_steps
 
 
@@ -62,8 +62,9 @@ def variances(
         covariance: jax.Array, now: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array]:
         factor, rate, k = now
-        # The state is (a, b, x), with the states a of the strategy's filter and b of
-        # the workload's. y_t = z_t + a₀ times f_t drives b, and x by way of h_t.
+        # The state is (a, b, x), with the state a of the strategy's filter and the
+        # state b of the workload's filter. The input of b is f_t y_t with y_t = z_t +
+        # a₀, and the input of x is h_t.
         takes = jnp.concatenate([jnp.zeros(p), drive_h, rate[None]])
         matrix = fixed.at[:, 0].add(factor * takes)
         matrix = matrix.at[-1, p].add(rate).at[-1, -1].set(k)
@@ -94,10 +95,11 @@ def _state_space(
 def _tree_square_error(
     decay: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
-    """The mean squared error ‖A C⁻¹‖_F² / T of the tree, a sum over its levels, f[].
+    """The mean squared error ‖A C⁻¹‖_F² / T of a tree strategy C, f[].
 
-    The noise of a node of level j, which step t completes, is added to the noise of
-    step t. β^{2^j} times the same noise is subtracted at step t + 2^j.
+    A is the matrix of the workload. The error is a sum over the levels of the tree. The
+    noise of a node of level j, which step t completes, is added to the noise of step t.
+    β^{2^j} times the same noise is subtracted at step t + 2^j, where β is the decay.
     """
     # The coefficients of the workload without its rate, a Toeplitz filter.
     bottom = times(workload.denominator, -jnp.asarray(workload.keep))
@@ -141,14 +143,14 @@ def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> ja
 def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
     """The root mean square noise in a workload's outputs, for noise z of variance 1.
 
-    The error is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At noise multiplier σ
-    and clip norm C, multiply the error by σC. To compare strategies at the same
-    privacy, multiply the error by `mu` at noise multiplier 1.
+    The error is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At another noise
+    multiplier and clip norm, multiply the error by the product of the two. To compare
+    strategies at the same privacy, multiply the error by `mu` at noise multiplier 1.
 
     Args:
       strategy: the matrix C of the correlation, with coefficients f[*b, k].
-      workload: the map A from the sums to the optimizer's outputs. Its rates and keep
-        have length 1 or T.
+      workload: the map A from the sums to the optimizer's outputs. The `rates` and the
+        `keep` of the workload have length 1 or T.
       num_steps: T, static, at least 1.
 
     Returns:

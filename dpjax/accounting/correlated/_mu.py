@@ -55,17 +55,17 @@ def mu_of(
       max_participations: the maximum number of steps in which an example takes part,
         static; None if only the order limits these steps.
     """
-    # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ²: releasing x + C⁻¹z is releasing C x + z,
-    # Denisov et al. (2022), https://arxiv.org/abs/2202.08312, also where sums depend on
-    # earlier releases: whatever these releases were, an example moves C x by at most
-    # μσ.
+    # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ², because releasing x + C⁻¹z is equivalent to
+    # releasing C x + z: Denisov et al. (2022), https://arxiv.org/abs/2202.08312. This
+    # also holds if sums depend on earlier releases, because an example moves C x by at
+    # most μσ for all values of these releases.
     weights = 1 / factors
     sizes = (num_steps, steps_per_epoch)
     square = WORST[order](strategy, weights, *sizes)
     times = -(-num_steps // steps_per_epoch)
     if max_participations is not None and max_participations < times:
         times = max_participations
-        # Every subset of a pattern is within the bound for the whole pattern, too.
+        # The bound for a whole pattern also holds for every subset of the pattern.
         few = WORST_OF_FEW[order](strategy, weights, *sizes, times)
         square = jnp.minimum(square, few)
     # Sums have at most T terms. The rounding errors of the coefficients act like a
@@ -105,19 +105,19 @@ def mu(
 
     Args:
       strategy: the matrix C of the correlation, with coefficients f[*b, k].
-      noise_multiplier: the standard deviation of z over the clip norm, f[*b], at least
-        0.
+      noise_multiplier: the standard deviation of the white noise z over the clip norm,
+        f[*b], at least 0.
       num_steps: T, static, at least 1. All T steps count.
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" if an example has the same position in every epoch. μ is then exact
         for C >= 0; for other C it is an upper bound by the absolute values of CᵀC.
         "reshuffled" if an example takes part in at most one step of each epoch, in any
-        step. μ is then an upper bound, at most 0.2 % above exact for one pole above its
-        zero. "separated" if the steps of an example are at least n_b apart. μ is then
-        exact for C >= 0 with coefficients that do not grow, and otherwise an upper
-        bound. For a strategy from `strategies.scaled`, μ is exact only under "fixed"
-        (for C >= 0). For a tree, `tree.momentum_mu` computes μ, but not under
-        "separated".
+        step. μ is then an upper bound. If the strategy has one pole, which is above its
+        zero, this bound is at most 0.2 % above the exact μ. "separated" if the steps of
+        an example are at least n_b apart. μ is then exact for C >= 0 with coefficients
+        that do not grow, and otherwise an upper bound. For a strategy from
+        `strategies.scaled`, μ is exact only under "fixed" (for C >= 0). For a tree,
+        `tree.momentum_mu` computes μ, but not under "separated".
       adjacency: which data sets are compared. Under ADD_REMOVE, the batch of any other
         example must not depend on the added example. Batches of fixed size violate this
         condition.

@@ -37,7 +37,7 @@ from dpjax._matrices.toeplitz import Toeplitz, lower
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.
 _GRID = 129
-# About how many entries an array for several grid points has.
+# The approximate number of entries of an array for several grid points.
 _ENTRIES = 2**16
 # Steps of an epoch are grouped into at most this many intervals.
 _BUCKETS = 256
@@ -46,7 +46,7 @@ _BUCKETS = 256
 def fixed_order(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The squared sensitivity if an example has the same position in every epoch.
+    """The squared sensitivity of C x if an example has one position in all epochs.
 
     The value is exact for C >= 0, and an upper bound for other C.
 
@@ -68,19 +68,19 @@ def fixed_order(
 
 
 def fixed_order_bound(strategy: Toeplitz, num_steps: int, n_b: int) -> jax.Array:
-    """An upper bound on `fixed_order` without weights, which replaces C by |C|."""
+    """An upper bound on `fixed_order` with weights of 1, which replaces C by |C|."""
     return _comb(jnp.abs(strategy.coefficients(num_steps)), n_b)
 
 
 def separated_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """An upper bound on the squared sensitivity for steps at least n_b apart.
+    """An upper bound on the squared sensitivity of C x for steps at least n_b apart.
 
     The bound is exact for C >= 0 with non-increasing coefficients and equal weights.
-    Then (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} grows neither with the gap nor with t, so
-    that the worst pattern is the steps 0, n_b, 2 n_b, ... For any other C, the bound is
-    that of such a matrix with larger entries.
+    Then (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} grows neither with the gap t − s nor with t,
+    so that the worst pattern is the steps 0, n_b, 2 n_b, ... For any other C, the bound
+    is that of such a matrix with larger entries.
     """
     c = _majorant(strategy.coefficients(num_steps))
     return jnp.square(jnp.max(weights)) * _comb(c, n_b)
@@ -89,7 +89,7 @@ def separated_steps(
 def reshuffled_order(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """An upper bound on the squared sensitivity for any one step in each epoch.
+    """An upper bound on the squared sensitivity of C x for one step in each epoch.
 
     An example takes part in exactly one step of each epoch, which may be any step. The
     bound scales each column by the largest weight of the epoch that contains the
@@ -106,7 +106,10 @@ def reshuffled_order(
 def few_separated_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
 ) -> jax.Array:
-    """The bound of `separated_steps` for `most` steps, also valid for fixed orders."""
+    """The bound of `separated_steps` for an example in at most `most` steps.
+
+    The bound also holds for a fixed order.
+    """
     c = _majorant(strategy.coefficients(num_steps))
     columns = jnp.broadcast_to(weights, (num_steps,))
     columns = jax.lax.cummax(columns, reverse=True)[::n_b]
@@ -119,7 +122,7 @@ def few_separated_steps(
 def few_reshuffled_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
 ) -> jax.Array:
-    """As `reshuffled_order`, for an example that is in at most `most` epochs."""
+    """The bound of `reshuffled_order` for an example in at most `most` epochs."""
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jax.lax.cummax(columns, reverse=True)[::n_b]
     largest = jnp.where(jnp.arange(largest.size) < most, largest, 0.0)
@@ -134,7 +137,7 @@ def few_reshuffled_steps(
 
 
 def _majorant(c: jax.Array) -> jax.Array:
-    """The least non-increasing coefficients that are at least |c|, f[n] to f[n]."""
+    """The least non-increasing sequence f[n] that is at least |c|, from c, f[n]."""
     return jax.lax.cummax(jnp.abs(c), reverse=True)
 
 
@@ -153,9 +156,11 @@ def _comb(c: jax.Array, n_b: int) -> jax.Array:
 
 
 def by_place(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
-    """The sum Σ_{s,t∈π} |(CᵀC)_st| for each position in the epoch, f[n_b].
+    """The squared sensitivity of C x for each position of an example, f[n_b].
 
-    The pattern π has the same position in every epoch. The weights are f[T].
+    An example takes part at the steps π, which have the same position in every epoch.
+    The result is Σ_{s,t∈π} w_s w_t |(CᵀC)_st|, where c holds the coefficients of C, and
+    w the weights, f[T].
     """
     steps = jnp.arange(c.size)
 
@@ -177,14 +182,14 @@ def by_place(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
 def _by_state(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """`reshuffled_order` for a first-order filter, by dynamic programming over state v.
+    """The bound of `reshuffled_order` for a first-order filter, by dynamic programming.
 
     With c_k = ρ b^{k−1} the filter is w_t = u_t + ρ v_{t−1}, v_t = b v_{t−1} + u_t. The
     input u_t is the epoch's weight, from f[E], at the steps of the pattern and 0
-    elsewhere. The value function is the maximum of Σ w² over the remaining steps. As a
-    function of v >= 0 it is a maximum of increasing convex quadratics. The value
-    function is therefore convex, and linear interpolation between grid points is an
-    upper bound.
+    elsewhere. The value function of the state v is the maximum of Σ w² over the
+    remaining steps. For v >= 0, the value function is a maximum of increasing convex
+    quadratics. The value function is therefore convex, and linear interpolation between
+    grid points is an upper bound.
     """
     a, b = (
         -jnp.sum(jnp.asarray(x, jnp.float64))  # one coefficient, or none: then 0
@@ -244,14 +249,15 @@ def _by_state(
 
 
 def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
-    """`reshuffled_order` for non-increasing coefficients, as an upper bound over pairs.
+    """The bound of `reshuffled_order` for non-increasing coefficients.
 
-    Let g(k) be (CᵀC)_st at gap k, which the weights f[E] of both epochs multiply. The
-    steps at positions r_e and r_f of epochs e < f have the gap (f − e) n_b + r_f − r_e.
-    For adjacent epochs a dynamic programme finds the worst positions, up to the width
-    of the intervals of positions. For other pairs g is at most its bound given r_e
-    alone, and at most its bound given r_f alone, and so at most the mean of both. Those
-    bounds are sums over epochs.
+    The bound is a sum over pairs of epochs. Let g(k) be (CᵀC)_st at gap k, which the
+    weights f[E] of both epochs multiply. The steps at positions r_e and r_f of epochs
+    e < f have the gap (f − e) n_b + r_f − r_e. For adjacent epochs a dynamic programme
+    finds the worst positions, up to the width of the intervals of positions. For other
+    pairs g is at most its bound given r_e alone, and at most its bound given r_f alone,
+    and so at most the mean of both bounds. For each position, these bounds are summed
+    over the other epochs.
     """
     num_steps = c.size
     epochs = jnp.arange(weights.size)
@@ -273,10 +279,10 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
         return g[jnp.minimum(gap, num_steps)]
 
     def far(f: jax.Array, by_place: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """The bounds for epoch f and each epoch at least two before it, f[E, places].
+        """Bounds on the terms of epoch f and each epoch e <= f − 2, f[E, places].
 
-        The rows of all other epochs are 0. by_place maps the difference of the epochs'
-        numbers, f[E, 1], to bounds by position.
+        The rows of all other epochs are 0. by_place maps f − e, f[E, 1], to bounds by
+        position.
         """
         apart = (f - epochs)[:, None]
         both = (weights[f] * weights)[:, None]
@@ -291,8 +297,8 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     ) -> tuple[jax.Array, None]:
         f, ahead = now
         g = gram(f)
-        # The least gap of two intervals: the later one's first step and the earlier
-        # one's last. g does not increase with the gap.
+        # The least gap of two intervals is from the last step of the earlier interval
+        # to the first step of the later interval. g does not increase with the gap.
         gaps = n_b + first[None, :] - last[:, None]
         both = weights[f] * weights[f - 1]
         near = jnp.max(best[:, None] + 2 * both * at(g, gaps), axis=0)

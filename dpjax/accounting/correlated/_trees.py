@@ -1,11 +1,13 @@
 """Trees of positions, whose covariances bound the covariances of patterns.
 
-Two positions are joined into a pair, two pairs into a group of four, and so on. Each
-join leaves a gap between its two parts. The final group is repeated around the circle
-of an epoch. Positions in different parts of a join are at least its gap apart, so that
-the covariance at that gap is an upper bound (docs/amplification.md). The likelihood
-ratio of a tree is computed from the leaves upwards: each join takes the mean of two
-independent copies and multiplies it by a lognormal factor that both share.
+A pattern is the set of steps in which an example takes part, and its position is its
+first step in the epoch. Two positions are joined into a pair, two pairs into a group of
+four, and so on. Each join leaves a gap between its two parts. The final group is
+repeated around the circle of an epoch. Positions in different parts of a join are at
+least the join's gap apart, so that the covariance at that gap is an upper bound
+(docs/amplification.md). The likelihood ratio of a tree is computed from the leaves
+upwards: each join takes the mean of two independent copies and multiplies it by a
+lognormal factor that both share.
 
 The tree leaves out the positions in the gaps. The mean over all positions is the mean,
 over the n_b rotations of the tree, of the means over the rotated trees. By Jensen's
@@ -30,7 +32,9 @@ _COARSE = 128  # points of the grid that the comparison of trees uses
 
 
 class Tree(NamedTuple):
-    """A tree of positions: how they are joined and repeated around an epoch.
+    """A tree of positions, and the copies of the tree around the circle of an epoch.
+
+    Join j combines two parts of 2^j positions each.
 
     Attributes:
       gaps: the distance between the two parts of each join, i[most]. Entries from
@@ -48,7 +52,7 @@ class Tree(NamedTuple):
 
 
 def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
-    """Trees whose covariances fall by an equal factor from join to join.
+    """Trees in which the covariance falls by an equal factor from join to join.
 
     by_gap, f[m], holds the covariances by distance around a circle of n_b positions,
     padded with zeros beyond the largest distance. The trees are stacked along a new
@@ -69,8 +73,9 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
         level = jnp.arange(_MOST_JOINS + 1)
         near = by_gap[jnp.minimum(1, n_b // 2)]
         wanted = near * fall ** jnp.maximum(level - close, 0.0)
-        # The least gap whose covariance is at most the wanted one, if there is one.
-        # The tolerance is for rounding: equal covariances must count as met.
+        # The least gap whose covariance is at most the wanted covariance, if there is
+        # such a gap. The tolerance covers rounding errors, so that equal covariances
+        # are accepted.
         gap = 1 + jnp.sum(by_gap[None, 1:] > wanted[:, None] * (1 + 1e-9), axis=1)
         gaps = gap[:-1]
 
@@ -93,12 +98,13 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
 def _multiply_lognormal(
     law: spread.Law, variance: jax.Array, tail: jax.Array
 ) -> tuple[spread.Law, jax.Array]:
-    """Multiply L by an independent lognormal variable whose log has this variance.
+    """Multiply L ~ law by an independent lognormal variable of mean one.
 
-    If its standard deviation is below the grid's spacing, L stays as it is.
+    The log of the variable has the given variance. If the standard deviation is below
+    the spacing of the grid of L, L does not change.
 
     Returns:
-      The law of the product, and the variance that was left out, or 0.
+      The distribution of the product, and the variance that was left out, or 0.
     """
     fits = variance >= law.grid.spacing**2
     safe = jnp.where(fits, variance, 1.0)
@@ -111,7 +117,7 @@ def _multiply_lognormal(
 def _covariances(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The covariances between the parts of each join, f[most], and between copies."""
+    """The covariances between both parts of each join, f[most], and between copies."""
     last = n_b // 2
     of = by_gap[jnp.minimum(tree.gaps, last)]
     top = by_gap[jnp.minimum(tree.apart, last)]
@@ -120,7 +126,11 @@ def _covariances(
 
 
 def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
-    """The log of E L², the mean of e^{K′} over pairs of positions of a tree."""
+    """The log of E L², where L is the likelihood ratio of a tree.
+
+    E L² is the mean of e^K over all pairs of positions of the tree, where K is the
+    covariance of a pair.
+    """
     of, top = _covariances(tree, by_gap, n_b)
     size = jnp.exp2(1.0 * tree.joins)
     parts = jnp.where(np.arange(of.size) < tree.joins, np.exp2(np.arange(of.size)), 0.0)
@@ -136,10 +146,11 @@ def ratio(
 ) -> tuple[spread.Law, jax.Array]:
     """The two factors of a tree's likelihood ratio: a distribution and a variance.
 
-    The likelihood ratio is the product of a factor on a grid and of a lognormal factor,
-    which a Gaussian mechanism accounts for. by_gap holds covariances divided by σ². If
-    the variance of a join is below the resolution of the grid, the variance is added to
-    the next join, whose larger group then shares it. This only increases covariances.
+    The first factor has the distribution, on a grid. The second factor is lognormal,
+    its log has the variance, and a Gaussian mechanism accounts for this factor. by_gap
+    holds covariances divided by σ². If the variance of a join is below the resolution
+    of the grid, the variance is added to the next join, whose larger group then shares
+    it. This addition only increases covariances.
     """
     of, top = _covariances(tree, by_gap, n_b)
     following = jnp.append(of[1:], top)
@@ -169,8 +180,9 @@ def _estimate(
 ) -> jax.Array:
     """An estimate of a tree's privacy loss on a coarse grid, to compare trees, f[].
 
-    For one epoch, the estimate approximates ε(δ). For several epochs, the estimate is a
-    sum of two divergences, which adds up over epochs.
+    For one epoch, the estimate approximates ε(δ). For several epochs, the estimate is
+    the sum of the Kullback-Leibler divergences in both directions, which adds up over
+    epochs.
     """
     tail = 1e-4 * delta
     law, variance = ratio(tree, by_gap, n_b, tail, _COARSE)

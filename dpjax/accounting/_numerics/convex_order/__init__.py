@@ -13,8 +13,8 @@ distribution of a likelihood ratio.
 2. `cells`: a bound from below, which replaces the mass in a cell by a mass at its
    conditional mean. The lower bounds on δ and ε of random allocation use this bound.
 3. `grid`: the means of all pairs of points of a grid, and the mean or product of many
-   independent copies, by doubling. The distance of the log of the mean of e^{hi} and
-   e^{hj} from hi depends on j − i alone, so that a sum over pairs is a sum of products
+   independent copies, by doubling. The mean of e^{hi} and e^{hj} is e^{hi} times a
+   factor that depends on j − i alone. A sum over pairs is therefore a sum of products
    of shifted rows.
 
 All terms are positive, so that rounding errors are relative to each mass.

@@ -1,8 +1,9 @@
-"""Lower bounds in convex order: conditional means on cells.
+"""Lower bounds in convex order: the conditional means of a likelihood ratio L on cells.
 
-Each cell is labelled by a grid point, which is about the mean of L in the cell. The
-labels determine which pairs move to which cell. The masses of P and Q in the cells give
-the exact means. Every choice of labels therefore gives a bound (Jensen's inequality).
+A distribution is stored as the masses of P and Q in cells, where L = dP/dQ. The mean of
+L in a cell is exactly the ratio of the two masses. The label of a cell is a grid point
+near this mean. Labels determine only to which cell the mass of a pair of cells moves.
+Every choice of labels therefore gives a bound (Jensen's inequality).
 """
 
 from typing import NamedTuple
@@ -23,7 +24,9 @@ _TAIL = 1e-12
 
 
 class Masses(NamedTuple):
-    """The masses of one distribution, or of a batch of distributions, in cells.
+    """The masses of distributions P and Q in cells of their likelihood ratio L = dP/dQ.
+
+    The axes *b are for a batch of pairs (P, Q).
 
     Attributes:
       mass: Q's mass in each cell, f[*b, n].
@@ -35,16 +38,17 @@ class Masses(NamedTuple):
 
 
 class Law(NamedTuple):
-    """A distribution of the likelihood ratio: labels of the cells, and their masses."""
+    """A distribution of a likelihood ratio: cells with labels, and their masses."""
 
     grid: Grid
     masses: Masses
 
 
 def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
-    """A lower bound on the likelihood ratio L of N(√v, 1) and N(0, 1).
+    """A lower bound, in convex order, on the likelihood ratio L of N(√v, 1) to N(0, 1).
 
-    Under N(0, 1), log L ~ N(−v/2, v).
+    The argument variance is v. Under N(0, 1), log L ~ N(−v/2, v). The result has n
+    cells, and about the mass `tail` is beyond the labels at each end.
     """
     grid = grids.make_grid(variance, tail, n)
     # Cells are centred on grid points. The tails belong to the first and last cell.
@@ -57,10 +61,11 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 
 
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
-    """Distributions on about 2n cells, restricted to a window of n cells.
+    """Restrict distributions on about 2n cells to a window of n cells.
 
-    About the mass `tail` lies outside the window at each end. If such a window needs
-    more than n cells, pairs of neighbouring cells are merged first.
+    About the mass `tail` lies outside the window at each end, and is merged into the
+    window's end cell. If such a window needs more than n cells, pairs of neighbouring
+    cells are merged first.
     """
     below = jnp.max(jnp.cumsum(masses.mass, axis=-1), axis=0)
     above = jnp.max(jnp.cumsum(masses.weight[..., ::-1], axis=-1), axis=0)
@@ -68,9 +73,9 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     stop = below.size - jnp.sum(above <= tail)
     factor = jnp.where(stop - start > n, 2.0, 1.0)
     first = jnp.floor((grid.first + jnp.minimum(start, stop - 1)) / factor)
-    # Cells outside the window are merged into its first or last cell. (Rounding down
-    # puts labels below the means of merged cells, by the same distance for all cells,
-    # which leaves the differences between labels unchanged.)
+    # Cells outside the window are merged into the window's first or last cell.
+    # (Rounding down puts labels below the means of merged cells, by the same distance
+    # for all cells. So the differences between labels do not change.)
     to = jnp.floor((grid.first + jnp.arange(below.size)) / factor) - first
     at = jnp.clip(to, 0, n - 1).astype(jnp.int32)
 
@@ -81,7 +86,10 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """A lower bound, in convex order, on the mean of count independent copies of L."""
+    """A lower bound, in convex order, on the mean of independent copies of L ~ law.
+
+    The argument count is the number of copies.
+    """
     n = law.masses.mass.shape[-1]
 
     def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
@@ -100,7 +108,10 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
 
 def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """A lower bound, in convex order, on the product of count copies of L."""
+    """A lower bound, in convex order, on the product of independent copies of L ~ law.
+
+    The argument count is the number of copies.
+    """
     n = law.masses.mass.shape[-1]
 
     def combine(grid: Grid, pair: Masses, other: Masses, _: jax.Array):
@@ -119,7 +130,7 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
 
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
-    """A lower bound on the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊.
+    """A lower bound on δ(ε): the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊ for L ~ law.
 
     The bound on the rounding errors grows with `count`, the number of independent
     copies that were combined to compute the distribution.
@@ -137,10 +148,11 @@ def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
 def _law_of_allocation(
     noise_multiplier: jax.Array, num_steps: jax.Array, num_epochs: jax.Array
 ):
-    """A lower bound in convex order on the likelihood ratio of all epochs.
+    """A lower bound, in convex order, on the likelihood ratio of random allocation.
 
-    The result is a pair: whether the noise multiplier is positive and finite, and the
-    distribution of the ratio.
+    An example takes part in one random step of each epoch. The result is a pair:
+    whether the noise multiplier is positive and finite, and the distribution of the
+    likelihood ratio of all epochs.
     """
     known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
     variance = 1 / jnp.where(known, noise_multiplier, 1.0) ** 2
@@ -159,7 +171,7 @@ def delta_lower64(
     num_steps: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """A lower bound on δ(ε) of random allocation: one random step in each epoch."""
+    """A lower bound on δ(ε) if an example takes part in one random step per epoch."""
     known, law = _law_of_allocation(noise_multiplier, num_steps, num_epochs)
     value = delta(law, epsilon, num_steps * num_epochs)
     return jnp.where(known & (epsilon >= 0), value, 0.0)
@@ -172,7 +184,7 @@ def epsilon_lower64(
     num_steps: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """A lower bound on ε(δ) of random allocation: one random step in each epoch."""
+    """A lower bound on ε(δ) if an example takes part in one random step per epoch."""
     known, law = _law_of_allocation(noise_multiplier, num_steps, num_epochs)
     known &= (asked > 0) & (asked < 1)
     target = jnp.log(jnp.where(known, asked, 0.5))

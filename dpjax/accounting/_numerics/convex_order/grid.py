@@ -1,9 +1,11 @@
-"""Grids that are evenly spaced in log L, and lognormal masses in their cells.
+"""Grids of likelihood ratios L that are evenly spaced in log L, and masses on them.
 
 Grids are not differentiated, since a grid changes how tight a bound is, not its
 validity.
 
-Distributions on a grid are combined in pairs, and many independent copies by doubling.
+`combine_pairs` computes the distribution of the mean of two independent ratios from all
+pairs of grid points. `copies` computes the distribution of the mean or product of many
+independent ratios by doubling.
 """
 
 import math
@@ -28,7 +30,7 @@ _WEIGHTS = np.tile(_WEIGHTS / 2 / _PANELS, _PANELS)[:, None]
 
 
 class Grid(NamedTuple):
-    """The likelihood ratios e^{h (first + i)}, i = 0, 1, ….
+    """A grid of likelihood ratios, whose point i = 0, 1, … is e^{h (first + i)}.
 
     Attributes:
       first: the index of the first point, a whole number, f[].
@@ -44,9 +46,10 @@ class Grid(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """The masses of log L ~ N(−v/2, v) in m cells and outside them.
+    """The masses of a normal log L in m cells and outside of them.
 
-    Each attribute is a pair of Q's mass and P's mass.
+    Each attribute is a pair: the mass under Q, where log L ~ N(−v/2, v), and the mass
+    under P, where log L ~ N(v/2, v).
 
     Attributes:
       nodes: the mass at each of the k nodes of Gauss's rule in each cell, f[k, m].
@@ -60,9 +63,10 @@ class Normal(NamedTuple):
 
 
 def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
-    """The grid of n points for log L ~ N(−v/2, v).
+    """A grid of n points for log L ~ N(−v/2, v), where v is the variance.
 
-    Outside the grid, Q and P each have about the mass `tail`.
+    The distributions N(−v/2, v) and N(v/2, v), of log L under Q and under P, each have
+    about the mass `tail` outside of the grid.
     """
     variance = jax.lax.stop_gradient(variance)
     end = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
@@ -71,12 +75,13 @@ def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
 
 
 def normal(variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array):
-    """The masses of log L ~ N(−v/2, v) in cells of equal width from start: a `Normal`.
+    """The masses of log L ~ N(−v/2, v) in adjacent cells of the width `spacing`.
 
-    The error of Gauss's rule with 8 nodes is 1.7e-23 times the 16th power of the
-    panel's width times the 16th derivative. For a cell of width at most one σ, which is
-    at most 16 σ away from both means, this error is at most 1e-12 of the mass. Under P,
-    log L has mean v/2 and the same variance.
+    The result is a `Normal`. The first cell begins at start. Each cell has 4 panels. On
+    a panel, the error of Gauss's rule with 8 nodes is 1.7e-23 times the 16th power of
+    the panel's width times the 16th derivative of the density. For a cell of width at
+    most √v, which is at most 16 √v away from both means ±v/2, this error is at most
+    1e-12 of the mass.
     """
     deviation = jnp.sqrt(variance)
     ends = (start + spacing * jnp.arange(cells + 1) + variance / 2) / deviation
@@ -95,9 +100,10 @@ def normal(variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array
 
 
 def rounding(n: int, count: jax.Array) -> jax.Array:
-    """A bound on the relative error of the masses of the mean of count copies.
+    """A bound on the relative error of each mass of a mean or product of count copies.
 
-    Each doubling sums over 2n pairs, and the errors of the factors of a product add up.
+    The distributions have n points. Each doubling sums products of masses over 2n pairs
+    of points, and the relative errors of the two factors of a product add up.
     """
     # The bound is at most one half, so that 1 − error stays positive in `cells.delta`.
     return jnp.minimum(ULP * (4.0 * n + 128) * count, 0.5)
@@ -118,7 +124,7 @@ Combine = Callable[[Grid, _On, _On, jax.Array], tuple[Grid, _On]]
 def copies(
     combine: Combine[_On], grid: Grid, none: _On, one: _On, count: jax.Array
 ) -> tuple[Grid, _On]:
-    """The distribution of a mean or product of count independent copies, and its grid.
+    """The grid and the distribution of a mean or product of count independent copies.
 
     The state of the loop consists of the distributions for c and for c + 1 copies, on
     the same grid. An iteration computes from them the distributions for 2c + b and for
@@ -127,7 +133,7 @@ def copies(
     Args:
       combine: combines each of two distributions with a third one, by a mean or
         product.
-      grid: the grid of both distributions.
+      grid: the grid of both distributions, `none` and `one`.
       none: the distribution of no copies.
       one: the distribution of one copy.
       count: the number of copies, a whole number, at least 1.
@@ -159,13 +165,15 @@ _CHUNK = 2**16
 
 
 class Moves(NamedTuple):
-    """The grid points to which pairs (i, j) with j − i = d move their mass, |d| < n.
+    """The targets to which the masses of pairs of grid points i and j move.
 
-    Both points of a pair are on a grid with spacing h. The mass of the pair moves to a
-    grid with spacing h/2, whose even points are the points of the first grid.
+    A target depends on d = j − i alone, |d| < n. The points i and j are on a grid with
+    spacing h. The mass of a pair moves to a grid with spacing h/2, whose even points
+    are the points of the first grid.
 
     Attributes:
-      rows: the offset of the target from i, in points of the wider grid, i32[2n − 1].
+      rows: the difference between the target's index and i on the first grid, for each
+        d, i32[2n − 1].
       shares: the shares of the mass that move to the even point at the target, the odd
         point after it and the next even point, f[2n − 1, 3].
     """
@@ -175,18 +183,22 @@ class Moves(NamedTuple):
 
 
 def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
-    """The distance from a pair's first point to the weighted mean of both, f[2n − 1].
+    """The distance in log L from a grid point to its weighted mean with another point.
 
-    For points that are d grid points apart, the distance is log(w + (1 − w) e^{hd}), in
-    units of h/2. The weight w, `share`, is that of the first point. The distances are
-    for −n < d < n.
+    The result is f[2n − 1], for points that are −n < d < n grid points apart. The
+    distance is log(w + (1 − w) e^{hd}), in units of h/2, where h is the spacing and w
+    is `share`, the weight of the first point.
     """
     apart = spacing * jnp.arange(-(n - 1.0), n)
     return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + apart) / (spacing / 2)
 
 
 def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """Move each mass to the two neighbouring grid points, and keep the mean."""
+    """The moves of each pair's mass to the two grid points next to the pair's mean.
+
+    The share is the weight of the pair's first point in this mean. The moves do not
+    change the mean of L.
+    """
     place = _offsets(share, spacing, n)
     point = jnp.floor(place)
     half = spacing / 2
@@ -199,7 +211,10 @@ def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
 
 
 def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """Move each mass to the nearest grid point."""
+    """The moves of each pair's mass to the grid point nearest to the pair's mean.
+
+    The share is the weight of the pair's first point in this mean.
+    """
     point = jnp.round(_offsets(share, spacing, n))
     odd = (point % 2).astype(point.dtype)
     shares = jnp.stack([1 - odd, odd, jnp.zeros_like(odd)], axis=1)
@@ -237,7 +252,7 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
         # Row d holds the masses of the pairs that are d apart, at their targets.
         start = 2 * n - 1 - rows
         masses = jnp.sum(window(left, start) * window(right, start + apart), axis=0)
-        # Three aligned sums, which are interleaved once, after the loop.
+        # The three sums are aligned here, and are interleaved once, after the loop.
         return total + jnp.matmul(shares.T, masses, precision="highest"), None
 
     # One more distance, which no pair has and whose shares are zero, makes the number

@@ -1,9 +1,10 @@
 """Upper bounds in convex order, by mean-preserving spreads to points of a grid.
 
-Mass at u, between neighbouring points x < y, moves to y with probability
-(u − x) / (y − x), and to x otherwise. Mass below the first point moves to that point
-and to 0. Mass above the last point moves to that point and to infinity, where Q has no
-mass and P has the rest of the mean.
+The distribution of a likelihood ratio L = dP/dQ moves to grid points. Mass at u,
+between neighbouring points x < y, moves to y with probability (u − x) / (y − x), and to
+x otherwise. Mass below the first point moves to that point and to 0. Mass above the
+last point moves to that point and to infinity, where Q has no mass and P has the rest
+of the mean.
 """
 
 from typing import NamedTuple
@@ -22,7 +23,9 @@ POINTS = 1024
 
 
 class Masses(NamedTuple):
-    """The masses of one distribution, or of a batch of distributions, on a grid.
+    """The masses of P and Q on a grid of their likelihood ratio L = dP/dQ.
+
+    The axes *b are for a batch of pairs (P, Q).
 
     Attributes:
       mass: Q's mass at each point, f[*b, n].
@@ -36,14 +39,17 @@ class Masses(NamedTuple):
 
 
 class Law(NamedTuple):
-    """A distribution of the likelihood ratio: a grid and its masses."""
+    """A distribution of a likelihood ratio: a grid, and the masses at its points."""
 
     grid: Grid
     masses: Masses
 
 
 def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
-    """An upper bound on L with log L ~ N(−v/2, v), on n points of the grid."""
+    """An upper bound, in convex order, on L with log L ~ N(−v/2, v).
+
+    The argument variance is v. The result has masses at n points of the grid.
+    """
     log = grid.log(n)
     law = grids.normal(variance, log[0], n - 1, grid.spacing)
     up = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
@@ -63,9 +69,11 @@ def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
 
 
 def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
-    """An upper bound on the likelihood ratio L of N(√v, 1) and N(0, 1).
+    """An upper bound, in convex order, on the ratio L of N(√v, 1) to N(0, 1).
 
-    Under N(0, 1), log L ~ N(−v/2, v).
+    The argument variance is v. Under N(0, 1), log L ~ N(−v/2, v). The result has n grid
+    points, and P = N(√v, 1) and Q = N(0, 1) each have about the mass `tail` outside of
+    the grid.
     """
     # make_grid has no derivative: masses are differentiated on a fixed grid.
     grid = grids.make_grid(variance, tail, n)
@@ -73,9 +81,11 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 
 
 def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array, Grid]:
-    """The masses f[k, m] spread to a grid of factor times the spacing, as f[k, m + 1].
+    """Spread the masses f[k, m] to a grid of `factor` times the spacing.
 
-    The factor is a traced whole number, so the shape stays; unused entries are zero.
+    The function returns the masses f[k, m + 1] and the new grid. The factor is a traced
+    whole number, so that the shape cannot depend on the factor. Unused entries are
+    zero.
     """
     m = mass.shape[1]
     point = grid.first + jnp.arange(m)
@@ -89,10 +99,11 @@ def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
 
 
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
-    """Distributions on about 2n points, restricted to a window of n points.
+    """Restrict distributions on about 2n points to a window of n points.
 
-    About the mass `tail` lies outside the window at each end. If such a window needs
-    more than n points, the spacing is doubled first.
+    About the mass `tail` lies outside the window at each end, and moves to the window's
+    end, to 0 or to infinity. If such a window needs more than n points, the spacing is
+    doubled first.
     """
     mass, zero, lost = masses
     x = jnp.exp(grid.log(mass.shape[1]))[None]
@@ -109,7 +120,8 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     start = jnp.clip(jnp.floor(start / factor) - grid.first, 0, size - n)
     start = start.astype(jnp.int32)
 
-    # Mass outside the window moves to its ends, to 0 and to infinity: the mean stays.
+    # Mass outside the window moves to the window's ends, to 0 and to infinity, such
+    # that the mean does not change.
     place, x = jnp.arange(size)[None], jnp.exp(grid.log(size))[None]
     before = jnp.where(place < start, mass, 0.0)
     beyond = jnp.where(place >= start + n, mass, 0.0)
@@ -123,14 +135,15 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
 
 
 def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Masses:
-    """The mean of two independent ratios, on twice as many points.
+    """The masses of the weighted mean of two independent likelihood ratios.
 
-    The share is the weight of the first ratio in the mean.
+    The share is the weight of the first ratio in the mean. The result has twice as many
+    grid points.
     """
     moves = grids.to_neighbours(share, spacing, own.mass.size)
     mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
-    # If one ratio is 0, the mean is w x. This mass moves to x with probability w, and
-    # to 0 otherwise.
+    # If one ratio is 0, the mean is w x, for the other ratio x with the weight w. This
+    # mass moves to x with probability w, and to 0 otherwise.
     kept = other.zero * share * own.mass + own.zero * (1 - share) * other.mass
     zero = own.zero * (other.zero + share) + other.zero * (1 - share)
     lost = share * own.lost + (1 - share) * other.lost
@@ -138,7 +151,10 @@ def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Ma
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """An upper bound, in convex order, on the mean of count independent copies of L."""
+    """An upper bound, in convex order, on the mean of independent copies of L ~ law.
+
+    The argument count is the number of copies.
+    """
     n = law.masses.mass.size
 
     def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
@@ -151,23 +167,24 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
 
 def _in_own_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
-    """One distribution on its window of n points; see `_window`."""
+    """Restrict one distribution to a window of n points; see `_window`."""
     grid, masses = _window(grid, jax.tree.map(lambda x: x[None], masses), tail, n)
     return Law(grid, jax.tree.map(lambda x: x[0], masses))
 
 
 def double(law: Law, tail: jax.Array) -> Law:
-    """An upper bound, in convex order, on the mean of two independent copies of L."""
+    """An upper bound, in convex order, on the mean of two independent L ~ law."""
     (first, spacing), masses = law
     both = _sum(masses, masses, jnp.asarray(0.5), spacing)
     return _in_own_window(Grid(2 * first, spacing / 2), both, tail, masses.mass.size)
 
 
 def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
-    """An upper bound, in convex order, on the product of L and a lognormal of mean one.
+    """An upper bound, in convex order, on L times a lognormal variable of mean one.
 
-    The lognormal variable is independent of L. The argument variance is that of the
-    logarithm of the lognormal, at least h² > 0.
+    L has the given law, and the lognormal variable is independent of L. The log of the
+    lognormal variable has the given variance, at least h² > 0, where h is the grid's
+    spacing.
     """
     mass, zero, lost = law.masses
     n = mass.size
@@ -178,17 +195,18 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     mass, grid = _coarser(mass[None], law.grid, factor)
     other = Grid(jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing)
     factors = _lognormal(variance, other, n)
-    # Both grids have the same spacing, so the logs of products lie on such a grid too.
+    # Both grids have the same spacing, so the logs of products are on a grid with this
+    # spacing, too.
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
     masses = Masses(product, zero + factors.zero, lost + factors.lost)
     return _in_own_window(Grid(grid.first + other.first, grid.spacing), masses, tail, n)
 
 
 def losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses of a pair whose likelihood ratio is L, in both directions.
+    """The privacy losses of two distributions with likelihood ratio L ~ law.
 
-    The bound on the rounding errors grows with `count`, the number of independent
-    copies that were combined to compute the distribution.
+    The result has both directions. The bound on the rounding errors grows with `count`,
+    the number of independent copies that were combined to compute the distribution.
     """
     (mass, zero, lost), n = law.masses, law.masses.mass.size
     # OFF makes every loss larger by the bound on the error of log L.
@@ -202,14 +220,15 @@ def losses(law: Law, count: jax.Array) -> DiscreteLosses:
 
 
 def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses between two runs, from the ratio L of each to a third run.
+    """The privacy losses between two runs, from the ratio of each run to a third run.
 
-    Both runs have a likelihood ratio to the third run with this distribution. The bound
-    holds for every joint distribution of the two ratios. For ratios L and L′ and any s,
-    (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊, with equality for some s if L′ decreases
-    as L grows. Let F be the quantile function of the distribution. Then the worst case
-    is L = F(u) and L′ = F(1 − u). At each depth t < 1/2 there are two pairs of the
-    lower quantile F(t) and the upper quantile F(1 − t), one pair for each order.
+    The likelihood ratios L and L′ of the two runs to the third run both have the
+    distribution `law`. The bound holds for every joint distribution of L and L′. For
+    any s, (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊, with equality for some s if L′
+    decreases as L grows. Let F be the quantile function of the distribution. Then the
+    worst case is L = F(u) and L′ = F(1 − u). At each depth t < 1/2 there are two pairs
+    of the lower quantile F(t) and the upper quantile F(1 − t), one pair for each order
+    of the two runs.
     """
     (mass, zero, lost), n = law.masses, law.masses.mass.size
     # Cumulative masses from both ends, each with relative precision in its own tail.
@@ -239,16 +258,17 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
 def allocation(
     noise_multiplier: jax.Array, num_steps: jax.Array, tail: jax.Array
 ) -> Law:
-    """An upper bound on the ratio for an example in one of num_steps random steps.
+    """An upper bound, in convex order, on the likelihood ratio of random allocation.
 
-    The step is uniformly random. The bound is the mean of num_steps independent ratios.
+    An example takes part in one of num_steps steps, drawn uniformly at random. The
+    bound is the mean of num_steps independent ratios.
     """
     one = lognormal(1 / noise_multiplier**2, tail, POINTS)
     return mean(one, num_steps, tail)
 
 
 def narrow(tail: jax.Array) -> jax.Array:
-    """A smaller tail, at which to truncate a distribution for `replacement_losses`.
+    """The mass to truncate before `replacement_losses`, which is smaller than tail.
 
     `replacement_losses` pairs the mass that is truncated at small ratios with the
     largest ratios.
@@ -257,10 +277,10 @@ def narrow(tail: jax.Array) -> jax.Array:
 
 
 def epsilon(law: Law, delta: jax.Array) -> jax.Array:
-    """The ε at which δ(ε) is delta, without a bound on rounding, f[].
+    """The ε at which δ(ε) is delta, f[]; the result does not bound its rounding error.
 
-    δ(ε) is the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊. The result is negative if δ(0)
-    is less than delta.
+    δ(ε) is the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊ for L ~ law. The result is
+    negative if δ(0) is less than delta.
     """
     mass, zero, lost = law.masses
     weight = mass * jnp.exp(law.grid.log(mass.size))

@@ -1,4 +1,4 @@
-"""The numerics of `pld`, in stages that each give an upper bound on the one before.
+"""The numerics of `pld`, in stages that each give an upper bound on the stage before.
 
 1. `pairs`: discrete losses of one step, whose two distributions are easier to
    distinguish than the outputs of the mechanism. `overflow`: such losses for a Poisson

@@ -40,8 +40,10 @@ def two_losses(epsilon: jax.Array, delta: jax.Array) -> DiscreteLosses:
 def randomized_response(parameter: jax.Array, buckets: jax.Array) -> DiscreteLosses:
     """The losses of an answer that is uniform over k buckets with probability p.
 
-    On each data set, the true answer has the probability 1 − p + p/k. An answer that is
-    true on neither data set has the probability p/k on both.
+    With probability 1 − p the answer is the true one. On each data set, the true answer
+    therefore has the probability 1 − p + p/k. An answer that is true on neither data
+    set has the probability p/k on both. The arguments parameter and buckets are p and
+    k.
     """
     other = parameter / buckets
     loss = jnp.log1p((1 - parameter) / other)
@@ -55,17 +57,17 @@ def randomized_response(parameter: jax.Array, buckets: jax.Array) -> DiscreteLos
 
 
 def laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
-    """The losses of Laplace noise, with all mass moved to some of the losses.
+    """The losses of Laplace noise, with all mass moved to the losses at `points`.
 
     Args:
       epsilon: ε, the shift over the scale of the noise.
-      points: the outcomes over the shift, increasing from 0 to 1. The loss at an
-        outcome y, in units of the scale, is ε − 2y.
+      points: outcomes divided by the shift, increasing from 0 to 1. The loss at a point
+        p is ε (1 − 2p).
     """
     # The pair of Lap(0, 1) and Lap(ε, 1) has δ(x) = 1 − e^{(x − ε)/2} for x in [−ε, ε].
-    # The mass that a step from y to y + h moves to its two ends, such that both
-    # distributions keep theirs (`pairs`), is e^{−y} tanh(h/2) / 2 at y, and the same at
-    # y + h. Beyond 0 and ε the steps are infinite.
+    # The mass of the outcomes from y to y + h moves to y and to y + h, such that the
+    # mass of both distributions stays the same (`pairs`). Each of the two ends gets the
+    # mass e^{−y} tanh(h/2) / 2. Beyond 0 and ε the steps h are infinite.
     steps = jnp.tanh(epsilon * np.diff(points) / 2)
     one = jnp.ones(1)
     sides = jnp.concatenate([one, steps]) + jnp.concatenate([steps, one])
@@ -76,26 +78,30 @@ def laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
 
 
 def even_points() -> np.ndarray:
-    """The outcomes of `laplace` for continuous noise."""
+    """The `points` of `laplace` for continuous noise: evenly spaced from 0 to 1."""
     return np.linspace(0.0, 1.0, INTERVALS + 1)
 
 
 def integer_points(sensitivity: int) -> np.ndarray:
-    """The outcomes of `laplace` for integer noise: all integers, or some of them.
+    """The `points` of `laplace` for integer noise: all integers, or some of them.
 
-    The δ of discrete Laplace noise at the losses of its integers is that of Laplace
-    noise, and linear in e^ε between. If all integers are points, the pair is exact.
+    The points are integers from 0 to sensitivity, divided by sensitivity. The δ(ε) of
+    discrete Laplace noise is that of Laplace noise where ε is the loss at an integer,
+    and is linear in e^ε between these values. If all integers are points, the losses
+    are therefore exact.
     """
     count = min(sensitivity, INTERVALS)
-    # Python's integers, because a product of these may exceed 64 bits.
+    # These are Python's integers, because the product of two of them may exceed 64
+    # bits.
     chosen = [i * sensitivity // count for i in range(count + 1)]
     return np.array(chosen, np.float64) / sensitivity
 
 
 def _window(stddev: jax.Array, tail: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The reach r of the window, a whole number, and the size of a group.
+    """The reach r of a window of integers, and the number of integers in a group.
 
-    The noise is outside of [−r, r] with a probability of about the tail.
+    Both are whole numbers. The noise is outside of [−r, r] with a probability of about
+    `tail`. The groups divide the window into at most GROUPS parts.
     """
     sigma = jax.lax.stop_gradient(stddev)
     reach = jnp.ceil(sigma * tail_quantile(tail)) + 1
@@ -105,14 +111,17 @@ def _window(stddev: jax.Array, tail: jax.Array) -> tuple[jax.Array, jax.Array]:
 class _Groups(NamedTuple):
     """Groups of consecutive integers z, with weights e^{−z²/2σ²}.
 
+    The groups cover a window of integers around 0.
+
     Attributes:
       reach: the largest integer of the window.
       size: the number of integers in a group.
       start: the first integer of each group, f[GROUPS].
       total: the sum of weights over each group.
-      up: the part of that sum that moves to the larger loss.
-      other: the sum of weights times e^{−x} over each group, with x the loss relative
-        to the smallest loss of the group, minus the sum of weights.
+      up: the part of `total` that moves to the loss at the start of the group, the
+        larger of the losses at its two ends.
+      other: the sum of weight · (e^{−x} − 1) over each group, where x is the loss of an
+        integer minus the loss at the start of the next group.
     """
 
     reach: jax.Array
@@ -124,19 +133,22 @@ class _Groups(NamedTuple):
 
 
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
-    """The groups for losses that decrease by the slope from one integer to the next."""
+    """The groups of integers for losses that decrease by `slope` per integer.
+
+    The window leaves out about the mass `tail` of the noise.
+    """
     reach, size = _window(stddev, tail)
     start = size * np.arange(float(GROUPS)) - reach
     size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
 
     def add_integers(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The sums over groups with one more integer of each group."""
+        """The sums over groups, after one more integer is added to each group."""
         j, total, up, other = state
         z = start + j
         weight = jnp.exp(-0.5 * (z / stddev) ** 2)
         weight = jnp.where(z <= reach, weight, 0.0)
-        # `pairs`: the share of the mass that moves to the larger loss, at the start of
-        # the group.
+        # The share of the mass that moves to the larger loss, which is at the start of
+        # the group (`pairs`).
         fall = jnp.expm1(-(size - j) * slope)
         share = jnp.minimum(fall / jnp.expm1(-size * slope), 1.0)
         return j + 1, total + weight, up + weight * share, other + weight * fall
@@ -158,8 +170,8 @@ def discrete_gaussian(
 ) -> DiscreteLosses:
     """The losses of discrete Gaussian noise on the integers, shifted by a whole number.
 
-    The probability of an integer z is e^{−z²/2σ²} over the sum of these numbers. With a
-    shift by k, the loss at z is (k² − 2kz) / 2σ².
+    The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is `stddev`.
+    With a shift by k, the loss at z is (k² − 2kz) / 2σ². The shift is `sensitivity`.
     """
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)
@@ -183,11 +195,11 @@ def discrete_gaussian(
 def discrete_gaussian_groups(
     stddev: jax.Array, sensitivity: int, tail: jax.Array
 ) -> DiscreteLosses:
-    """The losses of a weaker release, which give a lower bound on δ.
+    """The losses of a post-processed discrete Gaussian mechanism, for lower bounds.
 
-    The mechanism releases an integer. The weaker release tells only which group of
-    integers contains this integer. Integers outside of the window are left out, as in
-    `merged`.
+    The mechanism releases an integer. The post-processing tells only which group of
+    integers contains this integer. Integers far from 0, which have about the mass
+    `tail`, are left out, as in `merged`.
     """
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)

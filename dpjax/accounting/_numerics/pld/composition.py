@@ -32,7 +32,11 @@ SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 def share_of(
     delta: jax.Array, all_of_them: Sequence[object], count: ArrayLike
 ) -> jax.Array:
-    """The mass that one mechanism may move to an infinite loss in each of its steps."""
+    """The mass that one mechanism may move to an infinite loss in each of its steps.
+
+    The mechanism has `count` steps, and is one of `all_of_them`. Together, all steps of
+    all mechanisms may move a small fixed share of delta.
+    """
     return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
 
 
@@ -42,7 +46,8 @@ def _compose(
 ) -> tuple[Parts, jax.Array]:
     """The discrete losses of all events with their counts, and the Gaussian variance.
 
-    The losses are truncated for a δ of about the given size or larger.
+    The losses are truncated for a δ of about the given size or larger. The variance is
+    the sum of μ² over all Gaussian mechanisms.
     """
     variance, parts = jnp.zeros(()), []
     for event, count in ((step.event, step.count) for step in steps):
@@ -56,8 +61,13 @@ def _compose(
 
 
 def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
-    """The larger of the two bounds on δ or ε, one for each order of the data sets."""
-    # Symmetric losses have one direction; broadcast them to two if others have two.
+    """The larger of the bounds on δ or ε in the two directions of the losses.
+
+    There is one direction for each order of the two data sets. `bound` computes the
+    bound from the losses in one direction.
+    """
+    # Symmetric losses have one direction. They are broadcast to two directions if other
+    # losses have two.
     directions = max(losses.lost.size for losses, _ in parts)
 
     def one(rows: list[tuple[jax.Array, ...]]) -> jax.Array:
@@ -81,12 +91,12 @@ def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
 def _check_parameters(
     core: Callable[..., jax.Array], worst: float
 ) -> Callable[..., jax.Array]:
-    """A function that checks the parameters of events before it computes δ or ε.
+    """Decorate `core` with a check of the events' parameters.
 
     Args:
       core: maps ε and the events to δ, or δ and the events to ε.
-      worst: the result for invalid parameters: 1 for δ, or inf for ε; 0 for a lower
-        bound.
+      worst: the result for invalid parameters: 1 for an upper bound on δ, inf for an
+        upper bound on ε, and 0 for a lower bound.
 
     Returns:
       A function of ε or δ and of the leaves and the structure of the events. Its result
@@ -119,7 +129,7 @@ def _check_parameters(
 def _log_delta(
     parts: Parts, variance: jax.Array, where: Tilt
 ) -> Callable[[jax.Array], jax.Array]:
-    """A function from ε to an upper bound on log δ(ε), for one tilt."""
+    """A function from ε to an upper bound on log δ(ε) of the losses, by one tilt."""
     wave = inversion.spectrum(parts, variance, where)
 
     def of(epsilon: jax.Array) -> jax.Array:
@@ -131,7 +141,7 @@ def _log_delta(
 
 
 class _Candidate(NamedTuple):
-    """The bound from one evaluation, with a tilt for an estimate of the answer.
+    """A bound on the answer, from a tilt that was chosen for an estimate of the answer.
 
     The answer is log δ for a given ε, or ε for a given δ.
 
@@ -149,10 +159,11 @@ class _Candidate(NamedTuple):
 
 
 def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candidate:
-    """The smallest bound of several evaluations, each of which proposes an estimate.
+    """The smallest of the bounds that `look` finds for a sequence of estimates.
 
-    The first evaluation uses the estimate `about`. The search ends when an evaluation
-    proposes no further estimate, or after _EVALUATIONS of them.
+    The first estimate is `about`, and each result of `look` proposes the next one. The
+    search ends when a result proposes no further estimate, or after _EVALUATIONS
+    results.
     """
     structure = jax.tree.structure(_Candidate(about, about, Tilt(*[about] * 3), about))
 
@@ -173,7 +184,7 @@ def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candi
 
 
 def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
-    """Replace losses that are too rare to matter for δ by an infinite loss.
+    """Replace losses whose mass is too small to matter for δ by an infinite loss.
 
     The replacement gives an upper bound on δ, and makes the sums of tilted masses
     smaller.
@@ -200,7 +211,10 @@ def bound_delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Arr
 
 
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """The δ(ε) of discrete losses composed with a Gaussian mechanism, μ² = variance."""
+    """An upper bound on δ(ε) of discrete losses composed with a Gaussian mechanism.
+
+    The Gaussian mechanism has μ² = variance.
+    """
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     asked = jnp.where(inside, epsilon, 1.0)
     if not parts:
@@ -241,7 +255,10 @@ def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Arr
 
 
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
-    """The ε(δ) of discrete losses composed with a Gaussian mechanism, μ² = variance."""
+    """An upper bound on ε(δ) of discrete losses composed with a Gaussian mechanism.
+
+    The Gaussian mechanism has μ² = variance.
+    """
     inside = (delta > 0) & (delta < 1)
     target = jnp.log(jnp.where(inside, delta, 0.5))
     if not parts:
@@ -279,10 +296,10 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
 def _smallest_epsilon(
     excess: Callable[[jax.Array], jax.Array], top: jax.Array
 ) -> jax.Array:
-    """Search for the smallest ε up to 3 top at which the excess is at most 0.
+    """Search for the smallest ε <= 3 top at which the function `excess` is at most 0.
 
-    The excess is at most 0 at every finite result, but the search may miss the smallest
-    such ε. The result is inf if the search finds no such ε.
+    The result is inf if the search finds no such ε. At every finite result the excess
+    is at most 0, but the search may miss the smallest such ε.
     """
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
     # opposite sign, so that the search evaluates at top first, then between 0 and top
@@ -298,8 +315,8 @@ def _smallest_epsilon(
 def _flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
     """The numbers of events and their structure, with ADD_REMOVE in place of ZERO_OUT.
 
-    Both adjacencies have the same losses. With one structure for both, they share a
-    compiled program.
+    ADD_REMOVE and ZERO_OUT have the same losses. With one structure for both, events of
+    both adjacencies share a compiled program.
     """
     same = []
     for step in steps:
@@ -315,7 +332,8 @@ def for_callers(
 ) -> Callable[[ArrayLike, Sequence[events.Repeated]], jax.Array]:
     """A bound as a function of ε or δ and of events, with numbers of any dtype.
 
-    `_check_parameters` describes the first two arguments, and `float64` the rounding.
+    `core` computes the bound in float64. `_check_parameters` describes core and worst,
+    and `float64` describes rounding.
     """
     checked = _check_parameters(core, worst)
     compiled = float64(rounding, static=("structure",), one_by_one=True)(checked)

@@ -18,8 +18,8 @@ errors are relative to δ and not to 1. If an example seldom takes part in a run
 has this property, because nearly all mass of Y is one atom at 0. The code therefore
 transforms the difference from such an atom (convolved with the Gaussian mechanism's
 loss). This difference is computed from φ − 1, with φ the characteristic function, and
-never from φ, so that errors are relative to the mass outside the atom. The atom's own
-sum over k is known.
+never from φ, so that errors are relative to the mass outside the atom. For the atom, a
+bound on the sum over k has a closed form.
 """
 
 from typing import NamedTuple
@@ -36,17 +36,19 @@ from dpjax.accounting._numerics.pld.tilt import FREQUENCIES, SIDE, Parts, Tilt
 
 
 class Spectrum(NamedTuple):
-    """The values ĝ(λ + it_j) e^{−K} without the atom, and bounds on their errors.
+    """The values ĝ(t_j) e^{−K(λ)} of composed losses, minus those of an atom at zero.
 
-    Frequency t_j is in row j // side and column j % side.
+    ĝ is the Fourier transform of g(ε) = e^{λε} δ(ε). The atom is a discrete loss of
+    zero, composed with the same Gaussian loss. Frequency t_j is in row j // side and
+    column j % side of the arrays f[side, side].
 
     Attributes:
-      tilt: the tilt, the period and the added Gaussian variance, f[] each.
-      log_mass: K(λ).
+      tilt: the tilt λ, the period and the added Gaussian variance, f[] each.
+      log_mass: K(λ), the log of E e^{λY} for the composed loss Y.
       variance: the variance of all Gaussian losses, the added one included.
       discrete: the part of K(λ) that the discrete losses contribute.
-      real, imaginary: the parts of ĝ(t_j) e^{−K}, f[side, side]. Values at t_j > 0 are
-        doubled, to count those at −t_j.
+      real, imaginary: the real and imaginary parts of ĝ(t_j) e^{−K}, f[side, side].
+        Values at t_j > 0 are doubled, to count the values at −t_j.
       error: a bound on the error of the sum of all values, f[], and the factor of |ε|
         in the part of that bound that grows with |ε|.
       scale: a bound on the relative error of e^K, f[].
@@ -65,9 +67,9 @@ class Spectrum(NamedTuple):
 
 
 class _Wave(NamedTuple):
-    """The tilted characteristic function of one mechanism, at all frequencies t_j.
+    """The tilted characteristic function φ of one mechanism, at all frequencies t_j.
 
-    φ(t) is E[e^{(λ + it)Y}] relative to E[e^{λY}], with Y the loss of one step.
+    φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], with Y the loss of one step and λ the tilt.
 
     Attributes:
       log_sum: log E[e^{λY}], f[].
@@ -83,7 +85,10 @@ class _Wave(NamedTuple):
 
 
 def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The real and imaginary parts of e^{ikα} − 1, k < count, to count roundings."""
+    """The real and imaginary parts of e^{ikα} − 1 for k = 0, ..., count − 1.
+
+    α is the angle. The parts are computed by a recursion in k, whose roundings add up.
+    """
     # cos α − 1 as −2 sin²(α/2), which does not cancel for small α.
     half = jnp.sin(angle / 2)
     x, y = -2 * half * half, jnp.sin(angle)
@@ -97,11 +102,12 @@ def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
-    """The characteristic function of one mechanism, from its losses, λ and the step.
+    """The tilted characteristic function φ of one mechanism.
 
-    Every frequency is the first frequency of its row plus an offset within the row. By
-    the addition theorem, φ − 1 at all frequencies is therefore one matrix product of
-    the values at row starts and at offsets, plus a matrix-vector product for each.
+    The argument rate is the tilt λ, and step is the distance of two frequencies. Every
+    frequency is the first frequency of its row plus an offset within the row. By the
+    addition theorem, φ − 1 at all frequencies is therefore one matrix product of the
+    values at row starts and at offsets, plus the weighted sums of both.
     """
     # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for a
     # loss near zero, so that an atom at zero costs no digits.
@@ -145,7 +151,11 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
 
 
 def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
-    """ĝ for mechanisms in one direction, each with a count, and a Gaussian variance."""
+    """The `Spectrum` of mechanisms in one direction, composed with Gaussian noise.
+
+    Each mechanism has a count, the number of its steps. The noise has the Gaussian
+    variance `variance` plus the variance that the tilt adds.
+    """
     # Sums of the logs and angles of all characteristic functions, with their errors.
     rate, step = tilt.rate, 2 * np.pi / tilt.period
     index = np.arange(float(FREQUENCIES)).reshape(SIDE, SIDE)
@@ -165,15 +175,15 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
         relative += count * wave.error / upper
         lost += count * losses.lost
         scale += count * (losses.error + 2 * losses.loss.size * ULP)
-    # e^{grow + i turn} minus the atom's share. That share is e^{−K}, with K the part of
-    # the discrete losses alone.
+    # e^{grow + i turn} minus the atom's share. That share is e^{−K}, where K is here
+    # the part of K(λ) that the discrete losses contribute.
     half = jnp.sin(turn / 2)
     others = -jnp.expm1(-discrete)
     real = jnp.expm1(grow) * jnp.cos(turn) - 2 * half * half + others
     imaginary = jnp.exp(grow) * jnp.sin(turn)
     error = jnp.exp(log_upper) * (relative + 8 * ULP * (jnp.abs(grow) + jnp.abs(turn)))
     # Multiply by the Gaussian loss's transform, divide by s (s + 1), and double the
-    # values at t > 0 to count those at −t.
+    # values at t > 0 to count the values at −t.
     phase = variance * frequency * (2 * rate + 1) / 2
     log_size = (
         -variance * frequency * frequency / 2
@@ -193,8 +203,8 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     last = step * FREQUENCIES
     tail = 4 * jnp.exp(-variance * last**2 / 2) / (step**2 * (FREQUENCIES - 1))
     real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
-    # The rounding errors of the sum itself, and below those of its angles tε. Bounds on
-    # errors are not differentiated.
+    # The rounding errors of the sum itself, and below the rounding errors of the angles
+    # tε. Bounds on errors are not differentiated.
     terms = jax.lax.stop_gradient(jnp.abs(real) + jnp.abs(imaginary))
     rounding = 4 * SIDE * ULP * jnp.sum(terms)
     return Spectrum(
@@ -214,7 +224,11 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
 
 
 def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """An upper bound on Σ_k g(ε + kL) e^{−K} for the atom with the Gaussian loss."""
+    """An upper bound on Σ_k g(ε + kL) e^{−K} for the Gaussian loss alone.
+
+    This loss is the atom at zero that a `Spectrum` omits, composed with the Gaussian
+    loss. g(ε) is e^{λε} δ(ε), and λ and L are the rate and the period of the tilt.
+    """
     rate, period = wave.tilt.rate, wave.tilt.period
     deviation = jnp.sqrt(wave.variance)
     at = epsilon + period * np.arange(3.0)
@@ -237,7 +251,10 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Σ_j ĝ(t_j) e^{it_j ε − K} without the atom, and a bound on the sum's error."""
+    """The sum Σ_j ĝ(t_j) e^{it_j ε − K} over a `Spectrum`, and a bound on its error.
+
+    The sum divided by the period is the inverse Fourier transform at ε.
+    """
     period = wave.tilt.period
     # The addition theorem gives cos and sin of t_j ε from 2 side values, not side².
     near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
@@ -250,7 +267,10 @@ def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """The log of an upper bound on δ(ε), at most the bound of Markov's inequality."""
+    """An upper bound on log δ(ε) from a `Spectrum`.
+
+    The bound is at most the bound by Markov's inequality.
+    """
     rate, period = wave.tilt.rate, wave.tilt.period
     total, error = sum_waves(wave, epsilon)
     total = (total + error) / period + _atom(wave, epsilon)
@@ -264,13 +284,14 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for events without a Gaussian mechanism.
+    """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for mechanisms i without Gaussian noise.
 
-    The result is below this value if the largest sum of losses is at most slightly
-    above ε. The bound treats each of the Σ_i T_i steps separately, and is exact for a
-    single step. The bound is also nearly exact at ε = 0 for many steps whose privacy
-    loss is seldom positive. For such steps the bound by inversion is loose, because
-    inversion adds a Gaussian mechanism. With Gaussian variance the result is infinite.
+    Mechanism i has T_i steps, and δ_i is the δ of one of them. The bound treats each of
+    the Σ_i T_i steps separately, and is exact for a single step. The bound is also
+    nearly exact at ε = 0 for many steps whose privacy loss is seldom positive. For such
+    steps the bound by inversion is loose, because inversion adds a Gaussian mechanism.
+    If the largest sum of losses is at most slightly above ε, the result is a smaller
+    bound. With Gaussian variance the result is infinite.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)

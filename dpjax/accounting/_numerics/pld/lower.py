@@ -1,14 +1,16 @@
 """Lower bounds on δ(ε) and ε(δ) of composed events, for numbers that are not traced.
 
-The losses are those of `merged`. Let Y be their sum, with all Gaussian mechanisms, and
-f(y) = (1 − e^{ε − y})₊, so that δ(ε) = E f(Y). The inversion adds a Gaussian loss G ~
-N(v/2, v) to Y. Because f increases, f(Y) is at least f(Y + G − c) wherever G <= c:
+The losses of the events are the losses of `merged`. Let Y be their sum, with all
+Gaussian mechanisms, and f(y) = (1 − e^{ε − y})₊, so that δ(ε) = E f(Y). The inversion
+adds a Gaussian loss G ~ N(v/2, v) to Y. Because f increases, f(Y) is at least
+f(Y + G − c) wherever G <= c:
 
     δ(ε) >= E f(Y + G − c) − E[f(Y + G − c); G > c].
 
 The first term is δ(ε + c) of Y + G. `inversion` computes this term up to a bound on its
 error and up to the terms at ε + c + kL of Poisson's summation. Markov's inequality with
-rate λ bounds the second term, and the terms of the summation with other rates.
+rate λ bounds the second term. Markov's inequality with other rates bounds the terms of
+the summation.
 """
 
 from collections.abc import Sequence
@@ -37,11 +39,11 @@ _MARGIN = 1e-9
 
 
 def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """The log of δ(ε) of a Gaussian mechanism with μ² = variance, rounded down."""
+    """A lower bound on log δ(ε) of a Gaussian mechanism with μ² = variance."""
     some = variance > 0
     mu = jnp.sqrt(jnp.where(some, variance, 1.0))
     upper = gaussian.log_delta(mu, epsilon)
-    # Twice a bound on the error that `log_delta` adds.
+    # The error is at least twice the bound that `log_delta` adds.
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     error = 64 + jnp.abs(upper) + 2 * jnp.abs(jnp.log(mu))
     error = 4 * ULP * (error + 4 * (2 + jnp.abs(a)) * (2 + b))
@@ -49,7 +51,7 @@ def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 
 def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
-    """The largest δ(ε) of one of the steps alone, rounded down."""
+    """A lower bound on the largest δ(ε) that one of the steps has alone."""
     largest = jnp.zeros(())
     for losses, count in parts:
         over = -jnp.expm1(jnp.minimum(epsilon - losses.loss, 0.0))
@@ -62,7 +64,11 @@ def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
 def _other_terms(
     cumulants: Cumulants, where: Tilt, log_mass: jax.Array, at: jax.Array
 ) -> jax.Array:
-    """A bound on Σ g(ε + kL) e^{−K} over all k but 0, by Markov's inequality."""
+    """A bound on Σ g(ε + kL) e^{−K} over all k but 0, by Markov's inequality.
+
+    These are the terms that Poisson's summation adds to g(ε) = e^{λε} δ(ε). The tilt
+    `where` has λ and the period L, log_mass is K(λ), and ε is `at`.
+    """
     rate, period, added = where
     rates = jnp.asarray(TILTS)
     total = cumulants.log_mass + added * (rates * rates + rates) / 2 - log_mass
@@ -79,7 +85,10 @@ def _other_terms(
 
 
 def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Array]):
-    """A function from ε to a lower bound on δ(ε), with a tilt for an (ε, log δ)."""
+    """A function from ε to a lower bound on δ(ε) of composed losses.
+
+    The pair `about` has an ε and its estimated log δ(ε), for which the tilt is chosen.
+    """
 
     def simple(epsilon: jax.Array) -> jax.Array:
         gauss = jnp.exp(_log_gaussian(variance, epsilon))
@@ -93,7 +102,8 @@ def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Arr
     rate, added = where.rate, where.variance
     markov = tilt.log_markov(rate)
     # The second term is e^{K − λ(ε + c)} times the maximum of Markov's inequality and
-    # Φ(−z), with c = v/2 + λv + z√v. It shall be small beside δ.
+    # times Φ(−z), with c = v/2 + λv + z√v. z is chosen such that this term is small
+    # compared with δ.
     epsilon, log_delta = about
     room = log_delta - wave.log_mass + rate * epsilon - markov
     z = jnp.sqrt(2 * (_SMALL + jnp.maximum(-room, 0.0)))
@@ -111,7 +121,7 @@ def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Arr
         total = total / where.period + atom
         total = total - less * (1 + _MARGIN) - ULP * 64 * (jnp.abs(total) + atom)
         exponent = wave.log_mass - rate * at - wave.scale - ULP * (64 + 8 * size)
-        # NaN, from losses beyond all numbers, is no bound.
+        # NaN is no bound. It occurs if losses overflow.
         found = jnp.exp(jnp.log(jnp.maximum(total, SMALL)) + exponent)
         found = jnp.where(total > 0, found, 0.0)
         return jnp.maximum(jnp.where(jnp.isnan(found), 0.0, found), simple(epsilon))
@@ -122,10 +132,11 @@ def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Arr
 def _compose(
     steps: Sequence[events.Repeated], delta: jax.Array
 ) -> tuple[Parts, jax.Array, jax.Array, jax.Array]:
-    """Losses with their counts, Gaussian variance, P[infinite loss], total variation.
+    """The losses and numbers that determine the lower bounds for composed events.
 
-    The total variation bounds the distance between the events' composition and the
-    composition of the returned losses.
+    The result has the discrete losses with their counts, the Gaussian variance, the
+    probability of an infinite loss, and a total variation distance. The events'
+    composition is within this distance of the composition of the returned losses.
     """
     parts, (variance, finite, distance) = [], jnp.zeros(3)
     for event, count in ((step.event, step.count) for step in steps):
@@ -148,7 +159,12 @@ def _compose(
 def _with_infinite_losses(
     of: Any, lost: jax.Array, distance: jax.Array, epsilon: jax.Array
 ):
-    """The bound with infinite losses, for a mechanism within a total variation."""
+    """A lower bound on δ(ε) from a bound for finite losses and from two corrections.
+
+    `of` bounds the δ(ε) of finite losses, and `lost` is the probability of an infinite
+    loss. The mechanism is within the total variation `distance` of the one with these
+    losses.
+    """
     far = (1 + jnp.exp(jnp.minimum(epsilon, 700.0))) * distance * (1 + _MARGIN)
     return (of(epsilon) + lost) * (1 - _MARGIN) - far
 

@@ -18,12 +18,12 @@ WEIGHTS_TOLERANCE = 1e-6
 
 
 class Domain(NamedTuple):
-    """Conditions on the numbers of an event.
+    """Conditions on the numbers of an event, which may be traced.
 
     Attributes:
       allowed: whether the numbers describe a mechanism.
       silent: whether the mechanism releases nothing.
-      private: whether its losses are finite, unless it is silent.
+      private: whether the privacy losses of a mechanism that is not silent are finite.
     """
 
     allowed: jax.Array
@@ -32,7 +32,7 @@ class Domain(NamedTuple):
 
 
 def _of_loss(x: ArrayLike) -> Domain:
-    """The domain of a bound on privacy loss, such as μ or ε."""
+    """The `Domain` of a bound on privacy loss, such as μ or ε."""
     x = jnp.asarray(x)
     return Domain(x >= 0, x == 0, x < jnp.inf)
 
@@ -46,12 +46,12 @@ def _of_rate(x: jax.Array) -> Domain:
 
 
 def _both(x: Domain, y: Domain) -> Domain:
-    """The domain of two numbers, each of which may make the mechanism silent."""
+    """The `Domain` of two numbers, each of which may make the mechanism silent."""
     return Domain(x.allowed & y.allowed, x.silent | y.silent, x.private & y.private)
 
 
 def _poisson(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
-    """The losses of a step whose batch holds its whole Poisson sample."""
+    """The losses of a Poisson-sampled step whose batch holds the whole sample."""
     replace = event.adjacency is Adjacency.REPLACE
     pair = pairs.poisson_replace if replace else pairs.poisson
     return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
@@ -156,7 +156,7 @@ _HARMLESS = {
 
 
 def domain(event: Any) -> Domain:
-    """The domain of an event's numbers."""
+    """The `Domain` of an event's numbers."""
     if type(event) in _DOMAINS:
         return _DOMAINS[type(event)](event)
     domains = (
@@ -168,7 +168,7 @@ def domain(event: Any) -> Domain:
 
 
 def replace_unless(usable: jax.Array, event: Any) -> Any:
-    """The event, with harmless numbers in place of its own if these are not usable."""
+    """The event, with all its numbers replaced by harmless ones if usable is false."""
     changes = {
         name: jax.tree.map(
             lambda x, value=value: jnp.where(usable, x, value), getattr(event, name)
@@ -180,5 +180,8 @@ def replace_unless(usable: jax.Array, event: Any) -> Any:
 
 
 def finite_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
-    """The discrete losses of an event that is not `events.Gaussian`."""
+    """The discrete losses of an event that is not `events.Gaussian`.
+
+    About the mass `tail` may move to an infinite loss.
+    """
     return _LOSSES[type(event)](event, tail)

@@ -64,7 +64,7 @@ def _mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
 
 
 def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
-    """The losses of one coordinate, with cells between the two ends of the change."""
+    """The losses of Laplace noise on a number, with cells between 0 and the shift."""
     epsilon, points = 1 / jnp.asarray(event.scale), atoms.even_points()
     # The outcomes from y to y + h have the mass e^{−y} (1 − e^{−h}) / 2, and the loss
     # at their middle. The outcomes beyond 0 and ε have the losses ±ε.
@@ -78,7 +78,7 @@ def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
 
 
 def _discrete_laplace(event: events.DiscreteLaplace, tail: jax.Array) -> DiscreteLosses:
-    """The losses of one integer, with groups of integers between 0 and the change."""
+    """The losses of discrete Laplace noise, with groups of integers up to the shift."""
     k = max(event.sensitivity, 1)
     ratio = jnp.exp(-1 / jnp.asarray(event.scale))
     edges = np.round(atoms.integer_points(k) * k)
@@ -101,8 +101,8 @@ _MERGED: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
     events.PoissonGaussian: _sampled,
     # A batch that does not overflow is a Poisson sample. `lower` subtracts the rest.
     events.TruncatedPoissonGaussian: _sampled,
-    # All other examples contribute the opposite of the given one, which then moves the
-    # sum by two clip norms if it takes part.
+    # If all other examples contribute the opposite of the given example, the given
+    # example moves the sum by two clip norms if it takes part.
     events.FixedSizeGaussian: lambda event, tail: _poisson(
         event.mu, event.sampling_rate, tail
     ),
@@ -125,7 +125,7 @@ def has_losses(event: Any) -> bool:
 
 
 def finite_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """Losses of an event that is not `events.Gaussian`, rounded down."""
+    """The losses of an event that is not `events.Gaussian`, rounded down."""
     losses = _MERGED[type(event)](event, tail)
     # A loss is the log of a ratio of two masses, each with a relative error.
     loss = losses.loss - 4 * losses.error * (1 + jnp.abs(losses.loss))

@@ -23,7 +23,10 @@ _DIRECT = 40.0
 
 
 def _log_mixture(v: jax.Array, weight: jax.Array) -> jax.Array:
-    """Log Σ w_i e^{v_i} over the first axis, precise for values near zero as well."""
+    """The logarithm of Σ_i w_i e^{v_i} over the first axis, precise even near zero.
+
+    The weights w_i add up to one.
+    """
     # Where the sum is near one, log1p of Σ w_i (e^{v_i} − 1) is precise, because the
     # weights add up to one. Elsewhere the logarithm is not small, and the largest term
     # is taken out of the sum.
@@ -39,9 +42,9 @@ def _log_mixture(v: jax.Array, weight: jax.Array) -> jax.Array:
 def split(
     means: Sequence[jax.Array], weights: Sequence[jax.Array], tail: jax.Array
 ) -> tuple[pairs.Cells, jax.Array, jax.Array]:
-    """The cells of a mixture of N(μ_i, 1) against N(0, 1), and the range of outcomes.
+    """The cells of Σ w_i N(μ_i, 1) against N(0, 1), and the ends of the cells' range.
 
-    Each mass that the truncation to this range cuts off is at most about `tail`.
+    Each of the masses beyond an end of the range is at most about `tail`.
     """
     count = pairs.INTERVALS
     mean, weight = jnp.stack(means), jnp.stack(weights)
@@ -58,7 +61,8 @@ def split(
     share = jnp.exp(jnp.log(weight)[:, None] + v - loss[None])[:, :-1]
     nodes = np.append(pairs.NODES, [[1.0]], axis=0)
     grown, mass, at = 0.0, 0.0, ends[None, :-1] + width * pairs.NODES
-    # One component after the other: an array of all would be m times as large.
+    # The loop adds one component after the other, since an array of all components
+    # would be m times as large.
     for i in range(len(means)):
         grown += share[i][None] * jnp.expm1(mean[i] * width * nodes)
         mass += weight[i] * pairs.phi(at - mean[i])
@@ -70,7 +74,10 @@ def split(
 
 
 def normalise(weights: Sequence[jax.Array]) -> list[jax.Array]:
-    """The weights over their sum, raised to at least SMALL to have finite logs."""
+    """The weights divided by their sum, which are positive.
+
+    Each weight is first raised to at least SMALL, so that its log is finite.
+    """
     total = sum(weights, jnp.zeros(()))
     raised = [jax.lax.stop_gradient(jnp.maximum(w, SMALL) - w) + w for w in weights]
     return [w / total for w in raised]

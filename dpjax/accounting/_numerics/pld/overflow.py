@@ -46,7 +46,10 @@ def _stirling(n: jax.Array) -> jax.Array:
 
 
 def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
-    """The log of P[Binomial(n, q) = k], 1 <= k <= n. Reference: Loader (2000)."""
+    """The log of P[Binomial(n, q) = k] for 1 <= k <= n, where q is the rate.
+
+    Reference: Loader (2000).
+    """
 
     def deviance(x: jax.Array, mean: jax.Array) -> jax.Array:
         # x log(x / mean) + mean − x. Near the mean, log1p avoids the cancellation.
@@ -72,9 +75,9 @@ def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     """P[Binomial(n, q) >= k] for k >= (n + 1) q, with a small relative error.
 
-    This probability is k P[Binomial(n, q) = k] times the integral over t > 0 of
-    exp(−kt) ((1 − q e⁻ᵗ) / (1 − q))^(n − k). The log of that integrand is concave and
-    decreasing.
+    q is the rate. The probability is k P[Binomial(n, q) = k] times the integral over
+    t > 0 of exp(−kt) ((1 − q e⁻ᵗ) / (1 − q))^(n − k). The log of that integrand is
+    concave and decreasing.
     """
     odds = rate / (1 - rate)
 
@@ -93,7 +96,10 @@ def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 
 
 def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
-    """P[Binomial(n, q) >= k], f[], for integers k, n >= 1; relative error _ERROR."""
+    """P[Binomial(n, q) >= k], f[], for integers k, n >= 1 and the rate q.
+
+    The relative error is at most _ERROR for probabilities above 1e-300.
+    """
     inside = (k <= n) & (rate > 0) & (rate < 1)
     certain = (k <= n) & (rate >= 1)
     k, n, rate = (jnp.where(inside, x, y) for x, y in ((k, 1.0), (n, 2.0), (rate, 0.5)))
@@ -117,13 +123,13 @@ def with_overflow(
     """The losses of a step whose batch may overflow, from the losses without overflow.
 
     Whether the other examples fill the batch does not depend on the given example, so
-    that the bound may assume that the attacker knows it. Let p be the probability that
-    the given example is in a batch that overflows. If p is at most `tail`, the mass
-    that each step may move to an infinite loss, the bound replaces the loss by an
-    infinite loss with probability p. This gives an upper bound: a full batch without
-    the example reveals nothing about the example, and a step without overflow reveals
-    at least as much. If max_batch_size is at least num_examples, no mass moves to an
-    infinite loss.
+    that the bound may assume that the attacker knows whether they do. Let p be the
+    probability that the given example is in a batch that overflows. If p is at most
+    `tail`, the mass that each step may move to an infinite loss, the bound replaces the
+    loss by an infinite loss with probability p. This gives an upper bound: a full batch
+    without the example reveals nothing about the example, and a step without overflow
+    reveals at least as much. If max_batch_size is at least num_examples, no mass moves
+    to an infinite loss.
 
     Args:
       pair: the losses of the Poisson-sampled step without overflow.

@@ -35,6 +35,9 @@ NODES, WEIGHTS = (NODES[:, None] + 1) / 2, WEIGHTS[:, None] / 2
 class DiscreteLosses(NamedTuple):
     """Privacy losses of one mechanism, in one direction or two.
 
+    A direction is an order of the two output distributions. The loss is the log of the
+    first distribution's mass over the second distribution's mass.
+
     Attributes:
       loss: m losses in each of d directions, f[d, m].
       log_mass: the log of the first distribution's mass on each loss, f[d, m].
@@ -49,7 +52,10 @@ class DiscreteLosses(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Two ways to move the mass of m cells: to the ends of each cell, or to one loss.
+    """The masses of a pair (P, Q) in m cells of outcomes, in two alternative forms.
+
+    All mass of a cell moves either to the two ends of the cell, or to one loss per
+    cell.
 
     Attributes:
       loss: the losses at the ends of cells, increasing, f[m + 1].
@@ -67,12 +73,12 @@ class Cells(NamedTuple):
 
 
 def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
-    """N(v), precise up to rounding for rates and v of all sizes."""
-    # log(1 + q (e^v − 1)) is precise unless its argument is near 0. Where that is so,
-    # and where e^v or a derivative could overflow, logaddexp gives
-    # log((1 − q) + q e^v). That sum is far from 1 unless q is tiny, and if q is tiny
-    # the larger term is precise. Each form gets values of v from its own range alone,
-    # by jnp.where: jnp.clip has half a derivative at its ends.
+    """The log ratio N(v) = log(1 − q + q e^v), precise for all rates q and all v."""
+    # log(1 + q (e^v − 1)) is precise unless the argument of the log is near 0. Where
+    # this argument is near 0, and where e^v or a derivative could overflow, logaddexp
+    # gives log((1 − q) + q e^v). That sum is far from 1 unless q is tiny, and if q is
+    # tiny the larger term is precise. Each form gets values of v from its own range
+    # alone, by jnp.where, because jnp.clip has half a derivative at its ends.
     direct = (v > -1) & (v <= _DIRECT)
     near = jnp.log1p(rate * jnp.expm1(jnp.where(direct, v, 1.0)))
     mixed = rate < 1
@@ -94,10 +100,11 @@ def raise_rate(rate: jax.Array) -> jax.Array:
 def split(
     mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array, *, count, mirror
 ) -> Cells:
-    """The cells between count + 1 evenly spaced points from start to stop.
+    """The cells between count + 1 evenly spaced outcomes from start to stop.
 
-    P is (1 − q) N(0, 1) + q N(μ, 1). If mirror is true, Q is the reflection of P at
-    zero; otherwise Q is N(0, 1).
+    The cells are for the pair (P, Q) with P = (1 − q) N(0, 1) + q N(μ, 1), where q is
+    the rate. If mirror is true, Q is the reflection of P at zero; otherwise Q is
+    N(0, 1).
     """
     width = (stop - start) / count
     ends = start + width * np.arange(count + 1.0)
@@ -117,10 +124,9 @@ def split(
         loss = loss - away
 
     def climb(step: jax.Array) -> jax.Array:
-        """The difference between the loss at μz + step and at μz.
+        """The growth of the loss when μz grows by `step`.
 
-        z is the start of the interval. This form does not subtract nearly equal
-        numbers.
+        z is the start of each cell. This form does not subtract nearly equal numbers.
         """
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
@@ -139,7 +145,7 @@ def divide_masses(
     mass: jax.Array,
     sharp: jax.Array,
 ) -> Cells:
-    """The cells of a line of outcomes, from nodes of Gauss's rule within each cell.
+    """The `Cells` of outcomes, from the losses and masses at nodes of Gauss's rule.
 
     Args:
       loss: the losses at the ends of cells, f[m + 1].
@@ -158,7 +164,8 @@ def divide_masses(
     up = jnp.where(moves, jnp.minimum(up, 1.0), 1.0)
     upper, lower = jnp.sum(mass * up, axis=0), jnp.sum(mass * (1 - up), axis=0)
     masses = jnp.pad(upper, (1, 0)) + jnp.pad(lower, (0, 1))
-    # Q's mass in a cell is the sum of P's times e^{−x}, relative to the lower end.
+    # Q's mass in a cell is the sum of P's masses times e^{−x}, with x relative to the
+    # loss at the lower end.
     total = jnp.sum(mass, axis=0)
     kept = jnp.where(total > 0, total, 1.0)
     shrunk = jnp.sum(mass * jnp.expm1(-inner), axis=0) / kept
@@ -178,10 +185,10 @@ def tail_quantile(tail: jax.Array) -> jax.Array:
 
 
 def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
-    """The two points beyond which about the mass tail may be truncated, f[2].
+    """The outcomes below and above which about the mass `tail` may be truncated, f[2].
 
-    N(0, 1) has about this mass below the first point. The mixture
-    (1 − q) N(0, 1) + q N(μ, 1) has about this mass above the second point.
+    N(0, 1) has about this mass below the first outcome. The mixture (1 − q) N(0, 1) + q
+    N(μ, 1) has about this mass above the second outcome.
     """
     mu, rate = jax.lax.stop_gradient((mu, rate))
     idle, touched = tail_quantile(tail / jnp.stack([jnp.ones_like(rate), rate]))
@@ -191,9 +198,10 @@ def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
 def _truncated_masses(
     mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array
 ):
-    """The truncated masses: the mixture's above stop and below start, then N(0, 1)'s.
+    """The masses of a mixture and of N(0, 1) above stop and below start.
 
-    The mixture is (1 − q) N(0, 1) + q N(μ, 1).
+    The four results are the masses of (1 − q) N(0, 1) + q N(μ, 1) above stop and below
+    start, and then the masses of N(0, 1) above stop and below start.
     """
     # One call of ndtr for all masses: special functions are slow to compile.
     masses = ndtr(jnp.stack([-stop, mu - stop, start, start - mu]))
@@ -211,14 +219,18 @@ def _log(mass: jax.Array) -> jax.Array:
 
 
 def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    """The losses of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions."""
+    """The losses of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions.
+
+    About the mass `tail` is truncated at each end of the outcomes.
+    """
     rate = raise_rate(rate)
     start, stop = find_ends(mu, rate, tail)
     cells = split(mu, rate, start, stop, count=INTERVALS, mirror=False)
     # The truncated mass at large losses gets an infinite loss. The truncated mass at
-    # small losses gets the smallest loss of the grid, which is at least its own.
-    # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the
-    # pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
+    # small losses gets the smallest loss of the grid, which is at least the loss of the
+    # truncated mass. Zhu, Dong and Wang (2022), Theorem 11,
+    # https://arxiv.org/abs/2106.08567: the pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0,
+    # 1), in both directions.
     above, below, idle_above, idle_below = _truncated_masses(mu, rate, start, stop)
     return both_directions(cells, above, below, idle_above, idle_below)
 
@@ -230,7 +242,7 @@ def both_directions(
     idle_above: jax.Array,
     idle_below: jax.Array,
 ) -> DiscreteLosses:
-    """The losses of P against Q and of Q against P, with the truncated masses of both.
+    """The losses of P against Q and of Q against P, with their truncated masses.
 
     Args:
       cells: the cells of outcomes that are not truncated.
@@ -253,7 +265,8 @@ def both_directions(
 def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     """The losses of (1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1).
 
-    The pair is its own mirror image, so that both directions have the same losses.
+    Each of the two distributions is the mirror image of the other, so that both
+    directions have the same losses.
     """
     rate = raise_rate(rate)
     _, stop = find_ends(mu, rate, tail)

@@ -29,12 +29,12 @@ Parts = Sequence[
 
 
 class Tilt(NamedTuple):
-    """The parameters of the inversion integral.
+    """The parameters of the inversion integral, f[] each.
 
     Attributes:
       rate: λ, the real part of the integration line.
       period: L; frequencies are multiples of 2π/L.
-      variance: the Gaussian variance to add.
+      variance: the Gaussian variance that is added to the composed loss.
     """
 
     rate: jax.Array
@@ -43,14 +43,16 @@ class Tilt(NamedTuple):
 
 
 class Cumulants(NamedTuple):
-    """The cumulants of the composed loss at each λ in TILTS, f[80] each.
+    """The cumulants of the composed loss Y at each λ in TILTS, f[80] each.
+
+    K(λ) is log E e^{λY}. The tilted loss has the density of Y times e^{λY − K(λ)}.
 
     Attributes:
       log_mass: K(λ).
       mean: K′(λ), the mean of the tilted loss.
       variance: K″(λ), the variance of the tilted loss.
-      log_touched: the log of e^K Σ E[min(1, (1 + λ)|loss|)], to which rounding errors
-        are relative.
+      log_touched: the log of e^K Σ E[min(1, (1 + λ)|loss|)], a sum over all steps, to
+        which rounding errors are relative.
     """
 
     log_mass: jax.Array
@@ -60,29 +62,30 @@ class Cumulants(NamedTuple):
 
 
 def log_sum(losses: DiscreteLosses, rate: jax.Array) -> jax.Array:
-    """The log of Σ mass e^{λ loss}, summed over the last axis."""
+    """The log of Σ mass e^{λ loss}, summed over the last axis; λ is the rate."""
     exponent = losses.log_mass + rate * losses.loss
     top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
     return jnp.log(jnp.sum(jnp.exp(exponent - top), axis=-1)) + top[..., 0]
 
 
 def log_markov(rate: jax.Array) -> jax.Array:
-    """The log of the maximum of (1 − e^{−y}) e^{−λy} over y.
+    """The log of the maximum of (1 − e^{−y}) e^{−λy} over y, where λ is the rate.
 
-    This maximum times E[e^{λ(Y−ε)}] is an upper bound on δ(ε), by Markov's inequality.
+    This maximum times E[e^{λ(Y−ε)}] is an upper bound on the δ(ε) of a privacy loss Y,
+    by Markov's inequality.
     """
     return -rate * jnp.log1p(1 / rate) - jnp.log1p(rate)
 
 
 def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
-    """The `Cumulants` at each λ in TILTS, of losses with a Gaussian variance."""
+    """The `Cumulants` of losses composed with a Gaussian mechanism, μ² = variance."""
     rates = jnp.asarray(TILTS)
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
     spread, touched = jnp.full_like(rates, variance), jnp.zeros_like(rates)
     for losses, count in parts:
         # A row for each rate.
         rate, loss, mass = rates[:, None], losses.loss[None], losses.log_mass[None]
-        # As `log_sum`; the tilted masses are computed once for all sums.
+        # As in `log_sum`, but the tilted masses are computed once for all sums.
         exponent = mass + rate * loss
         top = jnp.max(exponent, axis=1)
         weight = jnp.exp(exponent - top[:, None])
@@ -99,9 +102,10 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
 
 
 def _log_share(cumulants: Cumulants) -> jax.Array:
-    """An estimate of log E[e^{−λX} (1 − e^{−X})₊] for a Gaussian X with mean zero.
+    """An estimate of log E[e^{−λX} (1 − e^{−X})₊] for a Gaussian X, at each λ in TILTS.
 
-    This expectation is a difference of two Mills' ratios, each about 1 / (x + 0.8).
+    X has mean zero and the variance of the tilted loss. The expectation is a difference
+    of two Mills' ratios, each about 1 / (x + 0.8).
     """
     rates, deviation = jnp.asarray(TILTS), jnp.sqrt(cumulants.variance) + SMALL
     share = (rates * deviation + 0.8) * ((1 + rates) * deviation + 0.8)
@@ -117,7 +121,7 @@ def _minimum(values: jax.Array) -> jax.Array:
 def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
     """For each array of values, its entry at the position where `key` is smallest.
 
-    In a tie, the largest such entry of each array.
+    In a tie, the result for an array is the largest of its entries at these positions.
     """
     best = (key <= _minimum(key))[None]
     chosen = jnp.where(best, jnp.stack(values), -jnp.inf)
@@ -125,7 +129,10 @@ def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
 
 
 def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
-    """An estimate of ε(δ), from the parabola of K at the most suitable rate."""
+    """An estimate of ε(δ), from a quadratic approximation of K at a suitable rate.
+
+    K(λ) is the log of E e^{λY} for the composed loss Y.
+    """
     log_mass, mean, variance, _ = cumulants
     rates, variance = jnp.asarray(TILTS), variance + SMALL
     excess = log_mass - rates * mean + _log_share(cumulants) - log_delta
@@ -136,14 +143,17 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 
 
 def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
-    """The bound on ε(δ) of Markov's inequality, if no loss is infinite."""
+    """The upper bound on ε(δ) by Markov's inequality, valid if no loss is infinite."""
     rates = jnp.asarray(TILTS)
     exponent = cumulants.log_mass + log_markov(rates) - log_delta
     return jnp.maximum(_minimum(exponent / rates), 0.0)
 
 
 def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
-    """An estimate of log δ(ε), from the parabola of K at the most suitable rate."""
+    """An estimate of log δ(ε), from a quadratic approximation of K at a suitable rate.
+
+    K(λ) is the log of E e^{λY} for the composed loss Y.
+    """
     log_mass, mean, variance, _ = cumulants
     rates = jnp.asarray(TILTS)
     far = (epsilon - mean) ** 2 / (2 * (variance + SMALL))
@@ -159,7 +169,7 @@ def choose(
     epsilon: jax.Array,
     log_delta: jax.Array,
 ) -> Tilt:
-    """The tilt of least cost for an ε at which δ(ε) is about δ."""
+    """The tilt that loosens the bound least, for an ε and an estimate of log δ(ε)."""
     rates, total = jnp.asarray(TILTS), cumulants.log_mass
     # −log of an error that is negligible, relative to e^K.
     small = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)
