@@ -62,13 +62,13 @@ class Plan(RunParameters):
 
     @classmethod
     def of(cls, run: RunParameters, comparison: Comparison | None = None) -> "Plan":
-        """A plan with the numbers of run, and with its comparison if there is one."""
+        """Make a plan from the numbers of a run, and from a comparison if there is one."""
         names = [field.name for field in dataclasses.fields(RunParameters)]
         return cls(**{x: getattr(run, x) for x in names}, comparison=comparison)
 
     @property
     def mechanism(self) -> Mechanism:
-        """The sampling mechanism: how examples are drawn, and at which privacy cost."""
+        """The mechanism that draws the examples and gives the run's privacy event."""
         return mechanism_of(self)
 
     @property
@@ -109,7 +109,8 @@ class Plan(RunParameters):
           `Examples` with leading axes m = max_batch_size.
 
         Raises:
-          ValueError: data does not have num_examples examples, or as for `batch`.
+          ValueError: data does not have num_examples examples; step is out of range,
+            as for `batch`.
         """
         loader.check(data, self)
         examples = loader.take_examples(users.by_position(data), self.batch(step, key))

@@ -61,11 +61,11 @@ def resolve_strategy(
 def _best(
     run: RunParameters, mechanism: Mechanism, workload: Workload
 ) -> tuple[Strategy, _amplified.Start | None]:
-    """The best strategy for a workload, and a start for the search for its noise.
+    """Find the best strategy for a workload, and estimate its noise multiplier.
 
-    For batches in order, the strategy is the best with one stored vector, and the start
-    is None. For random batches, the strategy is the best that `strategies.amplified`
-    finds.
+    For batches in order, the strategy is the best with one stored vector, and the
+    estimate is None. For random batches, the strategy is the best that
+    `strategies.amplified` finds, and the estimate is None for independent noise.
     """
     sizes: dict[str, Any] = {
         "num_steps": run.num_steps,

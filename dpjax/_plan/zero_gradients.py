@@ -74,14 +74,14 @@ def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
 
 
 class _Terms:
-    """A symbolic evaluator with a table of names for a jaxpr and all that it calls."""
+    """A symbolic evaluator of jaxprs, with one table of names for all inner jaxprs."""
 
     def __init__(self) -> None:
         self._names: dict[Hashable, int] = {}
         self._unique = itertools.count()
 
     def new(self) -> Unknown:
-        """The term of an array with unknown entries, with a name that is new."""
+        """Return the term of an unknown array, under a name that no other array has."""
         return self._look_up(("new", next(self._unique)))
 
     def _look_up(self, made: Hashable) -> Unknown:
