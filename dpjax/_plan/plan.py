@@ -62,7 +62,7 @@ class Plan(RunParameters):
 
     @classmethod
     def of(cls, run: RunParameters, comparison: Comparison | None = None) -> "Plan":
-        """Make a plan from the numbers of a run, and from a comparison if there is one."""
+        """Make a plan from a run's numbers, and from a comparison if there is one."""
         names = [field.name for field in dataclasses.fields(RunParameters)]
         return cls(**{x: getattr(run, x) for x in names}, comparison=comparison)
 

@@ -101,7 +101,7 @@ class Loss:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The loss's part of an `iteration.Setting`: convex, without clipping."""
+        """The facts about this loss for an `iteration.Setting` without clipping."""
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,
