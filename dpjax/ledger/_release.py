@@ -239,7 +239,7 @@ def other(
 
 
 def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
-    """Append the entry that `make` returns for the existing entries, if any.
+    """Append the entry that `make` returns for the existing entries, unless it is None.
 
     The first process appends the entry. The file is locked while `make` runs.
     """
