@@ -249,7 +249,7 @@ class Budget:
             return composition.epsilon(events, self.delta) if events else 0.0
 
     def _used(self, event: Event, slack: float | None) -> float:
-        """The μ of an event; with fixed composition, that of all draws and the event."""
+        """The μ of an event; with fixed composition, of all draws and the event."""
         if self.composition == "adaptive":
             return composition.gaussian_bound(event, self._slack_of_draw(slack)).mu
         with scope():
@@ -260,7 +260,7 @@ class Budget:
         return self.left.slack / 2 if slack is None else slack
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:
-        """Return the cost of an event to an adaptive budget; raise if it is too much."""
+        """Return an event's cost to an adaptive budget; raise if too little is left."""
         squares, probability = self._spent
         given = self._slack_of_draw(slack)
         cost = composition.gaussian_bound(event, given)

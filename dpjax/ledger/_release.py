@@ -96,7 +96,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder, "ledger.jsonl")
       ...     run = release(path, plan, run)
-      ...     run = release(path, plan, run)  # the same once more
+      ...     run = release(path, plan, run)  # the same parameters again
       ...     print(len(dpjax.ledger.read(path).entries))
       1
     """
