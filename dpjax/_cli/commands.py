@@ -75,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command of `python -m dpjax`.
 
     Args:
       argv: the arguments after `python -m dpjax`; None for those of this process.

@@ -137,7 +137,7 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
 
 
 def error(plan: RunParameters, workload: Workload) -> float:
-    """Return the root mean square, over steps, of the noise in a plan's workload.
+    """Return the root mean square, over steps, of the noise in a workload's outputs.
 
     The unit is the clip norm. For T steps, the workload A, the strategy C and the noise
     multiplier σ, the value is σ ‖A C⁻¹‖_F / (√T · expected batch size).

@@ -96,11 +96,11 @@ class RunGuarantee:
         return None if mu is None else float(np.asarray(mu))
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
+        """The ε of the guarantee at a δ in (0, 1), rounded up."""
         return self.profile.epsilon(delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
+        """The δ of the guarantee at an ε >= 0, rounded up."""
         return self.profile.delta(epsilon)
 
     def tradeoff(self, alpha: ArrayLike) -> jax.Array:
@@ -170,7 +170,7 @@ class RunGuarantee:
         }
 
     def to_json(self) -> str:
-        """The record as JSON, in which an infinite ε is the string "inf"."""
+        """Return the `record` as JSON, in which an infinite ε is the string "inf"."""
         return json.dumps(plain.to_plain(self.record()), indent=2, ensure_ascii=False)
 
     def citations(self) -> str:
@@ -193,7 +193,7 @@ class RunGuarantee:
         return str(self).replace("\n", "\n\n")
 
     def __str__(self) -> str:
-        """The statement of the guarantee, for a paper."""
+        """The statement of the guarantee for a paper, as plain text."""
         found = self.record()
         gdp = "" if found["mu"] is None else f" ({up(found['mu'], 4)}-GDP)"
         rates = ", ".join(
@@ -223,7 +223,7 @@ def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bits(plan: RunParameters) -> str:
-    """Words that say that the released bits are covered; empty for real arithmetic."""
+    """Words for a guarantee that covers released bits; empty for real arithmetic."""
     if plan.arithmetic == "real":
         return ""
     return (

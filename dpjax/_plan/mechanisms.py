@@ -300,7 +300,7 @@ class Reshuffled(Cyclic):
 
 
 class CyclicPoisson(Mechanism):
-    """Each step takes each example of one group independently, with one probability."""
+    """Each step takes examples of one group independently, with equal probability."""
 
     supports_correlation = True
     supports_schedules = False

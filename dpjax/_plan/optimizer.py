@@ -111,7 +111,7 @@ def _on_lattice(
 
 
 def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Transform clipped sums into private means by discrete Gaussian noise."""
+    """Transform clipped sums into private means by discrete noise of constant scale."""
     noise = _on_lattice(plan, plan.clip_norm, 1.0, key)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -128,7 +128,8 @@ def _correlated_mean_on_lattice(
     plan: RunParameters, strategy: Strategy, key: jax.Array
 ) -> optax.GradientTransformation:
     """Transform clipped sums into private means by correlated noise on a lattice."""
-    # A sum of m clipped gradients is at most m C, and a lattice point z C / 2²⁵.
+    # A sum of m clipped gradients is at most m C, and the spacing of the lattice is
+    # about z C / 2²⁵.
     largest = plan.max_batch_size / plan.noise_multiplier * 2.0**25
     digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _correlated_lattice.DIGITS)
 

@@ -18,7 +18,7 @@ def resolve_strategy(
     workload: Workload | None,
     strategy: Strategy | None,
 ) -> tuple[StrategySpec | None, _amplified.Start | None]:
-    """The strategy that the caller gave, or the best strategy found for the workload.
+    """Return the caller's strategy, or find the best strategy for the workload.
 
     Returns:
       strategy: the numbers of the strategy; None for independent noise.
@@ -85,8 +85,8 @@ def _best(
             sampling=run.sampling,  # pyright: ignore
             adjacency=run.adjacency,
         )
-        # Independent noise gets no start, as if the caller had named it. So no ε is
-        # computed twice in a comparison.
+        # If the best strategy is independent noise, there is no start, as if the caller
+        # had named independent noise. A comparison of both then computes no ε twice.
         return best.strategy, about if any(map(np.any, best.strategy)) else None
     sizes["order"] = mechanism.order
     optimized = strategies.optimize("rational", workload, **sizes)

@@ -44,7 +44,7 @@ _CLEARLY = 0.02
 
 
 def cost(run: RunParameters) -> float:
-    """The ε of a run at its δ, in float64. The run's own field epsilon is ignored."""
+    """Compute the ε of a run at its δ, in float64; the run's own epsilon is ignored."""
     # The field does not change the cost. With inf for all runs, the cache is hit often.
     return _cost(run.parameters(epsilon=math.inf))
 
@@ -337,7 +337,8 @@ def plan(
             "arithmetic must be 'real' where noise is correlated and batches are "
             f"random: no bound is known for sampling {sampling!r} on a lattice."
         )
-    # The profile of a lattice needs (1 + e^ε) τ <= δ/2. At best ε is 0.
+    # The profile of a lattice needs (1 + e^ε) τ <= δ/2, where τ is the total variation
+    # of the noise. At best ε is 0.
     least = 2 * RUN_TOTAL_VARIATION / SHARES_OF_LATTICE[-1]
     if arithmetic == "discrete" and delta < least:
         raise ValueError(
@@ -505,7 +506,8 @@ def _guess(run: RunParameters) -> _amplified.Start:
         event = mechanism.event(run.parameters(noise_multiplier=noise))
         assert isinstance(event, Composed)
         found = _estimates.epsilon(event, run.delta, run.epsilon)
-        # The bounds of `pld` are about 6e-6 above, and the search has a range.
+        # The bounds of `pld` are about 6e-6 above the estimate, and the search for the
+        # noise accepts a range of ε below the target.
         return math.log(max(TINY, found) / run.epsilon) + 0.75 * _NEAR
 
     for seen in itertools.islice(secants(excess, *start), _LOOKS):

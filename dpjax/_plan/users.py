@@ -169,7 +169,7 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
 
 
 def _owners(users: Any) -> np.ndarray:
-    """The owner of each example, [n]. Tuples and records become an array of objects."""
+    """The user of each example, as an array [n], in which tuples become objects."""
     if np.ma.is_masked(users):
         raise ValueError("users must not be masked. Give missing owners a name.")
     owner = np.asarray(users)

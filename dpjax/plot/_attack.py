@@ -30,7 +30,7 @@ class Rates(NamedTuple):
 def achieved_rates(
     scores_in: ArrayLike, scores_out: ArrayLike, confidence: float
 ) -> tuple[Rates, Rates]:
-    """The observed and proven error rates of tests that a score exceeds a threshold.
+    """The observed and proven error rates of tests that compare scores with thresholds.
 
     Args:
       scores_in: the scores of runs with the example's participation, f[n].

@@ -140,7 +140,7 @@ def _example(
     refresh: jax.Array,
     bounds: Terms[jax.Array],
 ) -> _Example:
-    """Compute one example's clipped terms, from its gradients at three points.
+    """Clip one example's terms in the three trees, from its gradients at three points.
 
     The points are the iterate w_t, this epoch's anchor (its first iterate) w_qn, and
     the last epoch's anchor w_(q−1)n.

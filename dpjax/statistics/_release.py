@@ -116,7 +116,7 @@ class Release(NamedTuple):
 
 
 class Statistic(Protocol):
-    """A function of data f64[n, ...], parameters and a `Release`: a private value."""
+    """A function of data, parameters and a `Release` that returns a private value."""
 
     def __call__(self, data: Any, params: Any, release: Release, /) -> Any: ...
 
