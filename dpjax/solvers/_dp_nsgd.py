@@ -86,7 +86,7 @@ def _train(
 
     Runs that differ only in traced arguments share one compiled program.
 
-    Reference: Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
+    Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """
     num_examples = jax.tree.leaves(data)[0].shape[0]
     # The last three lines of Algorithm 1: m_t, m̂_t = m_t + NOISE and

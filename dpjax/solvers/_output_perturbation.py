@@ -61,7 +61,7 @@ def _train(
 
     The parameters are cast to the caller's dtypes once, after the noise is added.
 
-    Reference: Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
+    Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
     """
     # This line is outside the scope below, in which the default would be float64.
     dtype = default_float()
