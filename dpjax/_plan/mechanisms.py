@@ -94,7 +94,7 @@ class Mechanism:
         return events.OnLattice(event, RUN_TOTAL_VARIATION)
 
     def describe(self, batch_size: str, max_batch_size: int) -> str:
-        """Describe, for a paper, how batches of the given sizes are drawn."""
+        """Describe, in words for a paper, how batches of the given sizes are drawn."""
         raise NotImplementedError
 
     @property
@@ -164,7 +164,7 @@ class Poisson(Mechanism):
         return _compose(run, step)
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the sampling rate, the capacity, and the handling of overflow."""
+        """Describe Poisson sampling: its rate, its capacity, and overflow."""
         return (
             "every example takes part in each step independently with probability "
             f"{batch_size}/{self.num_examples}; of more than {max_batch_size} in one "
@@ -193,7 +193,7 @@ class FixedSize(Mechanism):
         return _compose(run, step)
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the size of a step's subset, and how the subset is drawn."""
+        """Describe how a step draws a subset of fixed size."""
         return (
             f"each step takes a uniformly random subset of {batch_size} of the "
             f"{self.num_examples} examples, drawn anew without replacement"
@@ -263,7 +263,7 @@ class Cyclic(Mechanism):
         return float(np.max(np.sum(costs, axis=0))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the batch size and the order of the data."""
+        """Describe batches in the data's own order, with their size."""
         return (
             f"batches of {batch_size} are taken in the order of the data, which does "
             "not depend on the examples, the same in every epoch"
@@ -292,7 +292,7 @@ class Reshuffled(Cyclic):
         return float(np.sum(np.max(costs, axis=1))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the batch size and the random order of the data."""
+        """Describe batches in a random order, with their size."""
         return (
             f"batches of {batch_size} are taken in a random order, another one in "
             "every epoch, which nothing in the guarantee relies on"
@@ -373,7 +373,7 @@ class CyclicPoisson(Mechanism):
         return events.Composed((events.Repeated(step, steps),))
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the groups, the sampling rate, the capacity, and the overflow."""
+        """Describe cyclic Poisson sampling: groups, rate, capacity, and overflow."""
         return (
             f"example i is in group i mod {self.groups}, step t takes each example of "
             f"group t mod {self.groups} independently with probability "
@@ -435,7 +435,7 @@ class RandomBins(Mechanism):
         )
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the number of bins, the capacity, and the handling of overflow."""
+        """Describe random bins: their number, their capacity, and overflow."""
         anew = "anew in every epoch" if self.fresh else "the same in every epoch"
         bins = self.steps_per_epoch(int(batch_size))
         return (

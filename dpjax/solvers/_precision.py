@@ -13,7 +13,7 @@ x ↦ prox(x − η(Σ g / n + λx)), the errors are then at most
     the relative error γ_k, with k = 2d + 64 for d parameters; for a function of one
     linear score this is the bound for a dot product of length d and sixteen roundings;
   γ_n C in the sum of the gradients in any order, divided by n, up to the same γ_k;
-  γ_k (R + η(C + λR)) in the step and the prox, for which a far smaller k would do.
+  γ_k (R + η(C + λR)) in the step and the prox, for which a far smaller k suffices.
 Let ε = η γ_{n+k} C + γ_k (R + η(C + (M + λ)R)) be the error of one run in a step, and s
 the distance by which one example moves a step. Then a step moves two runs apart by
 s + 2ε in place of s. Over many steps with contraction c, the distance Σ c^k s grows by

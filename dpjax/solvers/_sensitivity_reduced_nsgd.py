@@ -1,11 +1,11 @@
 """Normalised SGD with momentum of reduced sensitivity (Tran and Cutkosky 2022).
 
 This is Algorithm 2 of Tran and Cutkosky (2022), https://arxiv.org/abs/2210.06328, with
-two changes of notation: an epoch has n steps in place of N, and a step uses a batch in
-place of one example. Two more things differ. The paper draws a permutation in every
-epoch; but its equation (3), by Lemma 17, needs the same order in all epochs, so this
-module uses one order. The paper assumes a Lipschitz and smooth loss; this module clips
-every gradient and every difference of two gradients instead.
+four changes. An epoch has n steps, where the paper writes N. A step uses a batch in
+place of one example. The paper draws a permutation in every epoch, but the paper's
+equation (3), by Lemma 17, needs the same order in all epochs. So this module uses one
+order. The paper assumes a Lipschitz and smooth loss. This module instead clips every
+gradient and every difference of two gradients.
 
 `allot_noise` divides one privacy budget among three trees of noise.
 """

@@ -219,7 +219,7 @@ def quantile(
 
 
 def _quantile(data: jax.Array, params: _Bisection, noise: Release) -> jax.Array:
-    """Return the middle of the last interval for each share, f64[] or f64[k]."""
+    """Bisect by noisy counts, and return quantiles in the shape of the shares."""
     rows, shares = data[:, None], jnp.atleast_1d(params.shares)
 
     def halve(ends: tuple[jax.Array, jax.Array], step: jax.Array) -> Any:

@@ -55,9 +55,9 @@ _LATTICE_RANGE = 2**22
 class Released:
     """A private result, and the event from which accountants compute its cost.
 
-    A record is a pytree. An event of plain numbers is part of the tree's structure, so
-    that `jax.jit` and `jax.vmap` do not round it. The event is that of one release: n
-    releases by `jax.vmap` have n such events. One row is one example, and the event
+    A `Released` is a pytree. An event of plain numbers is part of the tree's structure,
+    so that `jax.jit` and `jax.vmap` do not round it. The event is that of one release:
+    n releases by `jax.vmap` have n such events. One row is one example, and the event
     protects a user only if every user has at most one row.
 
     Attributes:
@@ -158,7 +158,7 @@ def release(
       data: arrays with a leading axis of examples, as `as_examples` makes.
       params: public numbers.
       terms: the arguments that all statistics share.
-      replaced: a bound on ‖c(x) − c(y)‖ for all examples x and y, at least 1.
+      replaced: a bound on the distance of two examples' contributions, at least 1.
       dimension: the number of entries of one sum.
       num_sums: the number of sums.
     """
