@@ -134,7 +134,6 @@ def tune(
     digest = _digest(key, chosen, count)
 
     def one(run: ArrayLike) -> tuple[jax.Array, Any]:
-        """The score and output of one run."""
         of_setting, of_run, of_score = (jax.random.fold_in(k, run) for k in draws[1:])
         output = train(pick(_index(of_setting, count)), of_run)
         return jnp.asarray(score(output, of_score)), output
@@ -178,7 +177,7 @@ def _index(key: Key, count: int) -> jax.Array:
 def _settings(
     settings: Any, chunk_size: int | None
 ) -> tuple[int, Callable[[Any], Any]]:
-    """The number of settings, and a function from an index to its setting."""
+    """Check the settings; return their number and a function from index to setting."""
     if chunk_size is not None:
         validate.static_int("chunk_size", chunk_size, minimum=1)
     if isinstance(settings, Sequence):
@@ -223,7 +222,7 @@ def _write(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
 def _read(
     path: pathlib.Path, digest: str
 ) -> tuple[int, _Best, list[np.ndarray] | None]:
-    """The number of runs, the best run without its output, and this output's leaves."""
+    """Read the number of runs, the best run without output, and its output's leaves."""
     with np.load(path, allow_pickle=False) as file:
         if str(file["search"]) != digest:
             raise ValueError(
@@ -236,12 +235,12 @@ def _read(
 
 
 def _entry(outputs: Any, i: int) -> Any:
-    """The output of one run of a chunk."""
+    """Select the output of run i from the outputs of a chunk."""
     return jax.tree.map(lambda x: x[i], outputs)
 
 
 def _restored(leaves: list[np.ndarray], output: Any) -> Any:
-    """The saved leaves of an output, with the structure of another output."""
+    """Arrange the saved leaves of an output in the structure of another output."""
     like, structure = jax.tree.flatten(output)
     saved, new = ([np.shape(x) for x in of] for of in (leaves, like))
     if saved != new:

@@ -75,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command of `python -m dpjax`.
 
     Args:
       argv: the arguments after `python -m dpjax`; None for those of this process.
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_options(message: str) -> str:
-    """Replace values in the library's error message by their spelling in options."""
+    """Spell the adjacencies in a library's error message as in the options."""
     # "add_remove" replaces both Adjacency.ADD_REMOVE and ADD_REMOVE.
     for one in Adjacency:
         message = message.replace(repr(one), one.name).replace(one.name, one.value)
@@ -112,7 +112,7 @@ def _in_options(message: str) -> str:
 
 
 def _parser() -> _Parser:
-    """The parser with all commands and their options."""
+    """Make the parser with all commands and their options."""
     parser = _Parser(prog=PROGRAM, description="The numbers of private runs.")
     version = f"dpjax {importlib.metadata.version('dpjax')}"
     parser.add_argument("--version", action="version", version=version)

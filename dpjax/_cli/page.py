@@ -1,4 +1,4 @@
-"""The HTML page of `report`, which loads nothing, and its plot in characters."""
+"""The HTML page of `report`, which loads no other file, and a plot in characters."""
 
 import html
 
@@ -35,7 +35,7 @@ _TO_ADD = (
 
 
 def page(guarantee: RunGuarantee, statement: str) -> str:
-    """The HTML page of a guarantee.
+    """Return an HTML page that explains a guarantee.
 
     Args:
       guarantee: the guarantee of a run.
@@ -75,7 +75,7 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
 
 
 def _curve(guarantee: RunGuarantee) -> str:
-    """The trade-off curve as a figure, with a caption."""
+    """Draw a guarantee's trade-off curve as an HTML figure with a caption."""
     rates = np.sin(np.linspace(0.0, np.pi / 2, 101)) ** 2  # dense at both ends
     missed = curve(guarantee.profile, rates)
     line = " ".join(
@@ -102,7 +102,7 @@ def _curve(guarantee: RunGuarantee) -> str:
 
 
 def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str:
-    """A text plot of the maximum true-positive rates of attacks, rounded up."""
+    """Draw the maximum true-positive rates of attacks in characters, rounded up."""
     rates = np.linspace(0.0, 1.0, width)
     powers = 1 - np.asarray(guarantee.tradeoff(rates), np.float64)
     rows = [[" "] * width for _ in range(height)]

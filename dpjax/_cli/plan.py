@@ -24,17 +24,18 @@ _NOISE = {
 
 
 def show_plan(command: str, given: dict[str, Any], as_json: bool) -> str:
-    """The numbers of the plan for the given options, as text or JSON."""
+    """Make a plan from the options, and return its numbers as text or JSON."""
     planned = make_plan_from_options(command, given)
     return _as_json(command, planned) if as_json else _table(command, planned)
 
 
 def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
-    """The plan for the given options.
+    """Make a plan from the options of a command.
 
     Raises:
-      ValueError: the number of left-out options is not one; momentum is given for
-        independent noise, or missing for other noise; or as for `dpjax.plan`.
+      ValueError: not exactly one of ε, noise multiplier, steps and batch size is left
+        out; momentum is given for independent noise, or missing for other noise; or as
+        for `dpjax.plan`.
     """
     given = {name: value for name, value in given.items() if value is not None}
     epochs = given.pop("num_epochs", None)
@@ -61,7 +62,7 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
 
 
 def _steps(epochs: int, given: dict[str, Any]) -> int:
-    """The number of steps in a number of epochs of ⌈n / b⌉ steps."""
+    """The number of steps in the given epochs, each of which has ⌈n / b⌉ steps."""
     size, n = given.get("batch_size"), given["num_examples"]
     if size is None:
         raise ValueError("--num-epochs needs --batch-size; give --num-steps.")
@@ -72,7 +73,7 @@ def _steps(epochs: int, given: dict[str, Any]) -> int:
 
 
 def _as_json(command: str, planned: Plan) -> str:
-    """The JSON of a plan: its guarantee's record for `plan`, and otherwise numbers."""
+    """Format a plan as JSON: for `plan` its guarantee's record, else its numbers."""
     if command == "plan":
         return planned.guarantee.to_json()
     # The clip norm is arbitrary, since the noise is relative to it.
@@ -83,7 +84,7 @@ def _as_json(command: str, planned: Plan) -> str:
 
 
 def _table(command: str, planned: Plan) -> str:
-    """The text of a plan, with one number per line and the solved number first."""
+    """Format a plan as text, with one number per line and the solved number first."""
     record = planned.guarantee.record()
     sampling = record["sampling_means"]
     # If no batch overflows, omit the description of overflow.

@@ -29,7 +29,9 @@ _NOT_GIVEN |= {"schedule", "quantile", "shape"}
 
 
 def report(path: str, form: Literal["text", "json", "html"]) -> str:
-    """The statement for a paper in one of three forms, from a record of `to_json`.
+    """Return the statement for a paper, from a file that `guarantee.to_json` wrote.
+
+    The function computes the guarantee again from the run's numbers in the file.
 
     Raises:
       ValueError: the file is not JSON or not such a record; no plan has the record's
@@ -60,7 +62,7 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
 
 
 def guarantee_of(record: Any) -> RunGuarantee:
-    """The guarantee of the run that a record describes, computed by a new plan.
+    """Compute the guarantee of the run that a record describes, by a new plan.
 
     Raises:
       ValueError: the value is not a record, or no plan can have its numbers.
@@ -143,6 +145,6 @@ def _check(record: Any, found: RunGuarantee) -> None:
 
 
 def _versions(record: Any) -> str:
-    """The versions of dpjax and JAX in the record, as text."""
+    """Format the versions of dpjax and JAX in a record as text."""
     versions = _field(record, "versions", dict[str, str])
     return ", ".join(f"{x} {_field(versions, x, str)}" for x in ("dpjax", "jax")) + "."

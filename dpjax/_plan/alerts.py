@@ -25,10 +25,13 @@ _BATCH_OF_ONE = (
 
 
 class Alerts:
-    """The warnings of one function from `Plan.value_and_grad`, each issued once."""
+    """The state by which a function issues each warning about zero gradients once.
+
+    Each function that `Plan.value_and_grad` or `Plan.metrics` returns has one `Alerts`.
+    """
 
     def __init__(self) -> None:
-        """Create the warnings, none of which is issued yet."""
+        """Start in the state in which no warning has been issued."""
         self._saw_loss = False
         self._saw_sum = False
         self._zero: list[str] = []
@@ -40,14 +43,15 @@ class Alerts:
         parts: Parts,
         batch: Any,
     ) -> None:
-        """Warn of parameters whose gradients are zero for all data.
+        """At the first call, warn of parameters whose gradients are zero for all data.
 
         Args:
           loss_and_aux: the loss, a function of the trained parameters and one example.
-          loss_of_two: the loss of a batch of two examples, which both get the random
-            keys of one example; None where the loss takes no batch axis.
-          parts: the parts of the model.
-          batch: the examples and their random keys, with a leading axis.
+          loss_of_two: a function of the trained parameters, and of a batch of two
+            examples with the random keys of one example; None if the loss takes no
+            batch axis.
+          parts: the model, as `modules.split` returns it.
+          batch: the pair of the examples and their random keys, with a leading axis m.
         """
         if self._saw_loss:
             return
@@ -92,7 +96,7 @@ class Alerts:
           sums: the clipped sum, a tree shaped like the trained parameters.
           norms: the norm of each example's gradient, f[m].
           mask: the mask of valid examples, bool[m].
-          names: the paths of the parameters.
+          names: the path in the model of each leaf of sums.
         """
         arrays = [*jax.tree.leaves(sums), norms, mask]
         if self._saw_sum or not are_concrete(arrays):
@@ -115,7 +119,7 @@ class Alerts:
 def _are_gradients_zero(
     loss_and_aux: Callable[..., Any], trained: Any, examples: Any
 ) -> list[bool]:
-    """For each trained leaf, whether its gradient is proven to be zero for all data."""
+    """Tell for each leaf of `trained` whether its gradient is zero for all data."""
     gradient = jax.grad(loss_and_aux, has_aux=True)
     closed = jax.make_jaxpr(lambda *args: gradient(*args)[0])(trained, examples)
     return are_outputs_zero(closed)

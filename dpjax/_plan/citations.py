@@ -18,10 +18,10 @@ _LIBRARY = """@misc{{dpjax,
 
 
 def citations(run: RunParameters, event: Event) -> str:
-    """An entry for this library, then the entries of `papers.bib` for a run's methods.
+    """Return the BibTeX entries of this library and of the methods that a run uses.
 
-    The keywords of an entry name the events, records, samplings and kinds of strategies
-    for which the paper is cited.
+    An entry of `papers.bib` is included if one of its keywords names an event, a
+    record, a sampling or a kind of strategy of the run.
     """
     used = {run.sampling, *_types(to_plain(event)), *_types(to_plain(run.parameters()))}
     if run.shape is not None:
@@ -37,7 +37,7 @@ def citations(run: RunParameters, event: Event) -> str:
 
 
 def _types(plain: Any) -> Iterator[str]:
-    """The type names of all records within a tree of dicts and lists."""
+    """Yield the type name of each record in a value that `to_plain` has written."""
     if isinstance(plain, dict):
         yield plain["type"]
         plain = [*plain.values()]

@@ -1,12 +1,13 @@
-"""Choose the mechanism that leaves the least noise, among those a data loader can run.
+"""Choose the mechanism that leaves the least noise in the sums of the optimizer.
 
 Random batches hide which examples took part, and so need less noise (amplification).
 With correlated noise, later steps cancel some of the noise of earlier steps. So less
-noise remains in the sums that an optimizer computes. But the longer the correlation,
-the smaller the amplification by random batches. Which effect is larger depends on ε, on
-the number of epochs and on the optimizer. So `best_plan` makes a plan for each
-mechanism at the same ε, and compares the noise that each plan leaves in the workload.
-The choice costs no privacy, since the comparison uses public numbers only.
+noise remains in the sums that an optimizer computes (its workload). But the longer the
+correlation, the smaller the amplification by random batches. Which effect is larger
+depends on ε, on the number of epochs and on the optimizer. So `best_plan` makes a plan
+for each mechanism at the same ε, and compares the noise that each plan leaves in the
+workload. The choice costs no privacy, since the comparison uses public numbers only.
+The caller names the ways of sampling that the data loader can run.
 """
 
 import dataclasses
@@ -45,7 +46,7 @@ _NEEDS = {
 
 
 class Candidate(NamedTuple):
-    """One of the mechanisms that a comparison plans.
+    """One mechanism of a comparison, with its plan or the reason why it has no plan.
 
     Attributes:
       sampling: as for `dpjax.plan`.
@@ -68,12 +69,12 @@ class Candidate(NamedTuple):
 
     @property
     def strategy(self) -> str:
-        """The name of the candidate's strategy in the table."""
+        """The name of this candidate's strategy in the table of the comparison."""
         return self.noise if self.plan is None else _in_words(self.plan.shape)
 
 
 class Comparison(NamedTuple):
-    """All mechanisms from which a plan was chosen. A comparison prints as a table.
+    """The mechanisms among which `dpjax.plan` chose; a comparison prints as a table.
 
     Attributes:
       candidates: the mechanisms by increasing error; mechanisms without a plan come
@@ -102,7 +103,10 @@ class Comparison(NamedTuple):
 
 
 def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
-    """The plan with the least noise in a workload, with its `comparison`.
+    """Plan a run for each mechanism, and return the plan with the least noise.
+
+    The noise is measured in the outputs of the workload. The returned plan holds the
+    comparison of all mechanisms as `comparison`.
 
     Args:
       plan: `dpjax.plan`, which is called once for each mechanism.
@@ -133,7 +137,11 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
 
 
 def error(plan: RunParameters, workload: Workload) -> float:
-    """σ ‖A C⁻¹‖_F / (√T · expected batch size): the RMS noise in a workload A."""
+    """Return the root mean square, over steps, of the noise in a workload's outputs.
+
+    The unit is the clip norm. For T steps, the workload A, the strategy C and the noise
+    multiplier σ, the value is σ ‖A C⁻¹‖_F / (√T · expected batch size).
+    """
     strategy = strategies.independent() if plan.strategy is None else plan.strategy
     left = float(correlated.error(strategy, workload, plan.num_steps))
     return (
@@ -144,7 +152,7 @@ def error(plan: RunParameters, workload: Workload) -> float:
 
 
 def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
-    """The samplings and the noise to compare, and the workload for the comparison."""
+    """Check the arguments, and return the samplings, noise and workload to compare."""
     _refuse(asked)
     names, noise = asked["sampling"], asked["noise"]
     names = tuple(SAMPLINGS) if names == "auto" else names
@@ -167,7 +175,7 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workloa
 
 
 def _refuse(asked: dict[str, Any]) -> None:
-    """Raise if a needed argument is missing, or an argument fits one mechanism only."""
+    """Raise unless the arguments of `dpjax.plan` make sense for several mechanisms."""
     given = {name: asked[name] for name in ("epsilon", "num_steps", "batch_size")}
     sigma = asked["noise_multiplier"]
     if None in given.values() or sigma is not None:
@@ -195,7 +203,7 @@ def _refuse(asked: dict[str, Any]) -> None:
 
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
-    """The kinds of noise for which the comparison plans a sampling."""
+    """The kinds of noise that the comparison combines with one sampling."""
     kinds = ["correlated"] if mechanism.supports_correlation else []
     # Here "correlated" includes independent noise, which is a strategy with one band.
     if sampling != "cyclic_poisson":
@@ -215,7 +223,7 @@ def _candidate(
     sampling: str,
     kind: str,
 ) -> Candidate:
-    """The candidate for one mechanism, with the plan for its sampling and noise."""
+    """Plan a run with one sampling and one kind of noise, and return the candidate."""
     # `plan` accepts a capacity only for batches of random size.
     room = asked["max_batch_size"] if mechanism.overflows else None
     correlates = "independent" if kind == "independent" else "correlated"
@@ -236,9 +244,10 @@ def _none(sampling: str, noise: str, reason: str) -> Candidate:
 
 
 def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:
-    """The tree strategy with the least noise in the workload at the same privacy.
+    """Return the tree strategy with the least noise in the workload at equal privacy.
 
-    Only the decays of the workload's momentum and of its sums are compared.
+    The decay of the tree is one of the decays of the workload's momentum, or the decay
+    of the workload's sums.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
     # of the sums: 1 if the workload sums its steps, 0 if the workload does not.
@@ -263,7 +272,7 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
 
 
 def _in_words(shape: StrategySpec | None) -> str:
-    """The name of a strategy in the table."""
+    """Name a strategy for the table of a comparison."""
     if shape is None:
         return "independent"
     if not any(shape[:3]) and shape.tree_decay is None:

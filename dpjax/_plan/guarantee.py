@@ -96,11 +96,11 @@ class RunGuarantee:
         return None if mu is None else float(np.asarray(mu))
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε for a δ in (0, 1), rounded up."""
+        """The ε of the guarantee at a δ in (0, 1), rounded up."""
         return self.profile.epsilon(delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ for an ε >= 0, rounded up."""
+        """The δ of the guarantee at an ε >= 0, rounded up."""
         return self.profile.delta(epsilon)
 
     def tradeoff(self, alpha: ArrayLike) -> jax.Array:
@@ -170,7 +170,7 @@ class RunGuarantee:
         }
 
     def to_json(self) -> str:
-        """The record as JSON, in which an infinite ε is the string "inf"."""
+        """Return the `record` as JSON, in which an infinite ε is the string "inf"."""
         return json.dumps(plain.to_plain(self.record()), indent=2, ensure_ascii=False)
 
     def citations(self) -> str:
@@ -193,7 +193,7 @@ class RunGuarantee:
         return str(self).replace("\n", "\n\n")
 
     def __str__(self) -> str:
-        """The statement of the guarantee, for a paper."""
+        """The statement of the guarantee for a paper, as plain text."""
         found = self.record()
         gdp = "" if found["mu"] is None else f" ({up(found['mu'], 4)}-GDP)"
         rates = ", ".join(
@@ -217,13 +217,13 @@ class RunGuarantee:
 
 @functools.lru_cache(maxsize=64)
 def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
-    """The values of δ that bound attacks, and ε at each of them, f64[k] each."""
+    """The values of δ at which ε bounds attacks, and these ε, both f64[k]."""
     deltas = np.array([guarantee.plan.delta, *_DELTAS])
     return deltas, np.array([float(guarantee.epsilon(delta)) for delta in deltas])
 
 
 def _bits(plan: RunParameters) -> str:
-    """The words for a guarantee that covers the bits; empty for real arithmetic."""
+    """Words for a guarantee that covers released bits; empty for real arithmetic."""
     if plan.arithmetic == "real":
         return ""
     return (
@@ -233,7 +233,7 @@ def _bits(plan: RunParameters) -> str:
 
 
 def _follows(plan: RunParameters) -> dict[str, float]:
-    """The settings of a clip norm that follows a quantile, with noise multipliers."""
+    """The settings of the plan's `QuantileClip`, and the two noise multipliers."""
     assert plan.quantile is not None
     sigma, of_count = noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)
     return {
@@ -245,7 +245,7 @@ def _follows(plan: RunParameters) -> dict[str, float]:
 
 
 def _sampling(plan: RunParameters) -> str:
-    """The description of the sampling; "b" stands for a batch size that varies."""
+    """Describe the sampling in words; "b" stands for a batch size that varies."""
     sizes = {piece.batch_size for piece in plan.schedule} or {plan.batch_size}
     size = str(sizes.pop()) if len(sizes) == 1 else "b"
     words = mechanism_of(plan).describe(size, plan.max_batch_size)
@@ -253,12 +253,12 @@ def _sampling(plan: RunParameters) -> str:
 
 
 def _kind(plan: RunParameters) -> str:
-    """The distribution of the noise, in words."""
+    """Name the distribution of the noise: Gaussian or discrete Gaussian."""
     return "discrete Gaussian" if plan.arithmetic == "discrete" else "Gaussian"
 
 
 def _noise(plan: RunParameters) -> str:
-    """The description of the noise that is added to the sums of clipped gradients."""
+    """Describe in words the noise that is added to the sums of clipped gradients."""
     if plan.quantile:
         found = _follows(plan)
         words = (
@@ -290,12 +290,12 @@ def _noise(plan: RunParameters) -> str:
 
 
 def up(x: float, decimals: int = 3) -> str:
-    """The text of a number, rounded up to some decimals: for ε, μ and powers."""
+    """Format an ε, a μ or the power of an attack, rounded up to the given decimals."""
     if x == math.inf:
         return "∞"
     return f"{math.ceil(x * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
 def _down(x: float, decimals: int) -> str:
-    """The text of a number, rounded down to some decimals: for noise multipliers."""
+    """Format a noise multiplier, rounded down to the given decimals."""
     return f"{math.floor(x * 10**decimals) / 10**decimals:.{decimals}f}"

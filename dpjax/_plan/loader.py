@@ -35,10 +35,11 @@ class Examples(NamedTuple):
       data: a tree of arrays with a leading axis m. Padding slots hold copies of some
         example, so that the shapes are constant.
       mask: bool[m], False for padding. `Plan.value_and_grad` leaves padding out of the
-        gradient and the mean loss, but aux has a row for every slot.
+        gradient and the mean loss, but the loss's auxiliary output has a row for every
+        slot.
       step: the step's number, i32[], where the clip norm has a schedule; else None.
       first: for a part of a batch, the slot in the batch at which the part begins,
-        i32[].
+        i32[]; None for a whole batch.
       plan: the plan that drew the batch, static under jit. The gradient functions of
         other plans refuse the batch. None for a batch that the caller assembled.
     """
@@ -50,7 +51,7 @@ class Examples(NamedTuple):
     plan: RunParameters | None = None
 
     def parts(self, size: int) -> "Iterator[Examples]":
-        """The parts of a batch, with leading axes of this size; the last is padded."""
+        """Split the batch into parts of `size` slots; the last part is padded."""
         size = validate.static_int("size", size, minimum=1)
         total = np.size(self.mask)
         for first in range(0, total, size):
@@ -80,7 +81,7 @@ def take_examples(data: Any, batch: Batch) -> Examples:
 
 
 def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Examples:
-    """Add the plan to the examples, and also the step if a schedule varies the norm."""
+    """Add the plan to a batch, and the step if the clip norm has a schedule."""
     varies = any(piece.clip != 1.0 for piece in plan.schedule)
     return examples._replace(plan=plan, step=step if varies else None)
 
@@ -113,7 +114,7 @@ def check(data: Any, plan: RunParameters) -> None:
 
 
 def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
-    """The positions of a step's examples, and the mask of the valid ones."""
+    """Draw the positions of a step's examples, and a mask that is False for padding."""
     mechanism = mechanism_of(plan)
 
     def draw(size: int) -> Batch:
@@ -136,9 +137,9 @@ def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
     """Move a batch's examples to uniformly random slots, with padding in between.
 
     Let one of two data sets have one example more. After the move, their batches have
-    the distribution of two batches that differ in one slot only: if k examples are in
-    uniformly random slots, and one is removed, the others still are. The bound on the
-    rounding of a float64 sum holds for batches that differ in one slot.
+    the distribution of two batches that differ in one slot only. The reason is that if
+    k examples are in uniformly random slots, then k − 1 of them are, too. The bound on
+    the rounding of a float64 sum holds for batches that differ in one slot.
     """
     key = jax.random.fold_in(keys.stream(key, "order of slots"), step)
     # This permutation is exactly uniform. JAX's own permutation is not, since two of
@@ -160,9 +161,10 @@ def batches(
     sharding: jax.sharding.Sharding | None,
     prefetch: int,
 ) -> Iterator[Examples]:
-    """See `Plan.batches`. A call with wrong arguments raises at once.
+    """Iterate over the batches of a run, as `Plan.batches` describes.
 
-    A generator function instead would raise only when the first batch is taken.
+    Wrong arguments raise at the call. A generator function would raise only when the
+    caller takes the first batch.
     """
     check(data, plan)
     validate.typed_key("key", key)
@@ -213,7 +215,7 @@ def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Ex
 def _shard_reader(
     read: Callable[[Any, Batch], Examples], sharding: jax.sharding.Sharding, size: int
 ) -> Callable[[Any, Batch], Examples]:
-    """A function that puts a batch's shards on the devices of this process.
+    """Return a function that reads a batch and shards it over this process's devices.
 
     Args:
       read: a function that reads the examples of a batch, or of a part, to the host.

@@ -38,7 +38,7 @@ class Options(NamedTuple):
 def value_and_grad(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., Any]:
-    """See `Plan.value_and_grad`."""
+    """Transform a loss into its mean and its clipped sum: see `Plan.value_and_grad`."""
     gradient = _gradient(loss_fn, plan, options)
 
     def fn(
@@ -64,7 +64,7 @@ def value_and_grad(
 def metrics(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., Metrics]:
-    """See `Plan.metrics`."""
+    """Transform a loss into metrics of its gradients: see `Plan.metrics`."""
     gradient = _gradient(loss_fn, plan, options)
 
     def fn(
@@ -82,8 +82,9 @@ def _bound(
     """The clip norm of a step, from the argument, the plan, or the plan's schedule.
 
     Raises:
-      ValueError: clip_norm is None in a plan with a quantile, or is given in another
-        plan; a schedule varies the clip norm, and the examples have no step.
+      ValueError: clip_norm is None although the plan has a quantile, or is given
+        although the plan has none; a schedule varies the clip norm, and the examples
+        have no step.
     """
     if (clip_norm is None) == (plan.quantile is not None):
         raise ValueError(
@@ -105,10 +106,11 @@ def _bound(
 def _gradient(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., tuple[Any, PerExample, jax.Array, ArrayLike]]:
-    """A function that computes a batch's clipped sum and per-example results.
+    """Return a function that computes a batch's clipped sum and per-example results.
 
     The function takes the model, the examples, a tuple of the loss's other arguments,
-    and the clip norm or None. It also returns the mask and the clip norm of the step.
+    and the clip norm or None. The function also returns the mask and the clip norm that
+    it used.
     """
     alerts = Alerts()
 
@@ -199,11 +201,12 @@ def _gradient(
 def _leave_room_for_casts(
     plan: RunParameters, bound: ArrayLike, slots: int
 ) -> ArrayLike:
-    """The clip norm at which sums have sensitivity `bound` even after later rounding.
+    """Return the clip norm C at which rounded sums have sensitivity `bound`.
 
-    A sum of m clipped gradients is rounded to float32 after `accumulate` has added its
-    parts, and again if the sum is divided by a clip norm that varies. Each rounding
-    moves the sum by at most 2⁻²⁴ m C, for each of two neighbouring data sets.
+    In real arithmetic, C is `bound`. In discrete arithmetic, a sum of m clipped
+    gradients is rounded to float32 after `accumulate` has added the sums of the parts,
+    and again if the sum is divided by a clip norm that varies. For each of two
+    neighbouring data sets, each rounding moves the sum by at most 2⁻²⁴ m C.
     """
     if plan.arithmetic == "real":
         return bound

@@ -36,7 +36,7 @@ from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """A way of sampling from a data set of one size, for one adjacency.
+    """A way to draw batches from a data set, with the event that accounts for it.
 
     Attributes:
       num_examples: the size of the data set; under ADD_REMOVE, the size of the larger
@@ -79,22 +79,22 @@ class Mechanism:
     def draw(
         self, batch_size: int, max_batch_size: int, step: ArrayLike, key: jax.Array
     ) -> sampling.Batch:
-        """The positions of a step's examples, and the mask of the valid ones."""
+        """Draw the positions of a step's examples, and the mask that marks padding."""
         raise NotImplementedError
 
     def event(self, run: RunParameters) -> events.Event:
-        """The privacy event of the run, the input of the accountants."""
+        """The privacy event of the run, from which accountants compute ε."""
         raise NotImplementedError
 
     def released_event(self, run: RunParameters) -> events.Event:
-        """The privacy event of the run in the run's arithmetic, real or discrete."""
+        """The privacy event of the run, including the cost of discrete arithmetic."""
         event = self.event(run)
         if run.arithmetic == "real":
             return event
         return events.OnLattice(event, RUN_TOTAL_VARIATION)
 
     def describe(self, batch_size: str, max_batch_size: int) -> str:
-        """Describe, for a paper, how batches of the given sizes are drawn."""
+        """Describe, in words for a paper, how batches of the given sizes are drawn."""
         raise NotImplementedError
 
     @property
@@ -112,8 +112,9 @@ class Mechanism:
     def expected_batch_size(self, batch_size: int) -> float:
         """The expected number of examples in a step.
 
-        The number is b here. If every example takes part once per epoch, it is n
-        divided by the number of steps per epoch, at most b.
+        By default, this number is the batch size b. Subclasses in which every example
+        takes part once per epoch return n divided by the number of steps per epoch,
+        which is at most b.
         """
         return float(batch_size)
 
@@ -121,7 +122,10 @@ class Mechanism:
 def _compose(
     run: RunParameters, step: Callable[[RunParameters], events.Step]
 ) -> events.Composed:
-    """The composition of all steps; `step` gives the event of one step of a run."""
+    """Compose the events of all steps of a run.
+
+    `step` returns the event of one step of a run in which all steps are alike.
+    """
     parts = run.constant_runs()
     return events.Composed(
         tuple(events.Repeated(step(part), part.num_steps) for part in parts)
@@ -136,7 +140,7 @@ class Poisson(Mechanism):
     adjacencies = tuple(Adjacency)
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """The batch of a step, by `sampling.poisson`."""
+        """Draw the batch of a step by `sampling.poisson`."""
         return sampling.poisson(
             self.num_examples,
             batch_size / self.num_examples,
@@ -146,7 +150,7 @@ class Poisson(Mechanism):
         )
 
     def event(self, run):
-        """The composition of steps as in `accounting.truncation.poisson_gaussian`."""
+        """Compose Poisson-sampled Gaussian steps with batches cut to the capacity."""
 
         def step(part):
             noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
@@ -160,7 +164,7 @@ class Poisson(Mechanism):
         return _compose(run, step)
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the sampling rate, the capacity, and the handling of overflow."""
+        """Describe Poisson sampling: its rate, its capacity, and overflow."""
         return (
             "every example takes part in each step independently with probability "
             f"{batch_size}/{self.num_examples}; of more than {max_batch_size} in one "
@@ -176,11 +180,11 @@ class FixedSize(Mechanism):
     reason = "with one example fewer, subsets of fixed size are drawn from others"
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """The batch of a step, by `sampling.fixed_size`."""
+        """Draw the batch of a step by `sampling.fixed_size`."""
         return sampling.fixed_size(self.num_examples, batch_size, key=key, step=step)
 
     def event(self, run):
-        """The composition of steps as in `accounting.pld.subsampled_gdp`."""
+        """Compose Gaussian steps on uniformly random subsets of fixed size."""
 
         def step(part):
             mu = self.adjacency.sensitivity_factor / part.noise_multiplier
@@ -189,7 +193,7 @@ class FixedSize(Mechanism):
         return _compose(run, step)
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the size of the subset, and how it is drawn."""
+        """Describe how a step draws a subset of fixed size."""
         return (
             f"each step takes a uniformly random subset of {batch_size} of the "
             f"{self.num_examples} examples, drawn anew without replacement"
@@ -208,17 +212,17 @@ class Cyclic(Mechanism):
         return self.num_examples / self.steps_per_epoch(batch_size)
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """The batch of a step, by `sampling.cyclic_step`."""
+        """Draw the batch of a step by `sampling.cyclic_step`."""
         steps = self.steps_per_epoch(batch_size)
         return sampling.cyclic_step(
             self.num_examples, batch_size, step=jnp.asarray(step) % steps
         )
 
     def event(self, run):
-        """One Gaussian mechanism for all steps in which one example takes part.
+        """Return the Gaussian mechanism of all steps in which one example takes part.
 
-        An example takes part in one step per epoch. For correlated noise,
-        `accounting.correlated.mu` accounts for the event.
+        An example takes part in one step per epoch. For correlated noise, the event is
+        a `CorrelatedGaussian`, whose cost `accounting.correlated.mu` computes.
         """
         num_steps = int(run.num_steps)
         epoch = self.steps_per_epoch(int(run.batch_size))
@@ -246,10 +250,11 @@ class Cyclic(Mechanism):
         return events.Gaussian(factor * math.sqrt(times) / run.noise_multiplier)
 
     def _times(self, costs: np.ndarray) -> float:
-        """An upper bound on the privacy cost of the steps with one given example.
+        """Bound the total privacy cost of the steps in which one example takes part.
 
-        The unit is the cost of one step with the plan's noise multiplier. An example
-        takes part in the same step of every epoch, which is one column of costs.
+        An example takes part in the same step of every epoch, which is one column of
+        costs. The unit of costs is the cost of one step with the plan's noise
+        multiplier.
 
         Args:
           costs: the cost of each step in this unit, f64[epochs, steps per epoch].
@@ -258,7 +263,7 @@ class Cyclic(Mechanism):
         return float(np.max(np.sum(costs, axis=0))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the batch size and the order of the data."""
+        """Describe batches in the data's own order, with their size."""
         return (
             f"batches of {batch_size} are taken in the order of the data, which does "
             "not depend on the examples, the same in every epoch"
@@ -266,12 +271,12 @@ class Cyclic(Mechanism):
 
 
 class Reshuffled(Cyclic):
-    """Batches in a random order, which is a new one in every epoch."""
+    """Batches of the data in a random order, which is new in every epoch."""
 
     order = "reshuffled"
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """The batch of a step, by `sampling.reshuffled_step`."""
+        """Draw the batch of a step by `sampling.reshuffled_step`."""
         steps = self.steps_per_epoch(batch_size)
         step = jnp.asarray(step)
         return sampling.reshuffled_step(
@@ -283,11 +288,11 @@ class Reshuffled(Cyclic):
         )
 
     def _times(self, costs):
-        """As in `Cyclic`, but the example is in the most costly step of every epoch."""
+        """Bound the cost of an example that is in the costliest step of every epoch."""
         return float(np.sum(np.max(costs, axis=1))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the batch size and the order of the data."""
+        """Describe batches in a random order, with their size."""
         return (
             f"batches of {batch_size} are taken in a random order, another one in "
             "every epoch, which nothing in the guarantee relies on"
@@ -295,7 +300,7 @@ class Reshuffled(Cyclic):
 
 
 class CyclicPoisson(Mechanism):
-    """Each step draws from one group, each example with the same probability."""
+    """Each step takes examples of one group independently, with equal probability."""
 
     supports_correlation = True
     supports_schedules = False
@@ -306,8 +311,8 @@ class CyclicPoisson(Mechanism):
     def groups(self) -> int:
         """The number of groups p, which is the number of bands of the strategy C.
 
-        With p groups, the steps of one example are at least p apart. The columns of C
-        for these steps then have no nonzero row in common.
+        With p groups, the steps in which one example takes part are at least p apart.
+        The columns of C for these steps then have no nonzero row in common.
         """
         return 1 if self.shape is None else 1 + len(self.shape.numerator)
 
@@ -335,7 +340,7 @@ class CyclicPoisson(Mechanism):
         return min(1.0, self.groups * batch_size / self.num_examples)
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """The batch of a step, by `sampling.cyclic_poisson`."""
+        """Draw the batch of a step by `sampling.cyclic_poisson`."""
         return sampling.cyclic_poisson(
             self.num_examples,
             self.rate(batch_size),
@@ -346,11 +351,12 @@ class CyclicPoisson(Mechanism):
         )
 
     def event(self, run):
-        """The composition of ⌈T / p⌉ truncated Poisson-sampled Gaussian mechanisms.
+        """Compose the steps that draw from the same group.
 
-        The sensitivity of each mechanism is the L2 norm of a column of C. The
-        accounting is that of `accounting.correlated.epsilon`, with batches that may
-        overflow.
+        With p groups, these are at most ⌈T / p⌉ of the T steps. Each is a
+        Poisson-sampled Gaussian mechanism that truncates its batch, and its sensitivity
+        is the L2 norm of a column of C. `accounting.correlated.epsilon` computes the
+        same composition for batches that never overflow.
         """
         bands = () if self.shape is None else self.shape.numerator
         # The factor covers the rounding of the norm: the sensitivity is rounded up.
@@ -367,7 +373,7 @@ class CyclicPoisson(Mechanism):
         return events.Composed((events.Repeated(step, steps),))
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the groups, the sampling rate, the capacity, and the overflow."""
+        """Describe cyclic Poisson sampling: groups, rate, capacity, and overflow."""
         return (
             f"example i is in group i mod {self.groups}, step t takes each example of "
             f"group t mod {self.groups} independently with probability "
@@ -378,7 +384,7 @@ class CyclicPoisson(Mechanism):
 
 
 class RandomBins(Mechanism):
-    """Every example is assigned once to a random step, the same in every epoch."""
+    """Every example is assigned to one random step of the epoch, for all epochs."""
 
     fresh: ClassVar[bool] = False  # whether every epoch has a new assignment
     supports_correlation = True
@@ -391,7 +397,7 @@ class RandomBins(Mechanism):
         return self.num_examples / self.steps_per_epoch(batch_size)
 
     def draw(self, batch_size, max_batch_size, step, key):
-        """The batch of a step, by `sampling.random_bins_step`."""
+        """Draw the batch of a step by `sampling.random_bins_step`."""
         bins = self.steps_per_epoch(batch_size)
         step = jnp.asarray(step)
         return sampling.random_bins_step(
@@ -412,10 +418,10 @@ class RandomBins(Mechanism):
             )
 
     def event(self, run):
-        """The event of the whole run.
+        """Return the event of the whole run.
 
-        `accounting.correlated.epsilon` gives the cost of the event. The overflow of
-        batches adds `truncation.overflow_delta`.
+        `accounting.correlated.epsilon` computes the cost of the event without
+        overflow. Batches that overflow add `truncation.overflow_delta` to δ.
         """
         return events.RandomBins(
             float(run.noise_multiplier),
@@ -429,7 +435,7 @@ class RandomBins(Mechanism):
         )
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the number of bins, the capacity, and the handling of overflow."""
+        """Describe random bins: their number, their capacity, and overflow."""
         anew = "anew in every epoch" if self.fresh else "the same in every epoch"
         bins = self.steps_per_epoch(int(batch_size))
         return (
@@ -457,5 +463,5 @@ SAMPLINGS: dict[str, type[Mechanism]] = {
 
 
 def mechanism_of(run: RunParameters) -> Mechanism:
-    """The mechanism of a run: how it draws examples, and at which privacy cost."""
+    """Return the mechanism that draws a run's examples and gives the run's event."""
     return SAMPLINGS[run.sampling](run.num_examples, run.adjacency, run.shape)

@@ -24,7 +24,7 @@ class Parts:
 
     Attributes:
       trained: the tree of trained parameters, by which the loss is differentiated.
-      names: the paths in the model of the leaves of `trained`.
+      names: the path in the model of each leaf of `trained`.
       merge: a function of a tree like `trained` and one example's random keys. It
         returns the whole model, and a function that raises if the loss has changed the
         model's state.
@@ -67,10 +67,10 @@ def split(model: Any) -> Parts:
 
 
 def along(x: Any) -> Parts:
-    """Split another argument of the loss: nothing is trained, and keys are per example.
+    """Split a leaf of the loss's other arguments, in which nothing is trained.
 
-    `x` is a leaf of the loss's other arguments, in which flax.nnx objects count as
-    leaves.
+    Flax.nnx objects count as leaves. If the leaf holds keys, each example gets its own
+    keys.
     """
     if is_nnx(x):
         parts = _of_module(x)
@@ -102,7 +102,7 @@ def is_nnx(x: Any) -> bool:
 
 
 def is_trained(leaf: Any) -> bool:
-    """Whether a leaf of a tree is trained: whether it is an array of floats."""
+    """Whether a leaf of a model is trained, which holds for arrays of floats."""
     array = isinstance(leaf, jax.Array | np.ndarray)
     return array and jnp.issubdtype(leaf.dtype, jnp.floating)
 

@@ -31,10 +31,10 @@ def optimizer(
     key: jax.Array,
     buffer: Buffer,
 ) -> optax.GradientTransformationExtraArgs:
-    """A chain of the step limit, the noise, the division by b, and inner.
+    """Chain the step limit, the noise, the division by b, and the optimizer `inner`.
 
-    See `Plan.optimizer` for the arguments. The chain transforms a sum of clipped
-    gradients.
+    The chain transforms a sum of clipped gradients. `Plan.optimizer` describes the
+    arguments.
     """
     strategy = plan.strategy
     # Each branch raises or gives NaN past num_steps, and ends with a division by b.
@@ -62,7 +62,7 @@ def optimizer(
 
 
 class _StepNoise(NamedTuple):
-    """Noise whose standard deviation in each step is a factor times the plan's.
+    """Noise whose standard deviation is the plan's, times a factor for each step.
 
     Attributes:
       init: a function of the parameters that returns the state, which holds the key.
@@ -75,7 +75,7 @@ class _StepNoise(NamedTuple):
 
 
 def _gaussian_noise(stddev: ArrayLike, key: jax.Array) -> _StepNoise:
-    """Gaussian noise with this standard deviation in steps whose factor is 1."""
+    """Make Gaussian noise with standard deviation `stddev` where the factor is 1."""
     noise = _gaussian.add_gaussian_noise(stddev, key=key)
 
     def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
@@ -90,7 +90,7 @@ def _gaussian_noise(stddev: ArrayLike, key: jax.Array) -> _StepNoise:
 def _on_lattice(
     plan: RunParameters, sensitivity: float, most: float, key: jax.Array
 ) -> _StepNoise:
-    """Discrete Gaussian noise for sums whose floats have this sensitivity.
+    """Make discrete Gaussian noise for float sums that have the given sensitivity.
 
     `most` is the maximum factor of any step.
     """
@@ -111,7 +111,7 @@ def _on_lattice(
 
 
 def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Transform sums of clipped gradients into private means, on a lattice."""
+    """Transform clipped sums into private means by discrete noise of constant scale."""
     noise = _on_lattice(plan, plan.clip_norm, 1.0, key)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -127,8 +127,9 @@ def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfo
 def _correlated_mean_on_lattice(
     plan: RunParameters, strategy: Strategy, key: jax.Array
 ) -> optax.GradientTransformation:
-    """Transform sums of clipped gradients into private means, with lattice noise."""
-    # A sum of m clipped gradients is at most m C, and a lattice point z C / 2²⁵.
+    """Transform clipped sums into private means by correlated noise on a lattice."""
+    # A sum of m clipped gradients is at most m C, and the spacing of the lattice is
+    # about z C / 2²⁵.
     largest = plan.max_batch_size / plan.noise_multiplier * 2.0**25
     digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _correlated_lattice.DIGITS)
 
@@ -189,11 +190,11 @@ def clip_norm_of(state: Any) -> jax.Array:
 
 
 def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Transform sums of clipped gradients into private means; numbers vary by step.
+    """Transform clipped sums into private means, with numbers that vary by step.
 
-    Where a schedule varies the clip norm, the sums were rescaled to the plan's clip
-    norm. Where the clip norm follows a quantile, the sums were rescaled to clip norm 1.
-    So the sensitivity is the same in every step. If a step's noise multiplier is r
+    If a schedule varies the clip norm, `value_and_grad` has rescaled the sums to the
+    plan's clip norm. If the clip norm follows a quantile, `value_and_grad` has divided
+    the sums by it. So the sensitivity is constant. If a step's noise multiplier is r
     times the plan's, the step divides the sum by r, adds the plan's noise, and
     multiplies the result by r.
     """
@@ -248,7 +249,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
 
 
 def _keep_bits(x: float, bits: int) -> float:
-    """Round a positive number down to its first binary digits, at least one."""
+    """Round a positive number down to its first `bits` binary digits, at least one."""
     fraction, exponent = math.frexp(x)
     bits = max(bits, 1)
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
@@ -310,9 +311,9 @@ def _refuse_masks(name: str, tree: Any) -> None:
 
 
 def _zero_updates(update: Any, param: Any) -> Any:
-    """The update of a leaf, with zeros in place of None for a numeric array.
+    """Return the update, or zeros if it is None and the parameter a numeric array.
 
-    The reason is that optax.apply_updates cannot add None to an array.
+    optax.apply_updates cannot add None to an array.
     """
     if update is None and isinstance(param, jax.Array | np.ndarray):
         number = jnp.issubdtype(param.dtype, jnp.number)

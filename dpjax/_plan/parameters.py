@@ -45,9 +45,10 @@ class RunParameters:
         )
 
     def constant_runs(self) -> list["RunParameters"]:
-        """Runs with constant noise and batch size that compose to this run.
+        """Split this run into runs with constant noise and batch size.
 
-        Steps with the same numbers form one run, wherever they are in the schedule. The
+        The composition of the returned runs has the privacy cost of this run. Steps
+        with the same numbers form one run, wherever they are in the schedule, since the
         composition does not depend on the order of the steps.
         """
         if not self.schedule:

@@ -24,7 +24,7 @@ from dpjax.noise._correlated import Buffer
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Plan(RunParameters):
-    """A private run, as `dpjax.plan` makes it: immutable, and static under jit.
+    """The plan of a private run, made by `dpjax.plan`; immutable, and static under jit.
 
     The guarantee depends on all numbers of a plan together. To change a number, make
     another plan.
@@ -62,13 +62,13 @@ class Plan(RunParameters):
 
     @classmethod
     def of(cls, run: RunParameters, comparison: Comparison | None = None) -> "Plan":
-        """A plan with the numbers of run, and with its comparison if there is one."""
+        """Make a plan from a run's numbers, and from a comparison if there is one."""
         names = [field.name for field in dataclasses.fields(RunParameters)]
         return cls(**{x: getattr(run, x) for x in names}, comparison=comparison)
 
     @property
     def mechanism(self) -> Mechanism:
-        """The sampling mechanism: how examples are drawn, and at which privacy cost."""
+        """The mechanism that draws the examples and gives the run's privacy event."""
         return mechanism_of(self)
 
     @property
@@ -86,8 +86,8 @@ class Plan(RunParameters):
           key: one typed key for the whole run; may be the key of the optimizer.
 
         Returns:
-          A `sampling.Batch` of i32[m] and bool[m], m = max_batch_size. `load` reads the
-          examples at these positions.
+          A `sampling.Batch` of positions i32[m] and a mask bool[m], where m is
+          max_batch_size. `load` reads the examples at these positions.
 
         Raises:
           ValueError: step is not traced and is not an integer from 0 to T − 1.
@@ -109,7 +109,8 @@ class Plan(RunParameters):
           `Examples` with leading axes m = max_batch_size.
 
         Raises:
-          ValueError: data does not have num_examples examples, or as for `batch`.
+          ValueError: data does not have num_examples examples; step is out of range,
+            as for `batch`.
         """
         loader.check(data, self)
         examples = loader.take_examples(users.by_position(data), self.batch(step, key))
@@ -147,8 +148,9 @@ class Plan(RunParameters):
           prefetch: the number of batches that a thread reads ahead of their use.
 
         Yields:
-          `Examples` with leading axes m = max_batch_size, T − start times. They are
-          drawn on the CPU. The same key gives the same batches.
+          T − start `Examples`, one for each step, with leading axes of length
+          m = max_batch_size. They are drawn on the CPU. The same key gives the same
+          batches.
 
         Raises:
           ValueError: data does not have num_examples examples; start is out of range;

@@ -71,9 +71,9 @@ def noise_of(
 
     σ is the standard deviation of the noise on the sum divided by C, and σ_b is that of
     the noise on the count. Both releases together are one Gaussian mechanism. An
-    example moves the sum divided by C by 1, and the count by 1/2. In units of the noise
-    the distance is 1 / z, with z the plan's noise multiplier, if
-    1 / σ² + (1/2)² / σ_b² = 1 / z².
+    example moves the sum divided by C by 1, and the count by 1/2. In units of the
+    noise, an example moves both together by 1 / z if
+    1 / σ² + (1/2)² / σ_b² = 1 / z², where z is the plan's noise multiplier.
     (Andrew et al. 2021, Theorem 1, https://arxiv.org/abs/1905.03871.)
 
     Raises:

@@ -129,7 +129,7 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
 
 
 def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float, int]]:
-    """How many of the first num_steps steps have each pair (noise, batch size).
+    """Count, for each pair (noise, batch size), the steps among the first num_steps.
 
     Steps that differ in their clip norms alone are counted together. The reason is that
     the noise's standard deviation is a multiple of the clip norm. So the clip norm does
@@ -145,14 +145,14 @@ def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float
 
 
 def noises(schedule: tuple[Segment, ...], num_steps: int) -> np.ndarray:
-    """The noise multipliers of num_steps steps, in units of the plan's own, f64[T]."""
+    """The noise multiplier of each step, divided by the plan's, f64[num_steps]."""
     starts = [piece.start for piece in schedule]
     held = np.searchsorted(starts, np.arange(num_steps), side="right") - 1
     return np.array([piece.noise for piece in schedule])[held]
 
 
 def values_at(schedule: tuple[Segment, ...], step: ArrayLike) -> StepValues:
-    """The numbers of a step, which may be traced.
+    """Return the noise, clip norm and batch size of a step, which may be traced.
 
     Steps after the end of the run have the numbers of the last segment.
     """

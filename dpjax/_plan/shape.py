@@ -18,7 +18,7 @@ def resolve_strategy(
     workload: Workload | None,
     strategy: Strategy | None,
 ) -> tuple[StrategySpec | None, _amplified.Start | None]:
-    """The strategy that the caller gave, or the best strategy found for the workload.
+    """Return the caller's strategy, or find the best strategy for the workload.
 
     Returns:
       strategy: the numbers of the strategy; None for independent noise.
@@ -61,11 +61,11 @@ def resolve_strategy(
 def _best(
     run: RunParameters, mechanism: Mechanism, workload: Workload
 ) -> tuple[Strategy, _amplified.Start | None]:
-    """The best strategy for a workload, and a start for the search for its noise.
+    """Find the best strategy for a workload, and estimate its noise multiplier.
 
-    For batches in order, the strategy is the best with one stored vector, and the start
-    is None. For random batches, the strategy is the best that `strategies.amplified`
-    finds.
+    For batches in order, the strategy is the best with one stored vector, and the
+    estimate is None. For random batches, the strategy is the best that
+    `strategies.amplified` finds, and the estimate is None for independent noise.
     """
     sizes: dict[str, Any] = {
         "num_steps": run.num_steps,
@@ -85,8 +85,8 @@ def _best(
             sampling=run.sampling,  # pyright: ignore
             adjacency=run.adjacency,
         )
-        # Independent noise gets no start, as if the caller had named it. So no ε is
-        # computed twice in a comparison.
+        # If the best strategy is independent noise, there is no start, as if the caller
+        # had named independent noise. A comparison of both then computes no ε twice.
         return best.strategy, about if any(map(np.any, best.strategy)) else None
     sizes["order"] = mechanism.order
     optimized = strategies.optimize("rational", workload, **sizes)

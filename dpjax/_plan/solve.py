@@ -38,12 +38,13 @@ SHARE = LEAST_SHARE
 # this number of evaluations of ε, another search takes its place.
 _NEAR, _LOOKS = 2e-5, 8
 _LARGEST = 100.0  # the largest ε for which `_estimates` tells where to begin
-# A relative excess of the overflow's cost in ε, well above the error of an estimate.
+# The search for a capacity treats a capacity as too small if the predicted cost of its
+# overflow exceeds the allowed cost by this share, well above a prediction's error.
 _CLEARLY = 0.02
 
 
 def cost(run: RunParameters) -> float:
-    """The ε of a run at its δ, in float64. The run's own field epsilon is ignored."""
+    """Compute the ε of a run at its δ, in float64; the run's own epsilon is ignored."""
     # The field does not change the cost. With inf for all runs, the cache is hit often.
     return _cost(run.parameters(epsilon=math.inf))
 
@@ -57,7 +58,7 @@ def _cost(run: RunParameters) -> float:
 
 
 def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
-    """Raise if the batch size exceeds the data set, or exceeds the given capacity."""
+    """Raise unless batch size and capacity (`room`) are valid for the mechanism."""
     n = mechanism.num_examples
     if batch_size is not None:
         validate.at_most("batch_size", batch_size, n, "num_examples, ")
@@ -73,13 +74,13 @@ def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None
 
 
 def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
-    """A small capacity at which overflow does not raise ε above solved.epsilon.
+    """Find a small capacity at which overflow does not raise ε above solved.epsilon.
 
-    The capacity is the smallest one unless the prediction below is wrong. The run was
-    solved for without overflow at less than δ, so that the rest of δ can be spent on
-    overflow. The search starts at three standard deviations above the batch size b. A
-    capacity below b may meet the target, too, since a step on a few of many examples
-    costs little. But such a step also trains little.
+    The ε of `solved` is for batches that never overflow and for less than δ, so that
+    the rest of δ can be spent on overflow. The search starts at three standard
+    deviations above the batch size b, and finds the smallest capacity from there unless
+    the prediction below is wrong. A capacity below b may meet the target, too, since a
+    step on a few of many examples costs little. But such a step also trains little.
 
     For random bins, the probability of an overflow alone determines whether a capacity
     suffices, and bisection finds the capacity. For other samplings, overflow adds to ε
@@ -107,7 +108,7 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     def run_with(capacity: int) -> RunParameters:
         return solved.parameters(max_batch_size=capacity, delta=delta)
 
-    # The capacity is in (low, high]: high suffices, and low is not a result.
+    # The capacity is in (low, high]: high suffices, and low is excluded.
     low, high = math.ceil(size + 3 * deviation) - 1, n
     # If no capacity has a finite ε, the choice does not matter: take the smallest.
     if not math.isfinite(solved.epsilon) or high - low <= 1:
@@ -148,7 +149,7 @@ def _is_spared(run: RunParameters, epsilon: float) -> bool:
     """Whether overflow in random bins costs at most the share SHARE of δ at this ε."""
     event = mechanism_of(run).event(run)
     assert isinstance(event, RandomBins)
-    # On a lattice, up to the last of these shares of δ covers the total variation.
+    # On a lattice, at most this share of δ covers the total variation of the noise.
     spent = SHARES_OF_LATTICE[-1] if run.arithmetic == "discrete" else 0.0
     delta = run.delta * (1 - spent)
     with scope():
@@ -199,7 +200,8 @@ def plan(
         maximum that the other numbers allow.
       num_steps: T, the number of released steps. If None, the maximum that the other
         numbers allow.
-      epsilon: ε at δ of the whole run, positive. If None, computed from the others.
+      epsilon: the ε of the whole run at delta, positive. If None, the ε that follows
+        from the other numbers.
       delta: δ, strictly between 0 and 1. It should be well below 1 / n.
       clip_norm: the bound C on the L2 norm of one example's gradient, positive; or a
         `dpjax.QuantileClip`, which adapts C to the norms of the gradients.
@@ -216,9 +218,11 @@ def plan(
         the step's noise multiplier in units of noise_multiplier. The values are rounded
         up to at most eight levels, and the run uses the rounded values. A plan with a
         schedule needs num_steps and batch_size.
-      clip_schedule: the same for the clip norm. It costs no privacy, since the noise is
-        scaled with the clip norm.
-      batch_schedule: the same for the batch size, for Poisson batches.
+      clip_schedule: a schedule of the clip norm in units of clip_norm, rounded as
+        noise_schedule is. It costs no privacy, since the noise is scaled with the clip
+        norm.
+      batch_schedule: a schedule of the batch size in units of batch_size, rounded as
+        noise_schedule is. Only "poisson" allows it.
       sampling: how examples are drawn. "poisson": a step takes every example
         independently with probability b / n. "fixed_size": a step takes a random subset
         of size b. "fixed": batches in the data's order. "reshuffled": batches in a new
@@ -233,12 +237,12 @@ def plan(
         some of the noise of earlier steps; for all samplings but "poisson" and
         "fixed_size". It needs num_steps, batch_size, and either a strategy or a
         workload; a workload with cyclic Poisson samples or bins also needs epsilon.
-        "auto": the noise that leaves the least in the workload. "auto" as the noise or
-        the sampling needs num_steps, batch_size and epsilon.
+        "auto": the kind of noise that leaves the least noise in the workload. "auto" as
+        the noise or the sampling needs num_steps, batch_size and epsilon.
       workload: the linear map that the optimizer applies to the sums of all steps
-        (`dpjax.workloads`). For batches in order, the plan has the best strategy for
-        the workload that stores one vector; for random batches, the best one that
-        `strategies.amplified` finds at epsilon.
+        (`dpjax.workloads`). For batches in order, the plan has the strategy that is
+        best for the workload among those that store one vector. For random batches, the
+        plan has the best strategy that `strategies.amplified` finds at epsilon.
       strategy: the strategy itself (`dpjax.strategies`), in place of a workload.
       adjacency: the relation between the two data sets that the guarantee compares, an
         `Adjacency`; under ADD_REMOVE one data set has one example more. "fixed_size"
@@ -333,7 +337,8 @@ def plan(
             "arithmetic must be 'real' where noise is correlated and batches are "
             f"random: no bound is known for sampling {sampling!r} on a lattice."
         )
-    # The profile of a lattice needs (1 + e^ε) τ <= δ/2. At best ε is 0.
+    # The profile of a lattice needs (1 + e^ε) τ <= δ/2, where τ is the total variation
+    # of the noise. At best ε is 0.
     least = 2 * RUN_TOTAL_VARIATION / SHARES_OF_LATTICE[-1]
     if arithmetic == "discrete" and delta < least:
         raise ValueError(
@@ -413,7 +418,7 @@ def _schedule(
 
 
 def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
-    """ε in JAX's default float dtype, in which accountants return ε.
+    """Round ε up or down to JAX's default float dtype, in which accountants return ε.
 
     A cost is rounded up, so that it remains an upper bound. A target is rounded down,
     so that the cost is at most the requested ε even after the cost is rounded up.
@@ -455,7 +460,9 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
 
 
 def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters | None:
-    """A run whose ε is below the target by at most _NEAR; None if the search is slow.
+    """Search for the noise multiplier; return the run, or None if the search is slow.
+
+    The ε of the returned run is below the target by at most _NEAR times the target.
 
     Args:
       run: the run, whose epsilon is the target.
@@ -479,7 +486,7 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
 
 
 def _guess(run: RunParameters) -> _amplified.Start:
-    """A noise multiplier with which the solver begins, and the slope of log ε there."""
+    """Estimate the noise multiplier of a run, and the slope of log ε there."""
     mechanism = mechanism_of(run)
     epochs = run.num_steps / mechanism.steps_per_epoch(run.batch_size)
     # In random bins, an example takes part in the same step of all epochs.
@@ -499,7 +506,8 @@ def _guess(run: RunParameters) -> _amplified.Start:
         event = mechanism.event(run.parameters(noise_multiplier=noise))
         assert isinstance(event, Composed)
         found = _estimates.epsilon(event, run.delta, run.epsilon)
-        # The bounds of `pld` are about 6e-6 above, and the search has a range.
+        # The bounds of `pld` are about 6e-6 above the estimate, and the search for the
+        # noise accepts a range of ε below the target.
         return math.log(max(TINY, found) / run.epsilon) + 0.75 * _NEAR
 
     for seen in itertools.islice(secants(excess, *start), _LOOKS):

@@ -69,7 +69,7 @@ def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
 
 
 class OfUser(NamedTuple):
-    """One user's examples; or those of several users, with one more leading axis.
+    """The examples of one user, or of several users with one more leading axis.
 
     Attributes:
       examples: a tree of arrays with a leading axis k. A padding slot holds another of
@@ -129,10 +129,11 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
         max_examples is below 1.
 
     Privacy: which examples of a user are retained depends on that user's examples
-    alone. The number of users is taken to be public. Users are numbered in the order of
-    their names, and objects in the order of first appearance. sampling="fixed" takes
-    users in the order of these numbers. So its guarantee assumes that replacing one
-    user leaves the numbers of the others unchanged.
+    alone. The number of users is taken to be public. The data set has the users in
+    sorted order if they are numbers or strings, and in the order of first appearance if
+    they are other objects. sampling="fixed" takes users in the order of the data set.
+    So its guarantee assumes that replacing one user leaves the positions of the others
+    unchanged.
 
     Example:
       >>> import numpy as np
@@ -168,7 +169,7 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
 
 
 def _owners(users: Any) -> np.ndarray:
-    """The owner of each example, [n]. Tuples and records become an array of objects."""
+    """The user of each example, as an array [n], in which tuples become objects."""
     if np.ma.is_masked(users):
         raise ValueError("users must not be masked. Give missing owners a name.")
     owner = np.asarray(users)

@@ -26,13 +26,13 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
 
 class Constant(NamedTuple):
-    """The term of an array whose entries all have this value."""
+    """The term (symbolic value) of an array whose entries all have this value."""
 
     value: float
 
 
 class Unknown(NamedTuple):
-    """The term of an unknown array.
+    """The term (symbolic value) of an unknown array, which has a name and a sign.
 
     Two arrays with the same name have the same entries, except for signs and for axes
     of size one.
@@ -63,7 +63,7 @@ _ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice
 
 
 def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
-    """For each output of a jaxpr, whether it is zero for all finite inputs.
+    """Tell for each output of a jaxpr whether it is zero for all finite inputs.
 
     True is a proof by the rules of this module. False means only that these rules give
     no proof.
@@ -74,21 +74,21 @@ def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
 
 
 class _Terms:
-    """A symbolic evaluator with a table of names for a jaxpr and all that it calls."""
+    """A symbolic evaluator of jaxprs, with one table of names for all inner jaxprs."""
 
     def __init__(self) -> None:
         self._names: dict[Hashable, int] = {}
         self._unique = itertools.count()
 
     def new(self) -> Unknown:
-        """The term of an array with unknown entries, with a name that is new."""
+        """Return the term of an unknown array, under a name that no other array has."""
         return self._look_up(("new", next(self._unique)))
 
     def _look_up(self, made: Hashable) -> Unknown:
         return Unknown(self._names.setdefault(made, len(self._names)))
 
     def evaluate(self, closed: jex.ClosedJaxpr, inputs: Sequence[Term]) -> list[Term]:
-        """The terms of a jaxpr's outputs, from the terms of its inputs."""
+        """Evaluate a jaxpr symbolically, and return the terms of its outputs."""
         jaxpr = closed.jaxpr
         terms: dict[jex.Var, Term] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
@@ -110,7 +110,7 @@ class _Terms:
         return self._look_up(("literal", id(literal.val)))
 
     def _apply(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
-        """The terms of an equation's outputs, from the terms of its inputs."""
+        """Evaluate an equation symbolically, and return the terms of its outputs."""
         name = eqn.primitive.name
         if name in _CALLS or name.startswith("custom_jvp"):
             body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
@@ -133,7 +133,7 @@ class _Terms:
         return self._result_terms(eqn, inputs)
 
     def _apply_scan(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
-        """The terms of a scan's outputs, from the terms of its inputs.
+        """Evaluate a scan symbolically, and return the terms of its outputs.
 
         An output is a constant only if it is the same constant in every iteration. The
         loop assumes at first that every constant in the initial carry is constant in
@@ -162,7 +162,7 @@ class _Terms:
                 varying[i] = self.new()
 
     def _result_terms(self, eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> list[Term]:
-        """Terms for an equation's outputs, named after the operation and its inputs.
+        """Name an equation's outputs after operation and inputs; return their terms.
 
         Two equations that apply one operation to the same terms get the same names.
         """
@@ -191,9 +191,9 @@ class _Terms:
 
 
 def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
-    """The term of an equation's single output, by an algebraic rule.
+    """Return the term of an equation's single output, by an algebraic rule.
 
-    None if no rule applies. The caller then gives the output a new name.
+    The result is None if no rule applies. The caller then gives the output a new name.
     """
     name, out = eqn.primitive.name, aval(eqn.outvars[0])
     if name in _LAYOUTS:
@@ -248,7 +248,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 
 
 def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Constant | None:
-    """The constant f(x, …) of arrays without axes; None if there is no real result."""
+    """Apply a function to arrays without axes; None if there is no real result."""
     try:
         with np.errstate(all="ignore"):
             value = np.asarray(function(*arrays))
@@ -258,9 +258,9 @@ def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Constant | N
 
 
 def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
-    """The term of an operation on two arrays, at least one of which is unknown.
+    """Return the term of an operation on two arrays, at least one of which is unknown.
 
-    None if no rule applies.
+    The result is None if no rule applies.
     """
     negative = (
         y._replace(sign=-y.sign) if isinstance(y, Unknown) else Constant(-y.value)
@@ -282,10 +282,10 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
 
 
 def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
-    """The term of an array after its entries are moved, repeated, or reduced.
+    """Return the term of an array after its entries are moved, repeated, or reduced.
 
-    None unless the result is a constant, or equals the input except for axes of size
-    one.
+    The result is None unless the new array is a constant, or equals the old one except
+    for axes of size one.
     """
     name, x = eqn.primitive.name, inputs[0]
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
@@ -312,7 +312,7 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 
 
 def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
-    """The term of an array after conversion; None if its values may change."""
+    """The term of an array after a conversion of dtype; None if values may change."""
     if isinstance(x, Constant):
         value = _constant(lambda x: x.astype(after), np.asarray(x.value, before))
         # NumPy and XLA may differ where an integer dtype cannot represent the value.

@@ -196,7 +196,7 @@ Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
 def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
-    """The values that a mechanism releases for given sums of T steps.
+    """Run a mechanism on given sums of T steps, and return its releases.
 
     Args:
       transformation: the mechanism, as made by `dpjax.add_gaussian_noise` or
@@ -300,7 +300,7 @@ def white_by_tree(decay: ArrayLike) -> Whiten:
 def matched_filter(
     seen: jax.Array, expected: jax.Array, whiten: Whiten | None = None
 ) -> jax.Array:
-    """Scores of canaries from all releases of a Gaussian mechanism.
+    """Compute a score for each canary from all releases of a Gaussian mechanism.
 
     Args:
       seen: the released values along each canary's direction, f[T, k]: the slots of
@@ -347,7 +347,7 @@ def matched_filter(
 def mixture_scores(
     seen: jax.Array, cases: jax.Array, probabilities: ArrayLike, stddev: ArrayLike
 ) -> jax.Array:
-    """Scores of canaries that took part in one of several ways, chosen at random.
+    """Compute scores of canaries that took part in a way that was chosen at random.
 
     Args:
       seen: the released values along each canary's direction, f[T, k], with white

@@ -29,7 +29,7 @@ _FACTORS = {"huge": 1e6, "huge, negated": -1e6, "zero": 0.0, "not finite": np.na
 
 
 class Finding(NamedTuple):
-    """The maximum distance by which one kind of change moves the result.
+    """A change of the batch, and the distance by which it moves the function's result.
 
     Attributes:
       change: a description of the change.
@@ -126,7 +126,7 @@ def check(
       >>> claim = {"sensitivity": 0.5, "adjacency": dpjax.Adjacency.ZERO_OUT}
       >>> check(fn, x, **claim).passed
       True
-      >>> def mean(data, mask):  # of those there: without one, others weigh more
+      >>> def mean(data, mask):  # the divisor depends on the data
       ...     return 8 * fn(data, mask) / jnp.maximum(mask.sum(), 1)
       >>> check(mean, x, **claim).passed
       False
@@ -155,7 +155,7 @@ def _findings(
     claimed: float,
     adjacency: Adjacency,
 ) -> Iterator[Finding]:
-    """Findings for pairs of neighbouring batches and for changes of the layout."""
+    """Yield a finding for each pair of neighbouring batches and each other change."""
     size = len(jax.tree.leaves(data)[0])
     tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))
     # With a fixed seed, the test gives the same result in every run.
@@ -198,7 +198,7 @@ def _findings(
 
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
-    """The batches in which example i is changed, each with a name for the change."""
+    """Yield a name for each change of example i, and the batch with this change."""
     leaves, treedef = jax.tree.flatten(data)
     size = len(leaves[0])
     floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]

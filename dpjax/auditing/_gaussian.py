@@ -1,4 +1,4 @@
-"""A lower confidence bound on the distance of two Gaussian means, divided by σ."""
+"""A lower confidence bound on two Gaussian means' distance in standard deviations."""
 
 import jax
 import jax.numpy as jnp

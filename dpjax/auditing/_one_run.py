@@ -39,7 +39,7 @@ _STATIC = ("guess_in", "guess_out")
 def _right(
     scores: jax.Array, included: jax.Array, guess_in: int, guess_out: int
 ) -> jax.Array:
-    """The number of right guesses, i[]; equal scores have the order of positions."""
+    """Count the right guesses, i[]; canaries with equal scores retain their order."""
     ordered = included[jnp.argsort(scores)]
     right = jnp.sum(ordered[ordered.size - guess_in :] > 0)
     return right + jnp.sum(ordered[:guess_out] == 0)

@@ -73,10 +73,11 @@ def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
 
 
 def counts(trials: int) -> np.ndarray:
-    """The counts k from 1 to n that the band over all thresholds uses, i[*].
+    """Choose the counts k at whose kth largest scores `band` bounds rates, i[*].
 
-    Neighbouring counts differ by one, or by half a standard deviation of the count,
-    √(k (1 − k/n)) / 2. Equal steps of arcsin √(k/n) have this size.
+    The counts are from 1 to n = trials. Neighbouring counts differ by one, or
+    by half a standard deviation of the count, √(k (1 − k/n)) / 2. Equal steps of
+    arcsin √(k/n) have this size.
     """
     # With few counts, the union bound costs little. The loss between counts is small.
     steps = int(np.ceil(2 * np.pi * np.sqrt(trials)))
@@ -85,7 +86,7 @@ def counts(trials: int) -> np.ndarray:
 
 
 class _Rates(NamedTuple):
-    """An upper bound on false positives, and a lower bound on true positives."""
+    """Upper bounds on false-positive rates, and lower bounds on true-positive rates."""
 
     false_positive: jax.Array
     true_positive: jax.Array
@@ -131,8 +132,8 @@ def band(
 ) -> tuple[jax.Array, _Rates]:
     """Thresholds in descending order, and bounds on a test's rates at each threshold.
 
-    With `union`, the bounds hold at all thresholds simultaneously. Without, they hold
-    only for a single threshold.
+    With `union`, the bounds hold at all thresholds simultaneously. Without `union`, the
+    bounds hold only at a single threshold.
     """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (

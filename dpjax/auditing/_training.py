@@ -115,7 +115,7 @@ def linear_scores(outputs: Outputs) -> Outputs:
       >>> noise = jax.random.normal(jax.random.key(0), (2, 1000, 3))
       >>> scores = linear_scores(Outputs(noise[0] + 1.0, noise[1]))
       >>> gap = scores.inside.mean() - scores.outside.mean()
-      >>> print(f"{gap / scores.outside.std():.1f}")  # √3 would be all there is
+      >>> print(f"{gap / scores.outside.std():.1f}")  # the best linear test gives √3
       1.6
     """
     inside, outside = (jax.vmap(lambda tree: ravel_pytree(tree)[0])(x) for x in outputs)
@@ -239,7 +239,7 @@ def log_odds(losses: jax.Array) -> jax.Array:
 
 
 def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
-    """Log-likelihood ratios of membership, for each model and each example.
+    """Compute a log-likelihood ratio of membership for each model and each example.
 
     The function attacks each model with the help of all other models. For each example,
     it fits one Gaussian to the statistics of the other models that were trained on the
@@ -288,12 +288,9 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
     included = jnp.asarray(included, bool)
 
     def log_density(those: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The log-density of each model's value, under a Gaussian fit to other models.
-
-        The Gaussian is fitted to the values of all other models in the mask `those`.
-        The results are the log-density, up to a constant, and whether the mask has at
-        least two other models.
-        """
+        # A Gaussian is fitted to the values of all other models in the mask `those`.
+        # The results are the log-density of each model's value under this Gaussian, up
+        # to a constant, and whether the mask has at least two other models.
 
         # A sum over all other models is the whole sum minus the model's own value.
         def others(values: jax.Array) -> jax.Array:

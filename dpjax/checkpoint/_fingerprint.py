@@ -39,7 +39,7 @@ def fingerprint(plan: Plan, key: Key) -> str:
 
 
 def primary_fields(run: RunParameters) -> dict[str, Any]:
-    """The fields of a plan as plain values, without those computed from others."""
+    """A plan's fields as plain values, without fields that are computed from others."""
     fields = to_plain(run.parameters())
     return {name: x for name, x in fields.items() if name not in _DERIVED}
 
@@ -89,7 +89,7 @@ def _probe(plan: Plan, generator: str, *_: object) -> str:
 
 
 def canonical(value: Any) -> str:
-    """A canonical JSON text: equal values have equal texts."""
+    """Return a canonical JSON text of a value: equal values have equal texts."""
     return json.dumps(
         value,
         sort_keys=True,

@@ -92,11 +92,11 @@ def _checkpointer(ocp: Any) -> Any:
 
 
 def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
-    """The leaf as an array of a type that orbax can save.
+    """Convert a leaf to an array of a type that orbax can save.
 
-    An array that spans several processes remains a `jax.Array`. An array that each
-    process holds for itself, equal in all, becomes a NumPy array. With one process, the
-    function returns every array unchanged.
+    An array that spans several processes remains a `jax.Array`. An array of which every
+    process has an equal copy becomes a NumPy array. With one process, the function
+    returns every array unchanged.
     """
     as_array = rec.raw_data(leaf)
     alone = jax.process_count() == 1 or rec.spans_processes(as_array)
@@ -109,7 +109,7 @@ def _nonempty(leaf: object) -> bool:
 
 
 def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
-    """The restore target of a leaf: its sharding, or the host if it is uncommitted."""
+    """Describe where to restore a leaf: to its sharding, or uncommitted to the host."""
     as_array = _as_orbax_array(leaf)
     if isinstance(as_array, jax.Array) and leaf.committed:
         return jax.ShapeDtypeStruct(
@@ -119,7 +119,7 @@ def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
 
 
 def _orbax() -> Any:
-    """Import orbax only when it is needed: an optional package, slow to import."""
+    """Import and return orbax, an optional package that takes long to import."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
@@ -383,7 +383,7 @@ def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
     """
     kept = steps(folder)
     if step not in kept:
-        # A run that went back is compared when it reaches a saved step again.
+        # A run that was resumed at an earlier step is compared at the next saved step.
         return bool(kept) and step < kept[-1]
     if _read(folder, step).arrays != bits:
         raise ValueError(
@@ -396,7 +396,7 @@ def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
 
 
 def _choose_step(folder: pathlib.Path, step: int | None) -> int:
-    """The given step, or the newest step for None; raises a ValueError without one."""
+    """Return the given step, or the newest for None; raise if it has no checkpoint."""
     kept = steps(folder)
     if not kept or (step is not None and step not in kept):
         raise ValueError(
@@ -426,7 +426,7 @@ def _temporary_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def _make_room(folder: pathlib.Path, step: int) -> None:
-    """Create the run's folder and an empty temporary folder, accessible to the owner.
+    """Create the run's folder and an empty temporary folder, for the owner alone.
 
     Raises:
       ValueError: the name of the checkpoint, or that of the temporary folder, is taken
@@ -471,7 +471,7 @@ def _finish(folder: pathlib.Path, step: int, record: Record) -> None:
 
 
 def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
-    """Remove older checkpoints of the run, and folders that killed processes left."""
+    """Remove the run's checkpoints of steps not in `kept`, and unfinished folders."""
     for path in list(folder.glob(f"*{_UNFINISHED}")):
         if _is_step(path.stem) and _is_ours(path):
             shutil.rmtree(path)
@@ -486,7 +486,7 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
 
 
 def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
-    """Whether a folder is only an intact checkpoint of this step and key."""
+    """Whether a folder contains only an intact checkpoint of this step and key."""
     try:
         return _is_ours(path) and _read(path.parent, step).key == key
     except ValueError:  # the checkpoint is damaged, and is left for the user

@@ -65,7 +65,7 @@ def on_primary_process(do: Callable[[], T]) -> T:
 
 
 def gather_values(what: Any) -> list[Any]:
-    """The values that all processes pass, in the order of the processes.
+    """Return the values that all processes pass, in the order of the processes.
 
     JSON must be able to represent the values.
     """

@@ -130,7 +130,7 @@ def leaf_type(leaf: Any) -> str:
 
 
 def restore_leaf(leaf: Any, array: np.ndarray | jax.Array) -> Any:
-    """The restored `array` as a leaf of the same type as `leaf`."""
+    """Convert a restored array to a leaf of the same type as `leaf`."""
     if isinstance(leaf, jax.Array):
         # Orbax restores a `jax.Array` with the requested sharding. A NumPy array must
         # still be transferred.

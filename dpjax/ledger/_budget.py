@@ -94,7 +94,7 @@ class Budget:
     def draw(
         self, release: Any, *, slack: float | None = None, name: str = ""
     ) -> "Budget":
-        """The budget after one more mechanism. Draw before the mechanism runs.
+        """Return the budget after one more mechanism; call this before it runs.
 
         Args:
           release: an event of `accounting.events`, or a record that contains an event:
@@ -219,7 +219,7 @@ class Budget:
 
     @property
     def _mu(self) -> float:
-        """The μ of all draws together, rounded down."""
+        """The μ that all draws together may take, rounded down."""
         # For fixed draws, the total uses all of δ.
         reserved = 0.0 if self.composition == "fixed" else self.slack
         with scope():
@@ -228,18 +228,18 @@ class Budget:
 
     @property
     def _of_total_variation(self) -> float:
-        """The cost in δ of a unit of total variation: 1 + e^ε."""
+        """The factor 1 + e^ε by which total variation costs δ, rounded up."""
         return (1 + math.exp(min(self.epsilon, 700.0))) * (1 + _ROUNDING)
 
     @property
     def _spent(self) -> tuple[float, float]:
-        """The sum of μ², and the part of δ, of all draws, rounded up."""
+        """The sum of the μ² of all draws, and the part of δ they take, rounded up."""
         costs = [x.cost for x in self.draws]
         squares = add_up(x.mu**2 for x in costs)
         return squares, add_up(map(self._probability, costs))
 
     def _probability(self, cost: GaussianBound) -> float:
-        """The part of δ that a mechanism takes."""
+        """The part of δ that a mechanism with this cost takes."""
         return cost.slack + self._of_total_variation * cost.total_variation
 
     def _total(self, *more: Event) -> float:
@@ -249,18 +249,18 @@ class Budget:
             return composition.epsilon(events, self.delta) if events else 0.0
 
     def _used(self, event: Event, slack: float | None) -> float:
-        """The μ that an event takes; for fixed composition, the total μ with it."""
+        """The μ of an event; with fixed composition, of all draws and the event."""
         if self.composition == "adaptive":
             return composition.gaussian_bound(event, self._slack_of_draw(slack)).mu
         with scope():
             return float(gdp.mu(self._total(event), self.delta))
 
     def _slack_of_draw(self, slack: float | None) -> float:
-        """The part of δ that a mechanism without a GDP parameter takes."""
+        """Return the given slack, or by default half of the slack that is left."""
         return self.left.slack / 2 if slack is None else slack
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:
-        """The cost of an event to a budget for adaptive composition."""
+        """Return an event's cost to an adaptive budget; raise if too little is left."""
         squares, probability = self._spent
         given = self._slack_of_draw(slack)
         cost = composition.gaussian_bound(event, given)

@@ -50,7 +50,7 @@ def read(path: pathlib.Path) -> list[Line]:
 
 
 def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> None:
-    """Append a line that depends on the lines before it, and sync it to the disk.
+    """Append a line that depends on the existing lines, and sync the file to the disk.
 
     Args:
       path: the ledger's file.
@@ -98,7 +98,7 @@ def _refuse_missing(path: pathlib.Path) -> None:
 
 
 def _split_lines(path: pathlib.Path, opened: int) -> bytes:
-    """The ledger's complete lines, including the line of an interrupted write.
+    """Return the bytes of all complete lines, including one of an interrupted write.
 
     Raises:
       ValueError: the files are in a state that the module's docstring does not list.

@@ -103,7 +103,7 @@ Entry = Release | End | Other
 
 
 def entry_of(line: dict[str, Any], path: str | os.PathLike[str]) -> Entry:
-    """The entry in a line of the file, without the hashes.
+    """Convert a line of the file to the entry in it, without the line's hashes.
 
     Raises:
       ValueError: the line is no entry, such as one in another format.

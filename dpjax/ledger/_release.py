@@ -96,7 +96,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder, "ledger.jsonl")
       ...     run = release(path, plan, run)
-      ...     run = release(path, plan, run)  # the same once more
+      ...     run = release(path, plan, run)  # the same parameters again
       ...     print(len(dpjax.ledger.read(path).entries))
       1
     """
@@ -239,7 +239,7 @@ def other(
 
 
 def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
-    """Append the entry that `make` returns for the existing entries, if any.
+    """Append the entry that `make` returns for the existing entries, unless it is None.
 
     The first process appends the entry. The file is locked while `make` runs.
     """

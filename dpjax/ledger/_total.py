@@ -26,7 +26,7 @@ class Ledger:
     head: str
 
     def runs(self) -> dict[str, Event]:
-        """The event of each run, whose cost the ledger counts.
+        """The event whose cost the ledger counts for each run, by the name of the run.
 
         The event covers all steps of the plan, or after `end`, only the released steps.
         """
@@ -53,7 +53,7 @@ class Ledger:
         Privacy: the bound holds if every run has its own key, and the plans of all runs
         and the costs of all other releases were fixed before any output was seen. The
         bound is no privacy filter: it does not hold if outputs of earlier runs
-        determined a plan. A limit on this ε that was fixed before does not help. For
+        determined a plan, not even if a limit on the total ε was fixed in advance. For
         example, let the first output select the second plan from two alternatives with
         the same total ε. There are runs for which the true δ at this ε is nearly twice
         the reported δ. `spend` is the privacy filter.
@@ -66,7 +66,7 @@ class Ledger:
         return composition.epsilon([*self.runs().values(), *others], delta)
 
     def spend(self, budget: Budget) -> Budget:
-        """The budget after draws for all runs and other releases of this ledger.
+        """Draw all runs and other releases of this ledger from a budget.
 
         Args:
           budget: a budget from `dpjax.budget`, which was fixed before the first

@@ -20,7 +20,7 @@ from dpjax.plot._tradeoff import Line, draw_curves, guarantee_lines
 
 
 class Rates(NamedTuple):
-    """Error rates of tests at k thresholds in descending order, f64[k] each."""
+    """The error rates of tests at k descending thresholds, f64[k] each."""
 
     false_positive: np.ndarray
     false_negative: np.ndarray
@@ -30,7 +30,7 @@ class Rates(NamedTuple):
 def achieved_rates(
     scores_in: ArrayLike, scores_out: ArrayLike, confidence: float
 ) -> tuple[Rates, Rates]:
-    """The observed and proven error rates of tests that compare scores and thresholds.
+    """The observed and proven error rates of tests that compare scores with thresholds.
 
     Args:
       scores_in: the scores of runs with the example's participation, f[n].
@@ -116,7 +116,7 @@ def attack(
     lines += [seen, proven]
     ax = axes(ax, (5.2, 5.0))
     draw_curves(ax, lines, false_positive_rate, "true-positive rate,")
-    # The corners of both staircases; between corners, both are constant.
+    # These are the corners of both staircases, which are constant between corners.
     between = np.union1d(seen.false_positive, proven.false_positive)
     ax.fill_between(
         between,
@@ -145,7 +145,7 @@ def _line(rates: Rates, name: str, rate: float) -> Line:
     alarms = np.concatenate([[0.0], rates.false_positive[order], [1.0]])
     missed = np.concatenate([[1.0], rates.false_negative[order], [0.0]])
     missed = np.minimum.accumulate(missed)
-    # The corners of the staircase, which steps down at each rate, from left to right.
+    # These are the corners of the staircase, which steps down at each rate.
     x, y = np.repeat(alarms, 2)[1:], np.repeat(missed, 2)[:-1]
     marked = int(np.searchsorted(x, rate, side="right")) - 1
     # Round the true-positive rate down, so that no label overstates the attack.

@@ -219,7 +219,10 @@ def _bars(
 
 
 def signal_to_noise(plan: Plan) -> float:
-    """The signal-to-noise ratio of a plan: the square root of Σ (b / σ)² over steps."""
+    """The signal-to-noise ratio of a plan: the square root of Σ (b / σ)² over steps.
+
+    b is the batch size of a step, and σ the noise multiplier of its gradients.
+    """
     sigma = _gradients_noise(plan)
     if not plan.schedule:
         return math.sqrt(plan.num_steps) * plan.batch_size / sigma
@@ -265,7 +268,7 @@ def _name(plan: Plan) -> str:
 
 
 def _at(deltas: Sequence[float]) -> str:
-    """The label's text for δ, which is a number if all plans have the same δ."""
+    """Describe δ in a label, by its value if all plans have the same δ."""
     same = len(set(deltas)) == 1
     return f"at δ = {deltas[0]:g}" if same else "at each one's δ"
 

@@ -102,7 +102,7 @@ def deviations(shape: np.ndarray) -> np.ndarray:
 
 
 def power(shape: np.ndarray) -> np.ndarray:
-    """The expected periodogram of a shape at 0, 1/T, …, (T − 1)/T, f64[T]."""
+    """The expected periodogram of a shape's noise at 0, 1/T, …, (T − 1)/T, f64[T]."""
     count = len(shape)
     if shape.ndim == 2:
         return np.sum(np.abs(np.fft.fft(shape, axis=0)) ** 2, axis=1) / count

@@ -1,7 +1,7 @@
-"""The minimum noise that meets a target.
+"""Find the minimum noise that meets a target (ε, δ).
 
 The noise multiplier is a concrete number before training begins, also under `jax.vmap`
-over keys. The calibration depends on no key, so `now` evaluates it immediately.
+over keys. The calibration depends on no key, so the scope `now` evaluates it at once.
 
 `choose_num_steps` balances the optimisation error of gradient descent and the noise.
 """
@@ -42,7 +42,10 @@ def solve_noise(
 
 
 def calibrate_one_draw(epsilon: float, delta: float) -> float:
-    """The minimum ratio of noise scale to sensitivity for one draw, without margin."""
+    """The minimum ratio of noise scale to sensitivity at which one draw is (ε, δ)-DP.
+
+    The ratio has no margin for rounding.
+    """
     # At δ = 0 the density is ∝ exp(−ε‖z‖/Δ). A distance Δ changes the logarithm of the
     # density by at most ε.
     return 1 / epsilon if delta == 0 else 1 / float(gdp.mu(epsilon, delta))
@@ -61,10 +64,11 @@ def choose_num_steps(
     num_examples: int,
     **setting: Unpack[iteration.Setting],
 ) -> int:
-    """The least T whose bound on the excess loss is within 1 % of the minimal bound.
+    """Choose a number of steps T for which a bound on the excess loss is small.
 
-    The bound is the sum of an optimisation error and an error by noise. For step size η
-    and a β-smooth, μ-strongly convex objective, the optimisation error is
+    T is the smallest number for which the bound is within 1 % of its minimum. The bound
+    is the sum of an optimisation error and an error by noise. For step size η and a
+    β-smooth, μ-strongly convex objective, the optimisation error is
     (β/2) e^{−2ημβT/(μ+β)} D² if μ > 0, and 2D²/(ηT) if μ = 0. The error by noise is
     (β/2) E‖z‖² for the noise z that will be added. The choice depends on no data.
 

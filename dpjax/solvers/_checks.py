@@ -33,7 +33,7 @@ class Data(NamedTuple):
 
 @jax.jit
 def prepare(data: Tree) -> Data:
-    """Replace and mask every example that contains a NaN or an infinity."""
+    """Replace by zeros, and mask, every example that contains a NaN or an infinity."""
     finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
     for x in jax.tree.leaves(data):
         if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -50,7 +50,7 @@ def prepare(data: Tree) -> Data:
 def schedule(
     name: str, value: ArrayLike | optax.Schedule, num_steps: int
 ) -> np.ndarray:
-    """The values f64[T] of a number, an array f[T] or an optax schedule."""
+    """The value at each of T steps, f64[T], of a number, an array or a schedule."""
     if callable(value):
         value = jax.vmap(value)(jnp.arange(num_steps))
     array = np.asarray(value, np.float64)
@@ -92,22 +92,22 @@ _PRECISION = (
 
 
 def every_step(batches: Batches) -> tuple[str, ...]:
-    """The assumptions of a guarantee that is the composition of all steps."""
+    """The assumptions, in words, of a guarantee that composes all steps."""
     return (_BATCHES[batches], *_ALWAYS)
 
 
 def assume_last_iterate(batches: Batches, setting: Setting) -> tuple[str, ...]:
-    """The assumptions of a guarantee for the last iterate of contracting steps."""
+    """The assumptions, in words, of a guarantee for the last iterate alone."""
     return (_BATCHES[batches], *_contraction_assumptions(setting))
 
 
 def assume_one_draw(setting: Setting) -> tuple[str, ...]:
-    """The assumptions of a guarantee with one draw of noise, after all steps."""
+    """The assumptions, in words, of a guarantee from one draw of noise at the end."""
     return (*_PRECISION, *_contraction_assumptions(setting))
 
 
 def assume_minimum() -> tuple[str, ...]:
-    """The assumptions of a guarantee for the minimum of a perturbed objective."""
+    """The assumptions, in words, of a guarantee for a perturbed objective's minimum."""
     return (
         "nothing but the result is released",
         "Newton's method reaches its tolerance on both data sets: where it does not, "
@@ -118,7 +118,7 @@ def assume_minimum() -> tuple[str, ...]:
 
 
 def _contraction_assumptions(setting: Setting) -> tuple[str, ...]:
-    """The assumptions under which a step contracts as `setting` states."""
+    """The assumptions, in words, under which a step contracts as `setting` states."""
     more: tuple[str, ...] = ()
     if np.any(np.asarray(setting["diameter"]) < np.inf):
         more += ("prox maps into a set of the stated diameter",)
@@ -165,7 +165,7 @@ def examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
 
 
 def no_added_example(adjacency: Adjacency) -> None:
-    """Raise a ValueError unless neighbouring data sets have the same size."""
+    """Raise a ValueError for ADD_REMOVE, which changes the number of examples."""
     if validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
         raise ValueError(
             f"adjacency must be ZERO_OUT or REPLACE; got {adjacency!r}: one example "
@@ -189,7 +189,10 @@ def epochs(
     batch_size: int,
     key: Key,
 ) -> Epochs:
-    """Check arguments of a momentum solver; an epoch's last batch may have padding."""
+    """Check the arguments of a momentum solver, and return the sizes of its epochs.
+
+    The last batch of an epoch may have padding.
+    """
     no_added_example(adjacency)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     batch_size = validate.static_int("batch_size", batch_size, minimum=1)
@@ -200,7 +203,7 @@ def epochs(
 def noise(
     noise_multiplier: Noise | None, epsilon: float | None, delta: float | None
 ) -> Noise | Target:
-    """The noise multiplier if the caller gave one, and otherwise the target (ε, δ)."""
+    """Return the noise multiplier if the caller gave one, else the target (ε, δ)."""
     if noise_multiplier is not None:
         if epsilon is not None or delta is not None:
             raise ValueError(
@@ -217,14 +220,14 @@ def noise(
 
 
 def check_target(epsilon: float, delta: float) -> Target:
-    """The target (ε, δ); raises a ValueError unless ε > 0 and δ is in (0, 1)."""
+    """Return the target (ε, δ), or raise unless ε > 0 and δ is in (0, 1)."""
     validate.positive("epsilon", epsilon)
     validate.open_unit("delta", delta)
     return Target(float(epsilon), float(delta))
 
 
 def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
-    """Raise a ValueError if a solver or its data cannot satisfy the setting."""
+    """Raise a ValueError if prox or data contradict the assumptions in `setting`."""
     no_added_example(setting["adjacency"])
     if np.any(np.asarray(setting["diameter"]) < np.inf) and prox is None:
         raise ValueError(

@@ -27,7 +27,7 @@ def gradient_sum(
     clip_norm: ArrayLike | None,
     microbatch_size: int | None = None,
 ) -> tuple[Tree, jax.Array, jax.Array]:
-    """The sum of a batch's gradients, the mean loss and the number of used examples.
+    """Return a batch's sum of gradients, mean loss and number of used examples.
 
     The function clips each gradient unless clip_norm is None. The mask is False for
     padding and for non-finite examples.
@@ -90,7 +90,8 @@ def descend(
 ) -> tuple[Tree, Curve]:
     """Run noisy descent, and return the last iterate with the curve of all steps.
 
-    step_sizes and stddevs are f[E, l], with one row for each of the E epochs.
+    step_sizes and stddevs are f[E, l], with one row for each of the E epochs and one
+    column for each of the l steps of an epoch.
 
     All iterates, including the returned one, are in float32 at least. A step that casts
     to fewer bits would not be a contraction. Noise hides a cast only if the noise is
@@ -148,7 +149,7 @@ def descend(
 
 
 def narrow(wide: Tree, params: Params) -> Params:
-    """Cast wide parameters to the dtypes of the given parameters."""
+    """Cast parameters of wider dtypes to the dtypes of the parameters `params`."""
     # This does not use jnp.result_type(p): for a weakly typed float32, its result
     # depends on whether 64-bit types are enabled in this scope.
     return jax.tree.map(lambda x, p: x.astype(jnp.asarray(p).dtype), wide, params)

@@ -35,7 +35,7 @@ from dpjax.solvers._results import Curve, Result
 def _shape(
     strategy: Toeplitz | Scaled | None, noise: str, run: Epochs
 ) -> StrategySpec | None:
-    """The numbers that define a strategy, in a hashable spec; None for tree noise."""
+    """Check the strategy, and return its numbers, hashable; None for tree noise."""
     if strategy is None:
         return None
     if noise == "printed" or not isinstance(strategy, Toeplitz | Scaled):
@@ -47,7 +47,7 @@ def _shape(
 
 
 def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
-    """The variance f[T] of the noise in the momentum, if each draw has variance 1."""
+    """The noise's variance in each step's momentum, f[T], for draws of variance 1."""
     if shape is None:
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
@@ -82,7 +82,9 @@ def _train(
     microbatch_size: int | None,
     shape: StrategySpec | None,
 ) -> tuple[Tree, Curve]:
-    """The last parameters and the curve, by a program that many runs can share.
+    """Train, and return the last parameters and the curve.
+
+    Runs that differ only in traced arguments share one compiled program.
 
     Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """

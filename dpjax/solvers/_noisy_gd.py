@@ -26,7 +26,10 @@ from dpjax.solvers.prox import Prox, none
 
 
 class _Given(NamedTuple, Generic[Params]):
-    """The arguments that all three solvers have; `noise` may be a target (ε, δ)."""
+    """The caller's arguments that `noisy_gd` and the two other solvers share.
+
+    `noise` is a noise multiplier, or the target (ε, δ) that determines the noise.
+    """
 
     loss_fn: LossFn
     params: Params
@@ -66,7 +69,7 @@ _Accountant = Callable[[_Run, np.ndarray], Profile]
 def _check(
     given: _Given, batches: _checks.Batches, num_epochs: int, batch_size: int | None
 ) -> _Run:
-    """Check the arguments, and return the run with the numbers of the program."""
+    """Check the arguments, and return the run with the float32 numbers that it uses."""
     setting = given.setting
     _setting.check_names(setting)
     num_examples = _checks.examples(given.loss_fn, given.data, given.key)
@@ -97,7 +100,7 @@ def _constant(values: np.ndarray) -> bool:
 
 
 def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
-    """The GDP profile of the last iterate of a cyclic run.
+    """The GDP profile of the last iterate of a run on full or cyclic batches.
 
     There are three bounds: one for constant step sizes and noise, one for schedules in
     a fixed order, and one for schedules in a random order.
@@ -138,7 +141,8 @@ _LEVELS = 4
 def _random_batches(run: _Run, noise: np.ndarray) -> FunctionProfile:
     """The profile ε(δ) of a run on random batches.
 
-    The profile is that of the last iterate, or for schedules that of all iterates.
+    With a constant step size and noise, the profile holds for the last iterate. With
+    schedules, the profile holds for all iterates together.
     """
     validate.positive("noise_multiplier", noise)
     largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}

@@ -1,4 +1,4 @@
-"""The minimum of an objective with a random linear term, plus a little noise."""
+"""Release the minimum of an objective with a random linear term, plus some noise."""
 
 import functools
 import math
@@ -30,7 +30,7 @@ _LEAST_LENGTH = 2.0**-40
 
 
 class _Search(NamedTuple):
-    """The state of Newton's method."""
+    """The parameters, the gradient and the number of steps of Newton's method."""
 
     params: jax.Array
     slope: jax.Array
@@ -85,12 +85,12 @@ def _tolerance(
     stddev: float,
     mu: float,
 ) -> _Tolerance:
-    """A tolerance that float64 can reach, and the noise that hides its effect."""
+    """Choose a tolerance that float64 can reach, and noise that hides its effect."""
     n, few = num_examples, 2 * dimension + 64
     # ‖b‖ exceeds this bound with probability e^{−72}, which is below any rounding of δ.
     linear = stddev * (math.sqrt(dimension) + 12)
-    # Λ‖θ‖ <= ‖∇J‖ + ‖Σ∇ℓ‖ + ‖b‖. At the end of the search, ‖∇J‖ is far below the other
-    # two norms.
+    # With Λ = ridge, Λ‖θ‖ <= ‖∇J‖ + ‖Σ∇ℓ‖ + ‖b‖. At the end of the search, ‖∇J‖ is far
+    # below the other two norms.
     radius = 1.01 * (n * loss.gradient_norm + linear) / ridge
     # The error of a computed gradient is from the model of `_precision`.
     error = n * _precision.margin(n + few) * loss.gradient_norm
@@ -113,7 +113,11 @@ def _minimise(
     *,
     loss: Loss,
 ) -> tuple[jax.Array, Curve]:
-    """The minimum of J by Newton's method with line search; NaN if the search fails."""
+    """Find the minimum of the perturbed objective J by Newton's method.
+
+    J(w) is the sum of the losses, plus (ridge/2)‖w‖² + ⟨linear, w⟩. The function
+    returns the minimum, or NaN if the search fails, and the curve.
+    """
     examples: Any = data.examples  # `Loss.check` ensures that this is a pair
     features, labels = examples
     x = jax.vmap(loss.scale)(jnp.asarray(features, jnp.float64))

@@ -30,7 +30,7 @@ def _check(
     key: Key,
     setting: Setting,
 ) -> Setting:
-    """Check the arguments, and return the setting with the numbers of the program."""
+    """Check the arguments, and return the setting with float32 numbers."""
     validate.positive("epsilon", epsilon)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
@@ -57,7 +57,9 @@ def _train(
     pure: bool,
     setting: Setting,
 ) -> tuple[Params, Curve]:
-    """The private parameters, from descent and noise in float64 and a single cast.
+    """Train in float64, and return the private parameters and the curve.
+
+    The parameters are cast to the caller's dtypes once, after the noise is added.
 
     Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
     """

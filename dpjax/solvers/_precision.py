@@ -13,7 +13,7 @@ x ↦ prox(x − η(Σ g / n + λx)), the errors are then at most
     the relative error γ_k, with k = 2d + 64 for d parameters; for a function of one
     linear score this is the bound for a dot product of length d and sixteen roundings;
   γ_n C in the sum of the gradients in any order, divided by n, up to the same γ_k;
-  γ_k (R + η(C + λR)) in the step and the prox, for which a far smaller k would do.
+  γ_k (R + η(C + λR)) in the step and the prox, for which a far smaller k suffices.
 Let ε = η γ_{n+k} C + γ_k (R + η(C + (M + λ)R)) be the error of one run in a step, and s
 the distance by which one example moves a step. Then a step moves two runs apart by
 s + 2ε in place of s. Over many steps with contraction c, the distance Σ c^k s grows by
@@ -58,9 +58,10 @@ _LEAST = float(np.finfo(np.float32).tiny)
 
 
 def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
-    """Round positive numbers to float32 in one direction; leave all others unchanged.
+    """Round positive numbers to float32, up or down; leave all others unchanged.
 
-    The direction is inf or −inf. The result is a float or f64[...].
+    `towards` is inf to round up, and −inf to round down. The result is a float or
+    f64[...].
     """
     array = np.asarray(value, np.float64)
     with np.errstate(over="ignore"):
@@ -81,7 +82,7 @@ def round_up(value: float) -> float: ...
 @overload
 def round_up(value: ArrayLike) -> float | np.ndarray: ...
 def round_up(value: ArrayLike) -> float | np.ndarray:
-    """The minimum float32 that is at least the value, or inf; a float or f64[...]."""
+    """Round a positive number up to float32 or inf; returns a float or f64[...]."""
     return _round_float32(value, np.inf)
 
 
@@ -90,7 +91,7 @@ def round_down(value: float) -> float: ...
 @overload
 def round_down(value: ArrayLike) -> float | np.ndarray: ...
 def round_down(value: ArrayLike) -> float | np.ndarray:
-    """The maximum float32 that is at most the value, as a float or f64[...]."""
+    """Round a positive number down to float32; returns a float or f64[...]."""
     return _round_float32(value, -np.inf)
 
 
@@ -108,7 +109,7 @@ def stddev(
 
 
 def number(value: ArrayLike) -> float:
-    """A scalar of a setting as a Python float, without rounding."""
+    """Convert a scalar of a setting to a Python float, without rounding."""
     return float(np.asarray(value))
 
 
@@ -120,7 +121,7 @@ def to_float32(values: Tree) -> Any:
 def executed_setting(setting: Setting) -> Setting:
     """The setting with the float32 numbers that the program uses.
 
-    Step sizes are unchanged, since a `Run` has one for each step.
+    The step size is unchanged, since the callers round the step size of every step.
     """
     return {
         **setting,
@@ -134,7 +135,10 @@ MOST = 0.05
 
 
 def margin(terms: float, dtype: DTypeLike = np.float64) -> float:
-    """The relative error bound γ_k = k u / (1 − k u) of a sum of k terms."""
+    """Bound the relative error of a sum of k terms, by γ_k = k u / (1 − k u).
+
+    u is the unit roundoff of the dtype.
+    """
     # γ_k is meaningless if k u is near 1. The caller refuses a run with infinite γ_k.
     ku = terms * float(jnp.finfo(dtype).eps) / 2
     return ku / (1 - ku) if ku < 1 / 64 else np.inf
@@ -144,7 +148,7 @@ class Rounding(NamedTuple):
     """The distance that rounding adds between two runs in one step.
 
     Attributes:
-      share: 2ε/s, the added distance relative to the shift.
+      share: 2ε/s, the added distance relative to the shift, where ε is one run's error.
       shift: s, the distance by which one example moves a step in real arithmetic.
     """
 
@@ -193,7 +197,7 @@ def to_float64(params: Params) -> Params:
 
 
 def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
-    """All equations of a jaxpr, at any depth, that contain no jaxpr themselves."""
+    """Yield all equations of a jaxpr, at any depth, that contain no inner jaxpr."""
     for equation in jaxpr.eqns:
         inner = list(inner_jaxprs(equation))
         if not inner:
@@ -204,7 +208,7 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
 
 @scoped
 def find_narrowing_primitive(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
-    """The first primitive that narrows float64 in a loss's gradient, or None.
+    """Name the first primitive that narrows float64 in a loss's gradient; or None.
 
     The function traces the gradient at float64 parameters. A primitive narrows float64
     if one of its inputs is float64 and one of its outputs is a float of fewer bits.

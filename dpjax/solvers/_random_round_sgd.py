@@ -25,14 +25,14 @@ from dpjax.solvers._results import Curve, Result
 
 
 def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:
-    """The probabilities of 1 to N rounds: P(R = k + 1) ∝ 2η_k − βη_k², for k < N.
+    """The distribution of the number of rounds R: P(R = k + 1) ∝ 2η_k − βη_k², k < N.
 
     Args:
       step_sizes: η_k, f[N], positive and below 2 / smoothness.
       smoothness: β, positive.
 
     Returns:
-      The probabilities, f64[N], whose sum is 1.
+      The probabilities of 1 to N rounds, f64[N], whose sum is 1.
 
     Raises:
       ValueError: a step size is out of range, or smoothness is not positive.
@@ -57,7 +57,7 @@ def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray
 
 
 def thresholds(probabilities: np.ndarray) -> np.ndarray:
-    """The cumulative probabilities in units of 2⁻³², rounded down, u64[N].
+    """The cumulative probabilities of rounds, in units of 2⁻³², rounded down, u64[N].
 
     If a uniform 32-bit number is below the kth threshold, the run has at most k rounds.
     """
@@ -71,7 +71,7 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
 def _calibrate(
     rounds: random_rounds.Rounds, rate: float, target: _checks.Target
 ) -> float:
-    """The minimum noise multiplier with δ at the target ε at most the target δ."""
+    """The minimum noise multiplier at which a run meets the target ε and δ."""
 
     def delta_of(noise: jax.Array) -> jax.Array:
         return random_rounds.delta(
@@ -106,7 +106,7 @@ def _train(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Params, Curve]:
-    """The iterate after the given number of rounds, and the curve of all rounds."""
+    """Train for the given number of rounds; return the last iterate and the curve."""
     noise_key, batch_key = keys.stream(key, "noise"), keys.stream(key, "batches")
 
     def step(k: jax.Array, carry: _Carry) -> _Carry:
@@ -161,8 +161,9 @@ def random_round_sgd(
 ) -> Result[Params, jax.Array]:
     """Train by noisy SGD on random batches, and stop after a random number of rounds.
 
-    The number R of rounds has P(R = k + 1) ∝ 2η_k − βη_k². For smooth losses, convex or
-    not, the expected norm of the gradient after R rounds is small.
+    The number R of rounds has P(R = k + 1) ∝ 2η_k − βη_k², for step sizes η_k and
+    smoothness β. For smooth losses, convex or not, the expected norm of the gradient
+    after R rounds is small.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.

@@ -20,9 +20,11 @@ class Curve(NamedTuple):
         in the momentum, in the units of a mean gradient, f[T]. This norm depends on no
         data. None for solvers without a momentum.
       change_clipped: for `sensitivity_reduced_nsgd`, the share of the used examples
-        whose change since the last epoch was clipped, f[T]; 0 in the first epoch.
+        for which the change of the gradient since the last epoch was clipped, f[T]; 0
+        in the first epoch.
       drift_clipped: for `sensitivity_reduced_nsgd`, the share of the used examples
-        whose drift since the anchor was clipped, f[T].
+        for which the change of the gradient since the epoch's first iterate was
+        clipped, f[T].
 
     `random_round_sgd` returns no value per step. Its loss, f[], is the mean loss of all
     rounds, and its left_out, i[], is the sum over all rounds.

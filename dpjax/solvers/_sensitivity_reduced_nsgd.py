@@ -1,11 +1,11 @@
 """Normalised SGD with momentum of reduced sensitivity (Tran and Cutkosky 2022).
 
 This is Algorithm 2 of Tran and Cutkosky (2022), https://arxiv.org/abs/2210.06328, with
-two changes of notation: an epoch has n steps in place of N, and a step uses a batch in
-place of one example. Two more things differ. The paper draws a permutation in every
-epoch; but its equation (3), by Lemma 17, needs the same order in all epochs, so this
-module uses one order. The paper assumes a Lipschitz and smooth loss; this module clips
-every gradient and every difference of two gradients instead.
+four changes. An epoch has n steps, where the paper writes N. A step uses a batch in
+place of one example. The paper draws a permutation in every epoch, but the paper's
+equation (3), by Lemma 17, needs the same order in all epochs. So this module uses one
+order. The paper assumes a Lipschitz and smooth loss. This module instead clips every
+gradient and every difference of two gradients.
 
 `allot_noise` divides one privacy budget among three trees of noise.
 """
@@ -57,9 +57,10 @@ def allot_noise(
 ) -> Terms[float]:
     """The three noise multipliers for μ-GDP that add the least noise to the momentum.
 
-    The noise is measured by its variance, averaged over all steps. With variance s², a
-    tree contributes A/s² to μ² and V s² to the momentum's variance. For a given μ², the
-    variance is minimal for s² ∝ sqrt(A/V).
+    The noise is measured by its variance, averaged over all steps. Each tree has two
+    constants A and V: with noise of variance s², the tree contributes A/s² to μ² and
+    V s² to the momentum's variance. For a given μ², the momentum's variance is minimal
+    for s² ∝ sqrt(A/V).
 
     Args:
       target_mu: μ, positive.
@@ -114,7 +115,7 @@ def allot_noise(
 
 
 class _Carry(NamedTuple):
-    """The iterate w_t, the anchors w_qn and w_(q−1)n, and the momentum's state."""
+    """The iterate, the anchors of this and the last epoch, and the momentum's state."""
 
     w: jax.Array
     anchor: jax.Array
@@ -139,7 +140,11 @@ def _example(
     refresh: jax.Array,
     bounds: Terms[jax.Array],
 ) -> _Example:
-    """One example's clipped terms, from its gradients at w_t, w_qn and w_(q−1)n."""
+    """Clip one example's terms in the three trees, from its gradients at three points.
+
+    The points are the iterate w_t, this epoch's anchor (its first iterate) w_qn, and
+    the last epoch's anchor w_(q−1)n.
+    """
     losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
     # An example is left out if any of its three gradients is not finite.
     keep = keep & jnp.all(jnp.isfinite(gradients))
@@ -173,7 +178,10 @@ def _train(
     run: _checks.Epochs,
     schedule: optax.Schedule | None,
 ) -> tuple[Params, Curve]:
-    """The last parameters and the curve, by a program that many runs can share."""
+    """Train, and return the last parameters and the curve.
+
+    Runs that differ only in traced arguments share one compiled program.
+    """
     batches = sampling.cyclic(data.finite.shape[0], run.batch_size)
     n = run.steps_per_epoch
     start, unravel = ravel_pytree(widen(params))

@@ -101,7 +101,7 @@ class Loss:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The loss's part of an `iteration.Setting`: convex, without clipping."""
+        """The facts about this loss for an `iteration.Setting` without clipping."""
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,
@@ -132,7 +132,7 @@ def logistic(*, feature_norm: float) -> Loss:
     Example:
       >>> loss = logistic(feature_norm=1.0)
       >>> w, x = jnp.array([2.0, 0.0]), jnp.array([30.0, 40.0])
-      >>> print(f"{loss(w, (x, 1.0)):.4f}")  # that of the score 2 · 0.6
+      >>> print(f"{loss(w, (x, 1.0)):.4f}")  # the score is 2 · 0.6
       0.2633
     """
     validate.positive("feature_norm", feature_norm)

@@ -21,7 +21,7 @@ Prox = Callable[..., Tree]
 
 
 def none(params: Tree, step_size: jax.Array) -> Tree:
-    """The identity, which is the prox of h = 0."""
+    """Return the parameters unchanged; this function is the prox of h = 0."""
     del step_size
     return params
 

@@ -11,7 +11,7 @@ from dpjax._core.typing import Adjacency, ArrayLike
 
 
 def as_number(name: str, value: ArrayLike) -> float | jax.Array:
-    """A non-negative finite number as a Python float, or a tracer."""
+    """Check that a number is finite and at least 0; return a float or a tracer."""
     validate.scalar(name, value)
     validate.nonnegative(name, value)
     array = validate.concrete(value)
@@ -21,7 +21,7 @@ def as_number(name: str, value: ArrayLike) -> float | jax.Array:
 def as_examples(
     name: str, value: Any, *, ndim: int | None = None
 ) -> jax.Array | np.ndarray:
-    """The value as an array of real numbers with a leading axis of examples.
+    """Return the value as an array of real numbers with a leading axis of examples.
 
     Raises:
       ValueError: the value is not an array of real numbers, or has no leading axis, or
@@ -44,7 +44,7 @@ def as_examples(
 
 
 def as_num_examples(value: ArrayLike | None, length: int, adjacency: Adjacency) -> Any:
-    """The public number to divide by: the given number, or the length of the data.
+    """The public divisor of a sum: the given number, or else the length of the data.
 
     Raises:
       ValueError: the number is missing although the length of the data is private, or

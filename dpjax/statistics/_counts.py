@@ -99,13 +99,13 @@ def bins_of(values: jax.Array, edges: jax.Array) -> jax.Array:
 
 
 def count(bins: jax.Array, size: int) -> jax.Array:
-    """The number of examples in each bin, f64[size]; values outside are not counted."""
+    """Count the examples in each bin, f64[size], without examples outside all bins."""
     # Sums of integers are exact, and an example adds 1 to at most one count.
     return jnp.bincount(bins, length=size + 1)[:size].astype(jnp.float64)
 
 
 def increasing(name: str, value: Any) -> Any:
-    """Check for at least two increasing, finite numbers f[k + 1], unless traced."""
+    """Check that values are at least two increasing, finite numbers, unless traced."""
     edges = validate.real_vector(name, value)
     if edges is None:
         edges = value
@@ -219,7 +219,7 @@ def quantile(
 
 
 def _quantile(data: jax.Array, params: _Bisection, noise: Release) -> jax.Array:
-    """The middle of each last interval, f64[] or f64[k]."""
+    """Bisect by noisy counts, and return quantiles in the shape of the shares."""
     rows, shares = data[:, None], jnp.atleast_1d(params.shares)
 
     def halve(ends: tuple[jax.Array, jax.Array], step: jax.Array) -> Any:

@@ -82,7 +82,7 @@ def loss(
 
 
 def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
-    """The noisy mean of values clipped to [0, B], from contributions in [−1, 1]."""
+    """The noisy mean of values clipped to [0, bound], from contributions in [−1, 1]."""
     half = params.bound / 2
     known = jnp.where(jnp.isnan(data), params.bound, data)
     rows = jnp.clip(known[:, None] / half - 1, -1.0, 1.0)

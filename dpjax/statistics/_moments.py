@@ -113,7 +113,7 @@ def variance(
 
 
 def _variance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
-    """The second moments of each feature, minus the squares of the noisy means."""
+    """Return noisy variances of features, corrected for the noise in the means."""
     first, second, added = _moments(flat(data), data.shape[1:], params, noise, _square)
     return (second - first**2 + added).reshape(data.shape[1:])
 
@@ -183,7 +183,7 @@ def covariance(
 
 
 def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
-    """The second moments of all pairs, minus the products of the noisy means."""
+    """Return a noisy covariance matrix, corrected for the noise in the means."""
     rows, columns = np.triu_indices(data.shape[1])
     weights = np.where(rows == columns, 1.0, math.sqrt(2))
 
@@ -231,6 +231,9 @@ def _moments(
     squares: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The noisy first and second moments, and the variance of the noise in the first.
+
+    `squares` is a function from clipped rows to their contributions S(u) to the second
+    moments.
 
     Returns:
       The mean f64[d], the second moments f64[k], and the variance of the mean's noise,

@@ -55,9 +55,9 @@ _LATTICE_RANGE = 2**22
 class Released:
     """A private result, and the event from which accountants compute its cost.
 
-    A record is a pytree. An event of plain numbers is part of the tree's structure, so
-    that `jax.jit` and `jax.vmap` do not round it. The event is that of one release: n
-    releases by `jax.vmap` have n such events. One row is one example, and the event
+    A `Released` is a pytree. An event of plain numbers is part of the tree's structure,
+    so that `jax.jit` and `jax.vmap` do not round it. The event is that of one release:
+    n releases by `jax.vmap` have n such events. One row is one example, and the event
     protects a user only if every user has at most one row.
 
     Attributes:
@@ -90,7 +90,9 @@ jax.tree_util.register_pytree_with_keys(Released, _flatten, _unflatten)
 
 
 class Release(NamedTuple):
-    """A function that adds noise to sums; a statistic may use only its results.
+    """A function that adds noise to the sums of a statistic.
+
+    The statistic's value may depend on the data only through the noisy sums.
 
     Attributes:
       key: a key for this statistic, derived from the user's key.
@@ -103,7 +105,7 @@ class Release(NamedTuple):
     arithmetic: Arithmetic
 
     def __call__(self, sums: jax.Array, step: ArrayLike = 0) -> jax.Array:
-        """The sums f64[k] plus the noise of one step."""
+        """Add the noise of one step to sums f64[k]."""
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
             noise = _discrete.LatticeNoise(self.stddev, _DRAWS)
@@ -114,7 +116,7 @@ class Release(NamedTuple):
 
 
 class Statistic(Protocol):
-    """A function of data f64[n, ...], parameters in float64 and a `Release`."""
+    """A function of data, parameters and a `Release` that returns a private value."""
 
     def __call__(self, data: Any, params: Any, release: Release, /) -> Any: ...
 
@@ -156,7 +158,7 @@ def release(
       data: arrays with a leading axis of examples, as `as_examples` makes.
       params: public numbers.
       terms: the arguments that all statistics share.
-      replaced: a bound on ‖c(x) − c(y)‖ for all examples x and y, at least 1.
+      replaced: a bound on the distance of two examples' contributions, at least 1.
       dimension: the number of entries of one sum.
       num_sums: the number of sums.
     """
@@ -207,7 +209,7 @@ def _run(
     arithmetic: Arithmetic,
     dtype: np.dtype,
 ) -> Any:
-    """The statistic's value in the caller's default dtype, computed in float64."""
+    """Compute a statistic in float64, and return its value in the given dtype."""
 
     def widen(x: ArrayLike) -> jax.Array:
         return jnp.asarray(x).astype(jnp.float64)
@@ -224,7 +226,7 @@ def _run(
 
 @contextlib.contextmanager
 def _float64_scope() -> Iterator[None]:
-    """A context with float64, in which JAX traces and runs statistics."""
+    """Enable float64 in a context, in which JAX traces and runs statistics."""
     dtypes, ranks = jax.numpy_dtype_promotion, jax.numpy_rank_promotion
     with jax.enable_x64(True), dtypes("standard"), ranks("allow"):
         yield
@@ -286,7 +288,7 @@ def _lattice_stddev(
 
 
 def divide_up(factor: float, z: float | jax.Array) -> ArrayLike:
-    """μ = factor / z, rounded up; infinity for z = 0."""
+    """Return factor / z, rounded up, or infinity if z is 0."""
     if not isinstance(z, float):
         return jnp.nextafter(factor / jnp.asarray(z), jnp.inf)
     if z == 0:

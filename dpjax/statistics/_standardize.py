@@ -125,6 +125,6 @@ def standardize(
 def _scale(
     variances: jax.Array, clip_norm: ArrayLike, z: ArrayLike, divisor: ArrayLike
 ) -> jax.Array:
-    """The roots of the variances, each of which is at least its noise's deviation."""
+    """The root of each variance, or of its noise's standard deviation if larger."""
     least = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
     return jnp.sqrt(jnp.maximum(variances, least))

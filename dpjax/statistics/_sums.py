@@ -13,7 +13,7 @@ from dpjax.statistics._release import Release, Released, Terms, release, sum_exa
 
 
 class _Sums(NamedTuple):
-    """The public numbers of a sum: C, and the divisor of the sum."""
+    """The public numbers of a sum: the clip norm, and the divisor of the sum."""
 
     clip_norm: ArrayLike
     num_examples: ArrayLike = 1.0
@@ -126,13 +126,13 @@ def _release_sum(name: str, data: Any, params: _Sums, terms: Terms) -> Released:
 
 
 def _sum(data: jax.Array, params: _Sums, noise: Release) -> jax.Array:
-    """The noisy sum of clipped rows, divided by the number of examples."""
+    """The noisy sum of clipped rows, divided by params.num_examples (1 for a sum)."""
     noisy = noise(sum_exactly(lambda x: unit_rows(x, params.clip_norm), flat(data)))
     return (noisy * params.clip_norm / params.num_examples).reshape(data.shape[1:])
 
 
 def unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
-    """The rows f64[b, d] clipped to C and divided by C. Norms are at most 1 − 2⁻²¹.
+    """Clip rows f64[b, d] to C and divide them by C, to norms of at most 1 − 2⁻²¹.
 
     The slack of 2⁻²⁰ in the clipping factors covers the rounding of contributions. A
     row that is not finite becomes zero.
@@ -155,5 +155,5 @@ def row_size(data: Any) -> int:
 
 
 def flat(data: jax.Array) -> jax.Array:
-    """The examples as rows f[n, d]."""
+    """Reshape examples f[n, ...] to rows f[n, d]."""
     return data.reshape(len(data), row_size(data))
