@@ -1,4 +1,4 @@
-"""Split the arguments of a loss into parameters and examples, and both into leaves."""
+"""Split a loss's arguments into parameters and examples, and flatten both to leaves."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from dpjax._core.typing import ArrayLike, Arrays, LossOfLeaves
 
 
 class Groups(NamedTuple):
-    """The groups of parameter leaves that are clipped together.
+    """A partition of the parameter leaves into groups that are clipped separately.
 
     Attributes:
       numbers: for each parameter leaf, the number of its group.
-      clip_norms: for each group, its clip norm.
+      clip_norms: for each group, the bound on the norm of its part of a gradient.
     """
 
     numbers: list[int]
@@ -30,11 +30,15 @@ class Arguments(NamedTuple):
 
     @property
     def differentiated_argnums(self) -> tuple[int, ...]:
-        """The indices of the arguments by which the loss is differentiated."""
+        """The numbers of the arguments by which the loss is differentiated."""
         return as_tuple(self.argnums)
 
     def examples(self, args: Sequence[object]) -> tuple[object, ...]:
-        """The batch arguments."""
+        """The batch arguments of a call, which hold the examples.
+
+        Raises:
+          ValueError: the call has too few arguments.
+        """
         used = max((*self.batch_argnums, *self.differentiated_argnums))
         if used >= len(args):
             raise ValueError(
@@ -44,13 +48,17 @@ class Arguments(NamedTuple):
         return tuple(args[i] for i in self.batch_argnums)
 
     def parameters(self, args: Sequence[object]) -> object:
-        """The arguments in argnums: one argument, or a tuple of them."""
+        """The parameters of a call: one argument, or a tuple if argnums is a tuple."""
         if isinstance(self.argnums, int):
             return args[self.argnums]
         return tuple(args[i] for i in self.argnums)
 
     def leaves(self, args: Sequence[object]) -> list[jax.Array]:
-        """The parameters' leaves as arrays, after a check that all are real."""
+        """The leaves of a call's parameters, as JAX arrays.
+
+        Raises:
+          ValueError: a leaf is not a real floating-point array.
+        """
         leaves = [jnp.asarray(x) for x in jax.tree.leaves(self.parameters(args))]
         for x in leaves:
             if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -63,7 +71,7 @@ class Arguments(NamedTuple):
     def by_leaves(
         self, function: Callable[..., tuple[ArrayLike, object]], args: Sequence[object]
     ) -> tuple[LossOfLeaves, list[jax.Array], list[jax.ShapeDtypeStruct]]:
-        """The loss as a function of flat lists of leaves, and the leaves of a call.
+        """Turn a loss into a function of lists of leaves, and return the leaves too.
 
         Args:
           function: a function of all arguments, with one example in each batch
@@ -72,9 +80,9 @@ class Arguments(NamedTuple):
             batches are passed to the function unchanged.
 
         Returns:
-          The loss, as a function of the list of parameter leaves and the list of one
-          example's leaves, which returns the loss and aux; the parameter leaves; and
-          the types of the example's leaves.
+          A function of the list of parameter leaves and the list of one example's
+          leaves, which returns the loss and aux; the parameter leaves of the call; and
+          the types of one example's leaves.
         """
         treedef = jax.tree.structure(self.parameters(args))
         batched, example_treedef = jax.tree.flatten(self.examples(args))
@@ -99,8 +107,12 @@ class Arguments(NamedTuple):
         """The group of each parameter leaf, and the clip norm of each group.
 
         Args:
-          clip_norm: one number, or a prefix tree of the arguments in argnums.
+          clip_norm: one number for one group of all leaves; or a prefix tree of the
+            arguments in argnums, each of whose numbers is for one group.
           args: the arguments of a call.
+
+        Raises:
+          ValueError: clip_norm is not a prefix of the arguments in argnums.
         """
         clip_norms, treedef = jax.tree.flatten(clip_norm)
         numbers = treedef.unflatten(range(len(clip_norms)))
@@ -117,7 +129,7 @@ class Arguments(NamedTuple):
     def vary_parameters(
         self, args: Sequence[object], axes: frozenset[str]
     ) -> tuple[object, ...]:
-        """Mark parameters among the arguments as varying along these mesh axes."""
+        """Mark a call's parameters as varying along mesh axes; return all arguments."""
         full = list(args)
         for i in self.differentiated_argnums:
             full[i] = add_varying_axes(full[i], axes)
@@ -125,5 +137,5 @@ class Arguments(NamedTuple):
 
 
 def as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """The argument numbers as a tuple."""
+    """Convert one argument number, or a sequence of argument numbers, to a tuple."""
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)

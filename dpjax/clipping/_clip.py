@@ -32,10 +32,10 @@ _LARGE = 2**14
 
 
 class Wide(NamedTuple):
-    """Sums in float64, which are computed with `jax_enable_x64` on.
+    """The setting for sums in float64, which are computed with `jax_enable_x64` on.
 
     Attributes:
-      x64: whether `jax_enable_x64` is also on for the caller. The loss is evaluated and
+      x64: whether the caller's own `jax_enable_x64` is on. The loss is evaluated and
         differentiated with the caller's setting, since a custom derivative may make
         arrays of the default dtype.
     """
@@ -44,18 +44,21 @@ class Wide(NamedTuple):
 
 
 def loss_scope(wide: Wide | None) -> contextlib.AbstractContextManager[object]:
-    """The context for evaluating a loss; `wide` is None if sums are not in float64."""
+    """The context for evaluating a loss with the caller's setting of `jax_enable_x64`.
+
+    `wide` is None if sums are not in float64. The context then changes nothing.
+    """
     return contextlib.nullcontext() if wide is None else jax.enable_x64(wide.x64)
 
 
 class Scales(NamedTuple):
-    """The clipping factors of one gradient (shape []) or of a batch (shape [b]).
+    """The clipping factors of one gradient, or of the b gradients of a batch.
 
     Attributes:
-      finite: whether the gradient is finite, bool[...].
-      factors: for each group the factor f[...] in [0, 1]; zero if the gradient is not
-        finite or the mask excludes the example.
-      norm: the norm f[...] over all groups, before clipping.
+      finite: whether each gradient is finite, bool[] or bool[b].
+      factors: for each group of leaves, the factors in [0, 1], f[] or f[b]. A factor is
+        zero if the gradient is not finite, or if the mask excludes the example.
+      norm: the norm of each gradient over all groups, before clipping, f[] or f[b].
     """
 
     finite: jax.Array
@@ -64,7 +67,7 @@ class Scales(NamedTuple):
 
 
 class PerExample(NamedTuple):
-    """The results for each example. They are not private: do not release them.
+    """Results for each example of a batch. They are not private: do not release them.
 
     Attributes:
       loss: the loss of each example, f[b].
@@ -88,7 +91,7 @@ class Inputs(NamedTuple):
     Attributes:
       leaves: the parameters' leaves.
       examples: the leaves of the batch arguments, with a leading axis b.
-      mask: bool[b]; examples where it is False contribute zero.
+      mask: bool[b], False for examples that contribute zero to the sum.
     """
 
     leaves: Arrays
@@ -98,7 +101,16 @@ class Inputs(NamedTuple):
     def let_compiler_shard(
         self, function: Callable[..., tuple[list[jax.Array], jax.Array]]
     ) -> Callable[..., tuple[list[jax.Array], jax.Array]]:
-        """The function, with sums sharded like the leaves, and norms like the batch."""
+        """Let the compiler shard intermediate results of a function on explicit meshes.
+
+        Args:
+          function: a function that returns sums, one for each parameter leaf, and norms
+            f[b].
+
+        Returns:
+          The same function, whose sums are sharded like the leaves, and whose norms are
+          sharded like the batch.
+        """
         shardings = [spec_of(x) for x in self.leaves]
         outputs = shardings, jax.P(leading_axis(self.examples))
         return let_compiler_shard(function, (self.leaves, self.examples), outputs)
@@ -144,13 +156,14 @@ def group_squares(
     clip_norms: Sequence[ArrayLike],
     kept: int = 0,
 ) -> list[jax.Array]:
-    """For each group of leaves, an upper bound of ‖gradient / C‖².
+    """For each group of leaves, an upper bound of ‖gradient / C‖² over the group.
 
     Args:
       leaves: the leaves of the gradient, or of a batch of gradients.
       groups: for each leaf, the number of its group.
       clip_norms: for each group, its bound C.
-      kept: the number of leading axes that are not summed over: 1 for a batch.
+      kept: the number of leading axes that are not summed over: 0 for one gradient, or
+        1 for a batch.
     """
     squares: list[list[jax.Array]] = [[] for _ in clip_norms]
     for x, group in zip(leaves, groups, strict=True):
@@ -162,12 +175,12 @@ def group_squares(
 def clip_scales(
     squares: Arrays, clip_norms: Sequence[ArrayLike], keep: ArrayLike
 ) -> Scales:
-    """The clipping factors, from an upper bound of each group's ‖gradient / C‖².
+    """The clipping factors that bounds of each group's ‖gradient / C‖² determine.
 
     Args:
-      squares: for each group, the upper bounds f[...].
+      squares: for each group, an upper bound of ‖gradient / C‖², f[] or f[b].
       clip_norms: for each group, its bound C.
-      keep: bool[...]; if false, the factors are zero.
+      keep: bool[] or bool[b]; where it is False, the factors are zero.
     """
     # A NaN or an infinity in any entry reaches the sum of the squares. XLA would copy a
     # long sum into each of the many computations that use `finite`, but does not copy a
@@ -186,13 +199,13 @@ def clip_scales(
 
 
 def apply_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-    """The clipped gradients: each gradient times its factor, or zero.
+    """Multiply one leaf of each gradient by the gradient's clipping factor.
 
     Args:
       x: one leaf of a gradient, f[...], or of a batch of gradients, f[b, ...].
       scale: the clipping factor of each gradient, f[] or f[b].
-      finite: whether each gradient is finite in all its leaves, bool[] or bool[b]. If
-        not, the result is zero.
+      finite: whether each gradient is finite in all its leaves, bool[] or bool[b]. The
+        result is zero for a gradient that is not finite.
     """
     # A factor of zero alone does not suffice, since NaN · 0 is NaN.
     return zero_if_not_finite(x * _broadcast_scales(scale, x).astype(x.dtype), finite)
@@ -204,7 +217,10 @@ def zero_if_not_finite(x: jax.Array, finite: jax.Array) -> jax.Array:
 
 
 def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-    """The sum over the batch of gradients f[b, ...] times their factors f[b]."""
+    """The sum f[...] over the batch of gradients f[b, ...] times their factors f[b].
+
+    `finite` says which gradients are finite, bool[b]. The others contribute zero.
+    """
     return jnp.sum(apply_scales(x, scale, finite), axis=0)
 
 
@@ -212,9 +228,10 @@ def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Ar
 def sum_in_memory(
     x: jax.Array, scale: jax.Array, finite: jax.Array, *, wide: bool = False
 ) -> jax.Array:
-    """The sum of `sum_with_scales`, for gradients that are stored in memory.
+    """The result of `sum_with_scales`, computed faster for gradients stored in memory.
 
-    With `wide`, sums of blocks of `BLOCK` gradients are added in float64.
+    With `wide`, the result is in float64: gradients are added in float32 within blocks
+    of `BLOCK` gradients, and the sums of the blocks are added in float64.
     """
     if wide:
         return _sum_of_blocks(apply_scales(x, scale, finite))
@@ -229,15 +246,19 @@ def sum_in_memory(
 
 
 def _product_with_ones(x: jax.Array) -> jax.Array:
-    """The sum over the leading axis; on CPUs it is at least as fast as XLA's own sum.
+    """The sum over the leading axis of x, as a product with a vector of ones.
 
-    XLA's sum of a large array is several times slower in JAX 0.10.
+    On CPUs the product is at least as fast as XLA's own sum of a large array, which is
+    several times slower in JAX 0.10.
     """
     return jnp.tensordot(jnp.ones(x.shape[:1], x.dtype), x, axes=1, precision=HIGHEST)
 
 
 def _sum_of_blocks(x: jax.Array) -> jax.Array:
-    """The sum over the leading axis, f64[...], from the float32 sums of blocks."""
+    """The sum over the leading axis of x, f64[...].
+
+    Sums of `BLOCK` entries are computed in float32, and added in float64.
+    """
     directly = functools.partial(jnp.sum, axis=0)
 
     def block_sum(block: jax.Array) -> jax.Array:
@@ -300,7 +321,11 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
 
 
 def check_mask(mask: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:
-    """The mask as a boolean array of this shape, all True if the mask is None."""
+    """The mask as a boolean array of the given shape, all True if the mask is None.
+
+    Raises:
+      ValueError: the mask has another shape or dtype.
+    """
     mask = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(
@@ -311,10 +336,11 @@ def check_mask(mask: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:
 
 
 def batch_size(name: str, batched: Tree) -> int:
-    """The size of the leading axis that all leaves share.
+    """The size of the leading axis that all leaves of a batch share.
 
     Raises:
-      ValueError: the leading axes differ or are empty; the message contains `name`.
+      ValueError: the leading axes differ or are empty; the message calls the batch by
+        `name`.
     """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batched)]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:

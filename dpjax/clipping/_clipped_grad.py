@@ -35,7 +35,10 @@ ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad(Generic[Params]):
-    """The function that `clipped_grad` returns; `clipped_grad` describes the fields."""
+    """A function that sums clipped gradients, as `clipped_grad` returns it.
+
+    The fields are the arguments of `clipped_grad`, which describes them.
+    """
 
     loss_fn: Callable[..., Any]
     clip_norm: Any
@@ -57,7 +60,7 @@ class ClippedGrad(Generic[Params]):
         return f"clipped_grad({name}, {', '.join(others)})"
 
     def sensitivity(self, adjacency: Adjacency) -> ArrayLike:
-        """The L2 sensitivity of the sum: C, or 2C under REPLACE.
+        """The L2 sensitivity of the sum: the clip norm C, or 2C under REPLACE.
 
         With several clip norms, C is the square root of the sum of their squares.
         """
@@ -82,7 +85,7 @@ class ClippedGrad(Generic[Params]):
     def __call__(
         self, *args: Any, mask: jax.Array | None = None
     ) -> tuple[Params, PerExample]:
-        """The sum of clipped gradients, and the results for each example."""
+        """Return the sum of clipped gradients, and each example's `PerExample`."""
         examples = self._arguments.examples(args)
         batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
         size = _clip.batch_size(f"the batch arguments {self.batch_argnums}", batched)
@@ -111,7 +114,14 @@ class ClippedGrad(Generic[Params]):
     def _sum_of_parts(
         self, sum_of: Callable[..., Summed], inputs: Inputs, *, wide: bool = False
     ) -> Summed:
-        """The sums over the whole batch, from one call, or one per microbatch."""
+        """Sum over the whole batch, in microbatches if microbatch_size is smaller.
+
+        Args:
+          sum_of: an engine, which is a function of `Inputs` that returns the sums and
+            the per-example results of a microbatch or of the whole batch.
+          inputs: the parameters and examples of the batch.
+          wide: whether the sums are in float64.
+        """
         micro = self.microbatch_size
         # If one microbatch holds the whole batch, no scan is needed.
         if micro is None or micro >= inputs.mask.size:
@@ -121,10 +131,11 @@ class ClippedGrad(Generic[Params]):
     def _sum_in_float64(
         self, closed: jex.ClosedJaxpr, groups: Groups, inputs: Inputs
     ) -> Summed:
-        """The sums, made in float64, whose floats have the sensitivity C.
+        """Sum in float64, for arithmetic="discrete", and collect per-example results.
 
-        Each gradient is clipped to C / (1 + h), where h bounds rounding: one example
-        changes the rounding error of the sum by at most h C / (1 + h).
+        The computed floats of the sums have sensitivity C. For this, each gradient is
+        clipped to C / (1 + h), where h bounds rounding: one example changes the
+        rounding error of the sum by at most h C / (1 + h).
         """
         wide = Wide(x64=default_float() == jnp.float64)
         with jax.enable_x64(True):
@@ -138,7 +149,7 @@ class ClippedGrad(Generic[Params]):
         return grads, per_example
 
     def _engine(self, closed: jex.ClosedJaxpr, groups: Sequence[int]) -> "_Chosen":
-        """The engine that is chosen for a call.
+        """Choose the engine for a call with this loss.
 
         Args:
           closed: the loss's jaxpr.
@@ -171,7 +182,7 @@ class ClippedGrad(Generic[Params]):
         return _Chosen(by_platform, plan)
 
     def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
-        """The loss's jaxpr and the structure of aux."""
+        """The loss's jaxpr for the arguments of a call, and the structure of aux."""
         return bookkeeping.trace(*self._arguments.by_leaves(self._loss_and_aux, args))
 
     @property
@@ -179,11 +190,16 @@ class ClippedGrad(Generic[Params]):
         return Arguments(self.argnums, self.batch_argnums)
 
     def parameters(self, args: Sequence[object]) -> object:
-        """The arguments in argnums: one argument, or a tuple of them."""
+        """The parameters of a call: one argument, or a tuple if argnums is a tuple."""
         return self._arguments.parameters(args)
 
     def plan(self, *args: object, keep_blocks: bool = False) -> bookkeeping.Plan:
-        """The book-keeping engine's plan for the loss; `explain` prints it."""
+        """The book-keeping engine's analysis of the loss, which `explain` prints.
+
+        Args:
+          *args: the arguments of a call.
+          keep_blocks: whether rematerialised blocks stay checkpointed where possible.
+        """
         closed, _ = self._trace(args)
         groups = self._arguments.groups(self.clip_norm, args)
         return bookkeeping.plan(closed, groups.numbers, keep_blocks=keep_blocks)
@@ -196,10 +212,11 @@ class ClippedGrad(Generic[Params]):
 
 
 class _Chosen(NamedTuple):
-    """The engine of a call.
+    """The engine that a call uses.
 
     Attributes:
-      sum: a function of the clip norms and `Inputs` that returns the sum.
+      sum: a function of the clip norms and `Inputs` that returns the sum of clipped
+        gradients, and the results for each example.
       plan: the analysis of the loss; None for the vmap engine.
     """
 
@@ -208,7 +225,7 @@ class _Chosen(NamedTuple):
 
 
 def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
-    """Warn, outside jit, if there are valid examples but none has a finite gradient."""
+    """Warn, outside jit, if a batch has valid examples, but no finite gradient."""
     if not are_concrete([norm, mask]):
         return
     present, finite = np.asarray(mask), np.isfinite(norm)
@@ -302,11 +319,11 @@ def clipped_grad(
         Privacy.
         "auto" is "bookkeeping" if rules cover at least one parameter, and "vmap"
         otherwise. But if "ghost" would retain the rematerialisation of a block, "auto"
-        is "ghost" or "vmap", which both retain it. It is "vmap" if no parameter is
-        sharded along an explicit mesh axis, and the gradient of one example has no more
-        entries than the activations and cotangents that "ghost" holds of it at once. In
-        code lowered for a TPU, "auto" is never "ghost", and forms all per-example
-        gradients.
+        is "ghost" or "vmap", which both retain it. In this case "auto" is "vmap" if no
+        parameter is sharded along an explicit mesh axis, and if the gradient of one
+        example has no more entries than the activations and cotangents of this example
+        that "ghost" holds at once. In code lowered for a TPU, "auto" is never "ghost",
+        and forms all per-example gradients.
       microbatch_size: the maximum number of per-example gradients to form at a time.
         Any size works with any b; the result is the same up to rounding.
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.
@@ -345,17 +362,17 @@ def clipped_grad(
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, and 2C under
     REPLACE. With several bounds, C² is the sum of their squares. This holds for every
-    loss, as long as loss_fn sees one example at a time (it has no side channel to the
-    others). Norms are rounded up to cover rounding errors (docs/clipping.md), with one
-    exception: "ghost", also if "auto" chooses it, assumes that two evaluations of one
-    function agree, although a compiler may round them differently. per_example is not
-    private.
+    loss, as long as loss_fn sees one example at a time (without a side channel to other
+    examples). Norms are rounded up to cover rounding errors (docs/clipping.md), with
+    one exception: "ghost", also if "auto" chooses it, assumes that two evaluations of
+    one function agree, although a compiler may round them differently. per_example is
+    not private.
 
     With arithmetic="discrete", consider two batches that differ in one slot: every
     other example is in the same slot of both. The computed floats of their sums differ
     by at most C, and by 2C if an example is replaced. The batches of `dpjax.plan` are
-    drawn such that this suffices. Inside `jax.shard_map` the statement is for the sum
-    of one device, and not for a sum over devices. The statement assumes that a slot's
+    drawn such that this bound suffices. Inside `jax.shard_map` the bound is for the sum
+    of one device, and not for a sum over devices. The bound assumes that a slot's
     gradient depends on no other slot's example, and that equal blocks of rows have
     equal products.
 

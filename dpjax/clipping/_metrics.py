@@ -1,6 +1,7 @@
-"""Summaries of a batch to watch during training. They are not differentially private.
+"""Summaries of a batch's losses and gradient norms, for watching a training run.
 
-The summaries are only for people who may see the data.
+The summaries are not differentially private. They are only for people who may see the
+data.
 """
 
 from collections.abc import Sequence
@@ -101,7 +102,7 @@ def metrics(
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean f[] of the values where the mask is true; 0 if the mask is all false."""
+    """The mean f[] of the values where the mask is True; 0 if the mask is all False."""
     dtype = jnp.promote_types(values.dtype, jnp.float32)
     total = jnp.sum(jnp.where(mask, values.astype(dtype), jnp.zeros((), dtype)))
     # The maximum avoids 0 / 0 for a batch of padding.

@@ -2,8 +2,8 @@
 
 Consecutive examples go to different microbatches, as cards are dealt to players. So
 each microbatch is sharded over the same devices as the batch. `optax.microbatching`
-also does this, but supports no typed keys, and requires that the microbatch size
-divides the batch size.
+also distributes examples in this way, but supports no typed keys, and requires that the
+microbatch size divides the batch size.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,11 @@ def in_microbatches(
     *,
     wide: bool = False,
 ) -> Summed:
-    """The sums over a batch, added up over microbatches, and the per-example results.
+    """Sum a batch one microbatch after another, and collect the per-example results.
 
     Args:
-      sum_of: a function of the inputs of a microbatch that returns its sums, shaped
-        like the leaves, and its per-example results.
+      sum_of: a function of the inputs of a microbatch that returns the microbatch's
+        sums, shaped like the parameter leaves, and its per-example results.
       size: the number of examples in a microbatch.
       inputs: parameters and examples of the batch.
       wide: whether the sums are in float64.

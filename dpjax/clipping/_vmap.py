@@ -23,11 +23,12 @@ def clipped_sum(
     """The sum of clipped gradients, with each example's loss, norm and aux.
 
     Args:
-      closed: the loss's jaxpr, from the leaves and one example to the loss and aux.
-      groups: for each leaf, the group of leaves with which it is clipped.
-      clip_norms: the bound of each group.
-      inputs: parameters and examples.
-      wide: how the clipped gradients are added in float64; None for float32.
+      closed: the loss's jaxpr, which maps the parameter leaves and one example to the
+        loss and aux.
+      groups: for each parameter leaf, the number of its group (`Groups`).
+      clip_norms: for each group, the bound on the norm.
+      inputs: the parameters, the examples and the mask of the batch.
+      wide: the setting for sums in float64; None for sums in float32.
     """
 
     def one(*example: jax.Array) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:

@@ -5,14 +5,14 @@ The public functions are `dpjax.add_gaussian_noise`,
 `dpjax.tree_momentum` and the optimizers `dpjax.dp_sgd`, `dpjax.dp_adam`,
 `dpjax.dp_adamw` and `dpjax.dp_nsgd`.
 
-1. `_gaussian`: independent noise, and the step limit, which refuses further steps.
-   `_discrete`: independent noise on a lattice, whose guarantee holds for bits.
-   `_correlated`: noise that any strategy correlates across steps, and a momentum of
-   the sums with the noise of tree aggregation. `_correlated_lattice`: noise that any
-   strategy correlates, on a lattice.
+1. `_gaussian`: independent noise, and the step limit, which refuses steps beyond the
+   accounted ones. `_discrete`: independent noise on a lattice, whose guarantee holds
+   for bits. `_correlated`: noise that a strategy (a matrix) correlates across steps,
+   and a momentum of the sums with the noise of tree aggregation. `_correlated_lattice`:
+   correlated noise on a lattice.
 2. `tree`: the noise of tree aggregation.
-3. `windows`: private sums over sliding windows. `reduced_momentum`: a momentum that
-   such sums give from differences of gradients.
+3. `windows`: private sums over sliding windows. `reduced_momentum`: a private momentum,
+   which uses sums over windows and the changes of gradients between epochs.
 4. `_optimizers`: optimizers that divide by the expected batch size.
 """
 

@@ -1,6 +1,7 @@
-"""Noise that is correlated across steps, for any optimizer after it in a chain.
+"""Optax transformations that add noise which is correlated across steps.
 
-The momentum with the noise of tree aggregation is an example.
+Any optimizer may follow in the chain. `tree_momentum` adds the noise of tree
+aggregation, and returns a momentum of the noisy sums.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -34,10 +35,12 @@ class CorrelatedNoiseState(NamedTuple):
 
     Attributes:
       step: the number of steps done, i[].
-      memory: the buffers from which later noise is computed, f[m, ...] for each leaf,
-        in float32 or wider; () if there are no buffers, as for "regenerate".
+      memory: the buffers from which the noise of later steps is computed, f[m, ...] for
+        each leaf, in float32 or wider; () if there are no buffers, as with
+        buffer="regenerate".
       key: the typed key into which the number of each step is folded.
-      stddev: the noise standard deviation, which must not change during a run.
+      stddev: the standard deviation of the fresh noise z per coordinate, f[]. It must
+        not change during a run.
     """
 
     step: jax.Array
@@ -105,9 +108,9 @@ def correlated_noise(
     noise.
 
     With arithmetic="discrete", let C be the sensitivity of the floats of a sum. Then
-    the T results are μ'-GDP up to d T 2⁻⁹⁵ (1 + e^ε) in δ, for d coordinates and
-    μ' = μ + (1 + 2 E) √(d T) / 33,554,944. E is 1 or more: it is 2⁻¹³ times a bound on
-    the growth of rounding errors in the recursion of C where this is above 1, as for
+    the T results are μ'-GDP up to d T 2⁻⁹⁵ (1 + e^ε) in δ, for d coordinates and μ' = μ
+    + (1 + 2 E) √(d T) / 33,554,944. E is the maximum of 1 and 2⁻¹³ times a bound on the
+    growth of rounding errors in the recursion that computes C s. E may be above 1 for
     strategies with a long memory. `noise.lattice_roundings` returns 1 + 2 E. The
     discrete noise is, within a factor e^{±1e-32}, a draw of a post-processing of
     Gaussian noise (`add_discrete_gaussian_noise`). The state also holds sums without
@@ -170,7 +173,7 @@ def correlated_noise(
             jax.tree.map(_same_shape, wide, state.memory)
 
         def draw(step: jax.Array) -> Leaves:
-            """The draw z_t times stddev, from the key with the step folded in."""
+            """The fresh noise of a step, stddev times z_t, shaped like the updates."""
             key = jax.random.fold_in(state.key, step)
             return gaussian_like(key, wide, state.stddev)
 
@@ -196,16 +199,15 @@ def _same_shape(update: jax.Array, memory: jax.Array) -> None:
 
 
 class TreeMomentumState(NamedTuple):
-    """The state of `tree_momentum`, which is as secret as the data.
-
-    The state is secret because it contains the key of the noise.
+    """The state of `tree_momentum`. It holds the key, and is as secret as the data.
 
     Attributes:
       noise: the state of `correlated_noise` with the strategy of the tree.
-      momentum: the momentum Σ_i β^{t−i} (g_i + y_i) after t steps, in float32 or wider,
-        where g_i is the incoming sum of step i and y_i the noise added to that sum.
-      decay: the momentum coefficient β, rounded down to float32. It must not change
-        during a run.
+      momentum: the momentum Σ_i β^{t−i} (g_i + y_i) after t steps, f[...] for each leaf
+        in float32 or wider, where g_i is the incoming sum of step i, and y_i is the
+        noise added to that sum.
+      decay: the momentum coefficient β, f[], rounded down to float32. It must not
+        change during a run.
     """
 
     noise: CorrelatedNoiseState
@@ -235,8 +237,9 @@ def tree_momentum(
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1). The paper's α is 1 − β.
-      stddev: the noise standard deviation of a node per coordinate, f[], in the units
-        of the incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰.
+      stddev: the standard deviation, per coordinate, of the noise of a tree node, f[],
+        in the units of the incoming sum (noise multiplier times clip norm), 0 or from
+        2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds a separate stream of this key.
@@ -267,8 +270,8 @@ def tree_momentum(
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.
 
-    Reference: Tran and Cutkosky (2022), Algorithm 1. Here noise is drawn only for left
-    children, since no prefix uses other nodes.
+    Reference: Tran and Cutkosky (2022), Algorithm 1. Here noise is drawn only for tree
+    nodes that are left children, since the cover of the steps 1..t has no other nodes.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -1,14 +1,15 @@
 """Correlated noise on a lattice: release rounded (C s)_t with discrete Gaussian noise.
 
-In real arithmetic, step t releases s_t + (C⁻¹z)_t, which is row t of C⁻¹(C s + z). On a
-lattice of spacing q, step t releases the integers r_t = round((C s)_t / q) + z_t. Then
-it computes q (C⁻¹r)_t from released integers, in any arithmetic. The rows (C s)_t form
-a recursion on sums that are not private, which is computed in float64.
+Let s be the sums of all steps, C the strategy's matrix and z fresh noise. In real
+arithmetic, step t releases s_t + (C⁻¹z)_t, which is row t of C⁻¹(C s + z). On a lattice
+of spacing q, step t releases the integers r_t = round((C s)_t / q) + z_t. Then it
+computes q (C⁻¹r)_t from released integers, in any arithmetic. A recursion computes the
+rows (C s)_t in float64 from sums that are not private.
 
-**Sensitivity.** Let neighbouring data sets change C s by Δ over all steps. In units of
-q, rounding moves a coordinate by at most 1/2, and the errors of the recursion in
-float64 move it by at most E, on each data set. So the integers change by at most
-‖Δ‖ / q + (1 + 2 E) √(d T) in L2 norm, for d coordinates and T steps.
+**Sensitivity.** Let neighbouring data sets change C s by Δ over all steps, in L2 norm.
+For each data set, rounding moves a coordinate of (C s)_t by at most q / 2, and the
+errors of the recursion in float64 move it by at most E q. So the integers change by at
+most Δ / q + (1 + 2 E) √(d T) in L2 norm, for d coordinates and T steps.
 """
 
 import math
@@ -33,8 +34,9 @@ from dpjax.noise._discrete import (
 )
 from dpjax.noise._gaussian import check_steps_left, transformation
 
-# Rounding affects all later steps. So a standard deviation is 33,554,944 lattice
-# points, and rounding adds (1 + 2 E) √(d T) / 33,554,944 to μ.
+# Rounding affects all later steps. So three draws make a fine lattice: a standard
+# deviation is 33,554,944 lattice points, and rounding adds
+# (1 + 2 E) √(d T) / 33,554,944 to μ.
 DRAWS = 3
 # Sums are clipped to integers of this many binary digits, or to fewer digits where the
 # caller knows that the sums have fewer.
@@ -48,11 +50,11 @@ class CorrelatedLatticeState(NamedTuple):
 
     Attributes:
       step: the number of steps done, i[].
-      sums: the state of the recursion for (C s)_t, which depends on the data without
-        noise: float64 numbers as pairs of words, u32[m, 2, ...] for each leaf; () if
-        there is no recursion.
-      released: the state of the recursion for C⁻¹r, a function of released integers,
-        f[m, ...]; () if there is no recursion.
+      sums: the state of the recursion that computes (C s)_t, which depends on the data
+        without noise. Float64 numbers are stored as pairs of words, u32[m, 2, ...] for
+        each leaf; () if there is no recursion.
+      released: the state of the recursion that computes (C⁻¹r)_t from released
+        integers, f[m, ...] for each leaf; () if there is no recursion.
       key: the typed key into which the number of each step is folded.
     """
 
@@ -65,7 +67,7 @@ class CorrelatedLatticeState(NamedTuple):
 def lattice_roundings(
     strategy: Strategy, num_steps: int, digits: int = DIGITS
 ) -> float:
-    """A bound on what rounding adds to the sensitivity of one number of a sum.
+    """A bound on the sensitivity that rounding adds to one coordinate of one step.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
@@ -74,9 +76,9 @@ def lattice_roundings(
         are clipped.
 
     Returns:
-      1 + 2 E, in units of the lattice spacing. On each of two neighbouring data sets,
-      rounding to an integer moves a number by at most 1/2, and the recursion of C in
-      float64 by at most E.
+      1 + 2 E, in units of the lattice spacing. For each of two neighbouring data sets,
+      rounding to an integer moves a coordinate of (C s)_t by at most 1/2, and the
+      errors of the float64 recursion that computes (C s)_t move it by at most E.
 
     Example:
       >>> from dpjax import strategies
@@ -90,16 +92,24 @@ def lattice_roundings(
 def effective_dimension(
     strategy: Strategy, dimension: int, num_steps: int, digits: int
 ) -> int:
-    """The number of coordinates that stands for the roundings of all steps.
+    """The dimension for which `lattice_noise` covers the rounding of all steps' sums.
 
-    `lattice_noise` adds the rounding of this number of coordinates to the sensitivity C
-    of a sum. The result is at least as large as the rounding of all steps, since the
-    sensitivity of C s over a run is at least the norm of a column of C. This norm is at
-    least 1, or 1 / (largest factor) for a scaled strategy.
+    `lattice_noise` adds the rounding of this many coordinates to the sensitivity S of
+    one sum. With s the sums of all steps, the sensitivity of C s over a run is at least
+    S times the norm of a column of C. This norm is at least 1, or 1 / (largest factor)
+    for a scaled strategy. So the added rounding, times this norm, is at least the
+    rounding of all steps.
+
+    Args:
+      strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
+      dimension: the number of coordinates of a sum.
+      num_steps: T, the number of steps.
+      digits: the number of binary digits, in units of the lattice, beyond which sums
+        are clipped.
     """
     moved, largest = lattice_roundings(strategy, num_steps, digits), 1.0
     if isinstance(strategy, Scaled):
-        # NumPy, and not JAX, which would trace the maximum under jit.
+        # NumPy computes the maximum here, since JAX would trace it under jit.
         largest = max(float(np.max(np.asarray(strategy.factors))), 1.0)
     return math.ceil(moved**2 * dimension * num_steps * largest**2)
 
@@ -112,7 +122,7 @@ def correlated_lattice_noise(
     key: Key,
     digits: int = DIGITS,
 ) -> optax.GradientTransformation:
-    """Correlated noise on a lattice; see `correlated_noise` with arithmetic="discrete".
+    """The optax transformation of `correlated_noise` with arithmetic="discrete".
 
     Sums are clipped to ±2^digits in units of the lattice.
     """
@@ -165,14 +175,17 @@ def correlated_lattice_noise(
 
 
 def _in_units(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
-    """The clipped sum in units of the lattice, f64[...]; NaN where x is not finite."""
+    """Divide x by the lattice spacing q, and clip to ±2^digits, f64[...].
+
+    The result is NaN where x is not finite.
+    """
     most = 2.0**digits
     clipped = jnp.clip(x.astype(jnp.float64) / q, -most, most)
     return jnp.where(jnp.isfinite(x), clipped, jnp.nan)
 
 
 def _add_integers(x: jax.Array, noise: jax.Array) -> jax.Array:
-    """Round x to the nearest integer and add the noise, f64[...]; NaN if not finite."""
+    """Round x to integers and add noise, f64[...]; NaN where x is not finite."""
     finite = jnp.isfinite(x)
     nearest = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64)
     total = nearest + noise.astype(jnp.int64)
@@ -180,10 +193,13 @@ def _add_integers(x: jax.Array, noise: jax.Array) -> jax.Array:
 
 
 def _to_float64(words: jax.Array) -> jax.Array:
-    """The float64 numbers f64[m, ...] that pairs of words u32[m, 2, ...] represent."""
+    """The float64 numbers f64[m, ...] from the words u32[m, 2, ...] of their bits."""
     return jax.lax.bitcast_convert_type(jnp.moveaxis(words, 1, -1), jnp.float64)
 
 
 def _to_words(x: jax.Array) -> jax.Array:
-    """The inverse of `_to_float64`. States hold words if JAX has no float64."""
+    """The bits of float64 numbers f64[m, ...] as pairs of words u32[m, 2, ...].
+
+    States hold words, since JAX has no float64 arrays unless `jax_enable_x64` is on.
+    """
     return jnp.moveaxis(jax.lax.bitcast_convert_type(x, jnp.uint32), -1, 1)

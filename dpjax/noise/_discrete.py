@@ -1,9 +1,9 @@
 """Discrete Gaussian noise on the integers, drawn from one table of integer weights.
 
 The discrete Gaussian D_σ has a mass proportional to e^{−z²/2σ²} at each integer z. One
-table holds D_512, and sums of draws give wider distributions. For X_i ~ D_{σ_i}, the
-sum X₁ + M X₂ has the distribution D_σ with σ² = σ₁² + M²σ₂², within a factor e^{±4ϑ(v)}
-at every point. Here v = σ₁σ₂/σ and
+table holds D_512. Sums of draws from the table give wider distributions.
+For X_i ~ D_{σ_i}, the sum X₁ + M X₂ has the distribution D_σ with σ² = σ₁² + M²σ₂²,
+within a factor e^{±4ϑ(v)} at every point. Here v = σ₁σ₂/σ and
 
     ϑ(r) = 2 Σ_{k>=1} e^{−2π²r²k²}
 
@@ -12,10 +12,11 @@ M = 256 the number v is 2.0, and 4ϑ(v) is below 1e-33. So two draws give σ of 
 three draws give 2²⁵, and four draws give 2³³.
 
 **Table.** The table is that of Walker's alias method (1977), with integer weights that
-add up to exactly 2¹¹². All columns are equally probable, and each has capacity 2⁹⁸. In
-each column, values below a threshold give the column's own number, and the other values
-give one other number, its alias. The weights differ from those of D_512 by less than
-2⁻⁹⁸ in total variation.
+add up to exactly 2¹¹². Its 2¹⁴ columns are equally probable, and each column has the
+capacity for a weight of 2⁹⁸. In each column, random values below the column's threshold
+give the column's own number, and other values give the column's alias, which is one
+other number. The weights differ from those of D_512 by less than 2⁻⁹⁸ in total
+variation.
 
 **Draw.** 14 random bits choose the column, and 98 bits are compared with the threshold.
 The first 50 of these bits decide unless they equal those of the threshold, which
@@ -45,7 +46,8 @@ SCALE = 256  # M, the factor between the draws of a wider discrete Gaussian
 _COLUMN_BITS = 14  # for the numbers −8192, ..., 8191; the other mass is below 1e-56
 _COLUMNS = 2**_COLUMN_BITS
 _THRESHOLD_BITS = 98
-# A threshold has 98 bits: 18 bits are packed with the alias, then come 32, then 48.
+# A threshold has 98 bits: first 18 bits, which are packed with the alias, then 32 bits,
+# then 48 bits.
 _SECOND, _LAST = 32, 48
 # Fixed-point numbers with 256 binary digits make the weights.
 _DIGITS = 256
@@ -55,7 +57,10 @@ TOTAL_VARIATION = 2.0**-97
 
 
 class AliasTable(NamedTuple):
-    """The columns of the table for Walker's alias method.
+    """The columns of the table for Walker's alias method, which samples D_512.
+
+    A draw in a column gives the column's own number if 98 random bits are below the
+    column's threshold, and the column's alias otherwise.
 
     Attributes:
       packed: the first 18 bits of the threshold, then the 14 bits of the alias, u32[k].
@@ -69,7 +74,10 @@ class AliasTable(NamedTuple):
 
 
 def _exp_fixed(numerator: int, denominator: int) -> int:
-    """e^{−numerator / denominator} as a fixed-point integer, for a value in [0, 1]."""
+    """The fixed-point integer e^{−x}, with `_DIGITS` binary digits, for x in [0, 1].
+
+    x is numerator / denominator.
+    """
     one = 1 << (_DIGITS + 32)  # 32 extra digits absorb the rounding errors
     total, term, k = one, one, 1
     while term:
@@ -80,7 +88,7 @@ def _exp_fixed(numerator: int, denominator: int) -> int:
 
 
 def integer_weights() -> list[int]:
-    """The integer weights of −8192, ..., 8191, which add up to exactly 2¹¹²."""
+    """Integer weights of D_512 at −8192, ..., 8191, which add up to exactly 2¹¹²."""
     half = _COLUMNS // 2
     # w(z + 1) / w(z) = e^{−(2z + 1) / 2σ²}, which is a geometric sequence in z.
     ratio, fade = _exp_fixed(1, 2 * WIDTH**2), _exp_fixed(1, WIDTH**2)
@@ -91,8 +99,8 @@ def integer_weights() -> list[int]:
     both = masses[:0:-1] + masses[:half]
     total, all_weights = sum(both), 1 << (_COLUMN_BITS + _THRESHOLD_BITS)
     weights = [mass * all_weights // total for mass in both]
-    # Rounding down loses less than 1 per number. So the numbers around zero, whose
-    # weights are the largest, each get 1 more.
+    # Rounding down loses less than 1 per weight. So the largest weights, which are
+    # those of the numbers around zero, are each increased by 1.
     left = all_weights - sum(weights)
     for i in range(left):
         weights[half - left // 2 + i] += 1
@@ -101,7 +109,7 @@ def integer_weights() -> list[int]:
 
 @functools.cache
 def alias_table() -> AliasTable:
-    """The table of D_512, computed at the first use."""
+    """The alias table of D_512, which is computed at the first call and then cached."""
     capacity = 1 << _THRESHOLD_BITS
     thresholds, aliases = [0] * _COLUMNS, list(range(_COLUMNS))
     # Vose (1991): a column that is not full gets weight from a column that overflows.
@@ -125,7 +133,7 @@ def alias_table() -> AliasTable:
 
 
 def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
-    """Independent draws from D_512, i32[shape]."""
+    """Independent draws from D_512 by its alias table, i32[shape]."""
     table = alias_table()
     for_words, for_ties = jax.random.split(stream(key, "table"))
     word, bits = word_pairs(for_words, shape)
@@ -150,10 +158,20 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
 def _settle_ties(
     key: Key, below: jax.Array, tied: jax.Array, column: jax.Array
 ) -> jax.Array:
-    """Decide each tie: compare 64 more random bits with the threshold's last bits.
+    """Decide tied draws, whose first 50 bits equal those of their column's threshold.
 
-    The loop settles one tie in each iteration, because a generator of two words
-    compiles faster than a generator for the whole array.
+    For each tied draw, 64 more random bits are compared with the threshold's last 48
+    bits and 16 zeros. The loop decides one draw in each iteration, because a generator
+    of two words compiles faster than a generator for the whole array.
+
+    Args:
+      key: a typed key for the additional bits.
+      below: whether each draw is below its threshold, bool[...]; ignored where tied.
+      tied: whether each draw is tied, bool[...].
+      column: the table's column of each draw, i32[...].
+
+    Returns:
+      The array `below`, with the decisions for the tied draws.
     """
     # An axis of length 0 has no maximum.
     if not tied.size:
@@ -166,7 +184,8 @@ def _settle_ties(
         below, tied = flags
         place = jax.lax.argmax(tied, 0, jnp.uint32)
         high, low = jax.random.bits(jax.random.fold_in(key, place), (2,), jnp.uint32)
-        # Selections instead of indexing: devices of a mesh then exchange scalars only.
+        # Selection takes the place of indexing, so that devices of a mesh exchange
+        # scalars only.
         here = places == place
         upper, lower = last[jnp.sum(jnp.where(here, columns, 0), dtype=jnp.int32)]
         is_below = (high < upper) | ((high == upper) & (low < lower))
@@ -178,7 +197,11 @@ def _settle_ties(
 
 
 def width(draws: int) -> float:
-    """σ of the sum of draws with the factors 1, M, M², ...: about 2⁹, 2¹⁷ or 2²⁵."""
+    """The width σ of the discrete Gaussian that a sum of draws from D_512 gives.
+
+    For one, two and three draws, σ is 2⁹, about 2¹⁷ and about 2²⁵. The sum is
+    X₁ + M X₂ + M² X₃, with as many terms as there are draws, and M = 256.
+    """
     return WIDTH * math.sqrt(sum(SCALE ** (2 * i) for i in range(draws)))
 
 
@@ -189,14 +212,15 @@ def discrete_gaussian(
     *,
     out_sharding: jax.NamedSharding | None = None,
 ) -> jax.Array:
-    """Independent draws from D_σ for σ = `width(draws)`, i32[shape], draws <= 3.
+    """Independent samples of D_σ for σ = `width(draws)`, i32[shape].
 
-    The absolute values of results are at most 8192 Σ_{i < draws} 256^i, which is below
-    2³⁰ for three draws.
+    Each sample is a sum of 1 to 3 draws from D_512. Its absolute value is at most
+    8192 Σ_{i < draws} 256^i, which is below 2³⁰ for three draws.
     """
 
     def add(key: Key) -> jax.Array:
-        # One draw follows the other, so that the generator is compiled only once.
+        # The draws are made one after the other, so that the generator is compiled
+        # only once.
         keys = jax.random.split(key, draws)
         drawn = jax.lax.map(lambda key: draw_table(key, shape), keys)
         factors = SCALE ** jnp.arange(draws, dtype=jnp.int32)
@@ -211,9 +235,10 @@ def discrete_gaussian(
 
 
 def discrete_gaussian_like(key: Key, tree: Shaped, draws: int) -> Shaped:
-    """One number of `discrete_gaussian` for each entry of the tree's leaves.
+    """Independent samples of `discrete_gaussian`, i32[...], shaped like the leaves.
 
-    `draws` is as for `add_discrete_gaussian_noise`.
+    Each leaf has its own key, derived from the leaf's path. `draws` is as for
+    `add_discrete_gaussian_noise`.
     """
     return map_with_keys(
         lambda key, x: draw_like(discrete_gaussian, key, x, draws), key, tree
@@ -241,10 +266,11 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
 
 
 def _deviation(draws: int) -> float:
-    """The standard deviation of the noise in units of the lattice, rounded down.
+    """The accounted noise standard deviation in units of the lattice, rounded down.
 
-    Randomized rounding with variance 4 turns a Gaussian of variance σ² − 4 into the
-    discrete Gaussian of width σ (see Privacy in `add_discrete_gaussian_noise`).
+    The value is √(σ² − 4) for σ = `width(draws)`, since randomized rounding with
+    variance 4 turns a Gaussian of variance σ² − 4 into the discrete Gaussian of width σ
+    (see Privacy in `add_discrete_gaussian_noise`).
     """
     # The margin of 2⁻²² makes up for a quotient that float32 rounds down, which would
     # lower the noise.
@@ -252,11 +278,11 @@ def _deviation(draws: int) -> float:
 
 
 class LatticeNoise(NamedTuple):
-    """The noise of a mechanism on a lattice.
+    """The parameters of the noise of a mechanism on a lattice.
 
     Attributes:
       stddev: the noise standard deviation, f[].
-      draws: the number of draws from the table in one draw of the noise.
+      draws: the number of draws from the table of D_512 whose sum is one noise value.
     """
 
     stddev: ArrayLike
@@ -271,17 +297,17 @@ def lattice_noise(
     most: float,
     draws: int | None = None,
 ) -> LatticeNoise:
-    """The noise that gives sums on a lattice the privacy of the noise multiplier.
+    """The noise that makes rounded sums as private as the noise multiplier promises.
 
     Rounding to a lattice of spacing q adds √d q (1 + 2⁻¹¹) to the sensitivity C of the
-    sums, where d is the number of coordinates. q is proportional to the noise. The
-    returned standard deviation is the noise multiplier times the sensitivity of the
-    rounded sums.
+    sums, where d is the number of coordinates, and q is proportional to the standard
+    deviation of the noise. The returned standard deviation is at least the noise
+    multiplier times the sensitivity of the rounded sums.
 
     Args:
       sensitivity: C, the L2 sensitivity of the floats before rounding.
       noise_multiplier: the noise multiplier z of the accountant; may be traced.
-      dimension: d; or d T if a result depends on the rounded sums of T steps.
+      dimension: d; or at least d T if a result depends on the rounded sums of T steps.
       most: the maximum value of the noise multiplier.
       draws: 2 or 3. If None, 2 if rounding then adds at most 0.4 %, else 3.
 
@@ -313,12 +339,21 @@ RUN_TOTAL_VARIATION = 2 * MOST_DRAWS * TOTAL_VARIATION
 
 
 def num_coordinates(tree: Tree) -> int:
-    """The number of entries of all leaves together."""
+    """The number of coordinates of a tree: the number of entries of all its leaves."""
     return sum(jnp.size(x) for x in jax.tree.leaves(tree))
 
 
 def check_draws(dimension: int, num_steps: int) -> None:
-    """Raise if a run exceeds the total variation that its accounting assumes."""
+    """Raise ValueError if a run draws more numbers than its accounting allows.
+
+    The accounting for arithmetic="discrete" assumes at most `MOST_DRAWS` draws from the
+    table of D_512, which bounds the total variation between the drawn and the ideal
+    noise.
+
+    Args:
+      dimension: the number of coordinates of a step's noise.
+      num_steps: the number of steps of the run.
+    """
     if 3 * dimension * num_steps > MOST_DRAWS:
         raise ValueError(
             f"a run of {num_steps} steps with {dimension} parameters draws more than "
@@ -370,9 +405,9 @@ def add_discrete_gaussian_noise(
     Then a step is at least as private as a Gaussian mechanism with
     μ = (S + √d q (1 + 2⁻¹¹)) / stddev, up to 8 d draws ϑ(2) (1 + 1e-2) <= 3e-33 d in ε
     and (1 + e^ε) d draws 2⁻⁹⁷ in δ for each step. Steps compose as those of the
-    Gaussian mechanism. The term in ε has a factor e^{±4ϑ} on both data sets for the
-    rounding and for each draw after the first. Whether an update is finite depends on
-    the data, and is not covered.
+    Gaussian mechanism. The term in ε comes from a factor e^{±4ϑ} on both data sets for
+    the rounding, and one more for each draw from the table after the first. The
+    guarantee does not cover whether an update is finite, which depends on the data.
 
     Reason: in units of q, the rounded sums differ by at most S / q + √d (1 + 2⁻¹¹).
     Discrete Gaussian noise of width σ is a post-processing of Gaussian noise of
@@ -411,12 +446,15 @@ def add_discrete_gaussian_noise(
 
 
 def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
-    """Round sums to the lattice, add discrete Gaussian noise, and keep the dtypes.
+    """Round sums to the lattice, and add discrete Gaussian noise.
 
     Args:
       key: the key of this release alone. Each leaf gets its own key.
       sums: a pytree of real arrays.
-      noise: the standard deviation, and the number of draws.
+      noise: the noise's standard deviation and number of draws.
+
+    Returns:
+      The noisy sums, cast back to the dtypes of the sums.
     """
     spacing = lattice_spacing(*noise)
     wide = widen(sums)
@@ -426,10 +464,15 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
 
 
 def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:
-    """Round x to the lattice and add the noise, in the dtype of x; NaN if not finite.
+    """Round x to a lattice and add noise, f[...] in the dtype of x; NaN if not finite.
 
-    Integers of 64 bits hold the sums, and float64 holds them exactly, since they are
-    below 2⁴¹. For a number below 2⁴⁰ q, the error of the quotient is at most 2⁻¹³.
+    The noisy integers are below 2⁴¹. So int64 and float64 hold them exactly. For |x|
+    below 2⁴⁰ q, the rounding error of x / q is at most 2⁻¹³.
+
+    Args:
+      x: one leaf of the sums.
+      noise: integer noise, i32[...].
+      spacing: the lattice spacing q, f[]. If q is 0, x is returned unchanged.
     """
     with jax.enable_x64(True):
         q = jnp.asarray(spacing, jnp.float64)

@@ -1,6 +1,7 @@
-"""Independent Gaussian noise, and noise for pure differential privacy.
+"""Optax transformations that add independent Gaussian noise, and that limit steps.
 
-A mechanism with a step limit refuses all steps beyond the accounted ones.
+A mechanism with a step limit refuses all steps beyond the accounted ones. The module
+also draws noise for pure differential privacy (`gamma_norm_like`).
 """
 
 import functools
@@ -25,7 +26,7 @@ from dpjax.clipping._clipped_grad import ClippedGrad
 def transformation(
     init: Callable[..., Any], update: Callable[[Tree, Any], tuple[Tree, Any]]
 ) -> optax.GradientTransformation:
-    """An optax transformation whose updates do not depend on the parameters."""
+    """Make an optax transformation from an `update` that takes no parameters."""
 
     def update_without_params(
         updates: Tree, state: Any, params: Tree | None = None
@@ -61,12 +62,16 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
     return transformation(lambda _: LimitStepsState(jnp.zeros((), jnp.int32)), update)
 
 
-# Outside jit this is one program; inside jit it is a part of the surrounding program.
+# Outside jit the function is one program. Inside jit it is a part of the surrounding
+# program.
 @functools.partial(jax.jit, static_argnames="num_steps", inline=True)
 def _scale_within_limit(
     updates: Shaped, step: jax.Array, num_steps: int, scale: ArrayLike
 ) -> tuple[Shaped, jax.Array]:
-    """The updates times the scale (NaN past the limit), and the next step number."""
+    """The updates times the scale, and the number of steps done.
+
+    Beyond the limit of num_steps steps, the updates are NaN.
+    """
     step = jnp.minimum(step, num_steps) + 1
     # Selecting between two scalars is cheaper than selecting between updates.
     factor = jnp.where(step <= num_steps, jnp.asarray(scale), jnp.nan)
@@ -74,14 +79,20 @@ def _scale_within_limit(
 
 
 def check_step_limit(num_steps: int) -> int:
-    """Check a number of steps: num_steps + 1 must fit the int32 counter."""
+    """Return num_steps as an int. Raise ValueError unless it is from 1 to 2³¹ − 2.
+
+    A step counter in int32 must be able to hold num_steps + 1.
+    """
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.at_most("num_steps", num_steps, 2**31 - 2)
     return num_steps
 
 
 def check_steps_left(count: jax.Array, num_steps: int) -> None:
-    """Raise ValueError if all steps are done. Traced counts are not checked here."""
+    """Raise ValueError if `count` is known and num_steps steps are done.
+
+    A traced count is not checked here: the caller makes the updates NaN instead.
+    """
     if not isinstance(count, Tracer) and int(count) >= num_steps:
         raise ValueError(
             f"num_steps is {num_steps} and that many steps are done: a further step "
@@ -90,28 +101,29 @@ def check_steps_left(count: jax.Array, num_steps: int) -> None:
 
 
 class AddGaussianNoiseState(NamedTuple):
-    """The state of `add_gaussian_noise`: the key of the next step's noise.
+    """The state of `add_gaussian_noise`. It is as secret as the data.
 
     Attributes:
-      key: a typed key, replaced in each step. Anyone who has the key can remove the
-        noise.
+      key: the typed key of the next step's noise, replaced in each step. Anyone who has
+        the key can subtract that noise.
     """
 
     key: Key
 
 
 def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
-    """Gaussian noise with the shapes of the tree's leaves, in float32 or wider.
+    """Independent Gaussian noise shaped like the tree's leaves, in float32 or wider.
 
-    Each leaf has its own key, derived from the leaf's path. `key` must belong to a
-    stream for one consumer (`dpjax._core.keys.stream`). `stddev` is rounded up to
-    float32, so that the noise is never smaller than requested.
+    Each leaf has its own key, derived from the leaf's path. `key` must come from a
+    stream of its own (`dpjax._core.keys.stream`), so that no other draw uses it.
+    `stddev` is rounded up to float32, so that the noise is never smaller than
+    requested.
     """
     return _scale(_normal_like(key, tree), round_up_float32("stddev", stddev))
 
 
 def _normal_like(key: Key, tree: Shaped) -> Shaped:
-    """Standard Gaussian noise shaped like the tree; each leaf has its own key."""
+    """Standard Gaussian noise shaped like the tree's leaves, in float32 or wider."""
     # Noise is drawn in float32 or wider. Casting noise to a narrow dtype before the
     # addition would change its distribution; a later cast is post-processing.
     return map_with_keys(
@@ -153,7 +165,7 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     """
     key = stream(key, "noise of gamma norm")
     direction_key, norm_key = jax.random.split(key)
-    # The direction is uniform: that of a standard Gaussian vector.
+    # The direction of a standard Gaussian vector is uniform.
     direction = gaussian_like(direction_key, widen(tree), 1.0)
     leaves = jax.tree.leaves(direction)
     dimension = sum(x.size for x in leaves)
@@ -192,11 +204,12 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     Gaussian noise. The state holds the key and must be kept as secret as the data:
     anyone who has the key can subtract the noise.
 
-    The key of a leaf's noise depends on the leaf's path. So parts of a tree
-    (`optax.masked`, `optax.partition`) have independent noise under one key. Inside
-    `jax.shard_map`, the shards of a leaf have independent noise, and a replicated leaf
-    has the same noise on all devices. Under `jax.vmap`, members with the same key have
-    the same noise. Give each member its own key instead.
+    The key of a leaf's noise depends on the leaf's path. So transformations with the
+    same key that act on different parts of a tree (`optax.masked`, `optax.partition`)
+    have independent noise. Inside `jax.shard_map`, the shards of a leaf have
+    independent noise, and a replicated leaf has the same noise on all devices. Under
+    `jax.vmap`, members with the same key have the same noise. Give each member its own
+    key instead.
 
     Reference: Abadi et al. (2016), Algorithm 1; Dong, Roth and Su (2022), Theorem 1.
 
@@ -231,14 +244,14 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
 
 
 def _draw(key: Key, tree: Shaped) -> tuple[Shaped, Key]:
-    """A step's standard Gaussian noise, and the key of the next step."""
+    """Standard Gaussian noise shaped like the tree, and the key of the next step."""
     # The current key is used only once. So no later state reveals this noise.
     following, current = jax.random.split(key)
     return _normal_like(current, tree), following
 
 
 def _add(updates: Shaped, wide: Shaped, noise: Shaped) -> Shaped:
-    """The noisy updates, in the dtypes of the updates."""
+    """Add noise to `wide`, the updates in float32 or wider, and restore the dtypes."""
     return cast_like(optax.tree.add(wide, noise), updates)
 
 
@@ -275,7 +288,7 @@ def noisy_mean(
       ValueError: an argument is out of range.
 
     Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
-    where f is the adjacency's sensitivity factor.
+    where f is the adjacency's sensitivity factor: 1, or 2 under `REPLACE`.
 
     Reference: Abadi et al. (2016), Algorithm 1.
 
@@ -305,7 +318,7 @@ def stddev_of_sum(
     noise_multiplier: ArrayLike,
     expected_batch_size: ArrayLike,
 ) -> ArrayLike:
-    """Check the arguments, and return the standard deviation of a clipped sum's noise.
+    """Check the arguments, and return the noise standard deviation for a clipped sum.
 
     Args:
       clip_norm: the bound C, or the function that `clipped_grad` made.

@@ -1,10 +1,12 @@
-"""Complete private optimizers for optax users, with the clipped sum as input.
+"""Private optimizers that take the clipped sum, for users of optax.
 
 Each optimizer takes the sum that `clipped_grad` returns, adds noise of standard
 deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size.
 The actual batch size would reveal something about which examples were sampled.
+(`dp_nsgd` does not divide, since it normalises its updates.)
 
-Each optimizer is a chain: a private mean of clipped sums, then an optimizer of optax.
+Each optimizer is a chain of optax transformations. The first ones turn clipped sums
+into private means or a private momentum, and the others are optimizers of optax.
 """
 
 from collections.abc import Callable
@@ -30,7 +32,11 @@ def chain_on_noisy_mean(
     key: Key,
     num_steps: int | None,
 ) -> optax.GradientTransformation:
-    """An optax chain: the private mean of `noisy_mean`, then the inner optimizer."""
+    """Chain `noisy_mean`, which gives private means of sums, and the inner optimizer.
+
+    The inner optimizer gets parameters and updates in float32 or wider. The other
+    arguments are those of `noisy_mean`.
+    """
     mean = noisy_mean(
         clip_norm=clip_norm,
         noise_multiplier=noise_multiplier,
@@ -44,7 +50,7 @@ def chain_on_noisy_mean(
 def cast_updates_to_float32(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """The inner optimizer, with parameters and updates cast to float32 or wider.
+    """Make an optimizer that gives `inner` parameters and updates in float32 or wider.
 
     Without the cast, the moments of bfloat16 parameters would start in bfloat16 and
     become float32 in the first step. On a mesh, the moments have the sharding of their
@@ -97,9 +103,9 @@ def dp_sgd(
       ValueError: an argument is out of range.
 
     Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
-    where f is the adjacency's sensitivity factor. In a fixed or reshuffled order an
-    example takes part once per epoch, and E epochs are
-    (f sqrt(E) / noise_multiplier)-GDP.
+    where f is the adjacency's sensitivity factor: 1, or 2 under `REPLACE`. In a fixed
+    or reshuffled order an example takes part once per epoch, and E epochs are (f
+    sqrt(E) / noise_multiplier)-GDP.
 
     Reference: Abadi et al. (2016), Algorithm 1.
 
@@ -194,7 +200,8 @@ def dp_adamw(
       b1: as in `optax.adamw`.
       b2: as in `optax.adamw`.
       eps: as in `optax.adamw`.
-      weight_decay: as in `optax.adamw`; it reads the parameters, which are private.
+      weight_decay: as in `optax.adamw`. The decay reads the parameters, which are
+        differentially private already.
       mask: as in `optax.adamw`, selects the parameters that decay. The mask must not
         depend on the data.
 
@@ -204,7 +211,8 @@ def dp_adamw(
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: as for `dp_sgd`; the parameters that decay are already private.
+    Privacy: as for `dp_sgd`. The decay costs no privacy, since the parameters depend on
+    the data only through the noisy means of earlier steps.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -246,7 +254,8 @@ def dp_nsgd(
       clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made.
       noise_multiplier: the noise standard deviation divided by C, at least 0. The noise
-        is that of a tree's node, or of the strategy's draws.
+        is that of one tree node for `tree_momentum`, or the fresh noise z of
+        `correlated_noise` with a strategy.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       decay: the momentum coefficient β, in [0, 1).

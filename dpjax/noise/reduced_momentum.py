@@ -1,9 +1,11 @@
 """Momentum with reduced sensitivity: changes between epochs in place of gradients.
 
-A step's sum of gradients is the sum at the epoch's anchor (the iterate at which the
-epoch began), called the anchor term, plus the drift since the anchor. Let G be the
-weighted sum of the n anchor terms in a window, and let every epoch have the same
-batches. From one epoch to the next, G changes by the window sum Δ of the changes of
+An epoch has n steps and the momentum coefficient is β. A step's sum of gradients is the
+sum of its examples' gradients at the epoch's anchor (the iterate at which the epoch
+began), called the anchor term, plus the drift since the anchor. Let G_{[s, t]} be the
+sum of the anchor terms of the steps s, …, t, where the term of step i has the weight
+β^{t−i}, and let every epoch have the same batches. From one epoch to the next, G over
+the last n steps changes by Δ, which is the same weighted sum of the changes of the
 anchor terms. Therefore, for any γ,
 
     G_{[t−n+1, t]} = (1 − γ)(Δ_{[t−n+1, t]} + G_{[t−2n+1, t−n]}) + γ G_{[t−n+1, t]}.
@@ -21,10 +23,10 @@ themselves. Unrolled, the recursion is the reconstruction of Tran and Cutkosky (
 Algorithm 4. Per step, the recursion reads O(log n) nodes, and their algorithm reads
 O(t/n log n).
 
-One tree for h is as good as one tree for δ and another tree for g. For two trees with
-sensitivities a and b and noise variances x and y, the privacy cost is a²/x + b²/y, and
-every estimate gets the variance x + y. The minimum product of cost and variance is
-(a + b)², which is also the product for one tree of the sum.
+One tree (`dpjax.noise.windows`) for h is as good as one tree for δ and another for g.
+For two trees with sensitivities a and b and noise variances x and y, the privacy cost
+is a²/x + b²/y, and every estimate gets the variance x + y. The minimum product of cost
+and variance is (a + b)², which is also the product for one tree of the sum.
 """
 
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -48,13 +50,17 @@ T = TypeVar("T")
 
 
 class Terms(NamedTuple, Generic[T]):
-    """One value for each of the three trees.
+    """Three values of the same kind, one for each tree of the momentum.
+
+    The module's docstring defines anchor, drift, γ and h_i; n is the number of steps in
+    an epoch.
 
     Attributes:
-      anchor: for the tree of gradients at the anchor, used while t < 2n.
-      change: for the tree of h_i: (1 − γ) times the change of a gradient at the anchor
-        since the last epoch, plus γ times this gradient.
-      drift: for the tree of drifts: changes of gradients since the anchor.
+      anchor: the value for the tree of gradients at the anchor, used while t < 2n.
+      change: the value for the tree of h_i, which is (1 − γ) times the change of a
+        gradient at the anchor since the last epoch, plus γ times this gradient.
+      drift: the value for the tree of drifts, which are changes of gradients since the
+        anchor.
     """
 
     anchor: T
@@ -63,11 +69,11 @@ class Terms(NamedTuple, Generic[T]):
 
 
 class ReducedMomentumState(NamedTuple):
-    """The state of the momentum. It holds sums without noise: as secret as the data.
+    """The state of `update`. It holds sums without noise, and is as secret as the data.
 
     Attributes:
-      anchor: the ring of the anchor tree.
-      change: the ring of the change tree.
+      anchor: the ring buffer of the anchor tree's nodes.
+      change: the ring buffer of the change tree's nodes.
       drift: the weighted sum of drifts with the noise of the drift tree, f[d].
       nodes: the noise of the latest node of each level of the drift tree, f[levels, d].
       windows: the estimates P of the last n steps, f[n, d].
@@ -85,7 +91,14 @@ class ReducedMomentumState(NamedTuple):
 def init(
     num_steps: int, steps_per_epoch: int, dimension: int, dtype: DTypeLike = float
 ) -> ReducedMomentumState:
-    """The state before the first step, for num_steps steps and vectors f[d]."""
+    """The state before the first step of a run.
+
+    Args:
+      num_steps: T, the number of steps of the run.
+      steps_per_epoch: n, the number of steps in an epoch.
+      dimension: d, the length of a step's sums f[d].
+      dtype: the dtype of the state, which is widened to at least float32.
+    """
     dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
     ring = empty_ring(steps_per_epoch, dimension, dtype)
     drift = jnp.zeros(dimension, dtype)
@@ -111,16 +124,16 @@ def update(
     stddevs: Terms[jax.Array],
     keys: Terms[Key],
 ) -> tuple[jax.Array, ReducedMomentumState]:
-    """The momentum m̂_t from the sums of step t, and the state after that step.
+    """Return the private momentum m̂_t of step t, and the state after that step.
 
     Args:
-      state: the state before the step, at first that of `init`.
+      state: the state before the step. `init` makes the state before the first step.
       step: t, i[], counted from 1.
-      terms: the step's sums of clipped terms, f[d] each. `change` is not used in the
-        first n steps, and `anchor` is not used from step 2n on.
+      terms: for each tree, the sum of the step's clipped terms, f[d]. `change` is not
+        used in the first n steps, and `anchor` is not used from step 2n on.
       steps_per_epoch: n, static.
-      decay: β, f[].
-      refresh: γ, f[].
+      decay: the momentum coefficient β, f[].
+      refresh: γ, f[]: the weight of the anchor term g_i in h_i.
       stddevs: the standard deviation of the noise in a node of each tree, f[] each.
       keys: a typed key for each tree, as `tree_keys` makes them.
 
@@ -172,7 +185,7 @@ def update(
         return jax.lax.dynamic_index_in_dim(rows, row, keepdims=False), rows
 
     # P_t = (1 − γ) P_{t−n} + Ĥ, but P_t = Ĝ for t < 2n, and M_t = β^n M_{t−n} + P_t.
-    # See the recursion in the module's docstring. The row holds the values of t − n.
+    # See the recursion in the module's docstring. The row holds P and M of step t − n.
     keep = jnp.where(first, 0.0, 1 - refresh)
     estimate, windows = inherit(state.windows, keep, from_anchor + from_change)
     total, totals = inherit(state.totals, jnp.power(decay, n), estimate)
@@ -195,20 +208,22 @@ def update(
 def momentum_variance(
     num_steps: int, steps_per_epoch: int, *, decay: float, refresh: float
 ) -> Terms[np.ndarray]:
-    """The variance of m̂_t / (1 − β) if the nodes of one tree have unit variance.
+    """For each tree, the variance of m̂_t / (1 − β) if no other tree has noise.
 
-    The variance of a coordinate is a sum over the trees: the result for the tree times
-    the variance of the tree's nodes.
+    m̂_t is the momentum that `update` returns. The results are for nodes of unit
+    variance. The variance of a coordinate of m̂_t / (1 − β) is a sum over the three
+    trees, of the result for the tree times the noise variance of the tree's nodes.
 
     Args:
       num_steps: T, a whole number of epochs.
       steps_per_epoch: n, at least 1.
-      decay: β, in [0, 1).
-      refresh: γ, in [0, 1].
+      decay: the momentum coefficient β, in [0, 1).
+      refresh: γ, in [0, 1]: the weight of the anchor term g_i in h_i.
 
     Returns:
       `Terms` of f64[T]. The windows of the steps t, t − n, t − 2n, … have no node in
-      common. So the variances of P and M and their covariance follow a recursion.
+      common. So the variances of the estimates P_t and M_t, and their covariance,
+      follow a recursion.
 
     Raises:
       ValueError: an argument is out of range.

@@ -1,9 +1,10 @@
 """Tree aggregation: dyadic intervals and the noise of their nodes.
 
 Steps are counted from 1. A node of level k is an interval [(i − 1) 2^k + 1, i 2^k],
-named (k, i). COMPOSE(1, t) has one node for each bit k that is set in t: the node
-(k, t >> k), which ends at t − (t mod 2^k). The noise ζ_{k,i} of this node is part of
-the prefix noise
+named (k, i). The nodes that together cover the steps 1..t, COMPOSE(1, t), are one node
+for each bit k that is set in t: the node (k, t >> k), which ends at step
+t − (t mod 2^k). Each node (k, i) has noise ζ_{k,i}. With the momentum coefficient β,
+the noise of the prefix 1..t is
 
     N_t = Σ_{(k, i) in COMPOSE(1, t)} β^{t mod 2^k} ζ_{k,i}.
 
@@ -56,9 +57,10 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
 
 
 def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
-    """The variance of N_t divided by that of a node: Σ_{COMPOSE(1, t)} β^{2(t − z)}.
+    """The variance of the prefix noise N_t, divided by the variance of a node's noise.
 
-    The sum is over the nodes of COMPOSE(1, t), and z is the step at which a node ends.
+    The ratio is Σ β^{2(t − z)} over the nodes that cover the steps 1..t (`compose`),
+    where z is the step at which a node ends.
 
     Args:
       step: t, i[*b], at least 1.
@@ -93,16 +95,16 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
 def node_noise(
     key: Key, level: ArrayLike, index: ArrayLike, tree: Shaped, stddev: jax.Array
 ) -> Shaped:
-    """The noise ζ_{k,i} of a node, with the shapes of the tree's leaves.
+    """The noise ζ_{k,i} of a node of tree aggregation, shaped like the leaves.
 
-    The node's key is derived from the midpoint of its interval, which is (2i − 1) 2^k
-    half steps after the beginning. No two nodes have the same midpoint. Each leaf has
-    its own key, derived from the node's key.
+    The node's key is derived from the midpoint of the node's interval, which is
+    (2i − 1) 2^k half steps after the beginning of the run. No two nodes have the same
+    midpoint. Each leaf has its own key, derived from the node's key.
 
     Args:
-      key: the typed key of the whole tree.
-      level: k, the level of the node.
-      index: i, counted from 1.
+      key: the typed key of all nodes.
+      level: k, the level of the node, whose interval has 2^k steps.
+      index: i, the number of the node in its level, counted from 1.
       tree: a pytree whose shapes and dtypes the noise gets.
       stddev: the standard deviation of each coordinate, f[].
     """

@@ -2,13 +2,14 @@
 
 Steps are counted from 1. Node (k, i) covers the steps (i − 1) 2^k + 1, …, i 2^k, as in
 `dpjax.noise.tree`. The value of the node is Σ β^{i 2^k − j} x_j over the steps j that
-it covers. A node is released once, with noise, in the step that completes it. The
-window of the last n steps is partitioned into the fewest nodes, O(log n) of them. A
-query reads these nodes from left to right: sum ← β^{2^k} sum + node.
+the node covers, where x_j is the vector of step j, and β is the decay. A node is
+released once, with noise, in the step that completes it. The window of the last n steps
+is partitioned into the fewest nodes, O(log n) of them. A query reads these nodes from
+left to right: sum ← β^{2^k} sum + node.
 
 At any time, at most ⌊n / 2^k⌋ nodes of level k can still be needed. So the ring buffer
-has fewer than 2n rows. A node's sum without noise is needed only until the node's
-parent is complete. So these sums take one row for each level.
+has fewer than 2n rows. A node's value without noise is needed only until the node's
+parent is complete. So these values take one row for each level.
 
 A node is in the partition of a window if the window contains the node but not the
 node's parent. So a left child is used only by windows that end with this child, and a
@@ -34,11 +35,12 @@ _Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Ring(NamedTuple):
-    """The tree nodes of the last n steps. Keep a ring as secret as the data.
+    """A ring buffer of the tree nodes of the last n steps. It is as secret as the data.
 
     Attributes:
-      nodes: the released nodes, with noise, level by level, f[rows, d].
-      open: for each level, the last completed node without noise, f[levels, d].
+      nodes: the values of the released nodes, with noise, level by level, f[rows, d].
+      open: for each level, the value of the last completed node without noise,
+        f[levels, d].
     """
 
     nodes: jax.Array
@@ -46,7 +48,7 @@ class Ring(NamedTuple):
 
 
 def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of rows of each level, and the first row of each level."""
+    """The number of rows, and the index of the first row, for each level in a ring."""
     slots = np.array([window >> k for k in range(window.bit_length())], np.int32)
     return slots, np.concatenate([[0], np.cumsum(slots)[:-1]]).astype(np.int32)
 
@@ -63,7 +65,7 @@ def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
 
 
 def _sizes(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
-    """The decay β^{2^k} over the length of a node, for every level k."""
+    """The decay β^{2^k} over the 2^k steps of a node, for each level k, f[levels]."""
     sizes = jnp.exp2(jnp.arange(levels, dtype=dtype))
     return jnp.power(jnp.asarray(decay, dtype), sizes)
 
@@ -74,7 +76,7 @@ def _int32(step: ArrayLike) -> jax.Array:
 
 
 def tree_key(key: Key) -> Key:
-    """The key from which the keys of a ring's nodes are derived."""
+    """Derive from `key` the key from which the keys of a ring's nodes are derived."""
     return stream(key, "windows")
 
 
@@ -98,9 +100,9 @@ def push(
       ring: the ring buffer after step t − 1.
       step: t, i[], counted from 1.
       value: x_t, f[d].
-      window: n, static.
+      window: n, the number of steps in a window, static.
       decay: β, f[].
-      stddev: the standard deviation of the noise in a node, f[].
+      stddev: the standard deviation of each coordinate of a node's noise, f[].
       key: a typed key, the same in all steps.
       active: whether to store anything; if False, the ring is returned unchanged.
 
@@ -141,10 +143,19 @@ def query(
     decay: jax.Array,
     active: ArrayLike = True,
 ) -> jax.Array:
-    """The private sum Σ β^{t − j} x_j over the last n steps j of 1..t.
+    """The private sum Σ β^{t − j} x_j over the window of the last n steps j of 1..t.
 
-    The result is f[d], or zero if not active. A query draws no noise: it adds nodes
-    that were released with noise.
+    A query draws no noise: it adds nodes that `push` released with noise.
+
+    Args:
+      ring: the ring buffer after step t.
+      step: t, i[], counted from 1.
+      window: n, the number of steps in a window, static.
+      decay: β, f[].
+      active: whether to read the ring; if False, the result is zero.
+
+    Returns:
+      The sum, f[d].
     """
     slots, begins = (jnp.asarray(x) for x in _layout(window))
     factors = _sizes(decay, len(slots), ring.nodes.dtype)
@@ -178,8 +189,8 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
       decay: β, in [0, 1).
 
     Returns:
-      f64[T]: for each t = 1, …, T, the sum Σ β^{2(t − z)} over the nodes of the steps
-      max(t − n, 0) + 1, …, t, where z is the step at which a node ends.
+      f64[T]: for each t = 1, …, T, the sum Σ β^{2(t − z)} over the nodes that partition
+      the window max(t − n, 0) + 1, …, t, where z is the step at which a node ends.
 
     Raises:
       ValueError: an argument is out of range.

@@ -1,10 +1,10 @@
-"""Samplers of the examples that take part in a step, as batches of fixed shape.
+"""Samplers, which choose the examples of each step and give batches of fixed shape.
 
 Every sampler is a pure function of static sizes, a key and an epoch or step number. The
 same arguments give the same batches under jit, in a scan, and in a run resumed from any
 step. (Key implementations whose bits depend on `jax.vmap`, such as "rbg", give other
-batches under `jax.vmap`.) For a large data set, the time of a step is proportional to
-its batch size. For random assignment to bins, the time grows slightly faster.
+batches under `jax.vmap`.) For a large data set, the time to sample one step is
+proportional to its batch size. For `random_bins_step`, the time grows slightly faster.
 
 1. `Batch`: the indices of the examples that take part, and a mask that is False for
    padding.
@@ -16,8 +16,8 @@ its batch size. For random assignment to bins, the time grows slightly faster.
 3. Samplers that draw a new batch in every step. `fixed_size` draws distinct numbers
    (without replacement). `poisson` draws a binomial count, and then this many distinct
    numbers. `cyclic_poisson` samples from one group of the examples after another.
-4. `bound_contributions_of_fixed_graph`: before a run, a selection of the examples in
-   which no owner owns more than a given number of examples.
+4. `bound_contributions_of_fixed_graph` selects examples before a run, such that no
+   owner owns more than a given number of the selected examples.
 """
 
 from dpjax.sampling._bins import random_allocation_step as random_allocation_step

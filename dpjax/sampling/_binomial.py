@@ -1,8 +1,8 @@
-"""Binomial draws, accurate to 128 bits, of the number of examples in a step.
+"""Draw the number of examples in a step from a binomial distribution, to 128 bits.
 
-Exact integer arithmetic tabulates the distribution once for each n, q and b. A draw
-looks up 128 random bits in the table of cumulative probabilities, and so does not take
-time of order n.
+For each number n of examples, sampling rate q and maximum b, exact integer arithmetic
+tabulates the distribution of min(Binomial(n, q), b) once. A draw looks up 128 random
+bits in the table of cumulative probabilities, and so does not take time of order n.
 """
 
 import functools
@@ -22,12 +22,14 @@ _BITS = 128  # the number of random bits for a count, which are four 32-bit word
 
 
 class Table(NamedTuple):
-    """Cumulative probabilities, as thresholds for a random 128-bit integer u.
+    """Cumulative probabilities of a count, as thresholds for 128-bit integers.
+
+    A uniformly random 128-bit integer u determines the count.
 
     Attributes:
-      thresholds: u32[r, 4], ascending, most significant word first. The count for u
-        exceeds first + i if and only if u is at least row i. If u is below row 0, the
-        count is 0.
+      thresholds: u32[r, 4], one 128-bit threshold in each row, in ascending order, most
+        significant word first. The count exceeds first + i if and only if u is at least
+        the threshold in row i. If u is below the threshold in row 0, the count is 0.
       first: the count whose cumulative probability is in row 0.
     """
 
@@ -36,7 +38,11 @@ class Table(NamedTuple):
 
 
 def _tail(n: int, mode: int, taken: int, left: int) -> list[int]:
-    """The weights of the counts above the mode, up to the first weight that is 0."""
+    """Integer weights of the counts above the mode, up to the first weight that is 0.
+
+    The weights are proportional to the probabilities of Binomial(n, taken / (taken +
+    left)). The weight of the mode, which is not in the list, is 2²⁵⁶.
+    """
     weights, weight, k = [], 1 << _WEIGHT_BITS, mode
     # P(k + 1) / P(k) = (n − k) q / ((k + 1) (1 − q)) is at most 1 from the mode on.
     while weight and k < n:
@@ -67,12 +73,13 @@ def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
 
 @functools.lru_cache(maxsize=256)
 def table(n: int, rate: float, most: int) -> Table:
-    """The table of min(Binomial(n, rate), most), with n < 2³¹ and most <= n.
+    """The table from which `draw` samples min(Binomial(n, rate), most).
 
-    Each cumulative probability is rounded up by less than 2⁻¹²⁷. So for every k, the
-    probability that a drawn count exceeds k is at most its exact value. Fewer than 2²⁰
-    cumulative probabilities are between 2⁻¹²⁸ and 1 − 2⁻¹²⁸. So the distance from the
-    exact distribution in total variation is below 2⁻¹⁰⁶, which is less than 1.3e-32.
+    n is below 2³¹, and `most` is at most n. Each cumulative probability is rounded up
+    by less than 2⁻¹²⁷. So for every k, the probability that a drawn count exceeds k is
+    at most its exact value. Fewer than 2²⁰ cumulative probabilities are between 2⁻¹²⁸
+    and 1 − 2⁻¹²⁸. So the distance from the exact distribution in total variation is
+    below 2⁻¹⁰⁶, which is less than 1.3e-32.
     """
     # A float is exactly a fraction of two integers. So the rate is not rounded.
     exact = Fraction(rate)
@@ -103,7 +110,7 @@ def table(n: int, rate: float, most: int) -> Table:
 
 
 def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
-    """A draw of min(Binomial(n, rate), most), i32[]."""
+    """Draw min(Binomial(n, rate), most) with one lookup in its table, i32[]."""
     thresholds, first = table(n, rate, most)
     if not len(thresholds):
         return jnp.zeros((), jnp.int32)
@@ -113,7 +120,7 @@ def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
 
 
 def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
-    """Whether 128-bit integers u32[..., 4] are at least the thresholds u32[..., 4]."""
+    """Whether 128-bit integers u32[..., 4] are at least thresholds u32[..., 4]."""
     passed = jnp.ones((), bool)
     # The loop starts at the least significant word. A more significant word overrides
     # the result so far unless its two words are equal.
@@ -124,13 +131,13 @@ def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
 
 
 def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
-    """Independent draws of Binomial(n, rate), i32[times], found by bisection."""
+    """Independent draws of Binomial(n, rate), i32[times], by bisection in its table."""
     rows, first = table(n, rate, n)
     thresholds = jnp.asarray(rows)
     words = jax.random.bits(key, (times, 4), jnp.uint32)
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
-        """Halve the range low..high for the number of thresholds that u reaches."""
+        """Halve each range low..high, which holds a draw's count of thresholds <= u."""
         low, high = ends
         middle = (low + high) // 2
         passed = _passed(words, thresholds[middle])

@@ -6,9 +6,9 @@ last one.
 
 With at most 2¹⁶ examples, every example's choice is drawn, and a bin is the set of
 examples that chose it. With more examples, two numbers are drawn first, as sums of coin
-flips: the number of examples in the earlier bins, and the number in this bin. A random
-order of all examples (`_order`) then determines the examples at the positions of this
-bin.
+flips: the number of examples in the earlier bins, and the number in this bin. In a
+random order of all examples (`_order`), each bin takes the positions after those of the
+earlier bins. The examples at the positions of this bin are its members.
 
 **Counts.** The number of examples in the first j of m bins is the count of n uniform
 numbers in [0, 1) that are below the cut j / m. The count of numbers below 1/2 has the
@@ -37,12 +37,13 @@ _DIGIT = 8
 
 
 def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
-    """A draw of Binomial(n, 1/2) for n <= most < 2³¹, i32[].
+    """The number of heads in n coin flips, which is Binomial(n, 1/2), i32[].
 
-    Fewer than 2⁸ coins are flipped singly, which is exact. The sum of a group of 2⁸ᵏ
-    coins is drawn from a table, with an error in total variation of less than 2⁻¹²⁸ for
-    each row of the table. The table has fewer rows than the group has coins, or one row
-    more for k = 1. So the error of the whole draw is less than n 2⁻¹²⁷.
+    n is at most `most`, which is static and below 2³¹. Fewer than 2⁸ coins are flipped
+    singly, which is exact. The number of heads in a group of 2⁸ᵏ coins is drawn from a
+    table, with an error in total variation of less than 2⁻¹²⁸ for each row of the
+    table. The table has fewer rows than the group has coins, or one row more for k = 1.
+    So the error of the whole draw is less than n 2⁻¹²⁷.
     """
     own, key = jax.random.split(key)
     # `most` is static and n is not. So the shape is the largest digit, and a mask
@@ -61,18 +62,18 @@ def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
 
 
 def count_smaller(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Array:
-    """The count of n uniform numbers that are below cut / parts, i32[].
+    """How many of n uniform numbers in [0, 1) are below cut / parts, i32[].
 
     The joint distribution of the counts for all cuts under one key is within 2⁻⁹⁰ of
-    the exact distribution in total variation. At each digit, at most n < 2³¹ numbers
-    are split. After 32 digits, fewer than 2⁸ numbers share an interval, and their coins
-    are exact.
+    the exact distribution in total variation. Each binary digit of cut / parts splits
+    at most n < 2³¹ numbers. After 32 digits, fewer than 2⁸ numbers share an interval,
+    and `_heads` splits so few numbers exactly.
 
     Args:
-      key: one typed key, which stands for the n numbers.
+      key: one typed key, which determines the n numbers. The numbers are never drawn.
       n: the number of uniform numbers, static.
       cut: u32[], at most parts.
-      parts: static, below 2³¹, so that twice the remainder fits in a uint32.
+      parts: static, below 2³¹, so that twice a remainder modulo parts fits in a uint32.
     """
     nothing = jax.random.key_data(key).ravel()[0] & cut & np.uint32(0)
     zero = nothing.astype(jnp.int32)
@@ -109,7 +110,7 @@ _TRIES = 4
 
 
 def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
-    """A number from 0 to m − 1 for every example, independent and uniform, i32[n].
+    """An independent uniform number from 0 to m − 1 for every example, i32[n].
 
     Each example has four draws of 32 bits. A draw is accepted if it is below the
     largest multiple of m that is at most 2³². Fewer than m of the 2³² values are not
@@ -128,7 +129,7 @@ def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
 
 
 def _bins(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
-    """The bin of every example, i32[n]."""
+    """The bin, from 0 to m − 1, of each of n examples in an epoch, i32[n]."""
     return _choices(n, m, sampler_key(key, "sampling.random_bins", "epoch", epoch))
 
 
@@ -142,7 +143,7 @@ def _gather(takes_part: jax.Array, b: int) -> Batch:
 def _members(
     n: int, m: int, b: int, key: Key, epoch: ArrayLike, step: ArrayLike
 ) -> Batch:
-    """The examples of one bin, at most b, in time O(b log n)."""
+    """The examples of one of m bins, at most b of them, in time O(b log n)."""
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     # All steps of an epoch must see the same counts and the same order.
     count_key, order_key = two_keys(key)
@@ -183,7 +184,7 @@ def random_bins(
         ones.
       key: one typed key for the whole run; the epoch is folded into it.
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
-        2³². With the same number in all epochs, every example takes part in the same
+        2³². If all epochs have the same number, every example takes part in the same
         step of each epoch.
 
     Returns:
@@ -195,13 +196,13 @@ def random_bins(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
-    Privacy: if no bin overflows, an example is in each step with probability 1 / m, to
-    within (m / 2³²)⁴, for any knowledge of all other examples. The sampler is random
-    allocation, under any adjacency, provided that the random bits are uniform and
-    secret. For n above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of random
-    allocation in total variation. This is below 2e-27, and adds less than
-    (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is a
-    different mechanism. `accounting.truncation.overflow_delta` gives its cost, for
+    Privacy: if no bin overflows, an example takes part in any given step with
+    probability 1 / m, to within (m / 2³²)⁴, whatever is known of all other examples.
+    The sampler is random allocation, under any adjacency, provided that the random bits
+    are uniform and secret. For n above 2¹⁶, the distribution of a whole epoch is within
+    2⁻⁸⁹ of random allocation in total variation. This is below 2e-27, and adds less
+    than (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is
+    a different mechanism. `accounting.truncation.overflow_delta` gives its cost, for
     sampling rate 1 / m and m steps for each epoch whose bins are drawn.
 
     Reference: Hoang, Morris and Rogaway (2012), https://arxiv.org/abs/1208.1176, and
@@ -236,11 +237,11 @@ def random_bins_step(
     epoch: ArrayLike,
     step: ArrayLike,
 ) -> Batch:
-    """One step of `random_bins`; the cost hardly depends on n for n above 2¹⁶.
+    """One step of `random_bins`, without computing the rest of the epoch.
 
-    For n up to 2¹⁶ the cost is O(n). For larger n a step takes O(b log n) time and O(b)
-    memory. Each of the b slots takes about a thousand rounds of a hash, and log₂ n
-    times as many in the worst case.
+    For n up to 2¹⁶ the time is O(n). For larger n a step takes O(b log n) time and O(b)
+    memory. Each of the b slots then takes about a thousand rounds of a hash, and log₂ n
+    times as many rounds in the worst case.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -297,7 +298,7 @@ def random_allocation_step(
       num_steps: m, static, from 1 to 2³¹ − 1: the number of steps in an epoch.
       num_selected: k, static, from 1 to m. A step takes O(n k²) time.
       max_batch_size: b, static. If more than b examples picked this step, the first b
-        are retained.
+        in the data's order are retained.
       key: one typed key for the whole run; the epoch is folded into it.
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³².
@@ -318,8 +319,8 @@ def random_allocation_step(
     out is a different mechanism. `accounting.truncation.overflow_delta` gives its cost,
     for sampling rate k / m and m steps for each epoch.
 
-    Reference: Bentley and Floyd (1987), https://doi.org/10.1145/30401.315746, for the
-    set of k numbers.
+    Reference: Bentley and Floyd (1987), https://doi.org/10.1145/30401.315746, for
+    drawing a set of k distinct numbers.
 
     Example:
       >>> import jax

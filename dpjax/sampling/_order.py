@@ -4,32 +4,32 @@
 bits are uniform, and takes some hundred rounds. A sampler needs this proof if its
 privacy depends on the order.
 
-A round pairs every position x with K − x modulo n, for a random K. For each pair, a
-random bit decides whether the pair is swapped. Condition on all K and on the positions
-of q examples. Let a_x be the probability that one further example is at position x,
-minus its uniform value. If the position K − x is not one of the q, a round replaces a_x
-and a_{K−x} by their mean; otherwise a round moves a_x to another position. On average,
-a round multiplies Σ a_x² by (n + q) / 2n. After r rounds, the joint distribution of q
-positions is within
+A round draws a random K, and pairs every position x with the position K − x modulo n.
+For each pair, a random bit decides whether the examples at the two positions are
+swapped. To bound the distance from uniform, condition on the K of all rounds and on the
+positions of q examples. Let a_x be the probability that one further example is at
+position x, minus the uniform probability. If none of the q examples is at position
+K − x, a round replaces a_x and a_{K−x} by their mean; otherwise a round moves a_x to
+another position. On average, a round multiplies Σ a_x² by (n + q) / 2n. After r rounds,
+the joint distribution of q positions is within
 
     ½ √n Σ_{l<q} ((n + l) / 2n)^{r/2} <= 2 n^{3/2} / (r + 2) ((n + q) / 2n)^{r/2 + 1}
 
-of uniform in total variation. The r rounds are applied to all n positions, and fix the
-examples in one half of the positions, q <= n / 2. The examples in the other half are
-then permuted in the same way, and so on recursively.
+of uniform in total variation. First, r rounds on all n positions determine the examples
+in the last half of the positions, so that q <= n / 2. The examples in the first half
+are then permuted in the same way, and so on recursively.
 
 Reference: Hoang, Morris and Rogaway (2012) for a round, Morris and Rogaway (2014) for
-the halves.
+the recursion on halves.
 
 **The permutation of `values_at`** is faster, but only pseudo-random. Like the order
 above, it is evaluated at given positions alone.
 
 **`permutation` and `distinct`** return numbers in an exactly uniform random order. A
-draw may fail: two random sort keys are equal, or there are too few distinct numbers.
-The functions detect a failure and draw everything again. The order remains exactly
-uniform. The reason is that renaming the numbers changes neither the distribution of the
-draws nor the probability of a failure. So all orders are equally likely in an accepted
-draw.
+draw fails if two random sort keys are equal, or if there are too few distinct numbers.
+Then the functions draw everything again. The order remains exactly uniform, since
+renaming the numbers changes neither the distribution of the draws nor the probability
+of a failure. So all orders are equally likely in an accepted draw.
 """
 
 import math
@@ -45,9 +45,9 @@ _Draw = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def _draw_until_accepted(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
-    """The numbers of the first accepted draw, i32[size].
+    """Call `draw` with new keys until it accepts, and return its numbers, i32[size].
 
-    `draw` is a function of a key that returns numbers, and whether they are accepted.
+    `draw` maps a key to numbers, i32[size], and to whether they are accepted, bool[].
     """
 
     def redraw(carry: tuple[jax.Array, jax.Array, jax.Array]):
@@ -62,7 +62,7 @@ def _draw_until_accepted(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
 
 
 def permutation(key: jax.Array, n: int) -> jax.Array:
-    """The numbers of [0, n) in uniformly random order, i32[n], by sorting."""
+    """The integers from 0 to n − 1 in a uniformly random order, i32[n]."""
 
     def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         # With sort keys of 64 bits, equal keys are so rare that drawing again costs
@@ -77,14 +77,15 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 
 
 def _draws(n: int, count: int, accepted: float) -> int:
-    """A number of draws from [0, n) that nearly always has `count` distinct numbers.
+    """How many numbers to draw from [0, n) to get `count` distinct ones nearly always.
 
-    About once in 1e9 times the draws have fewer, and `distinct` then draws again.
+    About once in 1e9 times, so many draws have fewer than `count` distinct numbers.
+    `distinct` then draws again.
 
     Args:
-      n: the size of the range of the draws.
-      count: the number of distinct numbers that are needed.
-      accepted: the probability that a draw of 32 bits is accepted.
+      n: the number of integers in the range from which numbers are drawn.
+      count: how many distinct numbers are needed.
+      accepted: the probability that a draw of 32 bits gives a number in [0, n).
     """
     # The mean number of draws of a coupon collector, plus eight standard deviations and
     # a margin for small counts. The value affects the speed, not the distribution.
@@ -95,9 +96,10 @@ def _draws(n: int, count: int, accepted: float) -> int:
 
 
 def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
-    """Distinct numbers of [0, n), i32[count]; all ordered choices are equally likely.
+    """Draw `count` distinct integers from [0, n), in random order, i32[count].
 
-    n must be below 2³¹. The time is O(count log count).
+    All ordered choices are equally likely. n must be below 2³¹. The time is
+    O(count log count).
     """
     # If count is near n, new numbers are rare among the draws. So from a quarter of the
     # range on, the whole range is permuted, in time O(n log n).
@@ -131,21 +133,22 @@ _BITS = 90  # the bound on the total variation distance is 2⁻⁹⁰
 
 
 def rounds(n: int) -> int:
-    """The number of rounds for which the whole order is within 2⁻⁹⁰ of uniform.
+    """How many rounds bring the order of `examples_at` within 2⁻⁹⁰ of uniform.
 
-    The distance is in total variation. The order is composed of permutations of ranges
-    of n, ⌈n/2⌉, ... positions, and each permutation has this number of rounds.
+    The distance is in total variation. The order is composed of permutations of the
+    first n, ⌈n/2⌉, ... positions, and each permutation has this number of rounds.
 
-    The sum of n^{3/2} over n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The probability of a K
-    exceeds 1 / n by at most a relative 2⁻³². The omitted factor 1 / (r + 2) more than
-    makes up for this excess.
+    The number follows from the bound in the module's docstring. The sum of n^{3/2} over
+    n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The probability of each value of K is at most
+    (1 + 2⁻³²) / n. The solution omits the bound's factor 1 / (r + 2), which more than
+    makes up for the excess over 1 / n.
     """
     # 4 n^{3/2} (3/4)^{r/2} <= 2⁻⁹⁰ solved for r; q <= n / 2 gives (n + q) / 2n <= 3/4.
     return math.ceil(2 * (_BITS + 2 + 1.5 * math.log2(n)) / math.log2(4 / 3))
 
 
 def _modulo(high: jax.Array, low: jax.Array, n: jax.Array) -> jax.Array:
-    """(2³² high + low) modulo n <= 2³¹, by long division in 32 bits.
+    """(2³² high + low) modulo n, by long division in 32 bits, for n <= 2³¹.
 
     JAX has no 64-bit integers by default.
     """
@@ -160,7 +163,7 @@ def _modulo(high: jax.Array, low: jax.Array, n: jax.Array) -> jax.Array:
 
 
 def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
-    """The positions, u32[b], of x after `times` rounds on n positions."""
+    """Apply `times` random rounds on n positions; return the images u32[b] of x."""
     words = jax.random.bits(key, (4, times), jnp.uint32)
     # 64 random bits modulo n are close enough to uniform; see `rounds`.
     centres = _modulo(words[0], words[1], n)
@@ -176,15 +179,15 @@ def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
 
 
 def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
-    """The examples at the given positions of the random order, i32[b], for n < 2³¹.
+    """The examples at given positions of a nearly uniform random order, i32[b].
 
-    A position in the last half takes `rounds(n)` rounds, a position in the quarter
-    before it twice as many, and so on. The smallest given position determines the
-    number of rounds for all of them.
+    A position in the last half of the order takes `rounds(n)` rounds, a position in the
+    quarter before this half takes twice as many, and so on. The smallest given position
+    determines the number of rounds for all given positions.
 
     Args:
-      key: one typed key.
-      n: the number of positions, static.
+      key: one typed key, which determines the order.
+      n: the number of positions, static, below 2³¹.
       places: the positions, u32[b], below n.
     """
     halves = [n]
@@ -200,10 +203,10 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     sizes, times = np.asarray(halves, np.uint32), rounds(n)
 
     def level(i: jax.Array, x: jax.Array) -> jax.Array:
-        """Apply the rounds that permute the first ⌈n / 2^k⌉ positions, for one k.
+        """Apply the rounds on one range, which is the first ⌈n / 2^k⌉ positions.
 
-        The loop starts with the smallest range of positions and ends with all n.
-        Positions outside the range do not change.
+        The loop begins with the smallest range, and ends with all n positions, where k
+        is 0. Positions outside the range do not change.
         """
         which = len(halves) - 1 - i
         own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
@@ -234,8 +237,9 @@ def _hash(x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
-    """The values of the permutation at the given positions, i32[...], for n < 2³¹.
+    """The values at given positions of a pseudo-random permutation, i32[...].
 
+    The permutation is of 0, ..., n − 1. It is uniformly random for n up to `SORTED`.
     For n above `SORTED`, the permutation is a Feistel network on a grid of nearly √n by
     √n cells, the smallest grid with at least n cells. Each round rotates one coordinate
     by a hash of the other coordinate, which is invertible. A value outside [0, n)
@@ -243,8 +247,8 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     permutation (Black and Rogaway, 2002, sections 3 and 4).
 
     Args:
-      key: one typed key.
-      n: the number of positions, static.
+      key: one typed key, which determines the permutation.
+      n: the number of positions, static, below 2³¹.
       places: the positions, u32[...], below n.
     """
     if n <= SORTED:

@@ -1,4 +1,4 @@
-"""A bound on the contributions of owners, for examples with several owners each."""
+"""Select examples such that each owner has at most a given number of them."""
 
 from collections.abc import Collection, Hashable, Sequence
 
@@ -46,9 +46,9 @@ def bound_contributions_of_fixed_graph(
     both data sets, which differ in at most k selected examples. A sum of clipped
     gradients then moves by at most k clip norms, and an accountant's result for one
     example becomes that of a group of k examples (`accounting.group`). The guarantee
-    does not hold for owners whose presence or whose examples' co-owners are private. If
-    an owner is removed with all of its examples, the selection of others' examples
-    changes, and the two selections may differ in any number of examples.
+    hides neither whether an owner is present, nor which owners share an example. If an
+    owner is removed with all of its examples, the selection among other owners'
+    examples changes, and the two selections may differ in any number of examples.
 
     Reference: Ganesh et al. (2025), https://arxiv.org/abs/2503.03622, for fixed-graph
     differential privacy and the greedy selection.
@@ -82,7 +82,7 @@ def bound_contributions_of_fixed_graph(
 
 
 def _check_row(row: Collection[Hashable]) -> Collection[Hashable]:
-    """The owners of one example; raises ValueError if they are invalid."""
+    """Return the owners of one example. Raise ValueError if they are invalid."""
     # A string is refused, since its letters would be taken for owners.
     if isinstance(row, str | bytes) or not hasattr(row, "__iter__"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Samplers of new random batches in every step, or of every example once per epoch.
+"""Samplers that draw a batch anew in each step, or visit all examples in an epoch.
 
 The module begins with the code that all samplers share: batches, checks and keys.
 """
@@ -32,7 +32,11 @@ class Batch(NamedTuple):
 def sizes(
     num_examples: int, batch_size: int, name: str = "batch_size"
 ) -> tuple[int, int]:
-    """Return both sizes as Python ints. Raise ValueError if a size is out of range."""
+    """Return the data set's size and the batch size as Python ints.
+
+    Raise ValueError if one of them is not from 1 to 2³¹ − 1. The error calls the batch
+    size by `name`.
+    """
     n = validate.static_int("num_examples", num_examples, minimum=1)
     b = validate.static_int(name, batch_size, minimum=1)
     validate.at_most("num_examples", num_examples, MOST)
@@ -41,7 +45,11 @@ def sizes(
 
 
 def check_number(name: str, value: ArrayLike) -> jax.Array:
-    """Return a step or epoch number as u32[]. Raise ValueError if out of range."""
+    """Return a step or epoch number as u32[].
+
+    Raise ValueError if the number is not one integer, or is a known number out of
+    range. The error calls the number by `name`.
+    """
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
         raise ValueError(f"{name} must be one integer; got {value!r}.")
     known = validate.concrete(value)
@@ -70,7 +78,9 @@ def sampler_key(key: Key, consumer: str, name: str, number: ArrayLike) -> jax.Ar
 def fixed_size(
     num_examples: int, batch_size: int, *, key: Key, step: ArrayLike
 ) -> Batch:
-    """One step on a uniformly random subset of fixed size, drawn without replacement.
+    """One step with a uniformly random subset of the examples, of fixed size.
+
+    The examples are drawn without replacement.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -152,7 +162,7 @@ def poisson(
 
 
 def _poisson(n: int, rate: float, b: int, key: jax.Array) -> Batch:
-    """A Poisson sample of n examples, of which at most b are retained."""
+    """Sample each of n examples with probability `rate`; retain at most b of them."""
     count_key, order_key = jax.random.split(key)
     most = min(n, b)
     count = _binomial.draw(count_key, n, rate, most)
@@ -182,15 +192,16 @@ def cyclic_poisson(
       sampling_rate: q, static, in [0, 1]. If the accountant assumes n_b steps per
         epoch, q must be p / n_b; the expected batch size is then n / n_b.
       num_groups: p, static, from 1 to n.
-      max_batch_size: b, static, the fixed size of the batch. If more than b slots of a
-        group are drawn, b uniformly random ones are retained and the rest is left out.
+      max_batch_size: b, static, the fixed size of the batch. If more than b of the
+        ⌈n / p⌉ slots of a group are drawn, b uniformly random ones are retained and the
+        rest is left out.
       key: one typed key for the whole run; the step is folded into it.
       step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³².
 
     Returns:
       A `Batch` of i32[b] and bool[b]. Every group has ⌈n / p⌉ slots that are sampled.
-      In a group with one example fewer, one slot is padding.
+      In a group with one example fewer, the slot without an example is padding.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; num_groups is
@@ -227,17 +238,22 @@ def cyclic_poisson(
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
-    """The positions of each step's examples in the epoch's order, and the mask.
+    """The positions of each step's examples in an epoch's order, and their mask.
+
+    An epoch has n examples in k = ⌈n / b⌉ steps.
 
     Returns:
-      u32[k, b], which is 0 where the mask is False, and bool[k, b].
+      The positions, u32[k, b], which are 0 in padding; and the mask, bool[k, b].
     """
     steps = jnp.arange(-(-n // b), dtype=jnp.uint32)
     return jax.vmap(lambda step: _step(n, b, step))(steps)
 
 
 def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """The row of `_epoch` for one step; only padding for steps after the last one."""
+    """The positions u32[b] and mask bool[b] of one step of an epoch, as in `_epoch`.
+
+    A step after the epoch's last step has only padding.
+    """
     number = check_number("step", step)
     there = number < -(-n // b)
     # Step 0 replaces a step out of range. Otherwise the product could wrap around to
@@ -328,8 +344,8 @@ def reshuffled(
     Privacy: an example takes part in one arbitrary step of each epoch (order
     "reshuffled"), under `ZERO_OUT` or `REPLACE`. A guarantee for this order is the
     worst case over all assignments of examples to steps, however they are drawn. So the
-    guarantee does not depend on the distribution of the order. The order is uniform for
-    n up to 2¹⁴, and that of a pseudo-random permutation for larger n.
+    guarantee does not depend on the distribution of the order. The order is uniformly
+    random for n up to 2¹⁴, and a pseudo-random permutation for larger n.
 
     Example:
       >>> import jax
@@ -362,8 +378,8 @@ def reshuffled_step(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         or step is out of range; key is not a typed key.
 
-    Privacy: as for `reshuffled`, if each step of an epoch is run once, and one epoch
-    follows the other.
+    Privacy: as for `reshuffled`, if a run takes each step of an epoch once, before it
+    begins the next epoch.
 
     Example:
       >>> import jax

@@ -29,11 +29,11 @@ reads the loss's jaxpr instead, and so works for any function.
    taps gives all cotangents. The forward pass records the other inputs of the sites'
    equations. Equations that repeat, as in a deep network, are traced only once.
 4. `rules` turn an equation's input and output cotangent into rows x_t and d_t
-   (`rules.factors`). There are rules for products, convolutions and gathers.
-   At an equation without a rule the tap is added to the *operand*. The tap's cotangent
-   is then the operand's per-example gradient, formed by the same backward pass. For
-   biases and scales no method is cheaper. For other operands the engine then does what
-   the vmap engine does, but for these operands alone.
+   (`rules.factors`). There are rules for products, convolutions and gathers. At an
+   equation without a rule the tap is added to the *operand*. The tap's cotangent is
+   then the operand's per-example gradient, formed by the same backward pass. For biases
+   and scales no method is cheaper. For other operands without a rule, the cost is that
+   of the vmap engine, but for these operands alone.
 5. `analysis.components` groups leaves and operands that computations on parameters
    connect, for example a transpose, a cast or weight normalisation. These computations
    are a `Path`. Where the path only moves entries, norms at the operands are norms of
@@ -42,10 +42,10 @@ reads the loss's jaxpr instead, and so works for any function.
    recurrences), the gradients from all sites are added before squaring, so that the
    norm includes the cross terms.
 6. `analysis.plan` chooses the form of each component's norm. The norm comes from rows
-   (the Gram form) where rows take less memory than a gradient. Elsewhere it comes from
-   per-example gradients (the direct form). They are small in this case, and are
-   retained for the sum. Both forms are exact. One-hot rows are added up by position
-   instead of in pairs.
+   (the Gram form) where rows take less memory than a gradient. Elsewhere the norm comes
+   from per-example gradients (the direct form). Per-example gradients are small in this
+   case, and are retained for the sum. Both forms are exact. One-hot rows are added up
+   by position instead of in pairs.
 7. `evaluate.engine` computes norms, weights and sums. It takes the recorded inputs and
    cotangents of a batch from `evaluate.books`, and processes them with
    `evaluate.at_component`. All computations are in float32 or wider and at the highest
@@ -59,7 +59,7 @@ reads the loss's jaxpr instead, and so works for any function.
    rematerialise blocks.
 9. `evaluate.reach` bounds the rounding errors of pull-backs. The ghost engine pulls the
    sum of gradients back once if the maps between leaves and operands follow the
-   rounding model. The norm then includes a bound on the effect of terms in the maps.
+   rounding model. The norm then includes a bound on the rounding errors of these maps.
 
 **Rounding.** Where rows cancel, the Gram form is a small difference of large terms.
 `rules.factors.square_norm` adds a bound on the rounding error, by the model in
@@ -72,8 +72,9 @@ engine="auto" takes all norms from per-example gradients, and makes the sum of t
 gradients. The choice is made at lowering, when the platform is known.
 
 **Limits.** The engine forms per-example gradients for a parameter inside cond,
-while_loop or a custom derivative. It also does so for a parameter that enters the loss
-without an example, as in a penalty on weights. Such a penalty belongs in the optimizer.
+while_loop or a custom derivative. The engine also forms them for a parameter that
+enters the loss without an example, as in a penalty on weights. Such a penalty belongs
+in the optimizer.
 """
 
 from dpjax.clipping._bookkeeping.analysis.plan import Explanation as Explanation

@@ -1,9 +1,10 @@
-"""Group parameters into components, and decide where norms at sites suffice.
+"""Group parameter leaves and operands into components, and choose where to take norms.
 
-A site's operand is computed from parameter leaves alone, for example by a transpose, a
-cast or weight normalisation. Leaves and operands that such computations connect form a
-component. If several operands are the same array up to the order of axes, this array is
-their root.
+An operand is a batch-invariant value that meets the example at a site
+(`analysis.sites`). An operand is computed from parameter leaves alone, for example by a
+transpose, a cast or weight normalisation. Leaves and operands that such computations
+connect form a component. If several operands are the same array up to the order of
+axes, this array is their root.
 
 In some components the computations only move the entries of the leaves into the roots,
 each entry to one position at most. The squared norm of the gradient over the leaves is
@@ -37,12 +38,15 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
 
 class Path(NamedTuple):
-    """The batch-invariant computation from parameter leaves to the sites' operands.
+    """The computation from parameter leaves to values that meet the example (operands).
+
+    The path is part of a component. No example enters the path.
 
     Attributes:
-      leaves: the variables of the leaves.
-      others: the variables of the other inputs, which are treated as constants.
-      eqns: the equations, in order.
+      leaves: the variables of the parameter leaves.
+      others: the variables of the computation's other inputs, which are treated as
+        constants.
+      eqns: the equations of the computation, in order.
       operands: the variables of the operands.
     """
 
@@ -53,21 +57,21 @@ class Path(NamedTuple):
 
     @property
     def inputs(self) -> tuple[jex.Var, ...]:
-        """The variables of all inputs, the leaves first."""
+        """The variables of the path's inputs: the parameter leaves, then the others."""
         return (*self.leaves, *self.others)
 
     def features(self) -> Hashable:
-        """A description of the computation that does not depend on variable names."""
+        """A hashable description of the path that does not depend on variable names."""
         computed = eqs.of_function(self.inputs, self.eqns, self.operands)
         return len(self.leaves), computed
 
     def forward(
         self, others: Arrays, *, least: DTypeLike | None
     ) -> Callable[..., list[jax.Array]]:
-        """The function from leaves to operands.
+        """Make the function that computes the operands' values from the leaves' values.
 
         Args:
-          others: the values of the other inputs.
+          others: the values of the path's other inputs.
           least: the dtype to which casts to narrower dtypes are widened; None to leave
             casts unchanged.
         """
@@ -88,18 +92,18 @@ class Path(NamedTuple):
 
 
 def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
-    """The wider of two dtypes, at least float32."""
+    """The wider of `least` and `dtype`, where `dtype` is first widened to float32."""
     # JAX does not promote 8-bit floats, nor, in strict mode, floats of two widths.
     return np.promote_types(least, at_least_float32(dtype))
 
 
 class Root(NamedTuple):
-    """An array that several operands equal up to the order of axes.
+    """An array to which several operands are equal, up to the order of axes.
 
     Attributes:
-      members: the positions of these operands among the component's operands.
-      axes: for each of these operands, the root's axis for each of the operand's axes;
-        -1 for an axis of size one.
+      members: the indices of these operands among the component's operands.
+      axes: for each of these operands, a tuple that maps the operand's axes to the
+        root's axes. It has -1 for an axis of size one.
     """
 
     members: tuple[int, ...]
@@ -107,17 +111,18 @@ class Root(NamedTuple):
 
 
 class Component(NamedTuple):
-    """Parameter leaves and operands that batch-invariant computations connect.
+    """Parameter leaves and operands that computations without examples connect.
 
     Attributes:
-      leaves: the indices of the leaves.
-      operands: the indices of the operands, which are also the numbers of their sites.
+      leaves: the indices of the parameter leaves.
+      operands: the indices of the operands, which are the values that meet the example
+        at sites. They are also the numbers of these sites.
       sites: the sites of the operands.
       path: the computation from the leaves to the operands.
       groups: for each leaf, the group of leaves with which it is clipped.
       roots: the roots of the operands; None if the norms at the operands do not give
         the norms of the leaves.
-      reason: why there are no roots; empty if there are roots.
+      reason: why `roots` is None; empty if there are roots.
     """
 
     leaves: tuple[int, ...]
@@ -132,7 +137,7 @@ class Component(NamedTuple):
     def is_in_blocks(self) -> bool:
         """Whether checkpointed blocks compute all of this component's norms and sums.
 
-        This requires two properties. Each site is an input of a checkpointed block. No
+        Blocks compute them if each site is an input of a checkpointed block, and no
         entry of a leaf enters a second block or a second iteration. The squared norms
         from the blocks then add up to the squared norm over the leaves.
         """
@@ -150,7 +155,7 @@ class Component(NamedTuple):
 
     @property
     def own_groups(self) -> tuple[int, ...]:
-        """The distinct groups of the component's leaves, in order."""
+        """The distinct groups of the component's leaves, in the order of the leaves."""
         return tuple(dict.fromkeys(self.groups))
 
     @property
@@ -161,7 +166,7 @@ class Component(NamedTuple):
     def pull_back(
         self, inputs: Arrays, cotangents: Arrays, least: DTypeLike = jnp.float32
     ) -> list[jax.Array]:
-        """The gradients of the leaves, from the gradients of the operands.
+        """The gradients of the leaves, given the gradients of the operands.
 
         If the path only moves entries, the pull-back is computed in the dtype `least`
         or wider, whatever casts are on the path.
@@ -188,7 +193,7 @@ class Component(NamedTuple):
         return list(vjp(matched))
 
     def features(self) -> Hashable:
-        """A description that equal components of the loss have in common."""
+        """A hashable description, equal for components with the same computation."""
         sites = tuple(site.features() for site in self.sites)
         return sites, self.path.features(), self.groups_of_own, self.roots
 
@@ -196,13 +201,13 @@ class Component(NamedTuple):
 def components(
     closed: jex.ClosedJaxpr, sites: Sequence[Site], groups: Sequence[int]
 ) -> list[Component]:
-    """Split the computation from leaves to operands into components.
+    """Split the computation from parameter leaves to operands into components.
 
     Args:
-      closed: the jaxpr whose first inputs are the leaves, and whose outputs are the
-        operands.
+      closed: the jaxpr whose first inputs are the parameter leaves, and whose outputs
+        are the operands.
       sites: the site of each operand.
-      groups: for each leaf, the group of leaves with which it is clipped.
+      groups: for each parameter leaf, the number of its group.
     """
     jaxpr = closed.jaxpr
     made_by = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
@@ -237,9 +242,10 @@ def components(
 def _connected_components(
     reached: Sequence[frozenset[int]],
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The connected components, each as a pair of its leaves and its operands.
+    """The connected components of the graph that connects operands with leaves.
 
-    `reached` gives for each operand the leaves on which the operand depends.
+    `reached` gives, for each operand, the leaves on which the operand depends. Each
+    component is a pair: the indices of its leaves, and the indices of its operands.
     """
     from scipy import sparse  # here, since importing SciPy takes long
 
@@ -265,7 +271,13 @@ Makers = Mapping[jex.Var, tuple[int, jex.JaxprEqn]]
 def _path(
     made_by: Makers, leaves: tuple[jex.Var, ...], operands: tuple[jex.Var, ...]
 ) -> Path:
-    """The computation from the component's leaves to its operands."""
+    """The path from a component's leaves to its operands.
+
+    Args:
+      made_by: for each computed variable, its equation.
+      leaves: the variables of the component's leaves.
+      operands: the variables of the component's operands.
+    """
     pending, entering = list(operands), dict.fromkeys(leaves)
     eqns: dict[int, jex.JaxprEqn] = {}
     while pending:
@@ -329,9 +341,10 @@ Part = tuple[tuple[int, int], ...]
 
 
 def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
-    """The part of an equation's input that contains the output's entries.
+    """The region of an equation's first input from which an output's entries are taken.
 
-    None stands for the whole input.
+    The region is the whole input, given as None, unless the equation is a slice or a
+    split.
     """
     shape = aval(eqn.invars[0]).shape if eqn.invars else ()
     if eqn.primitive.name == "slice":
@@ -348,7 +361,7 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
 
 
 def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
-    """A name for an output that is the same for equations that take the same part."""
+    """A name for an output, equal for equations that slice the same part of a value."""
     if (part := _part(eqn, out)) is None:
         return out
     strides = eqn.params.get("strides") or (1,) * len(part)
@@ -365,16 +378,17 @@ def _overlap(one: Part | None, other: Part | None) -> bool:
 
 
 def _moves_entries(eqn: jex.JaxprEqn) -> bool:
-    """Whether the outputs have entries of the inputs only, and none of them twice."""
+    """Whether an equation's outputs take entries of the inputs, each at most once."""
     moving = {"reshape", "rev", "concatenate", "slice", "split"}
     return eqn.primitive.name in moving or _axis_map(eqn) is not None
 
 
 def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
-    """For a change of layout, the input's axis for each output axis; otherwise None.
+    """The input axis of each output axis, if an equation only changes the layout.
 
     A change of layout permutes axes, casts real numbers, or adds and removes axes of
-    size one. In the result, -1 stands for an axis of size one.
+    size one. In the result, -1 stands for an axis of size one. The result is None for
+    any other equation.
     """
     name = eqn.primitive.name
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:

@@ -1,6 +1,6 @@
-"""The plan for one loss and one batch: sites, components, forms and costs.
+"""The book-keeping engine's plan for one loss: its sites, components, forms and costs.
 
-The plan's explanation is a table with the source of each parameter's norms.
+`explanation` turns the plan into a table with the source of each parameter's norms.
 """
 
 import dataclasses
@@ -37,16 +37,15 @@ _ROOM = 2
 
 
 class Form(NamedTuple):
-    """How to compute the norms of the per-example gradients of some parameter leaves.
-
-    These leaves are the leaves of one `Component`.
+    """How to compute the norms of per-example gradients of one component's leaves.
 
     Attributes:
       gram: True if the norms come from inner products of rows (the Gram form); False if
         they come from per-example gradients (the direct form).
       cost: the estimated number of multiplications for each example, with memory
         traffic converted to multiplications.
-      vmap_cost: the estimated cost of the vmap engine for the same leaves.
+      vmap_cost: the estimated cost of the vmap engine for the same leaves, in the same
+        unit.
     """
 
     gram: bool
@@ -58,14 +57,16 @@ class Plan(NamedTuple):
     """The analysis of a loss, or of a checkpointed block in a loss.
 
     Attributes:
-      scope: the jaxpr and its sites.
-      sites: all sites, by number.
-      from_leaves: the jaxpr from the batch-invariant inputs, parameter leaves first, to
-        the sites' operands.
+      scope: the loss's jaxpr and its sites.
+      sites: all sites of the scope, including sites in scans, in the order of their
+        numbers.
+      from_leaves: the jaxpr that computes the sites' operands from the batch-invariant
+        inputs, which begin with the parameter leaves.
       num_leaves: the number of leaves among these inputs.
       components: the components of leaves and operands.
       forms: the form of each component.
-      blocks: the blocks that stay checkpointed, each under the first of its sites.
+      blocks: the rematerialised blocks that stay checkpointed, each with the first of
+        its sites as key.
     """
 
     scope: Scope
@@ -78,12 +79,12 @@ class Plan(NamedTuple):
 
     @property
     def by_rows(self) -> list[bool]:
-        """For each component, whether its norms come from rows."""
+        """For each component, whether its norms come from rows, not from gradients."""
         return [form.gram for form in self.forms]
 
     @property
     def automatic(self) -> Engine:
-        """The engine that engine="auto" takes, for a plan that keeps blocks.
+        """The engine that engine="auto" takes, for a plan made with keep_blocks.
 
         A block that stays checkpointed shows that memory matters more than time. The
         ghost and vmap engines both keep it checkpointed. The ghost engine holds the
@@ -111,7 +112,8 @@ class Plan(NamedTuple):
     def num_row_entries(self) -> int:
         """The number of entries of one example's rows that are in memory at once.
 
-        These are the rows outside of the checkpointed blocks, and those of one block.
+        In memory are the rows outside of checkpointed blocks, and the rows of one
+        block.
         """
         sizes = (site.size for site in self.sites if isinstance(site, RuledSite))
         outside = sum(s.groups * s.rows * s.entries_per_row for s in sizes)
@@ -119,7 +121,7 @@ class Plan(NamedTuple):
         return outside + max(inside, default=0)
 
     def inputs(self, known: Arrays) -> list[list[jax.Array]]:
-        """For each component, the values that enter its path.
+        """For each component, the values of the inputs of its path.
 
         Args:
           known: the batch-invariant inputs, parameter leaves first. For a whole loss,
@@ -131,12 +133,14 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """A block that stays checkpointed, with an analysis of the block as a function.
+    """A checkpointed block of a loss, analysed as a function of its own.
 
     Attributes:
-      plan: the analysis of the block. The analysed function takes the leaves, then the
-        other batch-invariant inputs, then the inputs that depend on the example.
-      order: for each input of that function, its index among the equation's inputs.
+      plan: the analysis of the block's function. This function takes the leaves that
+        enter the block, then the other batch-invariant inputs, then the inputs that
+        depend on the example.
+      order: for each input of that function, its index among the inputs of the block's
+        equation.
       num_known: the number of batch-invariant inputs, which include the leaves.
       of_leaves: for each leaf, the index of its group in `groups`.
       groups: the groups of the block's leaves, as numbered in the surrounding plan.
@@ -151,7 +155,7 @@ class Block:
     outputs: tuple[int, ...]
 
     def features(self) -> Hashable:
-        """A description that equal blocks of the loss have in common."""
+        """A hashable description, equal for blocks that compute the same function."""
         jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
         inputs = (*jaxpr.constvars, *jaxpr.invars)
         computed = of_function(inputs, jaxpr.eqns, jaxpr.outvars)
@@ -171,11 +175,12 @@ def plan(
 
     Args:
       closed: the loss's jaxpr, as returned by `trace`.
-      groups: for each parameter leaf, the group of leaves with which it is clipped. The
-        leaves are the jaxpr's first inputs.
+      groups: for each parameter leaf, the number of its group. The leaves are the
+        jaxpr's first inputs.
       num_known: the number of batch-invariant inputs, which come first. None if these
         are the leaves alone.
-      outputs: the outputs that are differentiated, and so must depend on the example.
+      outputs: the indices of the outputs that are differentiated, and so must depend on
+        the example.
       keep_blocks: whether a rematerialised block stays checkpointed if the leaves that
         enter it enter no other part of the loss.
     """
@@ -215,7 +220,7 @@ def plan(
 
 
 def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite, Block]:
-    """The checkpointed blocks, each under the first of its sites.
+    """The checkpointed blocks of a plan, each with the first of its sites as key.
 
     Blocks that differ only in the names of variables share one analysis.
     """
@@ -234,11 +239,11 @@ def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite,
 
 
 def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
-    """The checkpointed block that has these sites.
+    """Analyse the checkpointed block to which the given sites belong.
 
     Args:
-      sites: the sites at the block, all of one equation.
-      groups: for each site, the group of leaves with which its leaf is clipped.
+      sites: all sites at the block, which belong to one equation.
+      groups: for each site, the number of the group of its leaf.
     """
     eqn, known = sites[0].eqn, sites[0].known
     leaves = [site.position for site in sites]
@@ -261,7 +266,7 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
 
 
 class Matched(NamedTuple):
-    """A site whose rows can be combined with those of other sites of the same root.
+    """A site whose rows can be combined with rows of other sites of the same root.
 
     Attributes:
       member: the index of the site in its component.
@@ -276,7 +281,10 @@ class Matched(NamedTuple):
 
 
 def match_sites(component: Component) -> list[list[Matched]] | None:
-    """The sites of each root; None if rows of some sites cannot be combined."""
+    """The sites of each of a component's roots, for norms from rows.
+
+    The result is None if the rows of some sites of a root cannot be combined.
+    """
     if component.roots is None:
         return None
     matches = [_match_root(component, root) for root in component.roots]
@@ -304,7 +312,10 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
 
 
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
-    """The groups, left and right axes of the root, by the rule of one site."""
+    """The axes of a root that are groups, left and right, by the rule of one site.
+
+    `axes` maps the axes of the site's operand to the root's axes.
+    """
     # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)
     groups, left, right = (
@@ -327,13 +338,13 @@ def _form(component: Component, leaf_sizes: list[int]) -> Form:
     pairs = products + sum(map(_pairs, sizes))
     # The condition: rows need less memory, and they are cheaper or save much memory.
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
-    # With more rows, the bound on rounding errors would inflate the norm.
+    # With more than MOST_ROWS rows, the bound on rounding errors would inflate norms.
     gram = gram and sum(s.rows for s in ruled) <= MOST_ROWS
     return Form(gram, pairs if gram else gradients, gradients)
 
 
 def _products(size: Size) -> int:
-    """The cost, in multiplications, of one example's gradient at a site."""
+    """The multiplications that forming one example's gradient at a site costs."""
     # For one-hot rows no multiplication is needed. Each row is added to a row of a
     # table, which costs memory traffic.
     added = _TRAFFIC if size.one_hot else size.left
@@ -341,9 +352,10 @@ def _products(size: Size) -> int:
 
 
 def _pairs(sizes: Sequence[Size]) -> int:
-    """The cost, in multiplications, of a root's norm from rows.
+    """The multiplications that a root's norm from rows costs for one example.
 
-    One-hot rows are added up by position; other rows are multiplied in pairs.
+    `sizes` has the sizes of the factors at each site of the root. One-hot rows are
+    added up by position; other rows are multiplied in pairs.
     """
     total = 0
     for i, one in enumerate(sizes):
@@ -359,7 +371,7 @@ def _pairs(sizes: Sequence[Size]) -> int:
 
 
 class Row(NamedTuple):
-    """How the engine computes the norms and the sum for one parameter.
+    """A row of an `Explanation`: how the engine computes norms and sum of a parameter.
 
     Attributes:
       parameter: the parameter's path in the tree of parameters.
@@ -385,16 +397,16 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """A table of how each parameter is treated, and the engine that "auto" takes.
+    """How the book-keeping engine treats each parameter, with one row per parameter.
 
-    The explanation prints as a table.
+    The explanation prints as a table. `auto` is the engine that engine="auto" takes.
     """
 
     rows: tuple[Row, ...]
     auto: Engine
 
     def __repr__(self) -> str:
-        """The table as text."""
+        """The explanation as the text of a table."""
         head = ("parameter", "shape", "sites", "norm from", "cost", "vmap", "why")
         cells: list[tuple[str, ...]] = [head]
         for row in self.rows:
@@ -412,10 +424,10 @@ class Explanation:
 def explanation(
     plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]], auto: Engine
 ) -> Explanation:
-    """How the engine forms the gradients, as a table with a row for each parameter.
+    """Make the table of how the book-keeping engine treats each parameter.
 
     Args:
-      plan: the engine's plan for a loss, which is not a `dpjax.plan`.
+      plan: the engine's plan for a loss, which is unrelated to `dpjax.plan`.
       paths: the path of each leaf in the tree of parameters.
       shapes: the shape of each leaf.
       auto: the engine that engine="auto" takes.

@@ -5,10 +5,11 @@ known. Inside scans a batch-invariant value may still differ between iterations.
 *site* is an equation in which a batch-invariant value that depends on a parameter, the
 *operand*, meets a value that depends on the example.
 
-Where a rule covers the equation, a zero, called a *tap*, is added to the equation's
-output. The tap's cotangent and the equation's other input determine the gradient of the
-operand. Without a rule, the tap is added to the operand itself. Its cotangent is then
-the operand's per-example gradient, as the vmap engine would form it.
+Where a rule of book-keeping covers the equation, an array of zeros, called a *tap*, is
+added to the equation's output. The tap's cotangent and the equation's other input
+determine the gradient of the operand. Without a rule, the tap is added to the operand
+itself. The tap's cotangent is then the operand's per-example gradient, as the vmap
+engine would form it.
 
 A value is *live* if its tangent may enter the loss. A loss often computes values that
 are not live: quantities for logging, outputs of a scan that nothing reads, values
@@ -42,13 +43,15 @@ class Loop(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Site:
-    """An equation or an output in which an operand meets the example.
+    """An equation or output of a jaxpr where an operand meets the example.
+
+    An operand is a value that depends on a parameter but on no example.
 
     Attributes:
       operand: the operand's variable.
       loops: the scans around the site, the outermost first.
-      name: the primitive of the equation that takes the operand, with the rule if there
-        is one; "carry" if the operand is an output of the jaxpr.
+      name: the primitive of the equation that takes the operand, with the rule's name
+        if there is a rule; "carry" if the operand is an output of the jaxpr.
     """
 
     operand: jex.Var
@@ -61,38 +64,36 @@ class Site:
         return self.operand
 
     def features(self) -> Hashable:
-        """A description that equal sites of the loss have in common."""
+        """A hashable description, equal for sites with the same computation."""
         return self.loops, aval(self.operand)
 
 
 @dataclasses.dataclass(eq=False)
 class TappedSite(Site):
-    """An operand to which the tap is added directly."""
+    """A site without a rule: the tap is added to the operand itself."""
 
 
 @dataclasses.dataclass(eq=False)
 class RuledSite(Site):
-    """An equation that a rule covers.
-
-    The engine adds a tap, which is an array of zeros, to the equation's output.
+    """A site whose equation is covered by a rule: the tap is added to its output.
 
     Attributes:
-      rule: the rule. rule.eqn is the equation.
+      rule: the rule for the operand. `rule.eqn` is the equation.
     """
 
     rule: Rule
 
     @property
     def tap_variable(self) -> jex.Var:
-        """The output of the equation, so that the tap has the output's cotangent."""
+        """The equation's output, so that the tap's cotangent is the output's."""
         return self.rule.eqn.outvars[0]
 
     @property
     def size(self) -> Size:
-        """The sizes of the site's factors over all iterations of the scans around it.
+        """The sizes of the site's factors, over all iterations of the scans around it.
 
-        Iterations that share one operand add rows. Iterations with separate operands
-        add groups.
+        Iterations that share one operand multiply the number of rows. Iterations with
+        separate operands multiply the number of groups.
         """
         size = self.rule.size
         for length, shared in self.loops:
@@ -103,23 +104,23 @@ class RuledSite(Site):
         return size
 
     def features(self) -> Hashable:
-        """The rule, its equation without variables, and the scans."""
+        """A hashable description of the rule, its equation and the scans around it."""
         rule = self.rule
         return rule.position, self.loops, rule.name, eqs.of_equation(rule.eqn)
 
 
 @dataclasses.dataclass(eq=False)
 class KeptSite(Site):
-    """An operand that enters a rematerialised block which stays checkpointed.
+    """A site where an operand enters a rematerialised block that stays checkpointed.
 
-    The block has its own sites inside, and computes their norms and sums. The cotangent
-    of the tap on the operand holds the block's result.
+    The block has its own sites inside, and computes their norms and sums. The result of
+    the block is returned as the cotangent of the tap on the operand.
 
     Attributes:
       eqn: the block's equation.
       known: for each of the equation's inputs, whether it is batch-invariant.
       position: the operand's index among the equation's inputs.
-      outputs: which of the block's outputs are differentiated.
+      outputs: the indices of the block's outputs that are differentiated.
     """
 
     eqn: jex.JaxprEqn
@@ -128,7 +129,7 @@ class KeptSite(Site):
     outputs: tuple[int, ...]
 
     def features(self) -> Hashable:
-        """The block's equation without variables, and its inputs and used outputs."""
+        """A hashable description of the block's equation and of its use by the loss."""
         block = eqs.of_equation(self.eqn)
         return self.position, self.known, self.loops, self.outputs, block
 
@@ -147,10 +148,12 @@ class Scope:
       depth: the number of scans around the jaxpr.
       steps: for every batch-invariant variable, the scans in which it changes from
         iteration to iteration. A scan is given by its depth; the outermost has depth 0.
-      sites: for an equation's index, its sites by the operand's position.
-      scans: for the index of a scan that parameters enter, the scope of its body.
-      outputs: for the index of an output that must depend on the example but is
-        batch-invariant, the site of the output.
+      sites: a dict from the index of an equation to its sites, which are a dict from
+        the operand's index among the equation's inputs to the site.
+      scans: a dict from the index of a scan that parameters enter to the scope of its
+        body.
+      outputs: a dict from the index of an output that must depend on the example, but
+        is batch-invariant, to the site of this output.
     """
 
     closed: jex.ClosedJaxpr
@@ -161,7 +164,7 @@ class Scope:
     outputs: dict[int, Site] = dataclasses.field(default_factory=dict)
 
     def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
-        """The scans in which at least one of the atoms changes between iterations.
+        """The depths of the scans in which one of the atoms changes between iterations.
 
         The result is None if one of the atoms depends on an example.
         """
@@ -174,15 +177,18 @@ class Scope:
         return steps
 
     def block_sites(self, index: int) -> list[KeptSite]:
-        """The sites of the checkpointed block at an index; empty without a block."""
+        """The sites of a checkpointed block, given the index of its equation.
+
+        The list is empty if the equation at the index is no such block.
+        """
         return [site for site in self.sites_at(index) if isinstance(site, KeptSite)]
 
     def sites_at(self, index: int) -> Sequence[Site]:
-        """The sites of the equation at an index, by the operand's position."""
+        """The sites of the equation at an index, in the order of their operands."""
         return tuple(self.sites.get(index, {}).values())
 
     def all_sites(self) -> list[Site]:
-        """The sites of this scope and of the scans inside it, in a fixed order."""
+        """The sites of this scope and of the scans inside it, in the order of taps."""
         sites: list[Site] = []
         for index in range(len(self.closed.jaxpr.eqns)):
             sites.extend(self.sites_at(index))
@@ -200,7 +206,7 @@ def analyse(
     outputs: Sequence[int] = (0,),
     kept: Kept = lambda eqn: False,
 ) -> tuple[Scope, dict[Site, frozenset[int]]]:
-    """Find the sites of a flat jaxpr.
+    """Find the sites of a flat jaxpr, and the inputs on which each operand depends.
 
     Args:
       closed: the jaxpr.
@@ -209,14 +215,15 @@ def analyse(
       differentiable: for each input, whether it depends on a parameter through a
         derivative.
       lengths: the lengths of the scans around the jaxpr, the outermost first.
-      outputs: the outputs that are differentiated. They must depend on the example, as
-        the loss must. If none of them depends on an equation, it has no site.
+      outputs: the indices of the outputs that are differentiated. These outputs must
+        depend on the example, as the loss must. An equation on which none of them
+        depends has no site.
       kept: whether a rematerialised block inside a scan stays checkpointed. Outside
         scans, all blocks that do not stay checkpointed are already inlined.
 
     Returns:
-      The scope. For each site, including sites in scans, the indices of the
-      differentiable inputs on which the site's operand depends.
+      The scope of the jaxpr. For each site, including sites in scans, the indices of
+      the differentiable inputs on which the site's operand depends.
     """
     jaxpr = closed.jaxpr
     live = live_variables(jaxpr, outputs)
@@ -414,15 +421,16 @@ def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
 
 
 def live_outputs(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
-    """The indices of an equation's live outputs."""
+    """The indices of an equation's live outputs, given the set of live variables."""
     return tuple(i for i, var in enumerate(eqn.outvars) if var in live)
 
 
 def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
-    """The indices of the live outputs of a scan's body.
+    """The indices of the outputs of a scan's body whose tangents may enter the loss.
 
-    The live outputs are those of the scan itself, and the carried values that the live
-    outputs of later iterations need.
+    These outputs are the live outputs of the scan itself, and the carried values that
+    the live outputs of later iterations need. `live` has the live variables outside of
+    the scan.
     """
     consts, carry = scan_sizes(eqn.params)
     body = eqn.params["jaxpr"].jaxpr
@@ -437,5 +445,5 @@ def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ..
 
 
 def _add_real(live: set[jex.Var], atoms: Iterable[Atom]) -> None:
-    """Add to `live` those atoms that are variables of a dtype with tangents."""
+    """Add to `live` the variables among the atoms whose dtype has tangents."""
     live.update(v for v in atoms if isinstance(v, jex.Var) and eqs.is_inexact(v))

@@ -1,1 +1,1 @@
-"""The norms, clipping weights and sums of a batch."""
+"""Compute the norms, clipping factors and clipped sums of a batch."""

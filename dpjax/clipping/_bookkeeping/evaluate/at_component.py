@@ -1,12 +1,13 @@
-"""Norms, gradients and scaled sums of one component, and the factors at its sites.
+"""Compute norms, gradients and scaled sums of one component, from what a pass recorded.
 
-JAX traces each function once for identical components or sites. So a function of a
-component takes the component wrapped in `Alike`, and `Seen`, the results of a pass over
-a batch for this component.
+JAX traces each function once for all components or sites with the same computation. So
+a function of a component takes the component wrapped in `Alike`, and the `Seen` of a
+pass over a batch.
 
 A function of a site takes the site, the recorded values of the equation's other inputs,
 and the cotangent at the site. These arrays have a batch axis and then one axis for each
-scan around the site.
+scan around the site. The factors of a site are the rows whose outer products add up to
+its gradient (`rules.factors`).
 """
 
 import functools
@@ -35,9 +36,10 @@ Out = TypeVar("Out")
 def canonicalize(
     site: RuledSite, records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """The records and the cotangent in the rule's canonical form.
+    """The recorded inputs and cotangent at a site, in the canonical form of its rule.
 
-    Both norms and sums start from these arrays, and so describe the same gradient.
+    A site is an equation where a parameter meets the example. Both norms and sums start
+    from these arrays, and so describe the same gradient.
     """
     # Most rules accept every form as canonical. There is nothing to trace in this case.
     if type(site.rule).canonicalize is Rule.canonicalize:
@@ -56,7 +58,10 @@ def _canonicalize(
 def factors_of(
     alike: Alike[RuledSite], records: Arrays, cotangent: jax.Array
 ) -> Factors:
-    """The factors f[b, g, t, ...] of a site, over all iterations of its scans."""
+    """The rows whose outer products sum to the gradient at a site, f[b, g, t, ...].
+
+    The rows are those of all iterations of the scans around the site.
+    """
     site = alike.part
 
     function = _map_rule(site, site.rule.factors)
@@ -72,7 +77,7 @@ def factors_of(
 def _map_rule(
     site: RuledSite, function: Callable[[Arrays, jax.Array], Out]
 ) -> Callable[[Arrays, jax.Array], Out]:
-    """A rule's method for one example, mapped over the batch and all iterations."""
+    """Map a rule's method for one example over the batch and over all iterations."""
     # One vmap for each scan around the site, and one for the batch.
     for _ in range(len(site.loops) + 1):
         function = jax.vmap(function)
@@ -80,7 +85,7 @@ def _map_rule(
 
 
 def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
-    """The rows x, f[b, iterations..., g, t, n], as f[b, g, t, n].
+    """Reshape rows f[b, iterations..., g, t, n] to f[b, g, t, n].
 
     Iterations that share one operand become rows t. Iterations with separate operands
     become groups g.
@@ -96,11 +101,14 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
 
 
 def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.Array:
-    """The gradient with respect to the operand, summed by the equation's transpose.
+    """The sum over the batch of gradients with respect to a site's operand.
 
-    The sum is over the batch. The cotangent is already scaled for each example. It has
-    the same dtype as all floating-point arrays in `others`, and the sum is computed in
-    this dtype.
+    The transpose of the site's equation computes the sum, in the cotangent's dtype.
+
+    Args:
+      site: the site.
+      others: the recorded inputs. All floating-point arrays have the cotangent's dtype.
+      cotangent: the cotangent at the site, already scaled for each example.
     """
     eqn, dtype = site.rule.eqn, cotangent.dtype
     # The loss may ask for bfloat16 or TF32 products. But the sensitivity bound assumes
@@ -131,7 +139,10 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
 def _product_of_blocks(
     site: RuledSite, others: Arrays, cotangent: jax.Array
 ) -> jax.Array:
-    """The result of `transpose_sum` for a dense site, in f64, from blocks of rows."""
+    """The result of `transpose_sum` for a site with the rule `Dense`, in float64.
+
+    The result is a sum of products of blocks of rows (`float64_sums`).
+    """
     left, right = factors_of(Alike(site), others, cotangent)
     product = sum_in_blocks(left, right)
     # The groups are the iterations with separate operands, then the rule's own groups.
@@ -147,18 +158,19 @@ def _product_of_blocks(
 
 
 def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
-    """The arrays, with floating-point arrays widened to at least float32."""
+    """Widen floating-point arrays to at least float32; leave other arrays unchanged."""
     return tuple(fac.wide(x) if is_real(x) else x for x in xs)
 
 
 class Seen(NamedTuple):
-    """The results of a pass over a batch for one component.
+    """What one pass over a batch recorded for one component.
 
     Attributes:
       records: for each of the component's sites, the values of the equation's inputs
         except the operand, with a leading batch axis; empty for sites without a rule.
-      cotangents: for each site, the cotangent, with a leading batch axis.
-      inputs: the values that enter the component's path, the parameter leaves first.
+      cotangents: for each site, the cotangent of its tap, with a leading batch axis.
+      inputs: the values of the inputs of the component's path, the parameter leaves
+        first.
     """
 
     records: list[tuple[jax.Array, ...]]
@@ -173,9 +185,11 @@ def squares_of_rows(
     cotangents: Arrays,
     clip_norm: ArrayLike,
 ) -> list[jax.Array]:
-    """Upper bounds f[b] of the squared norms at the component's roots, from rows.
+    """Upper bounds f[b] of squared norms of a component's gradients, from rows.
 
-    The list has one entry per root. It is empty if the sites cannot be matched.
+    The norms are in units of `clip_norm`. The list has one entry for each root of the
+    component, which is an array that operands equal. It is empty if the rows of the
+    sites cannot be combined.
     """
     squares = []
     for root in match_sites(alike.part) or ():
@@ -195,7 +209,7 @@ def squares_of_rows(
 def form_gradients(
     alike: Alike[Component], seen: Seen, clip_norms: Sequence[ArrayLike]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Per-example gradients of the leaves, and bounds of their norms for each group.
+    """Per-example gradients of a component's leaves, and bounds of their squared norms.
 
     `clip_norms` has one bound C for each of the component's groups. The second result
     has, for each of these groups, an upper bound f[b] of ‖gradient‖² / C².
@@ -216,7 +230,8 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
         if isinstance(site, RuledSite):
             function = _map_rule(site, site.rule.gradient)
             gradient = function(widen_floats(others), fac.wide(gradient))
-        # All iterations of a shared loop use one operand. Its gradient is their sum.
+        # All iterations of a shared loop use one operand, whose gradient is the sum
+        # over the iterations.
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
 
@@ -230,9 +245,10 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
 def sums_of_gradients(
     alike: Alike[Component], seen: Seen, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
-    """The scaled sum for each leaf, from per-example gradients formed for this purpose.
+    """The sum of scaled gradients for each leaf, after forming per-example gradients.
 
-    `scales` has one array f[b] for each of the component's groups.
+    `scales` has the factors f[b] of the examples for each of the component's groups.
+    Examples whose gradient is not `finite`, bool[b], contribute zero.
     """
     gradients = per_example_gradients(alike, seen)
     return [
@@ -250,11 +266,14 @@ def sums_by_sites(
     *,
     wide: bool = False,
 ) -> list[jax.Array]:
-    """The scaled sum for each leaf, by one product over the batch for each site.
+    """The sum of scaled gradients for each leaf, from one product for each site.
 
-    With `wide`, the sum is computed in float64 (`float64_sums`).
+    Each product is over the batch. `scales` has the factors f[b] of the examples for
+    each of the component's groups. Examples whose gradient is not `finite`, bool[b],
+    contribute zero. With `wide`, the sum is computed in float64 (`float64_sums`).
     """
-    # One pull-back serves all leaves, but only one scale. So there is one per group.
+    # A pull-back serves all leaves, but the factors of one group only. So there is one
+    # pull-back for each group.
     sums = [_sums_by_sites(alike.part, seen, s, finite, wide=wide) for s in scales]
     return [sums[group][k] for k, group in enumerate(alike.part.groups_of_own)]
 
@@ -262,7 +281,10 @@ def sums_by_sites(
 def _sums_by_sites(
     component: Component, seen: Seen, scale: jax.Array, finite: jax.Array, *, wide: bool
 ) -> list[jax.Array]:
-    """The sums for all leaves, with the factor f[b] of each example in `scale`."""
+    """The sums for all leaves, with the factors f[b] of the examples in `scale`.
+
+    The other arguments are as for `sums_by_sites`.
+    """
     records = [
         [_clip.zero_if_not_finite(x, finite) if is_real(x) else x for x in others]
         for others in seen.records

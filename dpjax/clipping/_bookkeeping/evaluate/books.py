@@ -1,4 +1,4 @@
-"""Run the loss forward and backward once, and record inputs and cotangents at sites."""
+"""Run a loss forward and backward once, and keep inputs and cotangents at its sites."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -18,13 +18,14 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_inexact
 
 
 class SiteRecords(NamedTuple):
-    """The results of one forward and one backward pass, with a leading batch axis b.
+    """What one forward and one backward pass record, with a leading batch axis b.
 
     Attributes:
       outputs: the loss and the leaves of aux.
-      records: by site number, the values of the equation's inputs except the operand;
-        empty for sites without a rule.
-      cotangents: by site number, the cotangent of the site's tap.
+      records: for each site, the values of the equation's inputs except the operand;
+        empty for a site without a rule.
+      cotangents: for each site, the cotangent of the site's tap; without the axis b
+        where a checkpointed block returns sums.
     """
 
     outputs: list[jax.Array]
@@ -37,11 +38,11 @@ class SiteRecords(NamedTuple):
 
 
 class AtBlocks(NamedTuple):
-    """How checkpointed blocks, if there are any, are evaluated.
+    """How to evaluate the checkpointed blocks of a loss.
 
     Attributes:
-      sums: True if the blocks return sums, in the shapes of their parameters; False if
-        they return squared norms f[b].
+      sums: True if the backward passes of the blocks return sums in the shapes of their
+        parameters; False if they return squared norms f[b].
       each: the per-example values that the blocks need, a tree with a leading axis b.
       outputs: a function of one example's entry of `each`. It returns the function that
         evaluates a block for this example.
@@ -58,7 +59,10 @@ NO_BLOCKS = AtBlocks()
 def keep_books(
     plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: AtBlocks = NO_BLOCKS
 ) -> SiteRecords:
-    """Run the loss on the batch, and differentiate with respect to the taps.
+    """Run a loss on a batch, and record inputs and cotangents at its sites.
+
+    To get a cotangent at each site, zeros called taps are added there, and the loss is
+    differentiated by the taps.
 
     Args:
       plan: the analysis of the loss.
@@ -88,7 +92,7 @@ def books_of_block(
     cotangents: Arrays,
     at_blocks: AtBlocks = NO_BLOCKS,
 ) -> tuple[SiteRecords, list[jax.Array | None]]:
-    """Run a block on the batch, and back from the cotangents of the used outputs.
+    """Run a block on a batch, then backward from the cotangents of its used outputs.
 
     Args:
       plan: the analysis of the block.
@@ -99,8 +103,8 @@ def books_of_block(
       at_blocks: how checkpointed blocks inside this block are evaluated.
 
     Returns:
-      The records. For each array of examples, its cotangent, or None for an array of
-      integers or booleans.
+      The records of the block. For each array in `examples`, its cotangent, or None for
+      an array of integers or booleans.
     """
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
     taps, forward = _run_with_taps(plan, known, examples, axes, at_blocks)
@@ -126,9 +130,10 @@ def _run_with_taps(
     axes: frozenset[str],
     at_blocks: AtBlocks,
 ) -> tuple[list[jax.Array], Callable[..., Ran]]:
-    """Zero taps for all sites, and the function from taps and examples to outputs.
+    """Make zeros to add at sites (taps), and a function that runs a batch with taps.
 
-    The function also returns the records of the sites that have a rule.
+    The function maps the taps and the examples to the outputs and the records of all
+    sites. `axes` are the mesh axes along which the taps vary.
     """
     batch = examples[0].shape[0]
     leading, mesh = leading_axis(examples), explicit_mesh((known, examples))

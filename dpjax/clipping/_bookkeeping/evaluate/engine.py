@@ -1,4 +1,4 @@
-"""The clipped sum from one forward and one backward pass."""
+"""Compute the clipped sum from one forward and one backward pass."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,14 +25,16 @@ from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
 
 
 class Part(NamedTuple):
-    """A component in one pass over a batch.
+    """A component, with what one pass over a batch recorded for it.
 
     Attributes:
       component: the component.
-      seen: its records and cotangents in canonical form, and the inputs of its path.
-      rows: whether its norms come from rows.
-      reach: the reach of its pull-back, if its norms come from per-example gradients
-        and its sum is pulled back once for the batch; otherwise None.
+      seen: the component's records and cotangents in canonical form, and the inputs of
+        its path.
+      rows: whether the component's norms come from rows.
+      reach: the `Reach` of the component's pull-back, if the norms come from
+        per-example gradients, and the sum is pulled back once for the batch; otherwise
+        None.
     """
 
     component: Component
@@ -53,12 +55,12 @@ def clipped_sum(
 
     Args:
       plan: the analysis of the loss.
-      clip_norms: the bound of each group.
+      clip_norms: for each group, the bound on the norm.
       inputs: parameters and examples.
       by_platform: whether code lowered for a TPU forms all per-example gradients, and
         adds them up. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
-      wide: how the sums are made in float64 (`float64_sums`); None for float32.
+      wide: the setting for sums in float64 (`float64_sums`); None for sums in float32.
     """
     # If no component uses rows, the branch for TPUs would be the same code.
     by_platform = by_platform and any(plan.by_rows)
@@ -95,7 +97,7 @@ def _in_one_pass(
     leaves: Arrays,
     mask: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
-    """The sum of clipped gradients, and the norms f[b].
+    """The clipped sum for each leaf, and the norms f[b], from the records of a pass.
 
     If `by_rows` is true for a component, its norms are computed from rows of
     activations and cotangents, and its sum is one product over the batch. For the other
@@ -110,7 +112,7 @@ def _in_one_pass(
 def squares_alone(
     plan: Plan, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
 ) -> list[jax.Array]:
-    """Upper bounds f[b] of the squared norms, in a pass that makes no sums."""
+    """For each group, an upper bound f[b] of squared norms, in a pass without sums."""
     books = _canonicalize(plan, books)
     parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
     squares, _ = _squares(parts, clip_norms, books.outputs[0].shape[:1])
@@ -120,14 +122,14 @@ def squares_alone(
 def sums_alone(
     plan: Plan, books: SiteRecords, known: Arrays, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
-    """The scaled sum for each leaf, in a pass that already has the scales."""
+    """The sum of scaled gradients for each leaf, in a pass after the pass for norms."""
     books = _canonicalize(plan, books)
     parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
     return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
 
 
 def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
-    """The records and cotangents in the canonical form that norms and sums use."""
+    """Bring the records and cotangents into the canonical form for norms and sums."""
     records, cotangents = list(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if isinstance(site, RuledSite):
@@ -144,15 +146,16 @@ def _parts(
     *,
     two_passes: bool = False,
 ) -> list[Part]:
-    """The components with their parts of the records, which are in canonical form.
+    """Combine each component with its part of the records, which are canonical.
 
-    A sum by sites may follow norms of gradients only in two passes. In one pass, the
-    gradients formed for the norms are still in memory, and are used for the sum. The
-    rounding error of the path to the leaves must have a bound (`reach`).
+    If a component's norms come from per-example gradients, its sum may be made by one
+    product per site only in two passes: in one pass, the gradients formed for the norms
+    are still in memory, and are used for the sum. Also, the rounding error of the path
+    to the leaves must have a bound (`reach`).
 
     Args:
       plan: the analysis of the loss.
-      books: the records.
+      books: the records of all sites.
       known: the batch-invariant inputs, leaves first.
       by_rows: for each component, whether its norms come from rows.
       two_passes: whether the pass is only for norms, or only for sums.
@@ -163,7 +166,8 @@ def _parts(
     ):
         records = [books.records[i] for i in component.operands]
         cotangents = [books.cotangents[i] for i in component.operands]
-        # With more rows, the bound on rounding errors of their sum would inflate norms.
+        # With more than MOST_ROWS rows, the bound on the rounding errors of their sum
+        # would inflate norms.
         ruled = [site for site in component.sites if isinstance(site, RuledSite)]
         few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
         bound = reach(component, inputs) if two_passes and few and not rows else None
@@ -175,11 +179,12 @@ def _parts(
 def _squares(
     parts: Sequence[Part], clip_norms: Sequence[ArrayLike], batch: tuple[int, ...]
 ) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
-    """Upper bounds of the squared norms, and the per-example gradients formed for them.
+    """Upper bounds of squared norms, and the per-example gradients formed for them.
 
-    If a component's sum is made by sites, it is pulled back once for the batch, and is
-    not made of the per-example gradients formed here. The norm of these gradients is
-    then enlarged by a bound on the rounding errors of both computations.
+    If a component has a `Part.reach`, its sum is made by one product per site and
+    pulled back once for the batch. The sum is not made of the per-example gradients
+    formed here. So the norm of these gradients is enlarged by a bound on the rounding
+    errors of both computations.
 
     Returns:
       For each group, an upper bound f[b] of ‖gradient / clip norm‖². For each
@@ -210,7 +215,12 @@ def _squares(
 
 
 def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
-    """The squared norms, plus a bound on the different rounding of a sum by sites."""
+    """Enlarge squared norms f[b] of gradients so that they also bound a sum by sites.
+
+    If the component has a `Part.reach`, its sum is made by one product per site, which
+    rounds differently from the gradients of the norms. The result includes a bound on
+    the rounding errors of both.
+    """
     if part.reach is None:
         return square
     records, cotangents, _ = part.seen
@@ -241,17 +251,18 @@ def _sums(
     *,
     wide: bool = False,
 ) -> list[jax.Array]:
-    """The scaled sum of the examples' gradients for each leaf.
+    """The sum of the examples' scaled gradients for each leaf.
 
     A component's sum comes from one product over the batch for each site if its norms
     come from rows, or include a bound on the rounding errors of these products
-    (`_enlarge`). Otherwise the sum comes from per-example gradients: those in `kept`,
-    or the same gradients formed again.
+    (`_enlarge`). Otherwise the sum comes from the per-example gradients in `kept`, or
+    from the same gradients formed again if `kept` has None.
     """
     total = {}
     for part, held in zip(parts, kept, strict=True):
         component = part.component
-        # The gradients are those of the norms, so that the sum needs no further bound.
+        # The gradients formed for the norms are used again for the sum. So the norms
+        # need no bound on the sum's rounding.
         if held is not None:
             sums = [
                 _clip.sum_in_memory(x, scales[group], finite, wide=wide)

@@ -1,10 +1,10 @@
 """Sums of clipped gradients in float64, with a bound on their rounding errors.
 
 A mechanism on a lattice releases functions of floats. Its guarantee needs a bound on
-the change of the computed sum with one example, and not only of the exact sum. Consider
-two batches that have the same example in every slot but one. The terms of all other
-slots are then the same floats. This module bounds the difference of the two sums'
-rounding errors, relative to the clip norm:
+how much one example changes the computed sum, and not only the exact sum. Consider two
+batches that have the same example in every slot but one. The terms of all other slots
+are then the same floats. This module bounds the difference of the two sums' rounding
+errors, relative to the clip norm:
 
 - **Blocks of rows.** A product in float32 covers at most `ROWS` rows, and the products
   of blocks are added in float64. Equal blocks have equal products. So only the blocks
@@ -51,7 +51,7 @@ _AT_ONCE = 2**13
 
 
 def uses_blocks(component: Component, site: Site) -> bool:
-    """Whether the site's sum is made of float32 products of blocks of rows."""
+    """Whether the sum of gradients at a site is made of products of blocks of rows."""
     if not isinstance(site, RuledSite) or not isinstance(site.rule, Dense):
         return False
     if site.size.rows == 1:
@@ -88,12 +88,17 @@ def relative_error(plan: "Plan | None", batch: int) -> float:
     size = 1 / fac.CANCELLED if rows > 1 else 1.0
     in_float64 = 2 * margin(rows * batch + 8, jnp.float64) * size * batch
     cast = 2 * margin(1, jnp.float32) * batch
-    # Sixteen float32 roundings cover the products with this number.
+    # 2⁻²⁰ is sixteen float32 roundings, which cover the products with the returned
+    # number.
     return of_rows + _error_of_examples(batch) + in_float64 + cast + 2.0**-20
 
 
 def _error_of_examples(batch: int) -> float:
-    """The error of blocks with one row, or one gradient, of each of several examples.
+    """The relative rounding error of blocks that hold several examples.
+
+    Each block has one row, or one gradient, of each of its examples. Let two batches
+    differ in one example. The result bounds the rounding errors of both batches'
+    blocks, divided by the clip norm C.
 
     A block holds one term of each of up to `BLOCK` examples, for one part of the
     gradient. The error of the block is at most γ times the sum of the examples' norms
@@ -107,16 +112,21 @@ def _error_of_examples(batch: int) -> float:
 
 
 def _error_of_rows(rows: int) -> float:
-    """The error of blocks with rows of one example.
+    """The relative rounding error of blocks that hold rows of one example only.
 
-    This bound is added to that of `_error_of_examples`. The reason is that the other
-    examples of a block may have their whole norm in another part of the gradient.
+    Let only one of two batches have the example. The result bounds the rounding errors
+    of the example's blocks, divided by the clip norm.
+
+    This bound is added to that of `_error_of_examples`. The reason is that other
+    examples may have their whole norm in another part of the gradient.
     """
     return margin(min(ROWS, rows), jnp.float32) / fac.CANCELLED
 
 
 def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Σ_b Σ_t left ⊗ right, f64[g, n, p], from float32 products of blocks of rows.
+    """The sum over b and t of outer products left ⊗ right, f64[g, n, p].
+
+    The sum is made of float32 products of blocks of rows, which are added in float64.
 
     Args:
       left: rows f[b, g, t, n].
@@ -145,7 +155,7 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _cut(x: jax.Array) -> jax.Array:
-    """The rows f[b, g, t, n] as blocks f[block, g, row, n], padded with zeros."""
+    """Cut rows f[b, g, t, n] into blocks f[block, g, row, n], padded with zeros."""
     batch, groups, rows, size = x.shape
     if rows == 1:
         held = min(BLOCK, batch)
@@ -157,6 +167,6 @@ def _cut(x: jax.Array) -> jax.Array:
 
 
 def _pad(x: jax.Array, axis: int, more: int) -> jax.Array:
-    """The array with `more` zeros at the end of an axis."""
+    """Append `more` zeros to x along an axis."""
     widths = [(0, more if i == axis else 0) for i in range(x.ndim)]
     return jnp.pad(x, widths) if more else x

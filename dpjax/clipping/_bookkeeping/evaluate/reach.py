@@ -1,12 +1,12 @@
 """A bound on the terms that a pull-back adds up to make a gradient.
 
-A sum over the batch can be pulled back from operands to leaves once. Each example then
-contributes the terms J_k g_k, where g_k is its gradient at operand k and J_k is the
-transposed Jacobian. These terms may cancel. Then the norm of the example's gradient
-does not bound their rounding errors. Nor does it bound the displacement of other
-examples in a partial sum by large terms. Let |J| hold the absolute values of the
-coefficients, summed over all paths through the computation. Then
-‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both effects.
+A sum of gradients over the batch can be pulled back from operands to parameter leaves
+in one step. Each example then contributes the terms J_k g_k, where g_k is the example's
+gradient at operand k, and J_k is the transposed Jacobian of the operand by the leaves.
+These terms may cancel. Then the norm of the example's gradient does not bound the
+rounding errors of the terms. Nor does it bound how far large terms shift other examples
+in a partial sum. Let |J| hold the absolute values of the coefficients, summed over all
+paths through the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both effects.
 
 This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum). It does so for maps
 whose primitives only multiply, add and move real numbers in float32 or wider. Such
@@ -45,12 +45,13 @@ _KNOWN = frozenset(
 
 
 class Reach(NamedTuple):
-    """Bounds on how a pull-back enlarges absolute values, and on how it rounds.
+    """Bounds for the pull-back of gradients from a component's operands to its leaves.
 
     Attributes:
-      norms: for each operand, an upper bound f[] of ‖|J_k|‖, the factor by which the
-        pull-back enlarges the norm of absolute values.
-      terms: the number of additions and products in the pull-back, on all paths.
+      norms: for each operand k, an upper bound f[] of ‖|J_k|‖, the factor by which the
+        pull-back may enlarge the norm of absolute values.
+      terms: the number of additions and products in the whole pull-back, which bounds
+        the number of roundings on any path through it.
       dtype: the least precise dtype of the pull-back's computation.
     """
 
@@ -60,14 +61,14 @@ class Reach(NamedTuple):
 
 
 def reach(component: Component, inputs: Arrays) -> Reach | None:
-    """The reach of the pull-back along the component's path.
+    """Bound the rounding errors of a pull-back of gradients along a component's path.
 
     Args:
       component: the component.
-      inputs: the values that enter its path, the leaves first.
+      inputs: the values of the inputs of the path, the leaves first.
 
     Returns:
-      The reach; None if there is no known bound on the rounding of the pull-back.
+      The bounds; None if the rounding errors of the pull-back have no known bound.
     """
     if not component.leaves:
         return None
@@ -116,10 +117,10 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
 
 
 def _terms(linear: jex.Jaxpr) -> int:
-    """The number of additions and products in the transpose of a linear map.
+    """How many additions and products the transpose of a linear map has.
 
     The number counts the operations of the whole map. So it bounds the number of
-    operations between an input and an output.
+    operations between any input and any output.
     """
     uses = [v for eqn in linear.eqns for v in eqn.invars if isinstance(v, jex.Var)]
     # The transpose adds the cotangents of all uses of a variable. This is one addition
@@ -135,11 +136,14 @@ def _terms(linear: jex.Jaxpr) -> int:
 
 
 def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
-    """Apply a linear map, with each coefficient replaced by its absolute value.
+    """Apply a linear map after replacing each coefficient by its absolute value.
 
     Args:
       linear: the map's jaxpr.
       inputs: the values to which the map is applied.
+
+    Returns:
+      The outputs of the map with non-negative coefficients.
     """
     linear_in = set(linear.jaxpr.invars)
 

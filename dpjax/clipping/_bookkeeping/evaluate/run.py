@@ -1,10 +1,12 @@
 """Evaluate a loss with taps added at its sites, and evaluate the sites' operands.
 
+A tap is an array of zeros that is added to a value to get the value's cotangent.
+
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. So the
-loss is cut at every site with a rule. Segments that differ only in variable names
-(`jaxpr.equations.Alike`) share one jitted function, which JAX batches, differentiates
-and transposes once. The compiler still optimises across the calls.
+loss is cut into segments at every site with a rule. Segments that differ only in
+variable names (`jaxpr.equations.Alike`) share one jitted function, which JAX batches,
+differentiates and transposes once. The compiler still optimises across the calls.
 """
 
 import collections
@@ -39,14 +41,15 @@ AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
 
 
 class Stretch(NamedTuple):
-    """A segment, which consists of consecutive equations of a scope.
+    """A segment: consecutive equations of a loss's jaxpr or of a scan's body.
 
     Attributes:
-      start: the index of the first equation.
-      eqns: the equations.
-      sites: for each equation, its sites by the position of the operand.
+      start: the index of the first equation in the jaxpr.
+      eqns: the equations of the segment.
+      sites: for each equation, a dict from the operand's index among the equation's
+        inputs to the site.
       inputs: the variables that the segment reads but does not compute.
-      outs: the computed variables that are used after the segment.
+      outs: the variables that the segment computes and later equations read.
     """
 
     start: int
@@ -57,11 +60,11 @@ class Stretch(NamedTuple):
 
     @property
     def all_sites(self) -> list[Site]:
-        """The segment's sites, by equation and then by position."""
+        """The segment's sites, in the order of equations and then of operands."""
         return [site for by_operand in self.sites for site in by_operand.values()]
 
     def features(self) -> Hashable:
-        """A key that is equal for segments with the same function and the same taps."""
+        """A hashable description, equal for segments with equal functions and taps."""
         taps = tuple(
             tuple((i, isinstance(site, RuledSite)) for i, site in by_operand.items())
             for by_operand in self.sites
@@ -70,7 +73,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(scope: Scope) -> list[Stretch]:
-    """The scope's equations in segments.
+    """Cut the equations of a loss, or of a scan's body, into segments.
 
     A scan that parameters enter is a segment by itself, and so is a checkpointed block,
     because `run` evaluates both in other ways.
@@ -127,11 +130,12 @@ _pass_once = jax.jit(_pass, static_argnums=0)
 
 
 def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
-    """The values of the sites' operands, in the order of `scope.all_sites()`.
+    """The values of all operands, in the order of their sites in `scope.all_sites()`.
 
-    An operand in a scan's body may differ between iterations. Its value then holds all
-    iterations. It has one leading axis for each scan in which the operand changes from
-    iteration to iteration, the outermost scan first.
+    An operand is a value that depends on a parameter but on no example, and meets the
+    example at a site. An operand in a scan's body may differ between iterations. Its
+    value then holds all iterations, and has one leading axis for each scan in which the
+    operand changes from iteration to iteration, the outermost scan first.
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
@@ -162,7 +166,11 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
 def _in_all_iterations(
     scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
 ) -> list[jax.Array]:
-    """Evaluate a batch-invariant equation in all iterations of its inputs' scans."""
+    """Evaluate an equation that no example enters, for all iterations of outer scans.
+
+    Each input has one leading axis for each scan in which it changes from iteration to
+    iteration. The outputs have one for each scan in which an input changes.
+    """
 
     def function(*inputs: jax.Array) -> list[jax.Array]:
         return eqs.bind(eqn, inputs)
@@ -177,7 +185,7 @@ def _in_all_iterations(
 def run(
     scope: Scope, inputs: Arrays, taps: Arrays, at_block: AtBlock | None = None
 ) -> Ran:
-    """Evaluate a scope for one example.
+    """Evaluate a loss, or a scan's body, for one example, with taps at its sites.
 
     Under vmap, batch-invariant values stay unmapped. In a scan, a batch-invariant value
     is computed in the iteration that needs it, as in the loss itself.
@@ -186,11 +194,12 @@ def run(
       scope: the jaxpr and its sites, from the analysis.
       inputs: the values of the jaxpr's inputs, in one iteration of the scans around it.
       taps: the array to add at each site, in the order of `scope.all_sites()`.
-      at_block: the function that evaluates checkpointed blocks; None without any.
+      at_block: the function that evaluates checkpointed blocks; None if there are no
+        such blocks.
 
     Returns:
-      The outputs; and for each site with a rule, in order, the values of the equation's
-      inputs except the operand.
+      The outputs of the jaxpr. For each site with a rule, in order, the values of the
+      equation's inputs except the operand.
     """
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
@@ -237,8 +246,8 @@ def _scan(
 ) -> Ran:
     """Evaluate a scan with taps inside its body, for one example.
 
-    The taps have a leading axis of iterations, over which they are scanned. The scan
-    stacks the records of all iterations.
+    The taps have a leading axis of iterations, over which they are scanned. The outputs
+    are those of `run`, where the records of all iterations are stacked.
     """
     consts, carry = scan_sizes(eqn.params)
 

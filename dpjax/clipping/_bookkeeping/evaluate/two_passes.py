@@ -4,10 +4,10 @@ The first pass retains the loss, aux and the norms, but no records of the sites.
 
 **Checkpointed blocks** have records only during their own backward pass. For a block of
 `jax.checkpoint`, JAX stores only the inputs, and computes the values inside again in
-the backward pass. The engine saves memory in the same way. The block becomes a function
-with a custom derivative. This derivative starts from the cotangents of the block's
-outputs, and records the inputs and cotangents at the sites inside. It computes the
-result that `Wanted` describes, and drops the records. The result is returned as the
+the backward pass. The engine saves memory in the same way. It turns the block into a
+function with a custom derivative. This derivative starts from the cotangents of the
+block's outputs, and records the inputs and cotangents at the sites inside. It computes
+the result that `Wanted` describes, drops the records, and returns the result as the
 cotangent of the taps at the block's sites. In the pass for the norms, the result is the
 squared norms f[b]; in the pass for the sums, it is the sums. A scan over blocks stacks
 these results as it stacks any cotangent.
@@ -46,16 +46,17 @@ _Arrays = list[jax.Array]
 
 
 class Wanted(NamedTuple):
-    """The kind of result that a block's backward pass computes from its records.
+    """The result that a checkpointed block's backward pass computes from its records.
 
     The result is the squared norms if `scales` is empty, and the scaled sums otherwise.
 
     Attributes:
-      clip_norms: the bound of each group.
-      scales: for each group the factors f[b], or f[] for one example; empty for the
-        squared norms.
-      finite: with scales, one array that says whether gradients are finite: bool[b], or
-        bool[] for one example. Empty for the squared norms.
+      clip_norms: for each group of leaves that are clipped together, the bound on the
+        norm.
+      scales: for each group, the clipping factors f[b], or f[] for one example; empty
+        for the squared norms.
+      finite: a list of one array that says whether gradients are finite, bool[b], or
+        bool[] for one example; empty for the squared norms.
     """
 
     clip_norms: Sequence[ArrayLike]
@@ -66,7 +67,7 @@ class Wanted(NamedTuple):
 def clipped_sum_in_two_passes(
     plan: Plan, clip_norms: Sequence[ArrayLike], inputs: Inputs
 ) -> Summed:
-    """The sum of clipped gradients from two passes, with checkpointed blocks.
+    """The sum of clipped gradients from two passes, which keep blocks checkpointed.
 
     The arguments are those of `engine.clipped_sum`. A rematerialised block stays
     checkpointed if its parameters enter no other part of the loss.
@@ -100,11 +101,11 @@ def clipped_sum_in_two_passes(
 
 
 def _process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
-    """Make `AtBlocks`, for the pass for norms or for the pass for sums.
+    """Make the `AtBlocks` of the pass for norms or of the pass for sums.
 
     Args:
-      blocks: each block, under the first of its sites.
-      wanted: the result that the blocks compute for the batch.
+      blocks: the checkpointed blocks, each with the first of its sites as key.
+      wanted: the result that the backward passes of the blocks compute for the batch.
     """
 
     def outputs(each: tuple[Arrays, Arrays]) -> AtBlock:
@@ -121,10 +122,17 @@ def _outputs_of_one_example(
     inputs: Arrays,
     taps: Arrays,
 ) -> list[jax.Array]:
-    """The block's outputs for one example, with the custom derivative under vmap.
+    """The outputs of a checkpointed block for one example, with a custom derivative.
 
-    The derivative is that of the whole batch, because a vmap rule replaces the mapped
-    function by `_batch`.
+    Under vmap, a batching rule replaces this function by `_batch`, whose custom
+    derivative is for the whole batch.
+
+    Args:
+      blocks: the checkpointed blocks, each with the first of its sites as key.
+      wanted: the result that the backward pass computes, for one example.
+      sites: the sites of the block.
+      inputs: the values of the block's inputs.
+      taps: the tap at each site.
     """
     # Literals are NumPy values of any dtype; custom_vmap and custom_vjp expect arrays.
     block = blocks[sites[0]]
@@ -178,7 +186,7 @@ def _evaluate_block(block: Block, known: _Arrays, example: _Arrays) -> _Arrays:
 def _batch(
     block: Block, known: _Arrays, examples: _Arrays, taps: _Arrays, wanted: Wanted
 ) -> _Arrays:
-    """The block's outputs f[b, ...] for a batch.
+    """The outputs f[b, ...] of a checkpointed block for a batch.
 
     `taps` and `wanted` do not enter the outputs. They are arguments so that `_backward`
     can read `wanted`, and can return its result as the cotangent of `taps`.
@@ -224,13 +232,18 @@ def _share(
     saved: tuple[_Arrays, _Arrays, Wanted],
     cotangents: _Arrays,
 ) -> tuple[list[jax.Array | None], _Arrays]:
-    """The cotangents of the examples, and the wanted result for each leaf.
+    """Run the backward pass of a checkpointed block on a batch.
 
     Args:
       alike: the block.
       used: for each of the block's outputs, whether it has a cotangent.
-      saved: batch-invariant values, examples, and the kind of result that is wanted.
+      saved: the values of the block's batch-invariant inputs, the values of its other
+        inputs f[b, ...], and the kind of result that is wanted.
       cotangents: the cotangents of the used outputs, with a leading batch axis.
+
+    Returns:
+      For each input that depends on the example, its cotangent, or None if it has none.
+      For each leaf, the wanted result.
     """
     block, (known, examples, wanted) = alike.part, saved
     inner = _process_blocks(block.plan.blocks, wanted)
@@ -250,9 +263,11 @@ def _share(
 def _squares(
     block: Block, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
 ) -> list[jax.Array]:
-    """For each leaf, f[b]: its group's squared norms if the leaf is the first, else 0.
+    """Assign the squared norms f[b] of a checkpointed block's groups to its leaves.
 
-    The caller adds the squares of all leaves, so that each group must count only once.
+    The first leaf of each group gets the squared norms of the whole group, and other
+    leaves get 0. The caller adds the squares of all leaves, so that each group counts
+    once.
     """
     squares = squares_alone(block.plan, books, known, clip_norms)
     out = []
@@ -266,7 +281,7 @@ def _squares(
 
 
 def _round_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Upper bounds, in a possibly narrower dtype, of non-negative numbers x."""
+    """Cast non-negative numbers to a dtype that may be narrower, and round up."""
     if jnp.promote_types(x.dtype, dtype) == dtype:
         return x.astype(dtype)
     return (x * (1 + margin(4, dtype))).astype(dtype)

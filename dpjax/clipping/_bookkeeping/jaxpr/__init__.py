@@ -1,1 +1,1 @@
-"""A loss as a jaxpr: tracing, refusing losses that mix examples, sharing of traces."""
+"""Trace a loss to a jaxpr, refuse a loss that mixes examples, and share traces."""

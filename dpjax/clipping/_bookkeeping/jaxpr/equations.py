@@ -1,10 +1,10 @@
-"""The equations of a jaxpr: their sizes and inputs, and the evaluation of an equation.
+"""Read, evaluate and compare the equations of a jaxpr.
 
 **Comparison up to variable names** lets JAX trace equal parts once. A deep network
 repeats its layers, so that the same equations occur with different variables. The
 engine's functions of a site or a component are jitted, with the site or component as a
 static argument. JAX traces and lowers such a function once for all static arguments
-that compare equal, and `Alike` defines this comparison.
+that compare equal. `Alike` defines when two of them compare equal.
 """
 
 import contextlib
@@ -34,10 +34,15 @@ _LAYOUT = ("sharding", "out_sharding")
 
 
 def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array]:
-    """The outputs of one equation, with some of its parameters changed.
+    """Evaluate one equation, with some of its parameters changed; return the outputs.
 
     The loss may fix shardings along explicit mesh axes. If the engine lets the compiler
     choose shardings instead, the loss's own shardings are dropped.
+
+    Args:
+      eqn: the equation.
+      values: the values of the equation's inputs.
+      **changed: the parameters to change, with their new values.
     """
     if eqn.primitive.name.startswith("custom_"):
         # A user's derivative rule may call methods that NumPy arrays do not have.
@@ -57,29 +62,32 @@ def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array
 
 
 def aval(atom: Atom | jax.Array) -> jax.core.ShapedArray:
-    """The abstract value of a variable, literal or array: shape, dtype and sharding."""
+    """The shape, dtype and sharding of a variable, literal or array."""
     return cast(jax.core.ShapedArray, atom.aval)
 
 
 def is_real(*arrays: Atom | jax.Array) -> bool:
-    """Whether all are arrays of real floating-point numbers."""
+    """Whether all arguments are arrays of real floating-point numbers."""
     return all(jnp.issubdtype(aval(x).dtype, jnp.floating) for x in arrays)
 
 
 def is_inexact(*arrays: Atom | jax.Array) -> bool:
-    """Whether all are real or complex, so that they may have tangents or cotangents."""
+    """Whether all arguments are real or complex arrays, which may have cotangents."""
     return all(jnp.issubdtype(aval(x).dtype, jnp.inexact) for x in arrays)
 
 
 def as_arrays(values: Sequence[ArrayLike]) -> list[jax.Array]:
-    """The values as JAX arrays, converted from NumPy arrays or Python numbers."""
+    """Convert values, such as NumPy arrays or Python numbers, to JAX arrays."""
     return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
 
 
 def evaluate(
     closed: jex.ClosedJaxpr, inputs: Arrays, apply: Apply = bind
 ) -> list[jax.Array]:
-    """The outputs of a jaxpr for some inputs; `apply` evaluates one equation."""
+    """Evaluate a jaxpr for the given inputs, and return the values of its outputs.
+
+    `apply` evaluates one equation, given the values of its inputs.
+    """
     values = values_of_inputs(closed, inputs)
     add_outputs(closed.jaxpr.eqns, values, apply)
     return [read(v, values) for v in closed.jaxpr.outvars]
@@ -88,7 +96,10 @@ def evaluate(
 def values_of_inputs(
     closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array | None]
 ) -> Values:
-    """The values of a jaxpr's constants and inputs, except inputs that are None."""
+    """A dict from a jaxpr's constants and inputs to their values.
+
+    An input whose value is given as None is left out.
+    """
     values: Values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     pairs = zip(closed.jaxpr.invars, inputs, strict=True)
     return values | {v: x for v, x in pairs if x is not None}
@@ -104,7 +115,7 @@ def add_outputs(
 
 
 def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
-    """The value of a variable or literal. Literals have NumPy values."""
+    """The value of a variable or literal of a jaxpr. A literal has a NumPy value."""
     return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
@@ -128,7 +139,7 @@ def uses(eqns: Sequence[jex.JaxprEqn], primitive: str) -> bool:
 
 
 def inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
-    """The jaxprs in an equation's parameters, such as bodies and branches."""
+    """The jaxprs in an equation's parameters, such as bodies of scans and branches."""
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
             if isinstance(inner, jex.ClosedJaxpr):
@@ -140,14 +151,15 @@ def inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
 class HasFeatures(Protocol):
     """An object, such as a site or a component, that `Alike` compares by its features.
 
-    Two objects with equal features compute the same function of other variables.
+    Two objects with equal features compute the same function, of variables that may
+    have other names.
     """
 
     def features(self) -> Hashable:
-        """A description without variables, which is equal for equal computations.
+        """A description without variables, equal for objects that compute the same.
 
-        It has no hash if a parameter of an equation has none. The part then equals only
-        itself.
+        The description has no hash if a parameter of an equation has none. The object
+        then equals only itself.
         """
         ...
 
@@ -157,13 +169,16 @@ PartT = TypeVar("PartT", bound=HasFeatures)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alike(Generic[PartT]):
-    """A part of a loss that compares equal to every part with the same features."""
+    """A wrapper of a part of a loss, equal to wrappers of parts with equal features."""
 
     part: PartT
 
     @functools.cached_property
     def _hash_and_features(self) -> tuple[int, Hashable]:
-        """The hash of the features, and the features."""
+        """The hash of the part's features, and the features.
+
+        Both are the part's id if its features have no hash.
+        """
         try:
             features = self.part.features()
             return hash(features), features
@@ -171,7 +186,7 @@ class Alike(Generic[PartT]):
             return id(self.part), id(self.part)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other part has the same features."""
+        """Whether `other` wraps a part with the same features."""
         if self is other:
             return True
         return (
@@ -185,9 +200,10 @@ class Alike(Generic[PartT]):
 
 
 def of_equation(eqn: jex.JaxprEqn) -> Hashable:
-    """A description of an equation without its variables: primitive, types, parameters.
+    """A hashable description of an equation without its variables' names.
 
-    The description includes the equation's context, such as its mesh.
+    The description has the equation's primitive, its parameters, the types of its
+    inputs and outputs, and its context, such as its mesh.
     """
     types = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     params = [(name, _identify_parameter(x)) for name, x in sorted(eqn.params.items())]
@@ -209,7 +225,9 @@ def _identify_parameter(param: object) -> Hashable:
 def of_function(
     inputs: Sequence[jex.Var], eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
 ) -> Hashable:
-    """A description of the function that equations compute, without its variables.
+    """A hashable description of the function that equations compute.
+
+    The description does not depend on the names of variables.
 
     Args:
       inputs: the input variables.

@@ -1,11 +1,11 @@
 """Trace a loss to one flat jaxpr, and refuse losses that mix examples.
 
 An example's gradient must not depend on other examples. A collective over a named axis
-mixes the values along the axis. The collective may be an equation of the loss. Or it
-may be only in a custom derivative (custom_jvp, custom_vjp), so that the loss's jaxpr
-does not contain it. So each equation with a custom derivative is differentiated here,
-and the jaxpr of the derivative is searched too. The derivative of a built-in primitive
-communicates only if the primitive does.
+mixes the values along the axis. The collective may be an equation of the loss. Or the
+collective may be only in a custom derivative (custom_jvp, custom_vjp), so that the
+loss's jaxpr does not contain the collective. So each equation with a custom derivative
+is differentiated here, and the jaxpr of the derivative is searched too. The derivative
+of a built-in primitive communicates only if the primitive does.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def trace(
     """Trace `loss_and_aux(parameters, example)`, where both are lists of leaves.
 
     Args:
-      loss_and_aux: the loss of one example.
+      loss_and_aux: a function that returns the loss of one example, and aux.
       parameters: the parameters' leaves.
       example: the types of the leaves of one example.
 
@@ -78,17 +78,18 @@ def inline(
     parametric: Sequence[bool],
     kept: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
 ) -> jex.ClosedJaxpr:
-    """The same jaxpr, in which the body replaces each call that a parameter enters.
+    """Replace each call that a parameter enters by the equations of the call's body.
 
-    Other calls stay, because JAX differentiates, batches and lowers a body once for all
-    calls that share the body.
+    The other calls in the jaxpr stay calls, because JAX differentiates, batches and
+    lowers a body once for all calls that share the body.
 
     Args:
       closed: the jaxpr.
       known: for each input, whether it is batch-invariant: no example enters it.
       parametric: for each input, whether it is batch-invariant and depends on a
         parameter.
-      kept: whether a rematerialised block that an example enters stays checkpointed.
+      kept: a function that says whether a rematerialised block that an example enters
+        stays checkpointed.
     """
     outer = closed.jaxpr
     constants = dict(zip(outer.constvars, closed.consts, strict=True))
@@ -139,7 +140,7 @@ def inline(
 
 
 def _mixes_examples(what: str) -> ValueError:
-    """The error for a loss that mixes examples; `what` names the collective."""
+    """Make the error for a loss that mixes examples; `what` names the collective."""
     return ValueError(
         "loss_fn must see one example at a time, but it communicates along a named "
         f"axis ({what}), as BatchNorm in training mode does: then no bound on one "
@@ -149,7 +150,7 @@ def _mixes_examples(what: str) -> ValueError:
 
 
 def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
-    """Refuse collectives in a jaxpr and in its derivatives by the active inputs.
+    """Raise ValueError if a jaxpr or its derivative by active inputs communicates.
 
     Args:
       jaxpr: the jaxpr to search.
@@ -185,7 +186,7 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
 
 
 def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) -> None:
-    """Refuse collectives in the derivative of an equation with a custom derivative.
+    """Raise ValueError if the custom derivative of an equation communicates.
 
     Args:
       eqn: the equation.

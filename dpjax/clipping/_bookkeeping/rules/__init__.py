@@ -1,4 +1,7 @@
-"""Rules that give the rows of a gradient, from an equation's input and cotangent."""
+"""Rules that factor the gradient at one equation, given its input and cotangent.
+
+A rule gives rows whose outer products add up to the gradient of one of the inputs.
+"""
 
 import math
 
@@ -11,7 +14,7 @@ from dpjax.clipping._bookkeeping.rules.products import Convolution, Dense
 
 
 def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
-    """The first rule that covers the equation; None if no rule covers it.
+    """The rule for an equation's input at `position`; None if no rule covers it.
 
     No rule covers an equation with an array of size zero.
     """

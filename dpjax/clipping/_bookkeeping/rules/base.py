@@ -1,4 +1,4 @@
-"""The interface of a rule, which factors an operand's gradient at one equation."""
+"""The interface of rules, which factor a gradient at one equation into rows."""
 
 import abc
 import dataclasses
@@ -14,9 +14,10 @@ from dpjax.clipping._bookkeeping.rules.factors import Factors, Size
 
 
 class Layout(NamedTuple):
-    """The axes of an operand that are groups, the left side and the right side.
+    """Which axes of an operand are groups, the left side and the right side.
 
-    For each group, a gradient is a matrix with a left and a right side. Each tuple
+    An operand's gradient has one matrix for each group. The flattened left axes are the
+    first axis of the matrix, and the flattened right axes are the second. Each tuple
     lists axes in row-major order of the flattened side.
     """
 
@@ -26,17 +27,18 @@ class Layout(NamedTuple):
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """All axes: groups, left and right."""
+        """All axes in one tuple: groups, then left, then right."""
         return self.groups + self.left + self.right
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule(abc.ABC):
-    """A way to form the gradient of an operand in which an equation is linear.
+    """How to form an input's gradient at an equation that is linear in this input.
 
-    Each rule covers one family of equations. All methods are for one example and one
-    iteration. `others` holds the values of the equation's other inputs, and `cotangent`
-    is the cotangent of the equation's output.
+    This input is called the operand. Each rule covers one family of equations. All
+    methods are for one example, and for one iteration of the scans around the equation.
+    `others` holds the values of the equation's other inputs, and `cotangent` is the
+    cotangent of the equation's output.
 
     Attributes:
       eqn: the equation.
@@ -56,34 +58,37 @@ class Rule(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the rule has the gradient with respect to the input at `position`."""
+        """Whether this rule covers the equation with the input at `position`."""
 
     @property
     @abc.abstractmethod
     def layout(self) -> Layout:
-        """The operand's axes that are groups, left and right."""
+        """Which axes of the operand are groups, the left side and the right side."""
 
     @property
     @abc.abstractmethod
     def size(self) -> Size:
-        """The sizes of the gradient's factors."""
+        """The sizes of the factors of the operand's gradient."""
 
     def canonicalize(
         self, others: Arrays, cotangent: jax.Array
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """The other inputs and the cotangent, in the form that norms and sums use."""
+        """Return the other inputs and the cotangent in the rule's canonical form.
+
+        Both norms and sums start from this form. By default nothing is changed.
+        """
         return tuple(others), cotangent
 
     @abc.abstractmethod
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
-        """The rows f[g, t, n] and f[g, t, p]."""
+        """The rows f[g, t, n] and f[g, t, p], whose products sum to the gradient."""
 
     @abc.abstractmethod
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The gradient, in the operand's shape."""
+        """The operand's gradient, in the operand's shape."""
 
     def reorder(self, gradient: jax.Array, axes: Sequence[int]) -> jax.Array:
-        """Bring a gradient whose axes are in another order into the operand's shape."""
+        """Bring a gradient with axes in the order `axes` into the operand's shape."""
         # Sorting the axes by their position gives the inverse permutation.
         inverse = sorted(range(len(axes)), key=axes.__getitem__)
         return gradient.reshape([self.shape[i] for i in axes]).transpose(inverse)

@@ -8,9 +8,9 @@ where a_t is a row f[n] from the site's input, and d_t is a row f[p] from the co
 of the site's output. The index t runs over the rows, which are sequence positions,
 pixels or iterations. The length of a row is its Euclidean norm.
 
-**One-hot rows.** A one-hot row on the left selects a position in a table. The rows of
-the right side are added up by position, in a table with one slot for each distinct
-position.
+**One-hot rows.** A left row may be a unit vector, whose one selects a position in a
+table. The right rows are then added up by position, in a table with one slot for each
+distinct position.
 """
 
 import math
@@ -38,31 +38,36 @@ CANCELLED = 2.0**-9
 
 
 class OneHot(NamedTuple):
-    """Rows that are unit vectors, stored as the positions of their ones.
+    """Left rows that are unit vectors, stored as the positions of their ones.
 
     Attributes:
-      position: i[..., t], at least 0 and less than the length of a row vector.
+      position: i[..., t], at least 0 and less than the length n of the rows.
     """
 
     position: jax.Array
 
 
 class Factors(NamedTuple):
-    """The rows of the two sides, f[..., g, t, n] and f[..., g, t, p]."""
+    """The rows a_t and d_t of a gradient Σ_t a_t ⊗ d_t at one site.
+
+    `left` holds the rows a_t, f[..., g, t, n], and `right` the rows d_t, f[..., g, t,
+    p], for each of g groups.
+    """
 
     left: jax.Array | OneHot
     right: jax.Array
 
     @property
     def rows(self) -> int:
-        """The number of rows t."""
+        """The number t of rows on each side."""
         return self.right.shape[-2]
 
 
 class Size(NamedTuple):
-    """The sizes of one site's factors, and whether its left rows are one-hot.
+    """The sizes of the factors of one site, and whether the left rows are one-hot.
 
-    `groups` is g, `rows` is t, `left` is n and `right` is p, as in `Factors`.
+    In the notation of `Factors`, `groups` is g, `rows` is t, `left` is n and `right` is
+    p.
     """
 
     groups: int
@@ -73,17 +78,17 @@ class Size(NamedTuple):
 
     @property
     def entries_per_row(self) -> int:
-        """The number of entries of one left row and one right row together."""
+        """The number of stored entries of one left row and one right row together."""
         return (1 if self.one_hot else self.left) + self.right
 
 
 def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
-    """An upper bound f[b] of ‖Σ a_t ⊗ d_t / clip_norm‖², from the rows alone.
+    """An upper bound f[b] of ‖Σ_t a_t ⊗ d_t / clip_norm‖², computed from rows only.
 
-    The sum is over the rows of all sites. Its squared norm is Σ_ts α_ts δ_ts with
-    α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩. These terms may cancel. The errors of the
-    computed inner products α̂ and δ̂ are at most e_α = γ‖a_t‖‖a_s‖ and
-    e_δ = γ'‖d_t‖‖d_s‖ (`dpjax._core.rounding`). Therefore
+    The sum is over the left rows a_t and right rows d_t of all sites. Its squared norm
+    is Σ_ts α_ts δ_ts with α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩. These terms may
+    cancel. The errors of the computed inner products α̂ and δ̂ are at most e_α =
+    γ‖a_t‖‖a_s‖ and e_δ = γ'‖d_t‖‖d_s‖ (`dpjax._core.rounding`). Therefore
 
         α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
 
@@ -127,11 +132,12 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
 
 
 class Terms(NamedTuple):
-    """The size of the terms of a sum, and the rounding error of the sum.
+    """Bounds on the terms of a sum, and on the rounding error of the sum.
 
     Attributes:
       size: the norm f[b] of the sum of the terms' absolute values.
-      rounded: the number k such that the rounding error of the sum is at most γ_k size.
+      rounded: a number k such that the rounding error of the sum is at most γ_k size
+        (`dpjax._core.rounding`).
     """
 
     size: jax.Array
@@ -141,11 +147,15 @@ class Terms(NamedTuple):
 def upper_norm(
     formed: jax.Array, terms: Sequence[Terms], dtype: DTypeLike
 ) -> jax.Array:
-    """An upper bound f[b] of the norm of a sum of terms, and of its share of a batch.
+    """An upper bound f[b] of the norm of each example's gradient, formed in two ways.
+
+    One example's gradient is a sum of terms. It is formed for its norm, and again
+    within the scaled sum over the batch. The bound covers the rounding errors of both
+    computations. It is also at least `CANCELLED` times the size of the terms.
 
     Args:
-      formed: the norm f[b] as computed for each example, from terms in `dtype`.
-      terms: the terms whose sum has this norm.
+      formed: the computed norm f[b] of each example's gradient.
+      terms: bounds on the terms whose sum is the gradient.
       dtype: the least precise dtype in which the terms were rounded.
     """
     # The sum is formed twice: for the norm, and within the scaled sum over the batch.
@@ -156,7 +166,7 @@ def upper_norm(
 
 
 def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
-    """An upper bound f[b] of the norm of Σ |a_t| ⊗ |d_t| / clip_norm."""
+    """An upper bound f[b] of the norm of Σ_t |a_t| ⊗ |d_t| / clip_norm of one site."""
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
     left, right = scaled
     lengths = _measure(left).lengths * _measure(right).lengths
@@ -169,7 +179,10 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
 
 
 def outer(factors: Factors, left_size: int) -> jax.Array:
-    """The gradient f[..., g, n, p] that the factors represent; `left_size` is n."""
+    """The gradient Σ_t a_t ⊗ d_t, f[..., g, n, p], of factors with rows a_t and d_t.
+
+    `left_size` is the length n of a left row a_t.
+    """
     left, right = factors
     if isinstance(left, OneHot):
         left = jax.nn.one_hot(left.position, left_size, dtype=right.dtype)
@@ -177,12 +190,12 @@ def outer(factors: Factors, left_size: int) -> jax.Array:
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """The array, widened to at least float32."""
+    """Widen an array to at least float32."""
     return x.astype(at_least_float32(x.dtype))
 
 
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
-    """Factors of the same gradient, divided by the clip norm and scaled row by row.
+    """Factors of the gradients over the clip norm, with left entries of at most 1.
 
     A left row that is not one-hot is divided by its maximum absolute entry, and its
     right row is multiplied by this entry. So the squares of either side overflow or
@@ -213,14 +226,14 @@ def _over_groups(squares: jax.Array) -> jax.Array:
 
 
 class _Side(NamedTuple):
-    """The rows of one side, and upper bounds f[..., t] of their norms."""
+    """The rows of one side of a site, with upper bounds f[..., t] of their norms."""
 
     rows: jax.Array | OneHot
     lengths: jax.Array
 
 
 def _measure(rows: jax.Array | OneHot) -> _Side:
-    """The rows with upper bounds of their norms."""
+    """Pair rows with upper bounds of the rows' norms."""
     # The norm of a unit vector is exactly 1.
     if isinstance(rows, OneHot):
         return _Side(rows, jnp.ones(rows.position.shape, jnp.float32))
@@ -229,9 +242,9 @@ def _measure(rows: jax.Array | OneHot) -> _Side:
 
 
 def _join_rows(sites: list[Factors]) -> list[Factors]:
-    """The same rows, with all one-hot rows joined into one site, which is the last.
+    """Join the sites with one-hot rows into one site, which is the last of the result.
 
-    All one-hot rows can then be added up by position, without pairs of sites.
+    All one-hot rows can then be added up by position in one table.
     """
     dense = [f for f in sites if not isinstance(f.left, OneHot)]
     positions = [f.left.position for f in sites if isinstance(f.left, OneHot)]
@@ -245,12 +258,15 @@ def _join_rows(sites: list[Factors]) -> list[Factors]:
 def _over_pairs(
     one: tuple[_Side, _Side], other: tuple[_Side, _Side], others: int
 ) -> jax.Array:
-    """An upper bound f[..., g] of Σ_ts α_ts δ_ts over pairs of rows of two sites.
+    """An upper bound f[..., g] of Σ_ts α_ts δ_ts, over the pairs of rows of two sites.
+
+    See `square_norm` for α and δ.
 
     Args:
       one: the left and right side whose rows are indexed by t.
       other: the left and right side whose rows are indexed by s.
-      others: the number of further roundings that the bound must cover.
+      others: the number of further roundings that the bound must cover, besides the
+        sums over rows.
     """
     (alpha, of_alpha), (delta, of_delta) = map(_inner, one, other)
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
@@ -265,7 +281,7 @@ def _over_pairs(
 
 
 def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
-    """Inner products f[..., t, s] of all pairs of rows, and a bound of their errors."""
+    """Inner products f[..., t, s] of all pairs of rows, and a bound on their errors."""
     # One-hot rows are joined into one site, which is never paired with itself.
     assert not isinstance(other.rows, OneHot)
     if isinstance(one.rows, OneHot):
@@ -290,12 +306,13 @@ def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
 
 
 class Table(NamedTuple):
-    """Bounds for a table in which rows are added up by position.
+    """Bounds for a table to which each row is added at the row's position.
 
     Attributes:
       square: an upper bound f[...] of the table's squared norm.
-      size: the norm f[...] of the table that adds the rows' lengths instead of rows.
-      rounded: a bound f[...] on the rounding error of adding up the rows.
+      size: the norm f[...] of the table to which lengths of rows are added in place of
+        rows.
+      rounded: a bound f[...] on the norm of the table's rounding error.
     """
 
     square: jax.Array
@@ -306,17 +323,18 @@ class Table(NamedTuple):
 def by_position(
     position: jax.Array, rows: jax.Array, lengths: jax.Array, sites: int
 ) -> Table:
-    """Bounds for the table of rows f[..., t, p] at the positions i[..., t].
+    """Bounds for the table to which rows f[..., t, p] are added at positions i[..., t].
 
     If k rows share a position, the rounding error of their sum is at most γ_k times the
-    sum of their lengths. If no rows share a position, nothing is added, and the error
-    is close to zero.
+    sum of their lengths. If no rows share a position, no two rows are added, and the
+    error is close to zero.
 
     Args:
       position: the position of each row.
       rows: the rows.
       lengths: upper bounds f[..., t] of the rows' norms.
-      sites: the number of sites whose gradients the caller adds.
+      sites: the number of sites whose gradients the caller adds. The bounds cover the
+        rounding errors of this addition.
     """
     slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
     add = jnp.vectorize(
@@ -340,10 +358,10 @@ def by_position(
 
 
 def _slots(position: jax.Array) -> jax.Array:
-    """For each position, a slot below the number of rows; equal positions share a slot.
+    """A slot of a table for each position, i[t]. Equal positions share a slot.
 
-    The slot is the first index of the position in sorted order. So a table needs only
-    as many slots as there are rows, for any size of the vocabulary.
+    The slot is the first index of the position in the sorted positions. So the table
+    needs only as many slots as there are rows, for any size of the vocabulary.
     """
     order = jnp.argsort(position)
     ordered = position[order]

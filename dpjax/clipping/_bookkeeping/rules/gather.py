@@ -32,7 +32,7 @@ class Gather(Rule):
 
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether each row takes one index on one axis, and all of the other axes."""
+        """Whether a lookup takes one index on one axis, and all of the other axes."""
         if eqn.primitive.name not in {"gather", "dynamic_slice"} or position != 0:
             return False
         shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
@@ -53,7 +53,7 @@ class Gather(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The left factor has the indexed axis, the right factor the other axes."""
+        """The indexed axis of the table is left, and its other axes are right."""
         sizes = self.eqn.params["slice_sizes"]
         axes = range(len(self.shape))
         (axis,) = (i for i in axes if sizes[i] != self.shape[i])
@@ -61,7 +61,7 @@ class Gather(Rule):
 
     @property
     def size(self) -> Size:
-        """The sizes of the factors; each lookup is a row."""
+        """The sizes of the factors of the table's gradient; each lookup is a row."""
         left = self.shape[self.layout.left[0]]
         right = math.prod(self.shape) // left
         rows = aval(self.eqn.outvars[0]).size // right
@@ -70,7 +70,7 @@ class Gather(Rule):
     def canonicalize(
         self, others: Arrays, cotangent: jax.Array
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """The indices clamped to the table, and zero cotangents for dropped lookups.
+        """Clamp the indices to the table, and set cotangents of dropped lookups to 0.
 
         In a mode other than "clip", a lookup that is out of bounds reads no row of the
         table, and the equation's transpose drops the lookup. So its cotangent is set to
@@ -92,7 +92,7 @@ class Gather(Rule):
         return (index,), jnp.where(inside, cotangent, jnp.zeros_like(cotangent))
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
-        """The indices as one-hot rows, and the cotangent's rows f[1, t, p]."""
+        """The indices as one-hot rows, and the rows f[1, t, p] of the cotangent."""
         size, (axis,) = self.size, self.layout.left
         if self.eqn.primitive.name == "dynamic_slice":
             index, right = others[axis], cotangent
@@ -107,7 +107,7 @@ class Gather(Rule):
         )
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The table's gradient: the cotangent's rows, added up by their index."""
+        """The table's gradient: each row of the cotangent is added at its index."""
         (one_hot, right) = self.factors(others, cotangent)
         assert isinstance(one_hot, OneHot)
         table = jnp.zeros((self.size.left, self.size.right), right.dtype)
@@ -118,13 +118,14 @@ class Gather(Rule):
 def _clamp_indices(
     index: jax.Array, tops: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Clamp index vectors i[..., k] to [0, tops].
+    """Clamp index vectors i[..., k]: entry j of each vector is clamped to [0, tops[j]].
 
-    The comparison is in the dtype of the indices, and nothing is converted before: this
-    dtype may be too narrow for `tops`, and int32 may be too narrow for the indices.
+    The comparison is in the dtype of the indices, since int32 may be too narrow for the
+    indices. That dtype may in turn be too narrow for `tops`, which are limited to its
+    maximum.
 
     Returns:
-      The clamped indices in int32, and bool[...]: whether each vector was in bounds.
+      The clamped indices in int32, and whether each vector was in bounds, bool[...].
     """
     most = int(jnp.iinfo(index.dtype).max)
     highest = np.array([min(top, most) for top in tops], index.dtype)

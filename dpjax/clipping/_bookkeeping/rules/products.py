@@ -1,4 +1,4 @@
-"""The rules for products: dot_general, and convolutions as functions of their kernel.
+"""The rules for dot_general, and for convolutions as functions of their kernel.
 
 dot_general is the operation of dense layers, einsum and attention projections. The rule
 for convolutions covers any stride, padding, dilation and feature groups.
@@ -20,29 +20,30 @@ from dpjax.clipping._bookkeeping.rules.factors import HIGHEST, Factors, Size, ou
 
 
 class Dense(Rule):
-    """A product of arrays, in every layout.
+    """The rule for dot_general, which multiplies two arrays, for every layout of axes.
 
-    The operand's contracted axes are left, and its free axes are right. Its batch axes
-    are groups: each group has its own matrix, input and output.
+    The operand's contracted axes are left, and its free axes are right. The operand's
+    batch axes are groups: each group has its own matrix, input and output. Free axes
+    are neither contracted nor batch axes.
     """
 
     name = "dense"
 
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the equation is a product of real arrays."""
+        """Whether the equation is a dot_general of real arrays."""
         arrays = (*eqn.invars, *eqn.outvars)
         return eqn.primitive.name == "dot_general" and is_real(*arrays)
 
     @property
     def layout(self) -> Layout:
-        """The operand's batch axes, contracted axes and free axes."""
+        """The operand's batch axes as groups, contracted axes left, free axes right."""
         contracted, free, batch = self._axes(self.position)
         return Layout(batch, contracted, free)
 
     @property
     def size(self) -> Size:
-        """The sizes of the factors; rows are positions on the other free axes."""
+        """The sizes of the factors; the rows run over the other input's free axes."""
         groups, left, right = (
             math.prod(self.shape[i] for i in axes) for axes in self.layout
         )
@@ -69,12 +70,12 @@ class Dense(Rule):
         )
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The product of the factors, with its axes in the operand's order."""
+        """The operand's gradient, which is the product of the factors."""
         product = outer(self.factors(others, cotangent), self.size.left)
         return self.reorder(product, self.layout.axes)
 
     def _axes(self, position: int) -> tuple[tuple[int, ...], ...]:
-        """The contracted, free and batch axes of an input."""
+        """The contracted, free and batch axes of the input at `position`."""
         axes = range(aval(self.eqn.invars[position]).ndim)
         contracted, batch = (
             tuple(both[position]) for both in self.eqn.params["dimension_numbers"]
@@ -108,7 +109,7 @@ class Convolution(Rule):
 
     @property
     def layout(self) -> Layout:
-        """Offsets and input features of the kernel are left, output features are right.
+        """Offsets and input features of the kernel are left, and output features right.
 
         Feature groups have no axis of their own in the kernel.
         """
@@ -117,7 +118,7 @@ class Convolution(Rule):
 
     @property
     def size(self) -> Size:
-        """The sizes of the factors; rows are the pixels of all output images."""
+        """The sizes of the factors; the rows are the pixels of all output images."""
         features = self.shape[self._spec.rhs_spec[0]]
         out = aval(self.eqn.outvars[0]).shape
         rows = math.prod(out) // out[self._spec.out_spec[1]]
@@ -131,7 +132,7 @@ class Convolution(Rule):
         return Factors(patches, self._pixels(cotangent))
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The kernel's gradient, by one product for each offset in the window.
+        """The kernel's gradient, computed by one product for each offset in the window.
 
         The products are computed one after the other, so that the patches for all
         offsets are never stored together.
@@ -168,23 +169,23 @@ class Convolution(Rule):
         return jnp.moveaxis(rows, 1, 0)
 
     def _pixels(self, cotangent: jax.Array) -> jax.Array:
-        """The output's cotangent as f[g, pixels, output features of a group]."""
+        """The output's cotangent as rows f[g, pixels, output features of a group]."""
         batch, feature, *space = self._spec.out_spec
         return self._split(cotangent.transpose(batch, *space, feature))
 
     def _starts(self) -> np.ndarray:
-        """For each offset in the window, the first position read in the padded input.
+        """For each offset in the window, the first position that it reads in the input.
 
-        The result is i[offset, spatial axis].
+        Positions are in the padded input. The result is i[offset, spatial axis].
         """
         window = [range(self.shape[i]) for i in self._spec.rhs_spec[2:]]
         offsets = np.array(list(itertools.product(*window)), np.int32)
         return offsets * np.array(self.eqn.params["rhs_dilation"], np.int32)
 
     def _reader(self, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
-        """A function from a start of `_starts` to the values that the pixels read.
+        """A function that gives the input values that output pixels read at an offset.
 
-        The function returns f[g, pixels, input features of a group].
+        The function maps a row of `_starts` to f[g, pixels, input features of a group].
         """
         params = self.eqn.params
         batch, feature, *space = self._spec.lhs_spec
