@@ -530,12 +530,6 @@ ELSEWHERE = {
         "choose_regularization",
         "round_probabilities",
     },
-    "dpjax.solvers.published": {
-        "dp_nsgd_noise_multiplier",
-        "dp_nsgd_parameters",
-        "output_perturbation_scale",
-        "random_round_noise_multiplier",
-    },
     "dpjax.accounting": {
         "pld.of",
         "pld.delta_lower",  # of known numbers, without derivatives

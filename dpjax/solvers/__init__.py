@@ -19,7 +19,6 @@ in the order of a run:
    three trees, and `round_probabilities` for a random number of rounds.
 4. The results: `Result` with its `Curve`, and the `Guarantee` with its profile of ε
    and δ.
-5. `published`: the constants that the papers publish, for comparison.
 
 Of the private modules, `_checks` refuses invalid arguments, masks non-finite examples,
 and states the assumptions of guarantees in words. `_precision` rounds numbers so that
@@ -31,7 +30,6 @@ and its public function, in this order.
 
 from dpjax.solvers import losses as losses
 from dpjax.solvers import prox as prox
-from dpjax.solvers import published as published
 from dpjax.solvers._calibration import choose_num_steps as choose_num_steps
 from dpjax.solvers._dp_nsgd import dp_nsgd as dp_nsgd
 from dpjax.solvers._noisy_gd import noisy_cyclic_gd as noisy_cyclic_gd
