@@ -139,19 +139,6 @@ def test_last_iterate_sentences_match_the_times(import_benchmark):
         assert "compiles, takes less than 1.5 s" in text
 
 
-def test_random_bins_sentences_match_the_times(import_benchmark):
-    ms = {
-        row["examples"]: row["ms"]
-        for row in table_rows(import_benchmark, "overhead", "batches")
-        if row["sampler"] == "random_bins_step"
-    }
-    expected = (
-        f"a thousand examples out of a million take {ms[10**6]:.0f} ms on a CPU, and "
-        f"{ms[10**9]:.0f} ms out of a billion"
-    )
-    assert expected in read_as_one_line("docs/plan.md")
-
-
 def test_table_cell_is_formatted_by_its_template(import_benchmark):
     shown = import_benchmark("_results").shown
     assert shown("{:.2f}", 1.005e-1) == "0.10"

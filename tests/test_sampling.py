@@ -538,18 +538,6 @@ def test_single_bin_equals_that_of_the_whole_epoch(n, bins, b):
     assert np.any(other.mask != whole.mask) or np.any(other.indices != whole.indices)
 
 
-def test_bin_draws_reject_the_incomplete_multiple(monkeypatch):
-    """Draws beyond the last multiple of 3 are rejected, except the last one."""
-    top = np.uint32(2**32 - 1)
-    draws = np.array([[top, 4, top], [5, top, top], [top, top, top], [7, 7, top]])
-    monkeypatch.setattr(jax.random, "bits", lambda *_: jnp.asarray(draws, jnp.uint32))
-    draw = functools.partial(sampling.random_bins, 3, 3, max_batch_size=3)
-    batch = jax.device_get(jax.jit(lambda: draw(key=KEY, epoch=0))())
-    # 5 mod 3, 4 mod 3, and for the last try 2³² − 1 mod 3 = 0.
-    chosen = {int(i): k for k in range(3) for i in batch.indices[k][batch.mask[k]]}
-    assert chosen == {0: 2, 1: 1, 2: 0}
-
-
 def test_invalid_groups_and_bins_raise():
     bins = functools.partial(sampling.random_bins, max_batch_size=2, key=KEY, epoch=0)
     poisson = functools.partial(

@@ -40,9 +40,9 @@ def random_key(impl: str | None = None) -> Key:
 
     With `impl="chacha20"` the key has 256 bits, and `jax.random` draws from it by
     ChaCha20, the stream cipher of RFC 8439. JAX's default, Threefry-2x32, has keys of
-    64 bits and is no standardised cipher. Faster functions, with keys that the
-    generator draws, compute the order of more than 2¹⁶ examples in
-    `sampling.random_bins`, and of more than 2¹⁴ in `sampling.reshuffled_step`.
+    64 bits and is no standardised cipher. A faster function, with keys that the
+    generator draws, computes the order of more than 2¹⁴ examples in
+    `sampling.reshuffled_step`.
 
     Args:
       impl: "chacha20", or one of JAX's generators, as for `jax.random.key`. If None,
@@ -200,20 +200,6 @@ def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
         counter, stride = counter + numbers * np.uint32(stride), stride * shape[axis]
     data = jax.random.key_data(key)
     return threefry((data[0], data[1]), counter)
-
-
-def two_keys(key: Key) -> tuple[Key, Key]:
-    """Two new keys, of a generator that draws the same bits under `jax.vmap`.
-
-    JAX's generators rbg and unsafe_rbg do not have this property. For their keys, the
-    result is two keys of Threefry, made of random bits.
-    """
-    if generator_name(key) == chacha.NAME:
-        one, other = jax.random.split(key)
-        return one, other
-    words = jax.random.bits(key, (2, 2), jnp.uint32)
-    one, other = jax.random.wrap_key_data(words, impl="threefry2x32")
-    return one, other
 
 
 def _order_dependent_key(key: Key) -> Key:

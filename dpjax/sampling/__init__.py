@@ -4,7 +4,8 @@ Every sampler is a pure function of static sizes, a key and an epoch or step num
 same arguments give the same batches under jit, in a scan, and in a run resumed from any
 step. (Key implementations whose bits depend on `jax.vmap`, such as "rbg", give other
 batches under `jax.vmap`.) For a large data set, the time of a step is proportional to
-its batch size. For random assignment to bins, the time grows slightly faster.
+its batch size. For random assignment to bins, the time is proportional to the
+size of the data set.
 
 1. `Batch`: the indices of the examples that take part, and a mask that is False for
    padding.

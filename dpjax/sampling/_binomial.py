@@ -108,39 +108,12 @@ def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
     if not len(thresholds):
         return jnp.zeros((), jnp.int32)
     words = random_words(key, (4,))
-    count = jnp.sum(_passed(words, thresholds), dtype=jnp.int32)
-    return jnp.where(count > 0, first + count, 0)
-
-
-def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
-    """Whether 128-bit integers u32[..., 4] are at least the thresholds u32[..., 4]."""
+    # Whether the 128-bit integer is at least each threshold. The loop starts at the
+    # least significant word. A more significant word overrides the result so far unless
+    # its two words are equal.
     passed = jnp.ones((), bool)
-    # The loop starts at the least significant word. A more significant word overrides
-    # the result so far unless its two words are equal.
     for i in (3, 2, 1, 0):
-        word, threshold = words[..., i], thresholds[..., i]
+        word, threshold = words[i], thresholds[:, i]
         passed = (word > threshold) | ((word == threshold) & passed)
-    return passed
-
-
-def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
-    """Independent draws of Binomial(n, rate), i32[times], found by bisection."""
-    rows, first = table(n, rate, n)
-    thresholds = jnp.asarray(rows)
-    words = jax.random.bits(key, (times, 4), jnp.uint32)
-
-    def halve(_: int, ends: tuple[jax.Array, jax.Array]):
-        """Halve the range low..high for the number of thresholds that u reaches."""
-        low, high = ends
-        middle = (low + high) // 2
-        passed = _passed(words, thresholds[middle])
-        searched = low < high
-        low = jnp.where(searched & passed, middle + 1, low)
-        return low, jnp.where(searched & ~passed, middle, high)
-
-    # `jax.shard_map` requires that a loop's carry varies over the mesh as the words do.
-    # Zeros computed from the random words vary in this way.
-    zero = words[:, 0].astype(jnp.int32) & 0
-    ends = zero, zero + len(rows)
-    count, _ = jax.lax.fori_loop(0, len(rows).bit_length(), halve, ends)
+    count = jnp.sum(passed, dtype=jnp.int32)
     return jnp.where(count > 0, first + count, 0)

@@ -4,19 +4,7 @@ The choices of the examples are independent of each other. In contrast, in a ran
 order of full batches, the positions of all other examples determine the position of the
 last one.
 
-With at most 2¹⁶ examples, every example's choice is drawn, and a bin is the set of
-examples that chose it. With more examples, two numbers are drawn first, as sums of coin
-flips: the number of examples in the earlier bins, and the number in this bin. A random
-order of all examples (`_order`) then determines the examples at the positions of this
-bin.
-
-**Counts.** The number of examples in the first j of m bins is the count of n uniform
-numbers in [0, 1) that are below the cut j / m. The count of numbers below 1/2 has the
-distribution Binomial(n, 1/2), and the same holds recursively within each half. The
-binary digits of the cut select one half after another, until no number is left in the
-selected interval. The key of each binomial draw is a function of the digits before it.
-So under one key, the counts for all cuts are counts of the same n numbers, although
-these numbers are never drawn.
+Every example's choice is drawn, and a bin is the set of examples that chose it.
 """
 
 import functools
@@ -26,105 +14,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.keys import two_keys
+from dpjax._core.keys import random_words, stream
 from dpjax._core.typing import ArrayLike, Key
-from dpjax.sampling import _binomial, _order
 from dpjax.sampling._samplers import MOST, Batch, check_number, sampler_key, sizes
-
-# A number n of coins is split into its digits in base 2⁸: single coins, and groups of
-# 2⁸, 2¹⁶ and 2²⁴ coins, with fewer than 2⁸ groups of each size.
-_DIGIT = 8
-
-
-def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
-    """A draw of Binomial(n, 1/2) for n <= most < 2³¹, i32[].
-
-    Fewer than 2⁸ coins are flipped singly, which is exact. The sum of a group of 2⁸ᵏ
-    coins is drawn from a table, with an error in total variation of less than 2⁻¹²⁸ for
-    each row of the table. The table has fewer rows than the group has coins, or one row
-    more for k = 1. So the error of the whole draw is less than n 2⁻¹²⁷.
-    """
-    own, key = jax.random.split(key)
-    # `most` is static and n is not. So the shape is the largest digit, and a mask
-    # selects the number of coins that the digit of n gives.
-    times = min(most, 2**_DIGIT - 1)
-    coins = jax.random.bits(own, (times,), jnp.uint8) & np.uint8(1)
-    first = jnp.arange(times) < n % 2**_DIGIT
-    heads = jnp.sum(jnp.where(first, coins.astype(jnp.int32), 0), dtype=jnp.int32)
-    for shift in range(_DIGIT, most.bit_length(), _DIGIT):
-        own, key = jax.random.split(key)
-        times = min(most >> shift, 2**_DIGIT - 1)
-        sums = _binomial.draws(own, 2**shift, 0.5, times)
-        first = jnp.arange(times) < (n >> shift) % 2**_DIGIT
-        heads += jnp.sum(jnp.where(first, sums, 0), dtype=jnp.int32)
-    return heads
-
-
-def count_smaller(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Array:
-    """The count of n uniform numbers that are below cut / parts, i32[].
-
-    The joint distribution of the counts for all cuts under one key is within 2⁻⁹⁰ of
-    the exact distribution in total variation. At each digit, at most n < 2³¹ numbers
-    are split. After 32 digits, fewer than 2⁸ numbers share an interval, and their coins
-    are exact.
-
-    Args:
-      key: one typed key, which stands for the n numbers.
-      n: the number of uniform numbers, static.
-      cut: u32[], at most parts.
-      parts: static, below 2³¹, so that twice the remainder fits in a uint32.
-    """
-    nothing = jax.random.key_data(key).ravel()[0] & cut & np.uint32(0)
-    zero = nothing.astype(jnp.int32)
-    # Inside `jax.shard_map`, all parts of a loop's carry must vary over the mesh as the
-    # key and the cut do. So zeros computed from both are added.
-    start = jax.random.fold_in(key, nothing), zero + n, cut + nothing, zero
-
-    def is_undecided(carry: tuple[jax.Array, ...]) -> jax.Array:
-        _, left, rest, _ = carry
-        # Stop when the interval holds no number, or begins at the cut.
-        return (left > 0) & (rest > 0)
-
-    def digit(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        key, left, rest, total = carry
-        # From the interval's key, 0 and 1 give the halves' keys, and 2 the count's key.
-        heads = _heads(jax.random.fold_in(key, 2), left, n)
-        # If the next binary digit of rest / parts is one, the lower half is below the
-        # cut and is counted, and the cut is in the upper half.
-        one = 2 * rest >= np.uint32(parts)
-        return (
-            jax.random.fold_in(key, one.astype(jnp.uint32)),
-            jnp.where(one, left - heads, heads),
-            2 * rest - jnp.where(one, np.uint32(parts), np.uint32(0)),
-            total + jnp.where(one, heads, 0),
-        )
-
-    return jax.lax.while_loop(is_undecided, digit, start)[-1]
-
-
-# The maximum number of examples for which every example's choice is drawn.
-_ALL = 2**16
-# The number of draws for each example. The first draw without modulo bias is used.
-_TRIES = 4
 
 
 def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
     """A number from 0 to m − 1 for every example, independent and uniform, i32[n].
 
-    Each example has four draws of 32 bits. A draw is accepted if it is below the
+    A number is a draw of 32 bits modulo m. A draw is accepted if it is below the
     largest multiple of m that is at most 2³². Fewer than m of the 2³² values are not
-    accepted, since they would favour small numbers. The example's number is the first
-    accepted draw, modulo m. If no draw is accepted, which has probability at most
-    (m / 2³²)⁴, the number is the last draw modulo m. Only in this case is the number
-    not uniform.
+    accepted, since they would favour small numbers; a new draw replaces them.
     """
-    draws = jax.random.bits(key, (_TRIES, n), jnp.uint32)
     # The comparison is with the largest accepted value, since 2³² exceeds uint32.
-    fair = draws <= np.uint32(m * (2**32 // m) - 1)
-    # argmax finds the first True. The last draw is always accepted.
-    first = jnp.argmax(fair.at[-1].set(True), axis=0)
-    taken = jnp.take_along_axis(draws, first[None], axis=0)[0]
-    return (taken % np.uint32(m)).astype(jnp.int32)
+    most = np.uint32(m * (2**32 // m) - 1)
+
+    def redraw(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        following, now = jax.random.split(carry[0])
+        return following, jnp.where(carry[1] > most, random_words(now, (n,)), carry[1])
+
+    first = stream(key, "drawn again"), random_words(key, (n,))
+    _, drawn = jax.lax.while_loop(lambda carry: jnp.any(carry[1] > most), redraw, first)
+    return (drawn % np.uint32(m)).astype(jnp.int32)
 
 
 def _bins(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
@@ -137,28 +48,6 @@ def _gather(takes_part: jax.Array, b: int) -> Batch:
     (positions,) = jnp.nonzero(takes_part, size=b, fill_value=0)
     mask = jnp.arange(b) < jnp.sum(takes_part, dtype=jnp.int32)
     return Batch(jnp.where(mask, positions.astype(jnp.int32), 0), mask)
-
-
-def _members(
-    n: int, m: int, b: int, key: Key, epoch: ArrayLike, step: ArrayLike
-) -> Batch:
-    """The examples of one bin, at most b, in time O(b log n)."""
-    key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
-    # All steps of an epoch must see the same counts and the same order.
-    count_key, order_key = two_keys(key)
-    number = check_number("step", step)
-    there = number < m
-    # The positions of bin `step` run from the count below cut `step` to the count below
-    # cut `step + 1`.
-    cuts = jnp.where(there, number, 0) + jnp.arange(2, dtype=jnp.uint32)
-    first, end = jax.lax.map(lambda cut: count_smaller(count_key, n, cut, m), cuts)
-    mask = there & (jnp.arange(b, dtype=jnp.int32) < end - first)
-    # Padding uses position n − 1, which takes the fewest rounds to evaluate.
-    places = jnp.where(mask, first + jnp.arange(b, dtype=jnp.int32), n - 1)
-    examples = _order.examples_at(order_key, n, places.astype(jnp.uint32))
-    # With the maximum int32, sorting puts padding after all examples.
-    examples = jnp.sort(jnp.where(mask, examples, 2**31 - 1))
-    return Batch(jnp.where(mask, examples, 0), mask)
 
 
 def _arguments(
@@ -179,8 +68,7 @@ def random_bins(
       num_examples: n, static, from 1 to 2³¹ − 1.
       num_bins: m, static, from 1 to 2³¹ − 1: the number of steps in an epoch.
       max_batch_size: b, static, the fixed size of a batch. If a bin has more than b
-        examples, the first b of them are retained; for n above 2¹⁶, b uniformly random
-        ones.
+        examples, the first b are retained.
       key: one typed key for the whole run; the epoch is folded into it.
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³². With the same number in all epochs, every example takes part in the same
@@ -188,24 +76,18 @@ def random_bins(
 
     Returns:
       A `Batch` of i32[m, b] and bool[m, b], in the data's order, with padding last.
-      For n up to 2¹⁶ the time is O(n log n). For larger n it is that of m calls of
-      `random_bins_step`.
+      The time is O(n log n).
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
-    Privacy: if no bin overflows, an example is in each step with probability 1 / m, to
-    within (m / 2³²)⁴, for any knowledge of all other examples. The sampler is random
-    allocation, under any adjacency, provided that the random bits are uniform and
-    secret. For n above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of random
-    allocation in total variation. This is below 2e-27, and adds less than
-    (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is a
-    different mechanism. `accounting.truncation.overflow_delta` gives its cost, for
-    sampling rate 1 / m and m steps for each epoch whose bins are drawn.
-
-    Reference: Hoang, Morris and Rogaway (2012), https://arxiv.org/abs/1208.1176, and
-    Morris and Rogaway (2014), https://eprint.iacr.org/2013/560, for n above 2¹⁶.
+    Privacy: if no bin overflows, an example is in each step with probability 1 / m, for
+    any knowledge of all other examples. The sampler is random allocation, under any
+    adjacency, provided that the random bits are uniform and secret. Leaving examples
+    out on overflow is a different mechanism. `accounting.truncation.overflow_delta`
+    gives its cost, for sampling rate 1 / m and m steps for each epoch whose bins are
+    drawn.
 
     Example:
       >>> import jax
@@ -214,9 +96,6 @@ def random_bins(
       [0, 1, 2, 3, 4, 5]
     """
     n, m, b = _arguments(num_examples, num_bins, max_batch_size)
-    if n > _ALL:
-        steps = jnp.arange(m, dtype=jnp.uint32)
-        return jax.lax.map(lambda step: _members(n, m, b, key, epoch, step), steps)
     # A stable sort by bin keeps the examples of a bin in the data's order.
     bins, examples = jax.lax.sort(
         (_bins(n, m, key, epoch), jnp.arange(n, dtype=jnp.int32)), is_stable=True
@@ -236,11 +115,9 @@ def random_bins_step(
     epoch: ArrayLike,
     step: ArrayLike,
 ) -> Batch:
-    """One step of `random_bins`; the cost hardly depends on n for n above 2¹⁶.
+    """One step of `random_bins`, without sorting the examples of the epoch.
 
-    For n up to 2¹⁶ the cost is O(n). For larger n a step takes O(b log n) time and O(b)
-    memory. Each of the b slots takes about a thousand rounds of a hash, and log₂ n
-    times as many in the worst case.
+    Each step draws the choices of all n examples, in O(n) time and memory.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -261,8 +138,6 @@ def random_bins_step(
 
     Privacy: as for `random_bins`.
 
-    Reference: as for `random_bins`.
-
     Example:
       >>> import jax
       >>> batch = random_bins_step(
@@ -271,8 +146,6 @@ def random_bins_step(
       (6,)
     """
     n, m, b = _arguments(num_examples, num_bins, max_batch_size)
-    if n > _ALL:
-        return _members(n, m, b, key, epoch, step)
     mine = _bins(n, m, key, epoch).astype(jnp.uint32) == check_number("step", step)
     return _gather(mine, b)
 
@@ -289,8 +162,8 @@ def random_allocation_step(
 ) -> Batch:
     """One step of an epoch in which every example takes part in k random steps.
 
-    Every example independently picks k of the epoch's m steps, and all sets of k steps
-    have the same probability. For k = 1 and large n, `random_bins_step` is faster.
+    Every example independently picks k of the epoch's m steps, all sets of k steps with
+    the same probability.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -313,10 +186,10 @@ def random_allocation_step(
         is not a typed key.
 
     Privacy: if no step has more than b examples, this is the random allocation of
-    `accounting.allocation` with `num_selected=k`, to within k (m / 2³²)⁴ in total
-    variation, provided that the random bits are uniform and secret. Leaving examples
-    out is a different mechanism. `accounting.truncation.overflow_delta` gives its cost,
-    for sampling rate k / m and m steps for each epoch.
+    `accounting.allocation` with `num_selected=k`, provided that the random bits are
+    uniform and secret. Leaving examples out is a different mechanism.
+    `accounting.truncation.overflow_delta` gives its cost, for sampling rate k / m and m
+    steps for each epoch.
 
     Reference: Bentley and Floyd (1987), https://doi.org/10.1145/30401.315746, for the
     set of k numbers.

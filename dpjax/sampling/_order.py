@@ -1,28 +1,7 @@
 """Random orders of n positions, evaluated at given positions.
 
-**The order of `examples_at`** is provably close to uniform, provided that the random
-bits are uniform, and takes some hundred rounds. A sampler needs this proof if its
-privacy depends on the order.
-
-A round pairs every position x with K − x modulo n, for a random K. For each pair, a
-random bit decides whether the pair is swapped. Condition on all K and on the positions
-of q examples. Let a_x be the probability that one further example is at position x,
-minus its uniform value. If the position K − x is not one of the q, a round replaces a_x
-and a_{K−x} by their mean; otherwise a round moves a_x to another position. On average,
-a round multiplies Σ a_x² by (n + q) / 2n. After r rounds, the joint distribution of q
-positions is within
-
-    ½ √n Σ_{l<q} ((n + l) / 2n)^{r/2} <= 2 n^{3/2} / (r + 2) ((n + q) / 2n)^{r/2 + 1}
-
-of uniform in total variation. The r rounds are applied to all n positions, and fix the
-examples in one half of the positions, q <= n / 2. The examples in the other half are
-then permuted in the same way, and so on recursively.
-
-Reference: Hoang, Morris and Rogaway (2012) for a round, Morris and Rogaway (2014) for
-the halves.
-
-**The permutation of `values_at`** is faster, but only pseudo-random. Like the order
-above, it is evaluated at given positions alone.
+**The permutation of `values_at`** is only pseudo-random, and is evaluated at given
+positions alone.
 
 **`permutation` and `distinct`** return numbers in an exactly uniform random order. A
 draw may fail: two random sort keys are equal, or there are too few distinct numbers.
@@ -39,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.keys import random_words, threefry
+from dpjax._core.keys import random_words
 
 _Draw = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
@@ -126,97 +105,7 @@ def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
     return _draw_until_accepted(draw, key, count)
 
 
-_SORTED = 2**10  # up to this size a part is permuted by sorting, exactly uniformly
-_BITS = 90  # the bound on the total variation distance is 2⁻⁹⁰
-
-
-def rounds(n: int) -> int:
-    """The number of rounds for which the whole order is within 2⁻⁹⁰ of uniform.
-
-    The distance is in total variation. The order is composed of permutations of ranges
-    of n, ⌈n/2⌉, ... positions, and each permutation has this number of rounds.
-
-    The sum of n^{3/2} over n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The probability of a K
-    exceeds 1 / n by at most a relative 2⁻³². The omitted factor 1 / (r + 2) more than
-    makes up for this excess.
-    """
-    # 4 n^{3/2} (3/4)^{r/2} <= 2⁻⁹⁰ solved for r; q <= n / 2 gives (n + q) / 2n <= 3/4.
-    return math.ceil(2 * (_BITS + 2 + 1.5 * math.log2(n)) / math.log2(4 / 3))
-
-
-def _modulo(high: jax.Array, low: jax.Array, n: jax.Array) -> jax.Array:
-    """(2³² high + low) modulo n <= 2³¹, by long division in 32 bits.
-
-    JAX has no 64-bit integers by default.
-    """
-
-    # The remainder is below n <= 2³¹. So twice the remainder fits in a uint32.
-    def digit(i: jax.Array, rest: jax.Array) -> jax.Array:
-        bit = (low >> (np.uint32(31) - i.astype(jnp.uint32))) & np.uint32(1)
-        rest = 2 * rest + bit
-        return jnp.where(rest >= n, rest - n, rest)
-
-    return jax.lax.fori_loop(0, 32, digit, high % n)
-
-
-def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
-    """The positions, u32[b], of x after `times` rounds on n positions."""
-    words = jax.random.bits(key, (4, times), jnp.uint32)
-    # 64 random bits modulo n are close enough to uniform; see `rounds`.
-    centres = _modulo(words[0], words[1], n)
-
-    def swap(x: jax.Array, now: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        centre, *key = now
-        # K − x modulo n. The larger number of a pair is hashed: both get the same bit.
-        other = jnp.where(centre >= x, centre - x, centre + (n - x))
-        bit = threefry(key, jnp.maximum(x, other))[0] & np.uint32(1)
-        return jnp.where(bit > 0, other, x), None
-
-    return jax.lax.scan(swap, x, (centres, words[2], words[3]))[0]
-
-
-def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
-    """The examples at the given positions of the random order, i32[b], for n < 2³¹.
-
-    A position in the last half takes `rounds(n)` rounds, a position in the quarter
-    before it twice as many, and so on. The smallest given position determines the
-    number of rounds for all of them.
-
-    Args:
-      key: one typed key.
-      n: the number of positions, static.
-      places: the positions, u32[b], below n.
-    """
-    halves = [n]
-    while halves[-1] > _SORTED:
-        halves.append(-(-halves[-1] // 2))
-    *halves, last = halves
-    order = permutation(jax.random.fold_in(key, len(halves)), last)
-    # The clamp makes every index valid. Its result is used only for the smallest part.
-    inner = order[jnp.minimum(places, np.uint32(last - 1))].astype(jnp.uint32)
-    x = jnp.where(places < last, inner, places)
-    if not halves:
-        return x.astype(jnp.int32)
-    sizes, times = np.asarray(halves, np.uint32), rounds(n)
-
-    def level(i: jax.Array, x: jax.Array) -> jax.Array:
-        """Apply the rounds that permute the first ⌈n / 2^k⌉ positions, for one k.
-
-        The loop starts with the smallest range of positions and ends with all n.
-        Positions outside the range do not change.
-        """
-        which = len(halves) - 1 - i
-        own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
-        moved = _mix(own, size, jnp.minimum(x, size - 1), times)
-        return jnp.where(places < size, moved, x)
-
-    # A part without any of the positions is skipped.
-    fits = jnp.min(places) < sizes
-    outer = len(halves) - jnp.sum(fits, dtype=jnp.int32)
-    return jax.lax.fori_loop(outer, len(halves), level, x).astype(jnp.int32)
-
-
-SORTED = 2**14  # up to this size the whole permutation is drawn, exactly uniformly
+SORTED = 2**14  # up to this size the whole permutation is drawn, exactly uniform
 _ROUNDS = 12  # the rounds of the Feistel network, half of them for each coordinate
 
 
