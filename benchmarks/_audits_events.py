@@ -327,12 +327,6 @@ def _statistics() -> dict[str, Mechanism]:
         return SHARE * first + (1 - SHARE) * second**2
 
     return {
-        "sum": _statistic(
-            functools.partial(statistics.sum, **CLIP, **ZERO_OUT),
-            lambda value: value[0],
-            _rows(x, y),
-            _rows((absent, 0.0), y),
-        ),
         "mean": _statistic(
             mean, lambda value: value[0], _rows(x, y), _rows((-1.0, 0.0), y)
         ),

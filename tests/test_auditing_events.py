@@ -1,7 +1,7 @@
 """Mechanisms known by their events, private statistics and searches under attack.
 
 No lower bound exceeds the ε of the event, and each comes close to it. False alarms: a
-bound here exceeds the true ε with probability 1e-4 at most, so that one of all 27 does
+bound here exceeds the true ε with probability 1e-4 at most, so that one of all 26 does
 with probability below 3e-3; keys are fixed. A twin with half of the noise is detected
 at 99 %.
 """
@@ -38,7 +38,6 @@ MECHANISMS = {
     "Pure, report-noisy-max, exponential noise": 0.9,
     "Pure, report-noisy-max, Laplace noise": 0.85,
     "Pure, sparse vector": 0.45,
-    "statistics.sum": 0.9,
     "statistics.mean": 0.9,
     "statistics.mean, discrete": 0.9,
     "statistics.variance": 0.7,

@@ -27,7 +27,7 @@ ROWS = np.array(
 )
 C = 3.0  # a clip norm that is not 1
 RELEASES = {
-    "sum": functools.partial(statistics.sum, clip_norm=C),
+    "sum": functools.partial(statistics.mean, clip_norm=C, num_examples=1),
     "mean": functools.partial(statistics.mean, clip_norm=C, num_examples=7),
     "variance": functools.partial(statistics.variance, clip_norm=C, num_examples=7),
     "variance about a center": functools.partial(
@@ -350,8 +350,13 @@ def test_discrete_events_count_all_draws():
 
 def test_released_passes_through_jit_without_rounding_its_event():
     def release(x, z):
-        return statistics.sum(
-            x, clip_norm=C, noise_multiplier=z, key=KEY, adjacency=Adjacency.REPLACE
+        return statistics.mean(
+            x,
+            clip_norm=C,
+            num_examples=1,
+            noise_multiplier=z,
+            key=KEY,
+            adjacency=Adjacency.REPLACE,
         )
 
     fixed = jax.jit(lambda x: release(x, 3.7))(jnp.ones(3))
@@ -447,7 +452,6 @@ def test_functions_of_one_key_have_separate_noise():
         standard = statistics.standardize(zeros, **clipped).value
         released = [
             statistics.mean(zeros, **clipped),
-            statistics.sum(zeros, clip_norm=1.0, **counted),
             statistics.variance(zeros, center=0.0, **clipped),
             statistics.covariance(zeros, center=0.0, **clipped),
             statistics.histogram([5.0], num_categories=1, **counted),

@@ -5,7 +5,7 @@ Each function clips or counts the examples, adds Gaussian noise to a sum, and re
 ledger or a composition computes the privacy cost. All functions work under `jax.jit`,
 also with traced data, and under `jax.vmap` over keys.
 
-1. **Sums of clipped rows**: `sum` and `mean`. `variance` and `covariance` also use
+1. **Sums of clipped rows**: `mean`. `variance` and `covariance` also use
    second moments, and `nearest_psd` makes a covariance positive semidefinite.
    `standardize` returns a `Standardization` of features.
 2. **Counts**: `histogram` in public bins, and `quantile` by bisection.
@@ -24,4 +24,3 @@ from dpjax.statistics._release import Released as Released
 from dpjax.statistics._standardize import Standardization as Standardization
 from dpjax.statistics._standardize import standardize as standardize
 from dpjax.statistics._sums import mean as mean
-from dpjax.statistics._sums import sum as sum  # noqa: A004

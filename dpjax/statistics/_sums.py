@@ -16,7 +16,7 @@ class _Sums(NamedTuple):
     """The public numbers of a sum: C, and the divisor of the sum."""
 
     clip_norm: ArrayLike
-    num_examples: ArrayLike = 1.0
+    num_examples: ArrayLike
 
 
 def mean(
@@ -41,7 +41,7 @@ def mean(
       num_examples: the public number to divide by, positive. None stands for n, and is
         invalid under ADD_REMOVE, since n is private there. Under ADD_REMOVE, give a
         number that does not depend on the data; the mean is off by the factor
-        n / num_examples.
+        n / num_examples. With 1, the result is the sum.
       arithmetic: "real", or "discrete" for noise on a lattice and a guarantee for the
         bits that are released.
 
@@ -74,54 +74,9 @@ def mean(
     data = as_examples("data", data)
     divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    return _release_sum("mean", data, _Sums(positive_norm(clip_norm), divisor), terms)
-
-
-def sum(  # noqa: A001  (read as `statistics.sum`)
-    data: ArrayLike,
-    *,
-    clip_norm: ArrayLike,
-    noise_multiplier: ArrayLike,
-    key: Key,
-    adjacency: Adjacency,
-    arithmetic: Arithmetic = "real",
-) -> Released:
-    """The sum of clipped rows, with Gaussian noise.
-
-    Args:
-      data: the private examples, f[n, ...].
-      clip_norm: C, the bound on the L2 norm of an example, positive.
-      noise_multiplier: z, the standard deviation of the noise divided by C, at least 0.
-      key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      arithmetic: "real" or "discrete", as in `mean`.
-
-    Returns:
-      A `Released`: the sum f[...], with noise of standard deviation z C in each
-      coordinate, and the event.
-
-    Raises:
-      ValueError: as for `mean`.
-
-    Privacy: as for `mean`, with μ = adjacency.sensitivity_factor / z.
-
-    Example:
-      >>> import jax
-      >>> from dpjax import Adjacency
-      >>> released = sum(
-      ...     [0.5, 1.5, float("nan")], clip_norm=1.0, noise_multiplier=0.0,
-      ...     key=jax.random.key(0), adjacency=Adjacency.ADD_REMOVE)
-      >>> print(f"{released.value:.3f}")
-      1.500
-    """
-    data = as_examples("data", data)
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    return _release_sum("sum", data, _Sums(positive_norm(clip_norm)), terms)
-
-
-def _release_sum(name: str, data: Any, params: _Sums, terms: Terms) -> Released:
+    params = _Sums(positive_norm(clip_norm), divisor)
     return release(
-        name, _sum, data, params, terms, replaced=2.0, dimension=row_size(data)
+        "mean", _sum, data, params, terms, replaced=2.0, dimension=row_size(data)
     )
 
 
