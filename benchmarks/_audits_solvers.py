@@ -19,7 +19,9 @@ from jax.scipy.special import gammaln, logsumexp
 
 import dpjax
 from dpjax import Adjacency, auditing, sampling, solvers
-from dpjax.noise import _correlated, reduced_momentum, windows
+from dpjax.noise import _correlated
+from dpjax.noise import _reduced_momentum as reduced_momentum
+from dpjax.noise import _windows as windows
 from dpjax.solvers import _descent, _objective_perturbation, _output_perturbation
 
 CLIP_NORM, SIGMA, DELTA, DECAY = 0.7, 1.6, 1e-2, 0.8

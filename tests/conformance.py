@@ -525,10 +525,8 @@ ELSEWHERE = {
         "white_by_tree",
     },
     "dpjax.solvers": {
-        "allot_noise",
         "choose_num_steps",
         "choose_regularization",
-        "round_probabilities",
     },
     "dpjax.accounting": {
         "pld.of",

@@ -12,8 +12,8 @@ from dpjax import Adjacency, sampling, solvers
 from dpjax._core.keys import stream
 from dpjax.accounting import gdp, pld
 from dpjax.accounting import random_rounds as accounting
-from dpjax.solvers import _checks, losses, round_probabilities
-from dpjax.solvers._random_round_sgd import _train, thresholds
+from dpjax.solvers import _checks, losses
+from dpjax.solvers._random_round_sgd import _train, round_probabilities, thresholds
 
 KEY = jax.random.wrap_key_data(np.array([0, 8], np.uint32))  # key(8), not compiled
 LOSS = losses.logistic(feature_norm=1.0)
