@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
+import _audits
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,7 +214,7 @@ def _tree_weights() -> optax.Schedule:
     """What makes the last iterate the matched filter of all steps."""
     silent = dpjax.tree_momentum(DECAY, 0.0, num_steps=4, key=jax.random.key(0))
     alone = jnp.array([[1.0], [0.0], [1.0], [0.0]])
-    white = auditing.white_by_tree(DECAY)
+    white = _audits.white_by_tree(DECAY)
     nodes, back = jax.vjp(white, auditing.released(silent, alone))
     weights = back(nodes)[0] * auditing.released(silent, OTHERS - alone)
     weights = np.asarray(weights[:, 0])

@@ -103,12 +103,6 @@ OF_NUMBER: dict[str, tuple[Callable[[Any], Any], tuple[float, ...]]] = {
         ("pure.mu", pure.mu, None),
         ("fdp.tradeoff", lambda x: fdp.tradeoff(lambda e: gdp.delta(x, e), 0.3), None),
         (
-            "fdp.true_positive_rate",
-            lambda x: fdp.true_positive_rate(lambda e: gdp.delta(x, e), 0.01),
-            None,
-        ),
-        ("fdp.advantage", lambda x: fdp.advantage(lambda e: gdp.delta(x, e)), None),
-        (
             "calibrate.solve",
             lambda x: calibrate.solve(lambda s: gdp.epsilon(1 / s, 1e-6), x),
             None,

@@ -309,11 +309,6 @@ ACCOUNTANTS = {
     "pure.epsilon": (lambda x: pure.epsilon(x, 0.1), 1.7),
     "pure.mu": (lambda x: pure.mu(x), 1.7),
     "fdp.tradeoff": (lambda x: fdp.tradeoff(lambda e: gdp.delta(x, e), 0.3), 1.7),
-    "fdp.true_positive_rate": (
-        lambda x: fdp.true_positive_rate(lambda e: gdp.delta(x, e), 0.01),
-        1.7,
-    ),
-    "fdp.advantage": (lambda x: fdp.advantage(lambda e: gdp.delta(x, e)), 1.7),
     "calibrate.solve": (
         lambda x: calibrate.solve(lambda s: gdp.epsilon(1 / s, 1e-6), x),
         1.7,
@@ -522,7 +517,6 @@ ELSEWHERE = {
         "train_shadows",
         "true_positive_rate",
         "white_by_strategy",
-        "white_by_tree",
     },
     "dpjax.solvers": {
         "choose_num_steps",

@@ -323,16 +323,6 @@ TABLE = {
         (ALPHAS,),
         is_at_most(lambda alpha: gaussian_tradeoff(1.0, alpha)),
     ),
-    "fdp.true_positive_rate": Line(
-        lambda alpha: fdp.true_positive_rate(lambda e: gdp.delta(1.0, e), alpha),
-        (ALPHAS,),
-        is_at_least(lambda alpha: 1 - gaussian_tradeoff(1.0, alpha)),
-    ),
-    "fdp.advantage": Line(
-        lambda mu: fdp.advantage(lambda e: gdp.delta(mu, e)),
-        (MUS,),
-        is_at_least(lambda mu: gaussian_delta(mu, 0)),
-    ),
     "tree.momentum_mu, fixed": Line(
         lambda s, b: momentum_mu(s, b, "fixed"),
         (NOISES, [0, 1e-300, 0.9, ALMOST_ONE]),

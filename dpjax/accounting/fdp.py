@@ -1,8 +1,8 @@
-"""Bounds on attacks from δ(ε): trade-off curve, true-positive rate, advantage.
+"""Bounds on attacks from δ(ε): the trade-off curve.
 
 Every point of a privacy profile δ(ε) bounds every attack that tells two neighbouring
-data sets apart. All accountants give such points. The functions of this module
-therefore take a profile as a function: `lambda e: gdp.delta(mu, e)`,
+data sets apart. All accountants give such points. This module
+therefore takes a profile as a function: `lambda e: gdp.delta(mu, e)`,
 `lambda e: rdp.delta(curve, orders, e)` or `lambda e: pld.delta(p, e)`. The bound holds
 for any choice of points, and more points make the bound tighter.
 """
@@ -78,59 +78,3 @@ def tradeoff(
     if jnp.ndim(epsilons) != 1:
         raise ValueError(f"epsilons must have one axis; got {epsilons!r}.")
     return _tradeoff64(alpha, epsilons, delta_fn(epsilons))
-
-
-def true_positive_rate(
-    delta_fn: Profile,
-    false_positive_rate: ArrayLike,
-    *,
-    epsilons: ArrayLike = EPSILONS,
-) -> jax.Array:
-    """An upper bound on the true-positive rate of any attack, from a privacy profile.
-
-    Args:
-      delta_fn: δ as a function of ε, f[k] to f[k], valid for both orders of two data
-        sets.
-      false_positive_rate: the attack's false-positive rate, f[*b], in [0, 1].
-      epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
-
-    Returns:
-      One minus the trade-off curve at the false-positive rate, f[*b], rounded up.
-
-    Raises:
-      ValueError: a static argument is out of range.
-
-    Reference: see `tradeoff`.
-
-    Example:
-      >>> from dpjax.accounting import gdp
-      >>> print(f"{true_positive_rate(lambda e: gdp.delta(1.0, e), 0.001):.3f}")
-      0.018
-    """
-    validate.closed_unit("false_positive_rate", false_positive_rate)
-    return _complement64(tradeoff(delta_fn, false_positive_rate, epsilons=epsilons))
-
-
-@float64("up")
-def _complement64(x: jax.Array) -> jax.Array:
-    return 1 - x
-
-
-def advantage(delta_fn: Profile) -> jax.Array:
-    """An upper bound on an attack's true-positive rate minus its false-positive rate.
-
-    Args:
-      delta_fn: δ as a function of ε.
-
-    Returns:
-      δ(0), f[*b], an upper bound on the total variation distance between the output
-      distributions on two neighbouring data sets.
-
-    Reference: Dong, Roth and Su (2022), Proposition 3, at ε = 0.
-
-    Example:
-      >>> from dpjax.accounting import gdp
-      >>> print(f"{advantage(lambda e: gdp.delta(1.0, e)):.3f}")
-      0.383
-    """
-    return delta_fn(0.0)

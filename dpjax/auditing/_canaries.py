@@ -17,7 +17,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
@@ -229,6 +228,10 @@ def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
 def white_by_strategy(strategy: Strategy) -> Whiten:
     """The linear map y ↦ C y, which whitens the noise C⁻¹z of `dpjax.correlated_noise`.
 
+    `dpjax.tree_momentum` with decay β releases momenta m_t. The values
+    (m_t − β m_{t−1}) / (1 − β) are sums with the noise of `strategies.tree(β)`, and
+    the map for `strategies.tree(β)` whitens this noise.
+
     Args:
       strategy: C, as made by `dpjax.strategies`.
 
@@ -255,44 +258,6 @@ def white_by_strategy(strategy: Strategy) -> Whiten:
         # Denisov et al. (2022), https://arxiv.org/abs/2202.08312: C (x + C⁻¹z) is
         # C x + z.
         return jnp.tensordot(matrix, y, 1, precision="highest")
-
-    return white
-
-
-def white_by_tree(decay: ArrayLike) -> Whiten:
-    """The linear map that whitens the noise of `dpjax.tree_momentum`.
-
-    Args:
-      decay: β, f[], in [0, 1).
-
-    Returns:
-      A linear map from f[T, k] to f[T, k], from the momentum of each step to the tree
-      node that this step completes, times 1 − β. Each step completes one node, and the
-      noise of different nodes is independent.
-
-    Raises:
-      ValueError: decay is outside [0, 1).
-
-    Reference: Tran and Cutkosky (2022), Algorithm 1.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> momentum = jnp.array([[0.5], [0.75], [0.875]])
-      >>> print(white_by_tree(0.5)(momentum)[:, 0])  # nodes [1, 1], [1, 2], [3, 3]
-      [0.5  0.75 0.5 ]
-    """
-    validate.decay("decay", decay)
-
-    def white(y: jax.Array) -> jax.Array:
-        step = np.arange(1, len(y) + 1)
-        # Clearing the lowest bit 2^j of t gives t − 2^j.
-        before = step & (step - 1)
-        # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328: let j
-        # be the lowest set bit of t. The sum of step t is the sum of the new node that
-        # ends at t, plus the sum of step t − 2^j times β^{2^j}.
-        fade = jnp.power(jnp.asarray(decay, y.dtype), step - before)
-        earlier = jnp.concatenate([jnp.zeros_like(y[:1]), y])[before]
-        return y - fade.reshape(-1, *(1,) * (y.ndim - 1)) * earlier
 
     return white
 

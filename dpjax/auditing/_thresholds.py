@@ -434,7 +434,7 @@ def true_positive_rate(
 
     Returns:
       The share of scores_in above this threshold, f[*b]. The maximum rate that a
-      guarantee allows is `accounting.fdp.true_positive_rate`.
+      guarantee allows is 1 minus `accounting.fdp.tradeoff`.
 
     Raises:
       ValueError: there are no scores, or the rate is out of range.
