@@ -30,7 +30,7 @@ Call = tuple[str, Callable[[], Any]]
 INF = float("inf")
 ADD, ZERO, REPLACE = Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE
 ORDERS = np.array([1.5, 4.0, 32.0])
-ROUNDS = random_rounds.uniform(100, groups=4)
+ROUNDS = random_rounds.group(np.full(100, 0.01), groups=4)
 DELTA = 1e-5
 EPOCHS: dict[str, Any] = {"num_steps": 12, "steps_per_epoch": 4}
 CYCLE = {"num_epochs": 3, "batches_per_epoch": 4, "batch_size": 10}
@@ -82,11 +82,9 @@ OF_NUMBER: dict[str, tuple[Callable[[Any], Any], tuple[float, ...]]] = {
         ("gdp.compose", lambda x: gdp.compose(times(x, (1, 2, 3))), None),
         ("rdp.gaussian", lambda x: rdp.gaussian(x, ORDERS), None),
         ("rdp.poisson_gaussian", lambda x: rdp.poisson_gaussian(x, 0.1, ORDERS), None),
-        ("rdp.fixed_size", lambda x: rdp.fixed_size_gaussian(x, 0.1, ORDERS), None),
         ("rdp.compose", lambda x: rdp.compose(times(x, ORDERS), count=3), None),
         ("rdp.epsilon", lambda x: rdp.epsilon(times(x, ORDERS), ORDERS, 1e-6), None),
         ("rdp.delta", lambda x: rdp.delta(times(x, ORDERS), ORDERS, 2.0), (0.1, 0.3)),
-        ("rdp.best_order", lambda x: rdp.best_order(x * ORDERS, ORDERS, 1e-6), None),
         ("pld.poisson_gaussian", lambda x: pld.epsilon(composed(x), 1e-6), None),
         ("pld.gaussian", lambda x: pld.epsilon(pld.gaussian(x), 1e-6), None),
         ("pld.subsampled", lambda x: pld.delta(pld.subsampled_gdp(x, 0.1), 0.5), None),
@@ -187,16 +185,6 @@ OF_NUMBER: dict[str, tuple[Callable[[Any], Any], tuple[float, ...]]] = {
                 x, weak_convexity=0.2, smoothness=1.0
             ),
             (0.3, 0.9),
-        ),
-        (
-            "iteration.random_assignment_delta",
-            lambda x: iteration.random_assignment_delta(times(x, (0.2, 1.0)), 0.8),
-            None,
-        ),
-        (
-            "iteration.random_assignment_epsilon",
-            lambda x: iteration.random_assignment_epsilon(times(x, (0.2, 1.0)), 1e-6),
-            None,
         ),
     )
 }
@@ -309,8 +297,6 @@ def of_adjacency() -> Iterator[Call]:
     for x in (0.9, 1.7):
         lower = functools.partial(allocation.epsilon_lower, x, DELTA, num_steps=9)
         yield f"allocation.epsilon_lower, {x}", lower
-        lower = functools.partial(allocation.delta_lower, x, 0.8, num_steps=9)
-        yield f"allocation.delta_lower, {x}", lower
     yield "random_rounds.group", lambda: random_rounds.group(np.full(50, 0.02), 8)
     yield (
         "random_rounds.epsilon",

@@ -126,7 +126,6 @@ def of_scores() -> Iterator[Call]:
     sure = {"confidence": 0.95}
     for name, function in {
         "auroc": lambda: auditing.auroc(ins, outs),
-        "best_threshold": lambda: auditing.best_threshold(ins, outs, 0.01, **sure),
         "epsilon_at": lambda: auditing.epsilon_at(
             ins, outs, 0.01, threshold=1.0, **sure
         ),

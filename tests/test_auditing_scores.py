@@ -158,22 +158,6 @@ def test_bounds_on_randomised_response_fail_at_most_at_stated_rate():
     assert np.median(found) > 0.6 * epsilon
 
 
-@pytest.mark.slow
-def test_bound_at_held_out_threshold_fails_at_most_at_stated_rate():
-    others = gaussian_scores(1.3, 300, seed=3)
-    scores = gaussian_scores(1.3, 300, seed=4)
-    at = {"confidence": 0.99}
-    threshold = auditing.best_threshold(*others, 1e-3, **at)
-    found = auditing.epsilon_at(*scores, 1e-3, threshold=threshold, **at)
-    assert count_failures(found, float(gdp.epsilon(1.3, 1e-3))) < TOO_MANY
-    # No other threshold gives a larger bound on the same scores.
-    there = auditing.epsilon_at(*others, 1e-3, threshold=threshold, **at)
-    for other in (-1.0, 2.0, 5.0):
-        assert np.all(
-            there >= auditing.epsilon_at(*others, 1e-3, threshold=other, **at) - 1e-6
-        )
-
-
 def test_gaussian_bound_inverts_noncentral_t(x64):
     for n, m, gap, confidence in ((30, 20, 1.0, 0.99), (400, 900, 0.3, 0.9)):
         rng = np.random.default_rng(n)
@@ -426,25 +410,6 @@ def test_estimates_match_gaussian_closed_forms():
     assert abs(found - area) < 5 * math.sqrt(2 * 0.25 / 20_000)
 
 
-def test_bootstrap_quantiles_match_standard_error():
-    """The spread of a mean over resamples is its standard error, to five of its own."""
-    scores = np.random.default_rng(9).standard_normal((2, 400)) * 3
-
-    @jax.jit
-    def quantiles():
-        return auditing.bootstrap_quantiles(
-            lambda a, b: a.mean() - b.mean(),
-            *scores,
-            [0.159, 0.841],  # one standard deviation on either side
-            num_samples=2000,
-            key=jax.random.key(0),
-        )
-
-    low, high = map(float, quantiles())
-    expected = math.sqrt((scores[0].var() + scores[1].var()) / 400)
-    assert abs((high - low) / 2 - expected) < 5 * expected / math.sqrt(2000)
-
-
 def test_likelihood_ratios_use_only_the_other_models():
     rng = np.random.default_rng(10)
     included = rng.random((9, 4)) < 0.5
@@ -533,9 +498,6 @@ WRONG = {
         SOME[None], SOME[:9] > 0
     ),
     "false_positive_rate": lambda: auditing.true_positive_rate(SOME, SOME, 1.1),
-    "quantiles": lambda: auditing.bootstrap_quantiles(
-        auditing.auroc, SOME, SOME, [2.0], num_samples=3, key=jax.random.key(0)
-    ),
 }
 
 

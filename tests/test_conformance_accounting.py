@@ -66,7 +66,6 @@ HEAVY = {
     "correlated.epsilon",
     "iteration.noisy_sgd_epsilon",
     "iteration.optimal_shift_mu",
-    "iteration.random_assignment_epsilon",
     "iteration.scheduled_cyclic_gd_mu",
     "pld.compose",
     "pld.convolve",
@@ -82,7 +81,6 @@ HEAVY = {
     "pld.randomized_response",
     "pld.subsampled_gdp",
     "random_rounds.delta",
-    "rdp.best_order",
     "truncation.poisson_gaussian",
 }
 BY_NAME = pytest.mark.parametrize(

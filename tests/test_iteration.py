@@ -3,7 +3,6 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -253,25 +252,6 @@ def test_last_iterate_rdp_equals_gaussian_rdp():
     np.testing.assert_allclose(rdp, orders * float(mu) ** 2 / 2, rtol=1e-6)
     with pytest.raises(ValueError, match="^orders must"):
         iteration.last_iterate_rdp(3.0, 1.0, **SHAPE | SETTING)
-
-
-@pytest.mark.slow
-def test_random_assignment_delta_is_the_mean_delta(x64):
-    mus = np.linspace(0.1, 1.3, 40)
-    for epsilon in (0.0, 0.5, 3.0):
-        mean = np.mean(gdp.delta(mus, epsilon))
-        found = iteration.random_assignment_delta(mus, epsilon)
-        assert 0 <= found / mean - 1 <= 1e-13
-    epsilon = iteration.random_assignment_epsilon(mus, 1e-5)
-    assert iteration.random_assignment_delta(mus, epsilon) <= 1e-5
-    assert iteration.random_assignment_delta(mus, epsilon * (1 - 1e-9)) > 1e-5
-    assert epsilon < gdp.epsilon(1.3, 1e-5)
-    same = iteration.random_assignment_epsilon(np.full(3, 0.8), 1e-6)
-    assert same == pytest.approx(float(gdp.epsilon(0.8, 1e-6)), rel=1e-10)
-    slope = jax.grad(iteration.random_assignment_epsilon)(jnp.full(3, 0.8), 1e-6)
-    np.testing.assert_allclose(slope, jax.grad(gdp.epsilon)(0.8, 1e-6) / 3, rtol=1e-8)
-    assert iteration.random_assignment_epsilon(np.zeros(3), 1e-6) == 0
-    assert iteration.random_assignment_epsilon(np.array([0.1, np.inf]), 1e-6) == np.inf
 
 
 @pytest.mark.slow

@@ -467,14 +467,6 @@ def test_functions_of_one_key_have_separate_noise():
     assert gaps.min() > 1e-4
 
 
-def test_nearest_psd_drops_negative_eigenvalues():
-    rng = np.random.default_rng(9)
-    a = rng.normal(size=(4, 4))
-    values, vectors = np.linalg.eigh(a + a.T)
-    expected = vectors @ np.diag(np.maximum(values, 0)) @ vectors.T
-    np.testing.assert_allclose(statistics.nearest_psd(a + a.T), expected, atol=1e-5)
-
-
 INVALID = {
     "clip_norm": (statistics.mean, {"clip_norm": 0.0}),
     "noise_multiplier": (statistics.mean, {"noise_multiplier": -1.0}),

@@ -45,10 +45,6 @@ class Toeplitz(NamedTuple):
         """C over the first n steps, f[n, n]."""
         return lower(self.coefficients(n))
 
-    def inverse_matrix(self, n: int) -> jax.Array:
-        """C⁻¹ over the first n steps, f[n, n]."""
-        return lower(self.inverse_coefficients(n))
-
     @property
     def num_vectors(self) -> int:
         """The number of vectors of the parameters' size that buffered noise stores."""

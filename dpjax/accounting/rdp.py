@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.float64 import ULP, default_float, float64
+from dpjax._core.float64 import ULP, float64
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting._numerics import rdp_curves
 
@@ -128,46 +128,6 @@ def poisson_gaussian(
     return rdp_curves.poisson_gaussian64(sigma, q, a)
 
 
-def fixed_size_gaussian(
-    noise_multiplier: ArrayLike,
-    sampling_rate: ArrayLike,
-    orders: ArrayLike,
-) -> jax.Array:
-    """The Rényi curve of the Gaussian mechanism on a batch of fixed size.
-
-    Args:
-      noise_multiplier: noise standard deviation over clip norm, f[*b], at least 0.
-      sampling_rate: batch size over number of examples, f[*b], in [0, 1].
-      orders: f[k], above 1, whole numbers or not.
-
-    Returns:
-      The curve, f[*b, k], rounded up. For noise multipliers of 0.2 and more the curve
-      is within 2e-10 + 1e-14 / (a − 1) of the exact divergence at order a of the
-      trade-off curve C_q(G_μ), μ = 2 / noise_multiplier. The result is inf for a traced
-      argument out of range.
-
-    Raises:
-      ValueError: a static argument is out of range.
-
-    Privacy: REPLACE adjacency; each batch is a uniformly random subset of fixed size,
-    drawn without replacement and anew in each step.
-
-    Reference: Dong, Roth and Su (2022), Theorem 9. Rényi divergences do not grow under
-    the post-processing that maps the pair of distributions of C_q(G_μ) to the pair of
-    the mechanism.
-
-    Example:
-      >>> import numpy as np
-      >>> print(fixed_size_gaussian(4.0, 0.01, np.array([1.5, 2.0, 32.0])))
-      [2.9308667e-05 3.9079125e-05 6.3714903e-04]
-    """
-    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    validate.closed_unit("sampling_rate", sampling_rate)
-    validate.above_one("orders", orders)
-    a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
-    return rdp_curves.fixed_size_gaussian64(sigma, q, a)
-
-
 def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
     """The Rényi curve of a composition in which each mechanism runs count times.
 
@@ -207,15 +167,6 @@ def _check_conversion(curve: ArrayLike, orders: ArrayLike):
     validate.above_one("orders", orders)
 
 
-def _epsilon_by_order(
-    curve: ArrayLike, orders: ArrayLike, delta: ArrayLike
-) -> jax.Array:
-    """The bound on ε from each order of the curve, f[*b, k]."""
-    _check_conversion(curve, orders)
-    validate.open_unit("delta", delta)
-    return rdp_curves.epsilon64(*_align(delta, curves=(curve, orders)))
-
-
 def epsilon(
     curve: ArrayLike,
     orders: ArrayLike,
@@ -242,37 +193,10 @@ def epsilon(
       >>> print(f"{epsilon(gaussian(1.0, ORDERS), ORDERS, 1e-5):.4f}")
       4.7284
     """
-    return jnp.min(_epsilon_by_order(curve, orders, delta), axis=-1)
-
-
-def best_order(
-    curve: ArrayLike,
-    orders: ArrayLike,
-    delta: ArrayLike,
-) -> jax.Array:
-    """The order of the curve at which the bound on ε is smallest.
-
-    `epsilon` returns the bound at this order. If the order is the smallest or the
-    largest of `orders`, a wider range of orders may give a smaller ε.
-
-    Args:
-      curve: Rényi divergences, f[*b, k].
-      orders: f[k], above 1.
-      delta: f[*b], strictly between 0 and 1.
-
-    Returns:
-      One of the orders, f[*b], the first of them in a tie.
-
-    Raises:
-      ValueError: a static argument is out of range.
-
-    Example:
-      >>> print(f"{best_order(gaussian(1.0, ORDERS), ORDERS, 1e-5):.2f}")
-      5.43
-    """
-    best = jnp.argmin(_epsilon_by_order(curve, orders, delta), axis=-1)
-    # The order is one of the caller's, so no rounding direction applies to the cast.
-    return jnp.asarray(orders, default_float())[best]
+    _check_conversion(curve, orders)
+    validate.open_unit("delta", delta)
+    by_order = rdp_curves.epsilon64(*_align(delta, curves=(curve, orders)))
+    return jnp.min(by_order, axis=-1)
 
 
 def delta(

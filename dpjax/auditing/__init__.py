@@ -22,13 +22,12 @@ Functions from a mechanism to scores:
 Functions from scores to a bound:
 
 1. `epsilon_lower` and `mu_lower` compute bounds from the scores of independent attacks,
-   at all thresholds. `epsilon_at` uses one threshold, from `best_threshold`.
+   at all thresholds. `epsilon_at` uses one threshold, chosen on other scores.
    `gaussian_mu_lower` gives the tightest bound, but needs a Gaussian mechanism.
 2. `one_run_epsilon_lower` and `one_run_mu_lower` compute bounds from many canaries in
    one run, each of which took part with probability 1/2. The canaries' scores may
    depend on each other in any way.
-3. `auroc`, `true_positive_rate` and `bootstrap_quantiles` compute estimates, which
-   prove nothing.
+3. `auroc` and `true_positive_rate` compute estimates, which prove nothing.
 """
 
 from dpjax.auditing._canaries import Marked as Marked
@@ -37,9 +36,6 @@ from dpjax.auditing._canaries import Whiten as Whiten
 from dpjax.auditing._canaries import matched_filter as matched_filter
 from dpjax.auditing._canaries import mixture_scores as mixture_scores
 from dpjax.auditing._canaries import plant as plant
-from dpjax.auditing._canaries import plant_directions as plant_directions
-from dpjax.auditing._canaries import project_on as project_on
-from dpjax.auditing._canaries import random_directions as random_directions
 from dpjax.auditing._canaries import released as released
 from dpjax.auditing._canaries import white_by_strategy as white_by_strategy
 from dpjax.auditing._check import Finding as Finding
@@ -49,8 +45,6 @@ from dpjax.auditing._gaussian import gaussian_mu_lower as gaussian_mu_lower
 from dpjax.auditing._one_run import one_run_epsilon_lower as one_run_epsilon_lower
 from dpjax.auditing._one_run import one_run_mu_lower as one_run_mu_lower
 from dpjax.auditing._thresholds import auroc as auroc
-from dpjax.auditing._thresholds import best_threshold as best_threshold
-from dpjax.auditing._thresholds import bootstrap_quantiles as bootstrap_quantiles
 from dpjax.auditing._thresholds import epsilon_at as epsilon_at
 from dpjax.auditing._thresholds import epsilon_lower as epsilon_lower
 from dpjax.auditing._thresholds import mu_lower as mu_lower

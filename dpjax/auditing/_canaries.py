@@ -18,12 +18,10 @@ from typing import Any, Generic, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 
 from dpjax._core import validate
-from dpjax._core.keys import stream
-from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
+from dpjax._core.typing import ArrayLike, LossFn, Params, Tree
 from dpjax._matrices.strategy import Strategy, check_strategy
 
 
@@ -92,102 +90,6 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
         return jnp.where(canary >= 0, norm * slot, own).astype(own.dtype)
 
     return loss
-
-
-def plant_directions(loss_fn: LossFn, directions: Tree) -> Callable[..., jax.Array]:
-    """Add canaries to a loss, along directions of its own parameters.
-
-    Such canaries audit the noise in the model's own coordinates, and change the model.
-
-    Args:
-      loss_fn: the loss of ONE example, `loss_fn(params, example)`, a scalar.
-      directions: the gradients of k canaries, a tree like the parameters with a leading
-        axis k. The norms should be at least the clip norm. `random_directions` makes
-        directions.
-
-    Returns:
-      A loss of the parameters and one `Marked(example, canary)`.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> key = jax.random.key(0)
-      >>> directions = random_directions(jnp.zeros(5), 2, norm=3.0, key=key)
-      >>> loss = plant_directions(lambda w, x: jnp.sum(w * x), directions)
-      >>> found = jax.grad(loss)(jnp.zeros(5), Marked(jnp.ones(5), 1))
-      >>> print(bool((found == directions[1]).all()))
-      True
-    """
-
-    def loss(params: Tree, marked: Marked) -> jax.Array:
-        own = loss_fn(params, marked.example)
-        canary = jnp.asarray(marked.canary)
-        # As in `plant`, an ordinary example reads row 0, and jnp.where discards it.
-        row = jnp.maximum(canary, 0)
-        parts = jax.tree.map(lambda u, p: jnp.vdot(u[row], p), directions, params)
-        linear = jax.tree.reduce(jnp.add, parts)
-        return jnp.where(canary >= 0, linear, own).astype(own.dtype)
-
-    return loss
-
-
-def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> Tree:
-    """Draw orthogonal directions in parameter space, uniformly at random.
-
-    Args:
-      params: the parameters, with d numbers in total.
-      num: k, the number of directions, static, from 1 to d. The result has k d numbers.
-      norm: the L2 norm of each direction, f[].
-      key: one typed key, used for nothing else.
-
-    Returns:
-      A tree like params, with a leading axis k, in float32.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> params = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)}
-      >>> found = random_directions(params, 7, norm=2.0, key=jax.random.key(0))
-      >>> print(found["a"].shape, found["b"].shape)
-      (7, 2, 3) (7, 4)
-    """
-    validate.positive("norm", norm)
-    num = validate.static_int("num", num, minimum=1)
-    key = stream(validate.typed_key("key", key), "canary directions")
-    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
-    flat, unravel = ravel_pytree(zeros)
-    if num > flat.size:
-        raise ValueError(
-            f"num must be at most the {flat.size} coordinates of params; got {num!r}."
-        )
-    # Orthonormalised Gaussian columns are uniformly distributed.
-    q, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, num), jnp.float32))
-    return jax.vmap(unravel)(jnp.asarray(norm * q.T, jnp.float32))
-
-
-def project_on(directions: Tree, released: Tree) -> jax.Array:
-    """The inner products ⟨u_i, y_t⟩ of each direction with each step's release.
-
-    Args:
-      directions: u, a tree of leaves f[k, ...].
-      released: y, the released values of T steps, a tree of leaves f[T, ...].
-
-    Returns:
-      The inner products, f[T, k].
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> print(project_on(jnp.eye(3)[:2], jnp.arange(6.0).reshape(2, 3)))
-      [[0. 1.]
-       [3. 4.]]
-    """
-
-    def part(u: jax.Array, y: jax.Array) -> jax.Array:
-        y, u = (x.reshape(len(x), -1) for x in (y, u))
-        return jnp.matmul(y, u.T, precision="highest")
-
-    return jax.tree.reduce(jnp.add, jax.tree.map(part, directions, released))
 
 
 Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -268,8 +170,8 @@ def matched_filter(
     """Scores of canaries from all releases of a Gaussian mechanism.
 
     Args:
-      seen: the released values along each canary's direction, f[T, k]: the slots of
-        `plant`, or the result of `project_on`.
+      seen: the released values along each canary's direction, f[T, k], such as the
+        slots of `plant`.
       expected: the contribution of a participating canary to seen without noise,
         f[T, k] or f[T, 1]. This is `released` for the canary's sums and a mechanism
         with zero noise.

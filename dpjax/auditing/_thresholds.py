@@ -15,7 +15,6 @@ thresholds.
 The module ends with estimates of an attack's success, which have no confidence bound.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -25,9 +24,8 @@ from jax.scipy.special import ndtri
 
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
-from dpjax._core.keys import stream
 from dpjax._core.searches import bisect
-from dpjax._core.typing import ArrayLike, Key
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting._numerics.pld.overflow import upper_tail
 
 # The relative error of the binomial tail is less than this.
@@ -127,20 +125,16 @@ def replace_nan_scores(
 
 
 def band(
-    scores_in: jax.Array, scores_out: jax.Array, error: jax.Array, *, union: bool
+    scores_in: jax.Array, scores_out: jax.Array, error: jax.Array
 ) -> tuple[jax.Array, _Rates]:
     """Thresholds in descending order, and bounds on a test's rates at each threshold.
 
-    With `union`, the bounds hold at all thresholds simultaneously. Without, they hold
-    only for a single threshold.
+    The bounds hold at all thresholds simultaneously.
     """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
-    of_in, of_out = (
-        counts(x.size) if union else np.arange(1, x.size + 1)
-        for x in (scores_in, scores_out)
-    )
-    # Each rate has half of the error, and in a union each count has an equal share.
-    shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
+    of_in, of_out = (counts(x.size) for x in (scores_in, scores_out))
+    # Each rate has half of the error, and each count has an equal share.
+    shares = [error / 2 / len(k) for k in (of_in, of_out)]
     # These are the kth largest scores, for the counts k above.
     thresholds, reached = (
         jnp.sort(x, descending=True)[k - 1]
@@ -160,7 +154,7 @@ def band(
 def _epsilon_lower64(
     scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
 ) -> jax.Array:
-    _, rates = band(scores_in, scores_out, 1 - confidence, union=True)
+    _, rates = band(scores_in, scores_out, 1 - confidence)
     return jnp.max(_epsilon(rates, delta))
 
 
@@ -168,7 +162,7 @@ def _epsilon_lower64(
 def _mu_lower64(
     scores_in: jax.Array, scores_out: jax.Array, confidence: jax.Array
 ) -> jax.Array:
-    _, rates = band(scores_in, scores_out, 1 - confidence, union=True)
+    _, rates = band(scores_in, scores_out, 1 - confidence)
     return jnp.max(_mu(rates))
 
 
@@ -186,16 +180,6 @@ def _epsilon_at64(
     error = (1 - confidence) / 2
     false = upper(alarms, scores_out.size, error)
     return _epsilon(_Rates(false, lower(hits, scores_in.size, error)), delta)
-
-
-# The threshold equals a score. Rounding it down would put this score above the
-# threshold, so the threshold is rounded up.
-@float64("up", vectors=(0, 1), elementwise=True)
-def _best_threshold64(
-    scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
-) -> jax.Array:
-    thresholds, rates = band(scores_in, scores_out, 1 - confidence, union=False)
-    return thresholds[jnp.argmax(_epsilon(rates, delta))]
 
 
 def check_scores(**scores: ArrayLike) -> None:
@@ -279,8 +263,8 @@ def epsilon_at(
       scores_out: as for `epsilon_lower`, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       threshold: the attack guesses participation for a score above this number, f[*b].
-        The threshold must not depend on these scores: choose it from other scores, by
-        `best_threshold`.
+        The threshold must not depend on these scores: choose the threshold with the
+        largest bound on other scores.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
@@ -296,51 +280,14 @@ def epsilon_at(
       >>> import numpy as np
       >>> noise = np.random.default_rng(0).standard_normal((2, 5000))
       >>> inside, outside = noise[0] + 1.0, noise[1]
-      >>> t = best_threshold(inside[:2500], outside[:2500], 1e-5, confidence=0.99)
-      >>> found = epsilon_at(
-      ...     inside[2500:], outside[2500:], 1e-5, threshold=t, confidence=0.99)
+      >>> found = epsilon_at(inside, outside, 1e-5, threshold=2.5, confidence=0.99)
       >>> print(f"{found:.2f} of 4.38")
-      1.83 of 4.38
+      2.06 of 4.38
     """
     check_scores(scores_in=scores_in, scores_out=scores_out)
     check_delta(delta)
     check_confidence(confidence)
     return _epsilon_at64(scores_in, scores_out, threshold, delta, confidence)
-
-
-def best_threshold(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    delta: ArrayLike,
-    *,
-    confidence: ArrayLike,
-) -> jax.Array:
-    """The threshold at which these scores would prove the largest lower bound on ε.
-
-    Use the threshold in `epsilon_at`, with other scores than these.
-
-    Args:
-      scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: as for `epsilon_lower`, f[*b, m].
-      delta: δ, f[*b], in [0, 1).
-      confidence: the confidence of the later bound, f[*b], in (0.5, 1).
-
-    Returns:
-      The threshold, one of scores_out, f[*b].
-
-    Raises:
-      ValueError: an argument is out of range, or there are no scores.
-
-    Example:
-      >>> import numpy as np
-      >>> inside, outside = np.array([2.0, 3.0]), np.array([0.0, 1.0])
-      >>> print(best_threshold(inside, outside, 0.0, confidence=0.9))
-      1.0
-    """
-    check_scores(scores_in=scores_in, scores_out=scores_out)
-    check_delta(delta)
-    check_confidence(confidence)
-    return _best_threshold64(scores_in, scores_out, delta, confidence)
 
 
 def mu_lower(
@@ -448,61 +395,3 @@ def true_positive_rate(
     check_scores(scores_in=scores_in, scores_out=scores_out)
     validate.closed_unit("false_positive_rate", false_positive_rate)
     return _true_positive_rate64(scores_in, scores_out, false_positive_rate)
-
-
-def bootstrap_quantiles(
-    statistic: Callable[[jax.Array, jax.Array], jax.Array],
-    scores_in: jax.Array,
-    scores_out: jax.Array,
-    quantiles: ArrayLike,
-    *,
-    num_samples: int,
-    key: Key,
-) -> jax.Array:
-    """Estimate the spread of a statistic of scores by bootstrap quantiles.
-
-    Bootstrap quantiles are no bounds. For a statistic such as ε, they are too small if
-    there are few scores, and they ignore the tails beyond the observed scores.
-
-    Args:
-      statistic: a function from scores_in f[n] and scores_out f[m] to a number, such as
-        `auroc`.
-      scores_in: the scores with the example's participation, f[n].
-      scores_out: the scores without the example's participation, f[m].
-      quantiles: the probabilities of the quantiles, f[*q], in [0, 1].
-      num_samples: the number of resamples, static, at least 1.
-      key: one typed key, for the resamples.
-
-    Returns:
-      The quantiles, f[*q].
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Reference: Efron (1979), https://doi.org/10.1214/aos/1176344552.
-
-    Example:
-      >>> import jax
-      >>> noise = jax.random.normal(jax.random.key(0), (2, 500))
-      >>> found = bootstrap_quantiles(
-      ...     auroc, noise[0] + 1.0, noise[1], jax.numpy.array([0.05, 0.95]),
-      ...     num_samples=200, key=jax.random.key(1))
-      >>> print(f"{found[0]:.2f} to {found[1]:.2f}")
-      0.74 to 0.79
-    """
-    check_scores(scores_in=scores_in, scores_out=scores_out)
-    validate.closed_unit("quantiles", quantiles)
-    num_samples = validate.static_int("num_samples", num_samples, minimum=1)
-    key = stream(validate.typed_key("key", key), "bootstrap")
-
-    def resample(key: Key) -> jax.Array:
-        keys = jax.random.split(key)
-        return statistic(
-            *(
-                jax.random.choice(k, jnp.asarray(x), (len(x),))
-                for k, x in zip(keys, (scores_in, scores_out), strict=True)
-            )
-        )
-
-    samples = jax.vmap(resample)(jax.random.split(key, num_samples))
-    return jnp.quantile(samples, jnp.asarray(quantiles, samples.dtype))

@@ -42,7 +42,7 @@ def achieved_rates(
       the upper bounds hold at all thresholds simultaneously.
     """
     inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
-    thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
+    thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence))
     inside, outside = map(jnp.sort, replace_nan_scores(inside, outside))
     # The shares of scores at or below a threshold are the rates of missed examples and
     # of absent false alarms.

@@ -145,7 +145,7 @@ def covariance(
 
     Returns:
       A `Released`: a symmetric matrix f[d, d] without bias from the noise, and the
-      event. Noise can make eigenvalues negative; `nearest_psd` removes these. With a
+      event. Noise can make eigenvalues negative. With a
       center, the noise has standard deviation z C² / n on the diagonal, and
       z C² / (√2 n) off the diagonal. Without a center, the noise in second moments is
       √2 times as large.
@@ -195,28 +195,6 @@ def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
     upper = jnp.zeros((size, size)).at[rows, columns].set(second / weights)
     symmetric = upper + jnp.triu(upper, 1).T
     return symmetric - jnp.outer(first, first) + added * jnp.eye(size)
-
-
-def nearest_psd(matrix: ArrayLike) -> jax.Array:
-    """The positive semidefinite matrix nearest to a symmetric matrix.
-
-    Args:
-      matrix: a symmetric matrix f[d, d], such as the value of `covariance`.
-
-    Returns:
-      The matrix f[d, d] without its negative eigenvalues, which is the nearest positive
-      semidefinite matrix in Frobenius norm.
-
-    Privacy: the function reads no data, and costs no privacy for a private result.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> print(nearest_psd(jnp.array([[1.0, 0.0], [0.0, -0.5]])))
-      [[1. 0.]
-       [0. 0.]]
-    """
-    values, vectors = jnp.linalg.eigh(jnp.asarray(matrix))
-    return (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T
 
 
 def _square(u: jax.Array) -> jax.Array:

@@ -7,8 +7,6 @@ noise multipliers, the first term of an expansion gives the curve.
 Each order of a curve gives one bound on δ(ε) and one on ε(δ).
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,12 +37,11 @@ def gaussian64(sigma: jax.Array, a: jax.Array) -> jax.Array:
     return jnp.where(regular, value, jnp.where(silent, 0.0, jnp.inf))
 
 
-def _subsampled_curve(
-    log_excess_of: Callable[..., jax.Array],
-    sigma: jax.Array,
-    q: jax.Array,
-    a: jax.Array,
-) -> jax.Array:
+@float64("up")
+def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    # Mironov, Talwar and Zhang (2019), Theorems 4 and 5,
+    # https://arxiv.org/abs/1908.10530: the divergence of the mixture from N(0, σ²) is
+    # the larger one, and is log E (1 + y)^a over a − 1.
     # Each argument is made regular separately, so that every argument retains its shape
     # and nothing is broadcast before the quadrature.
     inside = (sigma >= _LEAST_NOISE) & (sigma <= _MOST_NOISE)
@@ -55,37 +52,21 @@ def _subsampled_curve(
     # The divergence grows with q, so raising a tiny q to 1e-60 gives an upper bound.
     q = jnp.maximum(jnp.where(is_rate & (q > 0), q, 0.5), 1e-60)
     a = jnp.where(is_order, a, 2.0)
-    log_excess = log_excess_of(jnp.where(inside, sigma, 1.0), q, a)
+    log_excess = rdp_quadrature.log_excess(jnp.where(inside, sigma, 1.0), q, a)
     # Below the range: moments are jointly convex, so the moment of the mixture is at
     # most q times the moment of the Gaussian mechanism plus 1 − q.
     log_moment = (a - 1.0) * _gaussian(jnp.where(below, sigma, 1.0), a)
     log_convex = jnp.log(q) + log_moment + jnp.log(-jnp.expm1(-log_moment))
     log_convex = log_convex + 64 * ULP * (1 + log_moment)
     value = jax.nn.softplus(jnp.where(inside, log_excess, log_convex)) / (a - 1.0)
-    # Above the range: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a. For batches of
-    # fixed size, half of that bound counts twice. Where aσ⁻¹ is small, E h is
-    # a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹.
+    # Above the range: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a. Where aσ⁻¹ is
+    # small, E h is a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹.
     far = jnp.where(above, sigma, 1.0)
     first_term = _gaussian(far, a) * jnp.where(a * _FAR <= far, q * q, 1.0)
     value = jnp.where(above, first_term, value) * (1 + 16 * ULP) + SMALL
     value = jnp.where(inside | below | above, value, jnp.inf)
     value = jnp.where(nothing & (sigma >= 0), 0.0, value)
     return jnp.where(is_rate & is_order, value, jnp.inf)
-
-
-@float64("up")
-def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    # Mironov, Talwar and Zhang (2019), Theorems 4 and 5,
-    # https://arxiv.org/abs/1908.10530: the divergence of the mixture from N(0, σ²) is
-    # the larger one, and is log E (1 + y)^a over a − 1.
-    return _subsampled_curve(rdp_quadrature.poisson, sigma, q, a)
-
-
-@float64("up")
-def fixed_size_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    # Dong, Roth and Su (2022), Theorem 9, https://arxiv.org/abs/1905.02383: C_q(G_μ).
-    # Under REPLACE one example moves the sum by two clip norms.
-    return _subsampled_curve(rdp_quadrature.fixed_size, sigma / 2, q, a)
 
 
 def _total_variation(rho: jax.Array) -> jax.Array:

@@ -16,16 +16,9 @@ are graded towards the crossing on the scale σ. Neither the positions of the no
 their number changes the integral, so derivatives are those of the integrand alone.
 
 The integrand h is a second difference, and is computed without cancellation.
-
-For batches of fixed size (C_q(G_μ), μ = 1/σ) the losses below zero are the mirror image
-of those above zero, with the masses of N(0, 1). The rest of the mass is at a loss of
-zero. With L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
-
-    h = e^{aL} + e^{(1−a)L} − e^L − 1 = e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import jax
@@ -60,7 +53,7 @@ def _second_difference(x: jax.Array) -> jax.Array:
     return total
 
 
-def _poisson_integrand(
+def _integrand(
     y: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The integrand h(y) for a Poisson batch, precise to a few dozen ulps.
@@ -84,13 +77,6 @@ def _poisson_integrand(
     return exponent, jnp.where(small, near, jnp.where(L > 0, rises, falls))
 
 
-def _fixed_size_integrand(
-    _: jax.Array, log_ratio: jax.Array, a: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The integrand h for a batch of fixed size, as (exponent, mantissa)."""
-    return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
-
-
 _TAIL = 7.5  # the distance beyond which a unit Gaussian has 1e-13 of its mass
 _DROP = _TAIL**2 / 2  # the decrease of a unit Gaussian's log density at that distance
 # Gauss-Legendre rules: for the window around small y, and for the other two windows.
@@ -108,28 +94,12 @@ _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
 _QUADRATURE_ERROR = 1e-10
 
 
-class _Excess(NamedTuple):
-    """The integrand of one kind of batch.
-
-    Attributes:
-      h: the function h(y) as (exponent, mantissa).
-      start: the lower limit of the integral over u, as a function of σ.
-    """
-
-    h: Callable[..., tuple[jax.Array, jax.Array]]
-    start: Callable[[jax.Array], jax.Array]
-
-
-_POISSON = _Excess(_poisson_integrand, lambda sigma: jnp.full_like(sigma, -_TAIL))
-_FIXED_SIZE = _Excess(_fixed_size_integrand, lambda sigma: 0.5 / sigma)
-
-
 def _log_integrand(
-    excess: _Excess, u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
+    u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
     """The log of the integrand h(y) e^{−u²/2}."""
     _, y, log_ratio = _likelihood(u, sigma, q)
-    exponent, mantissa = excess.h(y, log_ratio, a)
+    exponent, mantissa = _integrand(y, log_ratio, a)
     return exponent + jnp.log(jnp.maximum(mantissa, SMALL)) - 0.5 * u * u
 
 
@@ -162,7 +132,6 @@ def _peaks(
 
 
 def _edge(
-    excess: _Excess,
     start: jax.Array,
     limit: jax.Array,
     floor: jax.Array,
@@ -181,7 +150,7 @@ def _edge(
         return start + sign * _TAIL * jnp.expm1(t * reach)
 
     def is_below(t: jax.Array) -> jax.Array:
-        above = jax.vmap(lambda u: _log_integrand(excess, u, *density) > floor)
+        above = jax.vmap(lambda u: _log_integrand(u, *density) > floor)
         return ~above(at(t))
 
     return at(bisect(is_below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
@@ -205,26 +174,25 @@ class _Windows(NamedTuple):
     highs: jax.Array
 
 
-def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
+def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
     """The windows that cover the bumps of the integrand, for σ, q and the order a."""
     log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
     bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
-    first = excess.start(sigma)
-    bump = jnp.maximum(bump, first)
+    first = jnp.full_like(sigma, -_TAIL)
     split = bump + _TAIL
     limit = jnp.maximum(jnp.maximum(a, 2.0) / sigma + _TAIL, split)
     border = jnp.clip(crossing, split, limit)
     left, right = _peaks(sigma, a, crossing)
     left, right = jnp.clip(left, split, border), jnp.clip(right, border, limit)
     density = sigma, q, a
-    highest = _log_integrand(excess, jnp.maximum(first, -1.0), *density)
+    highest = _log_integrand(jnp.maximum(first, -1.0), *density)
     for u in (bump, left, right):
-        highest = jnp.maximum(highest, _log_integrand(excess, u, *density))
+        highest = jnp.maximum(highest, _log_integrand(u, *density))
     floor = highest - _DROP
     starts = jnp.stack([left, left, right, right])
     limits = jnp.stack(jnp.broadcast_arrays(split, border, border, limit))
-    ends = _edge(excess, starts, limits, floor, density)
+    ends = _edge(starts, limits, floor, density)
     return _Windows(highest, crossing, first, split, ends[::2], ends[1::2])
 
 
@@ -238,7 +206,6 @@ def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array
 
 
 def _window_sum(
-    excess: _Excess,
     low: jax.Array,
     high: jax.Array,
     crossing: jax.Array,
@@ -277,7 +244,7 @@ def _window_sum(
         z, y, log_ratio = _likelihood(u, sigma, q)
         share = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
         u, weight, y, log_ratio, share = _barrier((u, weight, y, log_ratio, share))
-        exponent, mantissa = excess.h(y, log_ratio, a)
+        exponent, mantissa = _integrand(y, log_ratio, a)
         term = weight * mantissa * jnp.exp(exponent - 0.5 * u * u - highest)
         # A bound on the rounding error of the term, in units of 8 ULP.
         ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
@@ -288,34 +255,20 @@ def _window_sum(
     return total * c * half
 
 
-def _log_excess(
-    excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
-) -> jax.Array:
+def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    """An upper bound on log E h(y), for σ >= 0.1, 1e-60 <= q <= 1 and a > 1."""
     # Windows are not differentiated, since their positions do not change the integral.
     # The integral's derivatives are forward (`float64`), and store no terms of its
     # sums.
     fixed = jax.lax.stop_gradient
-    at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
+    at = fixed(_windows(fixed(sigma), fixed(q), fixed(a)))
 
     def window_sum(low: jax.Array, high: jax.Array, rule: _Rule) -> jax.Array:
         density = sigma, q, a
-        return _window_sum(excess, low, high, at.crossing, at.highest, density, rule)
+        return _window_sum(low, high, at.crossing, at.highest, density, rule)
 
     total = window_sum(at.first, at.split, _FIRST_RULE)
     others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(at.lows, at.highs)
     total = total + jnp.sum(others, axis=0)
     error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(at.highest)
     return at.highest + jnp.log(total) - LOG_SQRT_2PI + error
-
-
-def poisson(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    """An upper bound on log E h(y) for Poisson sampling, by the module's docstring.
-
-    q is the sampling rate, and a the order: σ >= 0.1, 1e-60 <= q <= 1 and a > 1.
-    """
-    return _log_excess(_POISSON, sigma, q, a)
-
-
-def fixed_size(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    """An upper bound on log E h(y) for batches of fixed size and μ = 1/σ."""
-    return _log_excess(_FIXED_SIZE, sigma, q, a)

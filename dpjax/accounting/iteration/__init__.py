@@ -17,10 +17,9 @@ choices of the shifts, so that their μ is never smaller.
 3. `_minorant`: the optimal shifts of any schedule, from the last step on (`_blocks`).
    `_periodic`: the optimal shifts in closed form, for identical steps of which every
    l-th uses the differing example.
-4. Algorithms: `_shifts` for arbitrary maps, and for δ averaged over the positions that
-   an example can have; `_cyclic_gd` for full batches and cycles of batches, with
-   constant or varying steps, and for descent without noise; `_noisy_sgd` for random
-   batches; `_langevin` for limits in continuous time.
+4. Algorithms: `_shifts` for arbitrary maps; `_cyclic_gd` for full batches and cycles of
+   batches, with constant or varying steps, and for descent without noise; `_noisy_sgd`
+   for random batches; `_langevin` for limits in continuous time.
 5. `published`: closed forms as published, for comparison.
 
 docs/iteration.md lists the assumptions that each bound needs.
@@ -58,9 +57,3 @@ from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_epsilon as noisy_sgd
 from dpjax.accounting.iteration._setting import Bounds as Bounds
 from dpjax.accounting.iteration._setting import Setting as Setting
 from dpjax.accounting.iteration._shifts import optimal_shift_mu as optimal_shift_mu
-from dpjax.accounting.iteration._shifts import (
-    random_assignment_delta as random_assignment_delta,
-)
-from dpjax.accounting.iteration._shifts import (
-    random_assignment_epsilon as random_assignment_epsilon,
-)

@@ -273,7 +273,7 @@ def noisy_cyclic_gd_mus(
 
     Returns:
       μ for the first to the last batch of an epoch, f[l], rounded up. If examples were
-      assigned to batches at random, `random_assignment_delta` averages over positions.
+      assigned to batches at random, δ is the mean of `gdp.delta` over the positions.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
