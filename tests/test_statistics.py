@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 import dpjax
 from dpjax import Adjacency, auditing, statistics
 from dpjax.accounting import events, gdp, profiles
-from dpjax.statistics import _release, _standardize
+from dpjax.statistics import _moments, _release
 
 KEY = jax.random.wrap_key_data(np.array([0, 23], np.uint32))
 NAN = np.full(3, np.nan)
@@ -313,7 +313,7 @@ def test_center_and_scale_share_the_cost_of_standardization(adjacency, monkeypat
         return run
 
     for name in ("mean", "variance"):
-        monkeypatch.setattr(_standardize, name, spied(getattr(statistics, name)))
+        monkeypatch.setattr(_moments, name, spied(getattr(statistics, name)))
     terms = {"clip_norm": C, "noise_multiplier": 1.9, "key": KEY, "share": 0.3}
     released = statistics.standardize(ROWS, adjacency=adjacency, **terms)
     total = Fraction(released.event.mu) ** 2

@@ -16,7 +16,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
 from dpjax._core.typing import ArrayLike
-from dpjax.accounting._numerics import rdp_curves
+from dpjax.accounting._numerics import rdp as numerics
 
 ORDERS = 1.0 + np.concatenate(
     [
@@ -81,7 +81,7 @@ def gaussian(noise_multiplier: ArrayLike, orders: ArrayLike) -> jax.Array:
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.above_one("orders", orders)
     a, sigma = _align(noise_multiplier, curves=(orders,))
-    return rdp_curves.gaussian64(sigma, a)
+    return numerics.gaussian64(sigma, a)
 
 
 def poisson_gaussian(
@@ -125,7 +125,7 @@ def poisson_gaussian(
     validate.closed_unit("sampling_rate", sampling_rate)
     validate.above_one("orders", orders)
     a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
-    return rdp_curves.poisson_gaussian64(sigma, q, a)
+    return numerics.poisson_gaussian64(sigma, q, a)
 
 
 def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
@@ -195,7 +195,7 @@ def epsilon(
     """
     _check_conversion(curve, orders)
     validate.open_unit("delta", delta)
-    by_order = rdp_curves.epsilon64(*_align(delta, curves=(curve, orders)))
+    by_order = numerics.epsilon64(*_align(delta, curves=(curve, orders)))
     return jnp.min(by_order, axis=-1)
 
 
@@ -226,5 +226,5 @@ def delta(
     """
     _check_conversion(curve, orders)
     validate.nonnegative("epsilon", epsilon, finite=False)
-    by_order = rdp_curves.delta64(*_align(epsilon, curves=(curve, orders)))
+    by_order = numerics.delta64(*_align(epsilon, curves=(curve, orders)))
     return jnp.min(by_order, axis=-1)
