@@ -26,6 +26,7 @@ import optax
 from jax.core import Tracer
 
 from dpjax._core import chacha
+from dpjax._core.interpret import without_compiler
 from dpjax._core.typing import ArrayLike, Bits, Key, Shaped
 
 
@@ -135,7 +136,7 @@ def _fold_threefry(data: np.ndarray, word: np.uint32) -> np.ndarray:
 # `jax.random.fold_in` of key data in NumPy, by generator.
 _NUMPY_FOLDS = {
     "threefry2x32": _fold_threefry,
-    chacha.NAME: lambda data, word: chacha.fold_in_words(data, np.asarray(word)),
+    chacha.NAME: without_compiler(chacha.fold_in),
 }
 
 
