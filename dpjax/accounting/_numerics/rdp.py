@@ -168,13 +168,13 @@ class _Windows(NamedTuple):
     Attributes:
       highest: the log of the integrand's maximum, for scaling, f[*b].
       crossing: the point where q e^z = 1 − q, near which the nodes are densest, f[*b].
-      first, split: the ends of the window of small y, equal for all orders, f[*b].
+      split: the end of the window of small y, equal for all orders, f[*b]. The window
+        begins at −_TAIL.
       lows, highs: the ends of the other two windows, f[2, *b].
     """
 
     highest: jax.Array
     crossing: jax.Array
-    first: jax.Array
     split: jax.Array
     lows: jax.Array
     highs: jax.Array
@@ -185,21 +185,20 @@ def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
     log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
     bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
-    first = jnp.full_like(sigma, -_TAIL)
     split = bump + _TAIL
     limit = jnp.maximum(jnp.maximum(a, 2.0) / sigma + _TAIL, split)
     border = jnp.clip(crossing, split, limit)
     left, right = _peaks(sigma, a, crossing)
     left, right = jnp.clip(left, split, border), jnp.clip(right, border, limit)
     density = sigma, q, a
-    highest = _log_integrand(jnp.maximum(first, -1.0), *density)
+    highest = _log_integrand(jnp.full_like(sigma, -1.0), *density)
     for u in (bump, left, right):
         highest = jnp.maximum(highest, _log_integrand(u, *density))
     floor = highest - _DROP
     starts = jnp.stack([left, left, right, right])
     limits = jnp.stack(jnp.broadcast_arrays(split, border, border, limit))
     ends = _edge(starts, limits, floor, density)
-    return _Windows(highest, crossing, first, split, ends[::2], ends[1::2])
+    return _Windows(highest, crossing, split, ends[::2], ends[1::2])
 
 
 def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
@@ -273,7 +272,7 @@ def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
         density = sigma, q, a
         return _window_sum(low, high, at.crossing, at.highest, density, rule)
 
-    total = window_sum(at.first, at.split, _FIRST_RULE)
+    total = window_sum(jnp.full_like(sigma, -_TAIL), at.split, _FIRST_RULE)
     others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(at.lows, at.highs)
     total = total + jnp.sum(others, axis=0)
     error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(at.highest)
