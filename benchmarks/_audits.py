@@ -69,6 +69,16 @@ def _correlated(name: str, buffer: str) -> Mechanism:
     return Mechanism(make, _mu(name), auditing.white_by_strategy(STRATEGIES[name]))
 
 
+def white_by_tree(decay: float) -> auditing.Whiten:
+    """A linear map that whitens the noise of `tree_momentum`."""
+    white = auditing.white_by_strategy(strategies.tree(decay))
+
+    def of_momentum(m: jax.Array) -> jax.Array:
+        return white(m - decay * jnp.concatenate([jnp.zeros_like(m[:1]), m[:-1]]))
+
+    return of_momentum
+
+
 def _tree(buffer: str) -> Mechanism:
     def make(sigma: float, key: jax.Array) -> Any:
         return dpjax.tree_momentum(
@@ -78,7 +88,7 @@ def _tree(buffer: str) -> Mechanism:
     return Mechanism(
         make,
         lambda sigma: momentum_mu(sigma, decay=DECAY, **RUN),
-        auditing.white_by_tree(DECAY),
+        white_by_tree(DECAY),
     )
 
 
@@ -214,7 +224,7 @@ def _of_two_leaves(sigma: float, key: jax.Array, num: int) -> jax.Array:
 def _of_two_nodes(sigma: float, key: jax.Array, num: int) -> jax.Array:
     """The node of step 1, which a canary is in, less that of step 3."""
     tx = _tree("stored").make(sigma, key)
-    white = auditing.white_by_tree(DECAY)
+    white = white_by_tree(DECAY)
     nodes = white(auditing.released(tx, canary_sums(num, num)))
     return nodes[0] - nodes[2]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
+import _audits
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,9 @@ from jax.scipy.special import gammaln, logsumexp
 
 import dpjax
 from dpjax import Adjacency, auditing, sampling, solvers
-from dpjax.noise import _correlated, reduced_momentum, windows
+from dpjax.noise import _correlated
+from dpjax.noise import _reduced_momentum as reduced_momentum
+from dpjax.noise import _windows as windows
 from dpjax.solvers import _descent, _objective_perturbation, _output_perturbation
 
 CLIP_NORM, SIGMA, DELTA, DECAY = 0.7, 1.6, 1e-2, 0.8
@@ -211,7 +214,7 @@ def _tree_weights() -> optax.Schedule:
     """What makes the last iterate the matched filter of all steps."""
     silent = dpjax.tree_momentum(DECAY, 0.0, num_steps=4, key=jax.random.key(0))
     alone = jnp.array([[1.0], [0.0], [1.0], [0.0]])
-    white = auditing.white_by_tree(DECAY)
+    white = _audits.white_by_tree(DECAY)
     nodes, back = jax.vjp(white, auditing.released(silent, alone))
     weights = back(nodes)[0] * auditing.released(silent, OTHERS - alone)
     weights = np.asarray(weights[:, 0])

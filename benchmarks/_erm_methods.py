@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from _erm_problem import DELTA
+from _published import output_perturbation_scale
 
 import dpjax
 from dpjax import Adjacency, solvers, statistics
@@ -25,21 +26,41 @@ PLAN_STEPS = 60
 NOISE = {}  # of RRPSGD, by number of examples and ε
 
 
-def output_perturbation(problem, epsilon, key, noise="exact", known=None):
+def output_perturbation(problem, epsilon, key, known=None):
     """Gradient descent, then noise; the number of steps by the theorems."""
-    result = solvers.output_perturbation(
+    return _perturb_output(problem, epsilon, key, None).params, known
+
+
+def published_output_perturbation(problem, epsilon, key, known=None):
+    """The same with the noise of the paper, from the ε at which that much is needed."""
+    if known is None:
+        result = _perturb_output(problem, epsilon, key, None)
+        scale = output_perturbation_scale(
+            epsilon,
+            DELTA,
+            num_steps=result.num_steps,
+            num_examples=problem.n,
+            step_size=problem.step_size,
+            **problem.setting,
+        )
+        spent = gdp.epsilon(result.sensitivity / scale, DELTA)
+        known = float(spent), result.num_steps
+    return _perturb_output(problem, known[0], key, known[1]).params, known
+
+
+def _perturb_output(problem, epsilon, key, num_steps):
+    return solvers.output_perturbation(
         problem.loss,
         problem.start,
         problem.data,
         epsilon=epsilon,
         delta=problem.delta,
         key=key,
+        num_steps=num_steps,
         radius=problem.data_set.radius,
-        noise=noise,
         step_size=problem.step_size,
         **problem.setting,
     )
-    return result.params, known
 
 
 def objective_perturbation(problem, epsilon, key, known=None):
@@ -363,9 +384,7 @@ def scikit_learn(problem, epsilon, key, known=None):
 
 METHODS = {
     "output perturbation": output_perturbation,
-    "the same, printed constants": functools.partial(
-        output_perturbation, noise="printed"
-    ),
+    "the same, printed constants": published_output_perturbation,
     "objective perturbation": objective_perturbation,
     "objective perturbation, scaled": scaled_objective_perturbation,
     "plan, whitened": whitened_plan,

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax._core.float64 import ULP
 from dpjax._core.typing import Adjacency, ArrayLike
-from dpjax.accounting import events
+from dpjax.accounting import events, selection
 from dpjax.accounting._repetitions import Repetitions
 
 _ATOMS = 512
@@ -90,12 +90,25 @@ def _mu(event: events.Event) -> float:
     )
 
 
+def generating_function(law: Repetitions, x: np.ndarray) -> np.ndarray:
+    """G(x) = E x^K, for x in [0, 1]."""
+    if isinstance(law, selection.Fixed):
+        return x**law.count
+    if isinstance(law, selection.Poisson):
+        return np.exp(law.mean * (x - 1))
+    # ((1 − (1 − γ) x)^−η − 1) / (γ^−η − 1), and its limit at η = 0.
+    log_remainder = np.log1p(-(1 - law.stop) * x)
+    if law.shape == 0:
+        return log_remainder / math.log(law.stop)
+    scale = math.expm1(-law.shape * math.log(law.stop))
+    return np.expm1(-law.shape * log_remainder) / scale
+
+
 def delta_lower(pair: Pair, epsilon: float, repetitions: Repetitions) -> float:
     """The δ of the best attack, rounded down, at one ε."""
     # Entry [i, j] is G at the probability of the atoms i, …, j − 1.
     first, second = (
-        np.asarray(repetitions.generating_function(np.maximum(x - x[:, None], 0.0)))
-        for x in pair
+        generating_function(repetitions, np.maximum(x - x[:, None], 0.0)) for x in pair
     )
     power, n = np.exp(epsilon), len(first) - 1
     # The best run is in an atom with probability G(v + p) − G(v) under P, and

@@ -41,7 +41,8 @@ def best_attack(mu: float, epsilon: float, law: selection.Geometric) -> Attack:
     (pair,) = _search_bounds.pairs_of(events.Gaussian(mu))
     # Entry [i, j] is G at the probability of the atoms i, …, j − 1.
     first, second = (
-        np.asarray(law.generating_function(np.maximum(x - x[:, None], 0))) for x in pair
+        _search_bounds.generating_function(law, np.maximum(x - x[:, None], 0))
+        for x in pair
     )
     score = first - np.exp(epsilon) * second
     n = len(score) - 1

@@ -30,7 +30,7 @@ Call = tuple[str, Callable[[], Any]]
 INF = float("inf")
 ADD, ZERO, REPLACE = Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE
 ORDERS = np.array([1.5, 4.0, 32.0])
-ROUNDS = random_rounds.uniform(100, groups=4)
+ROUNDS = random_rounds.group(np.full(100, 0.01), groups=4)
 DELTA = 1e-5
 EPOCHS: dict[str, Any] = {"num_steps": 12, "steps_per_epoch": 4}
 CYCLE = {"num_epochs": 3, "batches_per_epoch": 4, "batch_size": 10}
@@ -82,7 +82,6 @@ OF_NUMBER: dict[str, tuple[Callable[[Any], Any], tuple[float, ...]]] = {
         ("gdp.compose", lambda x: gdp.compose(times(x, (1, 2, 3))), None),
         ("rdp.gaussian", lambda x: rdp.gaussian(x, ORDERS), None),
         ("rdp.poisson_gaussian", lambda x: rdp.poisson_gaussian(x, 0.1, ORDERS), None),
-        ("rdp.fixed_size", lambda x: rdp.fixed_size_gaussian(x, 0.1, ORDERS), None),
         ("rdp.compose", lambda x: rdp.compose(times(x, ORDERS), count=3), None),
         ("rdp.epsilon", lambda x: rdp.epsilon(times(x, ORDERS), ORDERS, 1e-6), None),
         ("rdp.delta", lambda x: rdp.delta(times(x, ORDERS), ORDERS, 2.0), (0.1, 0.3)),
@@ -315,8 +314,6 @@ def of_adjacency() -> Iterator[Call]:
     for x in (0.9, 1.7):
         lower = functools.partial(allocation.epsilon_lower, x, DELTA, num_steps=9)
         yield f"allocation.epsilon_lower, {x}", lower
-        lower = functools.partial(allocation.delta_lower, x, 0.8, num_steps=9)
-        yield f"allocation.delta_lower, {x}", lower
     yield "random_rounds.group", lambda: random_rounds.group(np.full(50, 0.02), 8)
     yield (
         "random_rounds.epsilon",

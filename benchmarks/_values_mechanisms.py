@@ -26,7 +26,8 @@ from dpjax import (
 )
 from dpjax.accounting import correlated, random_rounds
 from dpjax.accounting.profiles import FunctionProfile, Gaussian, Pure
-from dpjax.noise import reduced_momentum
+from dpjax.noise import _reduced_momentum as reduced_momentum
+from dpjax.solvers import _random_round_sgd, _sensitivity_reduced_nsgd
 
 STRATEGIES = {
     "independent": strategies.independent(),
@@ -163,9 +164,9 @@ def of_solvers() -> Iterator[Call]:
         yield f"solvers.{name}.delta", functools.partial(profile.delta, 0.8)
     for adjacency in (ZERO, REPLACE):
         yield (
-            f"solvers.allot_noise, {adjacency.name}",
+            f"_sensitivity_reduced_nsgd.allot_noise, {adjacency.name}",
             functools.partial(
-                solvers.allot_noise,
+                _sensitivity_reduced_nsgd.allot_noise,
                 1.0,
                 bounds=reduced_momentum.Terms(1.0, 0.1, 0.05),
                 decay=0.9,
@@ -184,7 +185,7 @@ def of_solvers() -> Iterator[Call]:
         )
     yield (
         "solvers.round_probabilities",
-        functools.partial(solvers.round_probabilities, np.full(9, 0.5), 1.0),
+        functools.partial(_random_round_sgd.round_probabilities, np.full(9, 0.5), 1.0),
     )
 
 

@@ -12,7 +12,8 @@ from _values_accountants import CONVEX, Call
 
 import dpjax
 from dpjax import Adjacency, solvers, strategies, workloads
-from dpjax.noise import reduced_momentum, windows
+from dpjax.noise import _reduced_momentum as reduced_momentum
+from dpjax.noise import _windows as windows
 
 KEY = jax.random.key(7)
 STEPS = 4

@@ -169,7 +169,7 @@ def of_strategy(strategy, shape):
     mu = accounting.correlated.mu(
         strategy, 1.0, **shape._asdict(), order="fixed", adjacency=Adjacency.REPLACE
     )
-    matrix = np.asarray(strategy.inverse_matrix(shape.num_steps))
+    matrix = np.linalg.inv(np.asarray(strategy.matrix(shape.num_steps)))
     return Design(strategy, matrix, float(mu))
 
 

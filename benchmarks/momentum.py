@@ -13,13 +13,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _published import dp_nsgd_noise_multiplier
 from _results import Table, parser, print_tables, write
 from _timing import compiled, said, steps_in_turn, take_turns
 
 from dpjax import Adjacency, add_gaussian_noise, tree_momentum
 from dpjax.accounting.tree import momentum_mu
 from dpjax.noise import tree
-from dpjax.solvers.published import dp_nsgd_noise_multiplier
 
 KEY = jax.random.key(0)
 FIRST_STEP = 2730  # binary 101010101010

@@ -23,9 +23,10 @@ from _timing import said, take_turns
 from dpjax import Adjacency
 from dpjax.accounting import gdp
 from dpjax.accounting.tree import momentum_mu
-from dpjax.noise import reduced_momentum, tree
-from dpjax.noise.reduced_momentum import Terms
-from dpjax.solvers import allot_noise
+from dpjax.noise import _reduced_momentum as reduced_momentum
+from dpjax.noise import tree
+from dpjax.noise._reduced_momentum import Terms
+from dpjax.solvers._sensitivity_reduced_nsgd import allot_noise
 
 DIMENSION, ROUNDS, DELTA = 100, 7, 1e-5
 MOVES = (0.003, 0.03, 0.1, 0.3, 1.0)

@@ -220,7 +220,7 @@ SOLVERS = {
 }
 
 _ORDERS = np.array([1.5, 4.0, 32.0])
-_ROUNDS = random_rounds.uniform(100, groups=4)
+_ROUNDS = random_rounds.group(np.full(100, 0.01), groups=4)
 _GD = {**_SETTING, "gradient_norm": 1.0, "clipped": False, "smoothness": 0.25}
 _CYCLIC = {"num_epochs": 3, "batches_per_epoch": 4, "batch_size": 10}
 _MOMENTUM = {
@@ -249,10 +249,6 @@ ACCOUNTANTS = {
     "gdp.compose": (lambda x: gdp.compose(as_scaled_array(x, (1, 2, 3))), 1.7),
     "rdp.gaussian": (lambda x: rdp.gaussian(x, _ORDERS), 1.7),
     "rdp.poisson_gaussian": (lambda x: rdp.poisson_gaussian(x, 0.1, _ORDERS), 1.7),
-    "rdp.fixed_size_gaussian": (
-        lambda x: rdp.fixed_size_gaussian(x, 0.1, _ORDERS),
-        1.7,
-    ),
     "rdp.compose": (lambda x: rdp.compose(as_scaled_array(x, _ORDERS), count=3), 0.1),
     "rdp.epsilon": (
         lambda x: rdp.epsilon(as_scaled_array(x, _ORDERS), _ORDERS, 1e-6),
@@ -498,7 +494,6 @@ ELSEWHERE = {
     },
     "dpjax.sampling": {"bound_contributions_of_fixed_graph"},
     "dpjax.auditing": {
-        "project_on",
         "auroc",
         "best_threshold",
         "bootstrap_quantiles",
@@ -515,39 +510,26 @@ ELSEWHERE = {
         "one_run_epsilon_lower",
         "one_run_mu_lower",
         "plant",
-        "plant_directions",
-        "random_directions",
         "released",
         "train_many",
         "train_shadows",
         "true_positive_rate",
         "white_by_strategy",
-        "white_by_tree",
     },
     "dpjax.solvers": {
-        "allot_noise",
         "choose_num_steps",
         "choose_regularization",
-        "round_probabilities",
-    },
-    "dpjax.solvers.published": {
-        "dp_nsgd_noise_multiplier",
-        "dp_nsgd_parameters",
-        "output_perturbation_scale",
-        "random_round_noise_multiplier",
     },
     "dpjax.accounting": {
         "pld.of",
         "pld.delta_lower",  # of known numbers, without derivatives
         "pld.epsilon_lower",
-        "allocation.delta_lower",  # derivatives of lower bounds are a few percent off
-        "allocation.epsilon_lower",
+        "allocation.epsilon_lower",  # derivatives of lower bounds are a few percent off
         "allocation.pld",  # the others are made of it
         "iteration.noisy_gd_bounds",  # the μ's are the minimum of these
         "iteration.noisy_cyclic_gd_bounds",
         "iteration.noisy_sgd_bounds",
         "random_rounds.group",
-        "random_rounds.uniform",
         "random_rounds.epsilon",  # it calibrates, outside jit
         "objective.epsilon",  # so does this one
     },

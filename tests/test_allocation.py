@@ -30,6 +30,20 @@ def allocation_bound(name, num_steps, num_epochs=1, num_selected=1):
     return lambda noise, asked: float(fn(noise, asked, num_steps=num_steps, **sizes))
 
 
+@functools.cache
+def delta_lower(num_steps, num_epochs=1, num_selected=1):
+    """A lower bound on δ, from the distribution of which `epsilon_lower` has the ε."""
+    sizes = allocation._Sizes(num_steps, num_selected, num_epochs)
+    _, steps, epochs = allocation._one_of(1.0, sizes)
+
+    @jax.jit
+    def bound(noise, epsilon):
+        law = cells.law_of_allocation(noise, jnp.float64(steps), jnp.float64(epochs))
+        return cells.delta(law, epsilon, steps * epochs)
+
+    return lambda noise, asked: float(bound(allocation._one_of(noise, sizes)[0], asked))
+
+
 def expected_excess(factor, rest, strike):
     """E(factor e^{sZ − s²/2} + rest − strike)₊ with s in the pair (factor, s)."""
     weight, s = factor
@@ -74,7 +88,7 @@ def test_delta_bounds_of_two_and_three_steps_bracket_quadrature(num_steps, noise
         assert min(below, above) > 1e-9
         exact = max(above, below)
         upper = allocation_bound("delta", num_steps)(noise, epsilon)
-        lower = allocation_bound("delta_lower", num_steps)(noise, epsilon)
+        lower = delta_lower(num_steps)(noise, epsilon)
         assert lower <= exact * (1 + 1e-5), (noise, epsilon)
         assert upper >= exact * (1 - 1e-5), (noise, epsilon)
         # Two of each bound's second-order errors, (Δz)² / 6 with 1024 points.
@@ -160,7 +174,7 @@ def test_delta_bounds_bracket_simulation(noise, num_steps, num_epochs, epsilon):
     # Five standard errors: a false alarm in 1e6 for each of twelve comparisons.
     rows = simulate_delta(noise, num_steps, num_epochs, epsilon, seed=num_steps)
     upper = allocation_bound("delta", num_steps, num_epochs)(noise, epsilon)
-    lower = allocation_bound("delta_lower", num_steps, num_epochs)(noise, epsilon)
+    lower = delta_lower(num_steps, num_epochs)(noise, epsilon)
     assert all(upper >= mean - 5 * error for mean, error in rows)
     assert any(lower <= mean + 5 * error for mean, error in rows)
     assert lower <= upper <= 1.05 * lower
@@ -179,7 +193,7 @@ def test_delta_bounds_of_several_steps_bracket_simulation(
         noise, *sizes, epsilon, seed=num_steps, num_selected=num_selected
     )
     upper = allocation_bound("delta", *sizes, num_selected)(noise, epsilon)
-    lower = allocation_bound("delta_lower", *sizes, num_selected)(noise, epsilon)
+    lower = delta_lower(*sizes, num_selected)(noise, epsilon)
     assert all(upper >= mean - 5 * error for mean, error in rows)
     assert any(lower <= mean + 5 * error for mean, error in rows)
     largest = max(mean for mean, _ in rows)
@@ -289,7 +303,7 @@ def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="num_selected must be at most num_steps, 3"):
         allocation.epsilon(1.0, 1e-5, num_steps=3, num_selected=4)
     with pytest.raises(ValueError, match="num_selected must be at least 1; got 0"):
-        allocation.delta_lower(1.0, 1.0, num_steps=3, num_selected=0)
+        allocation.delta(1.0, 1.0, num_steps=3, num_selected=0)
 
 
 @pytest.mark.slow  # they compile for long

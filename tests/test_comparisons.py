@@ -125,7 +125,6 @@ PRESENT = {
         "auditing.likelihood_ratios",
     ],
     "fixed-size batches under `REPLACE`": [
-        "accounting.rdp.fixed_size_gaussian",
         "accounting.pld.subsampled_gdp",
     ],
     "Poisson batches that overflow": ["accounting.truncation.poisson_gaussian"],

@@ -220,11 +220,6 @@ def test_scaled_strategy_bounds_hold_for_all_patterns(names, order, shape, x64):
     )
     asked = strategies.Scaled(shapes, np.array([x.factors for x in made]))
     matrices = np.asarray(map_over_strategies(asked, "matrix", num_steps))
-    np.testing.assert_allclose(
-        matrices @ np.asarray(map_over_strategies(asked, "inverse_matrix", num_steps)),
-        np.broadcast_to(np.eye(num_steps), matrices.shape),
-        atol=1e-12,
-    )
     bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
     slacks = [1e-9, 0.1] * len(names)
     for c, bound, slack in zip(matrices, bounds, slacks, strict=True):
@@ -242,11 +237,6 @@ def test_tree_bounds_hold_for_all_patterns(order, slack, shape, x64):
     decays = [strategies.tree(x).decay for x in (0.0, 0.75, 0.984375)]
     asked = strategies.Tree(np.array(decays))
     matrices = np.asarray(map_over_strategies(asked, "matrix", num_steps))
-    np.testing.assert_allclose(
-        matrices @ np.asarray(map_over_strategies(asked, "inverse_matrix", num_steps)),
-        np.broadcast_to(np.eye(num_steps), matrices.shape),
-        atol=1e-12,
-    )
     bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
     for c, bound in zip(matrices, bounds, strict=True):
         exact = brute_force_sensitivity(c, order, num_steps, n_b) / 2.5
@@ -487,7 +477,7 @@ def test_error_of_scaled_and_tree_strategies_matches_dense_matrices(name, varyin
         decays = [strategies.tree(x).decay for x in (0.0, 0.875)]
         made.append(strategies.Tree(np.array(decays)))
     for batch in made:
-        inverses = np.asarray(map_over_strategies(batch, "inverse_matrix", 37))
+        inverses = np.linalg.inv(map_over_strategies(batch, "matrix", 37))
         want = np.linalg.norm(dense @ inverses, axis=(1, 2)) / np.sqrt(37)
         got = correlated.error(batch, workload, 37)
         np.testing.assert_allclose(got, want, rtol=1e-9)

@@ -17,7 +17,7 @@ from dpjax.accounting import gdp
 
 GPU, TPU = "cuda", "tpu"
 # Accountants take seconds to trace; these few cover every kind of operation.
-QUICK = {"gdp.epsilon", "rdp.epsilon", "pure.mu", "fdp.advantage", "correlated.error"}
+QUICK = {"gdp.epsilon", "rdp.epsilon", "pure.mu", "correlated.error"}
 
 
 def lower_to_text(fn, *args, platforms=(GPU, TPU)):

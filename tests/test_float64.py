@@ -173,9 +173,8 @@ FUNCTIONS = {
     "rdp": epsilon_by_rdp,
     "mu": lambda sigma: gdp.mu(sigma, 1e-5),
     "compose": lambda sigma: gdp.compose(jnp.stack([sigma, sigma])),
-    "fdp": lambda sigma: fdp.advantage(lambda e: gdp.delta(1 / sigma, e)),
+    "fdp": lambda sigma: fdp.tradeoff(lambda e: gdp.delta(1 / sigma, e), 0.3),
     "delta": lambda sigma: pld.delta(subsampled_pld(sigma), 1.0),
-    "fixed": lambda s: rdp.fixed_size_gaussian(s, 0.01, rdp.ORDERS[:5]).sum(),
 }
 
 

@@ -323,7 +323,7 @@ def test_imported_packages_are_declared_dependencies():
     required = pyproject["project"]["dependencies"]
     declared = {re.match(r"[\w-]+", x)[0].replace("-", "_") for x in required}
     # Used only where they are installed, or dependencies of an extra.
-    optional = {"flax", "tqdm", "matplotlib", "orbax", "dp_accounting"}
+    optional = {"flax", "matplotlib", "orbax", "dp_accounting"}
     found = {
         name.split(".")[0]
         for path in MODULES

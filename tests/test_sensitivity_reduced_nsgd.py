@@ -12,8 +12,9 @@ from test_reduced_momentum import algorithm_4, draw_node_noise
 from dpjax import Adjacency, solvers
 from dpjax._core.keys import stream
 from dpjax.accounting.tree import reduced_momentum_mu
-from dpjax.noise.reduced_momentum import Terms, tree_keys
-from dpjax.solvers import allot_noise, losses
+from dpjax.noise._reduced_momentum import Terms, tree_keys
+from dpjax.solvers import losses
+from dpjax.solvers._sensitivity_reduced_nsgd import allot_noise
 
 # The key of seed 2, made without compiling anything.
 KEY = jax.random.wrap_key_data(np.array([0, 2], np.uint32))
@@ -143,7 +144,7 @@ def test_noise_allotment_is_near_optimal():
         "adjacency": Adjacency.REPLACE,
     }
     best = allot_noise(0.7, **setting)
-    from dpjax.noise.reduced_momentum import momentum_variance
+    from dpjax.noise._reduced_momentum import momentum_variance
 
     variance = momentum_variance(160, 20, decay=0.9, refresh=0.1)
 

@@ -19,7 +19,7 @@ from test_solver_soundness import (
 )
 
 from dpjax import Adjacency, solvers
-from dpjax.noise import windows
+from dpjax.noise import _windows as windows
 from dpjax.solvers import _checks, _descent, _precision, losses, prox
 from dpjax.solvers.prox import none
 

@@ -21,7 +21,7 @@ from dpjax._core.keys import stream
 from dpjax.accounting import iteration
 from dpjax.accounting.tree import momentum_mu, reduced_momentum_mu
 from dpjax.noise import _optimizers as optimizers
-from dpjax.noise import reduced_momentum
+from dpjax.noise import _reduced_momentum as reduced_momentum
 from dpjax.solvers import (
     _descent,
     _output_perturbation,

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 import dpjax
 from dpjax import Adjacency, auditing, statistics
 from dpjax.accounting import events, gdp, profiles
-from dpjax.statistics import _release, _standardize
+from dpjax.statistics import _moments, _release
 
 KEY = jax.random.wrap_key_data(np.array([0, 23], np.uint32))
 NAN = np.full(3, np.nan)
@@ -313,7 +313,7 @@ def test_center_and_scale_share_the_cost_of_standardization(adjacency, monkeypat
         return run
 
     for name in ("mean", "variance"):
-        monkeypatch.setattr(_standardize, name, spied(getattr(statistics, name)))
+        monkeypatch.setattr(_moments, name, spied(getattr(statistics, name)))
     terms = {"clip_norm": C, "noise_multiplier": 1.9, "key": KEY, "share": 0.3}
     released = statistics.standardize(ROWS, adjacency=adjacency, **terms)
     total = Fraction(released.event.mu) ** 2
@@ -461,14 +461,6 @@ def test_functions_of_one_key_have_separate_noise():
     gaps = np.abs(found[:, None] - found[None]) + np.eye(len(found))
     # Eight independent normals: two within 1e-4 with probability 2e-3 in all.
     assert gaps.min() > 1e-4
-
-
-def test_nearest_psd_drops_negative_eigenvalues():
-    rng = np.random.default_rng(9)
-    a = rng.normal(size=(4, 4))
-    values, vectors = np.linalg.eigh(a + a.T)
-    expected = vectors @ np.diag(np.maximum(values, 0)) @ vectors.T
-    np.testing.assert_allclose(statistics.nearest_psd(a + a.T), expected, atol=1e-5)
 
 
 INVALID = {

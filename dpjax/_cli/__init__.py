@@ -2,5 +2,5 @@
 
 1. `commands`: the parser and the options of all commands.
 2. `plan`: the output of the commands `epsilon`, `noise` and `plan`.
-3. `report`: the command `report`. `page` makes its HTML page and its text plot.
+3. `report`: the command `report`, with its HTML page and its text plot.
 """

@@ -36,8 +36,6 @@ import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.typing import Bits
-
 NAME = "chacha20"
 _BITS, _SPLIT, _FOLD_IN, _SEED = range(4)  # the uses of a block, in word 14
 # RFC 8439, 2.3: the first four words of the state, "expand 32-byte k" in ASCII.
@@ -45,10 +43,10 @@ _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32)
 _ROUNDS = 20
 
 # The 16 words of the state as four rows, each u32[4, *grid], for a grid of blocks.
-Rows = tuple[Bits, Bits, Bits, Bits]
+Rows = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
-def quarter_round(a: Bits, b: Bits, c: Bits, d: Bits) -> Rows[Bits]:
+def quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> Rows:
     """The quarter round of RFC 8439, 2.1, on each element of four arrays of words."""
     a = a + b
     d = _rotate(d ^ a, 16)
@@ -61,21 +59,16 @@ def quarter_round(a: Bits, b: Bits, c: Bits, d: Bits) -> Rows[Bits]:
     return a, b, c, d
 
 
-def _rotate(x: Bits, by: int) -> Bits:
+def _rotate(x: jax.Array, by: int) -> jax.Array:
     return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
-def _numpy_of(x: Bits) -> Any:
-    """The module for this type of array: `jax.numpy` or `numpy`."""
-    return np if isinstance(x, np.ndarray) else jnp
-
-
-def _turn(row: Bits, by: int) -> Bits:
+def _turn(row: jax.Array, by: int) -> jax.Array:
     """A row of the state, with word (i + by) modulo 4 at position i."""
-    return _numpy_of(row).concatenate([row[by:], row[:by]])
+    return jnp.concatenate([row[by:], row[:by]])
 
 
-def double_round(rows: Rows[Bits]) -> Rows[Bits]:
+def double_round(rows: Rows) -> Rows:
     """The rows of the state after a column and a diagonal round (RFC 8439, 2.3)."""
     # The four quarter rounds of a column round are one quarter round of whole rows.
     a, b, c, d = quarter_round(*rows)
@@ -84,7 +77,7 @@ def double_round(rows: Rows[Bits]) -> Rows[Bits]:
     return a, _turn(b, 3), _turn(c, 2), _turn(d, 1)
 
 
-def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
+def block(key: jax.Array, words: tuple[jax.Array | np.uint32, ...]) -> Rows:
     """The blocks of one key, for the counters and nonces of a grid (RFC 8439, 2.3).
 
     Args:
@@ -94,7 +87,6 @@ def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
     Returns:
       The 16 words of each block as four rows, each u32[4, *grid].
     """
-    xp = _numpy_of(key)
     # These zeros have the grid's shape, and are computed from all inputs. Inside
     # `jax.shard_map`, a loop's carry must vary over the mesh as the inputs do.
     zero = functools.reduce(operator.xor, words, key[0]) & np.uint32(0)
@@ -103,36 +95,24 @@ def block(key: Bits, words: tuple[Bits | np.uint32, ...]) -> Rows[Bits]:
         _CONSTANTS.reshape(columns) ^ zero[None],
         key[:4].reshape(columns) ^ zero[None],
         key[4:].reshape(columns) ^ zero[None],
-        xp.stack([word ^ zero for word in words]),
+        jnp.stack([word ^ zero for word in words]),
     )
-    rows = start
-    if xp is np:
-        for _ in range(_ROUNDS // 2):
-            rows = double_round(rows)
-    else:
-        # If the rounds are written out, XLA takes six times as long to compile them on
-        # CPUs, and the program is no faster.
-        rows = jax.lax.fori_loop(
-            0, _ROUNDS // 2, lambda _, rows: double_round(rows), start
-        )
+    # If the rounds are written out, XLA takes six times as long to compile them on
+    # CPUs, and the program is no faster.
+    rows = jax.lax.fori_loop(0, _ROUNDS // 2, lambda _, rows: double_round(rows), start)
     a, b, c, d = (x + y for x, y in zip(rows, start, strict=True))
     return a, b, c, d
 
 
-def _children(key: Bits, numbers: Bits | np.uint32, use: int) -> Bits:
+def _children(key: jax.Array, numbers: jax.Array | np.uint32, use: int) -> jax.Array:
     """The keys u32[*grid, 8] of a key's children with the given numbers, for one use.
 
     The use is split, fold_in or seed. The key of a child is the first half of the block
     of the child's number and the use.
     """
-    xp, zero = _numpy_of(key), np.uint32(0)
+    zero = np.uint32(0)
     rows = block(key, (numbers, zero, np.uint32(use), zero))
-    return xp.moveaxis(xp.concatenate(rows[:2]), 0, -1)
-
-
-def fold_in_words(key: Bits, number: Bits) -> Bits:
-    """The key data of `jax.random.fold_in(key, number)` for a number u32[]."""
-    return _children(key, number, _FOLD_IN)
+    return jnp.moveaxis(jnp.concatenate(rows[:2]), 0, -1)
 
 
 def numbers_of(grid: tuple[int, ...]) -> jax.Array:
@@ -170,7 +150,7 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
     return (-(-math.prod(shape) // in_block),)
 
 
-def _read(rows: Rows[jax.Array], width: int) -> jax.Array:
+def _read(rows: Rows, width: int) -> jax.Array:
     """The numbers of `width` bits in each block, u[*grid, ...], in the RFC's order."""
     # On CPUs, XLA fuses this code with the use of the numbers if it goes row by row. A
     # transpose of all 16 words at once makes normal draws take four times as long.
@@ -212,7 +192,7 @@ def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 @jax.jit
 def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
     """The key u32[8] of the child with the given number, which is taken modulo 2³²."""
-    return fold_in_words(key, number.astype(jnp.uint32))
+    return _children(key, number.astype(jnp.uint32), _FOLD_IN)
 
 
 @jax.jit

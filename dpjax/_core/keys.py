@@ -26,6 +26,7 @@ import optax
 from jax.core import Tracer
 
 from dpjax._core import chacha
+from dpjax._core.interpret import without_compiler
 from dpjax._core.typing import ArrayLike, Bits, Key, Shaped
 
 
@@ -40,9 +41,9 @@ def random_key(impl: str | None = None) -> Key:
 
     With `impl="chacha20"` the key has 256 bits, and `jax.random` draws from it by
     ChaCha20, the stream cipher of RFC 8439. JAX's default, Threefry-2x32, has keys of
-    64 bits and is no standardised cipher. Faster functions compute the order of more
-    than 2¹⁶ examples in `sampling.random_bins`, and of more than 2¹⁴ examples in
-    `sampling.reshuffled_step`. The key's generator draws the keys of these functions.
+    64 bits and is no standardised cipher. Faster functions, with keys that the
+    generator draws, compute the order of more than 2¹⁶ examples in
+    `sampling.random_bins`, and of more than 2¹⁴ in `sampling.reshuffled_step`.
 
     Args:
       impl: "chacha20", or one of JAX's generators, as for `jax.random.key`. If None,
@@ -135,7 +136,7 @@ def _fold_threefry(data: np.ndarray, word: np.uint32) -> np.ndarray:
 # For each generator, the function that does `jax.random.fold_in` on key data in NumPy.
 _NUMPY_FOLDS = {
     "threefry2x32": _fold_threefry,
-    chacha.NAME: lambda data, word: chacha.fold_in_words(data, np.asarray(word)),
+    chacha.NAME: without_compiler(chacha.fold_in),
 }
 
 

@@ -83,11 +83,6 @@ class Scaled(NamedTuple):
         """The first n rows and columns of the matrix C, f[n, n]."""
         return self.strategy.matrix(n) / jnp.asarray(self.factors)[None, :n]
 
-    def inverse_matrix(self, n: int) -> jax.Array:
-        """The first n rows and columns of the matrix C⁻¹, f[n, n]."""
-        rows = jnp.asarray(self.factors)[:n, None]
-        return rows * self.strategy.inverse_matrix(n)
-
 
 class Tree(NamedTuple):
     """The strategy of the binary tree mechanism, for momentum with decay β.
@@ -113,15 +108,6 @@ class Tree(NamedTuple):
         # powers, and their gradient would be NaN.
         gap = np.where(within, ends - steps, 0)
         return jnp.where(within, jnp.power(jnp.asarray(self.decay), gap), 0.0)
-
-    def inverse_matrix(self, n: int) -> jax.Array:
-        """The first n rows and columns of the matrix C⁻¹, f[n, n]."""
-        ends, steps = np.ogrid[1 : n + 1, 1 : n + 1]
-        # Column s is used in row s + 2^i, where 2^i is the size of the node of step s.
-        gap = ends - steps
-        follows = (gap > 0) & (gap == (steps & -steps))
-        taken = jnp.power(jnp.asarray(self.decay), np.where(follows, gap, 0))
-        return jnp.eye(n) - jnp.where(follows, taken, 0.0)
 
 
 Strategy = Toeplitz | Scaled | Tree

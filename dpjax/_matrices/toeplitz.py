@@ -48,10 +48,6 @@ class Toeplitz(NamedTuple):
         """The first n rows and columns of the matrix C, f[n, n]."""
         return lower(self.coefficients(n))
 
-    def inverse_matrix(self, n: int) -> jax.Array:
-        """The first n rows and columns of the matrix C⁻¹, f[n, n]."""
-        return lower(self.inverse_coefficients(n))
-
     @property
     def num_vectors(self) -> int:
         """The number of vectors of the parameters' size that buffered noise stores."""

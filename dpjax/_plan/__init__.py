@@ -9,20 +9,20 @@ gradient, the optimizer and the guarantee from its numbers.
 
 1. `parameters`: all numbers of a run, in one frozen record that the other files read.
 2. `mechanisms`: how examples are drawn, and the matching privacy event for accountants.
-   `shape`: noise that is correlated between steps. `schedule`: numbers that vary from
-   step to step.
+   `schedule`: numbers that vary from step to step.
 3. `solve`: `dpjax.plan`, which computes the number that the caller leaves out: noise,
    steps, batch size or ε. `comparison`: the choice of a mechanism where the caller
-   names none.
+   names none, and of the strategy that correlates the noise.
 4. `loader`: the examples of a batch from arrays, files and data sets on the host.
    `users`: data in which one person has several examples.
 5. `loss`: the caller's loss, transformed into clipped sums. `modules`: models that hold
-   more than parameters. `alerts` and `zero_gradients`: warnings about parameters that
-   the loss does not train.
+   more than parameters. `zero_gradients`: which parameters the loss does not train, for
+   warnings.
 6. `optimizer`: the noise, the mean, the user's optimizer, the step limit, and the
    accumulation of gradients over the parts of a batch.
    `quantile`: a clip norm that follows a released quantile.
-7. `guarantee`: the guarantee, as a sentence for a paper and as a record for a machine.
+7. `guarantee`: the guarantee, as a sentence for a paper and as a record for a machine,
+   with the papers to cite.
 8. `plan`: the class `Plan`, whose methods call the files above.
 """
 

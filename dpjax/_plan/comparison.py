@@ -8,6 +8,8 @@ depends on ε, on the number of epochs and on the optimizer. So `best_plan` make
 for each mechanism at the same ε, and compares the noise that each plan leaves in the
 workload. The choice costs no privacy, since the comparison uses public numbers only.
 The caller names the ways of sampling that the data loader can run.
+`resolve_strategy` returns the correlation of one plan's noise: the caller's strategy,
+or the best one found.
 """
 
 import dataclasses
@@ -19,12 +21,13 @@ import numpy as np
 
 from dpjax import strategies, workloads
 from dpjax._core import validate
-from dpjax._matrices.spec import StrategySpec
-from dpjax._matrices.strategy import Tree, Workload, check_workload
+from dpjax._matrices.spec import StrategySpec, spec_of
+from dpjax._matrices.strategy import Strategy, Tree, Workload, check_workload
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import QuantileClip
 from dpjax.accounting import correlated
+from dpjax.strategies import _amplified
 
 # The decay that stands for prefix sums, whose decay is 1: `strategies.tree` needs a
 # decay that is below 1, also in float32.
@@ -286,3 +289,87 @@ def _in_words(shape: StrategySpec | None) -> str:
         return f"geometric {-shape.denominator[0]:.3g}{by_step}"
     count = max(map(len, shape[:2]))
     return f"{count} stored vector{'s' * (count > 1)}{by_step}"
+
+
+def resolve_strategy(
+    run: RunParameters,
+    mechanism: Mechanism,
+    workload: Workload | None,
+    strategy: Strategy | None,
+) -> tuple[StrategySpec | None, _amplified.Start | None]:
+    """Return the caller's strategy, or find the best strategy for the workload.
+
+    Returns:
+      strategy: the numbers of the strategy; None for independent noise.
+      start: where to start the search for the noise multiplier. None unless the search
+        for the strategy found correlated noise and estimated its noise multiplier.
+
+    Raises:
+      ValueError: workload and strategy do not fit the noise or the sampling.
+    """
+    if run.noise == "independent":
+        if workload is not None or strategy is not None:
+            raise ValueError(
+                "workload and strategy are for noise='correlated'; got "
+                f"{workload!r} and {strategy!r}."
+            )
+        return None, None
+    if not mechanism.supports_correlation:
+        raise ValueError(
+            "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
+            "whose cost is not known for these."
+        )
+    if run.solved_for in ("num_steps", "batch_size"):
+        raise ValueError(
+            "num_steps and batch_size must be given with noise='correlated'; what is "
+            "solved for is epsilon or noise_multiplier."
+        )
+    about = None
+    if strategy is None and workload is not None:
+        strategy, about = _best(run, mechanism, workload)
+    elif strategy is None or workload is not None:
+        raise ValueError(
+            "either workload or strategy must be given with noise='correlated'; got "
+            f"{workload!r} and {strategy!r}."
+        )
+    shape = spec_of(strategy, run.num_steps)
+    mechanism.check_strategy(shape, run.batch_size)
+    return shape, about
+
+
+def _best(
+    run: RunParameters, mechanism: Mechanism, workload: Workload
+) -> tuple[Strategy, _amplified.Start | None]:
+    """Find the best strategy for a workload, and estimate its noise multiplier.
+
+    For batches in order, the strategy is the best with one stored vector, and the
+    estimate is None. For random batches, the strategy is the best that
+    `strategies.amplified` finds, and the estimate is None for independent noise.
+    """
+    sizes: dict[str, Any] = {
+        "num_steps": run.num_steps,
+        "steps_per_epoch": mechanism.steps_per_epoch(run.batch_size),
+    }
+    if mechanism.order is None:
+        if run.solved_for == "epsilon":
+            raise ValueError(
+                "epsilon, or a strategy, must be given with this sampling: which "
+                "correlation is best for a workload depends on ε."
+            )
+        best, about = _amplified.estimate(
+            workload,
+            **sizes,
+            epsilon=run.epsilon,
+            delta=run.delta,
+            sampling=run.sampling,  # pyright: ignore
+            adjacency=run.adjacency,
+        )
+        # If the best strategy is independent noise, there is no start, as if the caller
+        # had named independent noise. A comparison of both then computes no ε twice.
+        return best.strategy, about if any(map(np.any, best.strategy)) else None
+    sizes["order"] = mechanism.order
+    optimized = strategies.optimize("rational", workload, **sizes)
+    # If the workload's rates or sums vary by step, the strategy's factors also do.
+    if all(np.size(x) == 1 for x in workload[2:]):
+        return optimized, None
+    return strategies.scheduled(optimized, workload, **sizes), None

@@ -1,10 +1,16 @@
-"""The guarantee of a run, as a statement for a paper and as a record for a machine."""
+"""The guarantee of a run, as a statement for a paper and as a record for a machine.
+
+The papers to cite for a run are BibTeX entries.
+"""
 
 import dataclasses
 import functools
 import importlib.metadata
+import importlib.resources
 import json
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import plain, validate
+from dpjax._core.plain import to_plain
 from dpjax._core.typing import Adjacency, ArrayLike
-from dpjax._plan import citations as papers
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import noise_of
 from dpjax.accounting import events, fdp, gdp, profiles
+from dpjax.accounting.events import Event
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 _ADJACENCY = {
@@ -185,7 +192,7 @@ class RunGuarantee:
           >>> re.findall(r"{(\w+),\n", run.guarantee.citations())
           ['dpjax', 'abadi2016', 'balle2018', 'dong2022']
         """
-        return papers.citations(self.plan, self.event)
+        return citations(self.plan, self.event)
 
     def _repr_markdown_(self) -> str:
         """The statement of the guarantee in Markdown, for notebooks."""
@@ -299,3 +306,39 @@ def up(x: float, decimals: int = 3) -> str:
 def _down(x: float, decimals: int) -> str:
     """Format a noise multiplier, rounded down to the given decimals."""
     return f"{math.floor(x * 10**decimals) / 10**decimals:.{decimals}f}"
+
+
+_LIBRARY = """@misc{{dpjax,
+  author = {{{{The dpjax authors}}}},
+  title = {{{{dpjax: differentially private training in JAX}}}},
+  note = {{Version {version}}},
+}}"""
+
+
+def citations(run: RunParameters, event: Event) -> str:
+    """Return the BibTeX entries of this library and of the methods that a run uses.
+
+    An entry of `papers.bib` is included if one of its keywords names an event, a
+    record, a sampling or a kind of strategy of the run.
+    """
+    used = {run.sampling, *_types(to_plain(event)), *_types(to_plain(run.parameters()))}
+    if run.shape is not None:
+        tree, poles = run.shape.tree_decay is not None, run.shape.denominator
+        used.add("tree" if tree else "rational" if poles else "banded")
+    entries = [_LIBRARY.format(version=importlib.metadata.version("dpjax"))]
+    papers = importlib.resources.files("dpjax._plan").joinpath("papers.bib")
+    for entry in papers.read_text("utf-8").strip().split("\n\n"):
+        entry, keywords, _ = re.split(r"  keywords = {(.*)},\n", entry)
+        if used & {*keywords.split(", ")}:
+            entries.append(entry + "}")
+    return "\n\n".join(entries)
+
+
+def _types(plain: Any) -> Iterator[str]:
+    """Yield the type name of each record in a value that `to_plain` has written."""
+    if isinstance(plain, dict):
+        yield plain["type"]
+        plain = [*plain.values()]
+    if isinstance(plain, list):
+        for value in plain:
+            yield from _types(value)

@@ -157,7 +157,6 @@ def batches(
     data: Any,
     key: jax.Array,
     start: int,
-    progress: bool,
     sharding: jax.sharding.Sharding | None,
     prefetch: int,
 ) -> Iterator[Examples]:
@@ -183,7 +182,7 @@ def batches(
             return jax.device_get(_draw(plan, step, jax.device_put(key, host())))
 
     def jobs() -> Iterator[Callable[[], Examples]]:
-        for step in _with_progress_bar(range(first, plan.num_steps), progress):
+        for step in range(first, plan.num_steps):
             batch = draw(step)
             # The default arguments bind the values of this step. Without them, all
             # lambdas would use the values of the last step.
@@ -291,13 +290,3 @@ def _several(data: Any, positions: list[int]) -> list[Any]:
             f"{there}."
         )
     return examples
-
-
-def _with_progress_bar(steps: range, progress: bool) -> Any:
-    if not progress:
-        return steps
-    try:
-        from tqdm.auto import tqdm  # pyright: ignore[reportMissingModuleSource]
-    except ImportError:
-        return steps
-    return tqdm(steps, unit="step")

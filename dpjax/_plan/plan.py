@@ -122,7 +122,6 @@ class Plan(RunParameters):
         *,
         key: jax.Array,
         start: int = 0,
-        progress: bool = False,
         sharding: jax.sharding.Sharding | None = None,
         prefetch: int = 0,
     ) -> Iterator[loader.Examples]:
@@ -140,7 +139,6 @@ class Plan(RunParameters):
           key: one typed key for the whole run; may be the key of the optimizer.
           start: the first step, from 0 to T. To resume a run after k steps, pass k and
             restore the optimizer's state: a new state would repeat the earlier noise.
-          progress: whether to show a progress bar, if tqdm is installed.
           sharding: how the leading axis m is sharded over a mesh, such as
             `NamedSharding(mesh, P("data"))`. The shards must have equal sizes. Each
             process reads the examples of its own devices, and all processes must have
@@ -156,7 +154,7 @@ class Plan(RunParameters):
           ValueError: data does not have num_examples examples; start is out of range;
             sharding does not divide m.
         """
-        return loader.batches(self, data, key, start, progress, sharding, prefetch)
+        return loader.batches(self, data, key, start, sharding, prefetch)
 
     def value_and_grad(
         self,

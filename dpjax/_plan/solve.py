@@ -20,7 +20,6 @@ from dpjax._core.searches import secants
 from dpjax._core.typing import Arithmetic
 from dpjax._matrices.strategy import Strategy, Workload
 from dpjax._plan import comparison, quantile
-from dpjax._plan import shape as shapes
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.plan import Plan
@@ -358,7 +357,7 @@ def plan(
                 "sampling must be 'poisson', 'fixed_size', 'fixed' or 'reshuffled' "
                 f"with schedules or a QuantileClip; got {sampling!r}."
             )
-    shape, guess = shapes.resolve_strategy(run, mechanism, workload, strategy)
+    shape, guess = comparison.resolve_strategy(run, mechanism, workload, strategy)
     run = run.parameters(shape=shape)
     # The mechanism depends on the strategy: cyclic Poisson has a group for each band.
     mechanism = mechanism_of(run)

@@ -18,11 +18,6 @@ from dpjax._core.float64 import ULP
 from dpjax._core.typing import ArrayLike, Key
 
 
-def _module(x: ArrayLike):
-    """The module of functions for x: `jax.numpy` for a JAX array, otherwise NumPy."""
-    return jnp if isinstance(x, jax.Array) else np
-
-
 class _Drawn:
     """A law of the number of repetitions K, drawn from uniform random bits."""
 
@@ -99,18 +94,6 @@ class _NegativeBinomial(_Drawn):
             yield k, probability
             probability *= kept * (k + eta) / (k + 1)
             k += 1
-
-    def generating_function(self, x: ArrayLike) -> ArrayLike:
-        """The generating function G(x) = E[x^K] for x in [0, 1].
-
-        G(x) = ((1 − (1 − γ) x)^−η − 1) / (γ^−η − 1), with γ = stop and η = shape.
-        """
-        xp = _module(x)
-        log_remainder = xp.log1p(-(1 - self.stop) * x)
-        if self.shape == 0:  # the limit η → 0
-            return log_remainder / math.log(self.stop)
-        scale = math.expm1(-self.shape * math.log(self.stop))
-        return xp.expm1(-self.shape * log_remainder) / scale
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
         """The derivative of the generating function E[x^K] for x in [0, 1].
@@ -192,8 +175,8 @@ class Poisson(_Drawn):
       mean: E[K], positive.
 
     Example:
-      >>> print(f"{Poisson(3.0).generating_function(0.0):.4f}")
-      0.0498
+      >>> print(f"{Poisson(3.0).derivative(0.0):.4f}")
+      0.1494
     """
 
     mean: float
@@ -215,13 +198,9 @@ class Poisson(_Drawn):
             yield k, math.exp(log)
             k += 1
 
-    def generating_function(self, x: ArrayLike) -> ArrayLike:
-        """The generating function E[x^K] = e^(mean (x − 1)) for x in [0, 1]."""
-        return _module(x).exp(self.mean * (x - 1))
-
     def derivative(self, x: ArrayLike) -> ArrayLike:
         """The derivative mean e^(mean (x − 1)) of the generating function E[x^K]."""
-        return self.mean * self.generating_function(x)
+        return self.mean * np.exp(self.mean * (x - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,10 +243,6 @@ class Fixed:
     def probabilities(self) -> Iterator[tuple[int, float]]:
         """Yield the only pair (k, P(K = k)), which is (count, 1)."""
         yield self.count, 1.0
-
-    def generating_function(self, x: ArrayLike) -> ArrayLike:
-        """The generating function E[x^K] = x^count for x in [0, 1]."""
-        return x**self.count
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
         """The derivative count x^(count − 1) of the generating function E[x^K]."""

@@ -288,39 +288,3 @@ def epsilon_lower(
     validate.open_unit("delta", delta)
     noise_multiplier, t, num_epochs = _one_of(noise_multiplier, sizes)
     return cells.epsilon_lower64(noise_multiplier, delta, t, num_epochs)
-
-
-def delta_lower(
-    noise_multiplier: ArrayLike,
-    epsilon: ArrayLike,
-    *,
-    num_steps: int,
-    num_epochs: int = 1,
-    num_selected: int = 1,
-) -> jax.Array:
-    """A lower bound on the exact δ that `delta` bounds from above.
-
-    Args:
-      noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
-      epsilon: f[*b], at least 0.
-      num_steps: t, the number of steps in an epoch, at least 1.
-      num_epochs: the number of epochs, each with a new allocation.
-      num_selected: as for `epsilon`.
-
-    Returns:
-      δ, f[*b], rounded down. The result is 0 for traced values out of range.
-
-    Raises:
-      ValueError: a static argument is out of range.
-
-    Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
-    sampling.
-
-    Example:
-      >>> print(f"{delta_lower(1.0, 0.62, num_steps=100):.1e}")
-      1.0e-05
-    """
-    sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
-    validate.nonnegative("epsilon", epsilon, finite=False)
-    noise_multiplier, t, num_epochs = _one_of(noise_multiplier, sizes)
-    return cells.delta_lower64(noise_multiplier, epsilon, t, num_epochs)

@@ -18,7 +18,7 @@ from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting import calibrate, pld
 
-__all__ = ["delta", "epsilon", "group", "uniform"]
+__all__ = ["delta", "epsilon", "group"]
 
 
 class Rounds(NamedTuple):
@@ -69,30 +69,6 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
     return Rounds((last + 1).astype(np.float64), mass * max(1.0, 1 / total))
 
 
-def uniform(most: int, groups: int = 16) -> Rounds:
-    """Group the numbers of rounds 1, 2, …, most, each equally likely.
-
-    Args:
-      most: N, the largest number of rounds, at least 1. N may be far too large for an
-        array of N probabilities.
-      groups: the maximum number of groups.
-
-    Returns:
-      `Rounds`.
-
-    Raises:
-      ValueError: a number is not a positive integer.
-
-    Example:
-      >>> print(uniform(10**9, groups=2))
-      Rounds(largest=array([5.e+08, 1.e+09]), probability=array([0.5, 0.5]))
-    """
-    most = validate.static_int("most", most, minimum=1)
-    groups = min(validate.static_int("groups", groups, minimum=1), most)
-    largest = np.ceil(most * np.arange(1, groups + 1) / groups)
-    return Rounds(largest, np.diff(largest, prepend=0.0) / most)
-
-
 def delta(
     noise_multiplier: ArrayLike,
     epsilon: ArrayLike,
@@ -107,7 +83,7 @@ def delta(
         gradients, divided by the bound on the norm of one gradient, f[], positive.
       epsilon: f[], at least 0.
       rounds: the distribution of the number of rounds, drawn independently of the data;
-        see `group` and `uniform`.
+        see `group`.
       sampling_rate: batch size over number of examples, in [0, 1].
 
     Returns:
@@ -125,7 +101,7 @@ def delta(
     Altschuler (2024), Proposition D.4.
 
     Example:
-      >>> rounds = uniform(1000, groups=8)
+      >>> rounds = group(np.full(1000, 0.001), groups=8)
       >>> print(f"{delta(2.0, 1.0, rounds=rounds, sampling_rate=0.01):.1e}")
       3.0e-03
     """
@@ -165,7 +141,7 @@ def epsilon(
       ValueError: an argument is out of range.
 
     Example:
-      >>> rounds = uniform(1000, groups=2)
+      >>> rounds = group(np.full(1000, 0.001), groups=2)
       >>> print(f"{epsilon(2.0, 1e-5, rounds=rounds, sampling_rate=0.01):.2f}")
       2.10
     """

@@ -16,7 +16,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.float64 import ULP, default_float, float64
 from dpjax._core.typing import ArrayLike
-from dpjax.accounting._numerics import rdp_curves
+from dpjax.accounting._numerics import rdp as numerics
 
 ORDERS = 1.0 + np.concatenate(
     [
@@ -81,7 +81,7 @@ def gaussian(noise_multiplier: ArrayLike, orders: ArrayLike) -> jax.Array:
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.above_one("orders", orders)
     a, sigma = _align(noise_multiplier, curves=(orders,))
-    return rdp_curves.gaussian64(sigma, a)
+    return numerics.gaussian64(sigma, a)
 
 
 def poisson_gaussian(
@@ -125,47 +125,7 @@ def poisson_gaussian(
     validate.closed_unit("sampling_rate", sampling_rate)
     validate.above_one("orders", orders)
     a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
-    return rdp_curves.poisson_gaussian64(sigma, q, a)
-
-
-def fixed_size_gaussian(
-    noise_multiplier: ArrayLike,
-    sampling_rate: ArrayLike,
-    orders: ArrayLike,
-) -> jax.Array:
-    """The Rényi curve of the Gaussian mechanism on a batch of fixed size.
-
-    Args:
-      noise_multiplier: noise standard deviation over clip norm, f[*b], at least 0.
-      sampling_rate: batch size over number of examples, f[*b], in [0, 1].
-      orders: f[k], above 1, whole numbers or not.
-
-    Returns:
-      The curve, f[*b, k], rounded up. For noise multipliers of 0.2 and more the curve
-      is within 2e-10 + 1e-14 / (a − 1) of the exact divergence at order a of the
-      trade-off curve C_q(G_μ), μ = 2 / noise_multiplier. The result is inf for a traced
-      argument out of range.
-
-    Raises:
-      ValueError: a static argument is out of range.
-
-    Privacy: REPLACE adjacency; each batch is a uniformly random subset of fixed size,
-    drawn without replacement and anew in each step.
-
-    Reference: Dong, Roth and Su (2022), Theorem 9. Rényi divergences do not grow under
-    the post-processing that maps the pair of distributions of C_q(G_μ) to the pair of
-    the mechanism.
-
-    Example:
-      >>> import numpy as np
-      >>> print(fixed_size_gaussian(4.0, 0.01, np.array([1.5, 2.0, 32.0])))
-      [2.9308667e-05 3.9079125e-05 6.3714903e-04]
-    """
-    validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    validate.closed_unit("sampling_rate", sampling_rate)
-    validate.above_one("orders", orders)
-    a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
-    return rdp_curves.fixed_size_gaussian64(sigma, q, a)
+    return numerics.poisson_gaussian64(sigma, q, a)
 
 
 def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
@@ -213,7 +173,7 @@ def _epsilon_by_order(
     """The ε that each order of a Rényi curve proves at δ, f[*b, k]."""
     _check_conversion(curve, orders)
     validate.open_unit("delta", delta)
-    return rdp_curves.epsilon64(*_align(delta, curves=(curve, orders)))
+    return numerics.epsilon64(*_align(delta, curves=(curve, orders)))
 
 
 def epsilon(
@@ -302,5 +262,5 @@ def delta(
     """
     _check_conversion(curve, orders)
     validate.nonnegative("epsilon", epsilon, finite=False)
-    by_order = rdp_curves.delta64(*_align(epsilon, curves=(curve, orders)))
+    by_order = numerics.delta64(*_align(epsilon, curves=(curve, orders)))
     return jnp.min(by_order, axis=-1)

@@ -316,7 +316,7 @@ def reduced_momentum_mu(
     steps_per_epoch: int,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """The GDP parameter of all momenta of `dpjax.noise.reduced_momentum` together.
+    """The GDP parameter of all momenta of reduced sensitivity together.
 
     Args:
       noise_multipliers: three numbers, for anchor, change and drift terms: the noise

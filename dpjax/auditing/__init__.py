@@ -9,11 +9,10 @@ the function's result, and compares this distance with the claimed sensitivity.
 
 Functions from a mechanism to scores:
 
-1. `plant`, `plant_directions` and `random_directions` add canaries to a loss. A canary
-   is an example with a known gradient. `released` returns the values that a mechanism
-   releases. `white_by_strategy` and `white_by_tree` make the noise in these values
-   white, and `matched_filter` then computes a score for each canary. `mixture_scores`
-   computes scores if a canary took part in random steps.
+1. `plant` adds canaries to a loss. A canary is an example with a known gradient.
+   `released` returns the values that a mechanism releases. `white_by_strategy` makes
+   the noise in these values white, and `matched_filter` then computes a score for each
+   canary. `mixture_scores` computes scores if a canary took part in random steps.
 2. `train_many` makes thousands of runs, on a data set and on its neighbour, and
    `linear_scores` computes a score for each run.
 3. `train_shadows`, `log_odds` and `likelihood_ratios` are for membership inference,
@@ -38,12 +37,8 @@ from dpjax.auditing._canaries import Whiten as Whiten
 from dpjax.auditing._canaries import matched_filter as matched_filter
 from dpjax.auditing._canaries import mixture_scores as mixture_scores
 from dpjax.auditing._canaries import plant as plant
-from dpjax.auditing._canaries import plant_directions as plant_directions
-from dpjax.auditing._canaries import project_on as project_on
-from dpjax.auditing._canaries import random_directions as random_directions
 from dpjax.auditing._canaries import released as released
 from dpjax.auditing._canaries import white_by_strategy as white_by_strategy
-from dpjax.auditing._canaries import white_by_tree as white_by_tree
 from dpjax.auditing._check import Finding as Finding
 from dpjax.auditing._check import Report as Report
 from dpjax.auditing._check import check as check

@@ -17,14 +17,11 @@ from typing import Any, Generic, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 
 from dpjax._core import validate
-from dpjax._core.keys import stream
-from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
+from dpjax._core.typing import ArrayLike, LossFn, Params, Tree
 from dpjax._matrices.strategy import Strategy, check_strategy
 
 
@@ -95,102 +92,6 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
     return loss
 
 
-def plant_directions(loss_fn: LossFn, directions: Tree) -> Callable[..., jax.Array]:
-    """Add canaries to a loss, along directions of its own parameters.
-
-    Such canaries audit the noise in the model's own coordinates, and change the model.
-
-    Args:
-      loss_fn: the loss of ONE example, `loss_fn(params, example)`, a scalar.
-      directions: the gradients of k canaries, a tree like the parameters with a leading
-        axis k. The norms should be at least the clip norm. `random_directions` makes
-        directions.
-
-    Returns:
-      A loss of the parameters and one `Marked(example, canary)`.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> key = jax.random.key(0)
-      >>> directions = random_directions(jnp.zeros(5), 2, norm=3.0, key=key)
-      >>> loss = plant_directions(lambda w, x: jnp.sum(w * x), directions)
-      >>> found = jax.grad(loss)(jnp.zeros(5), Marked(jnp.ones(5), 1))
-      >>> print(bool((found == directions[1]).all()))
-      True
-    """
-
-    def loss(params: Tree, marked: Marked) -> jax.Array:
-        own = loss_fn(params, marked.example)
-        canary = jnp.asarray(marked.canary)
-        # As in `plant`, an ordinary example reads row 0, and jnp.where discards it.
-        row = jnp.maximum(canary, 0)
-        parts = jax.tree.map(lambda u, p: jnp.vdot(u[row], p), directions, params)
-        linear = jax.tree.reduce(jnp.add, parts)
-        return jnp.where(canary >= 0, linear, own).astype(own.dtype)
-
-    return loss
-
-
-def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> Tree:
-    """Draw orthogonal directions in parameter space, uniformly at random.
-
-    Args:
-      params: the parameters, with d numbers in total.
-      num: k, the number of directions, static, from 1 to d. The result has k d numbers.
-      norm: the L2 norm of each direction, f[].
-      key: one typed key, used for nothing else.
-
-    Returns:
-      A tree like params, with a leading axis k, in float32.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> params = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)}
-      >>> found = random_directions(params, 7, norm=2.0, key=jax.random.key(0))
-      >>> print(found["a"].shape, found["b"].shape)
-      (7, 2, 3) (7, 4)
-    """
-    validate.positive("norm", norm)
-    num = validate.static_int("num", num, minimum=1)
-    key = stream(validate.typed_key("key", key), "canary directions")
-    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
-    flat, unravel = ravel_pytree(zeros)
-    if num > flat.size:
-        raise ValueError(
-            f"num must be at most the {flat.size} coordinates of params; got {num!r}."
-        )
-    # Orthonormalised Gaussian columns are uniformly distributed.
-    q, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, num), jnp.float32))
-    return jax.vmap(unravel)(jnp.asarray(norm * q.T, jnp.float32))
-
-
-def project_on(directions: Tree, released: Tree) -> jax.Array:
-    """The inner products ⟨u_i, y_t⟩ of each direction with each step's release.
-
-    Args:
-      directions: u, a tree of leaves f[k, ...].
-      released: y, the released values of T steps, a tree of leaves f[T, ...].
-
-    Returns:
-      The inner products, f[T, k].
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> print(project_on(jnp.eye(3)[:2], jnp.arange(6.0).reshape(2, 3)))
-      [[0. 1.]
-       [3. 4.]]
-    """
-
-    def part(u: jax.Array, y: jax.Array) -> jax.Array:
-        y, u = (x.reshape(len(x), -1) for x in (y, u))
-        return jnp.matmul(y, u.T, precision="highest")
-
-    return jax.tree.reduce(jnp.add, jax.tree.map(part, directions, released))
-
-
 Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
 """A linear map from the releases of T steps, f[T, k], to values with white noise."""
 
@@ -229,6 +130,10 @@ def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
 def white_by_strategy(strategy: Strategy) -> Whiten:
     """The linear map y ↦ C y, which whitens the noise C⁻¹z of `dpjax.correlated_noise`.
 
+    `dpjax.tree_momentum` with decay β releases momenta m_t. The values
+    (m_t − β m_{t−1}) / (1 − β) are sums with the noise of `strategies.tree(β)`, and
+    the map for `strategies.tree(β)` whitens this noise.
+
     Args:
       strategy: C, as made by `dpjax.strategies`.
 
@@ -259,52 +164,14 @@ def white_by_strategy(strategy: Strategy) -> Whiten:
     return white
 
 
-def white_by_tree(decay: ArrayLike) -> Whiten:
-    """The linear map that whitens the noise of `dpjax.tree_momentum`.
-
-    Args:
-      decay: β, f[], in [0, 1).
-
-    Returns:
-      A linear map from f[T, k] to f[T, k], from the momentum of each step to the tree
-      node that this step completes, times 1 − β. Each step completes one node, and the
-      noise of different nodes is independent.
-
-    Raises:
-      ValueError: decay is outside [0, 1).
-
-    Reference: Tran and Cutkosky (2022), Algorithm 1.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> momentum = jnp.array([[0.5], [0.75], [0.875]])
-      >>> print(white_by_tree(0.5)(momentum)[:, 0])  # nodes [1, 1], [1, 2], [3, 3]
-      [0.5  0.75 0.5 ]
-    """
-    validate.decay("decay", decay)
-
-    def white(y: jax.Array) -> jax.Array:
-        step = np.arange(1, len(y) + 1)
-        # Clearing the lowest bit 2^j of t gives t − 2^j.
-        before = step & (step - 1)
-        # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328: let j
-        # be the lowest set bit of t. The sum of step t is the sum of the new node that
-        # ends at t, plus the sum of step t − 2^j times β^{2^j}.
-        fade = jnp.power(jnp.asarray(decay, y.dtype), step - before)
-        earlier = jnp.concatenate([jnp.zeros_like(y[:1]), y])[before]
-        return y - fade.reshape(-1, *(1,) * (y.ndim - 1)) * earlier
-
-    return white
-
-
 def matched_filter(
     seen: jax.Array, expected: jax.Array, whiten: Whiten | None = None
 ) -> jax.Array:
     """Compute a score for each canary from all releases of a Gaussian mechanism.
 
     Args:
-      seen: the released values along each canary's direction, f[T, k]: the slots of
-        `plant`, or the result of `project_on`.
+      seen: the released values along each canary's direction, f[T, k], such as the
+        slots of `plant`.
       expected: the contribution of a participating canary to seen without noise,
         f[T, k] or f[T, 1]. This is `released` for the canary's sums and a mechanism
         with zero noise.

@@ -23,22 +23,22 @@ writes, and the others receive the result.
 The modules, in the order in which the data passes through them:
 
 1. `_chain`: lines of JSON with their hashes, and the atomic appending of a line.
-2. `_entry`: the typed records in lines, which describe mechanisms by events.
+2. `_entries`: the typed records in lines, which describe mechanisms by events, and the
+   ε of all releases by composition, which holds if all plans were fixed before any
+   output was seen.
 3. `_release`: the functions that record an entry, and the checks that refuse one.
 4. `_budget`: one (ε, δ) from which plans, statistics and other mechanisms draw.
    Outputs of earlier draws may determine the next draw.
-5. `_total`: the ε of all releases by composition, which holds if all plans were fixed
-   before any output was seen. The module also draws all releases from a budget.
 """
 
 from dpjax.ledger._budget import Budget as Budget
 from dpjax.ledger._budget import Draw as Draw
-from dpjax.ledger._entry import End as End
-from dpjax.ledger._entry import Other as Other
-from dpjax.ledger._entry import Release as Release
+from dpjax.ledger._entries import End as End
+from dpjax.ledger._entries import Ledger as Ledger
+from dpjax.ledger._entries import Other as Other
+from dpjax.ledger._entries import Release as Release
+from dpjax.ledger._entries import read as read
 from dpjax.ledger._release import end as end
 from dpjax.ledger._release import other as other
 from dpjax.ledger._release import release as release
 from dpjax.ledger._release import run_name as run_name
-from dpjax.ledger._total import Ledger as Ledger
-from dpjax.ledger._total import read as read

@@ -20,7 +20,7 @@ from dpjax.checkpoint._processes import check_equal_across_processes, on_primary
 from dpjax.checkpoint._record import now
 from dpjax.ledger import _chain
 from dpjax.ledger._chain import Line
-from dpjax.ledger._entry import End, Entry, Other, Release, entry_of
+from dpjax.ledger._entries import End, Entry, Other, Release, entry_of
 
 Path = str | os.PathLike[str]
 

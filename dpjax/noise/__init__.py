@@ -11,13 +11,11 @@ The public functions are `dpjax.add_gaussian_noise`,
    and a momentum of the sums with the noise of tree aggregation. `_correlated_lattice`:
    correlated noise on a lattice.
 2. `tree`: the noise of tree aggregation.
-3. `windows`: private sums over sliding windows. `reduced_momentum`: a private momentum,
-   which uses sums over windows and the changes of gradients between epochs.
+3. `_windows`: private sums over sliding windows. `_reduced_momentum`: a momentum that
+   such sums give from differences of gradients.
 4. `_optimizers`: optimizers that divide by the expected batch size.
 """
 
-from dpjax.noise import reduced_momentum as reduced_momentum
 from dpjax.noise import tree as tree
-from dpjax.noise import windows as windows
 from dpjax.noise._correlated_lattice import lattice_roundings as lattice_roundings
 from dpjax.noise._discrete import lattice_spacing as lattice_spacing

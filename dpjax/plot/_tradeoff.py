@@ -1,15 +1,24 @@
-"""Plots of the trade-off curves that bound every attack."""
+"""Plots of the trade-off curves that bound every attack, and of an attack's errors."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
+from dpjax._core.float64 import scoped
+from dpjax._core.typing import ArrayLike
 from dpjax._plan.guarantee import RunGuarantee
 from dpjax._plan.plan import Plan
 from dpjax.accounting._tradeoff_curve import curve
 from dpjax.accounting.profiles import Gaussian, Profile, Pure
+from dpjax.auditing._thresholds import (
+    band,
+    check_confidence,
+    check_scores,
+    replace_nan_scores,
+)
 from dpjax.plot._style import GREY, axes, finish, names, strokes, up
 
 if TYPE_CHECKING:
@@ -149,3 +158,143 @@ def _name(guarantee: Any) -> str:
     if isinstance(profile, Pure):
         return f"ε = {up(float(np.asarray(profile.pure_epsilon)), 2)}, δ = 0"
     return type(guarantee).__name__
+
+
+class Rates(NamedTuple):
+    """The error rates of tests at k descending thresholds, f64[k] each."""
+
+    false_positive: np.ndarray
+    false_negative: np.ndarray
+
+
+@scoped
+def achieved_rates(
+    scores_in: ArrayLike, scores_out: ArrayLike, confidence: float
+) -> tuple[Rates, Rates]:
+    """The observed and proven error rates of tests that compare scores with thresholds.
+
+    Args:
+      scores_in: the scores of runs with the example's participation, f[n].
+      scores_out: the scores of runs without the example's participation, f[m].
+      confidence: the confidence of the proven rates.
+
+    Returns:
+      The observed rates, and upper bounds on the true rates. With the given confidence,
+      the upper bounds hold at all thresholds simultaneously.
+    """
+    inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
+    thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
+    inside, outside = map(jnp.sort, replace_nan_scores(inside, outside))
+    # The shares of scores at or below a threshold are the rates of missed examples and
+    # of absent false alarms.
+    missed, quiet = (
+        jnp.searchsorted(x, thresholds, side="right") / x.size
+        for x in (inside, outside)
+    )
+    proven = bounds.false_positive, 1 - bounds.true_positive
+    return Rates(*map(np.asarray, (1 - quiet, missed))), Rates(*map(np.asarray, proven))
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def attack(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    *guarantees: Any,
+    confidence: float,
+    labels: Sequence[str] | None = None,
+    false_positive_rate: float = 0.01,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw the error rates that an attack achieved and that guarantees allow.
+
+    Args:
+      scores_in: the attack's scores with the example's participation, f[n]. Larger
+        scores are evidence of participation.
+      scores_out: the scores without the example's participation, f[m].
+      *guarantees: the guarantees that bound the attack, as for `tradeoff`.
+      confidence: the confidence of the proven rates, in (0.5, 1).
+      labels: a name for each guarantee.
+      false_positive_rate: the rate at which the plot marks true-positive rates, in
+        (0, 1).
+      ax: the matplotlib Axes to draw on; None for those of a new figure.
+
+    Returns:
+      The Axes of `tradeoff`, with two more lines for the tests "the score is above a
+      threshold". One line shows the observed error rates, which are estimates. The
+      other shows proven upper bounds on the error rates. The area between the two lines
+      is the uncertainty. If the proven line is anywhere below the line of a guarantee,
+      this guarantee is refuted.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: an argument is out of range, or there are no scores.
+
+    Privacy: if the scores are independent, the proven line bounds the mechanism's
+    privacy loss from below with the given confidence, as for `auditing.epsilon_lower`.
+
+    Example:
+      >>> import numpy as np
+      >>> noise = np.random.default_rng(0).standard_normal((2, 2000))
+      >>> ax = attack(noise[0] + 0.8, noise[1], 1.0, confidence=0.95)
+      >>> [text.get_text() for text in ax.get_legend().get_texts()][:3]
+      ['1.00-GDP: 0.093', 'the attack reached: 0.049', 'proven, 95 %: 0.014']
+    """
+    check_scores(scores_in=scores_in, scores_out=scores_out)
+    validate.scalar("confidence", confidence)
+    check_confidence(confidence)
+    if np.ndim(scores_in) != 1 or np.ndim(scores_out) != 1:
+        raise ValueError(
+            "scores_in and scores_out must be f[n] and f[m]; got shapes "
+            f"{np.shape(scores_in)} and {np.shape(scores_out)}."
+        )
+    lines = guarantee_lines(guarantees, labels, false_positive_rate)
+    observed, bounds = achieved_rates(scores_in, scores_out, confidence)
+    seen = _line(observed, "the attack reached", false_positive_rate)
+    proven = _line(bounds, f"proven, {100 * confidence:g} %", false_positive_rate)
+    lines += [seen, proven]
+    ax = axes(ax, (5.2, 5.0))
+    draw_curves(ax, lines, false_positive_rate, "true-positive rate,")
+    # These are the corners of both staircases, which are constant between corners.
+    between = np.union1d(seen.false_positive, proven.false_positive)
+    ax.fill_between(
+        between,
+        _step_function(seen, between),
+        _step_function(proven, between),
+        step="post",
+        color=GREY,
+        alpha=0.2,
+        linewidth=0,
+    )
+    return finish(ax, "false-positive rate", "false-negative rate")
+
+
+def _line(rates: Rates, name: str, rate: float) -> Line:
+    """The minimum false-negative rate of an attack at each false-positive rate.
+
+    Args:
+      rates: the error rates by threshold.
+      name: the name for the legend.
+      rate: the false-positive rate at which the line has a marker.
+
+    Returns:
+      A step function with corners from (0, 1) to (1, 0).
+    """
+    order = np.argsort(rates.false_positive, kind="stable")
+    alarms = np.concatenate([[0.0], rates.false_positive[order], [1.0]])
+    missed = np.concatenate([[1.0], rates.false_negative[order], [0.0]])
+    missed = np.minimum.accumulate(missed)
+    # These are the corners of the staircase, which steps down at each rate.
+    x, y = np.repeat(alarms, 2)[1:], np.repeat(missed, 2)[:-1]
+    marked = int(np.searchsorted(x, rate, side="right")) - 1
+    # Round the true-positive rate down, so that no label overstates the attack.
+    power = np.floor((1 - y[marked]) * 1000) / 1000
+    return Line(x, y, f"{name}: {power:.3f}", marked)
+
+
+def _step_function(line: Line, rates: np.ndarray) -> np.ndarray:
+    """The values of a step function at the given false-positive rates."""
+    places = np.searchsorted(line.false_positive, rates, side="right") - 1
+    return line.false_negative[places]

@@ -15,11 +15,9 @@ in the order of a run:
    `dp_nsgd`, and `sensitivity_reduced_nsgd` for gradients that change little in an
    epoch.
 3. Functions that choose numbers before training: `choose_regularization` for objective
-   perturbation, `choose_num_steps` for gradient descent, `allot_noise` for the noise of
-   three trees, and `round_probabilities` for a random number of rounds.
+   perturbation, and `choose_num_steps` for gradient descent.
 4. The results: `Result` with its `Curve`, and the `Guarantee` with its profile of ε
    and δ.
-5. `published`: the constants that the papers publish, for comparison.
 
 Of the private modules, `_checks` refuses invalid arguments, masks non-finite examples,
 and states the assumptions of guarantees in words. `_precision` rounds numbers so that
@@ -31,7 +29,6 @@ and its public function, in this order.
 
 from dpjax.solvers import losses as losses
 from dpjax.solvers import prox as prox
-from dpjax.solvers import published as published
 from dpjax.solvers._calibration import choose_num_steps as choose_num_steps
 from dpjax.solvers._dp_nsgd import dp_nsgd as dp_nsgd
 from dpjax.solvers._noisy_gd import noisy_cyclic_gd as noisy_cyclic_gd
@@ -47,10 +44,8 @@ from dpjax.solvers._output_perturbation import (
     output_perturbation as output_perturbation,
 )
 from dpjax.solvers._random_round_sgd import random_round_sgd as random_round_sgd
-from dpjax.solvers._random_round_sgd import round_probabilities as round_probabilities
 from dpjax.solvers._results import Curve as Curve
 from dpjax.solvers._results import Result as Result
-from dpjax.solvers._sensitivity_reduced_nsgd import allot_noise as allot_noise
 from dpjax.solvers._sensitivity_reduced_nsgd import (
     sensitivity_reduced_nsgd as sensitivity_reduced_nsgd,
 )

@@ -1,7 +1,6 @@
 """Private normalised SGD with tree-aggregated momentum (Tran and Cutkosky 2022)."""
 
 import functools
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +26,17 @@ from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.noise import _optimizers as optimizers
 from dpjax.noise.tree import prefix_variance
 from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers import published as printed
 from dpjax.solvers._checks import Epochs, Order
 from dpjax.solvers._results import Curve, Result
 
 
-def _shape(
-    strategy: Toeplitz | Scaled | None, noise: str, run: Epochs
-) -> StrategySpec | None:
+def _shape(strategy: Toeplitz | Scaled | None, run: Epochs) -> StrategySpec | None:
     """Check the strategy, and return its numbers, hashable; None for tree noise."""
     if strategy is None:
         return None
-    if noise == "printed" or not isinstance(strategy, Toeplitz | Scaled):
+    if not isinstance(strategy, Toeplitz | Scaled):
         raise ValueError(
-            "strategy must be a Toeplitz or scaled strategy, with noise='exact'; got "
-            f"{strategy!r} and {noise!r}."
+            f"strategy must be a Toeplitz or scaled strategy; got {strategy!r}."
         )
     return spec_of(strategy, run.num_steps)
 
@@ -144,7 +139,6 @@ def dp_nsgd(
     decay: float,
     clip_norm: float,
     key: Key,
-    noise: Literal["exact", "printed"] = "exact",
     microbatch_size: int | None = None,
     strategy: Toeplitz | Scaled | None = None,
 ) -> Result[Params, jax.Array]:
@@ -165,9 +159,6 @@ def dp_nsgd(
       decay: the momentum coefficient β, in [0, 1).
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for the noise and the order.
-      noise: "exact" for noise that `accounting.tree.momentum_mu` or, with a strategy,
-        `accounting.correlated.mu` calibrates. "printed" for the paper's constant, which
-        adds more noise, for comparison: see `solvers.published`.
       microbatch_size: as for `clipped_grad`.
       strategy: the correlation of the noise between steps, a Toeplitz or scaled
         strategy from `dpjax.strategies`. None for tree noise.
@@ -203,13 +194,12 @@ def dp_nsgd(
     """
     target = _checks.check_target(epsilon, delta)
     validate.one_of("order", order, ("fixed", "reshuffled"))
-    validate.one_of("noise", noise, ("exact", "printed"))
     validate.decay("decay", decay)
     # Rounding comes first: accountant and program must use the same float32 numbers.
     decay, clip_norm = _precision.round_down(decay), _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
-    shape = _shape(strategy, noise, run)
+    shape = _shape(strategy, run)
 
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
     if shape is None:
@@ -219,11 +209,8 @@ def dp_nsgd(
     mu_of = functools.partial(mu_of, **steps, order=order, adjacency=adjacency)
     with _calibration.now():
         goal = float(gdp.mu(target.epsilon, target.delta))
-        if noise == "printed":
-            noise_multiplier = printed.dp_nsgd_noise_multiplier(goal, **steps)
-        else:
-            # μ is proportional to 1/σ, so one evaluation at σ = 1 determines σ.
-            noise_multiplier = _precision.round_up(float(mu_of(1.0)) / goal * MARGIN)
+        # μ is proportional to 1/σ, so one evaluation at σ = 1 determines σ.
+        noise_multiplier = _precision.round_up(float(mu_of(1.0)) / goal * MARGIN)
         profile = Gaussian(mu_of(noise_multiplier))
 
     # A schedule is static, since it is a function. A number is traced, so that another

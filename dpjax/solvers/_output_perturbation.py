@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from dpjax.accounting import iteration, profiles
 from dpjax.accounting.iteration import Setting, _setting
 from dpjax.noise._gaussian import gamma_norm_like, gaussian_like
 from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers import published as printed
 from dpjax.solvers._results import Curve, Result
 from dpjax.solvers.prox import Prox, none
 
@@ -99,7 +98,6 @@ def output_perturbation(
     key: Key,
     num_steps: int | None = None,
     radius: float | None = None,
-    noise: Literal["exact", "printed"] = "exact",
     prox: Prox | None = None,
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
@@ -119,8 +117,6 @@ def output_perturbation(
       num_steps: T, at least 1. By default, T is `solvers.choose_num_steps`.
       radius: D, a guess of the distance from params to the best parameters. Without
         num_steps, the function needs D to choose T. A wrong D costs no privacy.
-      noise: "exact" for the minimum noise that gives (ε, δ). "printed" for the paper's
-        constants (`published.output_perturbation_scale`), for comparison.
       prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
         The noise is added after the last prox, so that the result may be outside the
         set of a projection. You can project it again without further privacy cost.
@@ -164,7 +160,6 @@ def output_perturbation(
       >>> print(f"{result.guarantee.epsilon(0.0):.4f} {result.sensitivity:.4f}")
       1.0000 0.0400
     """
-    validate.one_of("noise", noise, ("exact", "printed"))
     setting = _check(loss_fn, data, epsilon, delta, prox, key, setting)
     prox, examples = none if prox is None else prox, _checks.prepare(data)
     start, num_examples = jax.tree.map(jnp.asarray, params), len(examples.finite)
@@ -183,17 +178,11 @@ def output_perturbation(
                 **setting,
             )
         num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-        sizes = {"num_steps": num_steps, "num_examples": num_examples}
         sensitivity = _precision.sensitivity(
-            loss_fn, start, examples, prox, **sizes, setting=setting
+            loss_fn, start, examples, prox, num_steps=num_steps, setting=setting
         )
-        if noise == "exact":
-            scale = _calibration.calibrate_one_draw(epsilon, delta) * rounding.MARGIN
-            scale *= sensitivity
-        else:
-            scale = printed.output_perturbation_scale(
-                epsilon, delta, **sizes, **setting
-            )
+        scale = _calibration.calibrate_one_draw(epsilon, delta) * rounding.MARGIN
+        scale *= sensitivity
 
     descend = functools.partial(
         _descent.descend, loss_fn=loss_fn, prox=prox, microbatch_size=microbatch_size

@@ -234,13 +234,13 @@ def sensitivity(
     prox: Prox,
     *,
     num_steps: int,
-    num_examples: int,
     setting: Setting,
 ) -> float:
     """The maximum distance by which one example moves the last iterate in float64.
 
     This is the sensitivity in real arithmetic plus the distance that rounding can add.
     """
+    num_examples = len(data.finite)
     sizes = {"num_steps": num_steps, "num_examples": num_examples}
     real = float(iteration.gradient_descent_sensitivity(**sizes, **setting))
     if not real < math.inf:

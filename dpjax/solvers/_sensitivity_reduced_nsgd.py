@@ -38,8 +38,8 @@ from dpjax.accounting import gdp
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.clipping._clip import clip
-from dpjax.noise import reduced_momentum
-from dpjax.noise.reduced_momentum import ReducedMomentumState, Terms
+from dpjax.noise import _reduced_momentum as reduced_momentum
+from dpjax.noise._reduced_momentum import ReducedMomentumState, Terms
 from dpjax.solvers import _calibration, _checks, _precision
 from dpjax.solvers._descent import narrow
 from dpjax.solvers._results import Curve, Result
@@ -85,9 +85,6 @@ def allot_noise(
       >>> print([f"{x:.2f}" for x in noise])
       ['6.51', '20.88', '31.90']
     """
-    validate.positive("target_mu", target_mu)
-    for name, bound in bounds._asdict().items():
-        validate.positive(f"bounds.{name}", bound)
     mu = functools.partial(
         reduced_momentum_mu,
         num_steps=num_steps,
@@ -152,7 +149,7 @@ def _example(
     change, change_norm = clip(anchor - before, bounds.change, keep)
     drift, drift_norm = clip(here - anchor, bounds.drift, keep)
     # From the third epoch on, the window depends on F^Δ and F^G, and one tree carries
-    # both: see `noise.reduced_momentum`.
+    # both: see `noise._reduced_momentum`.
     mixed = (1 - refresh) * change + refresh * anchor
     return _Example(
         terms=Terms(anchor, mixed, drift),

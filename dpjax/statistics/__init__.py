@@ -6,8 +6,7 @@ ledger or a composition computes the privacy cost. All functions work under `jax
 also with traced data, and under `jax.vmap` over keys.
 
 1. **Sums of clipped rows**: `sum` and `mean`. `variance` and `covariance` also use
-   second moments, and `nearest_psd` makes a covariance positive semidefinite.
-   `standardize` returns a `Standardization` of features.
+   second moments. `standardize` returns a `Standardization` of features.
 2. **Counts**: `histogram` in public bins, and `quantile` by bisection.
 3. **Evaluation** on held-out private data: `accuracy`, `loss`, `auc`.
 """
@@ -17,11 +16,10 @@ from dpjax.statistics._counts import quantile as quantile
 from dpjax.statistics._evaluation import accuracy as accuracy
 from dpjax.statistics._evaluation import auc as auc
 from dpjax.statistics._evaluation import loss as loss
+from dpjax.statistics._moments import Standardization as Standardization
 from dpjax.statistics._moments import covariance as covariance
-from dpjax.statistics._moments import nearest_psd as nearest_psd
+from dpjax.statistics._moments import standardize as standardize
 from dpjax.statistics._moments import variance as variance
 from dpjax.statistics._release import Released as Released
-from dpjax.statistics._standardize import Standardization as Standardization
-from dpjax.statistics._standardize import standardize as standardize
 from dpjax.statistics._sums import mean as mean
 from dpjax.statistics._sums import sum as sum  # noqa: A004

@@ -5,7 +5,6 @@
 2. `pld`: privacy-loss distributions.
 3. `convex_order`: averages of likelihood ratios, for random assignment of examples to
    steps (balls in bins), with independent or correlated noise.
-4. `rdp_quadrature`: the Rényi divergences of a subsampled mechanism at every order, by
-   an integral. `rdp_curves`: these divergences for arguments of any value, and their
-   conversion to δ(ε) and ε(δ).
+4. `rdp`: the Rényi divergences of a subsampled mechanism at every order, by an
+   integral, for arguments of any value, and their conversion to δ(ε) and ε(δ).
 """

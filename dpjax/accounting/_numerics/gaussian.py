@@ -19,7 +19,7 @@ import numpy as np
 from jax.scipy.special import ndtr, ndtri
 
 from dpjax._core.float64 import TINY, ULP, scoped
-from dpjax._core.searches import newton, nudge
+from dpjax._core.searches import implicit_derivative, newton, nudge
 from dpjax._core.typing import ArrayLike
 
 # Gauss-Legendre nodes and weights on [0, 1], for Mills' ratio.
@@ -134,12 +134,11 @@ def slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(regular, phi, 0.0), jnp.where(regular, by_epsilon, 0.0)
 
 
-@jax.custom_jvp
-@scoped
 def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
     """An upper bound on ε(δ) under μ-GDP, for arguments of any value."""
     regular = (mu > 0) & (mu < jnp.inf) & (delta > 0) & (delta < 1)
     mu_, delta_ = jnp.where(regular, mu, 1.0), jnp.where(regular, delta, 0.5)
+    mu_, delta_ = jax.lax.stop_gradient((mu_, delta_))  # the search has no derivative
     log_target = jnp.log(delta_)
     # δ(ε) <= Φ(−a), so the ε at which Φ(−a) = δ meets the target. δ(ε) is log-concave
     # in ε, because it is the integral of (1 − e^{ε−x})₊ against a Gaussian. Newton's
@@ -151,24 +150,11 @@ def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
     # Rounding may leave the last iterate on the wrong side by a few ulps.
     root = nudge(lambda e: delta_of(mu_, e) <= delta_, root, 1.0)
     free = (mu == 0) | (delta >= 1)
-    return jnp.where(regular, root, jnp.where(free, 0.0, jnp.inf))
+    root = jnp.where(regular, root, jnp.where(free, 0.0, jnp.inf))
+    met = (root > 0) & (root < jnp.inf)
+    return implicit_derivative(lambda e: delta_of(mu, e) - delta, root, met)
 
 
-@epsilon_of.defjvp
-@scoped
-def _epsilon_jvp(primals, tangents):
-    (mu, delta), (dmu, ddelta) = primals, tangents
-    epsilon = epsilon_of(mu, delta)
-    by_mu, by_epsilon = slopes(mu, epsilon)
-    # The implicit function theorem holds where ε is the root of δ(ε) = δ.
-    on_curve = (epsilon > 0) & (epsilon < jnp.inf) & (by_epsilon < 0)
-    slope = jnp.where(on_curve, by_epsilon, -1.0)
-    depsilon = (ddelta - by_mu * dmu) / slope
-    return epsilon, jnp.where(on_curve, depsilon, 0.0)
-
-
-@jax.custom_jvp
-@scoped
 def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     """A lower bound on the largest μ for which μ-GDP implies (ε, δ)-DP.
 
@@ -176,6 +162,7 @@ def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     """
     regular = (epsilon >= 0) & (epsilon < jnp.inf) & (delta > 0) & (delta < 1)
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)
+    epsilon_, delta_ = jax.lax.stop_gradient((epsilon_, delta_))
     log_target = jnp.log(delta_)
     # Φ(μ/2 − ε/μ) = δ is a quadratic equation in μ, and its root meets the target. At
     # ε = 0 that root may vanish, and δ = erf(μ/√8) is solved in closed form instead. δ
@@ -190,18 +177,9 @@ def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     mu = newton(lambda m: log_delta(m, epsilon_) - log_target, start)
     mu = nudge(lambda m: delta_of(m, epsilon_) <= delta_, mu, -1.0)
     anything = (epsilon == jnp.inf) | (delta >= 1)
-    return jnp.where(regular, mu, jnp.where(anything, jnp.inf, 0.0))
-
-
-@mu_of.defjvp
-@scoped
-def _mu_jvp(primals, tangents):
-    (epsilon, delta), (depsilon, ddelta) = primals, tangents
-    mu = mu_of(epsilon, delta)
-    by_mu, by_epsilon = slopes(mu, epsilon)
-    inside = by_mu > 0
-    dmu = (ddelta - by_epsilon * depsilon) / jnp.where(inside, by_mu, 1.0)
-    return mu, jnp.where(inside, dmu, 0.0)
+    mu = jnp.where(regular, mu, jnp.where(anything, jnp.inf, 0.0))
+    met = (mu > 0) & (mu < jnp.inf)
+    return implicit_derivative(lambda m: delta_of(m, epsilon) - delta, mu, met)
 
 
 @jax.custom_jvp

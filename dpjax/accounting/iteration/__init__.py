@@ -14,7 +14,7 @@ choices of the shifts, so that their μ is never smaller.
    a distance.
 2. `_setting`: the assumptions on loss, steps and data, checked in one place, and the
    numbers of a step in units of its own noise.
-3. `_minorant`: the optimal shifts of any schedule, from the last step on (`_blocks`).
+3. `_minorant`: the optimal shifts of any schedule, from the last step on.
    `_periodic`: the optimal shifts in closed form, for identical steps of which every
    l-th uses the differing example.
 4. Algorithms: `_shifts` for arbitrary maps, and for δ averaged over the positions that

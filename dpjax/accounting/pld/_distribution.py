@@ -243,7 +243,7 @@ def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
 
     Raises:
       ValueError: a number is traced; ε is negative; an event is `RandomAllocation`, for
-        which `allocation.delta_lower` has a bound.
+        which `allocation.epsilon_lower` has a bound.
 
     Privacy: two neighbouring data sets exist whose outputs need at least this δ. In
     these data sets, no other example contributes, or, for `subsampled_gdp`, all others

@@ -11,7 +11,7 @@ distribution of a likelihood ratio.
 1. `spread`: a bound from above, on a grid that is evenly spaced in log L. Mass between
    two points moves to both points, such that the mean stays the same.
 2. `cells`: a bound from below, which replaces the mass in a cell by a mass at its
-   conditional mean. The lower bounds on δ and ε of random allocation use this bound.
+   conditional mean. The lower bound on ε of random allocation uses this bound.
 3. `grid`: the means of all pairs of points of a grid, and the mean or product of many
    independent copies, by doubling. The mean of e^{hi} and e^{hj} is e^{hi} times a
    factor that depends on j − i alone. A sum over pairs is therefore a sum of products

@@ -145,39 +145,20 @@ def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.maximum(above, below)
 
 
-def _law_of_allocation(
+def law_of_allocation(
     noise_multiplier: jax.Array, num_steps: jax.Array, num_epochs: jax.Array
-):
+) -> Law:
     """A lower bound, in convex order, on the likelihood ratio of random allocation.
 
-    An example takes part in one random step of each epoch. The result is a pair:
-    whether the noise multiplier is positive and finite, and the distribution of the
-    likelihood ratio of all epochs.
+    An example takes part in one random step of each epoch. The result is the
+    distribution of the likelihood ratio of all epochs.
     """
-    known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
-    variance = 1 / jnp.where(known, noise_multiplier, 1.0) ** 2
     tail = jnp.asarray(_TAIL)
-    one = mean(lognormal(variance, tail, _POINTS), num_steps, tail)
-    return known, product(one, num_epochs, tail)
+    one = mean(lognormal(1 / noise_multiplier**2, tail, _POINTS), num_steps, tail)
+    return product(one, num_epochs, tail)
 
 
-_for_callers = float64("down", one_by_one=True)
-
-
-@_for_callers
-def delta_lower64(
-    noise_multiplier: jax.Array,
-    epsilon: jax.Array,
-    num_steps: jax.Array,
-    num_epochs: jax.Array,
-) -> jax.Array:
-    """A lower bound on δ(ε) if an example takes part in one random step per epoch."""
-    known, law = _law_of_allocation(noise_multiplier, num_steps, num_epochs)
-    value = delta(law, epsilon, num_steps * num_epochs)
-    return jnp.where(known & (epsilon >= 0), value, 0.0)
-
-
-@_for_callers
+@float64("down", one_by_one=True)
 def epsilon_lower64(
     noise_multiplier: jax.Array,
     asked: jax.Array,
@@ -185,7 +166,9 @@ def epsilon_lower64(
     num_epochs: jax.Array,
 ) -> jax.Array:
     """A lower bound on ε(δ) if an example takes part in one random step per epoch."""
-    known, law = _law_of_allocation(noise_multiplier, num_steps, num_epochs)
+    known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
+    noise_multiplier = jnp.where(known, noise_multiplier, 1.0)
+    law = law_of_allocation(noise_multiplier, num_steps, num_epochs)
     known &= (asked > 0) & (asked < 1)
     target = jnp.log(jnp.where(known, asked, 0.5))
 

@@ -1,8 +1,16 @@
-"""One quadrature for the Poisson-subsampled Gaussian at every Rényi order.
+"""Upper bounds on Rényi curves for arguments of any value, and on δ(ε) and ε(δ).
 
-Let q be the sampling rate and σ the noise multiplier. The likelihood ratio of the two
-output distributions at σu, u ~ N(0, 1), is 1 + y with y = q (e^z − 1), z = (u − 1/(2σ))
-/ σ. Since E y = 0, the moment for the Rényi divergence of order a is
+A Rényi curve is the Rényi divergence of a mechanism as a function of the order a. One
+quadrature gives the curve of the Poisson-subsampled Gaussian at every order, for noise
+multipliers from 0.1 to 1e60. For smaller noise multipliers, convexity gives a bound
+that is looser than the quadrature. For larger noise multipliers, the first term of an
+expansion gives the curve. Each order of a curve gives one bound on δ(ε) and one on
+ε(δ).
+
+**The quadrature.** Let q be the sampling rate and σ the noise multiplier. The
+likelihood ratio of the two output distributions at σu, u ~ N(0, 1), is 1 + y with
+y = q (e^z − 1), z = (u − 1/(2σ)) / σ. Since E y = 0, the moment for the Rényi
+divergence of order a is
 
     E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0.
 
@@ -16,23 +24,16 @@ are graded towards the crossing on the scale σ. Neither the positions of the no
 their number changes the integral, so derivatives are those of the integrand alone.
 
 The integrand h is a second difference, and is computed without cancellation.
-
-For batches of fixed size (C_q(G_μ), μ = 1/σ) the losses below zero are the mirror image
-of the losses above zero, with the masses of N(0, 1). The rest of the mass is at a loss
-of zero. With L = log(1 + y) the moment is then 1 + E[h(y); u > 1/(2σ)] for
-
-    h = e^{aL} + e^{(1−a)L} − e^L − 1 = e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.float64 import SMALL, ULP
+from dpjax._core.float64 import SMALL, TINY, ULP, float64
 from dpjax._core.searches import bisect
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
 
@@ -64,7 +65,7 @@ def _second_difference(x: jax.Array) -> jax.Array:
     return total
 
 
-def _poisson_integrand(
+def _integrand(
     y: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The integrand h(y) = (1 + y)^a − 1 − a y for a Poisson batch.
@@ -89,17 +90,6 @@ def _poisson_integrand(
     return exponent, jnp.where(small, near, jnp.where(L > 0, rises, falls))
 
 
-def _fixed_size_integrand(
-    _: jax.Array, log_ratio: jax.Array, a: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The integrand h for a batch of fixed size, as a pair (exponent, mantissa).
-
-    The pair represents h = mantissa e^exponent. The argument log_ratio is
-    L = log(1 + y), and h is e^{aL} (1 − e^{−aL}) (1 − e^{−(a−1)L}).
-    """
-    return a * log_ratio, jnp.expm1(-a * log_ratio) * jnp.expm1((1 - a) * log_ratio)
-
-
 _TAIL = 7.5  # the distance beyond which a unit Gaussian has 1e-13 of its mass
 _DROP = _TAIL**2 / 2  # the decrease of a unit Gaussian's log density at that distance
 # Gauss-Legendre rules: for the window around small y, and for the other two windows.
@@ -117,29 +107,12 @@ _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
 _QUADRATURE_ERROR = 1e-10
 
 
-class _Excess(NamedTuple):
-    """The integrand h and the lower limit of the integral E h for one kind of batch.
-
-    Attributes:
-      h: maps y, log(1 + y) and the order a to a pair (exponent, mantissa), which
-        represents h = mantissa e^exponent.
-      start: maps σ to the lower limit of the integral over u.
-    """
-
-    h: Callable[..., tuple[jax.Array, jax.Array]]
-    start: Callable[[jax.Array], jax.Array]
-
-
-_POISSON = _Excess(_poisson_integrand, lambda sigma: jnp.full_like(sigma, -_TAIL))
-_FIXED_SIZE = _Excess(_fixed_size_integrand, lambda sigma: 0.5 / sigma)
-
-
 def _log_integrand(
-    excess: _Excess, u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
+    u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
     """The log of the integrand h(y) e^{−u²/2} at u."""
     _, y, log_ratio = _likelihood(u, sigma, q)
-    exponent, mantissa = excess.h(y, log_ratio, a)
+    exponent, mantissa = _integrand(y, log_ratio, a)
     return exponent + jnp.log(jnp.maximum(mantissa, SMALL)) - 0.5 * u * u
 
 
@@ -174,7 +147,6 @@ def _peaks(
 
 
 def _edge(
-    excess: _Excess,
     start: jax.Array,
     limit: jax.Array,
     floor: jax.Array,
@@ -193,7 +165,7 @@ def _edge(
         return start + sign * _TAIL * jnp.expm1(t * reach)
 
     def is_below(t: jax.Array) -> jax.Array:
-        above = jax.vmap(lambda u: _log_integrand(excess, u, *density) > floor)
+        above = jax.vmap(lambda u: _log_integrand(u, *density) > floor)
         return ~above(at(t))
 
     return at(bisect(is_below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
@@ -205,39 +177,37 @@ class _Windows(NamedTuple):
     Attributes:
       highest: the log of the integrand's maximum, for scaling, f[*b].
       crossing: the u at which q e^z = 1 − q, near which the nodes are densest, f[*b].
-      first, split: the ends of the window of small y, equal for all orders, f[*b].
+      split: the end of the window of small y, equal for all orders, f[*b]. The window
+        begins at −_TAIL.
       lows, highs: the lower and upper ends of the other two windows, f[2, *b].
     """
 
     highest: jax.Array
     crossing: jax.Array
-    first: jax.Array
     split: jax.Array
     lows: jax.Array
     highs: jax.Array
 
 
-def _windows(excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
+def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
     """The windows of u outside of which the integrand is negligible."""
     log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
     bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
-    first = excess.start(sigma)
-    bump = jnp.maximum(bump, first)
     split = bump + _TAIL
     limit = jnp.maximum(jnp.maximum(a, 2.0) / sigma + _TAIL, split)
     border = jnp.clip(crossing, split, limit)
     left, right = _peaks(sigma, a, crossing)
     left, right = jnp.clip(left, split, border), jnp.clip(right, border, limit)
     density = sigma, q, a
-    highest = _log_integrand(excess, jnp.maximum(first, -1.0), *density)
+    highest = _log_integrand(jnp.full_like(sigma, -1.0), *density)
     for u in (bump, left, right):
-        highest = jnp.maximum(highest, _log_integrand(excess, u, *density))
+        highest = jnp.maximum(highest, _log_integrand(u, *density))
     floor = highest - _DROP
     starts = jnp.stack([left, left, right, right])
     limits = jnp.stack(jnp.broadcast_arrays(split, border, border, limit))
-    ends = _edge(excess, starts, limits, floor, density)
-    return _Windows(highest, crossing, first, split, ends[::2], ends[1::2])
+    ends = _edge(starts, limits, floor, density)
+    return _Windows(highest, crossing, split, ends[::2], ends[1::2])
 
 
 def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
@@ -250,7 +220,6 @@ def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array
 
 
 def _window_sum(
-    excess: _Excess,
     low: jax.Array,
     high: jax.Array,
     crossing: jax.Array,
@@ -290,7 +259,7 @@ def _window_sum(
         z, y, log_ratio = _likelihood(u, sigma, q)
         share = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
         u, weight, y, log_ratio, share = _barrier((u, weight, y, log_ratio, share))
-        exponent, mantissa = excess.h(y, log_ratio, a)
+        exponent, mantissa = _integrand(y, log_ratio, a)
         term = weight * mantissa * jnp.exp(exponent - 0.5 * u * u - highest)
         # A bound on the rounding error of the term, in units of 8 ULP.
         ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
@@ -301,39 +270,129 @@ def _window_sum(
     return total * c * half
 
 
-def _log_excess(
-    excess: _Excess, sigma: jax.Array, q: jax.Array, a: jax.Array
-) -> jax.Array:
+def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    """An upper bound on log E h(y) for Poisson sampling, h(y) = (1 + y)^a − 1 − a y.
+
+    The Rényi divergence of order a is log(1 + E h(y)) / (a − 1). The noise multiplier
+    is sigma >= 0.1, the sampling rate is q, 1e-60 <= q <= 1, and the order is a > 1.
+    """
     # Windows are not differentiated, since their positions do not change the integral.
     # The derivatives are computed in forward mode (`float64`), which stores no terms of
     # sums.
     fixed = jax.lax.stop_gradient
-    at = fixed(_windows(excess, fixed(sigma), fixed(q), fixed(a)))
+    at = fixed(_windows(fixed(sigma), fixed(q), fixed(a)))
 
     def window_sum(low: jax.Array, high: jax.Array, rule: _Rule) -> jax.Array:
         density = sigma, q, a
-        return _window_sum(excess, low, high, at.crossing, at.highest, density, rule)
+        return _window_sum(low, high, at.crossing, at.highest, density, rule)
 
-    total = window_sum(at.first, at.split, _FIRST_RULE)
+    total = window_sum(jnp.full_like(sigma, -_TAIL), at.split, _FIRST_RULE)
     others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(at.lows, at.highs)
     total = total + jnp.sum(others, axis=0)
     error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(at.highest)
     return at.highest + jnp.log(total) - LOG_SQRT_2PI + error
 
 
-def poisson(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    """An upper bound on log E h(y) for Poisson sampling, h(y) = (1 + y)^a − 1 − a y.
+_LEAST_NOISE, _MOST_NOISE = 0.1, 1e60  # where the quadrature holds
+# Noise multiplier over order, above which a curve equals its first term to an ulp.
+_FAR = 1e20
 
-    The Rényi divergence of order a is log(1 + E h(y)) / (a − 1). The noise multiplier
-    is sigma >= 0.1, the sampling rate is q, 1e-60 <= q <= 1, and the order is a > 1.
+
+def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
+    """An upper bound on the Rényi divergence a / (2σ²), for finite positive a and σ."""
+    # Mironov (2017), Proposition 7, https://arxiv.org/abs/1702.07476: a / (2σ²).
+    # The compiler would rewrite a / σ / σ as a / σ², and σ² may overflow or underflow.
+    root = jnp.sqrt(a) / sigma
+    return 0.5 * root * root * (1 + 4 * ULP) + SMALL
+
+
+@float64("up")
+def gaussian64(sigma: jax.Array, a: jax.Array) -> jax.Array:
+    is_order = (a > 1) & (a < jnp.inf)
+    regular = is_order & (sigma > 0) & (sigma < jnp.inf)
+    value = _gaussian(jnp.where(regular, sigma, 1.0), jnp.where(regular, a, 2.0))
+    # Infinite noise releases nothing; every other irregular argument gives inf.
+    silent = is_order & (sigma == jnp.inf)
+    return jnp.where(regular, value, jnp.where(silent, 0.0, jnp.inf))
+
+
+@float64("up")
+def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
+    # Mironov, Talwar and Zhang (2019), Theorems 4 and 5,
+    # https://arxiv.org/abs/1908.10530: the divergence of the mixture from N(0, σ²) is
+    # the larger one, and is log E (1 + y)^a over a − 1.
+    # Each argument is made regular separately, so that every argument retains its shape
+    # and nothing is broadcast before the quadrature.
+    inside = (sigma >= _LEAST_NOISE) & (sigma <= _MOST_NOISE)
+    below = (sigma > 0) & (sigma < _LEAST_NOISE)
+    above = (sigma > _MOST_NOISE) & (sigma < jnp.inf)
+    is_rate, is_order = (q >= 0) & (q <= 1), (a > 1) & (a < jnp.inf)
+    nothing = (q == 0) | (sigma == jnp.inf)
+    # The divergence grows with q, so raising a tiny q to 1e-60 gives an upper bound.
+    q = jnp.maximum(jnp.where(is_rate & (q > 0), q, 0.5), 1e-60)
+    a = jnp.where(is_order, a, 2.0)
+    excess = log_excess(jnp.where(inside, sigma, 1.0), q, a)
+    # Below the range: moments are jointly convex, so the moment of the mixture is at
+    # most q times the moment of the Gaussian mechanism plus 1 − q.
+    log_moment = (a - 1.0) * _gaussian(jnp.where(below, sigma, 1.0), a)
+    log_convex = jnp.log(q) + log_moment + jnp.log(-jnp.expm1(-log_moment))
+    log_convex = log_convex + 64 * ULP * (1 + log_moment)
+    value = jax.nn.softplus(jnp.where(inside, excess, log_convex)) / (a - 1.0)
+    # Above the range: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a. Where aσ⁻¹ is
+    # small, E h is a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹.
+    far = jnp.where(above, sigma, 1.0)
+    first_term = _gaussian(far, a) * jnp.where(a * _FAR <= far, q * q, 1.0)
+    value = jnp.where(above, first_term, value) * (1 + 16 * ULP) + SMALL
+    value = jnp.where(inside | below | above, value, jnp.inf)
+    value = jnp.where(nothing & (sigma >= 0), 0.0, value)
+    return jnp.where(is_rate & is_order, value, jnp.inf)
+
+
+def _total_variation(rho: jax.Array) -> jax.Array:
+    """An upper bound on δ(0), the total variation distance of two distributions.
+
+    The argument rho is the Rényi divergence of some order above 1, which is at least
+    the Kullback-Leibler divergence. The result is the smaller of Pinsker's bound and
+    the bound of Bretagnolle and Huber.
     """
-    return _log_excess(_POISSON, sigma, q, a)
+    # The two bounds are sqrt(ρ/2) and sqrt(1 − e^{−ρ}).
+    some = rho > 0  # the square root has no derivative at 0
+    rho = jnp.where(some, rho, 1.0)
+    bound = jnp.minimum(np.sqrt(0.5) * jnp.sqrt(rho), jnp.sqrt(-jnp.expm1(-rho)))
+    return jnp.where(some, bound * (1 + 4 * ULP), 0.0)
 
 
-def fixed_size(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
-    """An upper bound on log E h(y) for batches of fixed size.
+@float64("up")
+def epsilon64(rho: jax.Array, a: jax.Array, delta: jax.Array) -> jax.Array:
+    regular = (rho >= 0) & (rho < jnp.inf) & (a > 1) & (a < jnp.inf)
+    regular = regular & (delta > 0) & (delta <= 1)
+    rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
+    delta = jnp.where(regular, delta, 0.5)
+    # Canonne, Kamath and Steinke (2020), Proposition 12,
+    # https://arxiv.org/abs/2004.00010:
+    # ε = ρ + log(1 − 1/a) − (log δ + log a) / (a − 1).
+    discount = jnp.log1p(-1.0 / a)
+    price = (jnp.log(delta) + jnp.log(a)) / (a - 1.0)
+    error = 8 * ULP * (rho - discount + (jnp.log(a) - jnp.log(delta)) / (a - 1.0))
+    value = jnp.maximum(rho + discount - price + error, 0.0)
+    # δ(0) is at most the total variation, so ε = 0 holds for every δ above it.
+    value = jnp.where(_total_variation(rho) <= delta, 0.0, value)
+    return jnp.where(regular, value, jnp.inf)
 
-    The Rényi divergence of order a of the trade-off curve C_q(G_μ), with μ = 1/σ, is
-    log(1 + E h(y)) / (a − 1). The arguments have the ranges of `poisson`.
-    """
-    return _log_excess(_FIXED_SIZE, sigma, q, a)
+
+@float64("up")
+def delta64(rho: jax.Array, a: jax.Array, epsilon: jax.Array) -> jax.Array:
+    regular = (rho >= 0) & (rho < jnp.inf) & (a > 1) & (a < jnp.inf)
+    regular = regular & (epsilon >= 0)
+    least = epsilon == jnp.inf
+    rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
+    epsilon = jnp.where(regular & ~least, epsilon, 1.0)
+    # The same proposition, solved for δ:
+    # log δ = (a − 1) (ρ − ε + log(1 − 1/a)) − log a.
+    discount = jnp.log1p(-1.0 / a)
+    gap = rho - epsilon + discount + 8 * ULP * (rho + epsilon - discount)
+    log_delta = (a - 1.0) * gap - jnp.log(a) * (1 - 8 * ULP)
+    # The result is positive even if δ underflows, unless nothing is released.
+    value = jnp.maximum(jnp.exp(jnp.minimum(log_delta, 0.0)), TINY)
+    value = jnp.minimum(value, _total_variation(rho))
+    return jnp.where(regular, jnp.where(least, 0.0, value), 1.0)

@@ -22,14 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import validate
-from dpjax._core.dtypes import at_least_float32
 from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, DTypeLike, Key
 from dpjax._matrices.streaming import node_level
 from dpjax.noise.tree import node_noise
-
-__all__ = ["empty_ring", "push", "query", "tree_key", "window_variance"]
 
 _Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -54,12 +50,8 @@ def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
-    """A ring of zeros for windows of `window` steps and vectors f[d].
-
-    The dtype is widened to at least float32.
-    """
-    slots, _ = _layout(validate.static_int("window", window, minimum=1))
-    dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
+    """A ring of zeros for windows of `window` steps and vectors f[d]."""
+    slots, _ = _layout(window)
     nodes = jnp.zeros((slots.sum(), dimension), dtype)
     return Ring(nodes, jnp.zeros((len(slots), dimension), dtype))
 
@@ -192,16 +184,10 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
       f64[T]: for each t = 1, …, T, the sum Σ β^{2(t − z)} over the nodes that partition
       the window max(t − n, 0) + 1, …, t, where z is the step at which a node ends.
 
-    Raises:
-      ValueError: an argument is out of range.
-
     Example:
       >>> window_variance(4, 3, 0.5)  # of 2..4: nodes [2, 2] and [3, 4]
       array([1.    , 1.    , 1.25  , 1.0625])
     """
-    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    window = validate.static_int("window", window, minimum=1)
-    validate.decay("decay", decay)
     step = np.arange(1, num_steps + 1)
     start, total = np.maximum(step - window, 0), np.zeros(num_steps)
     # The loop of `query` for all steps at once. The weight of a node that ends at z is

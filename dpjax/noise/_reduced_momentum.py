@@ -35,16 +35,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import validate
-from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
 from dpjax._core.typing import DTypeLike, Key
 from dpjax._matrices.streaming import buffered_tree, tree_weights
 from dpjax.noise._gaussian import gaussian_like
+from dpjax.noise._windows import Ring, empty_ring, push, query, window_variance
 from dpjax.noise.tree import prefix_variance
-from dpjax.noise.windows import Ring, empty_ring, push, query, window_variance
-
-__all__ = ["Terms", "init", "momentum_variance", "tree_keys", "update"]
 
 T = TypeVar("T")
 
@@ -99,7 +96,6 @@ def init(
       dimension: d, the length of a step's sums f[d].
       dtype: the dtype of the state, which is widened to at least float32.
     """
-    dtype = at_least_float32(jax.dtypes.canonicalize_dtype(dtype))
     ring = empty_ring(steps_per_epoch, dimension, dtype)
     drift = jnp.zeros(dimension, dtype)
     # No step subtracts the node at the highest level.
@@ -225,21 +221,12 @@ def momentum_variance(
       common. So the variances of the estimates P_t and M_t, and their covariance,
       follow a recursion.
 
-    Raises:
-      ValueError: an argument is out of range.
-
     Example:
       >>> variance = momentum_variance(6, 2, decay=0.5, refresh=0.1)
       >>> variance.anchor.round(3)
       array([1.   , 1.   , 1.312, 1.322, 1.657, 1.205])
     """
-    n = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    validate.closed_unit("refresh", refresh)
-    if num_steps % n:
-        raise ValueError(
-            f"num_steps must be a multiple of steps_per_epoch, {n}; got {num_steps!r}."
-        )
+    n = steps_per_epoch
     fresh = window_variance(num_steps, n, decay).reshape(-1, n)
     first = (np.arange(1, num_steps + 1) < 2 * n).reshape(-1, n)
     keep, fade = 1 - refresh, float(decay) ** n
