@@ -363,7 +363,7 @@ def scikit_learn(problem, epsilon, key, known=None):
 
 METHODS = {
     "output perturbation": output_perturbation,
-    "the same, printed constants": functools.partial(
+    "output perturbation, published constants": functools.partial(
         output_perturbation, noise="printed"
     ),
     "objective perturbation": objective_perturbation,
