@@ -320,10 +320,10 @@ CHECKED = {
     "as it should be": lambda x, mask: _clipped(x, mask).sum(axis=0),
     "clipping skipped": lambda x, mask: jnp.sum(x, axis=0, where=mask[:, None]),
     "the mask ignored": lambda x, mask: _clipped(x, mask | True).sum(axis=0),
-    "divided by how many are there": lambda x, mask: (
+    "divided by the actual batch size": lambda x, mask: (
         8 * _clipped(x, mask).sum(axis=0) / jnp.maximum(mask.sum(), 1)
     ),
-    "the order of the batch leaked": _first_counts_more,
+    "a result that depends on the order of the batch": _first_counts_more,
 }
 
 

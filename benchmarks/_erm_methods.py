@@ -384,7 +384,7 @@ def scikit_learn(problem, epsilon, key, known=None):
 
 METHODS = {
     "output perturbation": output_perturbation,
-    "the same, printed constants": published_output_perturbation,
+    "output perturbation, published constants": published_output_perturbation,
     "objective perturbation": objective_perturbation,
     "objective perturbation, scaled": scaled_objective_perturbation,
     "plan, whitened": whitened_plan,

@@ -262,7 +262,7 @@ def kong_ribero():
                     ours,
                 ]
             )
-    columns = {"m": "{}", "l": "{}", "their constant": "{:.4f}"}
+    columns = {"m": "{}", "l": "{}", "published constant": "{:.4f}"}
     columns |= {"true constant": "{:.4f}", "composition": "{:.2f}"}
     columns |= {"Theorem 4.3": "{:.0f}", "Theorem 4.5": "{:.3f}"}
     columns |= {"with the true constant": "{:.2f}", "minorant": "{:.2f}"}

@@ -89,8 +89,8 @@ def steps_in_turn(
         functions[name] = step
     times = take_turns(functions, rounds=rounds)
     base = next(iter(times.values())).median
-    columns = {"transformation": "{}", "ms": "{:.3g}", "least": "{:.3g}"}
-    columns |= {"most": "{:.3g}", "over independent": "{:.2f}"}
+    columns = {"transformation": "{}", "ms": "{:.3g}", "minimum, ms": "{:.3g}"}
+    columns |= {"maximum, ms": "{:.3g}", "ratio to independent": "{:.2f}"}
     rows = [
         [name, 1e3 * t.median, 1e3 * t.least, 1e3 * t.most, t.median / base]
         for name, t in times.items()

@@ -155,7 +155,7 @@ def grid_speed(points, found):
         total = (time.perf_counter() - start) * points / done
         rows.append([name, orders, done, total, total / ours])
     columns = {"accountant": "{}", "orders": "{}", "points timed": "{:,}"}
-    columns |= {"seconds": "{:.3g}", "times dpjax": "{:.0f}"}
+    columns |= {"seconds": "{:.3g}", "ratio to dpjax": "{:.0f}"}
     return Table("grid", columns, rows)
 
 
@@ -187,7 +187,7 @@ def calibration(found, seconds):
     """The noise multiplier for ε = 2 by privacy-loss distributions."""
     columns = {"q": "{}", "steps": "{}", "δ": "{}", "dpjax, s": "{:.2f}"}
     columns |= {"dpjax, σ": "{:.5f}", "dp-accounting, s": "{:.1f}"}
-    columns |= {"dp-accounting, σ": "{:.5f}", "times": "{:.0f}"}
+    columns |= {"dp-accounting, σ": "{:.5f}", "ratio of times": "{:.0f}"}
     program = jax.jit(our_pld)
     rows = []
     for _, q, steps, delta in SETTINGS[1:5]:

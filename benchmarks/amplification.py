@@ -199,7 +199,7 @@ def peers(samples, found):
         rows.append(row)
     columns = {"λ": "{}", "ε": "{:g}", "dpjax, ms": "{:.0f}"}
     columns |= {"jax_privacy, ms a sample": "{:.2f}", "samples": "{:.1e}"}
-    columns |= {"hours": "{:.3g}", "times dpjax": "{:.1e}"}
+    columns |= {"hours": "{:.3g}", "ratio to dpjax": "{:.1e}"}
     return Table("peers", columns, rows)
 
 

@@ -199,7 +199,7 @@ def one_run():
 
 # Of each group of theirs: its tests, the question, our answers (None where there are
 # none to give), and what is different.
-ELSE = "asks something else"
+ELSE = "other questions"
 
 
 def groups(naive):
@@ -210,25 +210,26 @@ def groups(naive):
             ("test_epsilon_clopper_pearson_explicit",),
             "ε at a given threshold",
             at_a_threshold,
-            "ours takes the better of both errors",
+            "dpjax uses the better of both error rates",
         ),
         (
             ("test_epsilon_clopper_pearson_tight",),
             "ε at all thresholds",
             lambda: all_thresholds(2_000_000, (0.3, 1.0, 1.5)),
-            "ours has one way where theirs has four, so that each is asked once",
+            "dpjax has one method where jax_privacy has four, so that each case is "
+            "computed once",
         ),
         (
             ("test_epsilon_clopper_pearson_tight_multi_split",),
             "ε at all thresholds, fewer scores",
             lambda: all_thresholds(100_000, (0.7, 1.0, 1.5)),
-            "without splitting the scores",
+            "dpjax does not split the scores",
         ),
         (
             ("test_epsilon_from_gdp_tight",),
             "ε of a Gaussian mechanism",
             of_gaussians,
-            "ours is a bound, theirs counts at one threshold",
+            "dpjax returns a bound, jax_privacy counts at one threshold",
         ),
         (
             (
@@ -253,13 +254,14 @@ def groups(naive):
             ("test_one_run_p_value",),
             "whether guesses in one run refute ε",
             lambda: p_values(naive),
-            "not asked where p is 0, a half or more, or δ = 1",
+            "cases with p = 0, p of a half or more, or δ = 1 are omitted",
         ),
         (
             ("test_epsilon_one_run_close",),
             "ε and f-DP from one run",
             one_run,
-            "ours at four numbers of guesses fixed before, theirs at all thresholds",
+            "dpjax uses four numbers of guesses that are fixed in advance, jax_privacy "
+            "all thresholds",
         ),
     ]
 
@@ -285,12 +287,18 @@ def main():
             rest,
             0,
             0,
-            "its own parts (hulls, bootstrap settings, counts), area and rates of the "
-            "convex hull where ours are of the scores, accuracy, arguments refused",
+            "internal parts of jax_privacy (hulls, bootstrap settings, counts), area "
+            "and rates of the convex hull (those of dpjax are of the scores), "
+            "accuracy, refused arguments",
         ]
     )
-    columns = {"asked": "{}", "its cases": "{}", "asked of ours": "{}", "alike": "{}"}
-    table = Table("cases", columns | {"what differs": "{}"}, rows)
+    columns = {
+        "question": "{}",
+        "cases of jax_privacy": "{}",
+        "cases for dpjax": "{}",
+        "equal answers": "{}",
+    }
+    table = Table("cases", columns | {"difference": "{}"}, rows)
     print_tables(table, Table("all", {"cases": "{}"}, [[sum(count.values())]]))
     write("auditing.cases", arguments, [table], packages=(*OURS, "jax_privacy"))
 

@@ -122,7 +122,11 @@ def one_run():
             ]
         )
         print(*rows[-1], flush=True)
-    columns = {"ε": "{:g}", "Gaussian, 95 %": "{:.2f}", "0.9 or more, %": "{:.0f}"}
+    columns = {
+        "ε": "{:g}",
+        "Gaussian, 95 %": "{:.2f}",
+        "runs with 0.9 or more, %": "{:.0f}",
+    }
     columns |= {"Gaussian, 99 %": "{:.2f}", "any scores, 95 %": "{:.2f}"}
     columns |= {"coins, f-DP, 95 %": "{:.2f}", "coins, ε, 95 %": "{:.2f}"}
     columns |= {"first run, s": "{:.0f}", "further runs, s": "{:.1f}"}
@@ -142,8 +146,16 @@ def mechanisms():
         what = "all updates, " + ("matched filter" if mechanism.white else "their sum")
         rows.append([name, what, f"{CANARIES:,} canaries", said, found, found / said])
         print(*rows[-1], flush=True)
-    columns = {"mechanism": "{}", "the attack sees": "{}", "of": "{}"}
-    columns |= {"ε reported": "{:.2f}", "ε at least": "{:.2f}", "ratio": "{:.2f}"}
+    columns = {
+        "mechanism": "{}",
+        "input of the attack": "{}",
+        "size of the audit": "{}",
+    }
+    columns |= {
+        "ε reported": "{:.2f}",
+        "lower bound on ε": "{:.2f}",
+        "bound / reported ε": "{:.2f}",
+    }
     return Table("mechanisms", columns, rows)
 
 
@@ -167,7 +179,7 @@ def samplers():
             sampled, num=SAMPLED_CANARIES, key=jax.random.key(4)
         )
         said = float(sampled.reported(LARGE_DELTA))
-        exact = "yes" if sampled.tight else "no, from above"
+        exact = "yes" if sampled.tight else "no, an upper bound"
         of = f"{SAMPLED_CANARIES:,} canaries"
         rows.append([name, exact, of, said, proven(scores, LARGE_DELTA)])
         print(*rows[-1], flush=True)
@@ -176,8 +188,12 @@ def samplers():
     of = f"{len(scores.inside):,} canaries in {PLAN_RUNS} runs"
     rows.append(["dpjax.plan", "yes", of, said, proven(scores, LARGE_DELTA)])
     rows = [[*row, row[-1] / row[-2]] for row in rows]
-    columns = {"who takes part": "{}", "ε exact": "{}", "of": "{}"}
-    columns |= {"ε reported": "{:.2f}", "ε at least": "{:.2f}", "ratio": "{:.2f}"}
+    columns = {"sampler": "{}", "is ε exact": "{}", "size of the audit": "{}"}
+    columns |= {
+        "ε reported": "{:.2f}",
+        "lower bound on ε": "{:.2f}",
+        "bound / reported ε": "{:.2f}",
+    }
     return Table("samplers", columns, rows)
 
 
@@ -195,8 +211,13 @@ def solvers():
             found = proven(scores, delta)
         rows.append([name, f"{2 * runs:,} runs", delta, said, found, found / said])
         print(*rows[-1], flush=True)
-    columns = {"solver": "{}", "of": "{}", "δ": "{:g}", "ε reported": "{:.2f}"}
-    columns |= {"ε at least": "{:.2f}", "ratio": "{:.2f}"}
+    columns = {
+        "solver": "{}",
+        "size of the audit": "{}",
+        "δ": "{:g}",
+        "ε reported": "{:.2f}",
+    }
+    columns |= {"lower bound on ε": "{:.2f}", "bound / reported ε": "{:.2f}"}
     return Table("solvers", columns, rows)
 
 
@@ -218,8 +239,10 @@ def events():
         rows.append([name, mechanism.delta, said, found, found / said, of_twin])
         print(*rows[-1], flush=True)
     columns = {"mechanism": "{}", "δ": "{:g}", "ε reported": "{:.2f}"}
-    columns |= {"ε at least": "{:.2f}", "ratio": "{:.2f}"}
-    return Table("events", columns | {"ε at least, half of the noise": "{:.2f}"}, rows)
+    columns |= {"lower bound on ε": "{:.2f}", "bound / reported ε": "{:.2f}"}
+    return Table(
+        "events", columns | {"lower bound on ε with half of the noise": "{:.2f}"}, rows
+    )
 
 
 def needed(scores, said, delta):
@@ -268,7 +291,7 @@ def broken_at_random():
         many = f"{needed(scores, _audits_solvers.reported(name), solver.delta)} runs"
         rows.append([f"{name}: {solver.broken}", "`epsilon_lower`", many])
         print(*rows[-1], flush=True)
-    columns = dict.fromkeys(("broken", "found by", "of"), "{}")
+    columns = dict.fromkeys(("mistake", "detected by", "size of the audit"), "{}")
     return Table("broken_at_random", columns, rows)
 
 
@@ -286,7 +309,11 @@ def broken():
         if not report.passed:
             rows.append([name, f"`check`: {report.worst.change}", f"{calls} calls"])
             print(*rows[-1], flush=True)
-    return Table("broken", dict.fromkeys(("broken", "found by", "of"), "{}"), rows)
+    return Table(
+        "broken",
+        dict.fromkeys(("mistake", "detected by", "size of the audit"), "{}"),
+        rows,
+    )
 
 
 def trainings():
@@ -336,7 +363,7 @@ def trainings():
             jax.block_until_ready(outputs)
             rows.append([name, sees, time.perf_counter() - start])
             print(*rows[-1], flush=True)
-    columns = {"mechanism": "{}", "returned": "{}", "s": "{:.1f}"}
+    columns = {"mechanism": "{}", "output of a run": "{}", "seconds": "{:.1f}"}
     return Table("trainings", columns, rows)
 
 

@@ -79,8 +79,8 @@ def noise():
             ]
             for name, t in times.items()
         ]
-    columns = {"parameters": "{}", "": "{}", "ms": "{:.2f}", "least": "{:.2f}"}
-    columns |= {"over normal": "{:.1f}", "s to compile": "{:.2f}"}
+    columns = {"parameters": "{}", "": "{}", "ms": "{:.2f}", "minimum, ms": "{:.2f}"}
+    columns |= {"ratio to jax.random.normal": "{:.1f}", "compile, s": "{:.2f}"}
     return Table("noise", columns, rows)
 
 
@@ -106,7 +106,11 @@ def steps():
         cells = 1e3 * real, 1e3 * discrete, discrete / real, memory, lost
         rows.append([name, f"{dimension:,}", size, *cells])
     columns = {"network": "{}", "parameters": "{}", "batch": "{}", "real, ms": "{:.1f}"}
-    columns |= {"discrete, ms": "{:.1f}", "ratio": "{:.2f}", "memory": "{:.2f}"}
+    columns |= {
+        "discrete, ms": "{:.1f}",
+        "ratio": "{:.2f}",
+        "ratio of memory": "{:.2f}",
+    }
     columns |= {"noise over clip norm, at a multiplier of 1": "{:.4f}"}
     return Table("steps", columns, rows)
 

@@ -103,7 +103,7 @@ def measure(name: str, peers: list[str], seconds: float) -> list[Table]:
         programs[f"dpjax {engine}"](params, batch)[1].norm
         for engine in ("bookkeeping", "vmap")
     )
-    columns = {"": "{}", "ms": "{:.1f}", "least and most": "{:.1f} to {:.1f}"}
+    columns = {"": "{}", "ms": "{:.1f}", "minimum to maximum, ms": "{:.1f} to {:.1f}"}
     columns |= {"calls": "{}", "MB": "{:.1f}", "compile, s": "{:.1f}"}
     excess = "norms by rows exceed those of gradients by"
     network = {"parameters": "{:,}", "batch": "{}", excess: "{:.0e}"}

@@ -139,7 +139,7 @@ def errors(with_peers):
             rows.append([name, n_b, epochs, decay, label, product / bound])
             print(*rows[-1], flush=True)
     columns = dict.fromkeys(("workload", "steps an epoch", "epochs", "decay"), "{}")
-    columns |= {"strategy": "{}", "over the bound": "{:.3f}"}
+    columns |= {"strategy": "{}", "error / lower bound": "{:.3f}"}
     return Table("error", columns, rows)
 
 
@@ -170,7 +170,7 @@ def schedules():
             rows.append([name, falls, label, float(same), float(varying / same)])
             print(*rows[-1], flush=True)
     columns = dict.fromkeys(("workload", "learning rate", "strategy"), "{}")
-    columns |= {"μ × error": "{:.3g}", "with a schedule": "{:.3f} times"}
+    columns |= {"μ × error": "{:.3g}", "error with a schedule": "{:.3f} times"}
     return Table("schedules", columns, rows)
 
 
@@ -201,7 +201,7 @@ def searches(with_peers):
             taken.append(time.perf_counter() - start)
         rows.append(["jax_privacy, banded", 31, 2000, *taken])
     columns = {"strategy": "{}", "vectors": "{}", "steps": "{}"}
-    columns |= {"first, s": "{:.1f}", "again, s": "{:.1f}"}
+    columns |= {"first search, s": "{:.1f}", "later search, s": "{:.1f}"}
     return Table("searches", columns, rows)
 
 

@@ -102,9 +102,9 @@ def noise(size):
             same = "yes" if np.array_equal(values[count], values[1]) else "no"
             milliseconds = 1e3 * times[count].median
             rows.append([kind, count, *found[count], same, milliseconds])
-    columns = {"noise": "{}", "devices": "{}", "drawn by each": "{:,}"}
-    columns |= {"collectives": "{}", "temporaries of each, MiB": "{:.1f}"}
-    columns |= {"the values of one device": "{}", "ms": "{:.0f}"}
+    columns = {"noise": "{}", "devices": "{}", "numbers drawn by each device": "{:,}"}
+    columns |= {"collectives": "{}", "temporaries of each device, MiB": "{:.1f}"}
+    columns |= {"same values as on one device": "{}", "ms": "{:.0f}"}
     return Table("noise", columns, rows)
 
 
@@ -117,7 +117,10 @@ def memory(size=10**8, count=8):
         temporary = update.memory_analysis().temp_size_in_bytes / MEBIBYTE
         rows.append([kind, size, count, stored, temporary])
     columns = {"noise": "{}", "parameters": "{:,}", "devices": "{}"}
-    columns |= {"state of each, MiB": "{:.1f}", "temporaries of each, MiB": "{:.1f}"}
+    columns |= {
+        "state of each device, MiB": "{:.1f}",
+        "temporaries of each device, MiB": "{:.1f}",
+    }
     return Table("memory", columns, rows)
 
 
@@ -204,7 +207,7 @@ def sequences():
             layers = "recomputed" if recompute else "kept"
             rows.append([length, batch, layers, name, used, used / plain])
     columns = {"tokens": "{:,}", "batch": "{}", "layers": "{}", "gradient": "{}"}
-    columns |= {"temporaries, MiB": "{:.0f}", "times plain": "{:.2f}"}
+    columns |= {"temporaries, MiB": "{:.0f}", "ratio to plain": "{:.2f}"}
     return Table("sequences", columns, rows)
 
 

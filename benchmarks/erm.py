@@ -47,7 +47,7 @@ import matplotlib.pyplot as plt
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 SCALED, WHITENED = "objective perturbation, scaled", "plan, whitened"
-DRAWN = (WHITENED, SCALED, "printed", "diffprivlib")
+DRAWN = (WHITENED, SCALED, "published", "diffprivlib")
 
 
 class Found(NamedTuple):
@@ -111,7 +111,7 @@ def draw(path):
         drawn = [method for method in DRAWN if method in table.columns]
         for number, method in enumerate(drawn):
             values = [row[method] for row in found]
-            label = "published figures" if method == "printed" else method
+            label = "published figures" if method == "published" else method
             axis.plot(EPSILONS, values, label=label, marker="os^D"[number])
         axis.set_title(name)
         axis.set_xscale("log")
@@ -142,7 +142,7 @@ def excess_table(problems, results, methods):
             rows.append(
                 [*row, *(found[m].excess if m in found else None for m in methods)]
             )
-    names = ["μ", "ε", "printed", "printed SGD"]
+    names = ["μ", "ε", "published", "published SGD"]
     columns = {"data": "{}"} | dict.fromkeys(names, "{:g}") | {"w = 0": "{:.3g}"}
     return Table("excess", columns | dict.fromkeys(methods, "{:.3g}"), rows)
 
@@ -177,8 +177,8 @@ def claims_table(problems, results):
             both += ours.excess < sgd.excess and ours.seconds < sgd.seconds
     total = len(problems) * len(EPSILONS)
     counts = {
-        "at most the printed excess": at_most,
-        "the same, and the printed one at most that of w = 0 here": telling,
+        "at most the published excess": at_most,
+        "at most the published excess, which is at most that of w = 0": telling,
         "less loss than noisy SGD": loss,
         "less time than noisy SGD": sooner,
         "both": both,

@@ -58,7 +58,7 @@ def main():
     """Run the tests."""
     arguments = parser(__doc__).parse_args()
     rows = [[kind, *counted(*test)] for kind, test in KINDS.items()]
-    columns = {"fault": "{}", "tried": "{}", "survived": "{}"}
+    columns = {"fault": "{}", "cases": "{}", "survived": "{}"}
     table = Table("faults", columns, rows)
     print_tables(table)
     write("faults", arguments, [table])

@@ -68,7 +68,12 @@ def timings():
             3.0, **shape, **bounded
         ),
     }
-    columns = {"call": "{}", "ms": "{:.1f}", "most": "{:.1f}", "first, s": "{:.1f}"}
+    columns = {
+        "call": "{}",
+        "ms": "{:.1f}",
+        "maximum, ms": "{:.1f}",
+        "first, s": "{:.1f}",
+    }
     rows = [
         [name, 1e3 * times.median, 1e3 * times.most, times.first]
         for name, times in take_turns(cases, rounds=ROUNDS).items()

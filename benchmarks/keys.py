@@ -61,8 +61,8 @@ def generators():
     for size in SIZES:
         rows += measured(f"{size:,} normals", functools.partial(draw, size))
     rows += measured(f"noise on {len(SHAPES)} leaves", noise_step)
-    columns = {"": "{}", "generator": "{}", "ms": "{:.2f}", "least": "{:.2f}"}
-    columns |= {"over Threefry": "{:.1f}", "s to compile": "{:.2f}"}
+    columns = {"": "{}", "generator": "{}", "ms": "{:.2f}", "minimum, ms": "{:.2f}"}
+    columns |= {"ratio to Threefry": "{:.1f}", "compile, s": "{:.2f}"}
     columns |= {"temporaries, MiB": "{:.1f}"}
     return Table("generators", columns, rows)
 

@@ -155,7 +155,7 @@ def main() -> None:
     options.add_argument("networks", nargs="*", metavar="NETWORK", default=NETWORKS)
     options.add_argument("--seconds", type=float, default=4.0, help="for each function")
     arguments = options.parse_args()
-    columns = {"": "{}", "ms": "{:.1f}", "least and most": "{:.1f} to {:.1f}"}
+    columns = {"": "{}", "ms": "{:.1f}", "minimum to maximum, ms": "{:.1f} to {:.1f}"}
     for name in arguments.networks:
         times = take_turns(steps(name), rounds=ROUNDS, seconds=arguments.seconds)
         rows = [

@@ -124,8 +124,8 @@ def overhead():
             ratio = t.median / times["by hand"].median
             cells = [1e3 * x for x in (t.median, t.least, t.most)]
             rows.append([kind, name, *cells, ratio, temporaries[name], t.count])
-    columns = {"": "{}", "script": "{}", "ms": "{:.1f}", "least": "{:.1f}"}
-    columns |= {"most": "{:.1f}", "over by hand": "{:.3f}"}
+    columns = {"": "{}", "script": "{}", "ms": "{:.1f}", "minimum, ms": "{:.1f}"}
+    columns |= {"maximum, ms": "{:.1f}", "ratio to by hand": "{:.3f}"}
     columns |= {"temporaries, MiB": "{:.1f}", "calls": "{}"}
     return Table("overhead", columns, rows)
 

@@ -269,7 +269,7 @@ def epsilons() -> Table:
     """ε as printed, as printed should be, and of the code."""
     columns = {
         "run": "{}",
-        "printed": "{:.2f}",
+        "published": "{:.2f}",
         "Rényi, 2017 and 2020": "{:.2f}, {:.2f}",
         "ADD_REMOVE, Poisson": "{:.3f}",
         "REPLACE, Poisson": "{:.3f}",

@@ -214,7 +214,7 @@ def excess():
 def convex():
     """Excess losses of some methods without a regulariser."""
     table = excess()
-    shown = ["data", "ε", "printed", "output perturbation", "noisy GD"]
+    shown = ["data", "ε", "published", "output perturbation", "noisy GD"]
     shown += ["objective perturbation", "objective perturbation, scaled"]
     shown += ["plan, whitened", "diffprivlib"]
     shown = [name for name in shown if name in table.columns]

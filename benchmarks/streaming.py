@@ -174,9 +174,14 @@ def main():
         found = json.loads(done.stdout.splitlines()[-1])
         rows.append([name, size, 4 * WIDTH * size / 1e9, *found])
         print(rows[-1], flush=True)
-    columns = {"data": "{}", "examples": "{:,}", "GB": "{:.3g}", "plan, s": "{:.1f}"}
-    columns |= {"batch, ms": "{:.1f}", "step, ms": "{:.1f}"}
-    columns |= {"step, read ahead, ms": "{:.1f}", "grows by, MiB": "{:.0f}"}
+    columns = {
+        "data": "{}",
+        "examples": "{:,}",
+        "GB": "{:.3g}",
+        "making the plan, s": "{:.1f}",
+    }
+    columns |= {"reading a batch, ms": "{:.1f}", "step, ms": "{:.1f}"}
+    columns |= {"step with prefetch, ms": "{:.1f}", "memory growth, MiB": "{:.0f}"}
     table = Table("sources", columns, rows)
     print_tables(table)
     del arguments.case

@@ -100,7 +100,7 @@ def test_claims_against_diffprivlib_match_the_results():
 # Names that dpjax would have if a "no" on the page were wrong: a dotted name, or a
 # function with an argument for which it must raise.
 ABSENT = {
-    "a central limit theorem": [
+    "ε by a central limit theorem": [
         "accounting.gdp.central_limit_mu",
         "accounting.gdp.poisson_gaussian",
         "accounting.gdp.poisson_mu",
@@ -110,9 +110,9 @@ ABSENT = {
 # Names that dpjax has where the page does not say "no".
 PRESENT = {
     "noise for a target ε": ["plan"],
-    "clip norm that follows a quantile": ["QuantileClip"],
+    "clip norm that follows a quantile of the gradient norms": ["QuantileClip"],
     "correlated noise": ["correlated_noise", "strategies.optimize", "tree_momentum"],
-    "users as the unit": ["by_user"],
+    "users as the unit of privacy": ["by_user"],
     "cyclic Poisson sampling, balls in bins": [
         "sampling.cyclic_poisson",
         "sampling.random_bins",
@@ -134,7 +134,9 @@ PRESENT = {
         "accounting.pld.laplace",
         "accounting.pld.randomized_response",
     ],
-    "trees, examples several times": ["accounting.tree.momentum_mu"],
+    "tree noise, where an example takes part several times": [
+        "accounting.tree.momentum_mu"
+    ],
     "the last iterate alone": ["accounting.iteration.noisy_gd_mu"],
     "lower bounds on ε": [
         "auditing.epsilon_lower",

@@ -23,7 +23,7 @@ themselves. Unrolled, the recursion is the reconstruction of Tran and Cutkosky (
 Algorithm 4. Per step, the recursion reads O(log n) nodes, and their algorithm reads
 O(t/n log n).
 
-One tree (`dpjax.noise.windows`) for h is as good as one tree for δ and another for g.
+One tree (`dpjax.noise._windows`) for h is as good as one tree for δ and another for g.
 For two trees with sensitivities a and b and noise variances x and y, the privacy cost
 is a²/x + b²/y, and every estimate gets the variance x + y. The minimum product of cost
 and variance is (a + b)², which is also the product for one tree of the sum.
