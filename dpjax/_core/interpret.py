@@ -256,9 +256,9 @@ def _while(params: Mapping[str, Any]) -> Program:
         for_body, state = args[:second], args[second:]
         # A batch of loops runs until all loops have ended. The state of a loop that has
         # ended does not change.
-        while np.any(goes_on := cond(*for_cond, *state)[0]):
+        while (goes_on := cond(*for_cond, *state)[0]).any():
             after = body(*for_body, *state)
-            if np.ndim(goes_on):
+            if goes_on.ndim:
                 after = [
                     np.where(_pad_axes(goes_on, np.ndim(x)), y, x)
                     for x, y in zip(state, after, strict=True)

@@ -60,13 +60,13 @@ def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
 
 def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
     """The first n coefficients of a ratio of two polynomials of the shift, f64[n]."""
-    from scipy.linalg.blas import dtbsv  # here, since the import takes long
+    from scipy.linalg import blas  # here, since the import takes long
 
     # The coefficients solve a triangular band system. `scipy.signal.lfilter` gives the
     # same numbers, but its import takes twice as long as all others together.
     band = np.repeat(bottom[:, None], n, axis=1)
     driven = np.append(top, np.zeros(n))[:n]
-    return np.asarray(dtbsv(bottom.size - 1, band, driven, lower=1))
+    return blas.dtbsv(bottom.size - 1, band, driven, lower=1)  # pyright: ignore
 
 
 def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
