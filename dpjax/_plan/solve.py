@@ -37,7 +37,6 @@ SHARE = LEAST_SHARE
 # The search for the noise ends at this relative distance of ε below the target. After
 # this number of evaluations of ε, another search takes its place.
 _NEAR, _LOOKS = 2e-5, 8
-_LARGEST = 100.0  # the largest ε for which `_estimates` tells where to begin
 # A relative excess of the overflow's cost in ε, well above the error of an estimate.
 _CLEARLY = 0.02
 
@@ -491,19 +490,10 @@ def _guess(run: RunParameters) -> _amplified.Start:
         draws=run.num_steps / square,
         square=square,
     )
-    # The grid of an estimate is too coarse for a very large ε.
-    if not isinstance(mechanism.event(run), Composed) or run.epsilon > _LARGEST:
+    if not isinstance(mechanism.event(run), Composed):
         return start
 
-    def excess(noise: float) -> float:
-        event = mechanism.event(run.parameters(noise_multiplier=noise))
-        assert isinstance(event, Composed)
-        found = _estimates.epsilon(event, run.delta, run.epsilon)
-        # The bounds of `pld` are about 6e-6 above, and the search has a range.
-        return math.log(max(TINY, found) / run.epsilon) + 0.75 * _NEAR
+    def event(noise: float) -> Any:
+        return mechanism.event(run.parameters(noise_multiplier=noise))
 
-    for seen in itertools.islice(secants(excess, *start), _LOOKS):
-        start = _amplified.Start(math.exp(seen.log), seen.slope)
-        if abs(seen.excess) < _NEAR / 10:
-            break
-    return start
+    return _amplified.refine(start, event, run.epsilon, run.delta)
