@@ -24,8 +24,8 @@ from dpjax.accounting.events import Event
 __all__ = ["GaussianBound", "epsilon", "gaussian_bound"]
 
 # The number of points at which a profile may be evaluated, the number of grid steps
-# from each to the next, and the distance of the points that are evaluated first. μ is an
-# upper bound for any such numbers, within about 0.3 % for these.
+# from each to the next, and the distance of the points that are evaluated first. μ is
+# an upper bound for any such numbers, within about 0.3 % for these.
 _POINTS, _FINE, _SKIP = 32, 32, 4
 
 
