@@ -16,7 +16,6 @@ import numpy as np
 
 from dpjax._core.typing import ArrayLike
 
-
 # Up to this number of coefficients, operations on numbers are faster than on arrays.
 _SHORT = 4
 
