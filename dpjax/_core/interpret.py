@@ -47,7 +47,10 @@ class Program(NamedTuple):
 
 
 def without_compiler(
-    fn: Callable[P, Out], *, static: tuple[str, ...] = ()
+    fn: Callable[P, Out],
+    *,
+    static: tuple[str, ...] = (),
+    max_seconds: float = MAX_SECONDS,
 ) -> Callable[P, Out]:
     """Decorate a function of arrays so that NumPy evaluates concrete arguments.
 
@@ -56,6 +59,7 @@ def without_compiler(
         Its results are a pytree of arrays.
       static: the names of keyword arguments that are hashable constants. All other
         arguments are positional.
+      max_seconds: the maximum time of an evaluation by NumPy, as estimated.
 
     Returns:
       A function that calls fn if an argument is traced, an operation has no rule, or
@@ -72,7 +76,7 @@ def without_compiler(
         call: Any = functools.partial(fn, **dict(constants))
         closed, shapes = jax.make_jaxpr(call, return_shape=True)(*args)
         try:
-            return evaluator(closed), jax.tree.structure(shapes)
+            return evaluator(closed, max_seconds), jax.tree.structure(shapes)
         except NotEvaluatedError:
             return None
 
@@ -98,16 +102,16 @@ def _compile(fn: Callable[P, Out], *args: P.args, **kwargs: P.kwargs) -> Out:
     return fn(*args, **kwargs)
 
 
-def evaluator(closed: jex.ClosedJaxpr) -> Function:
+def evaluator(closed: jex.ClosedJaxpr, max_seconds: float = MAX_SECONDS) -> Function:
     """The function of NumPy arrays that a jaxpr describes. It returns a list of arrays.
 
     Raises:
       NotEvaluatedError: an operation of the jaxpr has no rule, or NumPy would take
-        longer than MAX_SECONDS.
+        longer than max_seconds.
     """
     _keep_freed_memory()
     run, seconds = _sequence(closed.jaxpr, closed.consts)
-    if seconds > MAX_SECONDS:
+    if seconds > max_seconds:
         raise NotEvaluatedError(f"NumPy would take about {seconds:.1f} s")
 
     def evaluate(*args: np.ndarray) -> list[np.ndarray]:
@@ -256,9 +260,9 @@ def _while(params: Mapping[str, Any]) -> Program:
         for_body, state = args[:second], args[second:]
         # A batch of loops runs until all loops have ended. The state of a loop that has
         # ended does not change.
-        while np.any(goes_on := cond(*for_cond, *state)[0]):
+        while (goes_on := cond(*for_cond, *state)[0]).any():
             after = body(*for_body, *state)
-            if np.ndim(goes_on):
+            if goes_on.ndim:
                 after = [
                     np.where(_pad_axes(goes_on, np.ndim(x)), y, x)
                     for x, y in zip(state, after, strict=True)

@@ -7,6 +7,7 @@ many vectors as the longer polynomial has coefficients after its leading 1.
 """
 
 import functools
+import operator
 from typing import NamedTuple
 
 import jax
@@ -14,6 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.typing import ArrayLike
+
+# Up to this number of coefficients, operations on numbers are faster than on arrays.
+_SHORT = 4
 
 
 class Toeplitz(NamedTuple):
@@ -93,7 +97,15 @@ def series(numerator: ArrayLike, denominator: ArrayLike, n: int) -> jax.Array:
         now = driven - bottom @ last
         return jnp.concatenate([now[None], last[:-1]]), now
 
-    return jax.lax.scan(step, jnp.zeros_like(bottom), top)[1]
+    def short_step(last: tuple[jax.Array, ...], driven: jax.Array):
+        products = (d * h for d, h in zip(taps, last, strict=True))
+        now = driven - functools.reduce(operator.add, products)
+        return (now, *last[:-1]), now
+
+    if bottom.size > _SHORT:
+        return jax.lax.scan(step, jnp.zeros_like(bottom), top)[1]
+    taps = [bottom[k] for k in range(bottom.size)]
+    return jax.lax.scan(short_step, (jnp.zeros_like(top[0]),) * bottom.size, top)[1]
 
 
 def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:

@@ -36,7 +36,6 @@ SHARE = LEAST_SHARE
 # The search for the noise ends at this relative distance of ε below the target. After
 # this number of evaluations of ε, another search takes its place.
 _NEAR, _LOOKS = 2e-5, 8
-_LARGEST = 100.0  # the largest ε for which `_estimates` tells where to begin
 # The search for a capacity treats a capacity as too small if the predicted cost of its
 # overflow exceeds the allowed cost by this share, well above a prediction's error.
 _CLEARLY = 0.02
@@ -497,20 +496,10 @@ def _guess(run: RunParameters) -> _amplified.Start:
         draws=run.num_steps / square,
         square=square,
     )
-    # The grid of an estimate is too coarse for a very large ε.
-    if not isinstance(mechanism.event(run), Composed) or run.epsilon > _LARGEST:
+    if not isinstance(mechanism.event(run), Composed):
         return start
 
-    def excess(noise: float) -> float:
-        event = mechanism.event(run.parameters(noise_multiplier=noise))
-        assert isinstance(event, Composed)
-        found = _estimates.epsilon(event, run.delta, run.epsilon)
-        # The bounds of `pld` are about 6e-6 above the estimate, and the search for the
-        # noise accepts a range of ε below the target.
-        return math.log(max(TINY, found) / run.epsilon) + 0.75 * _NEAR
+    def event(noise: float) -> Any:
+        return mechanism.event(run.parameters(noise_multiplier=noise))
 
-    for seen in itertools.islice(secants(excess, *start), _LOOKS):
-        start = _amplified.Start(math.exp(seen.log), seen.slope)
-        if abs(seen.excess) < _NEAR / 10:
-            break
-    return start
+    return _amplified.refine(start, event, run.epsilon, run.delta)

@@ -23,10 +23,10 @@ from dpjax.accounting.events import Event
 
 __all__ = ["GaussianBound", "epsilon", "gaussian_bound"]
 
-# The number of points at which a profile is evaluated, and the number of grid steps
-# from each to the next. μ is an upper bound for any such numbers, within about 0.3 %
-# for these.
-_POINTS, _FINE = 32, 32
+# The number of points at which a profile may be evaluated, the number of grid steps
+# from each to the next, and the distance of the points that are evaluated first. μ is
+# an upper bound for any such numbers, within about 0.3 % for these.
+_POINTS, _FINE, _SKIP = 32, 32, 4
 
 
 def add_up(numbers: Iterable[float]) -> float:
@@ -236,30 +236,60 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
 def _search_mu(profile: profiles.Profile, slack: float) -> float:
     """The smallest μ with δ(ε) <= slack + (1 − slack) δ_μ(ε) for ε >= 0, rounded up.
 
-    δ is the given profile, and δ_μ is the profile of μ-GDP. δ(ε) is convex in e^ε, as
-    the supremum of P(S) − e^ε Q(S) over events S. So between two values of ε, δ(ε) is
-    at most the chord in e^ε. The function compares the chord with δ_μ on a finer grid.
-    The chord and δ_μ decrease in ε. Between two points of that grid, the chord is
-    therefore at most the chord at the first point, and δ_μ is at least δ_μ at the
-    second point. Beyond the last ε, δ(ε) is at most slack.
+    δ is the given profile, and δ_μ is the profile of μ-GDP. One evaluation of ε(δ)
+    takes long. So the search begins with values of δ that are far apart. If the
+    interval between two of these values needs the largest μ, the search adds all values
+    of δ between the two.
     """
     top = min(float(profile.delta(0.0)), 1.0)
     if top <= slack:
         return 0.0
-    deltas = np.geomspace(min(top, 0.5), slack, _POINTS)
-    # One compiled program computes ε of a PLD for all δ. Other profiles take one δ.
-    whole = isinstance(profile, pld.PLD)
-    given = [deltas] if whole else deltas.tolist()
-    found = np.concatenate([np.ravel(profile.epsilon(x)) for x in given])
+    deltas, epsilons = np.geomspace(min(top, 0.5), slack, _POINTS), dict[int, float]()
+    places = {*range(0, _POINTS, _SKIP), _POINTS - 1}
+    while True:
+        for i in places - epsilons.keys():
+            epsilons[i] = float(np.asarray(profile.epsilon(float(deltas[i]))))
+        # The last value is repeated, so that the arrays have the same length each time.
+        at = np.pad(sorted(places), (0, _POINTS - len(places)), mode="edge")
+        found = np.array([epsilons[i] for i in at.tolist()])
+        mus = _mu_by_interval(top, deltas[at], found, slack)
+        worst = int(np.argmax(mus))
+        between = range(at[worst - 1] + 1, at[worst]) if worst else ()
+        if not between or mus[worst] == math.inf:
+            return float(mus[worst]) * rounding.MARGIN
+        places.update(between)
+
+
+def _mu_by_interval(
+    top: float, deltas: np.ndarray, found: np.ndarray, slack: float
+) -> np.ndarray:
+    """The smallest μ that `_search_mu` needs on each interval between two values of ε.
+
+    δ(ε) is convex in e^ε, as the supremum of P(S) − e^ε Q(S) over events S. So between
+    two values of ε, δ(ε) is at most the chord in e^ε. The function compares the chord
+    with δ_μ on a finer grid. The chord and δ_μ decrease in ε. Between two points of
+    that grid, the chord is therefore at most the chord at the first point, and δ_μ is
+    at least δ_μ at the second point. Beyond the last ε, δ(ε) is at most slack.
+
+    Args:
+      top: an upper bound on δ(0).
+      deltas: values of δ in decreasing order, f[n]; the last value is slack.
+      found: ε(δ) for each of these values, f[n].
+      slack: the slack.
+
+    Returns:
+      The μ of the interval that ends at each ε, f[n]. The first interval begins at
+      ε = 0.
+    """
     if not np.all(np.isfinite(found)):
-        return math.inf
+        return np.full(found.size, np.inf)
     # Kairouz, Oh and Viswanath (2015), Theorem 3.1: (ε, δ)-DP bounds δ(0) as well.
     share = np.tanh(found / 2)  # (e^ε − 1) / (e^ε + 1)
     top = min(top, float(np.min(deltas + (1 - deltas) * share)) * rounding.MARGIN)
-    below = deltas < top
-    deltas = np.concatenate([[top], deltas[below]])
+    found = np.where(deltas < top, found, 0.0)
+    deltas = np.append(top, np.minimum(deltas, top))
     # Rounding may make an ε negative, or smaller than the ε before it.
-    epsilons = np.maximum.accumulate(np.concatenate([[0.0], found[below]]))
+    epsilons = np.maximum.accumulate(np.append(0.0, found))
     start, stop = epsilons[:-1, None], epsilons[1:, None]
     share = np.linspace(0.0, 1.0, _FINE + 1)
     # (e^ε − e^start) / (e^stop − e^start) for equal steps in ε, without overflow.
@@ -270,7 +300,6 @@ def _search_mu(profile: profiles.Profile, slack: float) -> float:
     fine = start + (stop - start) * share[1:]
     open_ends = (needed > 0) & (needed < 1) & (fine > 0)
     mus = gdp.mu(np.where(open_ends, fine, 1.0), np.where(open_ends, needed, 1e-3))
-    if np.any(needed >= 1):
-        return math.inf
-    # gdp.mu rounds down by far less than the margin.
-    return float(np.max(np.where(open_ends, np.asarray(mus), 0.0))) * rounding.MARGIN
+    mus = np.max(np.where(open_ends, np.asarray(mus), 0.0), axis=1)
+    # gdp.mu rounds down by far less than the caller's margin.
+    return np.where(np.any(needed >= 1, axis=1), np.inf, mus)

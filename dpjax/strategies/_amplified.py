@@ -12,6 +12,7 @@ strategy.
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -22,9 +23,10 @@ from dpjax._core.float64 import TINY
 from dpjax._core.searches import secants
 from dpjax._matrices.strategy import Workload, check_workload
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax.accounting import calibrate
+from dpjax.accounting import _estimates, calibrate
 from dpjax.accounting.correlated import epsilon as epsilon_of
 from dpjax.accounting.correlated import error, mu
+from dpjax.accounting.events import Composed, PoissonGaussian, Repeated
 from dpjax.strategies import _making, _optimize
 
 Sampling = Literal["cyclic_poisson", "random_bins", "fresh_bins"]
@@ -35,6 +37,7 @@ _COARSE, _NEAREST, _FINER = 6, 0.02, 2
 # evaluation of ε runs an accountant. So the secant method gets at most _LOOKS
 # evaluations.
 _NEAR, _LOOKS = 1e-3, 10
+_LARGEST = 100.0  # the largest ε for which `_estimates` tells where to begin
 # The ratio of the mean slope of log ε between two evaluations to the slope at one of
 # them is assumed to be in this range.
 _LEAST_SLOPE, _MOST_SLOPE = 0.7, 1.5
@@ -163,7 +166,20 @@ def _search(
         epsilon, delta, rate=1 / n_b, draws=steps / square, square=square
     )
     if asked["sampling"] == "cyclic_poisson":
-        return _best_bands(at, start, workload, steps, n_b)
+
+        def step(strategy: Toeplitz, noise: float) -> Composed:
+            # As in `accounting.correlated.epsilon`.
+            bands = 1 + np.size(strategy.numerator)
+            noise = noise / float(np.linalg.norm(np.append(1.0, strategy.numerator)))
+            rate = min(1.0, bands / n_b)
+            event = PoissonGaussian(noise, rate, asked["adjacency"])
+            return Composed((Repeated(event, -(-steps // bands)),))
+
+        def near(strategy: Toeplitz, start: Start, limit: float = math.inf):
+            event = functools.partial(step, strategy)
+            return at(strategy, refine(start, event, epsilon, delta), limit)
+
+        return _best_bands(near, start, workload, steps, n_b)
     return _best_decay(at, start, functools.partial(_mu, asked))
 
 
@@ -223,6 +239,30 @@ def central_limit(
     told = math.log1p(min(max(ratio, 1e-9), 1e9))  # s²/σ²
     # Measured: log ε falls about 1.3 times as fast as log (e^{s²/σ²} − 1) / 2.
     return Start(math.sqrt(square / told), 1.3 * told / math.expm1(-told))
+
+
+def refine(
+    start: Start, event: Callable[[float], Composed], epsilon: float, delta: float
+) -> Start:
+    """A better start for sampled Gaussian steps, from estimates of ε.
+
+    The argument `event` maps a noise multiplier to the event of the run.
+    """
+    # The grid of an estimate is too coarse for a very large ε.
+    if epsilon > _LARGEST:
+        return start
+
+    def excess(noise: float) -> float:
+        found = _estimates.epsilon(event(noise), delta, epsilon)
+        # The bounds of `pld` are about 6e-6 above, and a plan's search ends up to 2e-5
+        # below the target.
+        return math.log(max(TINY, found) / epsilon) + 1.5e-5
+
+    for seen in itertools.islice(secants(excess, *start), _LOOKS):
+        start = Start(math.exp(seen.log), seen.slope)
+        if abs(seen.excess) < 2e-6:
+            break
+    return start
 
 
 class _Look(NamedTuple):

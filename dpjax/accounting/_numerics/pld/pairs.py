@@ -176,6 +176,7 @@ def divide_masses(
     return Cells(loss, masses, merged, total, jax.lax.stop_gradient(error))
 
 
+@jax.jit  # JAX traces each of the many calls faster
 def tail_quantile(tail: jax.Array) -> jax.Array:
     """A distance, at least 1, beyond which N(0, 1) has at most the mass `tail`.
 
