@@ -27,10 +27,10 @@ svg text { fill: currentColor; }
 """
 # Facts that no record of a run contains (docs/reporting.md).
 _TO_ADD = (
-    "who else sees the data, the losses, the keys and the optimizer's state",
+    "anyone else who sees the data, the losses, the keys and the optimizer's state",
     "every other use of the same data: the choice of hyperparameters, earlier "
     "releases, statistics, filters",
-    "what happened and was not planned, such as a run that was started again",
+    "unplanned events, such as a restart of the run",
 )
 
 
@@ -51,14 +51,17 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
         for t, cost in zip(quarters, costs, strict=True)
     ]
     parts = {
-        sentence: f"<p>This holds where {where}</p>",
+        sentence: f"<p>This guarantee holds where {where}</p>",
         "What an attack can achieve": _curve(guarantee),
         "The budget by part of the run": "<table><tr><th>steps</th><th>share</th>"
         f"<th>ε at δ = {delta:g}</th></tr>{''.join(rows)}</table><p>Each ε is that of "
         "a run that is planned to stop after these steps.</p>",
         "What to write in a paper": "<blockquote>"
         + "".join(f"<p>{line}</p>" for line in [first, *others])
-        + "</blockquote><p>This record does not know, and a paper must add:</p><ul>"
+        + (
+            "</blockquote><p>This record does not contain the following, and a paper "
+            "must add:</p><ul>"
+        )
         + "".join(f"<li>{html.escape(line)}</li>" for line in _TO_ADD)
         + "</ul>",
         "What to cite": f"<pre>{html.escape(guarantee.citations())}</pre>",

@@ -40,7 +40,9 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
     try:
         record = json.loads(pathlib.Path(path).read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
+        raise ValueError(
+            f"{path} must contain JSON; the parser reports: {error}."
+        ) from error
     try:
         versions = _versions(record)
         guarantee = guarantee_of(record)
@@ -53,7 +55,7 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
         return page(guarantee, statement)
     if form == "text":
         return (
-            f"{statement}\n\n{text_plot(guarantee)}\n\nε and what attacks can achieve "
+            f"{statement}\n\n{text_plot(guarantee)}\n\nε and the bounds on attacks "
             f"were computed again from the run's numbers in {path}."
         )
     delta = guarantee.plan.delta
@@ -91,7 +93,8 @@ def _field(record: Any, name: str, kind: Any) -> Any:
     """
     if not isinstance(record, dict) or name not in record:
         raise ValueError(
-            f"not what plan.guarantee.to_json() writes: {name} is missing."
+            "the record must be the output of plan.guarantee.to_json(); its field "
+            f"{name} is missing."
         )
     return from_plain(kind, record[name], name)
 
@@ -121,7 +124,7 @@ def _check(record: Any, found: RunGuarantee) -> None:
     (claims, structure), (costs, own) = map(jax.tree.flatten, (event, found.event))
     if structure != own or not np.allclose(claims, costs, rtol=_ROUNDING, atol=0):
         raise ValueError(
-            f"event must be that of the plan, {found.event!r}; got {event!r}."
+            f"event must be the plan's event, {found.event!r}; got {event!r}."
         )
     of_attacks, follows = "attack_true_positive_rate_at_most", "clip_norm_follows"
     costs, names = found.record(), ("epsilon", "delta", "mu")
@@ -139,8 +142,9 @@ def _check(record: Any, found: RunGuarantee) -> None:
         # The "not" ensures that a NaN is refused.
         if not claim >= cost - _ROUNDING * (abs(cost) if cost < math.inf else 0):
             raise ValueError(
-                f"{name} is said to be {claim!r}, but the record's own numbers "
-                f"give {cost!r}: it was changed, or was never a bound."
+                f"{name} is {claim!r} in the record, but the record's other numbers "
+                f"give {cost!r}. The record was changed, or its {name} was never a "
+                "valid bound."
             )
 
 

@@ -13,8 +13,8 @@ from dpjax._plan.modules import Parts
 from dpjax._plan.zero_gradients import are_outputs_zero
 
 _FROZEN = (
-    "A frozen or unused parameter would move at random. Pass it to the loss as a "
-    "further argument, not as a part of the model."
+    "Noise alone would change a frozen or unused parameter. Pass such a parameter to "
+    "the loss as a further argument, not as a part of the model."
 )
 _BATCH_OF_ONE = (
     "The loss is called on one example at a time, and in a batch of one these "
@@ -79,7 +79,8 @@ class Alerts:
         # Level 4 is the caller of the function that `Plan.value_and_grad` returned.
         warnings.warn(
             f"the gradient of the loss with respect to {self._zero} of the model is "
-            f"zero whatever the data, and noise is added to it in every step. {reason}",
+            "zero for all data, but noise is added to this gradient in every step. "
+            f"{reason}",
             stacklevel=4,
         )
 
@@ -109,9 +110,10 @@ class Alerts:
         zero = [x for x, total in pairs if x not in self._zero and not jnp.any(total)]
         if zero:
             warnings.warn(
-                f"the clipped sum for {zero} of the model is exactly zero in the first "
-                "batch, so noise alone moves these parameters in this step. This is "
-                "expected of A in LoRA while B is zero. Otherwise check the loss.",
+                f"the clipped sum for {zero} of the model is exactly zero in the "
+                "first batch, so noise alone moves these parameters in this step. "
+                "This is expected for the matrix A of LoRA while B is zero. In all "
+                "other cases, check the loss.",
                 stacklevel=4,
             )
 

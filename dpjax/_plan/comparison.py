@@ -132,7 +132,7 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
     best = found[0].plan
     if best is None:
         reasons = " ".join(dict.fromkeys(one.reason for one in found))
-        raise ValueError(f"no mechanism that was compared has a plan: {reasons}")
+        raise ValueError(f"none of the compared mechanisms has a plan: {reasons}")
     return dataclasses.replace(best, comparison=Comparison(tuple(found)))
 
 
@@ -158,15 +158,19 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workloa
     names = tuple(SAMPLINGS) if names == "auto" else names
     names = names if isinstance(names, tuple) else (names,)
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"sampling must name some, each once; got {names!r}.")
+        raise ValueError(
+            "sampling must name one or more samplings, each of them once; got "
+            f"{names!r}."
+        )
     for name in names:
         validate.one_of("sampling", name, tuple(SAMPLINGS))
     validate.one_of("noise", noise, tuple(_NOISES))
     workload = asked["workload"]
     if workload is None and noise != "independent":
         raise ValueError(
-            "workload must be given where noise is compared: which is least depends on "
-            "what the optimizer makes of it (dpjax.workloads); got None."
+            "workload must be given where mechanisms with correlated noise are "
+            "compared, because their error depends on the optimizer (see "
+            "dpjax.workloads); got None."
         )
     # If all candidates have independent noise, every workload ranks them in the same
     # order, so that the identity suffices.
@@ -180,8 +184,8 @@ def _refuse(asked: dict[str, Any]) -> None:
     sigma = asked["noise_multiplier"]
     if None in given.values() or sigma is not None:
         raise ValueError(
-            "epsilon, num_steps and batch_size must be given, and noise_multiplier be "
-            f"None, where mechanisms are compared; got {given} and {sigma!r}."
+            "epsilon, num_steps and batch_size must be given, and noise_multiplier "
+            f"must be None, where mechanisms are compared; got {given} and {sigma!r}."
         )
     for name in ("noise_schedule", "clip_schedule", "batch_schedule", "strategy"):
         if asked[name] is not None:

@@ -31,19 +31,19 @@ def resolve_strategy(
     if run.noise == "independent":
         if workload is not None or strategy is not None:
             raise ValueError(
-                "workload and strategy are for noise='correlated'; got "
-                f"{workload!r} and {strategy!r}."
+                "workload and strategy must be None unless noise is 'correlated'; "
+                f"got {workload!r} and {strategy!r}."
             )
         return None, None
     if not mechanism.supports_correlation:
         raise ValueError(
             "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
-            "whose cost is not known for these."
+            "because no bound on the privacy cost is known for these samplings."
         )
     if run.solved_for in ("num_steps", "batch_size"):
         raise ValueError(
-            "num_steps and batch_size must be given with noise='correlated'; what is "
-            "solved for is epsilon or noise_multiplier."
+            "num_steps and batch_size must be given with noise='correlated'; leave "
+            "out epsilon or noise_multiplier instead."
         )
     about = None
     if strategy is None and workload is not None:
@@ -74,8 +74,8 @@ def _best(
     if mechanism.order is None:
         if run.solved_for == "epsilon":
             raise ValueError(
-                "epsilon, or a strategy, must be given with this sampling: which "
-                "correlation is best for a workload depends on ε."
+                "epsilon or strategy must be given with this sampling, because the "
+                "best strategy for a workload depends on epsilon."
             )
         best, about = _amplified.estimate(
             workload,

@@ -160,7 +160,8 @@ def random_directions(params: Tree, num: int, *, norm: ArrayLike, key: Key) -> T
     flat, unravel = ravel_pytree(zeros)
     if num > flat.size:
         raise ValueError(
-            f"num must be at most the {flat.size} coordinates of params; got {num!r}."
+            f"num must be at most {flat.size}, the number of coordinates of params; "
+            f"got {num!r}."
         )
     # Orthonormalised Gaussian columns are uniformly distributed.
     q, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, num), jnp.float32))
@@ -333,8 +334,8 @@ def matched_filter(
         (jnp.shape(seen)[0], 1),
     ):
         raise ValueError(
-            "expected must be f[T, k] as seen, or f[T, 1]; got shapes "
-            f"{jnp.shape(expected)} and {jnp.shape(seen)}."
+            "expected must have the shape [T, k] of seen, or shape [T, 1]; got "
+            f"shapes {jnp.shape(expected)} and {jnp.shape(seen)}."
         )
     whiten = whiten or (lambda y: y)
     signal, noisy = whiten(jnp.asarray(expected)), whiten(jnp.asarray(seen))
@@ -385,8 +386,9 @@ def mixture_scores(
         jnp.shape(cases) != (*jnp.shape(probabilities), jnp.shape(seen)[0])
     ):
         raise ValueError(
-            "cases must be f[c, T] for seen f[T, k] and probabilities f[c]; got shapes "
-            f"{jnp.shape(cases)}, {jnp.shape(seen)} and {jnp.shape(probabilities)}."
+            "cases must have shape [c, T] for seen of shape [T, k] and probabilities "
+            f"of shape [c]; got shapes {jnp.shape(cases)}, {jnp.shape(seen)} and "
+            f"{jnp.shape(probabilities)}."
         )
     cases, weights = jnp.asarray(cases), jnp.asarray(probabilities)
     # The score is log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y. By Neyman and Pearson

@@ -106,7 +106,7 @@ def attack(
     check_confidence(confidence)
     if np.ndim(scores_in) != 1 or np.ndim(scores_out) != 1:
         raise ValueError(
-            "scores_in and scores_out must be f[n] and f[m]; got shapes "
+            "scores_in and scores_out must be vectors; got shapes "
             f"{np.shape(scores_in)} and {np.shape(scores_out)}."
         )
     lines = guarantee_lines(guarantees, labels, false_positive_rate)

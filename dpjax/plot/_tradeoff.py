@@ -61,7 +61,7 @@ def tradeoff(
       ['little: 0.034', 'more: 0.093']
     """
     if not guarantees:
-        raise ValueError("guarantees must be one at least; got none.")
+        raise ValueError("guarantees must contain at least one guarantee; got none.")
     lines = guarantee_lines(guarantees, labels, false_positive_rate)
     return draw_curves(axes(ax, (5.2, 5.0)), lines, false_positive_rate)
 

@@ -40,8 +40,8 @@ def _shape(
         return None
     if noise == "printed" or not isinstance(strategy, Toeplitz | Scaled):
         raise ValueError(
-            "strategy must be a Toeplitz or scaled strategy, with noise='exact'; got "
-            f"{strategy!r} and {noise!r}."
+            "strategy must be a Toeplitz or scaled strategy, and noise must be "
+            f"'exact'; got {strategy!r} and {noise!r}."
         )
     return spec_of(strategy, run.num_steps)
 

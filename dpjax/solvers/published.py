@@ -208,7 +208,9 @@ def random_round_noise_multiplier(
     validate.open_unit("delta", delta)
     validate.static_int("num_examples", num_examples, minimum=1)
     if epsilon > 1:
-        raise ValueError(f"epsilon must be at most 1, as printed; got {epsilon!r}.")
+        raise ValueError(
+            f"epsilon must be at most 1, as in the paper; got {epsilon!r}."
+        )
     # Zhang et al. (2017), Algorithm 2, line 5, https://arxiv.org/abs/1703.09947: for
     # L = 1, the density is ∝ exp(−ε²‖z‖² / (8 log(3n/δ) log(2/δ))).
     inside = math.log(3 * num_examples / delta) * math.log(2 / delta)
