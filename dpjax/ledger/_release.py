@@ -119,8 +119,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
         if wrong and not repeated:
             raise ValueError(
                 f"run must not be released: {wrong}. The same noise would hide two "
-                "sums, whose difference has no noise (the run would be line "
-                f"{len(entries) + 1} of {path})."
+                "sums, whose difference has no noise. The release would have been "
+                f"line {len(entries) + 1} of {path}."
             )
         _check_same_adjacency(entries, plan.adjacency, plan.unit)
         return Release(

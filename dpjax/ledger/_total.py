@@ -129,7 +129,7 @@ def read(path: str | os.PathLike[str], *, head: str | None = None) -> Ledger:
     lines = _chain.read(pathlib.Path(path))
     if head not in {None, _chain.NOTHING, *(x["hash"] for x in lines)}:
         raise ValueError(
-            f"head must be the head of a line of {path}; got {head!r}. Lines were "
+            f"head must be the head of a line of {path}; got {head!r}: lines were "
             "removed from the end of the ledger, or the ledger was written anew."
         )
     entries = tuple(entry_of(line, path) for line in lines)
