@@ -226,8 +226,9 @@ def _read(
     with np.load(path, allow_pickle=False) as file:
         if str(file["search"]) != digest:
             raise ValueError(
-                f"checkpoint must be a file of this search; got {str(path)!r}, from a "
-                "search with another key, event, repetitions or number of settings."
+                f"checkpoint must be a file of this search; got {str(path)!r}, which "
+                "is from a search with another key, event, repetitions or number of "
+                "settings."
             )
         best = _Best(int(file["run"]), float(file["score"]), None)
         leaves = [file[f"leaf{i}"] for i in range(len(file.files) - 4)]
@@ -245,7 +246,7 @@ def _restored(leaves: list[np.ndarray], output: Any) -> Any:
     saved, new = ([np.shape(x) for x in of] for of in (leaves, like))
     if saved != new:
         raise ValueError(
-            "checkpoint must have outputs like those of train; got arrays of shapes "
-            f"{saved}, where train returns {new}."
+            f"checkpoint must have outputs of the shapes that train returns, {new}; "
+            f"got arrays of shapes {saved}."
         )
     return structure.unflatten([jnp.asarray(x) for x in leaves])

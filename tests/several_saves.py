@@ -93,9 +93,9 @@ def assert_invalid_calls_raise(folder, plan, run, number):
         checkpoint.save(folder / "run", another, run)
     with pytest.raises(OSError, match="No such file"):  # the first alone opens it
         ledger.release(folder / "nowhere" / "ledger", plan, run)
-    with pytest.raises(ValueError, match="must hold a checkpoint"):
+    with pytest.raises(ValueError, match="must contain a checkpoint"):
         checkpoint.restore(folder / "other", plan, run)
-    with pytest.raises(ValueError, match=r"plan\.delta \(kept 0.001, given 0.0001\)"):
+    with pytest.raises(ValueError, match=r"plan\.delta \(saved 0.001, given 0.0001\)"):
         # Invalid in the second process alone.
         checkpoint.restore(folder / "run", another if number else plan, run)
 

@@ -289,7 +289,7 @@ def test_allocation_pld_composes_with_other_plds():
         assert (epsilon.shape, epsilon.dtype) == ((), jnp.float64)
     assert "3 x RandomAllocation(noise_multiplier=1.2, num_steps=50, " in repr(run)
     replaced = pld.poisson_gaussian(1.0, 0.1, adjacency=Adjacency.REPLACE)
-    with pytest.raises(ValueError, match="one adjacency"):
+    with pytest.raises(ValueError, match="the same adjacency"):
         pld.convolve(epoch, replaced)
 
 

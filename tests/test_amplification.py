@@ -366,7 +366,7 @@ def test_invalid_arguments_raise():
         }
         return correlated.epsilon(strategy, noise, 1e-5, **common)
 
-    with pytest.raises(ValueError, match="strategy must be no tree"):
+    with pytest.raises(ValueError, match="strategy must not be a tree"):
         epsilon(strategies.tree(0.9))
     with pytest.raises(ValueError, match="strategy must be banded"):
         epsilon(sampling="cyclic_poisson")

@@ -798,5 +798,5 @@ def test_plan_refuses_a_strategy_whose_recursion_rounds_too_much():
         strategy=strategy,
         arithmetic="discrete",
     )
-    with pytest.raises(ValueError, match="too large for a lattice"):
+    with pytest.raises(ValueError, match="must be smaller for a lattice"):
         plan.optimizer(optax.sgd(0.1), key=KEY).init(jnp.zeros(1000))

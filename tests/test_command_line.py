@@ -125,7 +125,9 @@ def test_printed_epsilon_is_rounded_up(run_command):
     assert rows["sampling"].startswith("fixed: batches of 300 ")
     assert rows["adjacency"] == "replace: one example is replaced by another one"
     assert "0.001 / 0.01 / 0.1" in rows["attacks"]
-    assert lines[-1].startswith("It holds where each example's gradient is clipped")
+    assert lines[-1].startswith(
+        "The statement holds where each example's gradient is clipped"
+    )
 
 
 @pytest.fixture
@@ -292,7 +294,7 @@ def test_correlated_noise_is_planned_compared_and_reported(
     found = run_command(f"{line} --noise {noise}")
     assert str(run.shape) in found
     assert (str(run.comparison) in found) is (noise == "auto")
-    assert "noise that is correlated as said" in found
+    assert "noise that is correlated as stated" in found
     path = tmp_path / "guarantee.json"
     path.write_text(run_command(f"{line} --noise {noise} --json"))
     assert run_command(f"report {path}").startswith(
@@ -432,7 +434,7 @@ def test_too_little_noise_for_quantile_clipping_fails(
     assert "noise_multiplier_of_gradients" in error
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "3", "not JSON", "\xff\xfe"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "3", "must contain JSON", "\xff\xfe"])
 def test_file_without_a_record_fails(run_failing_command, tmp_path, text):
     path = tmp_path / "other.json"
     path.write_bytes(text.encode("latin-1"))
@@ -466,7 +468,7 @@ def test_file_without_a_record_fails(run_failing_command, tmp_path, text):
         ),
         (
             f"epsilon {RUN} --sampling fixed --noise-multiplier 1 --num-steps 3",
-            "adjacency must be zero_out or replace with this sampling; got add_remove:",
+            "adjacency must be zero_out or replace with this sampling, because the ",
         ),
         (f"noise {FIXED} --epsilon -1 --num-steps 3", "epsilon"),
         (

@@ -70,7 +70,7 @@ def test_invalid_arguments_raise():
     for changed, name in (
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"stddev": -1.0}, "stddev"),
-        ({"mask": np.ones(3, bool)}, "one shape"),
+        ({"mask": np.ones(3, bool)}, "same shape"),
         ({"mask": np.ones(2)}, "boolean"),
     ):
         with pytest.raises(ValueError, match=name):

@@ -243,9 +243,9 @@ def test_values_at_limits_are_exact(value, expected):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: optimal_shift_mu(ones, np.ones(5), ones), "one length"),
-        (lambda: optimal_shift_mu(1.0, 1.0, 1.0), "one length"),
-        (lambda: optimal_shift_mu(1.0, np.ones(0), 1.0), "one length"),
+        (lambda: optimal_shift_mu(ones, np.ones(5), ones), "same length"),
+        (lambda: optimal_shift_mu(1.0, 1.0, 1.0), "same length"),
+        (lambda: optimal_shift_mu(1.0, np.ones(0), 1.0), "same length"),
         (lambda: optimal_shift_mu(-ones, ones, ones), "^lipschitz must"),
         (lambda: optimal_shift_mu(ones, -ones, ones), "^sensitivity must"),
         (lambda: optimal_shift_mu(ones, ones, np.nan), "^stddev must"),

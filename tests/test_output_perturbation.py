@@ -240,7 +240,7 @@ def test_invalid_arguments_raise():
     ]:
         with pytest.raises(ValueError, match=f"^{name} must"):
             run(data, **{"epsilon": 1.0, **SETTING, **bad})
-    with pytest.raises(ValueError, match="some noise reaches"):
+    with pytest.raises(ValueError, match="attainable with some noise"):
         run(data, epsilon=1.0, **SETTING | {"smoothness": math.inf})
     with pytest.raises(ValueError, match="^data must"):
         run((data[0], data[1][:-1]), epsilon=1.0, **SETTING)

@@ -92,7 +92,7 @@ def test_plan_finds_noise_for_a_target(optimized, compiled):
     assert 1.49 < found.epsilon <= 1.5
     assert found.epsilon == pytest.approx(float(found.guarantee.epsilon(DELTA)))
     words = str(found.guarantee)
-    assert "picks one of the 10 steps" in words
+    assert "takes part in one of the 10 steps" in words
     assert "the same in every epoch" in words
 
 

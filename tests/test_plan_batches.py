@@ -141,10 +141,12 @@ def test_data_sets_returning_too_few_examples_raise():
             return super().__getitem__(i) if i % 2 else None
 
     for data in (Short(), Filtered()):
-        with pytest.raises(ValueError, match=r"must give \d+ examples for as many"):
+        with pytest.raises(
+            ValueError, match=r"must return \d+ examples for \d+ positions"
+        ):
             next(make_plan().batches(data, key=KEY))
     for stream in (iter(RecordingDataset()), (X[i] for i in range(SIZE))):
-        with pytest.raises(ValueError, match=r"data must be .* or have len and int"):
+        with pytest.raises(ValueError, match=r"data must be .* or support len and int"):
             make_plan().batches(stream, key=KEY)
 
 
@@ -229,7 +231,7 @@ def test_grain_and_hugging_face_data_sets_give_equal_batches(tmp_path):
     filtered = grain.MapDataset.source(rows).filter(lambda row: row["y"] % 2)
     for data, words in [
         (repeated, "num_examples"),
-        (filtered, "must give"),
+        (filtered, "must return"),
         (filtered.to_iter_dataset(), "len and integer indexing"),
         (mapped.to_iterable_dataset(), "len and integer indexing"),
     ]:
@@ -239,7 +241,7 @@ def test_grain_and_hugging_face_data_sets_give_equal_batches(tmp_path):
 
 def test_sharding_that_does_not_divide_the_batch_raises():
     for spec, room in [(("data",), 25), (("data", "model"), 24)]:
-        with pytest.raises(ValueError, match=f"sharding must divide the {room} places"):
+        with pytest.raises(ValueError, match=f"sharding must divide the {room} slots"):
             make_plan(room).batches(DATA, key=KEY, sharding=data_sharding(*spec))
     with pytest.raises(ValueError, match="prefetch"):
         make_plan().batches(DATA, key=KEY, prefetch=-1)

@@ -226,5 +226,5 @@ def test_plot_shows_the_comparison(chosen_plan):
     labels = [text.get_text() for text in ax.get_yticklabels()]
     assert labels == [f"{row.sampling}, {row.strategy}" for row in rows]
     plt.close("all")
-    with pytest.raises(ValueError, match="choice"):
+    with pytest.raises(ValueError, match="compared mechanisms"):
         plot.comparison(rows[0].plan)

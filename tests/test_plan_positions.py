@@ -103,7 +103,7 @@ _RECORDS = np.array(
     ids=["multi-index", "tuples", "frozensets", "missing", "masked", "records"],
 )
 def test_nan_owners_raise(users):
-    with pytest.raises(ValueError, match="Give missing owners a name"):
+    with pytest.raises(ValueError, match="Replace missing owners by a name"):
         dpjax.by_user(np.arange(6.0), users, max_examples=2)
 
 

@@ -445,9 +445,9 @@ def test_lower_bound_of_fixed_batches_is_that_of_poisson_batches(x64):
 def test_lower_bound_that_is_not_available_raises():
     with pytest.raises(ValueError, match="RandomAllocation has not"):
         pld.epsilon_lower(pld.of(events.RandomAllocation(1.0, 9, ADD)), 1e-5)
-    with pytest.raises(ValueError, match="not traced ones"):
+    with pytest.raises(ValueError, match="not traced values"):
         jax.eval_shape(lambda x: pld.delta_lower(pld.laplace(x), 0.1), 1.0)
-    with pytest.raises(ValueError, match="not traced ones"):
+    with pytest.raises(ValueError, match="not traced values"):
         jax.eval_shape(lambda x: pld.epsilon_lower(pld.laplace(2.0), x), 0.1)
     assert pld.epsilon_lower(pld.of(events.Laplace(math.nan)), 1e-5) == 0
     assert pld.delta_lower(pld.of(events.Pure(0.0)), 0.0) == 0

@@ -255,7 +255,7 @@ def test_compare_shows_the_numbers_of_plans():
     np.testing.assert_allclose(widths[2], signals, rtol=1e-12)
     first, second, _ = ax.child_axes
     assert [t.get_text() for t in first.get_yticklabels()] == ["a", "b", "c"]
-    assert second.get_title("left") == "ε at each one's δ"
+    assert second.get_title("left") == "ε at the δ of each plan"
 
 
 def test_signal_to_noise_of_varying_noise():

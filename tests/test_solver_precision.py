@@ -119,7 +119,7 @@ def test_output_perturbation_runs_in_double_precision(
     assert result.params.dtype == jnp.float32
     assert 1e-4 < result.sensitivity < 1e-3  # includes the rounding of 1e5
     # So large that rounding in float64 separates two runs more than an example does.
-    assert str(error_further_away.value).startswith("num_steps must be fewer")
+    assert str(error_further_away.value).startswith("num_steps, the number")
 
 
 class RoundedRuns(NamedTuple):
@@ -197,7 +197,7 @@ def test_loss_below_double_precision_raises():
         return jax.lax.fori_loop(0, 2, body, 0.0)
 
     for loss in (float32_loss, loss_narrowed_in_loop):
-        with pytest.raises(ValueError, match=r"^loss_fn must not leave"):
+        with pytest.raises(ValueError, match=r"^loss_fn must not reduce"):
             solvers.output_perturbation(loss, jnp.zeros(3), data, **OUTPUT, **SETTING)
 
 

@@ -502,7 +502,7 @@ def test_invalid_counts_raise():
         statistics.quantile(x, 0.5, lower=1.0, upper=0.0, **shared)
     with pytest.raises(ValueError, match="shares"):
         statistics.quantile(x, 1.0, lower=0.0, upper=1.0, **shared)
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="the same length"):
         statistics.accuracy(x, np.zeros(2), **shared)
     discrete = shared | {"arithmetic": "discrete", "noise_multiplier": 1e-7}
     with pytest.raises(ValueError, match="must have at most 2"):

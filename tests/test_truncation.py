@@ -332,7 +332,7 @@ def test_full_capacity_equals_untruncated_poisson():
     assert truncated_step(9, 9) == pld.poisson_gaussian(
         1.0, 0.1, adjacency=Adjacency.REPLACE
     )
-    with pytest.raises(ValueError, match="one adjacency"):
+    with pytest.raises(ValueError, match="the same adjacency"):
         pld.convolve(
             truncated_step(9, 3),
             pld.poisson_gaussian(1.0, 0.1, adjacency=Adjacency.ZERO_OUT),

@@ -23,46 +23,59 @@ _SAMPLINGS = (
 )
 _COMMANDS = {
     "epsilon": (
-        "What a run costs: ε from noise, batch size and steps.",
-        "A loader that goes through all examples in each epoch is no Poisson sampler: "
-        "it is 'reshuffled', or 'fixed' if it does not shuffle. Give --num-epochs for "
-        "these: --num-steps counts epochs of n / b steps, rounded up, and a loader "
-        "that drops the last, smaller batch has shorter ones.",
+        "Computes the ε of a run from its noise, batch size and steps.",
+        "A loader that goes through all examples in each epoch is not a Poisson "
+        "sampler: give --sampling reshuffled, or fixed if the loader does not "
+        "shuffle. Give --num-epochs for such a loader: --num-steps counts epochs of "
+        "n / b steps, rounded up, and a loader that drops the last, smaller batch "
+        "has shorter epochs.",
         ("--num-examples 60000 --batch-size 256 --num-epochs 20",
          "--noise-multiplier 0.8 --delta 1e-6 --sampling poisson"),
     ),
     "noise": (
-        "The least noise multiplier at which a run costs at most ε.",
-        "It is rounded up. See 'epsilon' for what --sampling means.",
+        "Computes the minimum noise multiplier at which a run has at most a given ε.",
+        "The result is rounded up. The help of 'epsilon' explains --sampling.",
         ("--num-examples 60000 --batch-size 256 --num-steps 5000",
          "--epsilon 3 --delta 1e-6 --sampling poisson"),
     ),
     "plan": (
-        "What dpjax.plan gives: one of ε, noise, steps and batch size from the others.",
-        "With --json it prints what plan.guarantee.to_json() does, which 'report' "
-        "reads. With --sampling auto or --noise auto it takes what leaves the least "
-        "noise in SGD's parameters, and shows what that was compared with.",
+        "Computes one of ε, noise, steps and batch size from the others.",
+        "With --json, the command prints the output of plan.guarantee.to_json(), "
+        "which 'report' reads. With --sampling auto or --noise auto, the command "
+        "chooses the mechanism with the least noise in SGD's parameters, and shows "
+        "the comparison.",
         ("--num-examples 60000 --num-steps 5000 --noise-multiplier 0.9",
          "--epsilon 3 --delta 1e-6 --clip-norm 1 --sampling poisson"),
     ),
     "report": (
-        "The statement for a paper, from what plan.guarantee.to_json() wrote.",
+        "Writes the statement for a paper from the output of "
+        "plan.guarantee.to_json().",
         "ε is computed again from the record's own numbers, and a record that claims "
-        "less is refused. Whether they are those of the run, no record can tell.",
+        "a smaller ε is refused. No record can show whether its numbers are those of "
+        "the run.",
         ("guarantee.json --html > report.html",),
     ),
 }  # fmt: skip
 _HELP = {
     "num_examples": ("n", "the size of the data set"),
-    "batch_size": ("b", "how many examples a step takes, in expectation"),
-    "num_steps": ("T", "how many steps the run takes"),
-    "num_epochs": ("E", "or how many epochs of n / b steps, rounded up"),
-    "epsilon": ("ε", "at δ, of the whole run"),
-    "noise_multiplier": ("σ", "noise standard deviation of a sum over the clip norm"),
-    "delta": ("δ", "well below 1 / n"),
+    "batch_size": ("b", "the expected number of examples in a step"),
+    "num_steps": ("T", "the number of steps of the run"),
+    "num_epochs": (
+        "E",
+        "the number of epochs of n / b steps, rounded up, instead of steps",
+    ),
+    "epsilon": ("ε", "the ε of the whole run at δ"),
+    "noise_multiplier": (
+        "σ",
+        "standard deviation of the noise on a sum, over the clip norm",
+    ),
+    "delta": ("δ", "the δ of the guarantee, well below 1 / n"),
     "clip_norm": ("C", "the bound on the L2 norm of one example's gradient"),
-    "max_batch_size": ("m", "the most examples that a batch of random size holds; "),
-    "momentum": ("β", "of SGD, for whose parameters noise is not independent"),
+    "max_batch_size": (
+        "m",
+        "the maximum number of examples in a batch of random size; ",
+    ),
+    "momentum": ("β", "the momentum of SGD, needed unless noise is independent"),
 }
 
 
@@ -113,7 +126,7 @@ def _in_options(message: str) -> str:
 
 def _parser() -> _Parser:
     """Make the parser with all commands and their options."""
-    parser = _Parser(prog=PROGRAM, description="The numbers of private runs.")
+    parser = _Parser(prog=PROGRAM, description="Computes the numbers of private runs.")
     version = f"dpjax {importlib.metadata.version('dpjax')}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -146,7 +159,7 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         symbol, text = _HELP[name]
         if name == "max_batch_size":
             text += "by default " + (
-                "the least at which overflow costs 1 %% of δ"
+                "the least number at which overflow costs 1 %% of δ"
                 if planned
                 else "n for Poisson batches"
             )
@@ -168,15 +181,18 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     add("max_batch_size", int, required=False)
     names = (*_SAMPLINGS, *["auto"] * planned)
     choices = {
-        "sampling": (names, "how examples are drawn: what really happens"),
-        "adjacency": (tuple(a.value for a in Adjacency), "which data sets compare"),
-        "unit": (("example", "user"), "whose privacy it is"),
+        "sampling": (names, "how the training loop really draws examples"),
+        "adjacency": (
+            tuple(a.value for a in Adjacency),
+            "which data sets the guarantee compares",
+        ),
+        "unit": (("example", "user"), "the unit of privacy"),
     }
     defaults = {"adjacency": "add_remove", "unit": "example", "noise": "independent"}
     if planned:
         add("momentum", float, required=False)
         kinds = "independent", "correlated", "auto"
-        choices["noise"] = kinds, "whether later steps take noise back"
+        choices["noise"] = kinds, "whether later steps cancel noise of earlier steps"
     for name, (values, text) in choices.items():
         default = defaults.get(name)
         parser.add_argument(
@@ -184,5 +200,5 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
             choices=values,
             default=default,
             required=default is None,
-            help=f"{text}; {default} unless said" if default else text,
+            help=f"{text}; by default {default}" if default else text,
         )

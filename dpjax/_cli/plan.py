@@ -13,13 +13,13 @@ from dpjax._plan.solve import plan
 # The caller leaves out exactly one of these, and the plan solves for it.
 _SOLVABLE = ("epsilon", "noise_multiplier", "batch_size", "num_steps")
 _HOLDS = (
-    "It holds where each {unit}'s gradient is clipped, {noise}, what is released is "
-    "computed from these noisy sums alone, and nothing was chosen by looking at the "
-    "data."
+    "The statement holds where each {unit}'s gradient is clipped, {noise}, every "
+    "released value is computed from these noisy sums alone, and no choice was made "
+    "by looking at the data."
 )
 _NOISE = {
     "independent": "each step's sum gets Gaussian noise of its own",
-    "correlated": "the sums get Gaussian noise that is correlated as said",
+    "correlated": "the sums get Gaussian noise that is correlated as stated",
 }
 
 
@@ -44,13 +44,17 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
     missing = [f"--{x.replace('_', '-')}" for x in _SOLVABLE if x not in given]
     if len(missing) != 1:
         raise ValueError(
-            "one of --epsilon, --noise-multiplier, --batch-size and --num-steps must "
-            f"be left out, and is solved for; left out: {', '.join(missing) or 'none'}."
+            "exactly one of --epsilon, --noise-multiplier, --batch-size and "
+            "--num-steps must be left out, and dpjax solves for that one; left out: "
+            f"{', '.join(missing) or 'none'}."
         )
     given["adjacency"] = Adjacency(given["adjacency"])
     momentum = given.pop("momentum", None)
     if (momentum is None) != (given.get("noise", "independent") == "independent"):
-        raise ValueError("--momentum is for --noise correlated or auto, which need it.")
+        raise ValueError(
+            "--momentum must be given with --noise correlated or auto, and must not "
+            "be given with --noise independent."
+        )
     if momentum is not None:
         given["workload"] = workloads.momentum_sum(momentum)
     if command != "plan":
@@ -65,7 +69,10 @@ def _steps(epochs: int, given: dict[str, Any]) -> int:
     """The number of steps in the given epochs, each of which has ⌈n / b⌉ steps."""
     size, n = given.get("batch_size"), given["num_examples"]
     if size is None:
-        raise ValueError("--num-epochs needs --batch-size; give --num-steps.")
+        raise ValueError(
+            "--num-epochs must be given together with --batch-size. If dpjax solves "
+            "for the batch size, give --num-steps instead."
+        )
     for name, value in (("--num-epochs", epochs), ("--batch-size", size)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1; got {value}.")
@@ -112,7 +119,7 @@ def _table(command: str, planned: Plan) -> str:
     rows["sampling"] = f"{planned.sampling}: {sampling}"
     rows["adjacency"] = f"{planned.adjacency.value}: {record['adjacency_means']}"
     if planned.shape is not None:
-        rows["noise"] = f"correlated, C⁻¹z with C {planned.shape}"
+        rows["noise"] = f"correlated, C⁻¹z where C is {planned.shape}"
     rates = record["attack_true_positive_rate_at_most"]
     powers = " / ".join(up(power, 4) for power in rates.values())
     rows["attacks"] = (

@@ -45,7 +45,9 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
     try:
         record = json.loads(pathlib.Path(path).read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
+        raise ValueError(
+            f"{path} must contain JSON; the parser reports: {error}."
+        ) from error
     try:
         versions = _versions(record)
         guarantee = guarantee_of(record)
@@ -58,7 +60,7 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
         return page(guarantee, statement)
     if form == "text":
         return (
-            f"{statement}\n\n{text_plot(guarantee)}\n\nε and what attacks can achieve "
+            f"{statement}\n\n{text_plot(guarantee)}\n\nε and the bounds on attacks "
             f"were computed again from the run's numbers in {path}."
         )
     delta = guarantee.plan.delta
@@ -96,7 +98,8 @@ def _field(record: Any, name: str, kind: Any) -> Any:
     """
     if not isinstance(record, dict) or name not in record:
         raise ValueError(
-            f"not what plan.guarantee.to_json() writes: {name} is missing."
+            "the record must be the output of plan.guarantee.to_json(); its field "
+            f"{name} is missing."
         )
     return from_plain(kind, record[name], name)
 
@@ -126,7 +129,7 @@ def _check(record: Any, found: RunGuarantee) -> None:
     (claims, structure), (costs, own) = map(jax.tree.flatten, (event, found.event))
     if structure != own or not np.allclose(claims, costs, rtol=_ROUNDING, atol=0):
         raise ValueError(
-            f"event must be that of the plan, {found.event!r}; got {event!r}."
+            f"event must be the plan's event, {found.event!r}; got {event!r}."
         )
     of_attacks, follows = "attack_true_positive_rate_at_most", "clip_norm_follows"
     costs, names = found.record(), ("epsilon", "delta", "mu")
@@ -144,8 +147,9 @@ def _check(record: Any, found: RunGuarantee) -> None:
         # The "not" ensures that a NaN is refused.
         if not claim >= cost - _ROUNDING * (abs(cost) if cost < math.inf else 0):
             raise ValueError(
-                f"{name} is said to be {claim!r}, but the record's own numbers "
-                f"give {cost!r}: it was changed, or was never a bound."
+                f"{name} is {claim!r} in the record, but the record's other numbers "
+                f"give {cost!r}. The record was changed, or its {name} was never a "
+                "valid bound."
             )
 
 
@@ -175,10 +179,10 @@ svg text { fill: currentColor; }
 """
 # Facts that no record of a run contains (docs/reporting.md).
 _TO_ADD = (
-    "who else sees the data, the losses, the keys and the optimizer's state",
+    "anyone else who sees the data, the losses, the keys and the optimizer's state",
     "every other use of the same data: the choice of hyperparameters, earlier "
     "releases, statistics, filters",
-    "what happened and was not planned, such as a run that was started again",
+    "unplanned events, such as a restart of the run",
 )
 
 
@@ -199,14 +203,17 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
         for t, cost in zip(quarters, costs, strict=True)
     ]
     parts = {
-        sentence: f"<p>This holds where {where}</p>",
+        sentence: f"<p>This guarantee holds where {where}</p>",
         "What an attack can achieve": _curve(guarantee),
         "The budget by part of the run": "<table><tr><th>steps</th><th>share</th>"
         f"<th>ε at δ = {delta:g}</th></tr>{''.join(rows)}</table><p>Each ε is that of "
         "a run that is planned to stop after these steps.</p>",
         "What to write in a paper": "<blockquote>"
         + "".join(f"<p>{line}</p>" for line in [first, *others])
-        + "</blockquote><p>This record does not know, and a paper must add:</p><ul>"
+        + (
+            "</blockquote><p>This record does not contain the following, and a paper "
+            "must add:</p><ul>"
+        )
         + "".join(f"<li>{html.escape(line)}</li>" for line in _TO_ADD)
         + "</ul>",
         "What to cite": f"<pre>{html.escape(guarantee.citations())}</pre>",

@@ -123,7 +123,8 @@ def numbers_of(grid: tuple[int, ...]) -> jax.Array:
     """
     if math.prod(grid) > 2**32:
         raise ValueError(
-            f"shape must need at most 2**32 blocks; got one that needs {grid}."
+            "shape must need at most 2**32 blocks of random bits; got a shape that "
+            f"needs a grid of {grid} blocks."
         )
     # The sum over axes, unlike a reshaped range, lets each device compute its own
     # shard.

@@ -81,16 +81,16 @@ def random_key(impl: str | None = None) -> Key:
         )
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"impl must be {chacha.NAME!r} or name one of JAX's generators, such as "
-            f"'threefry2x32'; got {impl!r}."
+            f"impl must be {chacha.NAME!r} or the name of one of JAX's generators, "
+            f"such as 'threefry2x32'; got {impl!r}."
         ) from error
     entropy = os.urandom(like.size * like.dtype.itemsize)
     words = np.frombuffer(entropy, like.dtype).reshape(like.shape)
     key = jax.random.wrap_key_data(jnp.asarray(words), impl=generator)
     if isinstance(key, Tracer):
         raise ValueError(
-            "random_key must be called outside jax.jit: compiled, it would be the same "
-            "key in every call."
+            "random_key must be called outside jax.jit, because a compiled call "
+            "would return the same key every time."
         )
     return key
 

@@ -326,9 +326,10 @@ def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:
         known = axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
         if not known and mesh.shape[axis] > 1:
             raise ValueError(
-                f"check_vma must be True where noise is drawn inside jax.shard_map "
-                f"(axis {axis!r}): with False, or in jax.pmap, no type says whether "
-                "the pieces of a value differ, and they would share their noise."
+                "check_vma must be True for a jax.shard_map in which noise is drawn "
+                f"(axis {axis!r}). With check_vma=False, or in jax.pmap, JAX does not "
+                "record whether the shards of a value differ, and different shards "
+                "would get the same noise."
             )
     if not axes:
         return key

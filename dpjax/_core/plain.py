@@ -54,7 +54,7 @@ def to_plain(value: Any, name: str = "value") -> Any:
         return value
     number = validate.concrete(value)
     if number is None or number.size != 1:
-        raise ValueError(f"{name} must be one number that is known; got {value!r}.")
+        raise ValueError(f"{name} must be one concrete number; got {value!r}.")
     number = number.item()
     return "inf" if number == math.inf else number
 

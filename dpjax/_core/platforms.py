@@ -82,9 +82,9 @@ def needs_float64(x: jax.Array) -> jax.Array:
 
 def _refuse_float64(*_: object) -> NoReturn:
     raise NotImplementedError(
-        "dpjax's accountants need float64, of which a TPU has the digits but not the "
-        "exponents. Call them outside of the program for the TPU: they then run on the "
-        "CPU."
+        "dpjax's accountants need float64, and float64 on a TPU lacks the exponent "
+        "range. Call the accountants outside the program for the TPU; they then run "
+        "on the CPU."
     )
 
 

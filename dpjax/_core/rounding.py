@@ -60,7 +60,7 @@ def margin(terms: int, dtype: DTypeLike) -> float:
     if ku > 1 / 64:
         raise ValueError(
             f"sums of {terms} terms in {jnp.dtype(dtype).name} are too inexact to "
-            "bound a gradient's norm"
+            "bound a gradient's norm; use a wider dtype."
         )
     return ku * 1.05
 

@@ -46,7 +46,9 @@ def positive_float(name: str, value: object) -> float:
     scalar(name, value)
     array = concrete(value)
     if array is None:
-        raise ValueError(f"{name} must be a number, not a traced one; got {value!r}.")
+        raise ValueError(
+            f"{name} must be a concrete number, not a traced value; got {value!r}."
+        )
     positive(name, value)
     return float(array)
 
@@ -120,8 +122,8 @@ def scalar(name: str, value: object) -> None:
     """
     if callable(value):
         raise ValueError(
-            f"{name} must be a number, not a schedule; got {value!r}. "
-            "optax.inject_hyperparams takes schedules for the arguments of a factory."
+            f"{name} must be a number, not a schedule; got {value!r}. To use a "
+            "schedule, wrap the factory in optax.inject_hyperparams."
         )
     if (
         not isinstance(value, int | float | np.generic | np.ndarray | jax.Array)
@@ -159,8 +161,9 @@ def static_int(name: str, value: object, *, minimum: int) -> int:
     """
     if isinstance(value, jax.Array):
         raise ValueError(
-            f"{name} must be a static Python integer, not {value!r}; under "
-            f'optax.inject_hyperparams, name it in static_args=("{name}", ...).'
+            f"{name} must be a static Python integer; got the array {value!r}. Under "
+            f'optax.inject_hyperparams, list this argument in static_args=("{name}", '
+            "...)."
         )
     # bool is a subclass of int, but True is not a count.
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -195,7 +198,7 @@ def diameter(value: object) -> bool:
     An infinite diameter means that the set is not bounded. A traced value can be
     finite.
     """
-    rule = "positive, and inf without a bounded set"
+    rule = "positive, or inf if the set is not bounded"
     _check("diameter", value, rule, lambda x: x > 0)
     array = concrete(value)
     return array is None or not np.all(array == np.inf)
@@ -228,7 +231,7 @@ def typed_key(name: str, value: object) -> Key:
         or value.shape != ()
     ):
         raise ValueError(
-            f"{name} must be one typed JAX key, as jax.random.key(seed) makes; "
-            f"got {value!r}."
+            f"{name} must be one typed JAX key, such as jax.random.key(seed); got "
+            f"{value!r}."
         )
     return value

@@ -56,13 +56,15 @@ class StrategySpec(NamedTuple):
     def __str__(self) -> str:
         """The matrix C as a phrase, with polynomials in the shift L by one step."""
         if self.tree_decay is not None:
-            return f"that of the binary tree for momentum of {self.tree_decay}"
+            return f"the matrix of the binary tree for momentum of {self.tree_decay}"
         top, bottom = (
             " ".join(["1", *(f"{x:+.9g} L^{k}" for k, x in enumerate(row, 1))])
             for row in self[:2]
         )
-        by_step = ", its columns divided by a factor for each step" * bool(self.factors)
-        return f"({top}) / ({bottom}), L being the shift by one step{by_step}"
+        by_step = ", with its columns divided by a factor for each step" * bool(
+            self.factors
+        )
+        return f"({top}) / ({bottom}), where L is the shift by one step{by_step}"
 
 
 def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:

@@ -45,20 +45,25 @@ def check_workload(
     """
     if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
         raise ValueError(
-            f"workload must be one that dpjax.workloads makes; got {workload!r}."
+            f"workload must be a workload of dpjax.workloads; got {workload!r}."
         )
     for name in ("rates", "keep"):
         size = np.shape(getattr(workload, name))[-1]
         if size not in (1, num_steps):
             raise ValueError(
-                f"the workload's {name} must be one number, or one for each of "
-                f"num_steps, {num_steps}; got {size}."
+                f"the workload's {name} must be one number, or one number for each of "
+                f"num_steps, {num_steps}; got {size} numbers."
             )
     if to_optimize:
         if any(validate.concrete(x) is None for x in workload):
-            raise ValueError(f"workload must be known, not traced; got {workload!r}.")
+            raise ValueError(
+                "workload must have concrete numbers, not traced values; got "
+                f"{workload!r}."
+            )
         if not np.any(np.asarray(workload.rates)):
-            raise ValueError(f"workload must have a rate above 0; got {workload!r}.")
+            raise ValueError(
+                f"workload must have at least one rate above 0; got {workload!r}."
+            )
     return workload
 
 
@@ -119,8 +124,8 @@ def check_strategy(strategy: Strategy, num_steps: int) -> Strategy:
         _toeplitz(strategy.strategy, num_steps)
         if np.shape(strategy.factors)[-1:] != (num_steps,):
             raise ValueError(
-                f"strategy must have a factor for each of num_steps, {num_steps}; got "
-                f"shape {np.shape(strategy.factors)}."
+                f"strategy must have one factor for each of num_steps, {num_steps}; "
+                f"got factors of shape {np.shape(strategy.factors)}."
             )
     elif isinstance(strategy, Tree):
         validate.decay("the strategy's decay", strategy.decay)
@@ -132,7 +137,7 @@ def check_strategy(strategy: Strategy, num_steps: int) -> Strategy:
 def _toeplitz(strategy: Toeplitz, num_steps: int) -> None:
     if not isinstance(strategy, Toeplitz) or not all(np.ndim(x) for x in strategy):
         raise ValueError(
-            f"strategy must be one that dpjax.strategies makes; got {strategy!r}."
+            f"strategy must be a strategy of dpjax.strategies; got {strategy!r}."
         )
     for x in map(validate.concrete, strategy):
         if x is not None and not np.issubdtype(x.dtype, np.floating):
@@ -140,7 +145,8 @@ def _toeplitz(strategy: Toeplitz, num_steps: int) -> None:
     if strategy.num_vectors > num_steps:
         raise ValueError(
             f"strategy must have at most num_steps, {num_steps}, coefficients after "
-            f"its leading ones; got {strategy.num_vectors}."
+            "the leading coefficient 1 of each polynomial; got "
+            f"{strategy.num_vectors}."
         )
 
 

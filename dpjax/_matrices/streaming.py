@@ -139,8 +139,8 @@ def _in_float32(name: str, value: object, rule: str, good: np.ndarray) -> None:
     held = np.asarray(value).astype(np.float32) == value
     if not np.all(good & held):
         raise ValueError(
-            f"the strategy's {name} must be {rule} that float32 holds, as "
-            f"dpjax.strategies rounds them; got {value!r}."
+            f"the strategy's {name} must be {rule} that float32 represents exactly, "
+            f"as functions of dpjax.strategies return them; got {value!r}."
         )
 
 
@@ -148,7 +148,7 @@ def _concrete(name: str, given: object, ndim: int) -> np.ndarray:
     x = validate.concrete(given)
     if x is None or x.ndim != ndim:
         kind = "vector" if ndim else "number"
-        raise ValueError(f"the strategy's {name} must be a known {kind}; got {x!r}.")
+        raise ValueError(f"the strategy's {name} must be a concrete {kind}; got {x!r}.")
     return x
 
 

@@ -135,7 +135,7 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
     best = found[0].plan
     if best is None:
         reasons = " ".join(dict.fromkeys(one.reason for one in found))
-        raise ValueError(f"no mechanism that was compared has a plan: {reasons}")
+        raise ValueError(f"none of the compared mechanisms has a plan: {reasons}")
     return dataclasses.replace(best, comparison=Comparison(tuple(found)))
 
 
@@ -161,15 +161,19 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workloa
     names = tuple(SAMPLINGS) if names == "auto" else names
     names = names if isinstance(names, tuple) else (names,)
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"sampling must name some, each once; got {names!r}.")
+        raise ValueError(
+            "sampling must name one or more samplings, each of them once; got "
+            f"{names!r}."
+        )
     for name in names:
         validate.one_of("sampling", name, tuple(SAMPLINGS))
     validate.one_of("noise", noise, tuple(_NOISES))
     workload = asked["workload"]
     if workload is None and noise != "independent":
         raise ValueError(
-            "workload must be given where noise is compared: which is least depends on "
-            "what the optimizer makes of it (dpjax.workloads); got None."
+            "workload must be given where mechanisms with correlated noise are "
+            "compared, because their error depends on the optimizer (see "
+            "dpjax.workloads); got None."
         )
     # If all candidates have independent noise, every workload ranks them in the same
     # order, so that the identity suffices.
@@ -183,8 +187,8 @@ def _refuse(asked: dict[str, Any]) -> None:
     sigma = asked["noise_multiplier"]
     if None in given.values() or sigma is not None:
         raise ValueError(
-            "epsilon, num_steps and batch_size must be given, and noise_multiplier be "
-            f"None, where mechanisms are compared; got {given} and {sigma!r}."
+            "epsilon, num_steps and batch_size must be given, and noise_multiplier "
+            f"must be None, where mechanisms are compared; got {given} and {sigma!r}."
         )
     for name in ("noise_schedule", "clip_schedule", "batch_schedule", "strategy"):
         if asked[name] is not None:
@@ -310,19 +314,19 @@ def resolve_strategy(
     if run.noise == "independent":
         if workload is not None or strategy is not None:
             raise ValueError(
-                "workload and strategy are for noise='correlated'; got "
-                f"{workload!r} and {strategy!r}."
+                "workload and strategy must be None unless noise is 'correlated'; "
+                f"got {workload!r} and {strategy!r}."
             )
         return None, None
     if not mechanism.supports_correlation:
         raise ValueError(
             "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
-            "whose cost is not known for these."
+            "because no bound on the privacy cost is known for these samplings."
         )
     if run.solved_for in ("num_steps", "batch_size"):
         raise ValueError(
-            "num_steps and batch_size must be given with noise='correlated'; what is "
-            "solved for is epsilon or noise_multiplier."
+            "num_steps and batch_size must be given with noise='correlated'; leave "
+            "out epsilon or noise_multiplier instead."
         )
     about = None
     if strategy is None and workload is not None:
@@ -353,8 +357,8 @@ def _best(
     if mechanism.order is None:
         if run.solved_for == "epsilon":
             raise ValueError(
-                "epsilon, or a strategy, must be given with this sampling: which "
-                "correlation is best for a workload depends on ε."
+                "epsilon or strategy must be given with this sampling, because the "
+                "best strategy for a workload depends on epsilon."
             )
         best, about = _amplified.estimate(
             workload,

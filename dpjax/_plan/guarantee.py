@@ -33,30 +33,42 @@ _ADJACENCY = {
     Adjacency.REPLACE: "one {unit} is replaced by another one",
 }
 _UNITS = {
-    "example": "each example is one unit of privacy: what one person adds is in one "
-    "example",
-    "user": "each user is one unit of privacy: of all that one person adds, a bounded "
-    "number of examples is kept, which no other user's examples decide on, and what a "
-    "user adds does not change which number in the data set others have",
+    "example": (
+        "each example is one unit of privacy, and all data of one person are in one "
+        "example"
+    ),
+    "user": (
+        "each user is one unit of privacy: a bounded number of each user's examples "
+        "is used, the choice of these examples does not depend on other users, and "
+        "the data of one user do not change the positions of other users in the data "
+        "set"
+    ),
 }
 _RELEASED = (
-    "the parameters after every step, and whatever is computed from them alone; not "
-    "losses, gradient norms, auxiliary outputs, or the optimizer's state with its key"
+    "the parameters after every step, and everything that is computed from these "
+    "parameters alone, but not losses, gradient norms, auxiliary outputs, or the "
+    "optimizer's state with its key"
 )
 _ASSUMPTIONS = (
     "the number of {unit}s is public",
-    "batches, gradients and updates are those of the plan, run once with one key that "
-    "is secret",
-    "the loss sees one example at a time, and what random keys it uses are secret and "
-    "new in every step",
-    "hyperparameters were not chosen on these data, or that was accounted for",
+    "the batches, gradients and updates are computed by the plan, which is run once "
+    "with one secret key",
+    "the loss is computed for one example at a time, and its random keys are secret "
+    "and new in every step",
+    "the hyperparameters were not chosen on these data, or the privacy cost of this "
+    "choice was accounted for",
 )
 _ARITHMETIC = {
-    "real": "real arithmetic, ideal Gaussian noise and uniform bits; floats only "
-    'approximate them, and arithmetic="discrete" closes that gap',
-    "discrete": "the generator's bits are uniform, the compiler computes integers "
-    "exactly and floats by the standard model, and what an example contributes depends "
-    "on its slot and on no other example",
+    "real": (
+        "arithmetic is real, Gaussian noise is ideal and random bits are uniform "
+        "(floating-point numbers only approximate real arithmetic and ideal noise; "
+        'arithmetic="discrete" removes this approximation)'
+    ),
+    "discrete": (
+        "the generator's bits are uniform, the compiler computes integers exactly "
+        "and floats by the standard model of rounding, and an example's contribution "
+        "depends on its slot and on no other example"
+    ),
 }
 _FALSE_POSITIVES = (0.001, 0.01, 0.1)
 # The values of δ at which the profile is evaluated to bound the power of attacks. Each
@@ -143,7 +155,9 @@ class RunGuarantee:
             whole plan holds.
         """
         steps = validate.static_int("num_steps", num_steps, minimum=1)
-        validate.at_most("num_steps", num_steps, self.plan.num_steps, "the plan's, ")
+        validate.at_most(
+            "num_steps", num_steps, self.plan.num_steps, "the plan's num_steps, "
+        )
         return dataclasses.replace(self, num_steps=steps)
 
     def record(self) -> dict[str, Any]:
@@ -234,7 +248,7 @@ def _bits(plan: RunParameters) -> str:
     if plan.arithmetic == "real":
         return ""
     return (
-        "the bits that are released, the total variation of the discrete noise "
+        "the bits that are released, with the total variation of the discrete noise "
         f"({RUN_TOTAL_VARIATION:.1e}) included in δ: "
     )
 
@@ -269,22 +283,22 @@ def _noise(plan: RunParameters) -> str:
     if plan.quantile:
         found = _follows(plan)
         words = (
-            "that norm follows a noisy count of the gradients within it "
+            "this norm follows a noisy count of the gradients within it "
             f"({plan.quantile}), with {_kind(plan)} noise of standard deviation "
             f"{_down(found['noise_multiplier_of_gradients'], 6)} times the norm on "
-            f"each sum and {_down(found['noise_multiplier_of_count'], 6)} on each count"
+            f"each sum and {_down(found['noise_multiplier_of_count'], 6)} on each "
+            "count"
         )
     elif plan.shape is not None:
         return (
-            "noise C⁻¹z is added to the sums of all steps, z being "
-            f"{_kind(plan)} noise of standard deviation "
-            f"{_down(plan.noise_multiplier, 6)} times that, drawn afresh in every "
-            f"step, and C {plan.shape}"
+            f"noise C⁻¹z is added to the sums of all steps, where z is {_kind(plan)} "
+            f"noise of standard deviation {_down(plan.noise_multiplier, 6)} times "
+            f"this norm, drawn independently in every step, and C is {plan.shape}"
         )
     else:
         words = (
             f"{_kind(plan)} noise of standard deviation "
-            f"{_down(plan.noise_multiplier, 6)} times that is added to each sum"
+            f"{_down(plan.noise_multiplier, 6)} times this norm is added to each sum"
         )
     if plan.schedule:
         words += ", with the factors of the schedule "
@@ -293,7 +307,7 @@ def _noise(plan: RunParameters) -> str:
             f"{p.start})"
             for p in plan.schedule
         )
-    return f"{words}, afresh in every step"
+    return f"{words}, drawn independently in every step"
 
 
 def up(x: float, decimals: int = 3) -> str:

@@ -90,8 +90,8 @@ def check(data: Any, plan: RunParameters) -> None:
     """Raise for data whose size or unit of privacy differs from the plan's."""
     if isinstance(data, Users | OfUser) != (plan.unit == "user"):
         raise ValueError(
-            f"the plan protects one {plan.unit}, so data must be "
-            f"{'' if plan.unit == 'user' else 'no '}data of dpjax.by_user; got "
+            f"data must {'' if plan.unit == 'user' else 'not '}be made by "
+            f"dpjax.by_user, because the plan protects one {plan.unit}; got "
             f"{type(data)}."
         )
     if is_tree_of_arrays(data):
@@ -100,16 +100,17 @@ def check(data: Any, plan: RunParameters) -> None:
         sizes = {(len(data),)}
     else:
         raise ValueError(
-            "data must be a tree of arrays, or have len and integer indexing; got "
-            f"{type(data)}. The plan draws the examples of a step: what hands them out "
-            "in an order of its own draws them in another way than was accounted for."
+            "data must be a pytree of arrays, or support len and integer indexing; "
+            f"got {type(data)}. The plan itself draws the examples of each step: a "
+            "loader with an order of its own would draw them differently from the "
+            "sampling that the guarantee accounts for."
         )
     if sizes != {(plan.num_examples,)}:
         counts = sorted(size[0] if size else 0 for size in sizes)
         raise ValueError(
             f"data must have num_examples {plan.unit}s, {plan.num_examples}; got "
-            f"{counts}. The guarantee is for a data set of the size that was planned "
-            "for. (Columns that are lists must become arrays.)"
+            f"{counts}. The guarantee holds only for a data set of the planned size. "
+            "Convert columns that are lists to arrays."
         )
 
 
@@ -225,8 +226,8 @@ def _shard_reader(
         indices = sharding.addressable_devices_indices_map((size,))
     except (ValueError, IndexError) as error:
         raise ValueError(
-            f"sharding must divide the {size} places of a batch (max_batch_size) "
-            f"evenly, and nothing else; got {sharding!r}."
+            f"sharding must divide the {size} slots of a batch (max_batch_size) "
+            f"evenly, and must not divide any other axis; got {sharding!r}."
         ) from error
     held = {device: _ends(index, size) for device, index in indices.items()}
 
@@ -286,7 +287,7 @@ def _several(data: Any, positions: list[int]) -> list[Any]:
     there = sum(x is not None for x in examples)
     if there != len(positions):  # such as a data set that filters its examples
         raise ValueError(
-            f"data must give {len(positions)} examples for as many positions; got "
-            f"{there}."
+            f"data must return {len(positions)} examples for {len(positions)} "
+            f"positions; got {there} examples."
         )
     return examples

@@ -27,8 +27,8 @@ from dpjax.clipping._metrics import Metrics, masked_mean
 from dpjax.clipping._metrics import metrics as of_examples
 
 _FROZEN = (
-    "A frozen or unused parameter would move at random. Pass it to the loss as a "
-    "further argument, not as a part of the model."
+    "Noise alone would change a frozen or unused parameter. Pass such a parameter to "
+    "the loss as a further argument, not as a part of the model."
 )
 _BATCH_OF_ONE = (
     "The loss is called on one example at a time, and in a batch of one these "
@@ -93,7 +93,8 @@ class Alerts:
         # Level 4 is the caller of the function that `Plan.value_and_grad` returned.
         warnings.warn(
             f"the gradient of the loss with respect to {self._zero} of the model is "
-            f"zero whatever the data, and noise is added to it in every step. {reason}",
+            "zero for all data, but noise is added to this gradient in every step. "
+            f"{reason}",
             stacklevel=4,
         )
 
@@ -123,9 +124,10 @@ class Alerts:
         zero = [x for x, total in pairs if x not in self._zero and not jnp.any(total)]
         if zero:
             warnings.warn(
-                f"the clipped sum for {zero} of the model is exactly zero in the first "
-                "batch, so noise alone moves these parameters in this step. This is "
-                "expected of A in LoRA while B is zero. Otherwise check the loss.",
+                f"the clipped sum for {zero} of the model is exactly zero in the "
+                "first batch, so noise alone moves these parameters in this step. "
+                "This is expected for the matrix A of LoRA while B is zero. In all "
+                "other cases, check the loss.",
                 stacklevel=4,
             )
 
@@ -140,8 +142,8 @@ def _are_gradients_zero(
 
 
 _NOTE = (
-    "dpjax: the loss is called on one example at a time, its batch axis "
-    "{axis}. Per-example gradients are what privacy rests on."
+    "dpjax: the loss is called on one example at a time, and the batch axis {axis}. "
+    "The guarantee depends on per-example gradients."
 )
 
 
@@ -207,8 +209,8 @@ def _bound(
     """
     if (clip_norm is None) == (plan.quantile is not None):
         raise ValueError(
-            "clip_norm must be plan.clip_norm_of(state) where it follows a quantile, "
-            f"and is not given elsewhere; got {clip_norm!r}."
+            "clip_norm must be plan.clip_norm_of(state) for a plan with a "
+            f"QuantileClip, and None for other plans; got {clip_norm!r}."
         )
     if clip_norm is not None:
         return clip_norm
@@ -216,8 +218,8 @@ def _bound(
         return plan.clip_norm
     if examples.step is None:
         raise ValueError(
-            "examples must know their step, on which the clip norm depends, as those "
-            "of Plan.load and Plan.batches do."
+            "examples must record their step, because the clip norm depends on the "
+            "step; use examples of Plan.load or Plan.batches, which record the step."
         )
     return plan.clip_norm * values_at(plan.schedule, examples.step).clip
 
@@ -238,15 +240,15 @@ def _gradient(
     ) -> tuple[Any, PerExample, jax.Array, ArrayLike]:
         if not isinstance(examples, Examples):
             raise ValueError(
-                "examples must be dpjax.Examples, as Plan.load and Plan.batches give "
-                f"them, which know which places are empty; got {type(examples)}."
+                "examples must be dpjax.Examples of Plan.load or Plan.batches, which "
+                f"record the empty slots of a batch; got {type(examples)}."
             )
         # A batch that the caller assembled has no plan, and is accepted.
         if examples.plan not in (None, plan):
             raise ValueError(
-                "examples must be a batch of the plan whose gradient is taken, since "
-                "the guarantee is for one plan's batches, gradient and optimizer "
-                "together; got a batch of a plan that differs in "
+                "examples must be a batch of the same plan as the gradient, because "
+                "the guarantee covers the batches, the gradient and the optimizer of "
+                "one plan together; got a batch of a plan that differs in "
                 f"{_differences(examples, plan)}."
             )
         bound = _bound(plan, examples, clip_norm)
@@ -264,7 +266,9 @@ def _gradient(
             except Exception as error:
                 # A note on the batch axis helps to understand an error about shapes.
                 error.add_note(
-                    _NOTE.format(axis="is 1" if options.batched else "taken away")
+                    _NOTE.format(
+                        axis="has length 1" if options.batched else "is removed"
+                    )
                 )
                 raise
             # State that the loss changes would pass one example's data to others.

@@ -72,8 +72,8 @@ class Mechanism:
         if self.adjacency not in self.adjacencies:
             names = " or ".join(a.name for a in self.adjacencies)
             raise ValueError(
-                f"adjacency must be {names} with this sampling; got "
-                f"{self.adjacency!r}: {self.reason}."
+                f"adjacency must be {names} with this sampling, because "
+                f"{self.reason}; got {self.adjacency!r}."
             )
 
     def draw(
@@ -167,9 +167,9 @@ class Poisson(Mechanism):
         """Describe Poisson sampling: its rate, its capacity, and overflow."""
         return (
             "every example takes part in each step independently with probability "
-            f"{batch_size}/{self.num_examples}; of more than {max_batch_size} in one "
-            "step a uniformly random subset of that size is kept, which is accounted "
-            "for"
+            f"{batch_size}/{self.num_examples}; if more than {max_batch_size} take "
+            "part in one step, a uniformly random subset of that size is used, and "
+            "the guarantee accounts for this"
         )
 
 
@@ -177,7 +177,10 @@ class FixedSize(Mechanism):
     """Each step takes a new uniformly random subset of fixed size."""
 
     adjacencies = (Adjacency.REPLACE,)
-    reason = "with one example fewer, subsets of fixed size are drawn from others"
+    reason = (
+        "the removal of one example would change the set from which subsets of fixed "
+        "size are drawn"
+    )
 
     def draw(self, batch_size, max_batch_size, step, key):
         """Draw the batch of a step by `sampling.fixed_size`."""
@@ -195,8 +198,9 @@ class FixedSize(Mechanism):
     def describe(self, batch_size, max_batch_size):
         """Describe how a step draws a subset of fixed size."""
         return (
-            f"each step takes a uniformly random subset of {batch_size} of the "
-            f"{self.num_examples} examples, drawn anew without replacement"
+            f"each step uses a uniformly random subset of {batch_size} of the "
+            f"{self.num_examples} examples, drawn independently in every step and "
+            "without replacement"
         )
 
 
@@ -205,7 +209,7 @@ class Cyclic(Mechanism):
 
     order = "fixed"
     supports_correlation = True
-    reason = "one example fewer moves all later ones to other batches"
+    reason = "the removal of one example would move all later examples to other batches"
 
     def expected_batch_size(self, batch_size):
         """The mean batch size of an epoch: n divided by the number of its steps."""
@@ -266,7 +270,7 @@ class Cyclic(Mechanism):
         """Describe batches in the data's own order, with their size."""
         return (
             f"batches of {batch_size} are taken in the order of the data, which does "
-            "not depend on the examples, the same in every epoch"
+            "not depend on the examples and is the same in every epoch"
         )
 
 
@@ -294,8 +298,9 @@ class Reshuffled(Cyclic):
     def describe(self, batch_size, max_batch_size):
         """Describe batches in a random order, with their size."""
         return (
-            f"batches of {batch_size} are taken in a random order, another one in "
-            "every epoch, which nothing in the guarantee relies on"
+            f"batches of {batch_size} are taken in a random order, which is new in "
+            "every epoch, but the guarantee does not rely on the randomness of the "
+            "order"
         )
 
 
@@ -305,7 +310,7 @@ class CyclicPoisson(Mechanism):
     supports_correlation = True
     supports_schedules = False
     overflows = True
-    reason = "one example fewer moves all later ones to other groups"
+    reason = "the removal of one example would move all later examples to other groups"
 
     @property
     def groups(self) -> int:
@@ -325,14 +330,15 @@ class CyclicPoisson(Mechanism):
         """Raise unless the strategy is banded and a group can fill a batch."""
         if shape.denominator or shape.factors or shape.tree_decay is not None:
             raise ValueError(
-                "strategy must be a banded one with sampling='cyclic_poisson'; got C "
+                "strategy must be banded with sampling='cyclic_poisson'; got C "
                 f"{shape}."
             )
         bands = 1 + len(shape.numerator)
         if bands * batch_size > self.num_examples:
             raise ValueError(
-                f"batch_size must be at most num_examples over the {bands} bands, "
-                f"{self.num_examples // bands}; got {batch_size!r}."
+                "batch_size must be at most num_examples divided by the number of "
+                f"bands, {bands}, which is {self.num_examples // bands}; got "
+                f"{batch_size!r}."
             )
 
     def rate(self, batch_size: int) -> float:
@@ -375,11 +381,11 @@ class CyclicPoisson(Mechanism):
     def describe(self, batch_size, max_batch_size):
         """Describe cyclic Poisson sampling: groups, rate, capacity, and overflow."""
         return (
-            f"example i is in group i mod {self.groups}, step t takes each example of "
-            f"group t mod {self.groups} independently with probability "
-            f"{self.groups} * {batch_size}/{self.num_examples}; of more than "
-            f"{max_batch_size} in one step a uniformly random subset of that size is "
-            "kept, which is accounted for"
+            f"example i is in group i mod {self.groups}, and step t uses each example "
+            f"of group t mod {self.groups} independently with probability "
+            f"{self.groups} * {batch_size}/{self.num_examples}; if more than "
+            f"{max_batch_size} take part in one step, a uniformly random subset of "
+            "that size is used, and the guarantee accounts for this"
         )
 
 
@@ -414,7 +420,8 @@ class RandomBins(Mechanism):
         """Raise unless the strategy C is a Toeplitz matrix."""
         if shape.factors or shape.tree_decay is not None:
             raise ValueError(
-                f"strategy must be a Toeplitz strategy in random bins; got C {shape}."
+                "strategy must be a Toeplitz strategy with sampling 'random_bins' or "
+                f"'fresh_bins'; got C {shape}."
             )
 
     def event(self, run):
@@ -439,9 +446,10 @@ class RandomBins(Mechanism):
         anew = "anew in every epoch" if self.fresh else "the same in every epoch"
         bins = self.steps_per_epoch(int(batch_size))
         return (
-            f"every example picks one of the {bins} steps of an epoch, uniformly at "
-            f"random and independently of others, {anew}; of more than "
-            f"{max_batch_size} in one step so many are kept, which is accounted for"
+            f"every example takes part in one of the {bins} steps of an epoch, chosen "
+            f"uniformly at random and independently of others, {anew}; if more than "
+            f"{max_batch_size} are assigned to one step, only {max_batch_size} of "
+            "them are used, and the guarantee accounts for this"
         )
 
 

@@ -54,13 +54,14 @@ def split(model: Any) -> Parts:
         map(is_module, jax.tree.leaves(model, is_leaf=is_module))
     ):
         raise ValueError(
-            "the model must be one flax.nnx module, or a tree without any; got "
-            f"modules within {type(model)}. nnx.Dict and nnx.List hold several."
+            "the model must be one flax.nnx module, or a pytree without modules; got "
+            f"a {type(model)} that contains modules. Combine several modules in an "
+            "nnx.Dict or nnx.List."
         )
     parts = _of_module(model) if is_module(model) else _of_tree(model)
     if not jax.tree.leaves(parts.trained):
         raise ValueError(
-            "the model must hold arrays of floats to train; got "
+            "the model must contain floating-point arrays to train; got "
             f"{jax.tree.structure(model)}."
         )
     return parts
@@ -174,9 +175,10 @@ def _of_module(model: Any) -> Parts:
             ]
             if changed:
                 raise ValueError(
-                    f"the loss changes the model's state {changed}, by which examples "
-                    "would see each other, as BatchNorm does in training mode. Use "
-                    "GroupNorm or LayerNorm, or BatchNorm with use_running_average."
+                    "the loss must not change the model's state, but the loss "
+                    f"changes {changed}. One example could then affect the gradients "
+                    "of others, as with BatchNorm in training mode. Use GroupNorm or "
+                    "LayerNorm, or BatchNorm with use_running_average."
                 )
 
         return whole, refuse_changes

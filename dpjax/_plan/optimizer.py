@@ -183,8 +183,9 @@ def clip_norm_of(state: Any) -> jax.Array:
     clip_norms = [x.clip_norm for x in nodes if isinstance(x, VaryingState)]
     if len(clip_norms) != 1:
         raise ValueError(
-            "state must be that of one optimizer of a plan whose numbers vary; got "
-            f"{len(clip_norms)} of them in {jax.tree.structure(state)}."
+            "state must contain the state of exactly one optimizer of a plan with a "
+            f"schedule or a QuantileClip; got {len(clip_norms)} such states in "
+            f"{jax.tree.structure(state)}."
         )
     return clip_norms[0]
 
@@ -226,9 +227,10 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     ) -> tuple[Any, VaryingState]:
         if follows and not isinstance(updates, quantile.Bounded):
             raise ValueError(
-                "updates must be a dpjax.Bounded sum, as value_and_grad of this plan "
-                "gives it, since the clip norm follows a quantile (flax.nnx.Optimizer "
-                f"does not hand it on: use the optimizer itself); got {type(updates)}."
+                "updates must be a dpjax.Bounded sum from value_and_grad of this "
+                "plan, because the clip norm follows a quantile; got "
+                f"{type(updates)}. flax.nnx.Optimizer discards the Bounded: call the "
+                "update function of plan.optimizer directly."
             )
         now = values_at(schedule, state.step)
         released = dtypes.widen(updates)
@@ -302,11 +304,11 @@ def _refuse_masks(name: str, tree: Any) -> None:
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
     if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(
-            f"{name} must be the whole tree, got one with optax.MaskedNode: around a "
-            "plan's optimizer, optax.masked and optax.partition (multi_transform) pass "
-            "the masked parts of the clipped sum on without noise. Put the mask "
-            "inside: plan.optimizer(optax.masked(inner, mask), key=key), or "
-            "plan.optimizer(optax.partition(...), key=key)."
+            f"{name} must be the whole pytree; got a pytree with optax.MaskedNode. "
+            "Around a plan's optimizer, optax.masked and optax.partition "
+            "(multi_transform) pass the masked parts of the clipped sum on without "
+            "noise. Put the mask inside: plan.optimizer(optax.masked(inner, mask), "
+            "key=key), or plan.optimizer(optax.partition(...), key=key)."
         )
 
 

@@ -287,7 +287,8 @@ class Plan(RunParameters):
         """
         if self.quantile is None:
             raise ValueError(
-                "clip_norm_of is for plans with a QuantileClip; this one's clip norm "
-                f"is {self.clip_norm!r}, which need not be said again."
+                "clip_norm_of must be called only for plans with a QuantileClip; the "
+                f"clip norm of this plan is always {self.clip_norm!r}, and "
+                "value_and_grad needs no clip_norm."
             )
         return release.clip_norm_of(state)

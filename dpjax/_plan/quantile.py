@@ -87,8 +87,8 @@ def noise_of(
     left = (1 - share) * (1 + share) - 2.0**-51
     if left <= 0:
         raise ValueError(
-            "QuantileClip's noise_multiplier must be above half of the plan's, "
-            f"{noise_multiplier!r}; got {of_count!r}."
+            "QuantileClip's noise_multiplier must be above half of the plan's "
+            f"noise_multiplier, {noise_multiplier!r}; got {of_count!r}."
         )
     # The factor covers the roundings in this line, so that σ is rounded up.
     return noise_multiplier / math.sqrt(left) * (1 + 2.0**-50), of_count

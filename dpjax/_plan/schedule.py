@@ -81,8 +81,9 @@ def make_segments(
     starts = np.concatenate([[0], 1 + np.flatnonzero(new)])
     if starts.size > _PIECES:
         raise ValueError(
-            f"schedules must change at most {_PIECES} times, once they are rounded to "
-            f"{_LEVELS} levels each; got {starts.size} pieces."
+            f"schedules must divide the run into at most {_PIECES} segments with "
+            f"constant values, after rounding to {_LEVELS} levels each; got "
+            f"{starts.size} segments."
         )
     return tuple(
         Segment(int(start), float(n), float(c), int(b))
@@ -122,7 +123,7 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
     good = (values >= 2.0**-20) & (values <= 2.0**20)
     if values.shape != (num_steps,) or not good.all():
         raise ValueError(
-            f"{name} must give one number from 2**-20 to 2**20 for each step; got "
+            f"{name} must return one number from 2**-20 to 2**20 for each step; got "
             f"{values!r}."
         )
     return values

@@ -64,8 +64,8 @@ def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None
         return
     if not mechanism.overflows:
         raise ValueError(
-            "max_batch_size must be None with this sampling, whose batches all have "
-            f"one size; got {room!r}."
+            "max_batch_size must be None with this sampling, because all batches "
+            f"have the same size; got {room!r}."
         )
     validate.static_int("max_batch_size", room, minimum=batch_size or 1)
     validate.at_most("max_batch_size", room, n, "num_examples, ")
@@ -295,15 +295,18 @@ def plan(
     if isinstance(clip, QuantileClip):
         clip = quantile.check_quantile_clip(clip)
         if clip_schedule is not None:
-            raise ValueError("clip_schedule must be None where a quantile is followed.")
+            raise ValueError(
+                "clip_schedule must be None if clip_norm is a QuantileClip; got "
+                f"{clip_schedule!r}."
+            )
         clip_norm = clip.initial
     clip_norm = validate.positive_float("clip_norm", clip_norm)
     # Numbers that vary from step to step are float32 in the jitted step.
     varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
     if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
         raise ValueError(
-            "clip_norm must be from 2**-60 to 2**60 where it or the noise varies; got "
-            f"{clip_norm!r}."
+            "clip_norm must be from 2**-60 to 2**60 if the clip norm or the noise "
+            f"varies; got {clip_norm!r}."
         )
     delta = validate.positive_float("delta", delta)
     validate.open_unit("delta", delta)
@@ -332,24 +335,26 @@ def plan(
     mechanism = mechanism_of(run)
     if arithmetic == "discrete" and noise == "correlated" and mechanism.order is None:
         raise ValueError(
-            "arithmetic must be 'real' where noise is correlated and batches are "
-            f"random: no bound is known for sampling {sampling!r} on a lattice."
+            "arithmetic must be 'real' for correlated noise with sampling "
+            f"{sampling!r}, because no bound is known for correlated noise on a "
+            "lattice with random batches."
         )
     # The profile of a lattice needs (1 + e^ε) τ <= δ/2, where τ is the total variation
     # of the noise. At best ε is 0.
     least = 2 * RUN_TOTAL_VARIATION / SHARES_OF_LATTICE[-1]
     if arithmetic == "discrete" and delta < least:
         raise ValueError(
-            f"delta must be at least {least:.1e} with arithmetic='discrete', whose "
-            f"random numbers use up a part of δ; got {delta!r}."
+            f"delta must be at least {least:.1e} with arithmetic='discrete', because "
+            f"the discrete noise uses a part of δ; got {delta!r}."
         )
     factors = noise_schedule, clip_schedule, batch_schedule
     run = run.parameters(schedule=_schedule(run, mechanism, factors))
     if run.schedule or run.quantile:
         if noise == "correlated":
             raise ValueError(
-                "noise must be 'independent' with schedules or a QuantileClip; factors "
-                "of correlated noise are the strategy's (dpjax.strategies.scheduled)."
+                "noise must be 'independent' with schedules or a QuantileClip; got "
+                "'correlated'. A schedule of correlated noise is a part of the "
+                "strategy (dpjax.strategies.scheduled)."
             )
         if not mechanism.supports_schedules:
             raise ValueError(
@@ -390,7 +395,7 @@ def _unknown(given: dict[str, Any]) -> str:
     if len(unknown) != 1:
         raise ValueError(
             "exactly one of epsilon, num_steps, batch_size and noise_multiplier must "
-            f"be None, and is solved for; got {given}."
+            f"be None, and dpjax.plan solves for that one; got {given}."
         )
     return unknown[0]
 
@@ -403,14 +408,13 @@ def _schedule(
         return ()
     if run.solved_for in ("num_steps", "batch_size"):
         raise ValueError(
-            "num_steps and batch_size must be given with a schedule; what is solved "
-            "for is epsilon or noise_multiplier."
+            "num_steps and batch_size must be given with a schedule; leave out "
+            "epsilon or noise_multiplier instead."
         )
     *_, batch = factors
     if batch is not None and not mechanism.draws_any_size:
         raise ValueError(
-            "batch_schedule must be None except with sampling='poisson'; got "
-            f"{batch!r}."
+            f"batch_schedule must be None unless sampling is 'poisson'; got {batch!r}."
         )
     return make_segments(run.num_steps, run.batch_size, *factors)
 

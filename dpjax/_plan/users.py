@@ -51,7 +51,8 @@ def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
     name = jax.tree_util.keystr(path) or "data"
     if np.ma.is_masked(x):
         raise ValueError(
-            f"arrays must not have masked entries, which would be read; got {name}."
+            "arrays must not have masked entries, because the masked values would be "
+            f"used; got {name}."
         )
     if isinstance(x, np.ndarray | jax.Array):
         return x
@@ -148,13 +149,14 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
     """
     most = validate.static_int("max_examples", max_examples, minimum=1)
     if not is_tree_of_arrays(data):
-        raise ValueError(f"data must be a tree of arrays; got {type(data)}.")
+        raise ValueError(f"data must be a pytree of arrays; got {type(data)}.")
     data, owner = by_position(data), _owners(users)
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     if owner.ndim != 1 or owner.size == 0 or sizes != {owner.shape}:
         raise ValueError(
-            "users must name the owner of each example, [n] for data with leading axes "
-            f"n >= 1; got shape {owner.shape} for data of {sorted(sizes)}."
+            "users must have shape [n], with one owner for each of the n >= 1 "
+            f"examples of data; got shape {owner.shape} for data with leading axes "
+            f"{sorted(sizes)}."
         )
     number = _numbers(owner)
     # A stable sort keeps each user's examples in the data's order.
@@ -171,7 +173,9 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
 def _owners(users: Any) -> np.ndarray:
     """The user of each example, as an array [n], in which tuples become objects."""
     if np.ma.is_masked(users):
-        raise ValueError("users must not be masked. Give missing owners a name.")
+        raise ValueError(
+            "users must not have masked entries. Replace missing owners by a name."
+        )
     owner = np.asarray(users)
     if owner.dtype.names is not None or (owner.ndim > 1 and isinstance(users, list)):
         names = owner.tolist() if owner.dtype.names is not None else users
@@ -189,8 +193,9 @@ def _numbers(owner: np.ndarray) -> np.ndarray:
     # user several numbers.
     if any(map(_is_missing, owner.tolist())):
         raise ValueError(
-            "users must be equal to themselves: among objects, also within tuples, NaN "
-            "is a user of its own each time. Give missing owners a name."
+            "users must not contain a value that differs from itself, such as NaN in "
+            "a tuple or an object array, because each such value would count as a "
+            "separate user. Replace missing owners by a name."
         )
     numbers: dict[object, int] = {}
     return np.array([numbers.setdefault(x, len(numbers)) for x in owner.tolist()])

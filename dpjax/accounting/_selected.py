@@ -260,8 +260,9 @@ class Selected(NamedTuple):
         def differentiable_epsilon(*numbers: jax.Array) -> jax.Array:
             if any(isinstance(x, Tracer) for x in numbers):
                 raise ValueError(
-                    "event must have numbers that neither jax.jit nor jax.vmap traces; "
-                    f"jax.grad takes one derivative by them; got {numbers!r}."
+                    "event must have numbers that are not traced by jax.jit or "
+                    "jax.vmap, and jax.grad can differentiate them only once; got "
+                    f"{numbers!r}."
                 )
             return epsilons_at(*numbers)
 

@@ -191,6 +191,6 @@ def _is_traced(x: object) -> bool:
 def _scalar(name: str, value: ArrayLike) -> None:
     if jnp.shape(value) != ():
         raise ValueError(
-            f"{name} must be a scalar, and jax.vmap solves for several; got shape "
-            f"{jnp.shape(value)}."
+            f"{name} must be a scalar; got shape {jnp.shape(value)}. Use jax.vmap to "
+            "solve for several values."
         )

@@ -54,7 +54,7 @@ def check_event(event: Event) -> None:
         parts = (event.event,)
     if not isinstance(event, Event) or not all(isinstance(x, kinds) for x in parts):
         raise ValueError(
-            f"an event of dpjax.accounting.events is needed; got {event!r}."
+            f"event must be an event of dpjax.accounting.events; got {event!r}."
         )
     for part in parts:
         check_event(part)
@@ -62,7 +62,7 @@ def check_event(event: Event) -> None:
         name = f"{jax.tree_util.keystr(path)} of {type(event).__name__}"
         validate.scalar(name, number)
         if validate.concrete(number) is None:
-            raise ValueError(f"{name} must be a number, not a traced one.")
+            raise ValueError(f"{name} must be a concrete number, not a traced value.")
         validate.nonnegative(name, number, finite=False)
     for name in ("delta", "total_variation"):
         if not getattr(event, name, 0.0) < 1:
@@ -71,7 +71,7 @@ def check_event(event: Event) -> None:
         event.repetitions, "derivative"
     ):
         raise ValueError(
-            "repetitions must be a law of dpjax.accounting.selection; got "
+            "repetitions must be a distribution of dpjax.accounting.selection; got "
             f"{event.repetitions!r}."
         )
 

@@ -481,7 +481,7 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
                 return dp.RepeatAndSelectDpEvent(one, law.mean, shape)
     # For a batch of fixed size, a `DpEvent` needs the sizes of the batch and the data
     # set, and the event has only the ratio of both.
-    raise ValueError(f"event must be one that dp-accounting has; got {event!r}.")
+    raise ValueError(f"event must have an equivalent in dp-accounting; got {event!r}.")
 
 
 def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
@@ -578,5 +578,5 @@ def _step(event: Any, adjacency: Adjacency) -> Step:
                 adjacency,
             )
     raise ValueError(
-        f"event must be one that dpjax has under {adjacency!r}; got {event!r}."
+        f"event must have an equivalent in dpjax under {adjacency!r}; got {event!r}."
     )

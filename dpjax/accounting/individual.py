@@ -96,7 +96,7 @@ def update(
     norms, indices, mask = map(jnp.asarray, (norms, indices, mask))
     if norms.ndim != 1 or not norms.shape == indices.shape == mask.shape:
         raise ValueError(
-            "norms, indices and mask must have one shape [b]; got "
+            "norms, indices and mask must have the same shape [b]; got "
             f"{norms.shape}, {indices.shape} and {mask.shape}."
         )
     if not jnp.issubdtype(indices.dtype, jnp.integer) or mask.dtype != bool:

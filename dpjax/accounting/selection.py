@@ -39,8 +39,8 @@ def _selected(mechanism: events.Event | Profile, repetitions: Repetitions) -> Se
     """The profile of the best of K runs, given the event or the profile of one run."""
     if not isinstance(repetitions, Repetitions):
         raise ValueError(
-            "repetitions must be a law of dpjax.accounting.selection, such as "
-            f"Geometric(10.0); got {repetitions!r}."
+            "repetitions must be a distribution of dpjax.accounting.selection, such "
+            f"as Geometric(10.0); got {repetitions!r}."
         )
     known = callable(getattr(mechanism, "epsilon", None))
     profile = mechanism if known else profiles.of(mechanism)  # pyright: ignore

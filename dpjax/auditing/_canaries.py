@@ -200,8 +200,8 @@ def matched_filter(
         (jnp.shape(seen)[0], 1),
     ):
         raise ValueError(
-            "expected must be f[T, k] as seen, or f[T, 1]; got shapes "
-            f"{jnp.shape(expected)} and {jnp.shape(seen)}."
+            "expected must have the shape [T, k] of seen, or shape [T, 1]; got "
+            f"shapes {jnp.shape(expected)} and {jnp.shape(seen)}."
         )
     whiten = whiten or (lambda y: y)
     signal, noisy = whiten(jnp.asarray(expected)), whiten(jnp.asarray(seen))
@@ -252,8 +252,9 @@ def mixture_scores(
         jnp.shape(cases) != (*jnp.shape(probabilities), jnp.shape(seen)[0])
     ):
         raise ValueError(
-            "cases must be f[c, T] for seen f[T, k] and probabilities f[c]; got shapes "
-            f"{jnp.shape(cases)}, {jnp.shape(seen)} and {jnp.shape(probabilities)}."
+            "cases must have shape [c, T] for seen of shape [T, k] and probabilities "
+            f"of shape [c]; got shapes {jnp.shape(cases)}, {jnp.shape(seen)} and "
+            f"{jnp.shape(probabilities)}."
         )
     cases, weights = jnp.asarray(cases), jnp.asarray(probabilities)
     # The score is log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y. By Neyman and Pearson

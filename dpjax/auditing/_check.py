@@ -136,8 +136,8 @@ def check(
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     if len(sizes) != 1 or not next(iter(sizes)) or next(iter(sizes))[0] < 2:
         raise ValueError(
-            "data must have one leading axis of 2 examples at least; got "
-            f"{sorted(sizes)}."
+            "data must have one leading axis with at least 2 examples, which all "
+            f"leaves share; got lengths {sorted(sizes)}."
         )
     data = jax.tree.map(jnp.asarray, data)
     claimed = float(np.asarray(sensitivity))
@@ -194,7 +194,7 @@ def _findings(
     yield measure_change("the order", moved, whole, 0.0, 0)
     longer = jax.tree.map(lambda x: jnp.concatenate([x, x[:2]]), data)
     padded = fn(longer, jnp.arange(size + 2) < size)
-    yield measure_change("masked: two more places", padded, whole, 0.0, size)
+    yield measure_change("masked: two more slots", padded, whole, 0.0, size)
 
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:

@@ -117,8 +117,8 @@ def gaussian_mu_lower(
     count = np.shape(scores_in)[-1] + np.shape(scores_out)[-1]
     if count < _FEWEST:
         raise ValueError(
-            f"scores_in and scores_out must be {_FEWEST} together at least; got "
-            f"{count}."
+            f"scores_in and scores_out must contain at least {_FEWEST} scores in "
+            f"total; got {count}."
         )
     # Two units in the last place of the largest score.
     rounding = 2 * max(_machine_epsilon(scores_in), _machine_epsilon(scores_out))

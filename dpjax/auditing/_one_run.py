@@ -134,15 +134,15 @@ def _check(
     check_confidence(confidence)
     if jnp.shape(scores)[-1] != jnp.shape(included)[-1]:
         raise ValueError(
-            "included must have as many canaries as scores; got "
-            f"{jnp.shape(included)} for {jnp.shape(scores)}."
+            "included must have one entry for each of the scores; got shape "
+            f"{jnp.shape(included)} for scores of shape {jnp.shape(scores)}."
         )
     guess_in = validate.static_int("guess_in", guess_in, minimum=0)
     guess_out = validate.static_int("guess_out", guess_out, minimum=0)
     if not 1 <= guess_in + guess_out <= jnp.shape(scores)[-1]:
         raise ValueError(
-            "guess_in and guess_out must be together at least 1 and at most the "
-            f"{jnp.shape(scores)[-1]} canaries; got {guess_in} and {guess_out}."
+            "guess_in + guess_out must be at least 1 and at most the number of "
+            f"canaries, {jnp.shape(scores)[-1]}; got {guess_in} and {guess_out}."
         )
     return {"guess_in": guess_in, "guess_out": guess_out}
 

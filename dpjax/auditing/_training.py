@@ -121,7 +121,8 @@ def linear_scores(outputs: Outputs) -> Outputs:
     inside, outside = (jax.vmap(lambda tree: ravel_pytree(tree)[0])(x) for x in outputs)
     if min(len(inside), len(outside)) < 4:
         raise ValueError(
-            f"outputs must have 4 runs at least; got {len(inside)} and {len(outside)}."
+            "outputs must contain at least 4 runs inside and 4 runs outside; got "
+            f"{len(inside)} and {len(outside)}."
         )
     # The test is fitted to the first half, so that scores of the second half are
     # independent.
@@ -280,7 +281,7 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
     """
     if jnp.ndim(statistic) != 2 or jnp.shape(statistic) != jnp.shape(included):
         raise ValueError(
-            "included must have the shape f[s, n] of statistic; got "
+            "included must have the shape [s, n] of statistic; got "
             f"{jnp.shape(included)} for {jnp.shape(statistic)}."
         )
     x = jnp.asarray(statistic, float)

@@ -114,4 +114,4 @@ def differences(kept: Any, given: Any, name: str = "") -> list[str]:
                 kept.get(key), given.get(key), f"{name}.{key}" if name else key
             )
         ]
-    return [] if kept == given else [f"{name} (kept {kept!r}, given {given!r})"]
+    return [] if kept == given else [f"{name} (saved {kept!r}, given {given!r})"]

@@ -250,8 +250,8 @@ def restore(
     # The digest depends on the values, and not on the sharding.
     if set(gather_values(digest(restored))) != {record.arrays}:
         raise ValueError(
-            f"the checkpoint {folder / str(step)} is damaged: its arrays are not those "
-            "that were saved."
+            f"the checkpoint {folder / str(step)} is damaged: its arrays differ from "
+            "the arrays that were saved."
         )
     return Run(step=step, released=record.released, **restored)
 
@@ -367,8 +367,8 @@ def _refuse_another(
     rec.refuse_another(folder, newest, plan, run, data)
     if newest.key != key:
         raise ValueError(
-            f"run must be the one that {folder} is of; it has another key. Give each "
-            "run a folder of its own."
+            f"run must be the run whose checkpoints are in {folder}, but its key "
+            "differs. Use a separate folder for each run."
         )
 
 
@@ -387,10 +387,12 @@ def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
         return bool(kept) and step < kept[-1]
     if _read(folder, step).arrays != bits:
         raise ValueError(
-            f"run is another one than what {folder} keeps of step {step}: it was "
-            "resumed from before it, and something has changed since. The same noise "
-            "has hidden both, so that at most one of them may be released. To branch "
-            "off, start a run with a key of its own in another folder."
+            f"run must be the run of which {folder} contains step {step}, but its "
+            "arrays differ from the saved arrays. The run was resumed from an "
+            "earlier step, and something has changed since then. Both runs used the "
+            "same noise, so at most one of them may be released. To continue from an "
+            "earlier step in another way, start a run with a new key in another "
+            "folder."
         )
     return True
 
@@ -400,8 +402,9 @@ def _choose_step(folder: pathlib.Path, step: int | None) -> int:
     kept = steps(folder)
     if not kept or (step is not None and step not in kept):
         raise ValueError(
-            f"folder must hold a checkpoint{'' if step is None else f' of step {step}'}"
-            f"; {folder} holds {list(kept)}."
+            "folder must contain a "
+            f"checkpoint{'' if step is None else f' of step {step}'}; {folder} "
+            f"contains checkpoints of the steps {list(kept)}."
         )
     return kept[-1] if step is None else int(step)
 
@@ -439,8 +442,8 @@ def _make_room(folder: pathlib.Path, step: int) -> None:
     for path in (folder / str(step), target):
         if os.path.lexists(path) and not (path == target and _is_ours(path)):
             raise ValueError(
-                f"folder must be for the checkpoints of one run alone; {path} is there "
-                "and was not written by save. Move it elsewhere."
+                "folder must contain only the checkpoints of one run, but save did "
+                f"not write {path}. Move {path} elsewhere."
             )
     if target.exists():
         shutil.rmtree(target)  # left by a process that was killed while it wrote

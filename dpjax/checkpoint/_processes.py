@@ -91,6 +91,6 @@ def check_equal_across_processes(values: dict[str, Any]) -> None:
     unlike = [name for name in marks if len({x[name] for x in every}) > 1]
     if unlike:
         raise ValueError(
-            f"run must be the same in all {len(every)} processes, with one key; what "
-            f"differs: {', '.join(unlike)}."
+            f"run must be identical in all {len(every)} processes, including the key; "
+            f"the processes differ in {', '.join(unlike)}."
         )

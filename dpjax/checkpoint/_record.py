@@ -234,14 +234,15 @@ def _verify(found: Any, step: int) -> Record:
     if not isinstance(found, dict):
         raise ValueError(f"its record is a {type(found).__name__}, not an object.")
     if found.pop("digest", None) != digest_of(found):
-        raise ValueError("its record is not what was written.")
+        raise ValueError("its record differs from the record that was written.")
     if found.get("format") != _FORMAT:
         raise ValueError(
-            f"its format is {found.get('format')!r}, and this version reads {_FORMAT}."
+            f"its format is {found.get('format')!r}, but this version of dpjax reads "
+            f"format {_FORMAT}."
         )
     record = from_plain(Record, found, "record")
     if record.step != step:
-        raise ValueError(f"its record is of step {record.step}.")
+        raise ValueError(f"its record is of step {record.step}, not of step {step}.")
     return record
 
 
@@ -253,7 +254,7 @@ def check(plan: Plan, run: Run) -> None:
         raise ValueError(f"run must be a dpjax.checkpoint.Run; got {type(run)}.")
     validate.typed_key("run.key", run.key)
     validate.static_int("run.step", run.step, minimum=0)
-    validate.at_most("run.step", run.step, plan.num_steps, "the plan's ")
+    validate.at_most("run.step", run.step, plan.num_steps, "the plan's num_steps, ")
 
 
 def tree_of(run: Run) -> dict[str, Any]:
@@ -290,7 +291,7 @@ def refuse_another(
     if changes:
         more = f", and {len(changes) - 8} more" if len(changes) > 8 else ""
         raise ValueError(
-            "plan, data, arrays and draws must be those of the run in "
-            f"{folder}, whose noise would hide something else; what differs: "
-            f"{', '.join(changes[:8])}{more}."
+            "plan, data, arrays and draws must be identical to those of the run in "
+            f"{folder}, because the noise of that run must not be added to other "
+            f"sums; the differences are {', '.join(changes[:8])}{more}."
         )

@@ -231,10 +231,10 @@ def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
     present, finite = np.asarray(mask), np.isfinite(norm)
     if np.any(present) and not np.any(present & finite):
         warnings.warn(
-            "none of the examples of this batch contributes to the sum: no gradient is "
-            "finite, so noise alone moves the parameters. Look for an infinite "
-            "derivative in the loss, as of a norm or a square root at zero, and for "
-            "infinities in the data.",
+            "none of the examples of this batch contributes to the sum, because no "
+            "gradient is finite, so noise alone moves the parameters. Look for an "
+            "infinite derivative in the loss, such as that of a norm or a square "
+            "root at zero, and for infinities in the data.",
             stacklevel=3,
         )
 
@@ -247,9 +247,8 @@ def _check_scalar(loss: Any) -> None:
         )
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise ValueError(
-            "loss_fn must return one real scalar for one example (it is not given the "
-            f"batch axis); got shape {jnp.shape(loss)} and dtype "
-            f"{jnp.result_type(loss)}."
+            "loss_fn must return one real scalar for one example, which has no batch "
+            f"axis; got shape {jnp.shape(loss)} and dtype {jnp.result_type(loss)}."
         )
 
 
@@ -395,8 +394,8 @@ def clipped_grad(
     validate.one_of("arithmetic", arithmetic, ("real", "discrete"))
     if engine == "ghost" and arithmetic == "discrete":
         raise ValueError(
-            "engine must not be 'ghost' with arithmetic='discrete': the bound on the "
-            "sum's rounding does not cover two passes."
+            "engine must not be 'ghost' with arithmetic='discrete', because the "
+            "bound on the rounding of the sum does not hold for two backward passes."
         )
     if microbatch_size is not None:
         validate.static_int("microbatch_size", microbatch_size, minimum=1)
@@ -405,8 +404,8 @@ def clipped_grad(
         raise ValueError(f"argnums must be distinct and non-negative; got {argnums!r}.")
     if not batched or min(batched) < 0 or set(wanted) & set(batched):
         raise ValueError(
-            "batch_argnums must be non-negative and apart from argnums; got "
-            f"{batch_argnums!r} with argnums {argnums!r}."
+            "batch_argnums must be non-negative and must not contain any of argnums; "
+            f"got {batch_argnums!r} with argnums {argnums!r}."
         )
     return ClippedGrad(
         loss_fn=loss_fn,

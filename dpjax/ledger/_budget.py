@@ -74,7 +74,9 @@ class Budget:
         costs are not sums of μ².
         """
         if self.composition == "fixed":
-            raise ValueError("composition must be 'adaptive' for what is left.")
+            raise ValueError(
+                "composition must be 'adaptive' for Budget.left; got 'fixed'."
+            )
         squares, probability = self._spent
         mu = math.sqrt(max(self._mu**2 - squares, 0.0))
         # The margin for rounding allows a draw to take all of the rest.
@@ -121,8 +123,8 @@ class Budget:
             total = self._total(event)
             if not total <= self.epsilon:
                 raise ValueError(
-                    f"release must leave the total ε at most {self.epsilon:g}; with "
-                    f"{name!r} ({event!r}) it would be {total:.6g}."
+                    f"release must keep the total ε at most {self.epsilon:g}; with "
+                    f"{name!r} ({event!r}) the total ε would be {total:.6g}."
                 )
         else:
             cost = self._cost(event, slack)
@@ -163,12 +165,15 @@ class Budget:
         """
         for name in ("epsilon", "delta", "adjacency", "unit"):
             if name in arguments:
-                raise ValueError(f"{name} must be left to the budget in its plan.")
+                raise ValueError(
+                    f"{name} must not be given to Budget.plan, which takes this value "
+                    f"from the budget; got {arguments[name]!r}."
+                )
         validate.scalar("share", share)
         if not 0 < share <= 1 or (share < 1 and self.composition == "fixed"):
             raise ValueError(
-                "share must be in (0, 1], and 1 with composition 'fixed'; got "
-                f"{share!r}."
+                "share must be in (0, 1], and must be 1 with composition 'fixed'; "
+                f"got {share!r}."
             )
         fixed = self.composition == "fixed"
         goal = self._mu if fixed else math.sqrt(share) * self.left.mu
@@ -195,8 +200,8 @@ class Budget:
             asked = asked * (goal * (1 - _UNUSED / 2) / used)
         if best is None:
             raise ValueError(
-                f"share must leave something for a plan; got {share!r} of what is left "
-                f"of {self}"
+                f"share must be large enough for a plan; got {share!r} of the "
+                f"remaining budget of {self}"
             )
         return best
 
@@ -266,20 +271,21 @@ class Budget:
         cost = composition.gaussian_bound(event, given)
         if not math.isfinite(cost.mu):
             raise ValueError(
-                f"release must have a bound; got {event!r}, whose μ is infinite with a "
-                f"slack of {given:g}. A mechanism without a GDP parameter needs a "
-                "slack above 0 (dpjax.budget(..., slack=0.1))."
+                f"release must have a finite μ; got {event!r}, whose μ is infinite "
+                f"with a slack of {given:g}. A mechanism without a GDP parameter "
+                "needs a slack above 0 (dpjax.budget(..., slack=0.1))."
             )
         if not squares + cost.mu**2 <= self._mu**2 * (1 + _ROUNDING):
             raise ValueError(
-                f"release must take at most the μ of {self.left.mu:.6g} that is left; "
+                f"release must have a μ of at most the remaining {self.left.mu:.6g}; "
                 f"got {event!r} with a μ of {cost.mu:.6g}."
             )
         reserved = self.slack * self.delta
         if not probability + self._probability(cost) <= reserved:
             raise ValueError(
-                f"release must take at most {self.left.slack:.6g} of δ, which is left; "
-                f"got {event!r}, which takes {self._probability(cost):.6g}."
+                "release must use at most the remaining slack of δ, "
+                f"{self.left.slack:.6g}; got {event!r}, which uses "
+                f"{self._probability(cost):.6g}."
             )
         return cost
 
@@ -292,7 +298,7 @@ class Budget:
             found = {getattr(x, name, None) for x in (release, stated)} - {None}
             if found - {own}:
                 raise ValueError(
-                    f"{name} must be that of the budget, {own!r}; got {found} in "
+                    f"{name} must be the budget's {name}, {own!r}; got {found} in "
                     f"{release!r}."
                 )
         known = isinstance(release, Event)
@@ -309,7 +315,7 @@ def _check_adjacency(event: Any, adjacency: Adjacency) -> None:
             f"with an event; got {event!r}."
         )
     if getattr(event, "adjacency", adjacency) is not adjacency:
-        raise ValueError(f"release must be stated for {adjacency!r}; got {event!r}.")
+        raise ValueError(f"release must hold for {adjacency!r}; got {event!r}.")
     inner = getattr(event, "steps", None) or [getattr(event, "event", None)]
     for x in inner:
         if x is not None:

@@ -92,8 +92,9 @@ def _refuse_missing(path: pathlib.Path) -> None:
     # line, so that another process at work cannot cause an error here.
     if _next(path).exists() and not path.exists():
         raise ValueError(
-            f"{path} is missing, but a line was begun for it ({_next(path)}): the "
-            "ledger was removed or moved, and what it held is not known."
+            f"{path} is missing, but {_next(path)} shows that a line was begun in "
+            "this ledger. The ledger was removed or moved, and its lines are not "
+            "known."
         )
 
 
@@ -111,15 +112,15 @@ def _split_lines(path: pathlib.Path, opened: int) -> bytes:
         if torn:
             number = whole.count(b"\n") + 1
             raise ValueError(
-                f"{path} ends within line {number}: it was cut, and what it held is "
-                "not known."
+                f"{path} ends within line {number}: the file was cut, and the lost "
+                "lines are not known."
             )
         return whole
     begun = _next(path).read_bytes()
     if begun.count(b"\n") != 1 or not begun.endswith(b"\n"):
         raise ValueError(
-            f"{_next(path)} must be one whole line, as a write to {path} leaves it; it "
-            "was cut or changed."
+            f"{_next(path)} must contain one whole line, as a write to {path} leaves "
+            f"it; {_next(path)} was cut or changed."
         )
     # The append is complete, and only the removal of `*.next` is missing.
     if whole.endswith(begun) and not torn:
@@ -127,8 +128,8 @@ def _split_lines(path: pathlib.Path, opened: int) -> bytes:
     # After a loss of power, some file systems fill unwritten bytes with zeros.
     if not begun.startswith(torn.rstrip(b"\0")) or len(torn) > len(begun):
         raise ValueError(
-            f"{path} ends within a line that is not the one in {_next(path)}: it was "
-            "cut, and what it held is not known."
+            f"{path} ends within a line that differs from the line in {_next(path)}: "
+            "the file was cut, and the lost lines are not known."
         )
     return whole + begun
 
@@ -165,11 +166,13 @@ def _verify_line(path: pathlib.Path, content: bytes) -> list[Line]:
         except (ValueError, KeyError, TypeError, RecursionError):
             changed = True
         if changed:
-            raise ValueError(f"line {number} of {path} is not what was written.")
+            raise ValueError(
+                f"line {number} of {path} differs from the line that was written."
+            )
         if line.get("previous") != last:
             raise ValueError(
-                f"line {number} of {path} does not follow the one before it: lines "
-                "were taken out, put in or moved."
+                f"line {number} of {path} does not follow the previous line: lines "
+                "were removed, inserted or moved."
             )
         lines.append(line)
         last = line["hash"]

@@ -192,7 +192,10 @@ class Ledger:
         made. Outputs of earlier runs may then determine a plan.
         """
         if any(isinstance(x, Release) and x.repeated for x in self.entries):
-            raise ValueError("entries must not use a noise twice: no ε is finite then.")
+            raise ValueError(
+                "entries must not use the same noise twice, because the total ε is "
+                "then infinite."
+            )
         stated = {(x.adjacency, x.unit) for x in self.entries if not isinstance(x, End)}
         if stated - {(budget.adjacency, budget.unit)}:
             raise ValueError(
@@ -234,8 +237,8 @@ def read(path: str | os.PathLike[str], *, head: str | None = None) -> Ledger:
     lines = _chain.read(pathlib.Path(path))
     if head not in {None, _chain.NOTHING, *(x["hash"] for x in lines)}:
         raise ValueError(
-            f"head must be that of a line of {path}; got {head!r}: lines were cut off "
-            "at its end, or it was written anew."
+            f"head must be the head of a line of {path}; got {head!r}: lines were "
+            "removed from the end of the ledger, or the ledger was written anew."
         )
     entries = tuple(entry_of(line, path) for line in lines)
     return Ledger(entries, lines[-1]["hash"] if lines else _chain.NOTHING)

@@ -101,7 +101,7 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       1
     """
     step = validate.static_int("run.step", run.step, minimum=1)
-    validate.at_most("run.step", step, plan.num_steps, "the plan's ")
+    validate.at_most("run.step", step, plan.num_steps, "the plan's num_steps, ")
     validate.flag("repeated", repeated)
     name, of_plan = run_name(run.key), fingerprint(plan, run.key)
     found = digest(run.params)
@@ -119,7 +119,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
         if wrong and not repeated:
             raise ValueError(
                 f"run must not be released: {wrong}. The same noise would hide two "
-                f"sums, whose difference has none (line {len(entries) + 1} of {path})."
+                "sums, whose difference has no noise. The release would have been "
+                f"line {len(entries) + 1} of {path}."
             )
         _check_same_adjacency(entries, plan.adjacency, plan.unit)
         return Release(
@@ -177,12 +178,14 @@ def end(path: Path, key: Key, why: str) -> None:
     """
     name = run_name(key)
     if not why.strip():
-        raise ValueError(f"why must say why the run ended; got {why!r}.")
+        raise ValueError(
+            f"why must be a non-empty text that says why the run ended; got {why!r}."
+        )
 
     def make(entries: list[Entry]) -> End:
         own = [x for x in entries if isinstance(x, Release) and x.run == name]
         if not own:
-            raise ValueError(f"key must be that of a run in {path}; got {name}.")
+            raise ValueError(f"key must be the key of a run in {path}; got {name}.")
         last = max(own, key=lambda x: x.stop)
         return End(name, last.so_far, last.stop, why, now())
 
@@ -227,7 +230,9 @@ def other(
     if delta:
         validate.open_unit("delta", delta)
     if not what.strip():
-        raise ValueError(f"what must say what is released; got {what!r}.")
+        raise ValueError(
+            f"what must be a non-empty text that says what is released; got {what!r}."
+        )
     neighbours = validate.adjacency(adjacency)
 
     def make(entries: list[Entry]) -> Other:
@@ -264,17 +269,17 @@ def _find_conflict(own: list[Release], of_plan: str, step: int, before: str) -> 
     # Each release was compared with the one before it, so the last one suffices.
     last = own[-1]
     if last.plan != of_plan:
-        return "its key is that of a run with another plan, or with other draws"
+        return "its key belongs to a run with another plan or with other draws"
     if last.stop >= step:
         return (
-            f"its key has released {last.stop} steps already, and other parameters "
-            f"after step {step} or none"
+            f"its key has already released {last.stop} steps, and either no "
+            f"parameters or other parameters after step {step}"
         )
     if last.released != before:
         return (
-            f"its key has released parameters after step {last.stop} that this run "
-            "did not come by; where it was resumed from before them, release it again "
-            "when it gets there"
+            f"its key has already released parameters after step {last.stop}, and "
+            "this run did not release these parameters. If the run was resumed from "
+            f"an earlier step, release it again when it reaches step {last.stop}"
         )
     return ""
 

@@ -144,8 +144,8 @@ def correlated_noise(
     if arithmetic == "discrete":
         if buffer != "stored":
             raise ValueError(
-                "buffer must be 'stored' with arithmetic='discrete', since the sums of "
-                f"earlier steps cannot be drawn again; got {buffer!r}."
+                "buffer must be 'stored' with arithmetic='discrete', because the "
+                f"sums of earlier steps cannot be drawn again; got {buffer!r}."
             )
         validate.positive("stddev", stddev)
         return correlated_lattice_noise(strategy, stddev, num_steps=num_steps, key=key)
@@ -193,7 +193,7 @@ def correlated_noise(
 def _same_shape(update: jax.Array, memory: jax.Array) -> None:
     if update.shape != memory.shape[1:]:
         raise ValueError(
-            "updates must have the shapes of what init was given; got "
+            "updates must have the shapes of the parameters that init received; got "
             f"{update.shape} for {memory.shape[1:]}."
         )
 

@@ -322,8 +322,9 @@ def lattice_noise(
         draws = 2 if most * added[2] <= 2.0**-8 else 3
     if most * added[draws] > 0.5:
         raise ValueError(
-            f"a noise multiplier of {most!r} is too large for a lattice of "
-            f"{dimension} coordinates: rounding would add more than the sensitivity."
+            f"noise_multiplier must be smaller for a lattice of {dimension} "
+            "coordinates, because rounding would add more than the sensitivity; got "
+            f"{most!r}."
         )
     factor = 1 - noise_multiplier * added[draws]
     # The margin covers the float32 rounding errors of these four operations.
@@ -356,9 +357,10 @@ def check_draws(dimension: int, num_steps: int) -> None:
     """
     if 3 * dimension * num_steps > MOST_DRAWS:
         raise ValueError(
-            f"a run of {num_steps} steps with {dimension} parameters draws more than "
-            "2**50 numbers from the table of the discrete Gaussian, and arithmetic="
-            "'discrete' accounts for no more."
+            "num_steps must be smaller, or arithmetic must be 'real': a run of "
+            f"{num_steps} steps with {dimension} parameters draws more than 2**50 "
+            "numbers from the table of the discrete Gaussian, and the accounting of "
+            "arithmetic='discrete' covers at most 2**50."
         )
 
 

@@ -95,8 +95,9 @@ def check_steps_left(count: jax.Array, num_steps: int) -> None:
     """
     if not isinstance(count, Tracer) and int(count) >= num_steps:
         raise ValueError(
-            f"num_steps is {num_steps} and that many steps are done: a further step "
-            "has no privacy guarantee. Declare more steps from the start."
+            f"num_steps is {num_steps}, and all {num_steps} steps are done: a further "
+            "step has no privacy guarantee. Declare a larger num_steps from the "
+            "start."
         )
 
 

@@ -178,8 +178,8 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
     _check([run])
     if run.comparison is None:
         raise ValueError(
-            "run must be a plan that had a choice, as sampling='auto' leaves it one; "
-            f"got {run!r}."
+            "run must be a plan that compared mechanisms, such as a plan with "
+            f"sampling='auto'; got {run!r}."
         )
     candidates = run.comparison.candidates
     least = candidates[0].error
@@ -260,7 +260,7 @@ def _short(value: float) -> str:
 
 def _check(plans: Sequence[Plan]) -> None:
     if not plans or not all(isinstance(plan, Plan) for plan in plans):
-        raise ValueError(f"plans must be one dpjax.Plan at least; got {plans!r}.")
+        raise ValueError(f"plans must be one or more of dpjax.Plan; got {plans!r}.")
 
 
 def _name(plan: Plan) -> str:
@@ -270,7 +270,7 @@ def _name(plan: Plan) -> str:
 def _at(deltas: Sequence[float]) -> str:
     """Describe δ in a label, by its value if all plans have the same δ."""
     same = len(set(deltas)) == 1
-    return f"at δ = {deltas[0]:g}" if same else "at each one's δ"
+    return f"at δ = {deltas[0]:g}" if same else "at the δ of each plan"
 
 
 def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
@@ -297,7 +297,8 @@ def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
     """
     if account.composition != "adaptive":
         raise ValueError(
-            f"account must have adaptive composition; got {account.composition!r}."
+            "account must be a budget with adaptive composition; got "
+            f"{account.composition!r}."
         )
     rows = [*(x.name for x in account.draws), "left"]
     ax = axes(ax, (5.4, 1.0 + 0.35 * len(rows)))

@@ -83,7 +83,7 @@ def spectrum(
     """
     checked, legend = _check_shapes(shapes, labels)
     if any(len(shape) < 2 for shape in checked):
-        raise ValueError(f"shapes must have two steps at least; got {shapes!r}.")
+        raise ValueError(f"shapes must have at least two steps; got {shapes!r}.")
     ax = axes(ax, (5.4, 3.6))
     for number, (shape, name) in enumerate(zip(checked, legend, strict=True)):
         count = len(shape)
@@ -127,13 +127,13 @@ def _check_shapes(
 ) -> tuple[list[np.ndarray], list[str]]:
     """Check the shapes, and return them as float64 arrays with a name for each."""
     if not shapes:
-        raise ValueError("shapes must be one at least; got none.")
+        raise ValueError("shapes must contain at least one shape; got none.")
     checked = [np.asarray(shape, np.float64) for shape in shapes]
     for shape, given in zip(checked, shapes, strict=True):
         if shape.ndim not in (1, 2) or not shape.size or not np.isfinite(shape).all():
             raise ValueError(
-                "shapes must be finite numbers f[T], the coefficients, or f[T, k], the "
-                f"matrix; got {given!r}."
+                "shapes must have finite numbers: the coefficients f[T], or the "
+                f"matrix f[T, k]; got {given!r}."
             )
     otherwise = [f"shape {number}" for number in range(1, len(checked) + 1)]
     return checked, names(labels, otherwise)

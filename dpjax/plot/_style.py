@@ -55,8 +55,8 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError(
-            "dpjax.plot draws with matplotlib. In a checkout of dpjax: "
-            "pip install '.[plot]'."
+            "dpjax.plot needs matplotlib. In a checkout of dpjax: pip install "
+            "'.[plot]'."
         ) from error
     _, ax = plt.subplots(figsize=size, layout="constrained")
     return ax
@@ -79,8 +79,8 @@ def names(labels: Sequence[str] | None, otherwise: Sequence[str]) -> list[str]:
         return list(otherwise)
     if isinstance(labels, str) or len(labels) != len(otherwise):
         raise ValueError(
-            f"labels must be one for each of the {len(otherwise)} drawn; got "
-            f"{labels!r}."
+            f"labels must contain one label for each of the {len(otherwise)} curves; "
+            f"got {labels!r}."
         )
     return [str(label) for label in labels]
 

@@ -70,7 +70,7 @@ def tradeoff(
       ['little: 0.034', 'more: 0.093']
     """
     if not guarantees:
-        raise ValueError("guarantees must be one at least; got none.")
+        raise ValueError("guarantees must contain at least one guarantee; got none.")
     lines = guarantee_lines(guarantees, labels, false_positive_rate)
     return draw_curves(axes(ax, (5.2, 5.0)), lines, false_positive_rate)
 
@@ -247,7 +247,7 @@ def attack(
     check_confidence(confidence)
     if np.ndim(scores_in) != 1 or np.ndim(scores_out) != 1:
         raise ValueError(
-            "scores_in and scores_out must be f[n] and f[m]; got shapes "
+            "scores_in and scores_out must be vectors; got shapes "
             f"{np.shape(scores_in)} and {np.shape(scores_out)}."
         )
     lines = guarantee_lines(guarantees, labels, false_positive_rate)

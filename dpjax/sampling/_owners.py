@@ -60,7 +60,10 @@ def bound_contributions_of_fixed_graph(
     """
     most = validate.static_int("max_contributions", max_contributions, minimum=1)
     if np.ma.is_masked(owners):
-        raise ValueError("owners must not have masked entries, which would be read.")
+        raise ValueError(
+            "owners must not have masked entries, because the masked values would be "
+            "used."
+        )
     given = owners.tolist() if isinstance(owners, np.ndarray) else owners
     # A row names an owner only once, so that a repeated name counts only once.
     rows = [set(_check_row(row)) for row in given]
@@ -68,7 +71,7 @@ def bound_contributions_of_fixed_graph(
         empty = next(i for i, row in enumerate(rows) if not row)
         raise ValueError(
             "owners must have at least one owner for each example; got none for "
-            f"example {empty}. An example that nobody owns is protected for nobody."
+            f"example {empty}. The guarantee would protect no owner of this example."
         )
     order = _permutation(keys.stream(key, "bound_contributions"), len(rows))
     left = dict.fromkeys(set().union(*rows), most)
@@ -89,5 +92,8 @@ def _check_row(row: Collection[Hashable]) -> Collection[Hashable]:
             f"owners must be a sequence of owners for each example; got {row!r}."
         )
     if any(name != name for name in row):
-        raise ValueError("owners must be equal to themselves, and no owner NaN.")
+        raise ValueError(
+            "owners must not contain NaN or any other value that differs from "
+            f"itself; got {row!r}."
+        )
     return row

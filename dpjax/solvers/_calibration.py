@@ -36,8 +36,8 @@ def solve_noise(
         return _precision.round_up(noise * rounding.MARGIN)
     except ValueError as error:
         raise ValueError(
-            f"epsilon {target.epsilon!r} at delta {target.delta!r} must be one that "
-            f"some noise reaches: {error}"
+            "epsilon must be attainable with some noise; got epsilon "
+            f"{target.epsilon!r} at delta {target.delta!r}: {error}"
         ) from error
 
 

@@ -68,9 +68,11 @@ Batches = Literal["full", "fixed", "reshuffled", "random"]
 _BATCHES: dict[Batches, str] = {
     "full": "every step uses all examples",
     "fixed": "an example is in the same step of every epoch",
-    "reshuffled": "an example is in one step of every epoch, chosen by a key that has "
-    "nothing to do with the data",
-    "random": "each batch is a fresh uniformly random subset that nobody learns",
+    "reshuffled": (
+        "an example is in one step of every epoch, chosen by a key that is "
+        "independent of the data"
+    ),
+    "random": "each batch is a fresh, secret, uniformly random subset",
 }
 # Assumptions of every guarantee.
 _ALWAYS = (
@@ -80,8 +82,8 @@ _ALWAYS = (
 # Assumptions of guarantees that hold for the last iterate alone.
 _CONTRACTION = (
     "nothing but the last iterate is released: no other iterate, loss or count",
-    "what the setting says of the loss (convexity, smoothness, and the norm of "
-    "gradients unless they are clipped) is true of every possible example",
+    "every assumption of the setting about the loss (convexity, smoothness, and the "
+    "norm of gradients unless they are clipped) is true for every possible example",
     "prox does not depend on the data and never moves two points apart",
 )
 # The bound on rounding in `_precision` assumes this precision of gradients and prox.
@@ -110,7 +112,7 @@ def assume_minimum() -> tuple[str, ...]:
     """The assumptions, in words, of a guarantee for a perturbed objective's minimum."""
     return (
         "nothing but the result is released",
-        "Newton's method reaches its tolerance on both data sets: where it does not, "
+        "Newton's method reaches its tolerance on both data sets; if it does not, "
         "the result is NaN",
         *_PRECISION,
         *_ALWAYS,
@@ -168,9 +170,9 @@ def no_added_example(adjacency: Adjacency) -> None:
     """Raise a ValueError for ADD_REMOVE, which changes the number of examples."""
     if validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
         raise ValueError(
-            f"adjacency must be ZERO_OUT or REPLACE; got {adjacency!r}: one example "
-            "more would change the sizes that sums are divided by, and move others to "
-            "other batches."
+            f"adjacency must be ZERO_OUT or REPLACE; got {adjacency!r}. A further "
+            "example would change the sizes by which sums are divided, and would "
+            "move other examples to other batches."
         )
 
 
@@ -207,14 +209,14 @@ def noise(
     if noise_multiplier is not None:
         if epsilon is not None or delta is not None:
             raise ValueError(
-                "noise_multiplier must be None where epsilon and delta set the noise; "
-                f"got {noise_multiplier!r}."
+                "noise_multiplier must be None if epsilon and delta are given; got "
+                f"{noise_multiplier!r}."
             )
         return noise_multiplier
     if epsilon is None or delta is None:
         raise ValueError(
-            "noise_multiplier must be given, or epsilon and delta; got epsilon "
-            f"{epsilon!r} and delta {delta!r}."
+            "either noise_multiplier or both epsilon and delta must be given; got "
+            f"epsilon {epsilon!r} and delta {delta!r}."
         )
     return check_target(epsilon, delta)
 
@@ -231,15 +233,16 @@ def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
     no_added_example(setting["adjacency"])
     if np.any(np.asarray(setting["diameter"]) < np.inf) and prox is None:
         raise ValueError(
-            "diameter must be inf without a prox that keeps iterates in a set; got "
+            "diameter must be inf unless prox maps into a bounded set; got "
             f"{setting['diameter']!r}."
         )
     strong = np.any(np.asarray(setting["strong_convexity"]) > 0)
     if strong and not bool(jnp.all(prepare(data).finite)):
         raise ValueError(
-            "data must be finite where strong_convexity is above 0: an example that is "
-            "left out has no curvature (a regulariser of its own is named "
-            "regularization, and allows it)."
+            "data must be finite if strong_convexity is above 0, because a "
+            "non-finite example is left out and then has no curvature. State the "
+            "curvature of a regulariser as regularization, which allows non-finite "
+            "data."
         )
 
 
@@ -254,16 +257,16 @@ def loss(loss_fn: LossFn, setting: Setting) -> None:
     for name in least:
         if np.any(np.asarray(setting[name]) < known[name]):
             raise ValueError(
-                f"{name} must be at least that of the loss, {known[name]!r}; got "
-                f"{setting[name]!r}."
+                f"{name} must be at least the {name} of the loss, {known[name]!r}; "
+                f"got {setting[name]!r}."
             )
     if np.any(np.asarray(setting["strong_convexity"]) > 0):
         raise ValueError(
-            "strong_convexity must be 0 for this loss, which is linear in places; got "
-            f"{setting['strong_convexity']!r}."
+            "strong_convexity must be 0 for this loss, because parts of the loss are "
+            f"linear; got {setting['strong_convexity']!r}."
         )
     if setting["generalised_linear"] and not known["generalised_linear"]:
         raise ValueError(
-            "generalised_linear must be False for this loss, which has several scores; "
-            f"got {setting['generalised_linear']!r}."
+            "generalised_linear must be False for this loss, because the loss has "
+            f"several scores; got {setting['generalised_linear']!r}."
         )

@@ -80,9 +80,9 @@ def _check(
         validate.adjacency_without_removal(setting["adjacency"])
     elif num_examples % size and np.any(np.asarray(setting["strong_convexity"]) > 0):
         raise ValueError(
-            f"batch_size must divide the number of examples, {num_examples}, where "
-            f"strong_convexity is above 0; got {size!r}: the last batch of an epoch "
-            "would have less curvature."
+            f"batch_size must divide the number of examples, {num_examples}, if "
+            "strong_convexity is above 0, because a smaller last batch of an epoch "
+            f"would have less curvature; got {size!r}."
         )
     _checks.loss(given.loss_fn, setting)
     # Every step draws a new random batch, so each step is an epoch.

@@ -236,8 +236,8 @@ def objective_perturbation(
     """
     if not isinstance(loss, Loss) or not loss.generalised_linear:
         raise ValueError(
-            "loss must be a losses.Loss of one linear score, which the bound on the "
-            f"determinant of the curvature needs; got {loss!r}."
+            "loss must be a losses.Loss of one linear score, because the bound on "
+            f"the determinant of the curvature needs one; got {loss!r}."
         )
     target = _checks.check_target(epsilon, delta)
     _checks.no_added_example(adjacency)
@@ -270,7 +270,8 @@ def objective_perturbation(
         if not delta_of(math.inf) <= delta:
             raise ValueError(
                 f"regularization must be larger for epsilon {epsilon!r} and prior_mu "
-                f"{prior_mu!r}, whatever the noise; got {regularization!r}."
+                f"{prior_mu!r}, because no noise is sufficient; got "
+                f"{regularization!r}."
             )
         noise_multiplier = _calibration.solve_noise(delta_of, delta, target)
         stddev = float(_precision.stddev(noise_multiplier, loss.gradient_norm))

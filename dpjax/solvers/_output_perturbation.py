@@ -38,8 +38,8 @@ def _check(
     _checks.assumptions(data, prox, setting)
     if callable(setting["step_size"]) or jnp.ndim(setting["step_size"]):
         raise ValueError(
-            f"step_size must be a number; got {setting['step_size']!r}: there is no "
-            "sensitivity for schedules yet."
+            "step_size must be a number, because no bound on the sensitivity is "
+            f"known for schedules; got {setting['step_size']!r}."
         )
     _checks.loss(loss_fn, setting)
     step_size = _precision.round_down(setting["step_size"])
@@ -168,7 +168,10 @@ def output_perturbation(
     with _calibration.now():
         if num_steps is None:
             if radius is None:
-                raise ValueError("num_steps must be given, or radius to choose it by.")
+                raise ValueError(
+                    "num_steps must be given, or radius must be given to choose "
+                    "num_steps."
+                )
             num_steps = _calibration.choose_num_steps(
                 epsilon,
                 delta,

@@ -245,16 +245,17 @@ def sensitivity(
     real = float(iteration.gradient_descent_sensitivity(**sizes, **setting))
     if not real < math.inf:
         raise ValueError(
-            "epsilon must be one that some noise reaches: one example can move the "
-            f"last iterate without bound, for smoothness {setting['smoothness']!r} and "
-            f"{num_steps} steps."
+            "epsilon must be attainable with some noise, but one example can move "
+            f"the last iterate without bound for smoothness {setting['smoothness']!r} "
+            f"and {num_steps} steps."
         )
     narrow = find_narrowing_primitive(loss_fn, params, data.examples)
     if narrow is not None:
         raise ValueError(
-            "loss_fn must not leave the precision of its parameters, which is float64 "
-            "here: rounding could move the last iterate further than one example does; "
-            f"got one whose gradient is narrowed by {narrow}."
+            "loss_fn must not reduce the precision of its parameters, which is "
+            "float64, because rounding could move the last iterate further than one "
+            "example does; got a loss whose gradient is rounded to a narrower dtype "
+            f"by {narrow}."
         )
     start = widen(params)
     share, shift = rounding(
@@ -262,10 +263,10 @@ def sensitivity(
     )
     if share > MOST:
         raise ValueError(
-            "num_steps must be fewer, or the examples, or the parameters smaller: with "
-            f"{num_steps} steps on {num_examples} examples float64 may round two runs "
-            f"apart by {share:.0%} of what one example does, and at most {MOST:.0%} is "
-            "allowed for."
+            "num_steps, the number of examples, or the number or norm of the "
+            f"parameters must be smaller: with {num_steps} steps on {num_examples} "
+            f"examples, float64 may round two runs apart by {share:.0%} of the effect "
+            f"of one example, and at most {MOST:.0%} is allowed."
         )
     # Rounding adds the same share to a sum Σ c^k of steps as to a single step. If a
     # set's diameter makes the sensitivity less than one shift, add the shift's share.

@@ -63,7 +63,7 @@ def histogram(
     data = _checks.as_examples("data", data, ndim=1)
     if (edges is None) == (num_categories is None):
         raise ValueError(
-            "give one of edges and num_categories; got "
+            "exactly one of edges and num_categories must be given; got "
             f"edges={edges!r} and num_categories={num_categories!r}."
         )
     if num_categories is not None:

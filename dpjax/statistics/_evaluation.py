@@ -227,6 +227,7 @@ def _pair(
     two = as_examples(other, value_of_other, ndim=1)
     if one.shape != two.shape:
         raise ValueError(
-            f"{name} and {other} must have one length; got {one.shape} and {two.shape}."
+            f"{name} and {other} must have the same length; got {one.shape} and "
+            f"{two.shape}."
         )
     return one, two

@@ -272,8 +272,8 @@ def _lattice_stddev(
     """The standard deviation of the noise for sums that are rounded to the lattice."""
     if not isinstance(z, float):
         raise ValueError(
-            "noise_multiplier must be a number, not a traced one, with arithmetic="
-            f"'discrete'; got {z!r}."
+            "noise_multiplier must be a concrete number, not a traced value, with "
+            f"arithmetic='discrete'; got {z!r}."
         )
     per_sum = z * root_up(num_sums)
     if 0 < _LATTICE_RANGE * per_sum < num_examples:

@@ -206,13 +206,16 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     if known is None:
         return product(jnp.asarray(roots))
     if known.size == 0 or not np.all(np.abs(known) < 1):
-        raise ValueError(f"{name} must be in (-1, 1), one at least; got {roots!r}.")
+        raise ValueError(
+            f"{name} must be one or more numbers in (-1, 1); got {roots!r}."
+        )
     rounded = _round_float32(np.poly(known)[1:])
     # Rounding may move roots that are close together out of (−1, 1).
     if not np.all(np.abs(np.roots([1.0, *rounded])) < 1):
         raise ValueError(
-            f"{name} must stay in (-1, 1) once their polynomial is in float32, and "
-            f"these are too near to each other or to 1; got {roots!r}."
+            f"{name} must stay in (-1, 1) after the coefficients of their polynomial "
+            "are rounded to float32, but they are too near to each other or to 1; "
+            f"got {roots!r}."
         )
     return rounded
 

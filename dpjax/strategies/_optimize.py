@@ -340,8 +340,8 @@ def optimize(
     check_workload(workload, num_steps, to_optimize=True)
     if size > (1 if kind == "geometric" else num_steps):
         raise ValueError(
-            "num_vectors must be 1 for 'geometric', and for others at most num_steps, "
-            f"{num_steps}; got {num_vectors!r} for {kind!r}."
+            "num_vectors must be 1 for kind 'geometric', and at most num_steps, "
+            f"{num_steps}, for other kinds; got {num_vectors!r} for {kind!r}."
         )
     asked = {"num_steps": num_steps, "n_b": n_b, "order": order}
     with scope():

@@ -147,7 +147,7 @@ def epsilon(
         return gdp.epsilon(known, delta)
     if isinstance(strategy, matrices.Tree):
         raise ValueError(
-            f"strategy must be no tree for examples in random bins; got {strategy!r}."
+            f"strategy must not be a tree with sampling {sampling!r}; got {strategy!r}."
         )
     # The smaller of two bounds: one for an attacker who does not know the example's
     # steps, and one for an attacker who knows these steps.

@@ -179,8 +179,8 @@ def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
     if isinstance(strategy, Tree):
         if any(np.shape(x)[-1] > 1 for x in (workload.rates, workload.keep)):
             raise ValueError(
-                "workload must have one rate and one keep for a tree's error; got "
-                f"{workload!r}."
+                "workload must have one value of rates and one value of keep for the "
+                f"error of a tree; got {workload!r}."
             )
         return _tree_error64(strategy.decay, workload, num_steps=num_steps)
     shape, factors = matrices.toeplitz_and_factors(strategy)

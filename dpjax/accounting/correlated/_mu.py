@@ -165,11 +165,13 @@ def mu(
     if isinstance(strategy, matrices.Tree):
         if max_participations is not None:
             raise ValueError(
-                f"max_participations must be None for a tree; got {max_participations}."
+                "max_participations must be None if strategy is a tree; got "
+                f"{max_participations}."
             )
         if order == "separated":
             raise ValueError(
-                f"order must be 'fixed' or 'reshuffled' for a tree; got {order!r}."
+                "order must be 'fixed' or 'reshuffled' if strategy is a tree; got "
+                f"{order!r}."
             )
         return tree.momentum_mu(
             noise_multiplier,

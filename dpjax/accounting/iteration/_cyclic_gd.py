@@ -523,8 +523,8 @@ def scheduled_cyclic_gd_mu(
     lengths = {jnp.shape(x) for x in numbers if jnp.ndim(x) > 0}
     if len(lengths) != 1 or any(len(shape) != 1 or shape == (0,) for shape in lengths):
         raise ValueError(
-            "noise_multiplier and step_size must be numbers or have one length, at "
-            f"least 1 (and not both be numbers); got shapes {sorted(lengths)}."
+            "noise_multiplier and step_size must be vectors of the same length, at "
+            f"least 1, or one of them must be a number; got shapes {sorted(lengths)}."
         )
     (shape,) = lengths
     full = [

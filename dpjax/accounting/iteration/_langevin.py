@@ -141,8 +141,8 @@ def langevin_mu(
     eta, M = validate.concrete(step_size), validate.concrete(smoothness)
     if eta is not None and M is not None and np.any(eta * M > 2 * (1 + 4 * ULP)):
         raise ValueError(
-            "step_size must be at most 2 / smoothness, beyond which a step is not a "
-            f"contraction; got {step_size!r} and smoothness {smoothness!r}."
+            "step_size must be at most 2 / smoothness, because a larger step is not "
+            f"a contraction; got {step_size!r} and smoothness {smoothness!r}."
         )
     return _langevin64(
         lipschitz, step_size, smoothness, strong_convexity, diameter, float(num_steps)

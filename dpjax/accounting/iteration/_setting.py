@@ -144,8 +144,9 @@ def check_names(setting: Setting) -> None:
     missing = [name for name in required if name not in setting]
     if missing:
         raise SettingError(
-            f"{', '.join(missing)} must be given: an assumption of the guarantee, for "
-            "which there is no default (see accounting.iteration.Setting)."
+            f"{', '.join(missing)} must be given, because the guarantee depends on "
+            "these assumptions and they have no defaults (see "
+            "dpjax.accounting.iteration.Setting)."
         )
     unknown = [name for name in setting if name not in required]
     if unknown:
@@ -170,14 +171,14 @@ def _check_step(numbers: Numbers[ArrayLike], keeps: bool) -> None:
         _fail(
             numbers,
             "step_size",
-            "at most 2 / (smoothness + regularization), beyond which a step on a "
+            "at most 2 / (smoothness + regularization), because a larger step on a "
             "convex loss is not a contraction",
         )
     if not keeps and np.any(eta * added >= 1):
         _fail(
             numbers,
             "regularization",
-            "below 1 / step_size where clipped gradients may change direction",
+            "below 1 / step_size if clipped gradients may change direction",
         )
 
 
@@ -212,14 +213,16 @@ def check(
             _fail(
                 numbers,
                 "strong_convexity",
-                "0 with clipped gradients, which have no curvature where the clip is "
-                "active (a regulariser outside the clip is named regularization)",
+                "0 with clipped gradients, because the clipped loss has no curvature "
+                "where the clip is active (for a regulariser outside the clip, use "
+                "regularization)",
             )
         if adjacency is Adjacency.ADD_REMOVE:
             _fail(
                 numbers,
                 "strong_convexity",
-                "0 under ADD_REMOVE, where a batch may hold any number of examples",
+                "0 under ADD_REMOVE, because a batch may contain any number of "
+                "examples",
             )
     _check_step(numbers, keeps)
     assumed = Assumed(

@@ -86,8 +86,9 @@ def optimal_shift_mu(
             lengths[name] = jnp.shape(value)[-1]
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(
-            "lipschitz, sensitivity and stddev must have one length, at least 1 (or be "
-            f"numbers, but not all of them); got lengths {lengths}."
+            "lipschitz, sensitivity and stddev must be vectors of the same length, "
+            "at least 1, or numbers, and at least one must be a vector; got lengths "
+            f"{lengths}."
         )
     bounded = validate.diameter(diameter)
     (steps,) = set(lengths.values())

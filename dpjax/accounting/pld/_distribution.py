@@ -146,7 +146,7 @@ def convolve(a: PLD, b: PLD) -> PLD:
     adjacencies = {getattr(step.event, "adjacency", None) for step in steps} - {None}
     if Adjacency.REPLACE in adjacencies and len(adjacencies) > 1:
         raise ValueError(
-            "a and b must be stated for one adjacency; got mechanisms for ADD_REMOVE "
+            "a and b must hold for the same adjacency; got mechanisms for ADD_REMOVE "
             f"or ZERO_OUT and for REPLACE: {PLD(steps)}."
         )
     return PLD(steps)
@@ -220,12 +220,14 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
 def _steps_with_lower_bounds(pld: PLD, *others: object) -> tuple[events.Repeated, ...]:
     steps = _steps(pld)
     if any(isinstance(x, Tracer) for x in jax.tree.leaves((steps, others))):
-        raise ValueError(f"pld must have known numbers, not traced ones; got {pld!r}.")
+        raise ValueError(
+            f"pld must have concrete numbers, not traced values; got {pld!r}."
+        )
     for step in steps:
         if not merged.has_losses(step.event):
             raise ValueError(
-                "pld must have events with a lower bound, which "
-                f"{type(step.event).__name__} has not; got {pld!r}."
+                "pld must contain only events with a lower bound, and "
+                f"{type(step.event).__name__} has no lower bound; got {pld!r}."
             )
     return steps
 

@@ -155,8 +155,8 @@ def gaussian_mixture(
     validate.positive("noise_multiplier", noise_multiplier)
     if len(sensitivities) != len(weights) or not sensitivities:
         raise ValueError(
-            "weights must have one entry for each of the sensitivities, of which there "
-            f"must be one or more; got {weights!r} for {sensitivities!r}."
+            "weights must have one entry for each of the sensitivities, and at least "
+            f"one entry; got {weights!r} for {sensitivities!r}."
         )
     for one in sensitivities:
         validate.nonnegative("sensitivities", one)
@@ -305,6 +305,8 @@ def randomized_response(noise_parameter: ArrayLike, num_buckets: ArrayLike) -> P
 
 def pure(epsilon: ArrayLike) -> PLD:
     """The privacy-loss distribution that dominates every ε-DP mechanism.
+
+    The table has the ε of four mechanisms that compare scores:
 
     The table has the ε of four mechanisms that compare scores:
 

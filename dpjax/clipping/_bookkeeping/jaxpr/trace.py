@@ -142,10 +142,10 @@ def inline(
 def _mixes_examples(what: str) -> ValueError:
     """Make the error for a loss that mixes examples; `what` names the collective."""
     return ValueError(
-        "loss_fn must see one example at a time, but it communicates along a named "
-        f"axis ({what}), as BatchNorm in training mode does: then no bound on one "
-        "example's gradient bounds its influence. Use GroupNorm or LayerNorm, or "
-        "BatchNorm with its running averages."
+        "loss_fn must use one example at a time, but it communicates along a named "
+        f"axis ({what}), as BatchNorm does in training mode. A bound on one example's "
+        "gradient would then not bound the influence of this example. Use GroupNorm "
+        "or LayerNorm, or BatchNorm with its running averages."
     )
 
 
