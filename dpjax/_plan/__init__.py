@@ -10,9 +10,10 @@ gradient, the optimizer and the guarantee from its numbers.
 1. `parameters`: all numbers of a run, in one frozen record that the other files read.
 2. `mechanisms`: how examples are drawn, and the matching privacy event for accountants.
    `schedule`: numbers that vary from step to step.
-3. `solve`: `dpjax.plan`, which computes the number that the caller leaves out: noise,
-   steps, batch size or ε. `comparison`: the choice of a mechanism where the caller
-   names none, and of the strategy that correlates the noise.
+3. `capacity`: the ε of a run, and the capacity of batches of random size. `solve`:
+   `dpjax.plan`, which computes the number that the caller leaves out: noise, steps,
+   batch size or ε. `comparison`: the choice of a mechanism where the caller names none,
+   and of the strategy that correlates the noise.
 4. `loader`: the examples of a batch from arrays, files and data sets on the host.
    `users`: data in which one person has several examples.
 5. `loss`: the caller's loss, transformed into clipped sums. `modules`: models that hold

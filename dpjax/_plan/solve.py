@@ -1,16 +1,10 @@
-"""`dpjax.plan`, which makes a complete plan from the numbers that a user gives.
+"""`dpjax.plan`, which makes a complete plan from the numbers that a user gives."""
 
-This module also chooses the capacity of batches of random size, which is above their
-expected size.
-"""
-
-import functools
 import itertools
 import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
-import numpy as np
 from typing_extensions import TypeAliasType
 
 from dpjax._core import validate
@@ -20,138 +14,21 @@ from dpjax._core.searches import secants
 from dpjax._core.typing import Arithmetic
 from dpjax._matrices.strategy import Strategy, Workload
 from dpjax._plan import comparison, quantile
+from dpjax._plan.capacity import SHARE, check_sizes, cost, smallest_capacity
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.plan import Plan
 from dpjax._plan.quantile import QuantileClip
 from dpjax._plan.schedule import Factor, Segment, make_segments
-from dpjax.accounting import _estimates, calibrate, profiles
-from dpjax.accounting.events import Composed, RandomBins
-from dpjax.accounting.profiles import LEAST_SHARE, SHARES_OF_LATTICE, RandomBinsProfile
+from dpjax.accounting import calibrate
+from dpjax.accounting.events import Composed
+from dpjax.accounting.profiles import SHARES_OF_LATTICE
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 from dpjax.strategies import _amplified
 
-# The share of δ that may be spent on batches that exceed their capacity.
-SHARE = LEAST_SHARE
 # The search for the noise ends at this relative distance of ε below the target. After
 # this number of evaluations of ε, another search takes its place.
 _NEAR, _LOOKS = 2e-5, 8
-# The search for a capacity treats a capacity as too small if the predicted cost of its
-# overflow exceeds the allowed cost by this share, well above a prediction's error.
-_CLEARLY = 0.02
-
-
-def cost(run: RunParameters) -> float:
-    """Compute the ε of a run at its δ, in float64; the run's own epsilon is ignored."""
-    # The field does not change the cost. With inf for all runs, the cache is hit often.
-    return _cost(run.parameters(epsilon=math.inf))
-
-
-@functools.lru_cache(maxsize=1024)
-def _cost(run: RunParameters) -> float:
-    with scope():
-        return float(
-            profiles.of(mechanism_of(run).released_event(run)).epsilon(run.delta)
-        )
-
-
-def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
-    """Raise unless batch size and capacity (`room`) are valid for the mechanism."""
-    n = mechanism.num_examples
-    if batch_size is not None:
-        validate.at_most("batch_size", batch_size, n, "num_examples, ")
-    if room is None:
-        return
-    if not mechanism.overflows:
-        raise ValueError(
-            "max_batch_size must be None with this sampling, because all batches "
-            f"have the same size; got {room!r}."
-        )
-    validate.static_int("max_batch_size", room, minimum=batch_size or 1)
-    validate.at_most("max_batch_size", room, n, "num_examples, ")
-
-
-def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
-    """Find a small capacity at which overflow does not raise ε above solved.epsilon.
-
-    The ε of `solved` is for batches that never overflow and for less than δ, so that
-    the rest of δ can be spent on overflow. The search starts at three standard
-    deviations above the batch size b, and finds the smallest capacity from there unless
-    the prediction below is wrong. A capacity below b may meet the target, too, since a
-    step on a few of many examples costs little. But such a step also trains little.
-
-    For random bins, the probability of an overflow alone determines whether a capacity
-    suffices, and bisection finds the capacity. For other samplings, overflow adds to ε
-    an amount about proportional to the probability that the other examples fill a
-    batch. So each evaluation of ε predicts the capacity. After eight evaluations,
-    bisection takes the place of the prediction. The search ends at a capacity that
-    suffices if the prediction is that the next smaller capacity clearly does not.
-
-    Args:
-      solved: the run without overflow. Its capacity n is the number of examples from
-        which a step draws, and its ε is for less than δ.
-      delta: the whole δ, at which the result must cost at most solved.epsilon.
-      size: the maximum batch size b of the run.
-
-    Returns:
-      The capacity, at most n.
-    """
-    from scipy.special import bdtrc  # so that `import dpjax` does not wait for SciPy
-
-    n = solved.max_batch_size
-    # The standard deviation of a binomial batch size. It is at least 1, so that the
-    # range below has several capacities.
-    deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
-
-    def run_with(capacity: int) -> RunParameters:
-        return solved.parameters(max_batch_size=capacity, delta=delta)
-
-    # The capacity is in (low, high]: high suffices, and low is excluded.
-    low, high = math.ceil(size + 3 * deviation) - 1, n
-    # If no capacity has a finite ε, the choice does not matter: take the smallest.
-    if not math.isfinite(solved.epsilon) or high - low <= 1:
-        return min(low + 1, n)
-    event = mechanism_of(solved).event(solved)
-    if isinstance(event, RandomBins):
-        while high - low > 1:
-            middle = (low + high) // 2
-            enough = _is_spared(run_with(middle), solved.epsilon)
-            low, high = (low, middle) if enough else (middle, high)
-        return high
-    assert isinstance(event, Composed)
-    about = _estimates.overflow(event, solved.epsilon, delta, SHARE)
-    # log P(the other examples fill a batch) for each capacity, in decreasing order,
-    # down to P = 1e-300.
-    capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
-    full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, size / n), TINY))
-    aim, tries = about.log_full, 0
-    while high - low > 1:
-        # Take the smallest capacity whose log P is at most the aim, strictly inside the
-        # bracket, so that the bracket shrinks in every step.
-        at = int(capacities[0] + np.searchsorted(-full, -aim))
-        capacity = at if tries < 8 else (low + high) // 2
-        capacity = min(max(capacity, low + 1), high - 1)
-        epsilon = cost(run_with(capacity))
-        low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
-        place, tries = min(capacity - capacities[0], full.size - 1), tries + 1
-        # The log of the ratio of the overflow's cost in ε to the cost that it may have.
-        over = 1 + (epsilon - solved.epsilon) / about.spare
-        excess = min(max(math.log(max(over, TINY)), -3.0), 3.0)
-        aim = float(full[place]) - excess
-        if excess <= 0 and full[place - 1] - aim > _CLEARLY:
-            return capacity
-    return high
-
-
-def _is_spared(run: RunParameters, epsilon: float) -> bool:
-    """Whether overflow in random bins costs at most the share SHARE of δ at this ε."""
-    event = mechanism_of(run).event(run)
-    assert isinstance(event, RandomBins)
-    # On a lattice, at most this share of δ covers the total variation of the noise.
-    spent = SHARES_OF_LATTICE[-1] if run.arithmetic == "discrete" else 0.0
-    delta = run.delta * (1 - spent)
-    with scope():
-        return RandomBinsProfile(event).is_spared(epsilon, delta)
 
 
 Sampling = TypeAliasType(

@@ -4,14 +4,6 @@ The folder of step 7 has the name `7.unfinished` while `save` writes or removes 
 the name `7` only while it is complete. `save` removes folders such as `7.unfinished`,
 and removes a folder `7` only if that folder is a checkpoint of this run. `save` removes
 nothing else.
-
-Files are written atomically: after a loss of power, a file is complete or does not
-exist. Orbax saves and restores the arrays, shard by shard. Orbax receives a flat
-dictionary from leaf numbers to arrays, so that orbax needs to know neither the classes
-of the pytree nor typed keys. With several processes, each process writes its own shards
-of an array that is sharded over all of them. An array that each process holds for
-itself, such as the count of steps, is equal in all processes, and the first process
-writes it.
 """
 
 import os
@@ -19,13 +11,12 @@ import pathlib
 import shutil
 from typing import Any
 
-import jax
-import numpy as np
-
 from dpjax._core import validate
 from dpjax._core.plain import to_plain
 from dpjax._plan import Plan
 from dpjax.checkpoint import _record as rec
+from dpjax.checkpoint._arrays import read_arrays, write_arrays
+from dpjax.checkpoint._files import sync, sync_all, write
 from dpjax.checkpoint._processes import (
     check_equal_across_processes,
     everywhere,
@@ -33,102 +24,6 @@ from dpjax.checkpoint._processes import (
     on_primary_process,
 )
 from dpjax.checkpoint._record import Record, Run, digest
-
-
-def write_arrays(path: pathlib.Path, tree: Any) -> None:
-    """Write all numeric leaves of a tree to a new folder, atomically.
-
-    The folder has a temporary name until the last leaf is written, and then gets the
-    name `path`.
-    """
-    leaves = jax.tree.leaves(tree)
-    kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
-    ocp = _orbax()
-    try:
-        with _checkpointer(ocp) as writer:
-            writer.save(path, args=ocp.args.StandardSave(kept))
-    # Orbax raises exceptions of many types, and exception groups.
-    except Exception as error:
-        raise OSError(f"the arrays were not written to {path}: {error}") from error
-
-
-def read_arrays(path: pathlib.Path, like: Any) -> Any:
-    """Read the arrays at `path`, with the structure and sharding of the tree `like`.
-
-    Raises:
-      ValueError: the arrays are missing or damaged.
-    """
-    leaves, structure = jax.tree.flatten(like)
-    wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _nonempty(x)}
-    ocp = _orbax()
-    try:
-        with _checkpointer(ocp) as reader:
-            arrays = reader.restore(path, args=ocp.args.StandardRestore(wanted))
-    # Orbax raises exceptions of many types for a damaged checkpoint.
-    except Exception as error:
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise  # if the disk fails, the checkpoint may be intact
-        raise ValueError(
-            f"the checkpoint {path.parent} is damaged: its arrays cannot be read: "
-            f"{error}"
-        ) from error
-    return structure.unflatten(
-        rec.restore_leaf(x, arrays[str(i)]) if _nonempty(x) else x
-        for i, x in enumerate(leaves)
-    )
-
-
-def _checkpointer(ocp: Any) -> Any:
-    """An orbax checkpointer that waits only some minutes for other processes.
-
-    Given the set of active processes, orbax synchronises them with a timeout.
-    """
-    several = jax.process_count() > 1
-    options = ocp.options.MultiprocessingOptions(
-        active_processes=set(range(jax.process_count())) if several else None
-    )
-    handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
-    return ocp.Checkpointer(handler, multiprocessing_options=options)
-
-
-def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
-    """Convert a leaf to an array of a type that orbax can save.
-
-    An array that spans several processes remains a `jax.Array`. An array of which every
-    process has an equal copy becomes a NumPy array. With one process, the function
-    returns every array unchanged.
-    """
-    as_array = rec.raw_data(leaf)
-    alone = jax.process_count() == 1 or rec.spans_processes(as_array)
-    return as_array if alone else np.asarray(as_array)
-
-
-def _nonempty(leaf: object) -> bool:
-    """Whether a leaf is numeric and has entries: orbax does not save empty arrays."""
-    return rec.is_saved(leaf) and np.size(rec.raw_data(leaf)) > 0
-
-
-def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
-    """Describe where to restore a leaf: to its sharding, or uncommitted to the host."""
-    as_array = _as_orbax_array(leaf)
-    if isinstance(as_array, jax.Array) and leaf.committed:
-        return jax.ShapeDtypeStruct(
-            as_array.shape, as_array.dtype, sharding=as_array.sharding
-        )
-    return np.zeros(as_array.shape, as_array.dtype)
-
-
-def _orbax() -> Any:
-    """Import and return orbax, an optional package that takes long to import."""
-    try:
-        import orbax.checkpoint as ocp
-    except ImportError as error:
-        raise ImportError(
-            "dpjax.checkpoint needs orbax. In a checkout of dpjax: "
-            "pip install '.[checkpoint]'."
-        ) from error
-    return ocp
-
 
 _RECORD, _ARRAYS, _UNFINISHED = "record.json", "arrays", ".unfinished"
 Folder = str | os.PathLike[str]
@@ -494,38 +389,3 @@ def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
         return _is_ours(path) and _read(path.parent, step).key == key
     except ValueError:  # the checkpoint is damaged, and is left for the user
         return False
-
-
-def write(path: pathlib.Path, content: bytes) -> None:
-    """Atomically write a file that only its owner can read.
-
-    A process that has opened the old file continues to read the old content.
-    """
-    new = path.with_name(f"{path.name}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(os.open(new, flags, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        # The content must be on the disk before the name refers to it.
-        os.fsync(file.fileno())
-    # The replacement is atomic: a reader sees the old content or the new content.
-    os.replace(new, path)
-    # The new name is on the disk only after its folder is synced.
-    sync(path.parent)
-
-
-def sync(path: pathlib.Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def sync_all(folder: pathlib.Path) -> None:
-    """Wait until everything in a folder is on the disk."""
-    for inner, _, files in os.walk(folder):
-        for name in files:
-            sync(pathlib.Path(inner, name))
-        sync(pathlib.Path(inner))

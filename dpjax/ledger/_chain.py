@@ -20,7 +20,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dpjax.checkpoint import _folder
+from dpjax.checkpoint import _files
 from dpjax.checkpoint._fingerprint import canonical
 
 try:
@@ -69,7 +69,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
             return
         line["previous"] = lines[-1]["hash"] if lines else NOTHING
         line["hash"] = _hash(line)
-        _folder.write(_next(path), f"{canonical(line)}\n".encode())
+        _files.write(_next(path), f"{canonical(line)}\n".encode())
         _finish(path, opened)
 
 
@@ -151,7 +151,7 @@ def _finish(path: pathlib.Path, opened: int) -> None:
             file.write(begun)
     # Remove `*.next` only after the ledger's copy is on the disk.
     os.fsync(opened)
-    _folder.sync(path.parent)
+    _files.sync(path.parent)
     _next(path).unlink()
 
 

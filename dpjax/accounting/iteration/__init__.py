@@ -18,18 +18,16 @@ choices of the shifts, so that their μ is never smaller.
    `_periodic`: the optimal shifts in closed form, for identical steps of which every
    l-th uses the differing example.
 4. Algorithms: `_shifts` for arbitrary maps, and for δ averaged over the positions that
-   an example can have; `_cyclic_gd` for full batches and cycles of batches, with
-   constant or varying steps, and for descent without noise; `_noisy_sgd` for random
-   batches; `_langevin` for Langevin Monte Carlo and the exponential mechanism.
+   an example can have; `_cyclic_gd` for full batches and cycles of batches;
+   `_scheduled_gd` for schedules of steps and noise; `_sensitivity` for descent without
+   noise; `_noisy_sgd` for random batches; `_langevin` for Langevin Monte Carlo and the
+   exponential mechanism.
 5. `published`: closed forms as published, for comparison.
 
 docs/iteration.md lists the assumptions that each bound needs.
 """
 
 from dpjax.accounting.iteration import published as published
-from dpjax.accounting.iteration._cyclic_gd import (
-    gradient_descent_sensitivity as gradient_descent_sensitivity,
-)
 from dpjax.accounting.iteration._cyclic_gd import last_iterate_rdp as last_iterate_rdp
 from dpjax.accounting.iteration._cyclic_gd import (
     noisy_cyclic_gd_bounds as noisy_cyclic_gd_bounds,
@@ -42,9 +40,6 @@ from dpjax.accounting.iteration._cyclic_gd import (
 )
 from dpjax.accounting.iteration._cyclic_gd import noisy_gd_bounds as noisy_gd_bounds
 from dpjax.accounting.iteration._cyclic_gd import noisy_gd_mu as noisy_gd_mu
-from dpjax.accounting.iteration._cyclic_gd import (
-    scheduled_cyclic_gd_mu as scheduled_cyclic_gd_mu,
-)
 from dpjax.accounting.iteration._langevin import (
     exponential_mechanism_mu as exponential_mechanism_mu,
 )
@@ -55,6 +50,12 @@ from dpjax.accounting.iteration._lipschitz import (
 from dpjax.accounting.iteration._lipschitz import step_lipschitz as step_lipschitz
 from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_bounds as noisy_sgd_bounds
 from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_epsilon as noisy_sgd_epsilon
+from dpjax.accounting.iteration._scheduled_gd import (
+    scheduled_cyclic_gd_mu as scheduled_cyclic_gd_mu,
+)
+from dpjax.accounting.iteration._sensitivity import (
+    gradient_descent_sensitivity as gradient_descent_sensitivity,
+)
 from dpjax.accounting.iteration._setting import Bounds as Bounds
 from dpjax.accounting.iteration._setting import Setting as Setting
 from dpjax.accounting.iteration._shifts import optimal_shift_mu as optimal_shift_mu

@@ -5,9 +5,7 @@ tail is the number of steps from the example's last use to the end of the run. T
 batch of an epoch has the shortest tail, one step. The last batch is the worst position
 of an example, because no later step's noise hides the use.
 
-Steps and noise are constant, or vary by a schedule (`scheduled_cyclic_gd_mu`). For
-descent without noise, `gradient_descent_sensitivity` bounds the sensitivity of the last
-iterate.
+Steps and noise are constant; `_scheduled_gd` is for schedules.
 """
 
 from collections.abc import Callable
@@ -21,8 +19,8 @@ from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
 from dpjax._core.typing import ArrayLike
 from dpjax.accounting.iteration import _periodic, _setting
-from dpjax.accounting.iteration._minorant import HUGE, schedule_mu
-from dpjax.accounting.iteration._periodic import Cycle, geometric
+from dpjax.accounting.iteration._minorant import HUGE
+from dpjax.accounting.iteration._periodic import Cycle
 from dpjax.accounting.iteration._setting import Assumed, Bounds, Numbers, Setting, Step
 
 Order = Literal["fixed", "reshuffled"]
@@ -434,169 +432,3 @@ def last_iterate_rdp(
         noise_multiplier, num_epochs, batches_per_epoch, batch_size, order, setting
     )
     return run.of(_best_rdp64, orders, _WORST_POSITION)
-
-
-@float64("up", static=("period", "assumed"), vectors=(0,))
-def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.Array:
-    steps = jax.vmap(lambda each: _setting.step(each, assumed))(numbers)
-    noise, batch = numbers.noise_multiplier, numbers.batch_size
-    norm, eta = numbers.gradient_norm, numbers.step_size
-    unit = noise * norm * eta / batch
-    shift = assumed.factor * norm * eta / batch
-    place = jnp.arange(unit.shape[0]) % period
-    diameter = jnp.min(numbers.diameter)
-    # If the constant of some step is unknown, overflows or underflows, the minorant is
-    # not used, and only composition remains.
-    known = jnp.all(steps.known) & jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
-    # Shifts are divided by the largest shift, so that no square overflows.
-    largest = jax.lax.stop_gradient(jnp.max(steps.shift))
-    largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
-    unit, shift = (jnp.where(known, x, 1.0) for x in (unit, shift))
-    c = jnp.where(known, jnp.exp(steps.log_lipschitz) * (1 + 4 * ULP), 1.0)
-
-    def one(offset: jax.Array) -> jax.Array:
-        used = place == offset
-        square = jnp.sum(jnp.where(used, jnp.square(steps.shift / largest), 0.0))
-        some = square > 0  # the square root has no derivative at 0
-        composed = largest * jnp.sqrt(jnp.where(some, square, 1.0))
-        composed = jnp.where(some, composed * (1 + (8 + unit.shape[0]) * ULP), 0.0)
-        moved = jnp.where(used, shift, 0.0) * (1 + 8 * ULP)
-        # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278.
-        mu = schedule_mu(c, moved, unit, diameter, bounded=assumed.bounded)
-        return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
-
-    # The map runs one position at a time, since each needs the memory of a minorant.
-    mus = jax.lax.map(one, jnp.arange(min(period, unit.shape[0])))
-    return jnp.where(jnp.all(steps.valid), jnp.max(mus), jnp.inf)
-
-
-def scheduled_cyclic_gd_mu(
-    noise_multiplier: ArrayLike,
-    *,
-    batches_per_epoch: int,
-    batch_size: ArrayLike,
-    **setting: Unpack[Setting],
-) -> jax.Array:
-    """The GDP parameter of the last iterate of cyclic descent with schedules.
-
-    The function extends `noisy_cyclic_gd_mu` for a fixed order to step sizes and noise
-    that may be different in every step.
-
-    Args:
-      noise_multiplier: standard deviation of the noise on the batch's sum of gradients
-        over gradient_norm, f[T] or a number, at least 0.
-      batches_per_epoch: l, static, at least 1. Step k has batch k mod l.
-      batch_size: b, by which sums are divided, positive.
-      **setting: all assumptions of `Setting`, with step_size a number or f[T].
-      Arguments that are not numbers must have length T.
-
-    Returns:
-      μ, f[], rounded up: the maximum over the positions of an example. The μ of a
-      position is the smaller one of two bounds: that of composition, and that of
-      `optimal_shift_mu`.
-
-    Raises:
-      ValueError: a static argument is out of range, an assumption fails, or lengths
-        differ.
-      TypeError: an assumption is missing.
-
-    Privacy: the last iterate alone is μ-GDP under the adjacency. Schedules must not
-    depend on the data.
-
-    Reference: Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts.
-
-    Example:
-      >>> import numpy as np
-      >>> from dpjax import Adjacency
-      >>> mu = scheduled_cyclic_gd_mu(
-      ...     2.0, batches_per_epoch=10, batch_size=20,
-      ...     step_size=0.5 / np.sqrt(1 + np.arange(100)), gradient_norm=1.0,
-      ...     clipped=False, generalised_linear=True, smoothness=1.0,
-      ...     weak_convexity=0.0, strong_convexity=0.0, regularization=0.1,
-      ...     diameter=float("inf"), adjacency=Adjacency.REPLACE)
-      >>> print(f"{mu:.3f}")  # composition has 3.162
-      1.396
-    """
-    period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
-    validate.positive("batch_size", batch_size)
-    numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
-    lengths = {jnp.shape(x) for x in numbers if jnp.ndim(x) > 0}
-    if len(lengths) != 1 or any(len(shape) != 1 or shape == (0,) for shape in lengths):
-        raise ValueError(
-            "noise_multiplier and step_size must be vectors of the same length, at "
-            f"least 1, or one of them must be a number; got shapes {sorted(lengths)}."
-        )
-    (shape,) = lengths
-    full = [
-        jnp.broadcast_to(x, shape)
-        if isinstance(x, jax.Array)
-        else np.broadcast_to(np.asarray(x, np.float64), shape)
-        for x in numbers
-    ]
-    return _scheduled_mu64(Numbers(*full), period=period, assumed=assumed)
-
-
-@float64("up", static=("assumed",), elementwise=True)
-def _sensitivity64(
-    count: jax.Array, numbers: Numbers, *, assumed: Assumed
-) -> jax.Array:
-    step = _setting.step(numbers, assumed)
-    examples, eta, norm = (
-        jnp.where(step.valid, x, 1.0)
-        for x in (numbers.batch_size, numbers.step_size, numbers.gradient_norm)
-    )
-    counted = (count >= 1) & (count < jnp.inf)
-    count = jnp.where(counted, count, 1.0)
-    y = step.log_lipschitz
-    down, up = jnp.minimum(y, 0.0), jnp.maximum(y, 0.0)
-    # Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3,
-    # https://arxiv.org/abs/1703.09947, with Δ_{t+1} <= c Δ_t + ηsC/n in place of their
-    # recursion: (ηsC/n) Σ_{k<T} c^k. For c > 1 the sum starts from its largest power,
-    # so that `geometric` gets decreasing terms.
-    rising = jnp.exp((count - 1) * up) * geometric(-up, count)
-    total = jnp.where(y <= 0, geometric(down, count), rising)
-    total = total * (1 + 64 * ULP) + 8 * ULP * count * jnp.abs(y) * total
-    distance = assumed.factor * eta * norm / examples * total * (1 + 8 * ULP)
-    diameter = jnp.where(step.bounded, numbers.diameter, jnp.inf)
-    distance = jnp.where(step.known, distance, jnp.inf)
-    return jnp.where(step.valid & counted, jnp.minimum(distance, diameter), jnp.inf)
-
-
-def gradient_descent_sensitivity(
-    *, num_steps: ArrayLike, num_examples: ArrayLike, **setting: Unpack[Setting]
-) -> jax.Array:
-    """A bound on the change of the last iterate of full-batch descent by one example.
-
-    Args:
-      num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
-        is rounded up, and derivatives by T are taken at the whole number.
-      num_examples: n, by which sums of gradients are divided, f[*b], positive.
-      **setting: all assumptions of `Setting`. There is no noise.
-
-    Returns:
-      An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, and at most the
-      diameter. Here C is the gradient norm, s is 2 under REPLACE and 1 under ZERO_OUT,
-      and c is the Lipschitz constant of a step. Δ is inf where smoothness is inf.
-
-    Raises:
-      ValueError: a static argument is out of range, or an assumption fails.
-      TypeError: an assumption is missing.
-
-    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3. Their constants are 3
-    in place of 2, and 5 (M + m) / (m M) in place of at most 2 / m.
-
-    Example:
-      >>> from dpjax import Adjacency
-      >>> distance = gradient_descent_sensitivity(
-      ...     num_steps=1000, num_examples=500, step_size=1.0, gradient_norm=1.0,
-      ...     clipped=False, generalised_linear=True, smoothness=0.25,
-      ...     weak_convexity=0.0, strong_convexity=0.0, regularization=0.1,
-      ...     diameter=float("inf"), adjacency=Adjacency.REPLACE)
-      >>> print(f"{distance:.4f}")
-      0.0400
-    """
-    validate.positive("num_steps", num_steps)
-    num_steps = validate.whole_count("num_steps", num_steps)
-    validate.positive("num_examples", num_examples)
-    numbers, assumed = _setting.check(1.0, num_examples, setting)
-    return _sensitivity64(num_steps, numbers, assumed=assumed)

@@ -1,0 +1,111 @@
+"""The arrays of a checkpoint, which orbax saves and restores shard by shard.
+
+Orbax receives a flat dictionary from leaf numbers to arrays, so that orbax needs to
+know neither the classes of the pytree nor typed keys. With several processes, each
+process writes its own shards of an array that is sharded over all of them. An array
+that each process holds for itself, such as the count of steps, is equal in all
+processes, and the first process writes it.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax.checkpoint import _record as rec
+
+
+def write_arrays(path: pathlib.Path, tree: Any) -> None:
+    """Write all numeric leaves of a tree to a new folder, atomically.
+
+    The folder has a temporary name until the last leaf is written, and then gets the
+    name `path`.
+    """
+    leaves = jax.tree.leaves(tree)
+    kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
+    ocp = _orbax()
+    try:
+        with _checkpointer(ocp) as writer:
+            writer.save(path, args=ocp.args.StandardSave(kept))
+    # Orbax raises exceptions of many types, and exception groups.
+    except Exception as error:
+        raise OSError(f"the arrays were not written to {path}: {error}") from error
+
+
+def read_arrays(path: pathlib.Path, like: Any) -> Any:
+    """Read the arrays at `path`, with the structure and sharding of the tree `like`.
+
+    Raises:
+      ValueError: the arrays are missing or damaged.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _nonempty(x)}
+    ocp = _orbax()
+    try:
+        with _checkpointer(ocp) as reader:
+            arrays = reader.restore(path, args=ocp.args.StandardRestore(wanted))
+    # Orbax raises exceptions of many types for a damaged checkpoint.
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise  # if the disk fails, the checkpoint may be intact
+        raise ValueError(
+            f"the checkpoint {path.parent} is damaged: its arrays cannot be read: "
+            f"{error}"
+        ) from error
+    return structure.unflatten(
+        rec.restore_leaf(x, arrays[str(i)]) if _nonempty(x) else x
+        for i, x in enumerate(leaves)
+    )
+
+
+def _checkpointer(ocp: Any) -> Any:
+    """An orbax checkpointer that waits only some minutes for other processes.
+
+    Given the set of active processes, orbax synchronises them with a timeout.
+    """
+    several = jax.process_count() > 1
+    options = ocp.options.MultiprocessingOptions(
+        active_processes=set(range(jax.process_count())) if several else None
+    )
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
+    """Convert a leaf to an array of a type that orbax can save.
+
+    An array that spans several processes remains a `jax.Array`. An array of which every
+    process has an equal copy becomes a NumPy array. With one process, the function
+    returns every array unchanged.
+    """
+    as_array = rec.raw_data(leaf)
+    alone = jax.process_count() == 1 or rec.spans_processes(as_array)
+    return as_array if alone else np.asarray(as_array)
+
+
+def _nonempty(leaf: object) -> bool:
+    """Whether a leaf is numeric and has entries: orbax does not save empty arrays."""
+    return rec.is_saved(leaf) and np.size(rec.raw_data(leaf)) > 0
+
+
+def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
+    """Describe where to restore a leaf: to its sharding, or uncommitted to the host."""
+    as_array = _as_orbax_array(leaf)
+    if isinstance(as_array, jax.Array) and leaf.committed:
+        return jax.ShapeDtypeStruct(
+            as_array.shape, as_array.dtype, sharding=as_array.sharding
+        )
+    return np.zeros(as_array.shape, as_array.dtype)
+
+
+def _orbax() -> Any:
+    """Import and return orbax, an optional package that takes long to import."""
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise ImportError(
+            "dpjax.checkpoint needs orbax. In a checkout of dpjax: "
+            "pip install '.[checkpoint]'."
+        ) from error
+    return ocp
