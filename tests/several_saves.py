@@ -84,12 +84,14 @@ def train(folder, key):
 def assert_invalid_calls_raise(folder, plan, run, number):
     """Where the call of one process is invalid, all processes raise."""
     other = run._replace(key=jax.random.key(number))
-    with pytest.raises(ValueError, match=r"the same in all 2 .* differs: key, arrays"):
+    with pytest.raises(
+        ValueError, match=r"identical in all 2 .* differ in key, arrays"
+    ):
         checkpoint.save(folder / "other", plan, other)
     with pytest.raises(ValueError, match="differs: key"):
         ledger.release(folder / "other-ledger", plan, other)
     another = dataclasses.replace(plan, delta=1e-4)
-    with pytest.raises(ValueError, match=r"what differs: plan\.delta"):
+    with pytest.raises(ValueError, match=r"the differences are plan\.delta"):
         checkpoint.save(folder / "run", another, run)
     with pytest.raises(OSError, match="No such file"):  # the first alone opens it
         ledger.release(folder / "nowhere" / "ledger", plan, run)

@@ -98,7 +98,7 @@ def test_a_choice_between_equal_totals_exceeds_them():
     chosen = np.sum(worst * np.exp(-(y**2) / 2)) * (y[1] - y[0]) / math.sqrt(2 * np.pi)
     assert chosen > 1.5 * DELTA
     account = dpjax.budget(epsilon, DELTA, adjacency=ADD, slack=0.2).draw(FIRST)
-    with pytest.raises(ValueError, match="left"):
+    with pytest.raises(ValueError, match="the remaining"):
         account.draw(SECOND)
 
 
@@ -106,7 +106,7 @@ def test_a_choice_between_equal_totals_exceeds_them():
 def test_a_budget_that_allows_either_choice_allows_for_the_choice():
     account = dpjax.budget(1.35, DELTA, adjacency=ADD, slack=0.2).draw(FIRST)
     account.draw(SECOND)
-    with pytest.raises(ValueError, match="left"):
+    with pytest.raises(ValueError, match="the remaining"):
         account.draw(RARE)
     account = dpjax.budget(1.35, 2.5e-5, adjacency=ADD, slack=0.6).draw(FIRST)
     account.draw(SECOND), account.draw(RARE, slack=1.2e-5)
@@ -125,7 +125,7 @@ def test_twenty_adaptive_draws_spend_the_planned_epsilon():
         total = float(gdp.epsilon(math.sqrt(math.fsum(m**2 for m in mus)), delta))
     np.testing.assert_allclose(total, epsilon, rtol=1e-9)
     assert account.left.mu < 1e-6
-    with pytest.raises(ValueError, match="left"):
+    with pytest.raises(ValueError, match="the remaining"):
         account.draw(events.Gaussian(1e-3))
     assert len(account.draws) == 20
     np.testing.assert_allclose(account.epsilon_if_fixed, epsilon, rtol=1e-6)
@@ -274,7 +274,7 @@ def test_ledger_spends_a_budget(tmp_path):
     after = ledger.read(path).spend(account)
     assert [x.name for x in after.draws] == ["a sum"] * 2
     assert after.left.mu < account.left.mu
-    with pytest.raises(ValueError, match="left"):
+    with pytest.raises(ValueError, match="the remaining"):
         ledger.read(path).spend(dpjax.budget(0.2, 1e-5, adjacency=ADD))
     with pytest.raises(ValueError, match="adjacency"):
         ledger.read(path).spend(dpjax.budget(2.0, 1e-5, adjacency=ZERO))

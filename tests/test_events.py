@@ -104,9 +104,9 @@ def test_numpy_and_jax_scalars_are_serialised_as_plain_numbers():
 
 
 def test_serialising_traced_or_batched_values_raises():
-    with pytest.raises(ValueError, match="mu must be one number"):
+    with pytest.raises(ValueError, match="mu must be one concrete number"):
         events.to_dict(events.Gaussian(np.ones(2)))
-    with pytest.raises(ValueError, match="mu must be one number"):
+    with pytest.raises(ValueError, match="mu must be one concrete number"):
         jax.eval_shape(lambda mu: events.to_dict(events.Gaussian(mu)), 1.0)
 
 

@@ -396,7 +396,7 @@ def test_reusing_a_key_for_another_run_raises(path, plan, runs_by_step):
     """Even with other parameters: both runs draw the same noise."""
     ledger.release(path, plan, runs_by_step[6])
     second = runs_by_step[6]._replace(params=np.ones(5, np.float32))
-    with pytest.raises(ValueError, match="6 steps already"):
+    with pytest.raises(ValueError, match="already released 6 steps"):
         ledger.release(path, plan, second)
     ledger.release(path, plan, second._replace(key=OTHER))
     names = {ledger.run_name(key) for key in (KEY, OTHER)}
@@ -422,7 +422,7 @@ def test_rbg_and_unsafe_rbg_keys_with_equal_data_name_one_run(path, plan, runs_b
 
     first, second = (runs_by_step[6]._replace(key=key) for key in keys)
     ledger.release(path, plan, first)
-    with pytest.raises(ValueError, match="6 steps already"):
+    with pytest.raises(ValueError, match="already released 6 steps"):
         ledger.release(path, plan, second._replace(params=np.ones(2, np.float32)))
     ledger.release(path, plan, second)  # the same parameters: the same release
     assert len(ledger.read(path).entries) == 1

@@ -267,7 +267,7 @@ def test_mask_around_a_plan_optimizer_raises(wrapper):
 def test_masked_updates_raise():
     optimizer = _make_plan().optimizer(optax.sgd(0.1), key=KEY)
     sums = {**PARAMS, "b": optax.MaskedNode()}
-    with pytest.raises(ValueError, match="updates must be the whole tree"):
+    with pytest.raises(ValueError, match="updates must be the whole pytree"):
         optimizer.update(sums, optimizer.init(PARAMS), PARAMS)
 
 

@@ -443,7 +443,7 @@ def test_lower_bound_of_fixed_batches_is_that_of_poisson_batches(x64):
 
 
 def test_lower_bound_that_is_not_available_raises():
-    with pytest.raises(ValueError, match="RandomAllocation has not"):
+    with pytest.raises(ValueError, match="RandomAllocation has no lower bound"):
         pld.epsilon_lower(pld.of(events.RandomAllocation(1.0, 9, ADD)), 1e-5)
     with pytest.raises(ValueError, match="not traced values"):
         jax.eval_shape(lambda x: pld.delta_lower(pld.laplace(x), 0.1), 1.0)

@@ -215,7 +215,7 @@ def noise(
         return noise_multiplier
     if epsilon is None or delta is None:
         raise ValueError(
-            "either noise_multiplier or both epsilon and delta must be given; got "
+            "noise_multiplier must be given, or both epsilon and delta; got "
             f"epsilon {epsilon!r} and delta {delta!r}."
         )
     return check_target(epsilon, delta)
