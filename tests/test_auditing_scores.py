@@ -522,7 +522,7 @@ WRONG = {
     "scores_out": lambda: auditing.auroc(SOME, np.zeros(0)),
     "delta": lambda: auditing.epsilon_lower(SOME, SOME, 1.0, confidence=0.9),
     "confidence": lambda: auditing.mu_lower(SOME, SOME, confidence=0.4),
-    "together": lambda: auditing.gaussian_mu_lower(SOME[:9], SOME[:9], confidence=0.9),
+    "in total": lambda: auditing.gaussian_mu_lower(SOME[:9], SOME[:9], confidence=0.9),
     "included": lambda: auditing.one_run_mu_lower(
         SOME, SOME[:9] > 0, guess_in=1, guess_out=1, confidence=0.9
     ),
