@@ -184,7 +184,10 @@ def _search(
 
 
 def _mu(asked: dict[str, Any], strategy: Toeplitz) -> float:
-    """The GDP parameter μ at noise multiplier 1, if an example's steps are known."""
+    """The GDP parameter μ at noise multiplier 1, without amplification by sampling.
+
+    This μ holds even if the attacker knows the steps in which the example takes part.
+    """
     sizes = {name: x for name, x in asked.items() if name != "sampling"}
     order = "fixed" if asked["sampling"] == "random_bins" else "reshuffled"
     return float(mu(strategy, 1.0, order=order, **sizes))

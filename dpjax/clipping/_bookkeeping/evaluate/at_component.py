@@ -1,8 +1,10 @@
-"""Compute norms, gradients and scaled sums of one component, from what a pass recorded.
+"""Compute norms, gradients and scaled sums of one component from recorded values.
 
-JAX traces each function once for all components or sites with the same computation. So
-a function of a component takes the component wrapped in `Alike`, and the `Seen` of a
-pass over a batch.
+A component is a set of parameter leaves, with the sites at which values computed from
+these leaves meet the example. One forward and backward pass over a batch records the
+inputs and cotangents of the sites' equations. JAX traces each function once for all
+components or sites with the same computation. So a function of a component takes the
+component wrapped in `Alike`, and the `Seen` of a pass over a batch.
 
 A function of a site takes the site, the recorded values of the equation's other inputs,
 and the cotangent at the site. These arrays have a batch axis and then one axis for each
@@ -163,7 +165,7 @@ def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
 
 
 class Seen(NamedTuple):
-    """What one pass over a batch recorded for one component.
+    """The values that one forward and backward pass recorded for one component.
 
     Attributes:
       records: for each of the component's sites, the values of the equation's inputs
