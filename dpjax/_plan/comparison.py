@@ -279,7 +279,7 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
 
 
 def _in_words(shape: StrategySpec | None) -> str:
-    """Name a strategy for the table of a comparison."""
+    """The name of a correlated-noise strategy in the table of a comparison."""
     if shape is None:
         return "independent"
     if not any(shape[:3]) and shape.tree_decay is None:
