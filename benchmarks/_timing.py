@@ -101,8 +101,13 @@ def steps_in_turn(
 def said(rounds: int, seconds: float | None = None) -> str:
     """What `take_turns` does, for whom its times are shown."""
     if seconds is None:
-        return f"Times are medians of {rounds} calls in turn, the first not counted."
+        return (
+            f"A time is the median of {rounds} calls. The compared functions are "
+            "called in turn, and the first call of each is not counted."
+        )
     return (
-        f"Times are medians of calls for {seconds:g} s in {rounds} turns, the first "
-        f"not counted; of one call where it takes longer than that."
+        f"A time is the median of all calls of a function in {seconds:g} s. The "
+        f"compared functions take {rounds} turns of equal length, and the first call "
+        f"of each is not counted. If one call takes longer than {seconds:g} s, only "
+        "one call is counted."
     )

@@ -167,7 +167,7 @@ def main():
     arguments = parser(__doc__).parse_args()
     tables = [overhead(), batches()]
     print_tables(*tables)
-    times = f"{said(ROUNDS)[:-1]}; a scan's of {ROUNDS // 10}."
+    times = f"{said(ROUNDS)} For a scan, there are {ROUNDS // 10} calls."
     write("overhead", arguments, tables, times=times)
 
 

@@ -80,7 +80,12 @@ def _steps(epochs: int, given: dict[str, Any]) -> int:
 
 
 def _as_json(command: str, planned: Plan) -> str:
-    """Format a plan as JSON: for `plan` its guarantee's record, else its numbers."""
+    """Format a plan as JSON.
+
+    For the command `plan`, the JSON is the record of the plan's guarantee. For the
+    commands `epsilon` and `noise`, the JSON has the plan's parameters without the clip
+    norm, the GDP parameter μ, and the event of the run.
+    """
     if command == "plan":
         return planned.guarantee.to_json()
     # The clip norm is arbitrary, since the noise is relative to it.

@@ -139,9 +139,11 @@ def example_numbers(size: int, batch: Tree) -> jax.Array:
 
 
 def plus(x: jax.Array, more: jax.Array) -> jax.Array:
-    """The sum of two arrays, on the mesh and with the sharding of x.
+    """The sum of two arrays, with the sharding of x on the mesh of x.
 
-    The meshes may differ, because a loss may leave some axes to the compiler.
+    The types of x and `more` may name the same devices with different axis types. For
+    example, the loss computes x inside `jax.sharding.auto_axes`, where the compiler
+    chooses the sharding along some mesh axes, and `more` comes from outside.
     """
     mesh = jax.typeof(x).sharding.mesh
     if mesh.empty or mesh == jax.typeof(more).sharding.mesh:

@@ -279,7 +279,7 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
 
 
 def _in_words(shape: StrategySpec | None) -> str:
-    """Name a strategy for the table of a comparison."""
+    """The name of a correlated-noise strategy in the table of a comparison."""
     if shape is None:
         return "independent"
     if not any(shape[:3]) and shape.tree_decay is None:
@@ -346,9 +346,12 @@ def _best(
 ) -> tuple[Strategy, _amplified.Start | None]:
     """Find the best strategy for a workload, and estimate its noise multiplier.
 
-    For batches in order, the strategy is the best with one stored vector, and the
-    estimate is None. For random batches, the strategy is the best that
-    `strategies.amplified` finds, and the estimate is None for independent noise.
+    For batches in a fixed or reshuffled order, the strategy is the best one whose noise
+    is computed from one vector in the optimizer's state (`strategies.optimize` with the
+    family "rational"). The estimate is then None, since only `strategies.amplified`
+    computes one. For random batches, the strategy is the best that
+    `strategies.amplified` finds. The estimate is then where the search for the noise
+    multiplier starts, and None if this strategy is independent noise.
     """
     sizes: dict[str, Any] = {
         "num_steps": run.num_steps,

@@ -122,9 +122,10 @@ class Mechanism:
 def _compose(
     run: RunParameters, step: Callable[[RunParameters], events.Step]
 ) -> events.Composed:
-    """Compose the events of all steps of a run.
+    """Compose the events of all steps of a run, which may follow a schedule.
 
-    `step` returns the event of one step of a run in which all steps are alike.
+    The run is divided into parts with constant noise multiplier and batch size. `step`
+    maps the parameters of a part to the event of one of its steps.
     """
     parts = run.constant_runs()
     return events.Composed(

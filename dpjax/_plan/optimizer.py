@@ -75,7 +75,10 @@ class _StepNoise(NamedTuple):
 
 
 def _gaussian_noise(stddev: ArrayLike, key: jax.Array) -> _StepNoise:
-    """Make Gaussian noise with standard deviation `stddev` where the factor is 1."""
+    """Make Gaussian noise of standard deviation `stddev` times a step's noise factor.
+
+    The noise factor of a step is the ratio of its noise multiplier to the plan's.
+    """
     noise = _gaussian.add_gaussian_noise(stddev, key=key)
 
     def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
@@ -92,7 +95,8 @@ def _on_lattice(
 ) -> _StepNoise:
     """Make discrete Gaussian noise for float sums that have the given sensitivity.
 
-    `most` is the maximum factor of any step.
+    `most` is the maximum noise factor of any step. The noise factor of a step is the
+    ratio of its noise multiplier to the plan's.
     """
     z = plan.noise_multiplier
 

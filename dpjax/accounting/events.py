@@ -123,7 +123,11 @@ class FixedSizeGaussian:
 
     @property
     def adjacency(self) -> Adjacency:
-        """REPLACE, the only adjacency under which batches of fixed size are private."""
+        """REPLACE, the only adjacency that this event supports.
+
+        Batches of fixed size are drawn from all examples, so that adding or removing an
+        example would change the batches of the others.
+        """
         return Adjacency.REPLACE
 
 

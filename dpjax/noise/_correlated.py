@@ -60,7 +60,8 @@ def correlated_noise(
 ) -> optax.GradientTransformation:
     """Add the noise (C⁻¹z)_t to the sum of each step t, for fresh Gaussian noise z.
 
-    The noise of later steps cancels part of the noise of earlier steps. So there is
+    C is a lower triangular matrix, the strategy; z_t is independent over steps t. The
+    noise of later steps cancels part of the noise of earlier steps. So there is
     less noise in the sum of updates that an optimizer accumulates. All transformations
     after this one (momentum, Adam, schedules) are post-processing, and cost no privacy.
 
@@ -70,7 +71,7 @@ def correlated_noise(
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds a separate stream of this key.
+        run. The state holds another key, derived from this one for this use.
       buffer: how to get earlier noise again. "stored" retains `strategy.num_vectors`
         vectors (⌊log₂ T⌋ for a tree), and draws one Gaussian vector per step.
         "regenerate" retains none, and draws the Gaussian vectors of earlier steps
@@ -101,17 +102,17 @@ def correlated_noise(
         unknown; an update is not real, or its shape differs from the parameter's;
         inside `jax.shard_map`, check_vma is False.
 
-    Privacy: with sums of sensitivity C and stddev = σC, all T results together are
+    Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
     on earlier results. The guarantee is for real arithmetic and ideal Gaussian noise.
     It covers the results but not the state: anyone who has the key can subtract the
     noise.
 
-    With arithmetic="discrete", let C be the sensitivity of the floats of a sum. Then
+    With arithmetic="discrete", let Δ be the sensitivity of the floats of a sum. Then
     the T results are μ'-GDP up to d T 2⁻⁹⁵ (1 + e^ε) in δ, for d coordinates and μ' = μ
     + (1 + 2 E) √(d T) / 33,554,944. E is the maximum of 1 and 2⁻¹³ times a bound on the
     growth of rounding errors in the recursion that computes C s. E may be above 1 for
-    strategies with a long memory. `noise.lattice_roundings` returns 1 + 2 E. The
+    strategies C with a long memory. `noise.lattice_roundings` returns 1 + 2 E. The
     discrete noise is, within a factor e^{±1e-32}, a draw of a post-processing of
     Gaussian noise (`add_discrete_gaussian_noise`). The state also holds sums without
     noise.
@@ -242,7 +243,7 @@ def tree_momentum(
         2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds a separate stream of this key.
+        run. The state holds another key, derived from this one for this use.
       buffer: "stored" retains ⌊log₂ T⌋ vectors, and draws one Gaussian vector per step.
         "regenerate" retains none, and draws two Gaussian vectors per step on average.
         For the same key, both modes give the same noise up to rounding.
@@ -259,7 +260,7 @@ def tree_momentum(
         or traced; key is not a typed key; buffer is unknown; an update is not real;
         inside `jax.shard_map`, check_vma is False.
 
-    Privacy: with sums of sensitivity C and stddev = σC, all T updates together are
+    Privacy: with sums of sensitivity Δ and stddev = σΔ, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, even if each g_i depends on
     earlier updates. In float32, the state holds a decay of at most the given decay, and
     a stddev of at least the given stddev. The guarantee also holds for these values,

@@ -57,7 +57,9 @@ TOTAL_VARIATION = 2.0**-97
 
 
 class AliasTable(NamedTuple):
-    """The columns of the table for Walker's alias method, which samples D_512.
+    """The columns of the table for Walker's alias method, for D_512.
+
+    D_512 is the discrete Gaussian distribution with P(z) ∝ e^{−z²/(2·512²)}.
 
     A draw in a column gives the column's own number if 98 random bits are below the
     column's threshold, and the column's alias otherwise.
@@ -88,7 +90,10 @@ def _exp_fixed(numerator: int, denominator: int) -> int:
 
 
 def integer_weights() -> list[int]:
-    """Integer weights of D_512 at −8192, ..., 8191, which add up to exactly 2¹¹²."""
+    """Integer weights that add up to 2¹¹², for the integers z = −8192, ..., 8191.
+
+    The weights are proportional to e^{−z²/(2·512²)} up to rounding.
+    """
     half = _COLUMNS // 2
     # w(z + 1) / w(z) = e^{−(2z + 1) / 2σ²}, which is a geometric sequence in z.
     ratio, fade = _exp_fixed(1, 2 * WIDTH**2), _exp_fixed(1, WIDTH**2)
@@ -109,7 +114,10 @@ def integer_weights() -> list[int]:
 
 @functools.cache
 def alias_table() -> AliasTable:
-    """The alias table of D_512, which is computed at the first call and then cached."""
+    """The `AliasTable` of D_512, which is computed at the first call and then cached.
+
+    D_512 is the discrete Gaussian distribution with P(z) ∝ e^{−z²/(2·512²)}.
+    """
     capacity = 1 << _THRESHOLD_BITS
     thresholds, aliases = [0] * _COLUMNS, list(range(_COLUMNS))
     # Vose (1991): a column that is not full gets weight from a column that overflows.
@@ -133,7 +141,11 @@ def alias_table() -> AliasTable:
 
 
 def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
-    """Independent draws from D_512 by its alias table, i32[shape]."""
+    """Independent discrete Gaussian draws with parameter 512, i32[shape].
+
+    The probability of an integer z is proportional to e^{−z²/(2·512²)}, up to
+    `TOTAL_VARIATION`. The draws use Walker's alias method (`AliasTable`).
+    """
     table = alias_table()
     for_words, for_ties = jax.random.split(stream(key, "table"))
     word, bits = word_pairs(for_words, shape)
@@ -160,9 +172,11 @@ def _settle_ties(
 ) -> jax.Array:
     """Decide tied draws, whose first 50 bits equal those of their column's threshold.
 
-    For each tied draw, 64 more random bits are compared with the threshold's last 48
-    bits and 16 zeros. The loop decides one draw in each iteration, because a generator
-    of two words compiles faster than a generator for the whole array.
+    A draw is below the threshold of its column in the `AliasTable` if its random bits
+    are, and then gives the column's own number, and otherwise the column's alias. For
+    each tied draw, 64 more random bits are compared with the threshold's last 48 bits
+    and 16 zeros. The loop decides one draw in each iteration, because a generator of
+    two words compiles faster than a generator for the whole array.
 
     Args:
       key: a typed key for the additional bits.

@@ -88,7 +88,7 @@ class ReducedMomentumState(NamedTuple):
 def init(
     num_steps: int, steps_per_epoch: int, dimension: int, dtype: DTypeLike = float
 ) -> ReducedMomentumState:
-    """The state before the first step of a run.
+    """The state of `update` before the first step of a run.
 
     Args:
       num_steps: T, the number of steps of the run.
@@ -122,14 +122,21 @@ def update(
 ) -> tuple[jax.Array, ReducedMomentumState]:
     """Return the private momentum m̂_t of step t, and the state after that step.
 
+    m̂_t estimates (1 − β) Σ_{i<=t} β^{t−i} s_i, where s_i is the sum of step i's clipped
+    gradients. An epoch has n steps. s_i is the sum g_i of gradients at the epoch's
+    anchor, the iterate at which the epoch began, plus the drift s_i − g_i since then.
+    For each of three sequences, a tree of sums over ranges of steps adds noise: for
+    g_i, for the drifts, and for h_i = (1 − γ) (g_i − g_{i−n}) + γ g_i.
+
     Args:
       state: the state before the step. `init` makes the state before the first step.
       step: t, i[], counted from 1.
-      terms: for each tree, the sum of the step's clipped terms, f[d]. `change` is not
-        used in the first n steps, and `anchor` is not used from step 2n on.
+      terms: the values for step t of the three sequences, as sums of clipped terms of
+        examples, f[d] each: `anchor` for g_t, `change` for h_t, and `drift`. `change`
+        is not used in the first n steps, and `anchor` is not used from step 2n on.
       steps_per_epoch: n, static.
       decay: the momentum coefficient β, f[].
-      refresh: γ, f[]: the weight of the anchor term g_i in h_i.
+      refresh: γ, f[]: the weight of g_i in h_i.
       stddevs: the standard deviation of the noise in a node of each tree, f[] each.
       keys: a typed key for each tree, as `tree_keys` makes them.
 
@@ -204,9 +211,10 @@ def update(
 def momentum_variance(
     num_steps: int, steps_per_epoch: int, *, decay: float, refresh: float
 ) -> Terms[np.ndarray]:
-    """For each tree, the variance of m̂_t / (1 − β) if no other tree has noise.
+    """For each noise tree, the variance of m̂_t / (1 − β) if no other tree has noise.
 
-    m̂_t is the momentum that `update` returns. The results are for nodes of unit
+    m̂_t is the momentum that `update` returns at step t, whose three trees are those for
+    anchor terms, their changes and drifts. The results are for nodes of unit
     variance. The variance of a coordinate of m̂_t / (1 − β) is a sum over the three
     trees, of the result for the tree times the noise variance of the tree's nodes.
 
@@ -214,12 +222,13 @@ def momentum_variance(
       num_steps: T, a whole number of epochs.
       steps_per_epoch: n, at least 1.
       decay: the momentum coefficient β, in [0, 1).
-      refresh: γ, in [0, 1]: the weight of the anchor term g_i in h_i.
+      refresh: γ, in [0, 1]: the weight of gradients, against their changes since the
+        last epoch, in the change tree (h_i in the module's docstring).
 
     Returns:
-      `Terms` of f64[T]. The windows of the steps t, t − n, t − 2n, … have no node in
-      common. So the variances of the estimates P_t and M_t, and their covariance,
-      follow a recursion.
+      `Terms` of f64[T]: entry t − 1 of each array is for step t. The windows of the
+      steps t, t − n, t − 2n, … have no node in common. So the variances of the
+      estimates P_t and M_t, and their covariance, follow a recursion.
 
     Example:
       >>> variance = momentum_variance(6, 2, decay=0.5, refresh=0.1)

@@ -218,14 +218,23 @@ def _moments(
     noise: Release,
     squares: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The noisy first and second moments, and the variance of the noise in the first.
+    """The noisy mean and second moments of clipped rows.
 
-    `squares` is a function from clipped rows to their contributions S(u) to the second
-    moments.
+    If `params.center` is given, it is subtracted from all rows before clipping, and the
+    second moments are about this center.
+
+    Args:
+      rows: one row for each example, f[n, d].
+      shape: the shape of one example, whose size is d.
+      params: the clip norm, the number of examples and the center.
+      noise: the function that adds the noise to a sum.
+      squares: a function from rows u of norm at most 1 to their contributions to the
+        second moments, f[n, k].
 
     Returns:
-      The mean f64[d], the second moments f64[k], and the variance of the mean's noise,
-      by which the squared mean is biased. With a center, the first and last are zero.
+      The mean f64[d], zero if a center is given; the second moments f64[k]; and the
+      variance of the noise in each entry of the mean, zero if a center is given. The
+      caller needs this variance because noise increases the expected squared mean.
     """
     scale, n, size = params.clip_norm, params.num_examples, rows.shape[1]
     if params.center is not None:

@@ -184,14 +184,17 @@ def _search(
 
 
 def _mu(asked: dict[str, Any], strategy: Toeplitz) -> float:
-    """The GDP parameter μ at noise multiplier 1, if an example's steps are known."""
+    """The GDP parameter μ at noise multiplier 1, without amplification by sampling.
+
+    This μ holds even if the attacker knows the steps in which the example takes part.
+    """
     sizes = {name: x for name, x in asked.items() if name != "sampling"}
     order = "fixed" if asked["sampling"] == "random_bins" else "reshuffled"
     return float(mu(strategy, 1.0, order=order, **sizes))
 
 
 def _simplify(found: Amplified) -> Amplified:
-    """The given result, with the strategy `independent` if all coefficients are 0."""
+    """The given result, with `strategies.independent()` if all coefficients are 0."""
     known = any(np.any(x) for x in found.strategy)
     return found if known else found._replace(strategy=_making.independent())
 
@@ -269,8 +272,8 @@ class _Look(NamedTuple):
     """The results for the geometric strategy with λ = 1 − e^{−x}.
 
     Attributes:
-      x: −log(1 − λ).
-      unit: the GDP parameter at σ = 1, for attackers who know the steps of an example.
+      x: −log(1 − λ). unit: the GDP parameter μ at σ = 1, for an attacker who knows the
+        steps in which an example takes part.
       found: the strategy with an estimate of its noise and error.
       start: the estimate of the noise, and the slope at this estimate.
     """

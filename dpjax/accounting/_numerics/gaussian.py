@@ -136,7 +136,11 @@ def slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
-    """An upper bound on ε(δ) under μ-GDP, for arguments of any value."""
+    """An upper bound on ε(δ) under μ-GDP.
+
+    The result is 0 for δ >= 1 or μ = 0. For other arguments outside 0 < μ < ∞ and
+    0 < δ < 1, NaN included, it is inf.
+    """
     regular = (mu > 0) & (mu < jnp.inf) & (delta > 0) & (delta < 1)
     mu_, delta_ = jnp.where(regular, mu, 1.0), jnp.where(regular, delta, 0.5)
     mu_, delta_ = jax.lax.stop_gradient((mu_, delta_))  # the search has no derivative

@@ -35,12 +35,16 @@ from dpjax.accounting.correlated._mu import Order, mu_of
 class Covariances(NamedTuple):
     """Upper bounds on covariances of patterns, for noise of standard deviation 1.
 
-    A pattern is the set of steps in which an example takes part.
+    A pattern is the set of steps in which an example takes part. The covariance of two
+    patterns is Σ_t c_t c′_t, where c_t and c′_t bound the norms that an example with
+    the one or the other pattern adds to (C x)_t. With fresh bins, `by_gap` is for the
+    parts of patterns in one epoch.
 
     Attributes:
-      by_gap: entry d bounds the covariance of patterns that begin at least d steps
-        apart around the circle of an epoch, f[n_b // 2 + 1].
-      shared: an additional covariance that all patterns share, f[].
+      by_gap: entry d bounds the covariance of any two patterns that begin at steps s
+        and s′ of an epoch with min(|s − s′|, n_b − |s − s′|) >= d, f[n_b // 2 + 1].
+        Here n_b is the number of steps in an epoch.
+      shared: an additional covariance of any two patterns, f[].
     """
 
     by_gap: jax.Array
@@ -58,10 +62,11 @@ def _correlation(c: jax.Array, size: int) -> jax.Array:
 
 
 def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
-    """Bounds on covariances by the distance around the circle of an epoch.
+    """Bounds on the covariance of two patterns by their circular distance.
 
-    Entry d of the result, f[n_b // 2 + 1], is for positions at least d steps apart. The
-    input g, f[n_b], has the covariances by distance along the line of an epoch.
+    Entry d of the result, f[n_b // 2 + 1], is for any two patterns that begin at steps
+    s and s′ of an epoch with min(|s − s′|, n_b − |s − s′|) >= d. Entry k of the input
+    g, f[n_b], bounds the covariance for |s − s′| = k.
     """
     # A distance d around the circle is d or n_b − d along the line. The cumulative
     # maximum from the end covers all distances of at least d.
@@ -93,9 +98,10 @@ def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     """The `Covariances` if an example takes part in a new random step of each epoch.
 
-    `by_gap` holds the covariances within one epoch. `shared` is the sum of bounds on
-    the covariances across all ordered pairs of epochs. Such a bound is the largest
-    covariance over all positions in the two epochs. Positions in epochs e < f are at
+    A position is the step of an epoch in which the example takes part. `by_gap` bounds
+    the covariance of two positions in one epoch. `shared` is a sum over all ordered
+    pairs of epochs. Its term is the largest covariance of a position in the one epoch
+    and a position in the other. Positions in epochs e < f are at
     least (f − e) n_b − (n_b − 1) steps apart.
     """
     c, off = _coefficients(strategy, num_steps)
@@ -110,9 +116,9 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
 
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
-    """The |c_t| of the strategy C, f[num_steps], and a bound on their errors.
+    """The absolute values |c_t| of the first column of the matrix C, f[num_steps].
 
-    The bound is on the L2 norm of the rounding errors.
+    The second result is a bound on the L2 norm of their rounding errors.
     """
     c = strategy.coefficients(num_steps)
     # A bound on rounding errors needs no derivative.
@@ -197,8 +203,9 @@ def _epsilon_in_bins(
     """An upper bound on the ε of a run with random bins, f[].
 
     The bound is the theorem of docs/amplification.md. The covariance K′ of the theorem
-    is that of a tree. If `few` is true and `replace` is false, K′ is that of a tree or
-    that of a chain, whichever gives the smaller ε.
+    is that of a tree of positions (`_trees`), which are the steps of an epoch. If `few`
+    is true and `replace` is false, K′ is that of a tree or that of a chain of positions
+    (`_chain`), whichever gives the smaller ε.
     """
     places, epochs = run.places, run.epochs
     known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)

@@ -40,7 +40,7 @@ _FEW, _LESS = 8, 0.995
 class Chain(NamedTuple):
     """A Gaussian chain, whose covariance is κ + a ρ^d for positions at distance d.
 
-    The positions lie on a line.
+    The positions are consecutive steps of an epoch.
 
     Attributes:
       places: the number of positions, f[].
@@ -56,7 +56,9 @@ class Chain(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The distribution of y ~ N(centre, variance) after rounding to the grid of states.
+    """The distribution of a normal y after random rounding to the grid of states.
+
+    y is the chain's state at the next position. `_round_to_neighbours` computes it.
 
     Attributes:
       mass: the probability of each state, f[m].
@@ -70,10 +72,11 @@ class Moved(NamedTuple):
 
 
 def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
-    """The log of E L², where L is the chain's likelihood ratio.
+    """The log of the second moment E L² of the chain's likelihood ratio L.
 
-    E L² is the mean of e^K over all pairs of positions, where K is the covariance of a
-    pair. `most` is a static upper bound on the number of positions.
+    E L² is the mean of e^K over all ordered pairs of positions, where K is the
+    covariance κ + a ρ^d of two positions at distance d. `most` is a static upper bound
+    on the number of positions.
     """
     lag = np.arange(float(most))
     pairs = np.where(lag > 0, 2.0, 1.0) * jnp.maximum(chain.places - lag, 0.0)
@@ -115,7 +118,7 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
 
 
 def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
-    """The distribution N(centre, variance) after random rounding to states.
+    """The distribution N(centre, variance) after random rounding to the grid `states`.
 
     A value between two states is rounded to one of the two at random, such that the
     mean does not change. A value below the first state is rounded to the first state,
@@ -132,7 +135,7 @@ def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -
 
 
 def _states(chain: Chain, tail: jax.Array) -> Grid:
-    """The grid of the chain's states.
+    """The grid of values to which the chain's state X_i is rounded.
 
     Q is the run without the example, and P the run with it. Under Q, about the mass
     `tail` is below the grid. Under P, about the mass `tail` is above the grid.
@@ -278,12 +281,23 @@ def smaller_epsilon(
     tail: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """The smaller of two bounds on ε(δ), by a tree (`of_tree`) and by the chain, f[].
+    """The smaller of two upper bounds on the ε of a run with random bins, f[].
 
-    For the chain, a likelihood ratio is composed over num_epochs independent epochs,
-    and then with a Gaussian mechanism, whose μ² is `shared` plus the chain's `shared`
-    for each epoch. The argument `square` is log E L² for the likelihood ratio L of the
-    tree.
+    Both bounds replace the covariances of positions, which are the steps of an epoch,
+    by larger ones: those of a tree (`_trees`) or those of a Gaussian chain. The chain's
+    likelihood ratio, without the factor that all its positions share, is composed over
+    the epochs. The shared factors of all epochs are one Gaussian mechanism with
+    μ² = num_epochs · chain.shared + shared.
+
+    Args:
+      of_tree: the bound from the tree, f[].
+      square: log E L² for the tree's likelihood ratio L, f[]. If it is not well above
+        the chain's, the chain's bound is not computed.
+      chain: the chain, with covariances divided by σ².
+      shared: the μ² that positions in different epochs share, f[].
+      delta: δ, f[].
+      tail: the probability that may lie beyond each end of the grid of states, f[].
+      num_epochs: the number of independent epochs, f[].
     """
     states = _states(chain, tail)
     step = chain.variance * (1 - chain.decay) * (1 + chain.decay)

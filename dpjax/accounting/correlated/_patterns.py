@@ -108,7 +108,8 @@ def few_separated_steps(
 ) -> jax.Array:
     """The bound of `separated_steps` for an example in at most `most` steps.
 
-    The bound also holds for a fixed order.
+    The steps are at least n_b apart. So the bound also holds for a fixed order, in
+    which an example has the same position in all epochs.
     """
     c = _majorant(strategy.coefficients(num_steps))
     columns = jnp.broadcast_to(weights, (num_steps,))
@@ -122,7 +123,10 @@ def few_separated_steps(
 def few_reshuffled_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
 ) -> jax.Array:
-    """The bound of `reshuffled_order` for an example in at most `most` epochs."""
+    """The bound of `reshuffled_order` for an example in at most `most` epochs.
+
+    In each of these epochs, the example takes part in one step, which may be any step.
+    """
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jax.lax.cummax(columns, reverse=True)[::n_b]
     largest = jnp.where(jnp.arange(largest.size) < most, largest, 0.0)

@@ -54,9 +54,13 @@ class Tree(NamedTuple):
 def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
     """Trees in which the covariance falls by an equal factor from join to join.
 
-    by_gap, f[m], holds the covariances by distance around a circle of n_b positions,
-    padded with zeros beyond the largest distance. The trees are stacked along a new
-    first axis.
+    A tree joins positions, which are steps of an epoch, into groups of 2, 4, 8, …. The
+    trees are stacked along a new first axis.
+
+    Args:
+      by_gap: the covariance of two positions by their distance around the circle of an
+        epoch, padded with zeros beyond the largest distance, f[m].
+      n_b: the number of steps in an epoch, i[].
     """
     fall, close, joins = (
         np.ravel(x) for x in np.meshgrid(_FALLS, _CLOSE, np.arange(_MOST_JOINS + 1))
@@ -100,7 +104,8 @@ def _multiply_lognormal(
 ) -> tuple[spread.Law, jax.Array]:
     """Multiply L ~ law by an independent lognormal variable of mean one.
 
-    The log of the variable has the given variance. If the standard deviation is below
+    The log of the variable has the given variance, and about the mass `tail` may lie
+    beyond the grid of the result. If the standard deviation is below
     the spacing of the grid of L, L does not change.
 
     Returns:
@@ -117,7 +122,12 @@ def _multiply_lognormal(
 def _covariances(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The covariances between both parts of each join, f[most], and between copies."""
+    """The covariances of two positions in a tree, from their distances.
+
+    Returns:
+      For each join, the covariance of positions in different parts of the join, f[m];
+      and the covariance of positions in different copies of the tree, f[].
+    """
     last = n_b // 2
     of = by_gap[jnp.minimum(tree.gaps, last)]
     top = by_gap[jnp.minimum(tree.apart, last)]
@@ -126,10 +136,18 @@ def _covariances(
 
 
 def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
-    """The log of E L², where L is the likelihood ratio of a tree.
+    """The log of the second moment E L² of a tree's likelihood ratio L.
 
-    E L² is the mean of e^K over all pairs of positions of the tree, where K is the
-    covariance of a pair.
+    L = mean over the tree's positions i of exp(X_i − Var X_i / 2), for a Gaussian X
+    with the covariances of the tree. A position is the step of the epoch at which an
+    example takes part. So E L² is the mean of e^{Cov(X_i, X_j)} over all ordered pairs
+    (i, j) of positions, including i = j.
+
+    Args:
+      tree: the tree of positions.
+      by_gap: the covariance of two positions by their distance around the circle of an
+        epoch, divided by σ², f[m].
+      n_b: the number of steps in an epoch, i[].
     """
     of, top = _covariances(tree, by_gap, n_b)
     size = jnp.exp2(1.0 * tree.joins)
@@ -146,9 +164,11 @@ def ratio(
 ) -> tuple[spread.Law, jax.Array]:
     """The two factors of a tree's likelihood ratio: a distribution and a variance.
 
-    The first factor has the distribution, on a grid. The second factor is lognormal,
-    its log has the variance, and a Gaussian mechanism accounts for this factor. by_gap
-    holds covariances divided by σ². If the variance of a join is below the resolution
+    The first factor has the distribution, on a grid of n points, with about the mass
+    `tail` beyond the grid. The second factor is lognormal, its log has the variance,
+    and a Gaussian mechanism accounts for this factor. by_gap holds the covariances of
+    two positions by their distance around the circle of n_b positions, divided by σ².
+    If the variance of a join is below the resolution
     of the grid, the variance is added to the next join, whose larger group then shares
     it. This addition only increases covariances.
     """
@@ -178,11 +198,11 @@ def _estimate(
     delta: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """An estimate of a tree's privacy loss on a coarse grid, to compare trees, f[].
+    """An estimate of the privacy loss that a tree proves, to compare trees, f[].
 
-    For one epoch, the estimate approximates ε(δ). For several epochs, the estimate is
-    the sum of the Kullback-Leibler divergences in both directions, which adds up over
-    epochs.
+    The estimate uses a coarse grid. by_gap and n_b are as for `ratio`. For one epoch,
+    the estimate approximates ε(δ). For several epochs, the estimate is the sum of the
+    Kullback-Leibler divergences in both directions, which adds up over epochs.
     """
     tail = 1e-4 * delta
     law, variance = ratio(tree, by_gap, n_b, tail, _COARSE)
@@ -204,7 +224,9 @@ def best(
 ) -> Tree:
     """The tree with the least estimated privacy loss over num_epochs epochs.
 
-    Any tree gives a valid bound, so that an estimate is enough to choose a tree.
+    by_gap holds the covariances of two positions by their distance around the circle of
+    n_b positions, divided by σ². Any tree gives a valid bound, so that an estimate is
+    enough to choose a tree.
     """
     by_gap, delta = jax.lax.stop_gradient((by_gap, delta))
     trees = candidates(by_gap, n_b)

@@ -28,7 +28,12 @@ _WORST_POSITION = 1.0  # the shortest tail
 
 
 def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
-    """The GDP parameter μ from μ² / shift², rounded up; 0 only if shift is 0."""
+    """The GDP parameter μ from μ² / shift², rounded up; 0 only if shift is 0.
+
+    The shift is the distance by which one example can move the iterate in a step,
+    divided by the standard deviation of the step's noise. `cycle` has the number of
+    epochs and of batches per epoch, which determine the bound on rounding errors.
+    """
     # The margin is above the rounding errors of sums over one epoch and over epochs.
     square = (1 + (cycle.period + cycle.epochs) * ULP) * square
     regular = (square > 0) & (square < jnp.inf)

@@ -33,7 +33,10 @@ _NONE = -(2**29)  # the exponent of an empty block, below every other exponent
 
 
 class Block(NamedTuple):
-    """A block of consecutive steps, which is one edge of a minorant.
+    """A block of consecutive steps, which is one edge of a greatest convex minorant.
+
+    The rise and the run are the differences of the edge's end points in the two
+    coordinates of the module's docstring.
 
     The edge's rise is 2^exponent · rise, and its run is 4^exponent · run.
     """
@@ -44,7 +47,7 @@ class Block(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """For each step k, the minorant of the steps k, …, T.
+    """For each step k, the greatest convex minorant of the steps k, …, T.
 
     The arrays have an entry for each step, and a last entry for the empty minorant.
 
@@ -71,7 +74,10 @@ def _exp2(k: jax.Array) -> jax.Array:
 
 
 def pool(x: Block, y: Block) -> Block:
-    """Pool two adjacent blocks into one, with the larger of their two exponents."""
+    """Pool two adjacent blocks of steps into one, and add their rises and runs.
+
+    The result has the larger of the two exponents.
+    """
     below = x.exponent < y.exponent
     large, small = where(below, y, x), where(below, x, y)
     by = _exp2(-jnp.abs(x.exponent - y.exponent))
@@ -121,13 +127,19 @@ def single(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
 
 
 def ends(each: Block) -> Ends:
-    """For each step k, the first edge of the minorant of the steps k, k + 1, ..., T.
+    """For each step k, the first edge of the greatest convex minorant of steps k, …, T.
+
+    The minorant is that of the points (cumulative run, cumulative rise) of these steps,
+    and an edge is a straight piece of the minorant. The module's docstring defines both
+    coordinates.
 
     Args:
-      each: the blocks of single steps.
+      each: for each step, the edge from the point before the step to the point after
+        it.
 
     Returns:
-      `Ends`, with the edges and the steps at which they end.
+      `Ends`: for each k, the first edge, the first step after this edge, and the cost
+      of the whole minorant.
     """
     steps = each.rise.shape[0]
     # The empty minorant is an edge with a run of 0, which no edge absorbs.
@@ -154,9 +166,11 @@ def ends(each: Block) -> Ends:
 
 
 def costs_from(starts: Block, found: Ends) -> jax.Array:
-    """The cost of the minorant of each starting block and the later steps, f[T].
+    """The costs of minorants, each of a starting block and the later steps, f[T].
 
-    The block absorbs the first edges of the minorant of the later steps, as long as the
+    A cost is the sum of rise² / run over a minorant's edges. `starts` has one block for
+    each step k, followed by the steps after k, and `found` is the result of `ends`. The
+    block absorbs the first edges of the minorant of the later steps, as long as the
     pooled edge is steeper than the edge that follows. The function finds the number of
     absorbed edges bit by bit, from pools of 1, 2, 4, … edges.
     """

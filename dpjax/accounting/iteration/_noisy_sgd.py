@@ -114,7 +114,11 @@ _DIAMETER = _Way(_distance, _all_split, lambda step: step.bounded)
 
 
 class _Asked(NamedTuple):
-    """The static inputs of `_cost`: a bound, the number of steps, and assumptions."""
+    """The static inputs of `_cost`.
+
+    Attributes are one of the two last-iterate bounds, the number of steps, and the
+    assumptions of the setting.
+    """
 
     way: _Way
     steps: int

@@ -77,19 +77,28 @@ def _pool(a: _Block, b: _Block) -> _Block:
 def _steep(a: _Block, b: _Block) -> jax.Array:
     """Whether block a is at least as steep as the next block b.
 
-    The minorant then pools both blocks.
+    The slope of a block is its rise over its run. The greatest convex minorant pools a
+    block with the next one if it is at least as steep.
     """
     # The slopes are compared without a division, since runs may be 0.
     return a[0] * b[1] >= b[0] * a[1]
 
 
 def _two(a: _Block, b: _Block) -> jax.Array:
-    """The sum of rise²/run over the minorant of two blocks."""
+    """The sum of rise²/run over the edges of the minorant of two blocks.
+
+    A block of steps is an edge with a rise and a run, and b follows a. The minorant is
+    the greatest convex one.
+    """
     return jnp.where(_steep(a, b), _edge(_pool(a, b)), _edge(a) + _edge(b))
 
 
 def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
-    """The sum of rise²/run over the minorant of three blocks."""
+    """The sum of rise²/run over the edges of the minorant of three blocks in order.
+
+    A block of steps is an edge with a rise and a run. The minorant is the greatest
+    convex one.
+    """
     apart = _edge(a) + _edge(b) + _edge(c)
     rest = jnp.where(_steep(b, c), _two(a, _pool(b, c)), apart)
     return jnp.where(_steep(a, b), _two(_pool(a, b), c), rest)
@@ -100,8 +109,11 @@ def _falling_blocks(
 ) -> tuple[_Block, _Block]:
     """The two blocks of the minorant of the last n >= 1 uses, for c = e^y <= 1.
 
-    The first block pools all of these uses but the last, and the second block is the
-    last use. n is a number, or a range of numbers from 1, which become a new axis.
+    A use is a step whose batch contains the differing example. It moves the two runs
+    apart by r noise standard deviations. The last use is m steps before the end of the
+    run, including the use. The first block pools all of these uses but the last, and
+    the second block is the last use. n is a number, or a range of numbers from 1, which
+    become a new axis.
     """
     runs = powers(2 * y, period)
     count = n[-1] if isinstance(n, range) else n
@@ -117,7 +129,11 @@ def _falling_blocks(
 
 
 def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """The least μ² over restarts with distance start right after a use, if e^y <= 1."""
+    """The least μ² over restarts right after a use of the example, if c = e^y <= 1.
+
+    A restart ignores all steps up to the use, and begins with the two runs at the
+    distance `start`. All distances are in noise standard deviations of one step.
+    """
     runs = powers(2 * y, period)
     # A restart after the last use leaves one block: the m − 1 steps after this use.
     best = _edge((start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)]))
@@ -135,12 +151,12 @@ def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.A
 
 
 def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """The least μ² over restarts right after a use, for c = e^y > 1.
+    """The least μ² over restarts right after a use of the example, for c = e^y > 1.
 
-    The candidates are restarts, with the distance start, whose first block pools all
-    later uses, or all but the last. An earlier restart would pool fewer uses. An
-    earlier restart is never better: the uses that it does not pool have a cost, and a
-    later restart ignores these uses.
+    A restart ignores all steps up to the use. The candidates are restarts, with the
+    distance start, whose first block pools all later uses, or all but the last. An
+    earlier restart would pool fewer uses. An earlier restart is never better: the uses
+    that it does not pool have a cost, and a later restart ignores these uses.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)

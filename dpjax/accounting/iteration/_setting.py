@@ -120,7 +120,10 @@ class Assumed(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The numbers of a step. Distances are in units of the step's noise."""
+    """The numbers of a step, with distances in units of its noise's standard deviation.
+
+    One example's difference moves the two runs' iterates apart by `shift` in a step.
+    """
 
     log_lipschitz: jax.Array  # f64[], 0 where unknown
     known: jax.Array  # bool[], whether the Lipschitz constant is known

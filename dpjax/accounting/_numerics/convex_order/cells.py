@@ -38,7 +38,14 @@ class Masses(NamedTuple):
 
 
 class Law(NamedTuple):
-    """A distribution of a likelihood ratio: cells with labels, and their masses."""
+    """The distribution of a likelihood ratio L = dP/dQ, whose values form cells.
+
+    Attributes:
+      grid: the label of each cell, a value of L near the cell's mean. Labels determine
+        the cell to which the mass of a pair of cells is assigned when two independent
+        ratios are combined, and do not affect validity.
+      masses: the masses of P and Q in each cell.
+    """
 
     grid: Grid
     masses: Masses

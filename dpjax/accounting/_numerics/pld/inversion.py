@@ -252,9 +252,16 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sum Σ_j ĝ(t_j) e^{it_j ε − K} over a `Spectrum`, and a bound on its error.
+    """The discrete inverse Fourier transform of a `Spectrum` at ε, times the period.
 
-    The sum divided by the period is the inverse Fourier transform at ε.
+    With Y the composed loss and g(ε) = e^{λε} δ(ε) for the tilt λ, a `Spectrum` has the
+    Fourier transform of g, divided by E e^{λY}, at the frequencies t_j = 2πj/L, where L
+    is the period. The share of an atom at zero is subtracted. The sum over j of these
+    values times e^{i t_j ε}, divided by L, approximates g(ε) / E e^{λY} without the
+    atom's share.
+
+    Returns:
+      The real part of the sum, f[], and a bound on its error, f[].
     """
     period = wave.tilt.period
     # The addition theorem gives cos and sin of t_j ε from 2 side values, not side².

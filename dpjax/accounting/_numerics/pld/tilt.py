@@ -129,9 +129,11 @@ def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
 
 
 def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
-    """An estimate of ε(δ), from a quadratic approximation of K at a suitable rate.
+    """An estimate of ε(δ), from a quadratic approximation of the log moments of Y.
 
-    K(λ) is the log of E e^{λY} for the composed loss Y.
+    Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
+    derivatives at each λ in TILTS. The approximation is around the λ at which the
+    tilted loss, with the density of Y times e^{λY − K(λ)}, has a mean closest to ε.
     """
     log_mass, mean, variance, _ = cumulants
     rates, variance = jnp.asarray(TILTS), variance + SMALL
@@ -143,16 +145,22 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 
 
 def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
-    """The upper bound on ε(δ) by Markov's inequality, valid if no loss is infinite."""
+    """The upper bound on ε(δ) by Markov's inequality, the best over λ in TILTS.
+
+    `cumulants` has log E e^{λY} for the composed loss Y at each λ. The bound is valid
+    if no loss is infinite.
+    """
     rates = jnp.asarray(TILTS)
     exponent = cumulants.log_mass + log_markov(rates) - log_delta
     return jnp.maximum(_minimum(exponent / rates), 0.0)
 
 
 def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
-    """An estimate of log δ(ε), from a quadratic approximation of K at a suitable rate.
+    """An estimate of log δ(ε), from a quadratic approximation of the log moments of Y.
 
-    K(λ) is the log of E e^{λY} for the composed loss Y.
+    Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
+    derivatives at each λ in TILTS. The approximation is around the λ at which the
+    tilted loss, with the density of Y times e^{λY − K(λ)}, has a mean closest to ε.
     """
     log_mass, mean, variance, _ = cumulants
     rates = jnp.asarray(TILTS)
@@ -169,7 +177,14 @@ def choose(
     epsilon: jax.Array,
     log_delta: jax.Array,
 ) -> Tilt:
-    """The tilt that loosens the bound least, for an ε and an estimate of log δ(ε)."""
+    """The `Tilt` with the smallest estimated error of δ(ε).
+
+    Args:
+      cumulants: the log moments of the composed loss.
+      variance: the Gaussian variance that the composed loss already has, f[].
+      epsilon: ε, f[].
+      log_delta: an estimate of log δ(ε), f[].
+    """
     rates, total = jnp.asarray(TILTS), cumulants.log_mass
     # −log of an error that is negligible, relative to e^K.
     small = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)

@@ -119,7 +119,7 @@ class Component(NamedTuple):
         at sites. They are also the numbers of these sites.
       sites: the sites of the operands.
       path: the computation from the leaves to the operands.
-      groups: for each leaf, the group of leaves with which it is clipped.
+      groups: for each leaf, the number of the group of leaves that are clipped with it.
       roots: the roots of the operands; None if the norms at the operands do not give
         the norms of the leaves.
       reason: why `roots` is None; empty if there are roots.
@@ -155,12 +155,16 @@ class Component(NamedTuple):
 
     @property
     def own_groups(self) -> tuple[int, ...]:
-        """The distinct groups of the component's leaves, in the order of the leaves."""
+        """The distinct clipping groups of the component's leaves.
+
+        A group is a set of leaves that are clipped together. The order is that of the
+        leaves.
+        """
         return tuple(dict.fromkeys(self.groups))
 
     @property
     def groups_of_own(self) -> tuple[int, ...]:
-        """For each leaf, the index of its group in `own_groups`."""
+        """For each leaf of the component, the index of its group in `own_groups`."""
         return tuple(map(self.own_groups.index, self.groups))
 
     def pull_back(
@@ -207,7 +211,8 @@ def components(
       closed: the jaxpr whose first inputs are the parameter leaves, and whose outputs
         are the operands.
       sites: the site of each operand.
-      groups: for each parameter leaf, the number of its group.
+      groups: for each parameter leaf, the number of the group of leaves that are
+        clipped with it.
     """
     jaxpr = closed.jaxpr
     made_by = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}

@@ -79,7 +79,12 @@ class Plan(NamedTuple):
 
     @property
     def by_rows(self) -> list[bool]:
-        """For each component, whether its norms come from rows, not from gradients."""
+        """For each component, whether its norms come from rows.
+
+        A component is a set of parameter leaves, with the sites at which values
+        computed from them meet the example. Rows are activations and cotangents. Other
+        components' norms come from per-example gradients.
+        """
         return [form.gram for form in self.forms]
 
     @property
@@ -122,6 +127,9 @@ class Plan(NamedTuple):
 
     def inputs(self, known: Arrays) -> list[list[jax.Array]]:
         """For each component, the values of the inputs of its path.
+
+        A component's path is the computation from its parameter leaves to the values
+        that meet the example.
 
         Args:
           known: the batch-invariant inputs, parameter leaves first. For a whole loss,
@@ -243,7 +251,8 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
 
     Args:
       sites: all sites at the block, which belong to one equation.
-      groups: for each site, the number of the group of its leaf.
+      groups: for each site, the number of the group of leaves that are clipped together
+        with the site's leaf.
     """
     eqn, known = sites[0].eqn, sites[0].known
     leaves = [site.position for site in sites]
@@ -283,7 +292,9 @@ class Matched(NamedTuple):
 def match_sites(component: Component) -> list[list[Matched]] | None:
     """The sites of each of a component's roots, for norms from rows.
 
-    The result is None if the rows of some sites of a root cannot be combined.
+    A root is an array to which the operands of these sites are equal, up to the order
+    of axes. So their rows can be added to one gradient. The result is None if the rows
+    of some sites of a root cannot be combined.
     """
     if component.roots is None:
         return None
@@ -314,7 +325,8 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     """The axes of a root that are groups, left and right, by the rule of one site.
 
-    `axes` maps the axes of the site's operand to the root's axes.
+    A root is the array to which the operand of the site is equal, up to the order of
+    axes. `axes` maps the axes of the site's operand to the root's axes.
     """
     # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)
@@ -352,10 +364,12 @@ def _products(size: Size) -> int:
 
 
 def _pairs(sizes: Sequence[Size]) -> int:
-    """The multiplications that a root's norm from rows costs for one example.
+    """The multiplications that a norm from rows costs for one example.
 
-    `sizes` has the sizes of the factors at each site of the root. One-hot rows are
-    added up by position; other rows are multiplied in pairs.
+    The norm is that of the gradient of a root, the array to which the operands of
+    several sites are equal, up to the order of axes. `sizes` has the sizes of the
+    factors at each site of the root. One-hot rows are added up by position; other rows
+    are multiplied in pairs.
     """
     total = 0
     for i, one in enumerate(sizes):

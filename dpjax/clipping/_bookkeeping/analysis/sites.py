@@ -35,7 +35,12 @@ from dpjax.clipping._bookkeeping.rules.factors import Size
 
 
 class Loop(NamedTuple):
-    """A scan around a site, and whether all of its iterations share one operand."""
+    """A scan around a site.
+
+    Attributes:
+      length: the number of iterations of the scan.
+      shared: whether the operand of the site is the same in all iterations.
+    """
 
     length: int
     shared: bool
@@ -70,12 +75,18 @@ class Site:
 
 @dataclasses.dataclass(eq=False)
 class TappedSite(Site):
-    """A site without a rule: the tap is added to the operand itself."""
+    """A site without a rule: an array of zeros, the tap, is added to the operand.
+
+    The cotangent of the tap is then the operand's per-example gradient.
+    """
 
 
 @dataclasses.dataclass(eq=False)
 class RuledSite(Site):
-    """A site whose equation is covered by a rule: the tap is added to its output.
+    """A site whose equation is covered by a rule.
+
+    The tap, an array of zeros, is added to the equation's output. The tap's cotangent
+    is then that of the output.
 
     Attributes:
       rule: the rule for the operand. `rule.eqn` is the equation.

@@ -1,8 +1,10 @@
-"""Compute norms, gradients and scaled sums of one component, from what a pass recorded.
+"""Compute norms, gradients and scaled sums of one component from recorded values.
 
-JAX traces each function once for all components or sites with the same computation. So
-a function of a component takes the component wrapped in `Alike`, and the `Seen` of a
-pass over a batch.
+A component is a set of parameter leaves, with the sites at which values computed from
+these leaves meet the example. One forward and backward pass over a batch records the
+inputs and cotangents of the sites' equations. JAX traces each function once for all
+components or sites with the same computation. So a function of a component takes the
+component wrapped in `Alike`, and the `Seen` of a pass over a batch.
 
 A function of a site takes the site, the recorded values of the equation's other inputs,
 and the cotangent at the site. These arrays have a batch axis and then one axis for each
@@ -60,7 +62,8 @@ def factors_of(
 ) -> Factors:
     """The rows whose outer products sum to the gradient at a site, f[b, g, t, ...].
 
-    The rows are those of all iterations of the scans around the site.
+    The rows are those of all iterations of the scans around the site: b is the batch, g
+    the groups of the operand's axes, and t the rows.
     """
     site = alike.part
 
@@ -163,7 +166,7 @@ def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
 
 
 class Seen(NamedTuple):
-    """What one pass over a batch recorded for one component.
+    """The values that one forward and backward pass recorded for one component.
 
     Attributes:
       records: for each of the component's sites, the values of the equation's inputs
@@ -188,7 +191,8 @@ def squares_of_rows(
     """Upper bounds f[b] of squared norms of a component's gradients, from rows.
 
     The norms are in units of `clip_norm`. The list has one entry for each root of the
-    component, which is an array that operands equal. It is empty if the rows of the
+    component, which is an array to which operands are equal, up to the order of axes.
+    The list is empty if the rows of the
     sites cannot be combined.
     """
     squares = []
@@ -211,8 +215,9 @@ def form_gradients(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Per-example gradients of a component's leaves, and bounds of their squared norms.
 
-    `clip_norms` has one bound C for each of the component's groups. The second result
-    has, for each of these groups, an upper bound f[b] of ‖gradient‖² / C².
+    `clip_norms` has one bound C for each of the component's groups of leaves that are
+    clipped together. The second result has, for each of these groups, an upper bound
+    f[b] of ‖gradient‖² / C².
     """
     gradients = per_example_gradients(alike, seen)
     groups = alike.part.groups_of_own
@@ -247,8 +252,9 @@ def sums_of_gradients(
 ) -> list[jax.Array]:
     """The sum of scaled gradients for each leaf, after forming per-example gradients.
 
-    `scales` has the factors f[b] of the examples for each of the component's groups.
-    Examples whose gradient is not `finite`, bool[b], contribute zero.
+    `scales` has the clipping factors f[b] of the examples for each of the component's
+    groups of leaves that are clipped together. Examples whose gradient is not `finite`,
+    bool[b], contribute zero.
     """
     gradients = per_example_gradients(alike, seen)
     return [
@@ -268,8 +274,9 @@ def sums_by_sites(
 ) -> list[jax.Array]:
     """The sum of scaled gradients for each leaf, from one product for each site.
 
-    Each product is over the batch. `scales` has the factors f[b] of the examples for
-    each of the component's groups. Examples whose gradient is not `finite`, bool[b],
+    Each product is over the batch. `scales` has the clipping factors f[b] of the
+    examples for each of the component's groups of leaves that are clipped together.
+    Examples whose gradient is not `finite`, bool[b],
     contribute zero. With `wide`, the sum is computed in float64 (`float64_sums`).
     """
     # A pull-back serves all leaves, but the factors of one group only. So there is one
@@ -281,7 +288,7 @@ def sums_by_sites(
 def _sums_by_sites(
     component: Component, seen: Seen, scale: jax.Array, finite: jax.Array, *, wide: bool
 ) -> list[jax.Array]:
-    """The sums for all leaves, with the factors f[b] of the examples in `scale`.
+    """The sums for all leaves, with a clipping factor f[b] for each example (`scale`).
 
     The other arguments are as for `sums_by_sites`.
     """

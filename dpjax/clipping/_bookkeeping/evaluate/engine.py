@@ -25,16 +25,18 @@ from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
 
 
 class Part(NamedTuple):
-    """A component, with what one pass over a batch recorded for it.
+    """A component, with the values that one forward and backward pass recorded for it.
 
     Attributes:
-      component: the component.
-      seen: the component's records and cotangents in canonical form, and the inputs of
-        its path.
-      rows: whether the component's norms come from rows.
-      reach: the `Reach` of the component's pull-back, if the norms come from
-        per-example gradients, and the sum is pulled back once for the batch; otherwise
-        None.
+      component: parameter leaves, and the sites at which values computed from these
+        leaves meet the example.
+      seen: the recorded inputs and the cotangents of the sites' equations, in the
+        canonical form of their rules, and the inputs of the path from leaves to sites.
+      rows: whether the component's norms come from rows, whose outer products sum to
+        the gradient at a site; if not, the norms come from per-example gradients.
+      reach: a bound on the rounding errors of the pull-back from sites to leaves, if
+        the norms come from per-example gradients, and the sum is pulled back once for
+        the batch; otherwise None.
     """
 
     component: Component
@@ -55,7 +57,8 @@ def clipped_sum(
 
     Args:
       plan: the analysis of the loss.
-      clip_norms: for each group, the bound on the norm.
+      clip_norms: for each group of leaves that are clipped together, the bound on the
+        norm.
       inputs: parameters and examples.
       by_platform: whether code lowered for a TPU forms all per-example gradients, and
         adds them up. Products on a TPU are outside the rounding model of
@@ -97,11 +100,24 @@ def _in_one_pass(
     leaves: Arrays,
     mask: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
-    """The clipped sum for each leaf, and the norms f[b], from the records of a pass.
+    """The sum of clipped gradients for each leaf, and the examples' gradient norms.
 
-    If `by_rows` is true for a component, its norms are computed from rows of
-    activations and cotangents, and its sum is one product over the batch. For the other
-    components, norms and sum are computed from per-example gradients.
+    Args:
+      plan: the analysis of the loss.
+      clip_norms: for each group of leaves that are clipped together, the bound on the
+        norm.
+      wide: whether the sums are float64 (`float64_sums`) instead of float32.
+      by_rows: for each component of the loss (leaves, and the sites at which they meet
+        the example), whether the norms are computed from rows of activations and
+        cotangents, and the sum is one product over the batch. If not, both are computed
+        from per-example gradients.
+      books: the inputs and cotangents of all sites' equations, as the forward and the
+        backward pass recorded them for the batch.
+      leaves: the parameters' leaves.
+      mask: whether each example takes part, bool[b].
+
+    Returns:
+      The sum for each leaf, and the norm of each example's gradient, f[b].
     """
     parts = _parts(plan, books, leaves, by_rows)
     squares, kept = _squares(parts, clip_norms, mask.shape)
@@ -112,7 +128,20 @@ def _in_one_pass(
 def squares_alone(
     plan: Plan, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
 ) -> list[jax.Array]:
-    """For each group, an upper bound f[b] of squared norms, in a pass without sums."""
+    """Upper bounds of squared gradient norms, in the first of two passes over a batch.
+
+    The second pass computes the sums (`sums_alone`).
+
+    Args:
+      plan: the analysis of the loss.
+      books: the inputs and cotangents of all sites' equations, as the pass recorded
+        them.
+      known: the batch-invariant inputs of the loss, the parameters' leaves first.
+      clip_norms: for each group of leaves that are clipped together, the bound C.
+
+    Returns:
+      For each group, an upper bound f[b] of ‖gradient‖² / C².
+    """
     books = _canonicalize(plan, books)
     parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
     squares, _ = _squares(parts, clip_norms, books.outputs[0].shape[:1])
@@ -122,14 +151,28 @@ def squares_alone(
 def sums_alone(
     plan: Plan, books: SiteRecords, known: Arrays, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
-    """The sum of scaled gradients for each leaf, in a pass after the pass for norms."""
+    """The sum of scaled gradients for each leaf, in the second of two passes.
+
+    Args:
+      plan: the analysis of the loss.
+      books: the inputs and cotangents of all sites' equations, as the second pass
+        recorded them.
+      known: the batch-invariant inputs of the loss, the parameters' leaves first.
+      scales: for each group of leaves that are clipped together, the clipping factors
+        f[b].
+      finite: whether each example's gradient is finite, bool[b]. Other examples
+        contribute zero.
+    """
     books = _canonicalize(plan, books)
     parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
     return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
 
 
 def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
-    """Bring the records and cotangents into the canonical form for norms and sums."""
+    """Bring the inputs and cotangents of sites into the canonical form of their rules.
+
+    Both norms and sums are computed from this form, and so for the same gradient.
+    """
     records, cotangents = list(books.records), list(books.cotangents)
     for i, site in enumerate(plan.sites):
         if isinstance(site, RuledSite):
@@ -146,7 +189,11 @@ def _parts(
     *,
     two_passes: bool = False,
 ) -> list[Part]:
-    """Combine each component with its part of the records, which are canonical.
+    """Combine each component with the records of its sites, in canonical form.
+
+    A component is a set of parameter leaves, with the sites at which values computed
+    from them meet the example. The records of a site are its equation's inputs and
+    cotangent.
 
     If a component's norms come from per-example gradients, its sum may be made by one
     product per site only in two passes: in one pass, the gradients formed for the norms
@@ -155,8 +202,8 @@ def _parts(
 
     Args:
       plan: the analysis of the loss.
-      books: the records of all sites.
-      known: the batch-invariant inputs, leaves first.
+      books: the records of all sites, in canonical form.
+      known: the batch-invariant inputs of the loss, parameter leaves first.
       by_rows: for each component, whether its norms come from rows.
       two_passes: whether the pass is only for norms, or only for sums.
     """
@@ -187,8 +234,9 @@ def _squares(
     errors of both computations.
 
     Returns:
-      For each group, an upper bound f[b] of ‖gradient / clip norm‖². For each
-      component, its leaves' per-example gradients, or None if they are not formed.
+      For each group of leaves that are clipped together, an upper bound f[b] of
+      ‖gradient / clip norm‖². For each component, its leaves' per-example gradients, or
+      None if they are not formed.
     """
     # With these zeros, a group without a component has norm zero.
     squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]

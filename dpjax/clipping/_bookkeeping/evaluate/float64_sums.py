@@ -9,13 +9,15 @@ errors, relative to the clip norm:
 - **Blocks of rows.** A product in float32 covers at most `ROWS` rows, and the products
   of blocks are added in float64. Equal blocks have equal products. So only the blocks
   that contain the changed slot count. The error of the product of a block with k rows
-  is at most γ_k K, where K bounds the size Σ ‖a_t‖‖d_t‖ of the block's terms
-  (`dpjax._core.rounding`). If an example has one row, its terms have size at most C. If
-  an example has more rows, its terms have size at most 512 C (`rules.factors`).
+  is at most γ_k K, where γ_k = k u / (1 − k u) for the unit roundoff u, and K bounds
+  the size Σ ‖a_t‖‖d_t‖ of the block's terms (`dpjax._core.rounding`). If an example has
+  one row, its terms have size at most C. If an example has more rows, its terms have
+  size at most 512 C (`rules.factors`).
 - **Per-example gradients** are added in the same way: in float32 within blocks of
   `BLOCK`, and then in float64. A gradient is a term of size at most C.
 - **Products in float64** of float32 factors have an error of at most γ_k times the size
-  of all terms, with the γ of float64. The same holds for the sums of blocks.
+  of all k terms, with the unit roundoff u of float64. The same holds for the sums of
+  blocks.
 - **The cast** of the sum of m gradients to float32 has an error of at most 2⁻²⁴ m C.
 
 A bound for two batches is twice the bound for one batch. But if a block holds one slot,
@@ -94,28 +96,30 @@ def relative_error(plan: "Plan | None", batch: int) -> float:
 
 
 def _error_of_examples(batch: int) -> float:
-    """The relative rounding error of blocks that hold several examples.
+    """A bound on the errors of float32 sums over several examples, in two batches.
 
-    Each block has one row, or one gradient, of each of its examples. Let two batches
-    differ in one example. The result bounds the rounding errors of both batches'
-    blocks, divided by the clip norm C.
+    The two batches differ in one example. A block is a float32 sum, for one parameter
+    leaf, of the clipped gradients of up to `BLOCK` examples; blocks are added in
+    float64. Only the blocks with the differing example differ between the batches. The
+    result bounds the norm of the rounding errors of these blocks, added up over both
+    batches, and divided by the clip norm C.
 
-    A block holds one term of each of up to `BLOCK` examples, for one part of the
-    gradient. The error of the block is at most γ times the sum of the examples' norms
-    in this part. The squared norms of one example in all parts add up to at most C². So
-    by the triangle inequality, the errors of all parts together have at most the norm
-    of the error of one block whose terms have size C: γ times the number of examples,
-    times C. This error occurs in each of the two batches, which gives the factor 2.
+    Each batch has one such block for each leaf. The error of a block of k examples is
+    at most γ_k = k u / (1 − k u), with u the unit roundoff of float32, times the sum of
+    the norms of the k gradients of the leaf. One example's squared norms in all leaves
+    add up to at most C². By the triangle inequality over examples, the errors in all
+    leaves together have at most the norm γ_k k C. The two batches give the factor 2.
     """
     examples = min(BLOCK, batch)
     return 2 * margin(examples, jnp.float32) * examples
 
 
 def _error_of_rows(rows: int) -> float:
-    """The relative rounding error of blocks that hold rows of one example only.
+    """A bound on the errors of float32 sums over rows of one example, in one batch.
 
-    Let only one of two batches have the example. The result bounds the rounding errors
-    of the example's blocks, divided by the clip norm.
+    A block is a float32 product that adds up to `ROWS` rows of the example's gradient.
+    Of two neighbouring batches, only one has the example. The result bounds the
+    rounding errors of the example's blocks, divided by the clip norm.
 
     This bound is added to that of `_error_of_examples`. The reason is that other
     examples may have their whole norm in another part of the gradient.

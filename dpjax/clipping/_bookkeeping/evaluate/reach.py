@@ -47,6 +47,9 @@ _KNOWN = frozenset(
 class Reach(NamedTuple):
     """Bounds for the pull-back of gradients from a component's operands to its leaves.
 
+    A component is a set of parameter leaves, with the operands, which are values that
+    are computed from these leaves alone and meet the example.
+
     Attributes:
       norms: for each operand k, an upper bound f[] of ‖|J_k|‖, the factor by which the
         pull-back may enlarge the norm of absolute values.
@@ -64,7 +67,8 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
     """Bound the rounding errors of a pull-back of gradients along a component's path.
 
     Args:
-      component: the component.
+      component: the parameter leaves, the operands (values that are computed from the
+        leaves alone and meet the example), and the path from leaves to operands.
       inputs: the values of the inputs of the path, the leaves first.
 
     Returns:

@@ -187,8 +187,10 @@ def run(
 ) -> Ran:
     """Evaluate a loss, or a scan's body, for one example, with taps at its sites.
 
-    Under vmap, batch-invariant values stay unmapped. In a scan, a batch-invariant value
-    is computed in the iteration that needs it, as in the loss itself.
+    A site is an equation at which a value computed from parameters alone, the operand,
+    meets the example. A tap is an array of zeros that is added there. Under vmap,
+    batch-invariant values stay unmapped. In a scan, a batch-invariant value is computed
+    in the iteration that needs it, as in the loss itself.
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
@@ -244,10 +246,23 @@ def _scan(
     taps: Arrays,
     at_block: AtBlock | None,
 ) -> Ran:
-    """Evaluate a scan with taps inside its body, for one example.
+    """Evaluate a scan whose body has sites, for one example.
 
-    The taps have a leading axis of iterations, over which they are scanned. The outputs
-    are those of `run`, where the records of all iterations are stacked.
+    A site is an equation at which a value computed from parameters alone, the operand,
+    meets the example. An array of zeros, the tap, is added there, so that
+    differentiation gives the cotangent at the site.
+
+    Args:
+      eqn: the scan equation.
+      inputs: the values of the scan's inputs.
+      body: the scan's body and its sites.
+      taps: the tap of each site in the body, with a leading axis of iterations.
+      at_block: the function that evaluates the checkpointed blocks in the body, as for
+        `run`.
+
+    Returns:
+      The outputs of the scan. For each site with a rule, in order, the values of the
+      site's equation's inputs except the operand, stacked over the iterations.
     """
     consts, carry = scan_sizes(eqn.params)
 

@@ -234,16 +234,20 @@ def _share(
 ) -> tuple[list[jax.Array | None], _Arrays]:
     """Run the backward pass of a checkpointed block on a batch.
 
+    A block is a part of the loss under `jax.checkpoint`. Its backward pass also
+    computes the block's share of the examples' gradient norms, or of the clipped sum.
+
     Args:
       alike: the block.
       used: for each of the block's outputs, whether it has a cotangent.
       saved: the values of the block's batch-invariant inputs, the values of its other
-        inputs f[b, ...], and the kind of result that is wanted.
+        inputs f[b, ...], and the `Wanted` that says whether norms or sums are computed.
       cotangents: the cotangents of the used outputs, with a leading batch axis.
 
     Returns:
       For each input that depends on the example, its cotangent, or None if it has none.
-      For each leaf, the wanted result.
+      For each parameter leaf that the block uses, the scaled sum of its gradients if
+      `Wanted.scales` is given, and otherwise squared norms f[b] (`_squares`).
     """
     block, (known, examples, wanted) = alike.part, saved
     inner = _process_blocks(block.plan.blocks, wanted)
@@ -265,9 +269,9 @@ def _squares(
 ) -> list[jax.Array]:
     """Assign the squared norms f[b] of a checkpointed block's groups to its leaves.
 
-    The first leaf of each group gets the squared norms of the whole group, and other
-    leaves get 0. The caller adds the squares of all leaves, so that each group counts
-    once.
+    A group is a set of parameter leaves that are clipped together. The first leaf of
+    each group gets the squared norms of the whole group, and other leaves get 0. The
+    caller adds the squares of all leaves, so that each group counts once.
     """
     squares = squares_alone(block.plan, books, known, clip_norms)
     out = []

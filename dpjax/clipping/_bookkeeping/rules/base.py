@@ -73,15 +73,22 @@ class Rule(abc.ABC):
     def canonicalize(
         self, others: Arrays, cotangent: jax.Array
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """Return the other inputs and the cotangent in the rule's canonical form.
+        """Return the other inputs and the cotangent in the form for norms and sums.
 
-        Both norms and sums start from this form. By default nothing is changed.
+        The other inputs are the values of the equation's inputs except the operand. A
+        rule may change these arrays but not the gradient: a gather clamps its indices
+        to the table, and sets the cotangents of dropped lookups to 0. Norms and sums
+        are both computed from the returned arrays, and so for the same gradient. By
+        default nothing is changed.
         """
         return tuple(others), cotangent
 
     @abc.abstractmethod
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
-        """The rows f[g, t, n] and f[g, t, p], whose products sum to the gradient."""
+        """The rows f[g, t, n] and f[g, t, p], whose outer products sum to the gradient.
+
+        The outer products are summed over t, for each group g of the operand's axes.
+        """
 
     @abc.abstractmethod
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:

@@ -166,7 +166,10 @@ def upper_norm(
 
 
 def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
-    """An upper bound f[b] of the norm of Σ_t |a_t| ⊗ |d_t| / clip_norm of one site."""
+    """An upper bound f[b] of the norm of Σ_t |a_t| ⊗ |d_t| / clip_norm.
+
+    The factors are the rows a_t and d_t of one example's gradient at one site.
+    """
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
     left, right = scaled
     lengths = _measure(left).lengths * _measure(right).lengths
@@ -226,7 +229,10 @@ def _over_groups(squares: jax.Array) -> jax.Array:
 
 
 class _Side(NamedTuple):
-    """The rows of one side of a site, with upper bounds f[..., t] of their norms."""
+    """The left or the right rows of a site, with upper bounds f[..., t] of their norms.
+
+    The gradient at the site is the sum of the outer products of left and right rows.
+    """
 
     rows: jax.Array | OneHot
     lengths: jax.Array
