@@ -155,7 +155,8 @@ _STATIC = ("kind", "num_steps", "n_b", "order")
 _MOST_SECONDS = 0.05
 
 
-def _roots(x: jax.Array) -> jax.Array:
+@without_compiler
+def _roots(x: jax.Array | np.ndarray) -> jax.Array:
     """Roots in (0, 1), f[k], from unconstrained parameters f[k].
 
     The distance of a root from 1 is e^{−softplus(x)}.
@@ -373,7 +374,7 @@ def _candidates(
             continue
         # This is the product of the rounded strategy, with μ from the accountant.
         cost = mu(strategy, 1.0, **usual, adjacency=Adjacency.ZERO_OUT)
-        strategy.product = float(cost * error(strategy, workload, num_steps))
+        strategy.product = float(cost) * float(error(strategy, workload, num_steps))
         yield strategy
 
 
@@ -383,7 +384,7 @@ def _executed_strategy(kind: Kind, x: np.ndarray) -> Toeplitz:
         return _making.banded(np.append(1.0, x))
     if kind == "banded_inverse":
         return _making.banded_inverse(np.append(1.0, _bands(jnp.asarray(x))))
-    roots = np.asarray(_roots(jnp.asarray(x)))
+    roots = np.asarray(_roots(x))
     if kind == "geometric":
         return _making.geometric(roots[0])
     return _making.rational(*np.split(roots, 2))
