@@ -275,11 +275,20 @@ class Optimized(Toeplitz):
     Attributes:
       product: the error in the strategy's workload at noise multiplier 1, times μ at
         noise multiplier 1.
-      bound: a lower bound on this product for any strategy; NaN if no bound is known.
+      run: the workload, the number of steps, and the number of steps per epoch.
     """
 
     product: float = math.nan
-    bound: float = math.nan
+    run: tuple[Workload, int, int] | None = None
+
+    @functools.cached_property
+    def bound(self) -> float:
+        """A lower bound on the product for any strategy; NaN if no bound is known."""
+        # The lower bound is proven only for workloads with the same numbers in every
+        # step.
+        if self.run is None or any(np.size(x) > 1 for x in self.run[0][2:]):
+            return math.nan
+        return lower_bound(*self.run)
 
     @property
     def gap(self) -> float:
@@ -347,9 +356,7 @@ def optimize(
     with scope():
         candidates = _candidates(kind, size, workload, asked)
         best = min(candidates, key=lambda strategy: strategy.product)
-    # The lower bound is proven only for workloads with the same numbers in every step.
-    if all(np.size(x) == 1 for x in workload[2:]):
-        best.bound = lower_bound(workload, num_steps, n_b)
+    best.run = workload, num_steps, n_b
     return best
 
 
