@@ -48,6 +48,15 @@ def test_bound_covers_randomised_response():
     assert np.any(deltas > less)
 
 
+@pytest.mark.parametrize("slack", [1e-9, 1e-3])
+def test_bound_from_few_points_equals_bound_from_all(slack, monkeypatch):
+    response = events.RandomizedResponse(0.3, 2)
+    few = composition.gaussian_bound(response, slack).mu
+    monkeypatch.setattr(composition, "_SKIP", 1)
+    every = composition.gaussian_bound(response, slack).mu
+    np.testing.assert_allclose(few, every, rtol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("slack", [1e-7, 1e-3])
 def test_bound_covers_the_whole_profile(slack, compiled):

@@ -195,6 +195,15 @@ def test_operation_without_rule_is_compiled():
     np.testing.assert_array_equal(value, jax.jit(draw)(np.ones(3, np.float32)))
 
 
+def test_function_above_the_time_limit_is_compiled():
+    fn = jax.jit(lambda x: x + x)
+    with count_programs() as programs:
+        assert without_compiler(fn)(np.ones(3, np.float32)).tolist() == [2, 2, 2]
+        assert not programs
+        assert without_compiler(fn, max_seconds=0.0)(np.float32(1)) == 2
+    assert programs
+
+
 def test_traced_arguments_call_the_function_itself():
     fn = without_compiler(lambda x, *, power: x**power, static=("power",))
     assert fn(np.float32(3), power=2) == 9

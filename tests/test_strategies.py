@@ -215,6 +215,17 @@ def test_optimized_bands_improve_on_the_square_root(kind, size, x64):
     assert best.product < float(sensitivity_times_error(start, workload, **SMALL))
 
 
+def test_descent_with_numpy_equals_descent_with_xla(x64):
+    workload = workloads.momentum_sum(0.9, weight_decay=0.01)
+    asked = {"kind": "rational", "num_steps": 20, "n_b": 5, "order": "fixed"}
+    x = np.array([2.5, 0.5])
+    found = _optimize._value_and_grad(x, workload, **asked)
+    assert all(isinstance(y, (np.ndarray, np.generic)) for y in found)
+    compiled = _optimize._value_and_grad.__wrapped__(x, workload, **asked)
+    for one, other in zip(found, compiled, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
 def test_optimize_accounts_for_learning_rate_schedules(x64):
     rates = np.linspace(1.0, 0.0, 60)
     workload = workloads.momentum_sum(0.9, learning_rates=rates)

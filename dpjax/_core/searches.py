@@ -226,7 +226,7 @@ def minimize(
     from scipy.optimize import minimize
 
     def usable(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = map(np.asarray, value_and_grad(jnp.asarray(x), *args, **kwargs))
+        value, slope = map(np.asarray, value_and_grad(x, *args, **kwargs))
         # If a value or a gradient overflows, an infinite value makes the line search
         # take a shorter step. The zero gradient keeps NaN out of scipy's updates.
         known = np.isfinite(value) and np.isfinite(slope).all()

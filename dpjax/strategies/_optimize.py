@@ -156,7 +156,8 @@ _STATIC = ("kind", "num_steps", "n_b", "order")
 _MOST_SECONDS = 0.05
 
 
-def _roots(x: jax.Array) -> jax.Array:
+@without_compiler
+def _roots(x: jax.Array | np.ndarray) -> jax.Array:
     """Roots in (0, 1), f[k], from unconstrained parameters f[k].
 
     The distance of a root from 1 is e^{−softplus(x)}.
@@ -275,11 +276,20 @@ class Optimized(Toeplitz):
     Attributes:
       product: the error in the strategy's workload at noise multiplier 1, times μ at
         noise multiplier 1.
-      bound: a lower bound on this product for any strategy; NaN if no bound is known.
+      run: the workload, the number of steps, and the number of steps per epoch.
     """
 
     product: float = math.nan
-    bound: float = math.nan
+    run: tuple[Workload, int, int] | None = None
+
+    @functools.cached_property
+    def bound(self) -> float:
+        """A lower bound on the product for any strategy; NaN if no bound is known."""
+        # The lower bound is proven only for workloads with the same numbers in every
+        # step.
+        if self.run is None or any(np.size(x) > 1 for x in self.run[0][2:]):
+            return math.nan
+        return lower_bound(*self.run)
 
     @property
     def gap(self) -> float:
@@ -347,9 +357,7 @@ def optimize(
     with scope():
         candidates = _candidates(kind, size, workload, asked)
         best = min(candidates, key=lambda strategy: strategy.product)
-    # The lower bound is proven only for workloads with the same numbers in every step.
-    if all(np.size(x) == 1 for x in workload[2:]):
-        best.bound = lower_bound(workload, num_steps, n_b)
+    best.run = workload, num_steps, n_b
     return best
 
 
@@ -374,7 +382,7 @@ def _candidates(
             continue
         # This is the product of the rounded strategy, with μ from the accountant.
         cost = mu(strategy, 1.0, **usual, adjacency=Adjacency.ZERO_OUT)
-        strategy.product = float(cost * error(strategy, workload, num_steps))
+        strategy.product = float(cost) * float(error(strategy, workload, num_steps))
         yield strategy
 
 
@@ -384,7 +392,7 @@ def _executed_strategy(kind: Kind, x: np.ndarray) -> Toeplitz:
         return _making.banded(np.append(1.0, x))
     if kind == "banded_inverse":
         return _making.banded_inverse(np.append(1.0, _bands(jnp.asarray(x))))
-    roots = np.asarray(_roots(jnp.asarray(x)))
+    roots = np.asarray(_roots(x))
     if kind == "geometric":
         return _making.geometric(roots[0])
     return _making.rational(*np.split(roots, 2))
