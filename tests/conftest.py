@@ -179,6 +179,13 @@ def optimized():
         yield
 
 
+@pytest.fixture(scope="module")
+def optimized_from_here():
+    """All of XLA's optimisations for a test and for the later tests of its file."""
+    with fully_optimized():
+        yield
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """XLA evaluates accountants, for tests that need many values of one of them.

@@ -170,9 +170,11 @@ SIZES = {"num_examples": 500, "batch_size": 50, "num_steps": 60, "clip_norm": 0.
         pytest.param("fixed", "poisson", marks=pytest.mark.slow),
     ],
 )
-def test_a_plan_spends_what_is_left(way, sampling, request):
+def test_a_plan_spends_what_is_left(way, sampling, request, monkeypatch):
     if sampling == "poisson":
         request.getfixturevalue("compiled")
+        # The bound on the profile is a little looser with half the points.
+        monkeypatch.setattr(composition, "_POINTS", 16)
     adjacency = ZERO
     account = dpjax.budget(2.0, 1e-5, adjacency=adjacency, composition=way)
     account = account.draw(events.Gaussian(0.2))

@@ -20,13 +20,9 @@ GPU, TPU = "cuda", "tpu"
 QUICK = {"gdp.epsilon", "rdp.epsilon", "pure.mu", "correlated.error"}
 
 
-def lower_to_text(fn, *args, platforms=(GPU, TPU)):
-    return jax.export.export(jax.jit(fn), platforms=platforms)(*args).mlir_module()
-
-
 def lower_portably(fn, *args):
     """The module for both platforms, asserting that it calls no library."""
-    lowered = lower_to_text(fn, *args)
+    lowered = jax.export.export(jax.jit(fn), platforms=(GPU, TPU))(*args).mlir_module()
     assert "func.func public @main" in lowered
     assert "custom_call" not in lowered
     return lowered
@@ -137,10 +133,11 @@ def test_plan_step_lowers_for_gpu_and_tpu():
 def test_accountants_lower_for_gpu_and_raise_for_tpu(name):
     fn, x = ACCOUNTANTS[name]
     for each in (fn, lambda x: jax.jvp(fn, (x,), (jnp.ones_like(x),))[1]):
-        if "f64" not in lower_to_text(each, np.float32(x), platforms=(GPU,)):
+        traced = jax.jit(each).trace(np.float32(x))  # once for both platforms
+        if "f64" not in traced.lower(lowering_platforms=(GPU,)).as_text():
             continue  # The slope of the best order is 0.
         with pytest.raises(NotImplementedError, match="accountants need float64"):
-            lower_to_text(each, np.float32(x), platforms=(TPU,))
+            traced.lower(lowering_platforms=(TPU,))
 
 
 # CPU devices stand for both kinds: the first of them is the host. Results that are not

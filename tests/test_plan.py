@@ -112,7 +112,7 @@ def test_overflow_at_little_noise_hardly_increases_epsilon():
 
 
 @pytest.mark.slow  # noise is solved for
-def test_huge_target_epsilon_is_met_tightly():
+def test_huge_target_epsilon_is_met_tightly(compiled):
     run = dpjax.plan(
         num_examples=10_000,
         batch_size=100,
@@ -636,6 +636,7 @@ def test_running_averages_raise():
 def test_guarantee_states_the_run(name, words, request):
     if name == "poisson":
         run = request.getfixturevalue("poisson_plan")
+        request.getfixturevalue("compiled")
     else:
         size = {"num_examples": 10_000, "batch_size": 100, "num_steps": 500}
         run = make_fixed_plan(**size, noise_multiplier=5.0, clip_norm=0.3)
@@ -717,7 +718,9 @@ def test_epsilon_on_a_lattice_is_finite_and_at_most_the_target(delta, epsilon):
     ],
     ids=["fixed", "poisson"],
 )
-def test_infinite_epsilon_is_reported(changed):
+def test_infinite_epsilon_is_reported(changed, request):
+    if "sampling" in changed:
+        request.getfixturevalue("compiled")
     run = make_fixed_plan(
         num_examples=10, batch_size=10, num_steps=10, delta=1e-9, **changed
     )

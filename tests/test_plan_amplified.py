@@ -36,7 +36,9 @@ def make_plan(sampling, **changed):
 
 @pytest.mark.slow  # δ of a given ε is searched for
 @pytest.mark.parametrize("sampling", SHAPES)
-def test_epsilon_at_full_capacity_matches_the_accountant(sampling, optimized, compiled):
+def test_epsilon_at_full_capacity_matches_the_accountant(
+    sampling, optimized_from_here, compiled
+):
     run = make_plan(sampling, max_batch_size=N)
     assert make_plan(sampling).max_batch_size <= (
         67 if sampling == "cyclic_poisson" else N
@@ -59,7 +61,7 @@ def test_epsilon_at_full_capacity_matches_the_accountant(sampling, optimized, co
 
 @pytest.mark.slow  # the capacity is searched for
 @pytest.mark.parametrize("sampling", ["random_bins", "fresh_bins"])
-def test_overflowing_bins_increase_epsilon_slightly(sampling, optimized):
+def test_overflowing_bins_increase_epsilon_slightly(sampling, optimized_from_here):
     """A share of δ pays for overflow, once for each draw of the bins."""
     least, roomy = make_plan(sampling), make_plan(sampling, max_batch_size=N)
     assert B < least.max_batch_size < N
@@ -87,7 +89,7 @@ def test_negligible_noise_gives_huge_epsilon(sampling):
 
 
 @pytest.mark.slow  # noise is solved for
-def test_plan_finds_noise_for_a_target(optimized, compiled):
+def test_plan_finds_noise_for_a_target(optimized_from_here, compiled):
     found = make_plan("random_bins", noise_multiplier=None, epsilon=1.5)
     assert 1.49 < found.epsilon <= 1.5
     assert found.epsilon == pytest.approx(float(found.guarantee.epsilon(DELTA)))
@@ -97,7 +99,7 @@ def test_plan_finds_noise_for_a_target(optimized, compiled):
 
 
 @pytest.mark.slow  # noise is solved for, for each strategy that is tried
-def test_plan_trades_correlation_for_amplification(optimized, compiled):
+def test_plan_trades_correlation_for_amplification(optimized_from_here, compiled):
     """More bands at a larger ε, and less error than independent noise."""
     workload = workloads.momentum_sum(0.9)
     asked = {"noise_multiplier": None, "strategy": None, "workload": workload}
