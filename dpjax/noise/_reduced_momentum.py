@@ -125,11 +125,11 @@ def update(
 ) -> tuple[jax.Array, ReducedMomentumState]:
     """Return the private momentum m̂_t of step t, and the state after that step.
 
-    m̂_t estimates (1 − β) Σ_{i<=t} β^{t−i} s_i, where s_i is the sum of step i's
-    clipped gradients. An epoch has n steps. s_i is the sum g_i of gradients at the
-    epoch's anchor, the iterate at which the epoch began, plus the drift s_i − g_i since
-    then. For each of three sequences, a tree of sums over ranges of steps adds noise:
-    for g_i, for the drifts, and for h_i = (1 − γ) (g_i − g_{i−n}) + γ g_i.
+    m̂_t estimates (1 − β) Σ_{i<=t} β^{t−i} s_i, where s_i is the sum of step i's clipped
+    gradients. An epoch has n steps. s_i is the sum g_i of gradients at the epoch's
+    anchor, the iterate at which the epoch began, plus the drift s_i − g_i since then.
+    For each of three sequences, a tree of sums over ranges of steps adds noise: for
+    g_i, for the drifts, and for h_i = (1 − γ) (g_i − g_{i−n}) + γ g_i.
 
     Args:
       state: the state before the step. `init` makes the state before the first step.
@@ -216,8 +216,8 @@ def momentum_variance(
 ) -> Terms[np.ndarray]:
     """For each noise tree, the variance of m̂_t / (1 − β) if no other tree has noise.
 
-    m̂_t is the momentum that `update` returns at step t, whose three trees are those
-    for anchor terms, their changes and drifts. The results are for nodes of unit
+    m̂_t is the momentum that `update` returns at step t, whose three trees are those for
+    anchor terms, their changes and drifts. The results are for nodes of unit
     variance. The variance of a coordinate of m̂_t / (1 − β) is a sum over the three
     trees, of the result for the tree times the noise variance of the tree's nodes.
 
