@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_options(message: str) -> str:
-    """Spell the adjacencies in a library's error message as in the options."""
+    """Spell the adjacencies in a library's error message as the command line does."""
     # "add_remove" replaces both Adjacency.ADD_REMOVE and ADD_REMOVE.
     for one in Adjacency:
         message = message.replace(repr(one), one.name).replace(one.name, one.value)

@@ -83,8 +83,8 @@ def _as_json(command: str, planned: Plan) -> str:
     """Format a plan as JSON.
 
     For the command `plan`, the JSON is the record of the plan's guarantee. For the
-    commands `epsilon` and `noise`, the JSON has the plan's parameters without the clip
-    norm, the GDP parameter μ, and the event of the run.
+    commands `epsilon` and `noise`, the JSON has the GDP parameter μ, the event of the
+    run, and all parameters of the plan except the clip norm.
     """
     if command == "plan":
         return planned.guarantee.to_json()

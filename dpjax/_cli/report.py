@@ -119,11 +119,17 @@ def _factors(run: RunParameters) -> dict[str, Any]:
 
 
 def _check(record: Any, found: RunGuarantee) -> None:
-    """Raise a ValueError if a record claims more privacy than its numbers give.
+    """Check the claims of a record against the guarantee computed from its numbers.
 
     Args:
       record: the record with its claims.
       found: the guarantee that was computed again.
+
+    Raises:
+      ValueError: the record's event is not the plan's event; or one of the record's
+        claims promises more privacy than the record's numbers give. The claims are ε,
+        δ, μ, the bounds on attacks, and the numbers of a clip norm that follows a
+        quantile.
     """
     event = _field(record, "event", Event)
     (claims, structure), (costs, own) = map(jax.tree.flatten, (event, found.event))

@@ -101,10 +101,16 @@ def sharded_zeros(
     leading: _Entry = None,
     mesh: AbstractMesh | None = None,
 ) -> jax.Array:
-    """Zeros with the shape and the sharding of the type that `like` returns.
+    """Zeros whose last axes are sharded like the last axes of a variable.
 
-    If this type has no explicit sharding and `mesh` is given, the zeros are on `mesh`,
-    and only their first axis is sharded, as `leading` says.
+    Args:
+      aval: the variable's type.
+      shape: the shape of the zeros, which is the variable's shape with leading axes
+        added or removed.
+      leading: how the first added axis is sharded; other added axes are not sharded.
+      mesh: the mesh of the zeros if the variable has no explicit sharding. Only the
+        first axis of the zeros is then sharded, as `leading` says. None for JAX's
+        default sharding.
     """
     wanted = like(aval, shape, aval.dtype, leading=leading)
     sharding = wanted.sharding
@@ -174,10 +180,14 @@ def let_compiler_shard(
 ) -> Callable[..., Out]:
     """The function, with the sharding along all explicit axes left to the compiler.
 
+    The explicit axes are those of the first mesh with explicit axes among the types of
+    the arrays. If no array is on such a mesh, the result is the given function.
+
     Args:
       function: a function of arrays.
-      arrays: a tree of arrays, at least one of which is on the mesh.
-      outputs: partition specs, in a tree that is a prefix of the function's outputs.
+      arrays: a tree of arrays, such as the function's arguments.
+      outputs: partition specs on the mesh, in a tree that is a prefix of the function's
+        outputs.
     """
     mesh = explicit_mesh(arrays)
     if mesh is None:
@@ -319,6 +329,11 @@ def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:
     """The key for this device's shard of a value that varies along the manual axes.
 
     If the value varies along no axis, the result is the given key.
+
+    Raises:
+      ValueError: JAX does not record along which manual axes a value varies (in a
+        `jax.shard_map` with check_vma=False, or in `jax.pmap`), so that shards with
+        different values could get the same noise.
     """
     mesh = jax.sharding.get_abstract_mesh()
     for axis in mesh.manual_axes:

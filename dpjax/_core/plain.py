@@ -30,8 +30,9 @@ def _fields(kind: Any) -> dict[str, Any] | None:
 def to_plain(value: Any, name: str = "value") -> Any:
     """A value as plain dictionaries, lists, strings, numbers and None.
 
-    A record becomes a dictionary, with the name of its class under "type". An infinite
-    number becomes the string "inf", since JSON has no literal for it.
+    A record becomes a dictionary, with the name of its class under "type". Plus
+    infinity becomes the string "inf", since JSON has no literal for it. Minus infinity
+    and NaN remain floats.
 
     Args:
       value: a record, or a dictionary, list or tuple of such values.

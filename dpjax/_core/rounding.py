@@ -156,9 +156,10 @@ def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
 def round_down_float32(x: ArrayLike) -> float | jax.Array:
     """A non-negative number rounded down to float32, f32[].
 
-    A Python number becomes the largest float32 that does not exceed it. An array may
-    hold a number that was already rounded, and becomes a smaller float32; see the
-    module's docstring. Zero stays zero.
+    A Python number becomes the largest float32 that does not exceed it. An array of
+    float32 or less precision becomes the next smaller number of its precision, since it
+    may already have been rounded up. A number in a float64 array becomes the largest
+    float32 that does not exceed it. Zero stays zero.
     """
     if isinstance(x, int | float):
         return _round_exact(Fraction(x), 0.0)

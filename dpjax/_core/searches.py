@@ -32,11 +32,12 @@ _Condition = Callable[[jax.Array], jax.Array]
 
 
 def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
-    """The zero of a concave function, by Newton's method from a negative value.
+    """The zero of a concave function of x >= 0, by Newton's method.
 
     The function is at most 0 at `start`. The tangents of a concave function are never
     below the function. So the iterates approach the zero from the side on which the
-    function is negative, and never cross the zero.
+    function is negative, and never cross the zero. Newton's method does not take a step
+    to a negative x, and ends instead.
     """
 
     def cond(state):
@@ -245,7 +246,12 @@ _LEAST_STRIDE = 1e-3  # the minimum log of a first stride; ten squarings exceed 
 
 
 class Point(NamedTuple):
-    """A parameter, and the excess at this parameter: log ε minus log of the target."""
+    """A parameter, and the value there of the function whose zero is searched for.
+
+    Attributes:
+      at: the parameter.
+      excess: the value of the function at this parameter.
+    """
 
     at: jax.Array
     excess: jax.Array

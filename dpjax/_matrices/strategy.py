@@ -40,8 +40,8 @@ def check_workload(
 ) -> Workload:
     """Return the workload; raise ValueError if it is invalid for num_steps steps.
 
-    With `to_optimize`, JAX must not trace the workload's numbers, and one rate must be
-    above 0.
+    With `to_optimize`, the workload is also invalid if JAX traces its numbers, or if
+    all of its rates are 0.
     """
     if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
         raise ValueError(
@@ -92,11 +92,12 @@ class Scaled(NamedTuple):
 class Tree(NamedTuple):
     """The strategy of the binary tree mechanism, for momentum with decay β.
 
-    Steps count from 1. Step t completes the tree node of the steps t − 2^j < s <= t,
-    where j is the index of the lowest set bit of t. Row t of C holds β^{t−s} at the
-    steps s of this node. Row t of C⁻¹ has 1 in column t, and −β^{2^i} in column t − 2^i
-    for all i < j. Let z_t be the noise of the node and N_t the noise of the momentum.
-    Then N_t = z_t + β^{2^j} N_{t−2^j}, and the noise of step t is N_t − β N_{t−1}.
+    Steps count from 1. The largest tree node that step t completes is the node of the
+    steps t − 2^j < s <= t, where j is the index of the lowest set bit of t. Row t of C
+    holds β^{t−s} at the steps s of this node. Row t of C⁻¹ has 1 in column t, and
+    −β^{2^i} in column t − 2^i for all i < j. Let z_t be the noise of the node and N_t
+    the noise of the momentum. Then N_t = z_t + β^{2^j} N_{t−2^j}, and the noise of step
+    t is N_t − β N_{t−1}.
 
     Attributes:
       decay: β, f[].

@@ -51,7 +51,9 @@ def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     """The stream of a strategy's noise without a memory, which repeats earlier draws.
 
     Raises:
-      ValueError: C⁻¹ is not banded.
+      ValueError: the strategy is a Toeplitz matrix, possibly scaled, whose inverse C⁻¹
+        is not banded. (For a `Tree`, C⁻¹ is not banded either, but its noise is a sum
+        of few earlier draws, which can be repeated.)
     """
     if isinstance(strategy, Scaled):
         return _scale_stream(recomputed_stream(strategy.strategy, num_steps), strategy)

@@ -317,8 +317,10 @@ class CyclicPoisson(Mechanism):
     def groups(self) -> int:
         """The number of groups p, which is the number of bands of the strategy C.
 
-        With p groups, the steps in which one example takes part are at least p apart.
-        The columns of C for these steps then have no nonzero row in common.
+        The strategy is the banded matrix C that correlates the noise: step t releases
+        s_t + (C⁻¹z)_t for the sums s and white noise z. With p groups, the steps in
+        which one example takes part are at least p apart. The columns of C for these
+        steps then have no nonzero row in common.
         """
         return 1 if self.shape is None else 1 + len(self.shape.numerator)
 

@@ -131,7 +131,11 @@ def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfo
 def _correlated_mean_on_lattice(
     plan: RunParameters, strategy: Strategy, key: jax.Array
 ) -> optax.GradientTransformation:
-    """Transform clipped sums into private means by correlated noise on a lattice."""
+    """Transform clipped sums into private means by correlated noise on a lattice.
+
+    A lattice is the set of all multiples of a spacing. Sums are rounded to the lattice,
+    and the noise is a random multiple of the spacing; see `noise._correlated_lattice`.
+    """
     # A sum of m clipped gradients is at most m C, and the spacing of the lattice is
     # about z C / 2²⁵.
     largest = plan.max_batch_size / plan.noise_multiplier * 2.0**25

@@ -69,7 +69,9 @@ def noise_of(
 ) -> tuple[float, float]:
     """The noise multipliers (σ, σ_b) of the sum and of the count.
 
-    σ is the standard deviation of the noise on the sum divided by C, and σ_b is that of
+    Let C be a step's clip norm. The count is the number of gradients whose norms are at
+    most C, minus half of the batch's examples. σ is the standard deviation of the noise
+    on the sum of clipped gradients, divided by C, and σ_b is the standard deviation of
     the noise on the count. Both releases together are one Gaussian mechanism. An
     example moves the sum divided by C by 1, and the count by 1/2. In units of the
     noise, an example moves both together by 1 / z if

@@ -132,9 +132,10 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
 def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float, int]]:
     """Count, for each pair (noise, batch size), the steps among the first num_steps.
 
-    Steps that differ in their clip norms alone are counted together. The reason is that
-    the noise's standard deviation is a multiple of the clip norm. So the clip norm does
-    not change the privacy cost of a step.
+    As in a `Segment`, the noise is the noise multiplier of a step, divided by the
+    plan's noise multiplier. Steps that differ in their clip norms alone are counted
+    together. The reason is that the noise's standard deviation is a multiple of the
+    clip norm. So the clip norm does not change the privacy cost of a step.
     """
     counts: Counter[tuple[float, int]] = Counter()
     ends = [*(piece.start for piece in schedule[1:]), num_steps]

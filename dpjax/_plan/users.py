@@ -27,7 +27,8 @@ from dpjax.clipping._metrics import masked_mean
 def is_tree_of_arrays(data: Any) -> bool:
     """Whether data is a tree whose leaves are all arrays with a leading axis.
 
-    A list at the top of the tree counts as a list of examples, not as a tree of arrays.
+    The result is False for an iterator, and for a list at the top of the tree, which is
+    a list of examples and not a tree of arrays.
     """
     if isinstance(data, list | Iterator):
         return False

@@ -193,7 +193,8 @@ class _Terms:
 def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     """Return the term of an equation's single output, by an algebraic rule.
 
-    The result is None if no rule applies. The caller then gives the output a new name.
+    The result is None if no rule applies. The caller then names the output after the
+    operation and its inputs, so that equal operations on equal inputs have equal names.
     """
     name, out = eqn.primitive.name, aval(eqn.outvars[0])
     if name in _LAYOUTS:
@@ -312,7 +313,11 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 
 
 def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
-    """The term of an array after a conversion of dtype; None if values may change."""
+    """The term of an array after its conversion from one dtype to another.
+
+    The result is None if the conversion may change the array's values. The caller then
+    names the result after the conversion and the array.
+    """
     if isinstance(x, Constant):
         value = _constant(lambda x: x.astype(after), np.asarray(x.value, before))
         # NumPy and XLA may differ where an integer dtype cannot represent the value.

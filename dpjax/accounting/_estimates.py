@@ -24,10 +24,13 @@ _GRID, _OUTCOMES = 2**14, 2_000
 class Overflow(NamedTuple):
     """The estimated effect of overflow, which is a batch that exceeds its capacity.
 
+    The function `overflow` computes the estimate for a given share of δ.
+
     Attributes:
-      log_full: the logarithm of the probability of a full batch at which overflow
-        increases δ by the relative amount `share`, an argument of `overflow`.
-      spare: the increase of ε if δ is reduced by this share; TINY if it is not known.
+      log_full: the logarithm of a probability. If the batch of a step is full with this
+        probability, overflow increases δ by the given share.
+      spare: the increase of ε if δ is reduced by the given share; TINY if this increase
+        is not known.
     """
 
     log_full: float

@@ -6,6 +6,9 @@ norm of the difference is a lower bound on the sensitivity. The test compares th
 results for neighbouring batches: one batch lacks an example, or has an ordinary or
 extreme example in its place. The test changes the example in the whole batch, in parts
 of the batch, and in a batch of this example alone.
+
+The test also makes changes that must not move the result at all: other values at masked
+positions, more masked positions, and another order of the batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -155,7 +158,12 @@ def _findings(
     claimed: float,
     adjacency: Adjacency,
 ) -> Iterator[Finding]:
-    """Yield a finding for each pair of neighbouring batches and each other change."""
+    """Yield a finding for each change of the batch that the test makes.
+
+    The changes are from a batch to a neighbouring batch, and changes that must not move
+    the result: other values at masked positions, another order of the batch, and more
+    masked positions.
+    """
     size = len(jax.tree.leaves(data)[0])
     tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))
     # With a fixed seed, the test gives the same result in every run.

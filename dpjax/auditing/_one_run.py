@@ -112,10 +112,11 @@ def _mu64(
 
 
 def _largest(is_refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Find the largest refuted parameter by bisection.
+    """Find a refuted parameter by bisection, or 0 if the guesses do not refute 0.
 
-    `is_refuted(parameter)` states whether the guesses refute the parameter. The result
-    is a refuted parameter, or 0 if the guesses do not even refute 0.
+    `is_refuted(parameter)` states whether the guesses refute the parameter. If the
+    guesses refute all parameters up to a largest one and no others, the result is the
+    largest one, up to the precision of the bisection.
     """
     zero = jnp.zeros(())
     largest = bisect(is_refuted, jnp.asarray(_LARGEST), zero, times=48)

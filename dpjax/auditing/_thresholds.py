@@ -132,8 +132,17 @@ def band(
 ) -> tuple[jax.Array, _Rates]:
     """Thresholds in descending order, and bounds on a test's rates at each threshold.
 
-    With `union`, the bounds hold at all thresholds simultaneously. Without `union`, the
-    bounds hold only at a single threshold.
+    Args:
+      scores_in: the scores with the example's participation, f[n].
+      scores_out: the scores without the example's participation, f[m].
+      error: the probability with which the bounds may be wrong, 1 − confidence, f[].
+      union: whether the bounds hold at all thresholds simultaneously. If False, the
+        bounds hold only at a single threshold that is fixed in advance.
+
+    Returns:
+      The thresholds, which are scores of scores_out: with `union`, those that `counts`
+      selects, otherwise all of them. The bounds are a lower bound on the true-positive
+      rate and an upper bound on the false-positive rate at each threshold.
     """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (
@@ -238,8 +247,9 @@ def epsilon_lower(
 
     Returns:
       A lower bound ε, f[*b], rounded down: with this confidence, no (ε′, δ) guarantee
-      with ε′ < ε holds. The bound uses all thresholds, by a union bound over about 6√n
-      thresholds for each of the two rates.
+      with ε′ < ε holds. The bound is the largest over many thresholds, and pays for
+      this choice by a union bound. The true-positive rate is bounded at about 2π√n of
+      the n scores_in, and the false-positive rate at about 2π√m of the m scores_out.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.

@@ -19,6 +19,7 @@ from dpjax.checkpoint import _record as rec
 def write_arrays(path: pathlib.Path, tree: Any) -> None:
     """Write all numeric leaves of a tree to a new folder, atomically.
 
+    Leaves without entries are not written, since orbax does not save empty arrays.
     The folder has a temporary name until the last leaf is written, and then gets the
     name `path`.
     """

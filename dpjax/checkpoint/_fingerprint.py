@@ -45,7 +45,12 @@ def primary_fields(run: RunParameters) -> dict[str, Any]:
 
 
 def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
-    """The facts that determine the batches and noise of a key, as values for JSON."""
+    """The facts that determine which batches and noise a key gives, as JSON values.
+
+    The facts are the key's generator, a setting of JAX, the version of the draws, and a
+    digest of the draws of a public key. The facts do not depend on the secret bits of
+    the key.
+    """
     generator = keys.generator_name(key)
     # This setting of JAX changes the bits that a threefry key gives.
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore

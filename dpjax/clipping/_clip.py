@@ -228,7 +228,10 @@ def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Ar
 def sum_in_memory(
     x: jax.Array, scale: jax.Array, finite: jax.Array, *, wide: bool = False
 ) -> jax.Array:
-    """The result of `sum_with_scales`, computed faster for gradients stored in memory.
+    """The result of `sum_with_scales`, for gradients that already exist as an array.
+
+    On CPUs, large gradients are summed by a product with ones, which is faster than
+    XLA's sum.
 
     With `wide`, the result is in float64: gradients are added in float32 within blocks
     of `BLOCK` gradients, and the sums of the blocks are added in float64.

@@ -46,8 +46,8 @@ class Budget:
     `dpjax.budget` makes a budget. A budget is immutable: `draw` returns a new one.
 
     Attributes:
-      epsilon: the ε of all draws together.
-      delta: the δ of all draws together.
+      epsilon: the limit on the ε of all draws together, earlier and later ones.
+      delta: the limit on the δ of all draws together, earlier and later ones.
       adjacency: the relation between the data sets that the guarantee compares.
       composition: "adaptive" or "fixed".
       slack: the share of δ that is reserved for mechanisms without a GDP parameter.
@@ -308,7 +308,11 @@ class Budget:
 
 
 def _check_adjacency(event: Any, adjacency: Adjacency) -> None:
-    """Raise a ValueError if an event, or one inside it, has another adjacency."""
+    """Raise a ValueError if an event, or an event inside it, has another adjacency.
+
+    Raises:
+      ValueError: also if the object is not an event.
+    """
     if not isinstance(event, Event):
         raise ValueError(
             "release must be an event of dpjax.accounting.events, a plan or a record "

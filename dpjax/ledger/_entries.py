@@ -164,7 +164,8 @@ class Ledger:
         determined a plan, not even if a limit on the total ε was fixed in advance. For
         example, let the first output select the second plan from two alternatives with
         the same total ε. There are runs for which the true δ at this ε is nearly twice
-        the reported δ. `spend` is the privacy filter.
+        the reported δ. The privacy filter is a `Budget` with adaptive composition, from
+        which `spend` draws the releases.
         """
         validate.open_unit("delta", delta)
         # The difference of two sums under the same noise has no noise: ε is infinite.

@@ -72,13 +72,12 @@ def lattice_roundings(
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
       num_steps: T, the number of steps.
-      digits: the number of binary digits, in units of the lattice, beyond which sums
-        are clipped.
+      digits: sums s_t are clipped to ±2^digits, in units of the lattice spacing.
 
     Returns:
       1 + 2 E, in units of the lattice spacing. For each of two neighbouring data sets,
-      rounding to an integer moves a coordinate of (C s)_t by at most 1/2, and the
-      errors of the float64 recursion that computes (C s)_t move it by at most E.
+      rounding to an integer moves a coordinate of (C s)_t by at most 1/2. The errors of
+      the float64 recursion that computes (C s)_t move the coordinate by at most E.
 
     Example:
       >>> from dpjax import strategies

@@ -228,8 +228,9 @@ def discrete_gaussian(
 ) -> jax.Array:
     """Independent samples of D_σ for σ = `width(draws)`, i32[shape].
 
-    Each sample is a sum of 1 to 3 draws from D_512. Its absolute value is at most
-    8192 Σ_{i < draws} 256^i, which is below 2³⁰ for three draws.
+    Each sample is a weighted sum of 1 to 3 draws from D_512, with the weights 1, 256
+    and 256². The absolute value of a sample is at most 8192 Σ_{i < draws} 256^i, which
+    is below 2³⁰ for three draws.
     """
 
     def add(key: Key) -> jax.Array:
@@ -324,6 +325,9 @@ def lattice_noise(
       dimension: d; or at least d T if a result depends on the rounded sums of T steps.
       most: the maximum value of the noise multiplier.
       draws: 2 or 3. If None, 2 if rounding then adds at most 0.4 %, else 3.
+
+    Returns:
+      The standard deviation of the noise, and the number of draws for one noise value.
 
     Raises:
       ValueError: rounding would add more than the sensitivity itself.

@@ -66,7 +66,10 @@ class Terms(NamedTuple, Generic[T]):
 
 
 class ReducedMomentumState(NamedTuple):
-    """The state of `update`. It holds sums without noise, and is as secret as the data.
+    """The state of `update`, for the three trees that `Terms` describes.
+
+    Keep the state as secret as the data, since it holds sums without noise. The
+    module's docstring defines P, M and n.
 
     Attributes:
       anchor: the ring buffer of the anchor tree's nodes.

@@ -154,10 +154,12 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes, with a bar for each mechanism that has a plan. The bar's length is the
-      noise in the workload, divided by the minimum of all mechanisms. The bar's label
-      gives this length and the noise multiplier. Mechanisms without a plan are listed
-      below.
+      The Axes, with a row for each mechanism. If a mechanism has a plan, its row has a
+      bar. The bar's length is the noise in the workload, divided by the minimum of all
+      mechanisms. The noise in the workload is the root mean square, over steps, of the
+      noise in the output of the optimizer that the workload describes. The bar's label
+      gives the bar's length and the noise multiplier. For a mechanism without a plan,
+      the row has the text "no plan" in place of a bar.
 
     Raises:
       ImportError: matplotlib is not installed.

@@ -1,4 +1,8 @@
-"""Plots of the standard deviation of noise by step, and of its power by frequency."""
+"""Plots of the standard deviation of noise by step, and of its power by frequency.
+
+A shape is a linear map from white noise to the noise of T steps: a matrix f[T, k], or
+the coefficients f[T] of a filter.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -102,7 +106,10 @@ def deviations(shape: np.ndarray) -> np.ndarray:
 
 
 def power(shape: np.ndarray) -> np.ndarray:
-    """The expected periodogram of a shape's noise at 0, 1/T, …, (T − 1)/T, f64[T]."""
+    """The expected periodogram of the noise that a shape makes, f64[T].
+
+    The frequencies are 0, 1/T, …, (T − 1)/T cycles per step.
+    """
     count = len(shape)
     if shape.ndim == 2:
         return np.sum(np.abs(np.fft.fft(shape, axis=0)) ** 2, axis=1) / count
@@ -125,7 +132,12 @@ def _sparse(number: int, count: int) -> dict:
 def _check_shapes(
     shapes: Sequence[ArrayLike], labels: Sequence[str] | None
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Check the shapes, and return them as float64 arrays with a name for each."""
+    """Check the shapes, and return the shapes in float64, and a label for each shape.
+
+    Raises:
+      ValueError: there is no shape; a shape is neither a matrix nor a vector, or is not
+        finite; or the number of labels is not the number of shapes.
+    """
     if not shapes:
         raise ValueError("shapes must contain at least one shape; got none.")
     checked = [np.asarray(shape, np.float64) for shape in shapes]

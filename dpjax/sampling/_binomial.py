@@ -30,6 +30,8 @@ class Table(NamedTuple):
       thresholds: u32[r, 4], one 128-bit threshold in each row, in ascending order, most
         significant word first. The count exceeds first + i if and only if u is at least
         the threshold in row i. If u is below the threshold in row 0, the count is 0.
+        Counts from 1 to `first` are never drawn. Unless `first` is 0, the counts up to
+        `first` together have a probability of at most about 2⁻¹²⁸.
       first: the count whose cumulative probability is in row 0.
     """
 

@@ -39,11 +39,12 @@ _DIGIT = 8
 def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
     """The number of heads in n coin flips, which is Binomial(n, 1/2), i32[].
 
-    n is at most `most`, which is static and below 2³¹. Fewer than 2⁸ coins are flipped
-    singly, which is exact. The number of heads in a group of 2⁸ᵏ coins is drawn from a
-    table, with an error in total variation of less than 2⁻¹²⁸ for each row of the
-    table. The table has fewer rows than the group has coins, or one row more for k = 1.
-    So the error of the whole draw is less than n 2⁻¹²⁷.
+    n is at most `most`, which is static and below 2³¹. Write n in base 2⁸. The coins of
+    the last digit are flipped one by one, which is exact. For every other digit a_k,
+    the numbers of heads in a_k groups of 2⁸ᵏ coins each are drawn from a table, with an
+    error in total variation of less than 2⁻¹²⁸ for each row of the table. The table has
+    at most one row more than a group has coins. So the error of the whole draw is less
+    than n 2⁻¹²⁷.
     """
     own, key = jax.random.split(key)
     # `most` is static and n is not. So the shape is the largest digit, and a mask

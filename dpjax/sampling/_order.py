@@ -79,8 +79,8 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 def _draws(n: int, count: int, accepted: float) -> int:
     """How many numbers to draw from [0, n) to get `count` distinct ones nearly always.
 
-    About once in 1e9 times, so many draws have fewer than `count` distinct numbers.
-    `distinct` then draws again.
+    With a probability of about 1e-9, this number of draws has fewer than `count`
+    distinct numbers. `distinct` then draws again.
 
     Args:
       n: the number of integers in the range from which numbers are drawn.

@@ -44,7 +44,9 @@ def solve_noise(
 def calibrate_one_draw(epsilon: float, delta: float) -> float:
     """The minimum ratio of noise scale to sensitivity at which one draw is (ε, δ)-DP.
 
-    The ratio has no margin for rounding.
+    For δ > 0, the noise is Gaussian, and its scale is its standard deviation. For
+    δ = 0, the noise z has a density proportional to exp(−‖z‖ / scale). The ratio has no
+    margin for rounding.
     """
     # At δ = 0 the density is ∝ exp(−ε‖z‖/Δ). A distance Δ changes the logarithm of the
     # density by at most ε.

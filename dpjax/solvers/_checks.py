@@ -229,7 +229,12 @@ def check_target(epsilon: float, delta: float) -> Target:
 
 
 def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
-    """Raise a ValueError if prox or data contradict the assumptions in `setting`."""
+    """Refuse ADD_REMOVE, and assumptions in `setting` that prox or data contradict.
+
+    Raises:
+      ValueError: the adjacency is ADD_REMOVE; the diameter is finite without a prox; or
+        strong_convexity is above 0 and the data are not finite.
+    """
     no_added_example(setting["adjacency"])
     if np.any(np.asarray(setting["diameter"]) < np.inf) and prox is None:
         raise ValueError(
@@ -247,8 +252,12 @@ def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
 
 
 def loss(loss_fn: LossFn, setting: Setting) -> None:
-    """Raise a ValueError if the setting states tighter bounds than the loss has."""
-    # The bounds of a user's own function are assumptions that no code can check.
+    """Raise a ValueError if the setting states tighter bounds than the loss has.
+
+    Only a `Loss` of `dpjax.solvers.losses` is checked: its smoothness, strong convexity
+    and number of scores, and without clipping the bound on its gradients. For a user's
+    own function, these bounds are assumptions that no code can check.
+    """
     if not isinstance(loss_fn, Loss):
         return
     known = loss_fn.setting

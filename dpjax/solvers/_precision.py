@@ -137,7 +137,8 @@ MOST = 0.05
 def margin(terms: float, dtype: DTypeLike = np.float64) -> float:
     """Bound the relative error of a sum of k terms, by γ_k = k u / (1 − k u).
 
-    u is the unit roundoff of the dtype.
+    The argument `terms` is k, and u is the unit roundoff of the dtype. For k u >= 1/64
+    the result is inf.
     """
     # γ_k is meaningless if k u is near 1. The caller refuses a run with infinite γ_k.
     ku = terms * float(jnp.finfo(dtype).eps) / 2

@@ -7,7 +7,10 @@ equation (3), by Lemma 17, needs the same order in all epochs. So this module us
 order. The paper assumes a Lipschitz and smooth loss. This module instead clips every
 gradient and every difference of two gradients.
 
-`allot_noise` divides one privacy budget among three trees of noise.
+The momentum's noise comes from three trees, which `noise._reduced_momentum.Terms`
+defines: one for the gradients at the anchor (the iterate at which an epoch began), one
+for the changes of these gradients from epoch to epoch, and one for the drifts of the
+gradients since the anchor. `allot_noise` divides one privacy budget among the trees.
 """
 
 import functools
@@ -57,10 +60,12 @@ def allot_noise(
 ) -> Terms[float]:
     """The three noise multipliers for μ-GDP that add the least noise to the momentum.
 
-    The noise is measured by its variance, averaged over all steps. Each tree has two
-    constants A and V: with noise of variance s², the tree contributes A/s² to μ² and
-    V s² to the momentum's variance. For a given μ², the momentum's variance is minimal
-    for s² ∝ sqrt(A/V).
+    The three trees are those of the gradients at the anchor, of the gradients' changes
+    from epoch to epoch, and of the drifts since the anchor; see `Terms`. The noise in
+    the momentum is measured by its variance, averaged over all steps. Let s be the
+    standard deviation of a tree's noise, divided by the tree's bound. Each tree has two
+    constants A and V: the tree contributes A/s² to μ² and V s² to the variance of the
+    momentum. For a given μ², this variance is minimal for s² ∝ sqrt(A/V).
 
     Args:
       target_mu: μ, positive.

@@ -105,7 +105,13 @@ def count(bins: jax.Array, size: int) -> jax.Array:
 
 
 def increasing(name: str, value: Any) -> Any:
-    """Check that values are at least two increasing, finite numbers, unless traced."""
+    """Return a vector of at least two finite, increasing numbers, in float64.
+
+    A traced vector is returned unchanged. Only its length, rank and dtype are checked.
+
+    Raises:
+      ValueError: the value is not such a vector.
+    """
     edges = validate.real_vector(name, value)
     if edges is None:
         edges = value

@@ -155,10 +155,9 @@ def covariance(
 
     Returns:
       A `Released`: a symmetric matrix f[d, d] without bias from the noise, and the
-      event. Noise can make eigenvalues negative. With a
-      center, the noise has standard deviation z C² / n on the diagonal, and
-      z C² / (√2 n) off the diagonal. Without a center, the noise in second moments is
-      √2 times as large.
+      event. Noise can make eigenvalues negative. With a center, the noise has standard
+      deviation z C² / n on the diagonal, and z C² / (√2 n) off the diagonal. Without a
+      center, the noise in second moments is √2 times as large.
 
     Raises:
       ValueError: as for `mean`; data is not f[n, d].

@@ -272,7 +272,8 @@ class _Look(NamedTuple):
     """The results for the geometric strategy with λ = 1 − e^{−x}.
 
     Attributes:
-      x: −log(1 − λ). unit: the GDP parameter μ at σ = 1, for an attacker who knows the
+      x: −log(1 − λ).
+      unit: the GDP parameter μ at noise multiplier 1, for an attacker who knows the
         steps in which an example takes part.
       found: the strategy with an estimate of its noise and error.
       start: the estimate of the noise, and the slope at this estimate.
@@ -293,13 +294,21 @@ def _estimate_noise(
     start: Start,
     limit: float = math.inf,
 ) -> tuple[Amplified, Start]:
-    """An estimate of the result of `_required_noise`, from few evaluations of ε.
+    """A strategy's noise multiplier for ε and its error, from few evaluations of ε.
 
-    At the estimated noise multiplier, the ratio of ε to the target is about a part in a
-    thousand from 1. The search ends earlier if the error is certainly above the limit.
+    The noise multiplier σ is an estimate: at this σ, log ε differs from its target by
+    about 0.001 or less. The secant method solves for log σ, of which log ε is nearly a
+    linear function. If the method does not converge, `_required_noise` computes the
+    minimum σ instead.
 
-    The secant method solves for log σ, of which log ε is nearly a linear function. If
-    the method does not converge, `_required_noise` computes the result instead.
+    Args:
+      workload: the workload in which the error is measured.
+      epsilon: the target of ε.
+      delta: δ.
+      asked: the other arguments of `accounting.correlated.epsilon`, such as num_steps.
+      strategy: the strategy.
+      start: a noise multiplier, and the slope of log ε in log σ, for the first step.
+      limit: the search ends early if the strategy's error is certainly above the limit.
 
     Returns:
       The estimate, and the start of a search for a similar strategy.

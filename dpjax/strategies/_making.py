@@ -184,7 +184,12 @@ def tree(decay: ArrayLike) -> Tree:
 
 
 def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
-    """The coefficients without the leading 1; concrete coefficients become float32."""
+    """The coefficients without the leading 1; concrete coefficients become float32.
+
+    Raises:
+      ValueError: concrete coefficients do not begin with 1, or are not finite in
+        float32; or the coefficients are not a vector of real numbers.
+    """
     known = validate.real_vector(name, coefficients)
     if known is None:
         return jnp.asarray(coefficients)[1:]

@@ -48,9 +48,11 @@ _ROUNDING = 1e-9
 
 
 def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
-    """The first T coefficients of a workload's filter, f64[T].
+    """The first column of a workload's matrix, f64[T].
 
-    If the workload's rates or keep factors vary with the step, their means are used.
+    The column has the coefficients of rate · N(L) / (D(L) (1 − keep L)), with the names
+    of `Workload`. If the workload's rates or keep factors vary with the step, their
+    means take the place of rate and keep.
     """
     top, bottom = (np.append(1.0, np.asarray(x)) for x in workload[:2])
     rate, keep = (float(np.mean(np.asarray(x))) for x in workload[2:])
@@ -116,7 +118,8 @@ def _weights(theta: float, epochs: int, n_b: int) -> tuple[float, float]:
 def _nuclear_norm(a: np.ndarray, n_b: int, theta: float) -> float:
     """The nuclear norm ‖A W^{1/2}‖_*, where a is the first column of a Toeplitz A.
 
-    `_weights` computes the numbers of W^{1/2} from θ and n_b.
+    W^{1/2} = α I + γ (11ᵀ / E) ⊗ I for E epochs of n_b steps. `_weights` computes α and
+    γ from θ.
     """
     from scipy.linalg import svdvals, toeplitz
 
@@ -226,7 +229,8 @@ def _value_and_grad(
 ) -> tuple[jax.Array, jax.Array]:
     """The logarithm of the product of μ and the error, f[], and its gradient, f[k].
 
-    The gradient is with respect to the unconstrained parameters x.
+    The gradient is with respect to the unconstrained parameters x. For order "fixed"
+    and a strategy C with negative entries, μ is replaced by an upper bound.
     """
 
     def value(x: jax.Array) -> jax.Array:
@@ -328,7 +332,8 @@ def optimize(
       μ, the error of any strategy of any kind and memory is at least 1 / gap of this
       strategy's error. This holds for examples at a fixed position in every epoch, and
       for orders that allow more patterns, up to the rounding of
-      `accounting.correlated.error`.
+      `accounting.correlated.error`. If the workload's rates or keep factors vary with
+      the step, no lower bound on the error is known, and `gap` is NaN.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.

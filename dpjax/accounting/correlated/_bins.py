@@ -142,8 +142,9 @@ class _Run(NamedTuple):
 
     Attributes:
       noise_multiplier: the least noise multiplier of any step, f[].
-      by_gap: the covariances of patterns by gap, padded with zeros, f[m].
-      shared: an additional covariance that all patterns share, f[].
+      by_gap: `by_gap` of the `Covariances`, which bound the covariance of two patterns
+        by the gap between their first steps; padded with zeros, f[m].
+      shared: `shared` of the `Covariances`, f[].
       told: the GDP parameter for an attacker who knows the example's steps, f[].
       places: the number of steps of an epoch in which the example may take part, i[].
         `places` is smaller than the length of an epoch if the run ends within its first

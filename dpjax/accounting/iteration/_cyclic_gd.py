@@ -122,7 +122,10 @@ def _best_rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, **static):
 
 
 class _Run(NamedTuple):
-    """A checked run: its numbers, and its static cycle and assumptions."""
+    """A checked run: the `Numbers` of its `Setting`, its cycle and its assumptions.
+
+    The cycle and the assumptions are static.
+    """
 
     numbers: Numbers
     cycle: Cycle

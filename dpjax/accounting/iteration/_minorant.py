@@ -66,7 +66,7 @@ _Record = TypeVar("_Record", Block, Ends)
 
 
 def _exp2(k: jax.Array) -> jax.Array:
-    """2^k for an integer k, and 0 for k <= −1023."""
+    """2^k for an integer k of at most 1023, and 0 for k <= −1023."""
     # The exponent field of a float64 is k + 1023. The result is exact, and that of
     # `jnp.exp2` is not.
     bits = (jnp.maximum(k, -1023) + 1023).astype(jnp.int64) << 52

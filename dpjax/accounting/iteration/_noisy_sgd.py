@@ -180,7 +180,10 @@ def _early_steps_mu64(
 
 
 class _Run(NamedTuple):
-    """A run: its numbers, static assumptions, sampling rate, δ and number of steps."""
+    """A run, by the `Numbers` of its `Setting` and by its static assumptions.
+
+    The run also has a sampling rate, a δ, and a number of steps.
+    """
 
     numbers: Numbers
     assumed: Assumed

@@ -83,12 +83,13 @@ def even_points() -> np.ndarray:
 
 
 def integer_points(sensitivity: int) -> np.ndarray:
-    """The `points` of `laplace` for integer noise: all integers, or some of them.
+    """The argument `points` of `laplace` for noise on the integers.
 
-    The points are integers from 0 to sensitivity, divided by sensitivity. The δ(ε) of
-    discrete Laplace noise is that of Laplace noise where ε is the loss at an integer,
-    and is linear in e^ε between these values. If all integers are points, the losses
-    are therefore exact.
+    The points are the integers from 0 to the sensitivity, divided by the sensitivity.
+    If the sensitivity exceeds `INTERVALS`, only INTERVALS + 1 of these integers are
+    used, about evenly spaced. The δ(ε) of discrete Laplace noise is that of Laplace
+    noise where ε is the loss at an integer, and is linear in e^ε between these values.
+    If all integers are points, the losses are therefore exact.
     """
     count = min(sensitivity, INTERVALS)
     # These are Python's integers, because the product of two of them may exceed 64

@@ -183,10 +183,10 @@ def plan(
 
     Args:
       closed: the loss's jaxpr, as returned by `trace`.
-      groups: for each parameter leaf, the number of its group. The leaves are the
-        jaxpr's first inputs.
-      num_known: the number of batch-invariant inputs, which come first. None if these
-        are the leaves alone.
+      groups: for each parameter leaf, the index of its group. The leaves of a group are
+        clipped together. The parameter leaves are the jaxpr's first inputs.
+      num_known: the number of batch-invariant inputs, which come first. None if the
+        parameter leaves are the only ones.
       outputs: the indices of the outputs that are differentiated, and so must depend on
         the example.
       keep_blocks: whether a rematerialised block stays checkpointed if the leaves that

@@ -59,7 +59,7 @@ class Factors(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number t of rows on each side."""
+        """The number of rows of each side, t."""
         return self.right.shape[-2]
 
 

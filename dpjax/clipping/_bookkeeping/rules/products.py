@@ -98,7 +98,8 @@ class Convolution(Rule):
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
         """Whether the operand is a real kernel of a convolution without batch groups.
 
-        Batch groups come from a vmap over something other than one example.
+        JAX makes batch groups when it differentiates a grouped convolution by its
+        kernel. So batch groups occur in losses that contain such a gradient.
         """
         return (
             eqn.primitive.name == "conv_general_dilated"
