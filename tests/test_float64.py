@@ -229,3 +229,10 @@ def test_elementwise_float64_function_takes_named_tuples_and_batches():
     by_base, by_x = summed_gradients(base, x)
     np.testing.assert_allclose(by_base, [[60.0], [90.0]])
     np.testing.assert_allclose(by_x, np.full((3, 2), 13.0))
+
+
+def test_subnormal_float32_counts_as_zero_in_compiled_programs():
+    for mu in (1e-45, 1e-40, 1.1e-38):
+        delta = jax.jit(gdp.delta)(jnp.float32(mu), jnp.float32(0.5))
+        assert delta == 0
+    assert jax.jit(gdp.delta)(jnp.float32(1.2e-38), jnp.float32(0.5)) > 0

@@ -29,6 +29,26 @@ FUNCTIONS = {
     "integer powers": (lambda x: (x**3, x**-2, x**7, jnp.square(x)), X),
     "bits": (lambda x: (x << 2, x >> 1, ~x & 5 | 1, lax.clz(x)), WHOLE),
     "shifts": (lambda x: lax.shift_right_logical(x, np.uint32(3)), np.uint32([9, 81])),
+    "shifts of signs": (
+        lambda x: (
+            [lax.shift_right_logical(x, np.int32(k)) for k in (3, 31, 32)]
+            + [lax.shift_right_arithmetic(x, np.int32(k)) for k in (3, 40)]
+        ),
+        np.int32([-1, -9, 7]),
+    ),
+    "division by zero": (lambda x: (lax.div(x, 0 * x), lax.rem(x, 0 * x)), WHOLE),
+    "sums that wrap": (
+        lambda x: (jnp.cumsum(x), lax.cumsum(x, reverse=True)),
+        np.uint32([0, 1, 2**32 - 1, 5]),
+    ),
+    "bitwise reductions": (
+        lambda x: (jnp.bitwise_or.reduce(x), jnp.bitwise_and.reduce(x)),
+        np.int32([3, 6, 2]),
+    ),
+    "casts out of range": (
+        lambda x: [x.astype(d) for d in (jnp.int32, jnp.uint32, jnp.int64)],
+        np.array([np.nan, np.inf, -np.inf, -1.0, 3.7, 2.0**31, 1e20]),
+    ),
     "popcount": (lax.population_count, WHOLE),
     "exponentials": (lambda x: (jnp.exp(x), jnp.exp2(x), jnp.expm1(x)), X),
     "logarithms": (lambda x: (jnp.log(x), jnp.log1p(x), jnp.sqrt(x)), POSITIVE),
@@ -39,7 +59,10 @@ FUNCTIONS = {
     "more special": (lambda x: lax.lgamma(x), POSITIVE),
     "inverse of erf": (lax.erf_inv, SMALL),
     "rounding": (lambda x: (jnp.floor(x), jnp.ceil(x), jnp.round(x), jnp.sign(x)), X),
-    "away from zero": (lambda x: lax.round(x), np.array([0.5, -0.5, 1.5, 2.4])),
+    "away from zero": (
+        lambda x: lax.round(x),
+        np.float32([0.5, -0.5, 1.5, 2.4, 0.49999997, 8388609.0, np.inf]),
+    ),
     "next": (lambda x: jnp.nextafter(x, jnp.inf), X),
     "comparisons": (lambda x, y: ((x < y) | (x >= y), x == y, x != y), X, POSITIVE),
     "searches": (
@@ -193,6 +216,25 @@ def test_operation_without_rule_is_compiled():
         evaluator(jax.make_jaxpr(draw)(np.float32(1)))
     value = without_compiler(draw)(np.ones(3, np.float32))
     np.testing.assert_array_equal(value, jax.jit(draw)(np.ones(3, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "arg", "message"),
+    [
+        (lambda x: x.T @ x, np.zeros((0, 3), np.float32), "empty"),
+        (jnp.exp, np.ones(2, np.float16), "float16"),
+        (jnp.exp, jnp.ones(2, jnp.bfloat16), "bfloat16"),
+        (lambda x: lax.bitcast_convert_type(x, jnp.uint8), np.ones(2, np.int32), "bit"),
+        (
+            lambda x: x.at[np.r_[0, 9]].set(3.0, mode="clip"),
+            np.zeros(8, "f4"),
+            "clipped",
+        ),
+    ],
+)
+def test_arrays_and_modes_without_rule_are_compiled(fn, arg, message):
+    with pytest.raises(NotEvaluatedError, match=message):
+        evaluator(jax.make_jaxpr(fn)(arg))
 
 
 def test_function_above_the_time_limit_is_compiled():

@@ -149,6 +149,16 @@ def test_capacity_is_never_below_the_batch_size(changed, adjacency):
     assert run.batch_size <= run.max_batch_size <= 1000
 
 
+@pytest.mark.slow
+def test_extreme_target_epsilon_is_met_or_refused():
+    sizes = {"num_examples": 1000, "batch_size": 20, "num_steps": 50}
+    sizes |= {"delta": 1e-5, "clip_norm": 1.0}
+    for epsilon in (1e-40, 1e-300):
+        assert dpjax.plan(**sizes, epsilon=epsilon).epsilon <= epsilon
+    with pytest.raises(ValueError, match="smaller epsilon"):
+        dpjax.plan(**sizes, epsilon=1e30)
+
+
 def test_epochs_are_counted_exactly_for_huge_data_sets():
     """Beyond 2**24 float32 would round them."""
     n, sigma = 2**25 + 3, 3.0

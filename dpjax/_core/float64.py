@@ -6,9 +6,9 @@ float32, and a library must not change the global configuration. So the decorato
 more privacy loss. The scope also sets standard dtype promotion, so that a caller's
 setting of strict promotion does not apply to the accountant's own code.
 
-Compiled programs replace subnormal numbers, which are below the least normal number
-`TINY`, by zero. So an argument below TINY counts as zero, and a number that must be
-positive is at least TINY.
+Compiled programs replace subnormal numbers, which are below the least normal number of
+their dtype, by zero. So such an argument counts as zero. A number that must be positive
+is at least `TINY`, the least normal number of float64.
 
 Outside jit, an accountant runs on the CPU, whatever JAX's default device or the
 context's mesh is. NumPy evaluates concrete numbers (`interpret`), and XLA evaluates
@@ -252,6 +252,17 @@ def _loop_over_batch(scalar: Core) -> Core:
     return evaluate_batch
 
 
+def _widen(x: jax.Array) -> jax.Array:
+    """Convert a traced argument to float64; a subnormal number becomes 0.
+
+    A program's conversion from float32 makes a subnormal number 0, but XLA may compare
+    the number before this conversion. The same number would then be both 0 and above 0.
+    """
+    if x.dtype in (jnp.float32, jnp.bfloat16):
+        x = jnp.where(jnp.abs(x) < jnp.finfo(x.dtype).tiny, jnp.zeros_like(x), x)
+    return jnp.asarray(x, jnp.float64)
+
+
 def _lift(
     core: Core,
     rounding: Direction,
@@ -307,7 +318,7 @@ def _lift(
         def merge(arrays: Sequence[jax.Array]) -> list[Any]:
             # NumPy converts integers of any size, and its arrays are on no device.
             return [
-                needs_float64(jnp.asarray(x, jnp.float64))
+                needs_float64(_widen(x))
                 if isinstance(x, Tracer)
                 else np.asarray(x).astype(np.float64)
                 for x in fill(arrays)

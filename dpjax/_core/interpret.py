@@ -221,9 +221,20 @@ def _program(eqn: jex.JaxprEqn) -> Program:
     name = eqn.primitive.name
     if name in _CONTROL:
         return _CONTROL[name](eqn.params)
-    if name in RULES:
-        return Program(RULES[name](eqn.params), _time(eqn))
-    raise NotEvaluatedError(name)
+    if name not in RULES:
+        raise NotEvaluatedError(name)
+    avals: Any = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    for x in avals:
+        # NumPy has no bfloat16 and no typed keys. SciPy's functions of float16 return
+        # float32.
+        if getattr(x.dtype, "kind", "V") not in "biufc" or x.dtype == np.float16:
+            raise NotEvaluatedError(f"{name} of {x.dtype}")
+        # NumPy has no maximum of an empty array, and cannot reshape one by −1.
+        if 0 in x.shape and name in ("reduce_max", "reduce_min", "dot_general"):
+            raise NotEvaluatedError(f"{name} of an empty array")
+    if name == "bitcast_convert_type" and avals[0].shape != avals[1].shape:
+        raise NotEvaluatedError("bitcast between dtypes of different widths")
+    return Program(RULES[name](eqn.params), _time(eqn))
 
 
 def _time(eqn: jex.JaxprEqn) -> float:

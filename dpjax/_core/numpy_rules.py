@@ -29,9 +29,14 @@ def _divide(params: Mapping[str, Any]) -> Function:
     def divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if x.dtype.kind in "fc":
             return x / y
-        return ((x - np.fmod(x, y)) // y).astype(x.dtype)  # XLA rounds towards zero
+        whole = ((x - np.fmod(x, y)) // y).astype(x.dtype)  # XLA rounds towards zero
+        return np.where(y == 0, ~np.zeros_like(x), whole)  # as XLA divides by zero
 
     return divide
+
+
+def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.fmod(x, y) if x.dtype.kind == "f" else np.where(y == 0, x, np.fmod(x, y))
 
 
 def _integer_pow(params: Mapping[str, Any]) -> Function:
@@ -197,6 +202,8 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
     """
 
     def rule(params: Mapping[str, Any]) -> Function:
+        if "CLIP" in str(params["mode"]).upper():
+            raise NotEvaluatedError("scatter whose indices are clipped")
         dims = params["dimension_numbers"]
         batched = dict(
             zip(
@@ -218,12 +225,15 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
             for axis, length in enumerate(x.shape):
                 start = _starts(axis, rows, dims.scatter_dims_to_operand_dims, batched)
                 start = np.reshape(start, (*batch, *[1] * len(kept)))
+                # A window that extends beyond the array is dropped as a whole.
+                last = length - window.get(axis, 1)
+                inside = inside & (start >= 0) & (start <= last)
                 if axis in window:
                     at = len(batch) + kept.index(axis)
                     start = start + _count_along(at, window[axis], start.ndim)
                 flat = flat * length + start
-                inside = inside & (start >= 0) & (start < length)
             if not inside.all():
+                inside = np.broadcast_to(inside, flat.shape)
                 flat, updates = flat[inside], updates[inside]
             combine(x.reshape(-1), flat.reshape(-1), updates.reshape(-1))
             return x
@@ -307,7 +317,7 @@ def _split(params: Mapping[str, Any]) -> Function:
 def _round(params: Mapping[str, Any]) -> Function:
     if params["rounding_method"] == jax.lax.RoundingMethod.TO_NEAREST_EVEN:
         return np.rint
-    return lambda x: np.trunc(x + np.copysign(0.5, x))
+    return lambda x: np.trunc(x) + np.copysign(np.abs(x - np.trunc(x)) >= 0.5, x)
 
 
 def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
@@ -373,9 +383,13 @@ def _reduction(fn: Function) -> Rule:
 def _cumulative(fn: np.ufunc) -> Rule:
     def rule(params: Mapping[str, Any]) -> Function:
         axis = params["axis"]
+
+        def accumulate(x: np.ndarray) -> np.ndarray:
+            return fn.accumulate(x, axis=axis, dtype=x.dtype)
+
         if not params["reverse"]:
-            return functools.partial(fn.accumulate, axis=axis)
-        return lambda x: np.flip(fn.accumulate(np.flip(x, axis), axis=axis), axis)
+            return accumulate
+        return lambda x: np.flip(accumulate(np.flip(x, axis)), axis)
 
     return rule
 
@@ -389,8 +403,31 @@ def _all_same(params: Mapping[str, Any]) -> Function:
 
 
 def _convert(params: Mapping[str, Any]) -> Function:
-    dtype = params["new_dtype"]
-    return lambda x: x if x.dtype == dtype else x.astype(dtype)
+    dtype = np.dtype(params["new_dtype"])
+
+    def convert(x: np.ndarray) -> np.ndarray:
+        if x.dtype == dtype:
+            return x
+        if x.dtype.kind != "f" or dtype.kind not in "iu":
+            return x.astype(dtype)
+        # As XLA does: NaN becomes 0, and a number out of range the nearest integer.
+        wide, ends = np.nan_to_num(x.astype(np.float64), nan=0.0), np.iinfo(dtype)
+        inside = np.where((wide > ends.min) & (wide < ends.max), wide, 0.0)
+        out = np.where(wide >= ends.max, ends.max, inside.astype(dtype))
+        return np.where(wide <= ends.min, ends.min, out).astype(dtype)
+
+    return convert
+
+
+def _bitcast(params: Mapping[str, Any]) -> Function:
+    return lambda x: x.view(params["new_dtype"])
+
+
+def _shift_right(x: np.ndarray, by: np.ndarray, kind: str) -> np.ndarray:
+    """Shift the bits of x as numbers of a kind: "i" with a sign, "u" without one."""
+    bits = 8 * x.dtype.itemsize
+    shifted = x.view(f"{kind}{x.dtype.itemsize}") >> np.minimum(by, bits - 1)
+    return np.where(by < bits, shifted, shifted >> 1).astype(x.dtype)
 
 
 # Operations that NumPy has under the same name, and then under another name. For
@@ -407,7 +444,7 @@ _OTHER_NAMES: dict[str, Function] = {
     "mul": operator.mul,
     "square": lambda x: x * x,
     "neg": operator.neg,
-    "rem": np.fmod,
+    "rem": _remainder,
     "max": np.maximum,
     "min": np.minimum,
     "pow": np.power,
@@ -423,8 +460,8 @@ _OTHER_NAMES: dict[str, Function] = {
     "lt_to": _total_order(np.less),
     "le_to": _total_order(np.less_equal),
     "shift_left": np.left_shift,
-    "shift_right_logical": np.right_shift,
-    "shift_right_arithmetic": np.right_shift,
+    "shift_right_logical": functools.partial(_shift_right, kind="u"),
+    "shift_right_arithmetic": functools.partial(_shift_right, kind="i"),
     "and": operator.and_,
     "or": operator.or_,
     "xor": operator.xor,
@@ -452,7 +489,7 @@ RULES: dict[str, Rule] = {
     "dot_general": _dot,
     "broadcast_in_dim": _broadcast,
     "convert_element_type": _convert,
-    "bitcast_convert_type": lambda params: lambda x: x.view(params["new_dtype"]),
+    "bitcast_convert_type": _bitcast,
     "reshape": lambda params: lambda x: x.reshape(params["new_sizes"]),
     "squeeze": lambda params: lambda x: x.squeeze(params["dimensions"]),
     "transpose": lambda params: lambda x: np.transpose(x, params["permutation"]),
@@ -471,11 +508,11 @@ RULES: dict[str, Rule] = {
     "scatter-add": _scatter(np.add.at),
     "scatter-max": _scatter(np.maximum.at),
     "conv_general_dilated": _convolution,
-    "reduce_sum": _reduction(np.add.reduce),
+    "reduce_sum": _reduction(lambda x, axis: np.add.reduce(x, axis, x.dtype)),
     "reduce_max": _reduction(np.maximum.reduce),
     "reduce_min": _reduction(np.minimum.reduce),
-    "reduce_and": _reduction(np.logical_and.reduce),
-    "reduce_or": _reduction(np.logical_or.reduce),
+    "reduce_and": _reduction(np.bitwise_and.reduce),
+    "reduce_or": _reduction(np.bitwise_or.reduce),
     "cumsum": _cumulative(np.add),
     "cummax": _cumulative(np.maximum),
     "stop_gradient": _same,

@@ -263,7 +263,14 @@ def plan(
         # This raises if the noise of the count is too small for the noise of the sum.
         quantile.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
     solved = solved.parameters(max_batch_size=most, delta=delta)
-    return Plan.of(solved.parameters(epsilon=_for_callers(cost(solved), "up")))
+    found = _for_callers(cost(solved), "up")
+    # For an extreme target, the bound on ε may grow with δ, although ε itself does not.
+    if unknown != "epsilon" and found > run.epsilon:
+        raise ValueError(
+            "epsilon must be a target that the accountant can meet; at the target "
+            f"{run.epsilon!r} it proves only {found!r}. Use a smaller epsilon."
+        )
+    return Plan.of(solved.parameters(epsilon=found))
 
 
 def _unknown(given: dict[str, Any]) -> str:
@@ -355,7 +362,7 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
         nonlocal found
         found = run.parameters(noise_multiplier=_for_callers(noise, "up"))
         found = found.parameters(epsilon=cost(found))
-        return math.log(max(found.epsilon, TINY) / target) + _NEAR / 2
+        return math.log(max(found.epsilon, TINY) / max(target, TINY)) + _NEAR / 2
 
     for seen in itertools.islice(secants(excess, *start), _LOOKS):
         # The comparison of ε itself is needed, since the logarithm may lose a digit.
