@@ -1,5 +1,6 @@
 """The command `report`: a statement for a paper, computed again from a record.
 
+A record is the JSON that `plan.guarantee.to_json()` wrote for a run.
 The statement has the form of a text with a plot in characters, of JSON, or of an HTML
 page that loads no other file.
 """
@@ -69,7 +70,10 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
 
 
 def guarantee_of(record: Any) -> RunGuarantee:
-    """Compute the guarantee of the run that a record describes, by a new plan.
+    """Compute again the guarantee of the run that a record describes.
+
+    The function calls `dpjax.plan` with the arguments in the record, and returns the
+    guarantee after the record's number of steps.
 
     Raises:
       ValueError: the value is not a record, or no plan can have its numbers.
@@ -197,7 +201,8 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
 
     Args:
       guarantee: the guarantee of a run.
-      statement: the guarantee's statement for a paper, with the versions of the run.
+      statement: the guarantee's statement for a paper. The last line names the versions
+        of dpjax and JAX with which the run was made.
     """
     first, *others = [html.escape(line) for line in statement.splitlines()]
     sentence, _, where = first.partition(" where ")

@@ -204,7 +204,11 @@ def let_compiler_shard(
 
 
 def explicit_mesh(arrays: Tree) -> AbstractMesh | None:
-    """The first mesh with explicit axes among the arrays' types; None without any."""
+    """The first mesh with explicit axes among the arrays' types.
+
+    The result is None if no array has such a mesh, or if the context leaves all
+    shardings to the compiler (`lets_compiler_decide`).
+    """
     if not lets_compiler_decide():
         for x in jax.tree.leaves(arrays):
             mesh = jax.typeof(x).sharding.mesh

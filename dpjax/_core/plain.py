@@ -32,10 +32,11 @@ def to_plain(value: Any, name: str = "value") -> Any:
 
     A record becomes a dictionary, with the name of its class under "type". Plus
     infinity becomes the string "inf", since JSON has no literal for it. Minus infinity
-    and NaN remain floats.
+    and NaN remain floats. A member of an enum becomes its name.
 
     Args:
-      value: a record, or a dictionary, list or tuple of such values.
+      value: None, a bool, a string, a concrete number, a member of an enum, a record,
+        or a dictionary, list or tuple of such values.
       name: the name of the value in error messages.
 
     Raises:

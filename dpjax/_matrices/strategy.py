@@ -74,11 +74,11 @@ LEAST, MOST = 2.0**-20, 2.0**20
 class Scaled(NamedTuple):
     """A strategy that multiplies a Toeplitz strategy's noise by a factor in each step.
 
-    The matrix is C = T diag(1 / f), where T is the Toeplitz strategy and f the factors.
+    The matrix is C = T diag(1 / factors), where T is the Toeplitz strategy.
 
     Attributes:
       strategy: T.
-      factors: f, f[n], one for each step.
+      factors: the factor of each step, f[n].
     """
 
     strategy: Toeplitz

@@ -85,10 +85,11 @@ def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def rounding_gain(strategy: Strategy, num_steps: int) -> float:
-    """A bound on the errors of `forward_stream`, in roundings of the largest sum.
+    """A bound on the rounding errors of `forward_stream`, in units of u B.
 
-    For sums of magnitude at most B, computed with a unit roundoff u, a result of the
-    stream is off by at most this bound times u B.
+    Here B bounds the magnitude of the sums that `draw` returns, and u is the unit
+    roundoff of the dtype. A result of the stream is off by at most this bound times
+    u B.
     """
     if isinstance(strategy, Scaled):
         smallest = float(np.min(_concrete("factors", strategy.factors, 1)))
@@ -246,8 +247,10 @@ def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
     """The weights −β^{2^i} of the tree nodes whose noise later steps subtract, f32[k].
 
     There is one weight for each level i of the tree from which some step of the run
-    subtracts a node. A traced decay must be a float32. If the decay is not in [0, 1),
-    the weights are NaN.
+    subtracts a node. If a traced decay is not in [0, 1), the weights are NaN.
+
+    Raises:
+      ValueError: a concrete decay is not in [0, 1), or a traced decay is not a float32.
     """
     # Level ⌊log₂ T⌋ has one node, and no step of the run subtracts it.
     sizes = 2.0 ** np.arange(num_steps.bit_length() - 1)

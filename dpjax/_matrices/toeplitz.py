@@ -75,7 +75,10 @@ def times(p: ArrayLike, q: ArrayLike) -> jax.Array:
 
 
 def product(roots: ArrayLike) -> jax.Array:
-    """The coefficients of Π_k (1 − r_k L) after the leading 1, f[k], from roots r."""
+    """The coefficients of Π_k (1 − r_k L) after the leading 1, f[k].
+
+    The roots r_k are the reciprocals of the zeros of this polynomial in L.
+    """
     factors = [-r[None] for r in jnp.asarray(roots)]
     return functools.reduce(times, factors, jnp.zeros(0))
 

@@ -87,7 +87,11 @@ class Mechanism:
         raise NotImplementedError
 
     def released_event(self, run: RunParameters) -> events.Event:
-        """The privacy event of the run, including the cost of discrete arithmetic."""
+        """The privacy event of the run's released values.
+
+        With arithmetic="discrete", the event includes the cost of noise on a lattice.
+        With arithmetic="real", the event is that of `event`.
+        """
         event = self.event(run)
         if run.arithmetic == "real":
             return event

@@ -315,8 +315,10 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
     """The term of an array after its conversion from one dtype to another.
 
-    The result is None if the conversion may change the array's values. The caller then
-    names the result after the conversion and the array.
+    The term of a constant is the converted constant, or None if an integer dtype cannot
+    represent its value. The term of an unknown array is the array's own term if the
+    conversion is to a float dtype at least as wide, and None otherwise. For None, the
+    caller names the result after the conversion and the array.
     """
     if isinstance(x, Constant):
         value = _constant(lambda x: x.astype(after), np.asarray(x.value, before))

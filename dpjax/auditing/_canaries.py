@@ -172,16 +172,17 @@ def matched_filter(
     Args:
       seen: the released values along each canary's direction, f[T, k], such as the
         slots of `plant`.
-      expected: the contribution of a participating canary to seen without noise,
-        f[T, k] or f[T, 1]. This is `released` for the canary's sums and a mechanism
-        with zero noise.
+      expected: the contribution of a participating canary to seen, f[T, k] or f[T, 1].
+        To compute the contribution, call `released` with the sums of the canary alone
+        and with the mechanism for noise of standard deviation 0.
       whiten: a linear map that whitens the mechanism's noise; None if the noise is
         already white.
 
     Returns:
-      Scores f[k]. Let the mechanism have white noise of standard deviation s, and be
-      μ-GDP at the canary's steps. Then a score is N(μ s, s²) if the canary took part,
-      and N(0, s²) if it did not. `gaussian_mu_lower` computes a bound from scores.
+      Scores f[k]. Let the noise have the standard deviation s after `whiten`, and let
+      the mechanism be μ-GDP at the canary's steps. Then a score is N(μ s, s²) if the
+      canary took part, and N(0, s²) if it did not. `gaussian_mu_lower` computes a bound
+      from scores.
 
     Raises:
       ValueError: the shapes do not match.

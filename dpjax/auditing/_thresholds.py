@@ -73,10 +73,11 @@ def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
 
 
 def counts(trials: int) -> np.ndarray:
-    """Choose the counts k at whose kth largest scores `band` bounds rates, i[*].
+    """Choose numbers k, i[*].
 
-    The counts are from 1 to n = trials. Neighbouring counts differ by one, or
-    by half a standard deviation of the count, √(k (1 − k/n)) / 2. Equal steps of
+    For each of these k, `band` uses the kth largest score as a threshold. The numbers
+    are from 1 to n = trials. Neighbouring numbers differ by one, or by about
+    √(k (1 − k/n)) / 2, which is half of a binomial standard deviation. Equal steps of
     arcsin √(k/n) have this size.
     """
     # With few counts, the union bound costs little. The loss between counts is small.

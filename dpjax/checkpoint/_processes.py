@@ -27,7 +27,9 @@ def everywhere(do: Callable[[], T]) -> T:
 
     The function must not communicate with other processes. If the function fails in
     this process, `everywhere` raises its exception. If the function fails only in other
-    processes, `everywhere` raises the exception of the first of them.
+    processes, `everywhere` raises a new exception with the number and the message of
+    the first process that failed. Its type is the first type of `_KINDS` of which the
+    failed process's exception is an instance, and RuntimeError if there is none.
     """
     if jax.process_count() == 1:
         return do()
@@ -47,7 +49,10 @@ def everywhere(do: Callable[[], T]) -> T:
 
 
 def _number(error: Exception) -> int:
-    """The index in `_KINDS` of the first type of which the error is an instance."""
+    """The index in `_KINDS` of the first type of which the error is an instance.
+
+    The result is the last index if the error is an instance of none of the types.
+    """
     of_these = [isinstance(error, kind) for kind in _KINDS[:-1]]
     return [*of_these, True].index(True)
 

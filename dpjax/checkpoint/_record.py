@@ -230,7 +230,11 @@ def decode_record(content: bytes, step: int, where: pathlib.Path) -> Record:
 
 
 def _verify(found: Any, step: int) -> Record:
-    """Verify plain values by their digest, and return the record of a step."""
+    """Check a record that was read from JSON, and return it as a `Record`.
+
+    Raises:
+      ValueError: the digest, the format or the step of the record is wrong.
+    """
     if not isinstance(found, dict):
         raise ValueError(f"its record is a {type(found).__name__}, not an object.")
     if found.pop("digest", None) != digest_of(found):

@@ -88,8 +88,9 @@ class Budget:
     def epsilon_if_fixed(self) -> float:
         """The ε of all draws so far, if all were fixed before any output was seen.
 
-        This ε is rounded up, and is smaller than `epsilon` for adaptive composition. If
-        an earlier output determined a draw, only the budget's `epsilon` holds.
+        This ε is rounded up. In an adaptive budget, it is below the budget's `epsilon`.
+        If an earlier output determined a draw, this ε does not hold, and only the
+        budget's `epsilon` holds.
         """
         return self._total()
 
@@ -104,9 +105,10 @@ class Budget:
             record if you have one, since a Gaussian event states no adjacency. Draw n
             times for n releases by `jax.vmap`. `draw` checks the unit only for plans,
             since an event states no unit.
-          slack: for adaptive composition, the part of δ that a mechanism without a GDP
-            parameter takes; None for half of the remaining part. With a larger part of
-            δ, the mechanism takes less of μ².
+          slack: for adaptive composition, the amount of δ, such as 1e-7, that a
+            mechanism without a GDP parameter takes; None for half of the amount that is
+            left, `left.slack`. With a larger amount, the mechanism takes less of μ². In
+            contrast, the budget's own `slack` is a share of δ.
           name: a description of the released value.
 
         Returns:
@@ -206,7 +208,12 @@ class Budget:
         return best
 
     def __str__(self) -> str:
-        """The budget in words: the cost of each draw, and the rest."""
+        """The budget in words.
+
+        For "adaptive", the text states the shares of μ² and δ that each draw takes, and
+        the shares that are left. For "fixed", it states the event of each draw, and the
+        ε of all draws so far.
+        """
         lines = [
             f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP under "
             f"{self.adjacency.name} of one {self.unit}, {self.composition} draws:"

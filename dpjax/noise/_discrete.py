@@ -61,8 +61,9 @@ class AliasTable(NamedTuple):
 
     D_512 is the discrete Gaussian distribution with P(z) ∝ e^{−z²/(2·512²)}.
 
-    A draw in a column gives the column's own number if 98 random bits are below the
-    column's threshold, and the column's alias otherwise.
+    The column with index i stands for the integer z = i − 8192. A draw in a column
+    gives the integer of this column if 98 random bits are below the column's threshold,
+    and the integer of the column's alias otherwise. The alias is the index of a column.
 
     Attributes:
       packed: the first 18 bits of the threshold, then the 14 bits of the alias, u32[k].
@@ -367,7 +368,7 @@ def check_draws(dimension: int, num_steps: int) -> None:
 
     The accounting for arithmetic="discrete" assumes at most `MOST_DRAWS` draws from the
     table of D_512, which bounds the total variation between the drawn and the ideal
-    noise.
+    noise. Each coordinate counts as three draws in each step, the most that it takes.
 
     Args:
       dimension: the number of coordinates of a step's noise.

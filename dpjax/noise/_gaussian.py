@@ -190,7 +190,7 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰;
         may be traced. The value used is stddev rounded up to float32.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds a separate stream of this key.
+        run.
 
     Returns:
       An optax transformation for real updates of any dtypes. Noise is drawn and added
@@ -202,8 +202,8 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
 
     Privacy: a step whose incoming sum has L2 sensitivity s is (s / stddev)-GDP; steps
     compose by `accounting.gdp.compose`. The guarantee is for real arithmetic and ideal
-    Gaussian noise. The state holds the key and must be kept as secret as the data:
-    anyone who has the key can subtract the noise.
+    Gaussian noise. The state holds a key that is derived from the argument `key`. Keep
+    both keys as secret as the data: anyone who has one of them can subtract noise.
 
     The key of a leaf's noise depends on the leaf's path. So transformations with the
     same key that act on different parts of a tree (`optax.masked`, `optax.partition`)

@@ -35,8 +35,8 @@ class Ring(NamedTuple):
 
     Attributes:
       nodes: the values of the released nodes, with noise, level by level, f[rows, d].
-      open: for each level, the value of the last completed node without noise,
-        f[levels, d].
+      open: for each level, the value, without noise, of the node that was completed
+        last, f[levels, d]. The values of later parents are computed from this value.
     """
 
     nodes: jax.Array

@@ -246,7 +246,11 @@ def _gradients_noise(plan: Plan) -> float:
 
 
 def _steps(plan: Plan) -> np.ndarray:
-    """The steps at which ε is computed, i64[k], closer together if ε grows faster."""
+    """The steps at which ε is computed, i64[k].
+
+    In a short run, these are all steps. In a longer run, the steps are closer together
+    at the start, with a spacing that does not depend on ε.
+    """
     count = _POINTS if plan.guarantee.mu is None else _POINTS_OF_GAUSSIAN
     if plan.num_steps <= count:
         return np.arange(1, plan.num_steps + 1)
@@ -256,7 +260,7 @@ def _steps(plan: Plan) -> np.ndarray:
 
 
 def _short(value: float) -> str:
-    """Format a value with about three digits."""
+    """Format a value with three significant digits, or as an integer from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

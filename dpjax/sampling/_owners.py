@@ -37,7 +37,7 @@ def bound_contributions_of_fixed_graph(
 
     Raises:
       ValueError: an example has no owner, or an owner that is not equal to itself, such
-        as NaN; max_contributions is below 1.
+        as NaN; owners has masked entries; max_contributions is below 1.
 
     Privacy: the guarantee assumes that the owners of each example are public and fixed.
     Neighbouring data sets have the same examples with the same owners. They differ in

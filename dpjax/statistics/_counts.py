@@ -99,7 +99,13 @@ def bins_of(values: jax.Array, edges: jax.Array) -> jax.Array:
 
 
 def count(bins: jax.Array, size: int) -> jax.Array:
-    """Count the examples in each bin, f64[size], without examples outside all bins."""
+    """Count the examples in each bin, f64[size].
+
+    Args:
+      bins: the number of each example's bin, i[n]. The number `size` stands for an
+        example outside all bins, which is not counted.
+      size: the number of bins.
+    """
     # Sums of integers are exact, and an example adds 1 to at most one count.
     return jnp.bincount(bins, length=size + 1)[:size].astype(jnp.float64)
 
@@ -126,11 +132,11 @@ class _Bisection(NamedTuple):
     """The public numbers of a release of quantiles.
 
     Attributes:
-      shares: q, f[] or f[k].
+      shares: for each quantile, the share q of the examples below it, f[] or f[k].
       lower: the lower end of the search, f[].
       upper: the upper end of the search, f[].
       norm: an upper bound on the norm of one example's contribution to one step, f[].
-      steps: the numbers of the steps, f[t].
+      steps: the numbers 0, 1, ... of the steps of the bisection, i[t].
     """
 
     shares: np.ndarray

@@ -370,6 +370,10 @@ def standardize(
 def _scale(
     variances: jax.Array, clip_norm: ArrayLike, z: ArrayLike, divisor: ArrayLike
 ) -> jax.Array:
-    """The root of each variance, or of its noise's standard deviation if larger."""
+    """The square root of each noisy variance, after small variances are raised.
+
+    A noisy variance below the standard deviation of its own noise is first raised to
+    this standard deviation.
+    """
     least = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
     return jnp.sqrt(jnp.maximum(variances, least))

@@ -132,10 +132,11 @@ def _sum(data: jax.Array, params: _Sums, noise: Release) -> jax.Array:
 
 
 def unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
-    """Clip rows f64[b, d] to C and divide them by C, to norms of at most 1 − 2⁻²¹.
+    """Clip rows f64[b, d] to C = clip_norm, and divide them by C.
 
-    The slack of 2⁻²⁰ in the clipping factors covers the rounding of contributions. A
-    row that is not finite becomes zero.
+    The clipping factors aim at norms of at most 1 − 2⁻²⁰ after the division. The
+    rounded results have norms of at most 1 − 2⁻²¹. A row that is not finite becomes
+    zero.
     """
     squares = group_squares([rows], [0], [clip_norm], kept=1)
     finite, (scale,), _ = clip_scales(squares, [clip_norm], True)

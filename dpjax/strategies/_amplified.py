@@ -142,8 +142,8 @@ def estimate(
     """The result of `amplified` with an estimated noise multiplier, and a `Start`.
 
     At the estimate, ε differs from the target by about a part in a thousand. The second
-    result is the start of a search for the exact noise multiplier. The arguments are
-    not checked.
+    result is the start of a search for the exact noise multiplier. `asked` has the
+    other arguments of `amplified`. Only the workload is checked.
     """
     workload = check_workload(workload, asked["num_steps"])
     best, start = _search(workload, epsilon, delta, asked)
@@ -405,7 +405,7 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
 
 
 def _geometric(x: float) -> Toeplitz:
-    """The geometric strategy with λ = 1 − e^{−x}.
+    """The geometric strategy C = 1 / (1 − λL) with λ = 1 − e^{−x}; L is the shift.
 
     The strategy with λ = 0 has the same array shapes as all others, so that one
     compiled program evaluates all of them.

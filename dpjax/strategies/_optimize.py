@@ -61,7 +61,10 @@ def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
 
 
 def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
-    """The first n coefficients of a ratio of two polynomials of the shift, f64[n]."""
+    """The first n coefficients of a ratio of two polynomials of the shift, f64[n].
+
+    The arguments are the polynomials' coefficients, the leading 1 included.
+    """
     from scipy.linalg import blas  # here, since the import takes long
 
     # The coefficients solve a triangular band system. `scipy.signal.lfilter` gives the
@@ -194,7 +197,8 @@ def _bands(x: jax.Array) -> jax.Array:
 def _free_bands(a: np.ndarray) -> np.ndarray:
     """Unconstrained parameters, f[k], from which `_bands` computes the coefficients a.
 
-    If no parameters give these coefficients, the result gives coefficients near them.
+    Reflection coefficients are clipped to ±0.9999. If one of them is beyond, the result
+    gives coefficients other than a.
     """
     x = []
     while a.size:
@@ -249,8 +253,9 @@ def _value_and_grad(
 def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndarray:
     """The unconstrained parameters at which the descent starts, f[k].
 
-    The strategy of these parameters is close to A^{1/2}, the square root of the
-    workload's matrix A. If no example takes part twice, A^{1/2} is the best strategy.
+    The strategy of these parameters approximates A^{1/2}, the square root of the
+    workload's matrix A. If no example takes part twice, the error of A^{1/2} is near
+    the least error.
     """
     if kind in ("banded", "banded_inverse"):
         a = coefficients(workload, size + 1)
@@ -279,7 +284,7 @@ class Optimized(Toeplitz):
 
     Attributes:
       product: the error in the strategy's workload at noise multiplier 1, times μ at
-        noise multiplier 1.
+        noise multiplier 1 under `ZERO_OUT`.
       run: the workload, the number of steps, and the number of steps per epoch.
     """
 
@@ -324,8 +329,9 @@ def optimize(
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.
       num_vectors: the number of vectors of the parameters' size that the noise may
-        store from step to step, at least 1; must be 1 for "geometric". The result has
-        fewer poles if float32 does not distinguish so many.
+        store from step to step, from 1 to num_steps. For "geometric" it must be 1,
+        although the noise then stores no vector. A "rational" result has fewer poles if
+        float32 does not distinguish so many.
 
     Returns:
       A strategy, with coefficients rounded to float32. Its `gap` is proven: at the same

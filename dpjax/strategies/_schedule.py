@@ -37,10 +37,12 @@ _LEAST = 1e-12
 def _columns(
     strategy: Toeplitz, s: jax.Array, num_steps: int, n_b: int, order: Order
 ) -> jax.Array:
-    """The column weights s of C = T diag(s), rescaled to sensitivity 1, f[T].
+    """The column weights of C = T diag(s), rescaled to sensitivity 1, f[num_steps].
 
-    The input s is f[T] for the order "fixed". For "reshuffled" it is f[E], with one
-    weight for all steps of an epoch.
+    T is the Toeplitz strategy. For the order "fixed", the input s has one weight for
+    each step, and each weight is divided by the sensitivity of its position in the
+    epoch. For "reshuffled", s has one weight for each epoch, and all weights are
+    divided by the same number.
     """
     if order == "fixed":
         c = strategy.coefficients(num_steps)

@@ -89,7 +89,11 @@ class Bounds(NamedTuple):
 
 
 class Numbers(NamedTuple, Generic[_Number]):
-    """The numbers of a run, with the names of `Setting`, for the compiled functions."""
+    """The numbers of a run that compiled functions take.
+
+    The numbers are the noise multiplier, the batch size and the numeric fields of
+    `Setting`, which have the same names here.
+    """
 
     noise_multiplier: _Number
     batch_size: _Number

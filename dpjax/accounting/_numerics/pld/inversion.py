@@ -225,10 +225,12 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
 
 
 def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """An upper bound on Σ_k g(ε + kL) e^{−K} for the Gaussian loss alone.
+    """An upper bound on the atom's part of the sum Σ_k g(ε + kL) e^{−K(λ)}.
 
-    This loss is the atom at zero that a `Spectrum` omits, composed with the Gaussian
-    loss. g(ε) is e^{λε} δ(ε), and λ and L are the rate and the period of the tilt.
+    The atom, which a `Spectrum` omits, is the case that all discrete losses are zero,
+    so that only the Gaussian loss remains. In the atom's part, g(ε) is e^{λε} δ(ε) for
+    the δ of the Gaussian loss alone, whereas K(λ) is that of all losses. λ is the rate
+    of the tilt, and L is its period.
     """
     rate, period = wave.tilt.rate, wave.tilt.period
     deviation = jnp.sqrt(wave.variance)

@@ -78,7 +78,11 @@ def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
 
 
 def _discrete_laplace(event: events.DiscreteLaplace, tail: jax.Array) -> DiscreteLosses:
-    """The losses of discrete Laplace noise, with groups of integers up to the shift."""
+    """The losses of discrete Laplace noise, in cells of consecutive integers.
+
+    Each cell between 0 and the sensitivity k is a group of consecutive integers. The
+    integers up to 0 are one more cell, and the integers from k on are another.
+    """
     k = max(event.sensitivity, 1)
     ratio = jnp.exp(-1 / jnp.asarray(event.scale))
     edges = np.round(atoms.integer_points(k) * k)

@@ -137,7 +137,8 @@ class Component(NamedTuple):
     def is_in_blocks(self) -> bool:
         """Whether checkpointed blocks compute all of this component's norms and sums.
 
-        Blocks compute them if each site is an input of a checkpointed block, and no
+        A block is a part of the loss that `jax.checkpoint` encloses. Blocks compute the
+        norms and sums if the equation of each site is a checkpointed block, and no
         entry of a leaf enters a second block or a second iteration. The squared norms
         from the blocks then add up to the squared norm over the leaves.
         """

@@ -101,7 +101,9 @@ def clipped_sum_in_two_passes(
 
 
 def _process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
-    """Make the `AtBlocks` of the pass for norms or of the pass for sums.
+    """Make the `AtBlocks` (see books.py) of the pass for norms or of that for sums.
+
+    An `AtBlocks` says how `keep_books` evaluates the checkpointed blocks in a pass.
 
     Args:
       blocks: the checkpointed blocks, each with the first of its sites as key.

@@ -87,7 +87,8 @@ class Rule(abc.ABC):
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
         """The rows f[g, t, n] and f[g, t, p], whose outer products sum to the gradient.
 
-        The outer products are summed over t, for each group g of the operand's axes.
+        The index g runs over the entries of the operand's group axes (`layout.groups`).
+        For each g, the sum of the outer products over t is one matrix of the gradient.
         """
 
     @abc.abstractmethod
