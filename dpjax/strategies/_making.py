@@ -132,10 +132,10 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
       ValueError: an argument is out of range.
 
     Example:
-      >>> print(scaled(geometric(0.5), [1.0, 2.0, 4.0]).matrix(3))
-      [[1.    0.    0.   ]
-       [0.5   0.5   0.   ]
-       [0.25  0.25  0.25 ]]
+      >>> print(scaled(geometric(0.5), [1.0, 2.0, 4.0]).matrix(3).round(3))
+      [[1.   0.   0.  ]
+       [0.5  0.5  0.  ]
+       [0.25 0.25 0.25]]
     """
     if not isinstance(strategy, Toeplitz):
         raise ValueError(f"strategy must be a Toeplitz strategy; got {strategy!r}.")
