@@ -158,7 +158,8 @@ def test_infeasible_mechanisms_are_listed_with_reason():
     assert "sampling" in reasons["poisson", "correlated"]
     assert "tree" in reasons["fixed", "tree"]
     assert reasons["fixed", "correlated"] == ""
-    with pytest.raises(ValueError, match="none of the compared mechanisms.*sampling must not be"):
+    message = "none of the compared mechanisms.*sampling must not be"
+    with pytest.raises(ValueError, match=message):
         dpjax.plan(**plan_arguments(sampling=("poisson",), noise="correlated"))
 
 
