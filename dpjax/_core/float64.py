@@ -259,7 +259,9 @@ def _widen(x: jax.Array) -> jax.Array:
     the number before this conversion. The same number would then be both 0 and above 0.
     """
     if x.dtype in (jnp.float32, jnp.bfloat16):
-        x = jnp.where(jnp.abs(x) < jnp.finfo(x.dtype).tiny, jnp.zeros_like(x), x)
+        tiny = jnp.where(jnp.abs(x) < jnp.finfo(x.dtype).tiny, x, jnp.zeros_like(x))
+        # The derivative stays 1, also at 0.
+        x = x - jax.lax.stop_gradient(tiny)
     return jnp.asarray(x, jnp.float64)
 
 
