@@ -258,11 +258,12 @@ def _widen(x: jax.Array) -> jax.Array:
     A program's conversion from float32 makes a subnormal number 0, but XLA may compare
     the number before this conversion. The same number would then be both 0 and above 0.
     """
-    if x.dtype in (jnp.float32, jnp.bfloat16):
-        tiny = jnp.where(jnp.abs(x) < jnp.finfo(x.dtype).tiny, x, jnp.zeros_like(x))
-        # The derivative stays 1, also at 0.
-        x = x - jax.lax.stop_gradient(tiny)
-    return jnp.asarray(x, jnp.float64)
+    wide = jnp.asarray(x, jnp.float64)
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+        return wide
+    subnormal = jnp.abs(wide) < float(jnp.finfo(x.dtype).tiny)
+    # The difference has the derivative 1, also at 0.
+    return wide - jax.lax.stop_gradient(jnp.where(subnormal, wide, 0.0))
 
 
 def _lift(
