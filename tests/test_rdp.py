@@ -170,6 +170,7 @@ def test_epsilon_matches_brute_force_over_orders(x64):
     curve = curve.reshape(*sigma.shape, -1)
     total, epsilon, _ = map(np.asarray, convert_curve(curve, count, 1e-6))
     best = best_order(total, 1e-6)
+    np.testing.assert_array_equal(rdp.best_order(total, ORDERS, 1e-6), best)
     np.testing.assert_allclose(total, count[..., None] * curve, rtol=1e-15)
     np.testing.assert_allclose(epsilon, brute_force_epsilon(total, 1e-6), rtol=1e-12)
     of_one = jax.jit(rdp.epsilon)

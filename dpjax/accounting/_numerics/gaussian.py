@@ -1,7 +1,7 @@
 """The trade-off curve, δ(ε) and ε(δ) of μ-GDP, that is, of N(0, 1) against N(μ, 1).
 
-With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R(x) = Φ(−x)/φ(x), the identity e^ε
-φ(b) = φ(a) turns
+With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R(x) = Φ(−x)/φ(x), the identity
+e^ε φ(b) = φ(a) turns
 
     δ(ε) = Φ(−a) − e^ε Φ(−b) = φ(a) (R(a) − R(b))
 

@@ -18,7 +18,7 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_inexact
 
 
 class SiteRecords(NamedTuple):
-    """What one forward and one backward pass record, with a leading batch axis b.
+    """The records of one forward and one backward pass, with a leading batch axis b.
 
     Attributes:
       outputs: the loss and the leaves of aux.
