@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 from scipy import stats
 
 import dpjax
-from dpjax import checkpoint, ledger, sampling
+from dpjax import auditing, checkpoint, ledger, sampling
 from dpjax._core import chacha, keys
 
 WORDS = np.frombuffer(bytes(range(32)), "<u4").astype(np.uint32)
@@ -530,6 +530,21 @@ def test_batches_are_the_same_for_known_and_traced_keys(name):
     traced = jax.jit(SAMPLERS[name])(KEY, np.uint32(2))
     np.testing.assert_array_equal(known.indices, traced.indices)
     np.testing.assert_array_equal(known.mask, traced.mask)
+
+
+@pytest.mark.matrix
+def test_audits_take_such_keys():
+    scores = jnp.arange(20.0)
+    quantiles = auditing.bootstrap_quantiles(
+        lambda a, b: jnp.mean(a) - jnp.mean(b),
+        scores + 5,
+        scores,
+        jnp.array([0.1, 0.9]),
+        num_samples=50,
+        key=KEY,
+    )
+    # The difference of means has a standard deviation of about 1.8.
+    assert 1 < quantiles[0] < quantiles[1] < 9
 
 
 @pytest.mark.matrix

@@ -122,7 +122,8 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         over = 1 + (epsilon - solved.epsilon) / about.spare
         excess = min(max(math.log(max(over, TINY)), -3.0), 3.0)
         aim = float(full[place]) - excess
-        if excess <= 0 and full[place - 1] - aim > _CLEARLY:
+        # The bounds themselves are compared, since their ratio may round to 1.
+        if epsilon <= solved.epsilon and full[place - 1] - aim > _CLEARLY:
             return capacity
     return high
 
