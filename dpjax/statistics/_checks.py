@@ -18,6 +18,13 @@ def as_number(name: str, value: ArrayLike) -> float | jax.Array:
     return jnp.asarray(value) if array is None else float(array)
 
 
+def as_positive(name: str, value: ArrayLike) -> ArrayLike:
+    """Check that a number is positive and finite, and return it."""
+    validate.scalar(name, value)
+    validate.positive(name, value)
+    return value
+
+
 def as_examples(
     name: str, value: Any, *, ndim: int | None = None
 ) -> jax.Array | np.ndarray:
@@ -57,6 +64,4 @@ def as_num_examples(value: ArrayLike | None, length: int, adjacency: Adjacency) 
                 "where the length of the data is private; got None."
             )
         value = length
-    validate.scalar("num_examples", value)
-    validate.positive("num_examples", value)
-    return value
+    return as_positive("num_examples", value)

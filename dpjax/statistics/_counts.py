@@ -213,8 +213,7 @@ def quantile(
     validate.open_unit("shares", given)
     increasing("[lower, upper]", [lower, upper])
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    if num_steps > 52:
-        raise ValueError(f"num_steps must be at most 52; got {num_steps!r}.")
+    validate.at_most("num_steps", num_steps, 52)
     # The margin covers the rounding of the root, the sum and the contributions.
     norm = float(np.linalg.norm(np.maximum(given, 1 - given))) * (1 + 2.0**-40)
     return _release.release(

@@ -14,7 +14,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _counts, _release
-from dpjax.statistics._checks import as_examples, as_num_examples
+from dpjax.statistics._checks import as_examples, as_num_examples, as_positive
 from dpjax.statistics._release import Release, Released, Terms, sum_exactly
 
 
@@ -71,11 +71,9 @@ def loss(
       0.30 Gaussian(mu=0.5)
     """
     losses = as_examples("losses", losses, ndim=1)
-    validate.scalar("bound", bound)
-    validate.positive("bound", bound)
     divisor = as_num_examples(num_examples, len(losses), validate.adjacency(adjacency))
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    params = _Mean(bound, divisor)
+    params = _Mean(as_positive("bound", bound), divisor)
     return _release.release(
         "loss", _loss, losses, params, terms, replaced=2.0, dimension=1
     )
@@ -130,10 +128,9 @@ def accuracy(
       >>> print(f"{released.value:.2f}", released.event)
       0.75 Gaussian(mu=0.5)
     """
-    data = _pair("predictions", predictions, "labels", labels)
-    divisor = as_num_examples(num_examples, len(data[0]), validate.adjacency(adjacency))
-    predictions, labels = data
+    predictions, labels = _pair("predictions", predictions, "labels", labels)
     correct = predictions == labels
+    divisor = as_num_examples(num_examples, len(correct), validate.adjacency(adjacency))
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(1.0, divisor)
     return _release.release(

@@ -18,13 +18,12 @@ parts:
 The rest of a statistic uses only the noisy sums, and is post-processing.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -115,10 +114,8 @@ class Release(NamedTuple):
         return sums + self.stddev * noise.astype(jnp.float64)
 
 
-class Statistic(Protocol):
-    """A function of data, parameters and a `Release` that returns a private value."""
-
-    def __call__(self, data: Any, params: Any, release: Release, /) -> Any: ...
+# A function of data, public parameters and a `Release` that returns a private value.
+Statistic = Callable[[Any, Any, Release], Any]
 
 
 class Terms(NamedTuple):
@@ -180,7 +177,10 @@ def release(
     else:
         stddev = rounding.round_up_float32("noise_multiplier", z, root_up(num_sums))
     dtype = default_float()  # the caller's
-    with _float64_scope():
+    promotion = jax.numpy_dtype_promotion("standard")
+    ranks = jax.numpy_rank_promotion("allow")
+    # In this context, JAX traces and runs statistics in float64.
+    with jax.enable_x64(True), promotion, ranks:
         value = _run(
             name,
             statistic,
@@ -194,10 +194,9 @@ def release(
     return Released(value, event, terms.adjacency)
 
 
-_STATIC = "name", "statistic", "arithmetic", "dtype"
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC)
+@functools.partial(
+    jax.jit, static_argnames=("name", "statistic", "arithmetic", "dtype")
+)
 def _run(
     name: str,
     statistic: Statistic,
@@ -222,14 +221,6 @@ def _run(
 
     # Since sums are exact, a mesh changes no bit of the result.
     return meshes.let_compiler_shard(compute, data, jax.P())(data, params, key, stddev)
-
-
-@contextlib.contextmanager
-def _float64_scope() -> Iterator[None]:
-    """Enable float64 in a context, in which JAX traces and runs statistics."""
-    dtypes, ranks = jax.numpy_dtype_promotion, jax.numpy_rank_promotion
-    with jax.enable_x64(True), dtypes("standard"), ranks("allow"):
-        yield
 
 
 def sum_exactly(

@@ -8,7 +8,7 @@ import jax
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.clipping._clip import apply_scales, clip_scales, group_squares
-from dpjax.statistics._checks import as_examples, as_num_examples
+from dpjax.statistics._checks import as_examples, as_num_examples, as_positive
 from dpjax.statistics._release import Release, Released, Terms, release, sum_exactly
 
 
@@ -74,7 +74,8 @@ def mean(
     data = as_examples("data", data)
     divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    return _release_sum("mean", data, _Sums(positive_norm(clip_norm), divisor), terms)
+    params = _Sums(as_positive("clip_norm", clip_norm), divisor)
+    return _release_sum("mean", data, params, terms)
 
 
 def sum(  # noqa: A001  (read as `statistics.sum`)
@@ -116,7 +117,8 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
     """
     data = as_examples("data", data)
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    return _release_sum("sum", data, _Sums(positive_norm(clip_norm)), terms)
+    params = _Sums(as_positive("clip_norm", clip_norm))
+    return _release_sum("sum", data, params, terms)
 
 
 def _release_sum(name: str, data: Any, params: _Sums, terms: Terms) -> Released:
@@ -141,13 +143,6 @@ def unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
     squares = group_squares([rows], [0], [clip_norm], kept=1)
     finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
     return apply_scales(rows, scale, finite) / clip_norm
-
-
-def positive_norm(clip_norm: ArrayLike) -> ArrayLike:
-    """Check that a clip norm is positive, and return it."""
-    validate.scalar("clip_norm", clip_norm)
-    validate.positive("clip_norm", clip_norm)
-    return clip_norm
 
 
 def row_size(data: Any) -> int:
