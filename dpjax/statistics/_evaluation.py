@@ -11,11 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _counts, _release
-from dpjax.statistics._checks import as_examples, as_num_examples, as_positive
-from dpjax.statistics._release import Release, Released, Terms, sum_exactly
+from dpjax.statistics._release import Release, Released, Terms
 
 
 class _Mean(NamedTuple):
@@ -70,10 +68,10 @@ def loss(
       >>> print(f"{released.value:.2f}", released.event)
       0.30 Gaussian(mu=0.5)
     """
-    losses = as_examples("losses", losses, ndim=1)
-    divisor = as_num_examples(num_examples, len(losses), validate.adjacency(adjacency))
+    losses = _release.as_examples("losses", losses, ndim=1)
+    divisor = _release.as_num_examples(num_examples, len(losses), adjacency)
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    params = _Mean(as_positive("bound", bound), divisor)
+    params = _Mean(_release.as_positive("bound", bound), divisor)
     return _release.release(
         "loss", _loss, losses, params, terms, replaced=2.0, dimension=1
     )
@@ -84,7 +82,7 @@ def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
     half = params.bound / 2
     known = jnp.where(jnp.isnan(data), params.bound, data)
     rows = jnp.clip(known[:, None] / half - 1, -1.0, 1.0)
-    noisy = noise(sum_exactly(lambda x: x, rows))[0]
+    noisy = noise(_release.sum_exactly(lambda x: x, rows))[0]
     return (noisy / params.num_examples + 1) * half
 
 
@@ -130,7 +128,7 @@ def accuracy(
     """
     predictions, labels = _pair("predictions", predictions, "labels", labels)
     correct = predictions == labels
-    divisor = as_num_examples(num_examples, len(correct), validate.adjacency(adjacency))
+    divisor = _release.as_num_examples(num_examples, len(correct), adjacency)
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(1.0, divisor)
     return _release.release(
@@ -220,8 +218,8 @@ def _pair(
     name: str, value: ArrayLike, other: str, value_of_other: ArrayLike
 ) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:
     """Check that two values are vectors of the same length, and return them."""
-    one = as_examples(name, value, ndim=1)
-    two = as_examples(other, value_of_other, ndim=1)
+    one = _release.as_examples(name, value, ndim=1)
+    two = _release.as_examples(other, value_of_other, ndim=1)
     if one.shape != two.shape:
         raise ValueError(
             f"{name} and {other} must have the same length; got {one.shape} and "

@@ -34,15 +34,7 @@ from dpjax._core import keys, validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.statistics import _release
-from dpjax.statistics._checks import as_examples, as_num_examples, as_positive
-from dpjax.statistics._release import (
-    Release,
-    Released,
-    Terms,
-    divide_up,
-    root_up,
-    sum_exactly,
-)
+from dpjax.statistics._release import Release, Released, Terms
 from dpjax.statistics._sums import flat, mean, row_size, unit_rows
 
 
@@ -109,13 +101,13 @@ def variance(
       >>> print(f"{released.value:.2f}", released.event)
       0.33 Gaussian(mu=0.375)
     """
-    data = as_examples("data", data)
-    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    data = _release.as_examples("data", data)
+    divisor = _release.as_num_examples(num_examples, len(data), adjacency)
     return _release.release(
         "variance",
         _variance,
         data,
-        _Moments(as_positive("clip_norm", clip_norm), divisor, center),
+        _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
         Terms(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=row_size(data) * (1 if center is not None else 2),
@@ -177,14 +169,14 @@ def covariance(
       [[0.25 0.25]
        [0.25 0.25]]
     """
-    data = as_examples("data", data, ndim=2)
-    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    data = _release.as_examples("data", data, ndim=2)
+    divisor = _release.as_num_examples(num_examples, len(data), adjacency)
     size = data.shape[1]
     return _release.release(
         "covariance",
         _covariance,
         data,
-        _Moments(as_positive("clip_norm", clip_norm), divisor, center),
+        _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
         Terms(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=size * (size + 1) // 2 + (size if center is None else 0),
@@ -240,7 +232,7 @@ def _moments(
             return squares(u)
         return jnp.concatenate([u, squares(u)], axis=1) / root
 
-    noisy = noise(sum_exactly(contribute, flat(data)))
+    noisy = noise(_release.sum_exactly(contribute, flat(data)))
     if center is not None:
         return jnp.zeros(size), noisy * scale**2 / n, jnp.zeros(())
     both = noisy * root / n
@@ -322,17 +314,17 @@ def standardize(
       [[ 1.  1.]
        [-1. -1.]]
     """
-    data = as_examples("data", data)
+    data = _release.as_examples("data", data)
     validate.typed_key("key", key)
     validate.open_unit("share", share)
     z = validate.positive_float("noise_multiplier", noise_multiplier)
-    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    divisor = _release.as_num_examples(num_examples, len(data), adjacency)
     # With the adjacency's sensitivity factor f, the center has μ² = share (f / z)², and
     # the scale has the rest of (f / z)². Squares of μ add up (Dong, Roth and Su 2022,
     # Corollary 2, https://arxiv.org/abs/1905.02383). About a center, f is √2 instead of
     # 2 under REPLACE. The margin covers the four roundings of each noise multiplier.
     margin = 1 + 2.0**-49
-    ratio = root_up(2) / 2 if adjacency is Adjacency.REPLACE else 1.0
+    ratio = _release.root_up(2) / 2 if adjacency is Adjacency.REPLACE else 1.0
     z_center = z / math.sqrt(share) * margin
     z_scale = z * ratio / math.sqrt(1 - share) * margin
     of_center, of_scale = jax.random.split(keys.stream(key, "statistics standardize"))
@@ -347,7 +339,7 @@ def standardize(
         data, noise_multiplier=z_scale, key=of_scale, center=center.value, **release
     )
     scale = _scale(spread.value, clip_norm, z_scale, divisor)
-    event = events.Gaussian(divide_up(adjacency.sensitivity_factor, z))
+    event = events.Gaussian(_release.divide_up(adjacency.sensitivity_factor, z))
     parts = center.event, spread.event
     apart = [x.total_variation for x in parts if isinstance(x, events.OnLattice)]
     return Released(

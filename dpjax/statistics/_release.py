@@ -35,7 +35,6 @@ from dpjax._core.keys import stream
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.noise import _discrete
-from dpjax.statistics._checks import as_number
 
 # Contributions are integers times 2⁻³². A sum of fewer than 2³¹ contributions, each at
 # most 1, is below 2⁶³ in these units.
@@ -165,7 +164,10 @@ def release(
     num_examples = len(jax.tree.leaves(data)[0])
     if num_examples >= _MOST_EXAMPLES:
         raise ValueError(f"data must have fewer than 2**31 rows; got {num_examples}.")
-    z = as_number("noise_multiplier", terms.noise_multiplier)
+    validate.scalar("noise_multiplier", terms.noise_multiplier)
+    validate.nonnegative("noise_multiplier", terms.noise_multiplier)
+    known = validate.concrete(terms.noise_multiplier)
+    z = jnp.asarray(terms.noise_multiplier) if known is None else float(known)
     # An example that leaves or enters moves each sum only by its own contribution.
     factor = replaced if terms.adjacency is Adjacency.REPLACE else 1.0
     event: events.Gaussian | events.OnLattice = events.Gaussian(divide_up(factor, z))
@@ -293,3 +295,52 @@ def root_up(number: float) -> float:
     """The square root of a Python number, rounded up; exact roots stay exact."""
     root = math.sqrt(number)
     return root if Fraction(root) ** 2 >= number else math.nextafter(root, math.inf)
+
+
+def as_positive(name: str, value: ArrayLike) -> ArrayLike:
+    """Check that a number is positive and finite, and return it."""
+    validate.scalar(name, value)
+    validate.positive(name, value)
+    return value
+
+
+def as_examples(
+    name: str, value: Any, *, ndim: int | None = None
+) -> jax.Array | np.ndarray:
+    """Return the value as an array of real numbers with a leading axis of examples.
+
+    Raises:
+      ValueError: the value is not an array of real numbers, or has no leading axis, or
+        does not have `ndim` axes.
+    """
+    try:
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+    except (TypeError, ValueError):  # lists of different lengths
+        array = np.empty(0, object)
+    if not (
+        array.dtype == bool
+        or jnp.issubdtype(array.dtype, jnp.integer)
+        or jnp.issubdtype(array.dtype, jnp.floating)
+    ):
+        raise ValueError(f"{name} must be an array of real numbers; got {value!r}.")
+    if array.ndim == 0 or (ndim is not None and array.ndim != ndim):
+        rule = "a leading axis of examples" if ndim is None else f"{ndim} axes"
+        raise ValueError(f"{name} must have {rule}; got shape {array.shape}.")
+    return array
+
+
+def as_num_examples(value: ArrayLike | None, length: int, adjacency: Adjacency) -> Any:
+    """The public divisor of a sum: the given number, or else the length of the data.
+
+    Raises:
+      ValueError: the number is missing although the length of the data is private, or
+        the number is not positive.
+    """
+    if value is None:
+        if validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
+            raise ValueError(
+                "num_examples must be a public number under Adjacency.ADD_REMOVE, "
+                "where the length of the data is private; got None."
+            )
+        value = length
+    return as_positive("num_examples", value)
