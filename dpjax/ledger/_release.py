@@ -226,9 +226,7 @@ def other(
       0.5
     """
     validate.nonnegative("epsilon", epsilon)
-    validate.nonnegative("delta", delta)
-    if delta:
-        validate.open_unit("delta", delta)
+    validate.half_open_unit("delta", delta)
     if not what.strip():
         raise ValueError(
             f"what must be a non-empty text that says what is released; got {what!r}."
