@@ -137,7 +137,7 @@ def check(
     claimed = validate.positive_float("sensitivity", sensitivity)
     adjacency = validate.adjacency(adjacency)
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
-    if len(sizes) != 1 or not next(iter(sizes)) or next(iter(sizes))[0] < 2:
+    if len(sizes) != 1 or min(sizes) < (2,):  # a scalar has the shape ()
         raise ValueError(
             "data must have one leading axis with at least 2 examples, which all "
             f"leaves share; got lengths {sorted(sizes)}."
@@ -145,9 +145,8 @@ def check(
     data = jax.tree.map(jnp.asarray, data)
     worst: dict[str, Finding] = {}
     for finding in _findings(fn, data, claimed, adjacency):
-        known = worst.get(finding.change)
-        if known is None or finding.distance > known.distance:
-            worst[finding.change] = finding
+        known = worst.get(finding.change, finding)
+        worst[finding.change] = max(known, finding, key=lambda x: x.distance)
     return Report(tuple(worst.values()))
 
 

@@ -153,10 +153,8 @@ def band(
     # Each rate has half of the error, and in a union each count has an equal share.
     shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
     # These are the kth largest scores, for the counts k above.
-    thresholds, reached = (
-        jnp.sort(x, descending=True)[k - 1]
-        for x, k in ((scores_out, of_out), (scores_in, of_in))
-    )
+    thresholds = jnp.sort(scores_out, descending=True)[of_out - 1]
+    reached = jnp.sort(scores_in, descending=True)[of_in - 1]
     false = upper(of_out - 1, scores_out.size, shares[1])
     true = lower(of_in, scores_in.size, shares[0])
     # The true-positive bound at a threshold is that of the lowest score in `reached`
@@ -230,7 +228,7 @@ def check_attack(
     known = validate.concrete(confidence)
     if known is not None and not (known > 0.5).all():
         raise ValueError(f"confidence must be above 0.5; got {confidence!r}.")
-    validate.decay("delta", delta)  # the range of δ is that of a decay, [0, 1)
+    validate.half_open_unit("delta", delta)
 
 
 def epsilon_lower(

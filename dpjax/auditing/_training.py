@@ -77,9 +77,8 @@ def train_many(
     num_runs = validate.static_int("num_runs", num_runs, minimum=1)
     if batch_size is not None:
         batch_size = validate.static_int("batch_size", batch_size, minimum=1)
-    keys = jax.random.split(
-        stream(validate.typed_key("key", key), "audited runs"), 2 * num_runs
-    )
+    key = stream(validate.typed_key("key", key), "audited runs")
+    keys = jax.random.split(key, 2 * num_runs)
 
     def many(data: Tree, keys: jax.Array) -> Tree:
         # The data are constants and not tracers: solvers check their values.

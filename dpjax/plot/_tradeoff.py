@@ -87,8 +87,9 @@ def guarantee_lines(
     """The trade-off curves of the given guarantees, as lines to draw."""
     validate.scalar("false_positive_rate", false_positive_rate)
     validate.open_unit("false_positive_rate", false_positive_rate)
+    guarantees = [x.guarantee if isinstance(x, Plan) else x for x in guarantees]
     profiles = [_profile(guarantee) for guarantee in guarantees]
-    legend = names(labels, [_name(guarantee) for guarantee in guarantees])
+    legend = names(labels, list(map(_name, guarantees, profiles)))
     # The rates include the marked rate, so that its marker is on the curve.
     rates = np.union1d(_RATES, [false_positive_rate])
     marked = int(np.searchsorted(rates, false_positive_rate))
@@ -123,9 +124,7 @@ def draw_curves(
 
 
 def _profile(guarantee: Any) -> Profile:
-    """The profile of a plan, a guarantee, a PLD or the μ of GDP."""
-    if isinstance(guarantee, Plan):
-        return guarantee.guarantee.profile
+    """The profile of a guarantee, a PLD or the μ of GDP."""
     profile = getattr(guarantee, "profile", guarantee)
     if all(callable(getattr(profile, name, None)) for name in ("epsilon", "delta")):
         return profile
@@ -140,14 +139,11 @@ def _profile(guarantee: Any) -> Profile:
     return Gaussian(float(guarantee))
 
 
-def _name(guarantee: Any) -> str:
-    """The default label of a guarantee."""
-    if isinstance(guarantee, Plan):
-        guarantee = guarantee.guarantee
+def _name(guarantee: Any, profile: Profile) -> str:
+    """The default label of a guarantee with a profile."""
     if isinstance(guarantee, RunGuarantee):
         delta = guarantee.plan.delta
         return f"ε = {up(float(guarantee.epsilon(delta)), 2)}, δ = {delta:g}"
-    profile = _profile(guarantee)
     if isinstance(profile, Gaussian):
         return f"{up(float(np.asarray(profile.mu)), 2)}-GDP"
     if isinstance(profile, Pure):
@@ -248,15 +244,9 @@ def attack(
     draw_curves(ax, lines, false_positive_rate, "true-positive rate,")
     # These are the corners of both staircases, which are constant between corners.
     between = np.union1d(seen.false_positive, proven.false_positive)
-    ax.fill_between(
-        between,
-        _step_function(seen, between),
-        _step_function(proven, between),
-        step="post",
-        color=GREY,
-        alpha=0.2,
-        linewidth=0,
-    )
+    low, high = (_step_function(line, between) for line in (seen, proven))
+    grey = {"step": "post", "color": GREY, "alpha": 0.2, "linewidth": 0}
+    ax.fill_between(between, low, high, **grey)
     return finish(ax, "false-positive rate", "false-negative rate")
 
 

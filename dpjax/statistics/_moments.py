@@ -339,14 +339,11 @@ def standardize(
         data, noise_multiplier=z_scale, key=of_scale, center=center.value, **release
     )
     scale = _scale(spread.value, clip_norm, z_scale, divisor)
-    event = events.Gaussian(_release.divide_up(adjacency.sensitivity_factor, z))
+    gaussian = events.Gaussian(_release.divide_up(adjacency.sensitivity_factor, z))
     parts = center.event, spread.event
     apart = [x.total_variation for x in parts if isinstance(x, events.OnLattice)]
-    return Released(
-        Standardization(center.value, scale),
-        events.OnLattice(event, sum(apart)) if apart else event,
-        adjacency,
-    )
+    event = events.OnLattice(gaussian, sum(apart)) if apart else gaussian
+    return Released(Standardization(center.value, scale), event, adjacency)
 
 
 @jax.jit

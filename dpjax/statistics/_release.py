@@ -141,9 +141,9 @@ def release(
     params: Any,
     terms: Terms,
     *,
-    replaced: float,
     dimension: int,
     num_sums: int = 1,
+    replaced: float = 2.0,
 ) -> Released:
     """Release a statistic of private data, with its event.
 
@@ -154,9 +154,10 @@ def release(
       data: arrays with a leading axis of examples, as `as_examples` makes.
       params: public numbers.
       terms: the arguments that all statistics share.
-      replaced: a bound on the distance of two examples' contributions, at least 1.
       dimension: the number of entries of one sum.
       num_sums: the number of sums.
+      replaced: a bound on the distance of two examples' contributions, at least 1. Two
+        contributions of norm at most 1 have a distance of at most 2.
     """
     validate.adjacency(terms.adjacency)
     validate.typed_key("key", terms.key)
@@ -184,14 +185,7 @@ def release(
     # In this context, JAX traces and runs statistics in float64.
     with jax.enable_x64(True), promotion, ranks:
         value = _run(
-            name,
-            statistic,
-            data,
-            params,
-            terms.key,
-            stddev,
-            arithmetic=terms.arithmetic,
-            dtype=dtype,
+            name, statistic, data, params, terms.key, stddev, terms.arithmetic, dtype
         )
     return Released(value, event, terms.adjacency)
 
@@ -206,7 +200,6 @@ def _run(
     params: Any,
     key: Key,
     stddev: ArrayLike,
-    *,
     arithmetic: Arithmetic,
     dtype: np.dtype,
 ) -> Any:

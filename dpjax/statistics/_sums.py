@@ -74,7 +74,8 @@ def mean(
     divisor = _release.as_num_examples(num_examples, len(data), adjacency)
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Sums(_release.as_positive("clip_norm", clip_norm), divisor)
-    return _release_sum("mean", data, params, terms)
+    size = row_size(data)
+    return _release.release("mean", _sum, data, params, terms, dimension=size)
 
 
 def sum(  # noqa: A001  (read as `statistics.sum`)
@@ -117,13 +118,8 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
     data = _release.as_examples("data", data)
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Sums(_release.as_positive("clip_norm", clip_norm))
-    return _release_sum("sum", data, params, terms)
-
-
-def _release_sum(name: str, data: Any, params: _Sums, terms: Terms) -> Released:
-    return _release.release(
-        name, _sum, data, params, terms, replaced=2.0, dimension=row_size(data)
-    )
+    size = row_size(data)
+    return _release.release("sum", _sum, data, params, terms, dimension=size)
 
 
 def _sum(data: jax.Array, params: _Sums, noise: Release) -> jax.Array:
