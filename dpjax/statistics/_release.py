@@ -15,7 +15,8 @@ parts:
    r / z-GDP: t adaptive Gaussian mechanisms with μ = r / (z √t) compose to the root of
    the sum of their μ² (Dong, Roth and Su 2022, Corollary 2).
 
-The rest of a statistic uses only the noisy sums, and is post-processing.
+The rest of a statistic uses only the noisy sums, and is post-processing. At the end of
+the module are checks of arguments that several statistics share.
 """
 
 import dataclasses
@@ -310,11 +311,8 @@ def as_examples(
         array = value if isinstance(value, jax.Array) else np.asarray(value)
     except (TypeError, ValueError):  # lists of different lengths
         array = np.empty(0, object)
-    if not (
-        array.dtype == bool
-        or jnp.issubdtype(array.dtype, jnp.integer)
-        or jnp.issubdtype(array.dtype, jnp.floating)
-    ):
+    kinds = jnp.bool_, jnp.integer, jnp.floating
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
         raise ValueError(f"{name} must be an array of real numbers; got {value!r}.")
     if array.ndim == 0 or (ndim is not None and array.ndim != ndim):
         rule = "a leading axis of examples" if ndim is None else f"{ndim} axes"
