@@ -141,7 +141,7 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
 
 def _decay(decay: ArrayLike) -> np.ndarray | jax.Array:
     validate.scalar("decay", decay)
-    validate.decay("decay", decay)
+    validate.half_open_unit("decay", decay)
     return _vector("decay", decay)
 
 

@@ -288,9 +288,9 @@ def test_changed_random_draws_are_detected(plan, monkeypatch, part):
         after = _fingerprint.describe_draws(plan, KEY)
     finally:
         _fingerprint._probe.cache_clear()
-    found = _fingerprint.differences(before, after)
+    found = _fingerprint.differences(before, after, "draws")
     assert len(found) == 1
-    assert found[0].startswith("of a public key")
+    assert found[0].startswith("draws.of a public key")
 
 
 def test_restoring_into_other_array_shapes_raises(

@@ -74,7 +74,7 @@ def sums_in_units(name, monkeypatch, batches):
     batches, so that its later sums have the same thresholds.
     """
 
-    def spied(statistic_name, statistic, data, params, key, stddev, **static):
+    def spied(statistic_name, statistic, data, params, key, stddev, *static):
         taken = []
 
         class Spy(_release.Release):

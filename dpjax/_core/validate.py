@@ -110,7 +110,7 @@ def step(value: object, num_steps: int) -> None:
     )
 
 
-def decay(name: str, value: object) -> None:
+def half_open_unit(name: str, value: object) -> None:
     """Raise unless 0 <= value < 1."""
     _check(name, value, "in [0, 1)", lambda x: (x >= 0) & (x < 1))
 

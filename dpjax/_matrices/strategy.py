@@ -129,7 +129,7 @@ def check_strategy(strategy: Strategy, num_steps: int) -> Strategy:
                 f"got factors of shape {np.shape(strategy.factors)}."
             )
     elif isinstance(strategy, Tree):
-        validate.decay("the strategy's decay", strategy.decay)
+        validate.half_open_unit("the strategy's decay", strategy.decay)
     else:
         _toeplitz(strategy, num_steps)
     return strategy

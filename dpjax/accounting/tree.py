@@ -226,7 +226,7 @@ def momentum_mu(
     """
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    validate.decay("decay", decay)
+    validate.half_open_unit("decay", decay)
     n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("order", order, ("fixed", "reshuffled"))
     return _momentum_mu64(
@@ -351,7 +351,7 @@ def reduced_momentum_mu(
     for noise in noise_multipliers:
         validate.nonnegative("noise_multipliers", noise, finite=False)
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    validate.decay("decay", decay)
+    validate.half_open_unit("decay", decay)
     n = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     return _reduced_momentum_mu64(
         anchor,

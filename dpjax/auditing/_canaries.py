@@ -196,16 +196,14 @@ def matched_filter(
       >>> print(f"{mean / stddev:.2f} for μ = √4 / 2")
       1.00 for μ = √4 / 2
     """
-    if jnp.ndim(seen) != 2 or jnp.shape(expected) not in (
-        jnp.shape(seen),
-        (jnp.shape(seen)[0], 1),
-    ):
+    seen, expected = jnp.asarray(seen), jnp.asarray(expected)
+    if seen.ndim != 2 or expected.shape not in (seen.shape, (len(seen), 1)):
         raise ValueError(
             "expected must have the shape [T, k] of seen, or shape [T, 1]; got "
-            f"shapes {jnp.shape(expected)} and {jnp.shape(seen)}."
+            f"shapes {expected.shape} and {seen.shape}."
         )
     whiten = whiten or (lambda y: y)
-    signal, noisy = whiten(jnp.asarray(expected)), whiten(jnp.asarray(seen))
+    signal, noisy = whiten(expected), whiten(seen)
     length = jnp.sqrt(jnp.sum(jnp.square(signal), axis=0))
     product = jnp.sum(signal * noisy, axis=0)
     # A canary without a signal gets the score 0 in place of 0 / 0.
@@ -248,16 +246,14 @@ def mixture_scores(
       1.09 with it, 1.00 not
     """
     validate.positive("stddev", stddev)
-    fits = jnp.ndim(seen) == 2 and jnp.ndim(cases) == 2
-    if not fits or (
-        jnp.shape(cases) != (*jnp.shape(probabilities), jnp.shape(seen)[0])
-    ):
+    seen, cases, weights = map(jnp.asarray, (seen, cases, probabilities))
+    are_matrices = seen.ndim == 2 and cases.ndim == 2
+    if not are_matrices or cases.shape != (*weights.shape, len(seen)):
         raise ValueError(
             "cases must have shape [c, T] for seen of shape [T, k] and probabilities "
-            f"of shape [c]; got shapes {jnp.shape(cases)}, {jnp.shape(seen)} and "
-            f"{jnp.shape(probabilities)}."
+            f"of shape [c]; got shapes {cases.shape}, {seen.shape} and "
+            f"{weights.shape}."
         )
-    cases, weights = jnp.asarray(cases), jnp.asarray(probabilities)
     # The score is log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y. By Neyman and Pearson
     # (1933), a threshold on this ratio is the best test at its false-positive rate.
     products = jnp.matmul(cases, seen, precision="highest")

@@ -134,21 +134,19 @@ def check(
       >>> check(mean, x, **claim).passed
       False
     """
-    validate.positive_float("sensitivity", sensitivity)
+    claimed = validate.positive_float("sensitivity", sensitivity)
     adjacency = validate.adjacency(adjacency)
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
-    if len(sizes) != 1 or not next(iter(sizes)) or next(iter(sizes))[0] < 2:
+    if len(sizes) != 1 or min(sizes) < (2,):  # a scalar has the shape ()
         raise ValueError(
             "data must have one leading axis with at least 2 examples, which all "
             f"leaves share; got lengths {sorted(sizes)}."
         )
     data = jax.tree.map(jnp.asarray, data)
-    claimed = float(np.asarray(sensitivity))
     worst: dict[str, Finding] = {}
     for finding in _findings(fn, data, claimed, adjacency):
-        known = worst.get(finding.change)
-        if known is None or finding.distance > known.distance:
-            worst[finding.change] = finding
+        known = worst.get(finding.change, finding)
+        worst[finding.change] = max(known, finding, key=lambda x: x.distance)
     return Report(tuple(worst.values()))
 
 
@@ -168,6 +166,12 @@ def _findings(
     tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))
     # With a fixed seed, the test gives the same result in every run.
     rng = np.random.default_rng(0)
+    everyone = jnp.ones(size, bool)
+    epsilon = _machine_epsilon(fn(data, everyone))
+
+    def run(batch: Any, mask: jax.Array) -> Tree:
+        # Differences between float64 results add no rounding of their own.
+        return jax.tree.map(lambda x: np.asarray(x, np.float64), fn(batch, mask))
 
     def measure_change(
         change: str, one: Tree, other: Tree, claim: float, i: int
@@ -176,8 +180,9 @@ def _findings(
         # uses the smaller norm, so that a huge result does not allow a huge distance.
         length = min(_norm(one), _norm(other))
         length = length if np.isfinite(length) else 0.0
-        rounding = 4 * size * _epsilon(one) * (claimed + length)
-        return Finding(change, _norm(_minus(one, other)), claim + rounding, int(i))
+        rounding = 4 * size * epsilon * (claimed + length)
+        distance = _norm(jax.tree.map(np.subtract, one, other))
+        return Finding(change, distance, claim + rounding, int(i))
 
     # In smaller batches, an error of normalisation has a larger effect.
     halves = {f"half {k}": rng.random(size) < 0.5 for k in range(1, _BATCHES)}
@@ -185,23 +190,23 @@ def _findings(
         alone = np.arange(size) == i
         for name, others in {"all": alone | True, **halves, "alone": alone}.items():
             there = jnp.asarray(others | alone)
-            whole = fn(data, there)
-            less = fn(data, there & ~alone)
+            whole = run(data, there)
+            less = run(data, there & ~alone)
             yield measure_change(f"{name}: left out", whole, less, claimed, i)
             # Except under REPLACE, one of two neighbours does not have the example.
             for what, changed in _change_one_example(data, i):
-                now = fn(changed, there)
+                now = run(changed, there)
                 before = whole if adjacency is Adjacency.REPLACE else less
                 yield measure_change(f"{name}: {what}", now, before, claimed, i)
                 # The values of a masked example must not move the result.
-                masked = fn(changed, there & ~alone)
+                masked = run(changed, there & ~alone)
                 yield measure_change("masked: its values", masked, less, 0.0, i)
-    whole = fn(data, jnp.ones(size, bool))
+    whole = run(data, everyone)
     order = rng.permutation(size)
-    moved = fn(jax.tree.map(lambda x: x[order], data), jnp.ones(size, bool))
+    moved = run(jax.tree.map(lambda x: x[order], data), everyone)
     yield measure_change("the order", moved, whole, 0.0, 0)
     longer = jax.tree.map(lambda x: jnp.concatenate([x, x[:2]]), data)
-    padded = fn(longer, jnp.arange(size + 2) < size)
+    padded = run(longer, jnp.arange(size + 2) < size)
     yield measure_change("masked: two more slots", padded, whole, 0.0, size)
 
 
@@ -219,23 +224,13 @@ def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
         yield name, treedef.unflatten(changed)
 
 
-def _minus(one: Tree, other: Tree) -> Tree:
-    # The difference is in float64, so that it adds no rounding of its own.
-    return jax.tree.map(
-        lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), one, other
-    )
-
-
 def _norm(tree: Tree) -> float:
     """The L2 norm over all leaves; infinite if any entry is not finite."""
-    squares = sum(
-        float(np.sum(np.square(np.asarray(x, np.float64))))
-        for x in jax.tree.leaves(tree)
-    )
+    squares = sum(float(np.sum(np.square(x))) for x in jax.tree.leaves(tree))
     return float(np.sqrt(squares)) if np.isfinite(squares) else float("inf")
 
 
-def _epsilon(tree: Tree) -> float:
+def _machine_epsilon(tree: Tree) -> float:
     """The largest machine epsilon among the floating-point leaves; 0 without any."""
     dtypes = [jnp.result_type(x) for x in jax.tree.leaves(tree)]
     floats = [x for x in dtypes if jnp.issubdtype(x, jnp.floating)]

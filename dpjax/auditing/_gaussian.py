@@ -8,7 +8,7 @@ from jax.scipy.special import ndtr
 from dpjax._core.float64 import ULP, float64
 from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike
-from dpjax.auditing._thresholds import check_confidence, check_scores
+from dpjax.auditing._thresholds import check_attack
 
 # The minimum number of draws for which the quadrature below is exact to 1e-14.
 _FEWEST = 32
@@ -112,8 +112,7 @@ def gaussian_mu_lower(
       >>> print(f"{found:.3f} of 1")
       0.931 of 1
     """
-    check_scores(scores_in=scores_in, scores_out=scores_out)
-    check_confidence(confidence)
+    check_attack(confidence, scores_in=scores_in, scores_out=scores_out)
     count = np.shape(scores_in)[-1] + np.shape(scores_out)[-1]
     if count < _FEWEST:
         raise ValueError(

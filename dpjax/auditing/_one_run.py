@@ -26,7 +26,7 @@ from dpjax._core import validate
 from dpjax._core.float64 import TINY, float64
 from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike
-from dpjax.auditing._thresholds import check_confidence, check_delta, check_scores
+from dpjax.auditing._thresholds import check_attack
 
 # The upper end of the search, for ε and for μ. No number of guesses that fits into
 # memory refutes this parameter.
@@ -129,10 +129,10 @@ def _check(
     guess_in: int,
     guess_out: int,
     confidence: ArrayLike,
+    delta: ArrayLike = 0.0,
 ) -> dict[str, int]:
     """Check the arguments, and return the static numbers of guesses by name."""
-    check_scores(scores=scores, included=included)
-    check_confidence(confidence)
+    check_attack(confidence, delta=delta, scores=scores, included=included)
     if jnp.shape(scores)[-1] != jnp.shape(included)[-1]:
         raise ValueError(
             "included must have one entry for each of the scores; got shape "
@@ -197,8 +197,7 @@ def one_run_epsilon_lower(
       >>> print(f"{found:.2f} of 10.00")
       3.44 of 10.00
     """
-    guesses = _check(scores, included, guess_in, guess_out, confidence)
-    check_delta(delta)
+    guesses = _check(scores, included, guess_in, guess_out, confidence, delta)
     return _epsilon64(scores, included, delta, confidence, **guesses)
 
 

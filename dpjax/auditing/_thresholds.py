@@ -153,10 +153,8 @@ def band(
     # Each rate has half of the error, and in a union each count has an equal share.
     shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
     # These are the kth largest scores, for the counts k above.
-    thresholds, reached = (
-        jnp.sort(x, descending=True)[k - 1]
-        for x, k in ((scores_out, of_out), (scores_in, of_in))
-    )
+    thresholds = jnp.sort(scores_out, descending=True)[of_out - 1]
+    reached = jnp.sort(scores_in, descending=True)[of_in - 1]
     false = upper(of_out - 1, scores_out.size, shares[1])
     true = lower(of_in, scores_in.size, shares[0])
     # The true-positive bound at a threshold is that of the lowest score in `reached`
@@ -216,17 +214,21 @@ def check_scores(**scores: ArrayLike) -> None:
             raise ValueError(f"{name} must have a non-empty last axis; got {value!r}.")
 
 
-def check_confidence(value: ArrayLike) -> None:
-    """Raise a ValueError unless the confidence is above 1/2 and below 1."""
-    validate.open_unit("confidence", value)
-    known = validate.concrete(value)
+def check_attack(
+    confidence: ArrayLike, *, delta: ArrayLike = 0.0, **scores: ArrayLike
+) -> None:
+    """Check the arguments of a bound from scores.
+
+    Raises:
+      ValueError: an array of scores has no last axis or an empty one, the confidence is
+        not in (1/2, 1), or δ is not in [0, 1).
+    """
+    check_scores(**scores)
+    validate.open_unit("confidence", confidence)
+    known = validate.concrete(confidence)
     if known is not None and not (known > 0.5).all():
-        raise ValueError(f"confidence must be above 0.5; got {value!r}.")
-
-
-def check_delta(delta: ArrayLike) -> None:
-    """Raise a ValueError unless 0 <= δ < 1."""
-    validate.decay("delta", delta)
+        raise ValueError(f"confidence must be above 0.5; got {confidence!r}.")
+    validate.half_open_unit("delta", delta)
 
 
 def epsilon_lower(
@@ -270,9 +272,7 @@ def epsilon_lower(
       >>> print(f"{found:.2f} of 4.38")
       1.64 of 4.38
     """
-    check_scores(scores_in=scores_in, scores_out=scores_out)
-    check_delta(delta)
-    check_confidence(confidence)
+    check_attack(confidence, delta=delta, scores_in=scores_in, scores_out=scores_out)
     return _epsilon_lower64(scores_in, scores_out, delta, confidence)
 
 
@@ -314,9 +314,7 @@ def epsilon_at(
       >>> print(f"{found:.2f} of 4.38")
       1.83 of 4.38
     """
-    check_scores(scores_in=scores_in, scores_out=scores_out)
-    check_delta(delta)
-    check_confidence(confidence)
+    check_attack(confidence, delta=delta, scores_in=scores_in, scores_out=scores_out)
     return _epsilon_at64(scores_in, scores_out, threshold, delta, confidence)
 
 
@@ -349,9 +347,7 @@ def best_threshold(
       >>> print(best_threshold(inside, outside, 0.0, confidence=0.9))
       1.0
     """
-    check_scores(scores_in=scores_in, scores_out=scores_out)
-    check_delta(delta)
-    check_confidence(confidence)
+    check_attack(confidence, delta=delta, scores_in=scores_in, scores_out=scores_out)
     return _best_threshold64(scores_in, scores_out, delta, confidence)
 
 
@@ -382,8 +378,7 @@ def mu_lower(
       >>> print(f"{mu_lower(noise[0] + 1.0, noise[1], confidence=0.99):.2f} of 1")
       0.84 of 1
     """
-    check_scores(scores_in=scores_in, scores_out=scores_out)
-    check_confidence(confidence)
+    check_attack(confidence, scores_in=scores_in, scores_out=scores_out)
     return _mu_lower64(scores_in, scores_out, confidence)
 
 
@@ -507,13 +502,13 @@ def bootstrap_quantiles(
     num_samples = validate.static_int("num_samples", num_samples, minimum=1)
     key = stream(validate.typed_key("key", key), "bootstrap")
 
+    inside, outside = jnp.asarray(scores_in), jnp.asarray(scores_out)
+
     def resample(key: Key) -> jax.Array:
-        keys = jax.random.split(key)
+        of_in, of_out = jax.random.split(key)
         return statistic(
-            *(
-                jax.random.choice(k, jnp.asarray(x), (len(x),))
-                for k, x in zip(keys, (scores_in, scores_out), strict=True)
-            )
+            jax.random.choice(of_in, inside, (len(inside),)),
+            jax.random.choice(of_out, outside, (len(outside),)),
         )
 
     samples = jax.vmap(resample)(jax.random.split(key, num_samples))

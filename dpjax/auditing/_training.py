@@ -77,9 +77,8 @@ def train_many(
     num_runs = validate.static_int("num_runs", num_runs, minimum=1)
     if batch_size is not None:
         batch_size = validate.static_int("batch_size", batch_size, minimum=1)
-    keys = jax.random.split(
-        stream(validate.typed_key("key", key), "audited runs"), 2 * num_runs
-    )
+    key = stream(validate.typed_key("key", key), "audited runs")
+    keys = jax.random.split(key, 2 * num_runs)
 
     def many(data: Tree, keys: jax.Array) -> Tree:
         # The data are constants and not tracers: solvers check their values.
@@ -126,11 +125,11 @@ def linear_scores(outputs: Outputs) -> Outputs:
         )
     # The test is fitted to the first half, so that scores of the second half are
     # independent.
-    known, other = zip(
-        *((x[: len(x) // 2], x[len(x) // 2 :]) for x in (inside, outside)), strict=True
+    (fit_in, score_in), (fit_out, score_out) = (
+        (x[: len(x) // 2], x[len(x) // 2 :]) for x in (inside, outside)
     )
-    means = [x.mean(axis=0) for x in known]
-    spread = jnp.concatenate([x - m[None] for x, m in zip(known, means, strict=True)])
+    mean_in, mean_out = fit_in.mean(axis=0), fit_out.mean(axis=0)
+    spread = jnp.concatenate([fit_in - mean_in[None], fit_out - mean_out[None]])
     scale = jnp.std(spread, axis=0)
     # A constant coordinate is not scaled.
     scale = jnp.where(scale > 0, scale, 1.0)
@@ -138,8 +137,8 @@ def linear_scores(outputs: Outputs) -> Outputs:
     # deviation. A small multiple of I is added to Σ, which is singular for few runs.
     unit = spread / scale[None]
     covariance = unit.T @ unit / len(unit) + 1e-3 * jnp.eye(len(scale))
-    direction = jnp.linalg.solve(covariance, (means[0] - means[1]) / scale) / scale
-    return Outputs(*(x @ direction for x in other))
+    direction = jnp.linalg.solve(covariance, (mean_in - mean_out) / scale) / scale
+    return Outputs(score_in @ direction, score_out @ direction)
 
 
 # The minimum variance. Without it, rounding would decide for a constant statistic.

@@ -109,14 +109,12 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
-def differences(kept: Any, given: Any, name: str = "") -> list[str]:
+def differences(kept: Any, given: Any, name: str) -> list[str]:
     """The names and values of the fields in which two records differ."""
     if isinstance(kept, dict) and isinstance(given, dict):
         return [
             line
             for key in sorted(kept.keys() | given.keys())
-            for line in differences(
-                kept.get(key), given.get(key), f"{name}.{key}" if name else key
-            )
+            for line in differences(kept.get(key), given.get(key), f"{name}.{key}")
         ]
     return [] if kept == given else [f"{name} (saved {kept!r}, given {given!r})"]

@@ -311,30 +311,41 @@ def _is_step(name: str) -> bool:
 
 def _write(folder: pathlib.Path, step: int, tree: Any, record: Record) -> None:
     """Write arrays and record to a temporary folder, and rename it to a checkpoint."""
-    target = _temporary_folder(folder, step)
-    on_primary_process(lambda: _make_room(folder, step))
+    final, target = folder / str(step), _temporary_folder(folder, step)
+
+    def finish() -> None:
+        # The record is written last, and the rename is atomic: a folder with the name
+        # of a checkpoint is always complete.
+        write(target / _RECORD, rec.encode_record(record))
+        os.rename(target, final)
+        sync(folder)
+
+    on_primary_process(lambda: _make_room(final, target))
     write_arrays(target / _ARRAYS, tree)
     # Sync all arrays to the disk before the record that makes them a checkpoint.
     everywhere(lambda: sync_all(target))
-    on_primary_process(lambda: _finish(folder, step, record))
+    on_primary_process(finish)
 
 
 def _temporary_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
     return folder / f"{step}{_UNFINISHED}"
 
 
-def _make_room(folder: pathlib.Path, step: int) -> None:
+def _make_room(final: pathlib.Path, target: pathlib.Path) -> None:
     """Create the run's folder and an empty temporary folder, for the owner alone.
 
+    Args:
+      final: the path of the checkpoint that `save` writes.
+      target: the path of the temporary folder.
+
     Raises:
-      ValueError: the name of the checkpoint, or that of the temporary folder, is taken
-        by a file or folder that `save` did not write.
+      ValueError: one of the two paths is taken by a file or folder that `save` did not
+        write.
     """
     # The files hold the run's key: mode 0700 excludes other users.
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    sync(folder.parent)
-    target = _temporary_folder(folder, step)
-    for path in (folder / str(step), target):
+    os.makedirs(final.parent, mode=0o700, exist_ok=True)
+    sync(final.parent.parent)
+    for path in (final, target):
         if os.path.lexists(path) and not (path == target and _is_ours(path)):
             raise ValueError(
                 "folder must contain only the checkpoints of one run, but save did "
@@ -356,16 +367,6 @@ def _is_ours(path: pathlib.Path) -> bool:
         or x.name.startswith(f"{_ARRAYS}.orbax-checkpoint-tmp")
         for x in path.iterdir()
     )
-
-
-def _finish(folder: pathlib.Path, step: int, record: Record) -> None:
-    """Write the record, and rename the temporary folder to the checkpoint's name."""
-    target = _temporary_folder(folder, step)
-    # The record is written last, and the rename is atomic: a folder with the name of a
-    # checkpoint is always complete.
-    write(target / _RECORD, rec.encode_record(record))
-    os.rename(target, folder / str(step))
-    sync(folder)
 
 
 def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:

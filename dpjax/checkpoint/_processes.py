@@ -62,11 +62,8 @@ def on_primary_process(do: Callable[[], T]) -> T:
 
     JSON must be able to represent the result.
     """
-    if jax.process_count() == 1:
-        return do()
-    return gather_values(
-        everywhere(lambda: do() if jax.process_index() == 0 else None)
-    )[0]
+    result = everywhere(lambda: do() if jax.process_index() == 0 else None)
+    return gather_values(result)[0]
 
 
 def gather_values(what: Any) -> list[Any]:

@@ -283,13 +283,11 @@ def refuse_another(
     The function compares the plan, the name of the data set, the structure of the
     arrays and the draws. `folder` is for error messages.
     """
-    here = {"plan": primary_fields(plan), "data": data, "leaves": _leaves(tree_of(run))}
-    there = {
-        "plan": primary_fields(kept.plan),
-        "data": kept.data,
-        "leaves": kept.leaves,
-    }
-    changes = differences(there, here)
+    changes = [
+        *differences(kept.data, data, "data"),
+        *differences(kept.leaves, _leaves(tree_of(run)), "leaves"),
+        *differences(primary_fields(kept.plan), primary_fields(plan), "plan"),
+    ]
     if not changes:  # the plans are equal, so that their draws can be compared
         changes = differences(kept.draws, describe_draws(plan, run.key), "draws")
     if changes:

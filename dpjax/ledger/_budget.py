@@ -172,12 +172,12 @@ class Budget:
                     f"from the budget; got {arguments[name]!r}."
                 )
         validate.scalar("share", share)
-        if not 0 < share <= 1 or (share < 1 and self.composition == "fixed"):
+        fixed = self.composition == "fixed"
+        if not 0 < share <= 1 or (share < 1 and fixed):
             raise ValueError(
                 "share must be in (0, 1], and must be 1 with composition 'fixed'; "
                 f"got {share!r}."
             )
-        fixed = self.composition == "fixed"
         goal = self._mu if fixed else math.sqrt(share) * self.left.mu
         asked = goal
         best: Plan | None = None
@@ -258,7 +258,7 @@ class Budget:
         """The ε of all draws and further events, if all were fixed beforehand."""
         events = [*(x.event for x in self.draws), *more]
         with scope():
-            return composition.epsilon(events, self.delta) if events else 0.0
+            return composition.epsilon(events, self.delta)
 
     def _used(self, event: Event, slack: float | None) -> float:
         """The μ of an event; with fixed composition, of all draws and the event."""
@@ -393,9 +393,7 @@ def budget(
     validate.one_of("composition", composition, ("adaptive", "fixed"))
     validate.one_of("unit", unit, ("example", "user"))
     validate.scalar("slack", slack)
-    validate.nonnegative("slack", slack)
-    if not slack < 1:
-        raise ValueError(f"slack must be below 1; got {slack!r}.")
+    validate.half_open_unit("slack", slack)
     return Budget(
         epsilon, delta, validate.adjacency(adjacency), composition, float(slack), unit
     )

@@ -13,7 +13,6 @@ other state:
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dpjax.checkpoint import _files
-from dpjax.checkpoint._fingerprint import canonical
+from dpjax.checkpoint._fingerprint import canonical, digest_of
 
 try:
     import fcntl
@@ -46,7 +45,7 @@ def read(path: pathlib.Path) -> list[Line]:
     if not path.exists():
         return []
     with _open_locked(path, os.O_RDONLY) as opened:
-        return _verify_line(path, _split_lines(path, opened))
+        return _verify_lines(path, _split_lines(path, opened))
 
 
 def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> None:
@@ -61,7 +60,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     with _open_locked(path, flags) as opened:
         whole = _split_lines(path, opened)
-        lines = _verify_line(path, whole)
+        lines = _verify_lines(path, whole)
         if _next(path).exists():
             _finish(path, opened)  # completes the write of a process that was killed
         line = make(lines)
@@ -74,8 +73,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
 
 
 def _hash(line: Line) -> str:
-    without = {name: x for name, x in line.items() if name != "hash"}
-    return hashlib.sha256(canonical(without).encode()).hexdigest()
+    return digest_of({name: x for name, x in line.items() if name != "hash"})
 
 
 def _next(path: pathlib.Path) -> pathlib.Path:
@@ -155,7 +153,7 @@ def _finish(path: pathlib.Path, opened: int) -> None:
     _next(path).unlink()
 
 
-def _verify_line(path: pathlib.Path, content: bytes) -> list[Line]:
+def _verify_lines(path: pathlib.Path, content: bytes) -> list[Line]:
     lines, last = [], NOTHING
     for number, text in enumerate(content.split(b"\n")[:-1], 1):
         line: Line = {}

@@ -17,6 +17,8 @@ from dpjax.accounting.events import EpsilonDelta, Event
 from dpjax.ledger import _chain
 from dpjax.ledger._budget import Budget
 
+Path = str | os.PathLike[str]
+
 
 @dataclasses.dataclass(frozen=True)
 class Release:
@@ -111,7 +113,7 @@ class Other:
 Entry = Release | End | Other
 
 
-def entry_of(line: dict[str, Any], path: str | os.PathLike[str]) -> Entry:
+def entry_of(line: dict[str, Any], path: Path) -> Entry:
     """Convert a line of the file to the entry in it, without the line's hashes.
 
     Raises:
@@ -215,7 +217,7 @@ class Ledger:
         return "\n".join(map(str, self.entries))
 
 
-def read(path: str | os.PathLike[str], *, head: str | None = None) -> Ledger:
+def read(path: Path, *, head: str | None = None) -> Ledger:
     """Read a ledger and verify that no line was changed.
 
     Args:

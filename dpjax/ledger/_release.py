@@ -1,7 +1,6 @@
 """The functions that record an entry before a release, and the checks of entries."""
 
 import hashlib
-import os
 import pathlib
 from collections.abc import Callable
 
@@ -20,9 +19,7 @@ from dpjax.checkpoint._processes import check_equal_across_processes, on_primary
 from dpjax.checkpoint._record import now
 from dpjax.ledger import _chain
 from dpjax.ledger._chain import Line
-from dpjax.ledger._entries import End, Entry, Other, Release, entry_of
-
-Path = str | os.PathLike[str]
+from dpjax.ledger._entries import End, Entry, Other, Path, Release, entry_of
 
 
 def run_name(key: Key) -> str:
@@ -226,9 +223,7 @@ def other(
       0.5
     """
     validate.nonnegative("epsilon", epsilon)
-    validate.nonnegative("delta", delta)
-    if delta:
-        validate.open_unit("delta", delta)
+    validate.half_open_unit("delta", delta)
     if not what.strip():
         raise ValueError(
             f"what must be a non-empty text that says what is released; got {what!r}."

@@ -286,7 +286,7 @@ def tree_momentum(
       0.875
     """
     validate.scalar("decay", decay)
-    validate.decay("decay", decay)
+    validate.half_open_unit("decay", decay)
     validate.typed_key("key", key)
     # Rounding the decay down does not increase μ, since μ grows with the decay.
     slower = round_down_float32(decay)

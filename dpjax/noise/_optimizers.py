@@ -290,7 +290,7 @@ def dp_nsgd(
     if strategy is None:
         momentum = tree_momentum(decay, stddev, **given)
     else:
-        validate.decay("decay", decay)
+        validate.half_open_unit("decay", decay)
         momentum = optax.chain(
             correlated_noise(strategy, stddev, **given),
             # Normalisation cancels any scale. So the bias of ema needs no correction.

@@ -78,7 +78,7 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
       1.265625
     """
     validate.positive("step", step)
-    validate.decay("decay", decay)
+    validate.half_open_unit("decay", decay)
     step, decay = jnp.broadcast_arrays(jnp.asarray(step), jnp.asarray(decay, float))
 
     # The squared weights β^(t − z) of Algorithm 1 in Tran and Cutkosky (2022),

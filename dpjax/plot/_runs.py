@@ -8,10 +8,11 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._plan import quantile
+from dpjax._plan.guarantee import up
 from dpjax._plan.plan import Plan
 from dpjax._plan.schedule import groups
 from dpjax.ledger import Budget
-from dpjax.plot._style import GREY, axes, finish, names, strokes, up
+from dpjax.plot._style import GREY, axes, finish, names, strokes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,23 +126,19 @@ def compare(
     """
     _check(plans)
     legend = names(labels, [_name(plan) for plan in plans])
-    sigmas = [_gradients_noise(plan) for plan in plans]
-    epsilons = [plan.epsilon for plan in plans]
-    signals = [signal_to_noise(plan) for plan in plans]
-    columns = {
-        "noise multiplier": (sigmas, [up(x) for x in sigmas]),
-        f"ε {_at([plan.delta for plan in plans])}": (
-            epsilons,
-            [up(x) for x in epsilons],
-        ),
-        "signal to noise": (signals, [_short(x) for x in signals]),
+    epsilon = f"ε {_at([plan.delta for plan in plans])}"
+    # Each panel shows one number of each plan, in the given format.
+    panels = {
+        "noise multiplier": ([_gradients_noise(plan) for plan in plans], up),
+        epsilon: ([plan.epsilon for plan in plans], up),
+        "signal to noise": ([signal_to_noise(plan) for plan in plans], _short),
     }
     ax = axes(ax, (5.4, 1.5 + len(plans)))
     ax.set_axis_off()
-    for number, (title, (values, texts)) in enumerate(columns.items()):
+    for number, (title, (values, write)) in enumerate(panels.items()):
         panel = ax.inset_axes((0.0, 0.7 - number * 0.35, 1.0, 0.22))
         panel.set_title(title, fontsize="medium", loc="left")
-        _bars(panel, values, texts, legend)
+        _bars(panel, values, [write(x) for x in values], legend)
     return ax
 
 

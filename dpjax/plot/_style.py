@@ -3,12 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpjax._plan.guarantee import up
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = ["GREY", "axes", "finish", "names", "strokes", "style", "up"]
 
 # Each colour has enough contrast on white. The numbers of colours, strokes and markers
 # are pairwise coprime, so that no two of the first 210 lines agree in all three.

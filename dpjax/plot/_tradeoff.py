@@ -9,17 +9,12 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.float64 import scoped
 from dpjax._core.typing import ArrayLike
-from dpjax._plan.guarantee import RunGuarantee
+from dpjax._plan.guarantee import RunGuarantee, up
 from dpjax._plan.plan import Plan
 from dpjax.accounting._tradeoff_curve import curve
 from dpjax.accounting.profiles import Gaussian, Profile, Pure
-from dpjax.auditing._thresholds import (
-    band,
-    check_confidence,
-    check_scores,
-    replace_nan_scores,
-)
-from dpjax.plot._style import GREY, axes, finish, names, strokes, up
+from dpjax.auditing._thresholds import band, check_attack, replace_nan_scores
+from dpjax.plot._style import GREY, axes, finish, names, strokes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,8 +87,9 @@ def guarantee_lines(
     """The trade-off curves of the given guarantees, as lines to draw."""
     validate.scalar("false_positive_rate", false_positive_rate)
     validate.open_unit("false_positive_rate", false_positive_rate)
+    guarantees = [x.guarantee if isinstance(x, Plan) else x for x in guarantees]
     profiles = [_profile(guarantee) for guarantee in guarantees]
-    legend = names(labels, [_name(guarantee) for guarantee in guarantees])
+    legend = names(labels, list(map(_name, guarantees, profiles)))
     # The rates include the marked rate, so that its marker is on the curve.
     rates = np.union1d(_RATES, [false_positive_rate])
     marked = int(np.searchsorted(rates, false_positive_rate))
@@ -128,9 +124,7 @@ def draw_curves(
 
 
 def _profile(guarantee: Any) -> Profile:
-    """The profile of a plan, a guarantee, a PLD or the μ of GDP."""
-    if isinstance(guarantee, Plan):
-        return guarantee.guarantee.profile
+    """The profile of a guarantee, a PLD or the μ of GDP."""
     profile = getattr(guarantee, "profile", guarantee)
     if all(callable(getattr(profile, name, None)) for name in ("epsilon", "delta")):
         return profile
@@ -145,14 +139,11 @@ def _profile(guarantee: Any) -> Profile:
     return Gaussian(float(guarantee))
 
 
-def _name(guarantee: Any) -> str:
-    """The default label of a guarantee."""
-    if isinstance(guarantee, Plan):
-        guarantee = guarantee.guarantee
+def _name(guarantee: Any, profile: Profile) -> str:
+    """The default label of a guarantee with a profile."""
     if isinstance(guarantee, RunGuarantee):
         delta = guarantee.plan.delta
         return f"ε = {up(float(guarantee.epsilon(delta)), 2)}, δ = {delta:g}"
-    profile = _profile(guarantee)
     if isinstance(profile, Gaussian):
         return f"{up(float(np.asarray(profile.mu)), 2)}-GDP"
     if isinstance(profile, Pure):
@@ -160,27 +151,24 @@ def _name(guarantee: Any) -> str:
     return type(guarantee).__name__
 
 
-class Rates(NamedTuple):
-    """The error rates of tests at k descending thresholds, f64[k] each."""
-
-    false_positive: np.ndarray
-    false_negative: np.ndarray
-
-
 @scoped
-def achieved_rates(
-    scores_in: ArrayLike, scores_out: ArrayLike, confidence: float
-) -> tuple[Rates, Rates]:
+def achieved_lines(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    confidence: float,
+    false_positive_rate: float,
+) -> tuple[Line, Line]:
     """The observed and proven error rates of tests that compare scores with thresholds.
 
     Args:
       scores_in: the scores of runs with the example's participation, f[n].
       scores_out: the scores of runs without the example's participation, f[m].
       confidence: the confidence of the proven rates.
+      false_positive_rate: the rate at which the lines have markers.
 
     Returns:
-      The observed rates, and upper bounds on the true rates. With the given confidence,
-      the upper bounds hold at all thresholds simultaneously.
+      The line of the observed rates, and the line of upper bounds on the true rates.
+      With the given confidence, the upper bounds hold at all thresholds simultaneously.
     """
     inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
     thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
@@ -191,12 +179,10 @@ def achieved_rates(
         jnp.searchsorted(x, thresholds, side="right") / x.size
         for x in (inside, outside)
     )
-    proven = bounds.false_positive, 1 - bounds.true_positive
-    return Rates(*map(np.asarray, (1 - quiet, missed))), Rates(*map(np.asarray, proven))
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    observed = _line(1 - quiet, missed, "the attack reached", false_positive_rate)
+    alarms, hits = bounds
+    name = f"proven, {100 * confidence:g} %"
+    return observed, _line(alarms, 1 - hits, name, false_positive_rate)
 
 
 def attack(
@@ -242,49 +228,44 @@ def attack(
       >>> [text.get_text() for text in ax.get_legend().get_texts()][:3]
       ['1.00-GDP: 0.093', 'the attack reached: 0.049', 'proven, 95 %: 0.014']
     """
-    check_scores(scores_in=scores_in, scores_out=scores_out)
+    check_attack(confidence, scores_in=scores_in, scores_out=scores_out)
     validate.scalar("confidence", confidence)
-    check_confidence(confidence)
     if np.ndim(scores_in) != 1 or np.ndim(scores_out) != 1:
         raise ValueError(
             "scores_in and scores_out must be vectors; got shapes "
             f"{np.shape(scores_in)} and {np.shape(scores_out)}."
         )
     lines = guarantee_lines(guarantees, labels, false_positive_rate)
-    observed, bounds = achieved_rates(scores_in, scores_out, confidence)
-    seen = _line(observed, "the attack reached", false_positive_rate)
-    proven = _line(bounds, f"proven, {100 * confidence:g} %", false_positive_rate)
+    seen, proven = achieved_lines(
+        scores_in, scores_out, confidence, false_positive_rate
+    )
     lines += [seen, proven]
     ax = axes(ax, (5.2, 5.0))
     draw_curves(ax, lines, false_positive_rate, "true-positive rate,")
     # These are the corners of both staircases, which are constant between corners.
     between = np.union1d(seen.false_positive, proven.false_positive)
-    ax.fill_between(
-        between,
-        _step_function(seen, between),
-        _step_function(proven, between),
-        step="post",
-        color=GREY,
-        alpha=0.2,
-        linewidth=0,
-    )
+    low, high = (_step_function(line, between) for line in (seen, proven))
+    grey = {"step": "post", "color": GREY, "alpha": 0.2, "linewidth": 0}
+    ax.fill_between(between, low, high, **grey)
     return finish(ax, "false-positive rate", "false-negative rate")
 
 
-def _line(rates: Rates, name: str, rate: float) -> Line:
+def _line(alarms: ArrayLike, missed: ArrayLike, name: str, rate: float) -> Line:
     """The minimum false-negative rate of an attack at each false-positive rate.
 
     Args:
-      rates: the error rates by threshold.
+      alarms: the false-positive rate of the test at each threshold, f[k].
+      missed: the false-negative rate of the test at each threshold, f[k].
       name: the name for the legend.
       rate: the false-positive rate at which the line has a marker.
 
     Returns:
       A step function with corners from (0, 1) to (1, 0).
     """
-    order = np.argsort(rates.false_positive, kind="stable")
-    alarms = np.concatenate([[0.0], rates.false_positive[order], [1.0]])
-    missed = np.concatenate([[1.0], rates.false_negative[order], [0.0]])
+    alarms, missed = np.asarray(alarms), np.asarray(missed)
+    order = np.argsort(alarms, kind="stable")
+    alarms = np.concatenate([[0.0], alarms[order], [1.0]])
+    missed = np.concatenate([[1.0], missed[order], [0.0]])
     missed = np.minimum.accumulate(missed)
     # These are the corners of the staircase, which steps down at each rate.
     x, y = np.repeat(alarms, 2)[1:], np.repeat(missed, 2)[:-1]

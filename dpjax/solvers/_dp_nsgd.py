@@ -194,7 +194,7 @@ def dp_nsgd(
     """
     target = _checks.check_target(epsilon, delta)
     validate.one_of("order", order, ("fixed", "reshuffled"))
-    validate.decay("decay", decay)
+    validate.half_open_unit("decay", decay)
     # Rounding comes first: accountant and program must use the same float32 numbers.
     decay, clip_norm = _precision.round_down(decay), _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)

@@ -326,7 +326,7 @@ def sensitivity_reduced_nsgd(
       ((3,), True)
     """
     target = _checks.check_target(epsilon, delta)
-    validate.decay("decay", decay)
+    validate.half_open_unit("decay", decay)
     validate.closed_unit("refresh", refresh)
     # Rounding comes first: accountant and program must use the same float32 numbers.
     decay, refresh = _precision.round_down(decay), _precision.round_down(refresh)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
-from dpjax.statistics import _checks, _release
+from dpjax.statistics import _release
 from dpjax.statistics._release import Release, Released, Terms
 
 
@@ -60,7 +60,7 @@ def histogram(
       >>> print(released.value.round(), released.event)
       [1. 1. 3.] Gaussian(mu=10.0)
     """
-    data = _checks.as_examples("data", data, ndim=1)
+    data = _release.as_examples("data", data, ndim=1)
     if (edges is None) == (num_categories is None):
         raise ValueError(
             "exactly one of edges and num_categories must be given; got "
@@ -206,15 +206,14 @@ def quantile(
       >>> print(released.value.round(2))
       [0.25 0.5 ]
     """
-    data = _checks.as_examples("data", data, ndim=1)
+    data = _release.as_examples("data", data, ndim=1)
     given = np.atleast_1d(np.asarray(shares, np.float64))
     if given.ndim != 1 or not given.size:
         raise ValueError(f"shares must be a number or a vector; got {shares!r}.")
     validate.open_unit("shares", given)
     increasing("[lower, upper]", [lower, upper])
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    if num_steps > 52:
-        raise ValueError(f"num_steps must be at most 52; got {num_steps!r}.")
+    validate.at_most("num_steps", num_steps, 52)
     # The margin covers the rounding of the root, the sum and the contributions.
     norm = float(np.linalg.norm(np.maximum(given, 1 - given))) * (1 + 2.0**-40)
     return _release.release(

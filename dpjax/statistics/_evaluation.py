@@ -11,11 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _counts, _release
-from dpjax.statistics._checks import as_examples, as_num_examples
-from dpjax.statistics._release import Release, Released, Terms, sum_exactly
+from dpjax.statistics._release import Release, Released, Terms
 
 
 class _Mean(NamedTuple):
@@ -70,15 +68,11 @@ def loss(
       >>> print(f"{released.value:.2f}", released.event)
       0.30 Gaussian(mu=0.5)
     """
-    losses = as_examples("losses", losses, ndim=1)
-    validate.scalar("bound", bound)
-    validate.positive("bound", bound)
-    divisor = as_num_examples(num_examples, len(losses), validate.adjacency(adjacency))
+    losses = _release.as_examples("losses", losses, ndim=1)
+    divisor = _release.as_num_examples(num_examples, len(losses), adjacency)
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    params = _Mean(bound, divisor)
-    return _release.release(
-        "loss", _loss, losses, params, terms, replaced=2.0, dimension=1
-    )
+    params = _Mean(_release.as_positive("bound", bound), divisor)
+    return _release.release("loss", _loss, losses, params, terms, dimension=1)
 
 
 def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
@@ -86,7 +80,7 @@ def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
     half = params.bound / 2
     known = jnp.where(jnp.isnan(data), params.bound, data)
     rows = jnp.clip(known[:, None] / half - 1, -1.0, 1.0)
-    noisy = noise(sum_exactly(lambda x: x, rows))[0]
+    noisy = noise(_release.sum_exactly(lambda x: x, rows))[0]
     return (noisy / params.num_examples + 1) * half
 
 
@@ -130,15 +124,12 @@ def accuracy(
       >>> print(f"{released.value:.2f}", released.event)
       0.75 Gaussian(mu=0.5)
     """
-    data = _pair("predictions", predictions, "labels", labels)
-    divisor = as_num_examples(num_examples, len(data[0]), validate.adjacency(adjacency))
-    predictions, labels = data
+    predictions, labels = _of_equal_length(predictions=predictions, labels=labels)
     correct = predictions == labels
+    divisor = _release.as_num_examples(num_examples, len(correct), adjacency)
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(1.0, divisor)
-    return _release.release(
-        "accuracy", _loss, correct, params, terms, replaced=2.0, dimension=1
-    )
+    return _release.release("accuracy", _loss, correct, params, terms, dimension=1)
 
 
 def auc(
@@ -192,7 +183,7 @@ def auc(
       >>> print(released.value.round(1))
       1.0
     """
-    data = _pair("scores", scores, "labels", labels)
+    data = _of_equal_length(scores=scores, labels=labels)
     public = _counts.increasing("edges", edges)
     return _release.release(
         "auc",
@@ -219,15 +210,12 @@ def _auc(data: Any, edges: jax.Array, noise: Release) -> jax.Array:
     return jnp.clip(jnp.sum(positive * below) / pairs, 0.0, 1.0)
 
 
-def _pair(
-    name: str, value: ArrayLike, other: str, value_of_other: ArrayLike
-) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:
-    """Check that two values are vectors of the same length, and return them."""
-    one = as_examples(name, value, ndim=1)
-    two = as_examples(other, value_of_other, ndim=1)
-    if one.shape != two.shape:
+def _of_equal_length(**values: ArrayLike) -> list[jax.Array | np.ndarray]:
+    """Check that named values are vectors of the same length, and return them."""
+    vectors = [_release.as_examples(name, x, ndim=1) for name, x in values.items()]
+    lengths = [len(x) for x in vectors]
+    if len(set(lengths)) > 1:
         raise ValueError(
-            f"{name} and {other} must have the same length; got {one.shape} and "
-            f"{two.shape}."
+            f"{' and '.join(values)} must have the same length; got {lengths}."
         )
-    return one, two
+    return vectors

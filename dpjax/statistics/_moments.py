@@ -34,16 +34,8 @@ from dpjax._core import keys, validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.statistics import _release
-from dpjax.statistics._checks import as_examples, as_num_examples
-from dpjax.statistics._release import (
-    Release,
-    Released,
-    Terms,
-    divide_up,
-    root_up,
-    sum_exactly,
-)
-from dpjax.statistics._sums import flat, mean, positive_norm, row_size, unit_rows
+from dpjax.statistics._release import Release, Released, Terms
+from dpjax.statistics._sums import flat, mean, row_size, unit_rows
 
 
 class _Moments(NamedTuple):
@@ -109,13 +101,13 @@ def variance(
       >>> print(f"{released.value:.2f}", released.event)
       0.33 Gaussian(mu=0.375)
     """
-    data = as_examples("data", data)
-    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    data = _release.as_examples("data", data)
+    divisor = _release.as_num_examples(num_examples, len(data), adjacency)
     return _release.release(
         "variance",
         _variance,
         data,
-        _Moments(positive_norm(clip_norm), divisor, center),
+        _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
         Terms(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=row_size(data) * (1 if center is not None else 2),
@@ -124,7 +116,7 @@ def variance(
 
 def _variance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
     """Return noisy variances of features, corrected for the noise in the means."""
-    first, second, added = _moments(flat(data), data.shape[1:], params, noise, _square)
+    first, second, added = _moments(data, params, noise, jnp.square)
     return (second - first**2 + added).reshape(data.shape[1:])
 
 
@@ -177,14 +169,14 @@ def covariance(
       [[0.25 0.25]
        [0.25 0.25]]
     """
-    data = as_examples("data", data, ndim=2)
-    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    data = _release.as_examples("data", data, ndim=2)
+    divisor = _release.as_num_examples(num_examples, len(data), adjacency)
     size = data.shape[1]
     return _release.release(
         "covariance",
         _covariance,
         data,
-        _Moments(positive_norm(clip_norm), divisor, center),
+        _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
         Terms(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=size * (size + 1) // 2 + (size if center is None else 0),
@@ -199,20 +191,15 @@ def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
     def triangle(u: jax.Array) -> jax.Array:
         return u[:, rows] * u[:, columns] * weights
 
-    first, second, added = _moments(data, data.shape[1:], params, noise, triangle)
+    first, second, added = _moments(data, params, noise, triangle)
     size = data.shape[1]
     upper = jnp.zeros((size, size)).at[rows, columns].set(second / weights)
     symmetric = upper + jnp.triu(upper, 1).T
     return symmetric - jnp.outer(first, first) + added * jnp.eye(size)
 
 
-def _square(u: jax.Array) -> jax.Array:
-    return u**2
-
-
 def _moments(
-    rows: jax.Array,
-    shape: tuple[int, ...],
+    data: jax.Array,
     params: _Moments,
     noise: Release,
     squares: Callable[[jax.Array], jax.Array],
@@ -223,8 +210,7 @@ def _moments(
     second moments are about this center.
 
     Args:
-      rows: one row for each example, f[n, d].
-      shape: the shape of one example, whose size is d.
+      data: the examples, f[n, ...], of size d each.
       params: the clip norm, the number of examples and the center.
       noise: the function that adds the noise to a sum.
       squares: a function from rows u of norm at most 1 to their contributions to the
@@ -235,23 +221,21 @@ def _moments(
       variance of the noise in each entry of the mean, zero if a center is given. The
       caller needs this variance because noise increases the expected squared mean.
     """
-    scale, n, size = params.clip_norm, params.num_examples, rows.shape[1]
-    if params.center is not None:
-        rows = rows - jnp.broadcast_to(params.center, shape).reshape(-1)
+    scale, n, size = params.clip_norm, params.num_examples, row_size(data)
+    center, root = params.center, math.sqrt(2)
+    if center is not None:
+        data = data - jnp.broadcast_to(center, data.shape[1:])
 
-        def contribute(x: jax.Array) -> jax.Array:
-            return squares(unit_rows(x, scale))
-
-        second = noise(sum_exactly(contribute, rows)) * scale**2 / n
-        return jnp.zeros(size), second, jnp.zeros(())
-
-    root = math.sqrt(2)
-
-    def contribute_both(x: jax.Array) -> jax.Array:
+    def contribute(x: jax.Array) -> jax.Array:
         u = unit_rows(x, scale)
+        if center is not None:
+            return squares(u)
         return jnp.concatenate([u, squares(u)], axis=1) / root
 
-    both = noise(sum_exactly(contribute_both, rows)) * root / n
+    noisy = noise(_release.sum_exactly(contribute, flat(data)))
+    if center is not None:
+        return jnp.zeros(size), noisy * scale**2 / n, jnp.zeros(())
+    both = noisy * root / n
     added = (noise.stddev * root * scale / n) ** 2
     return both[:size] * scale, both[size:] * scale**2, added
 
@@ -330,17 +314,17 @@ def standardize(
       [[ 1.  1.]
        [-1. -1.]]
     """
-    data = as_examples("data", data)
+    data = _release.as_examples("data", data)
     validate.typed_key("key", key)
     validate.open_unit("share", share)
     z = validate.positive_float("noise_multiplier", noise_multiplier)
-    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    divisor = _release.as_num_examples(num_examples, len(data), adjacency)
     # With the adjacency's sensitivity factor f, the center has μ² = share (f / z)², and
     # the scale has the rest of (f / z)². Squares of μ add up (Dong, Roth and Su 2022,
     # Corollary 2, https://arxiv.org/abs/1905.02383). About a center, f is √2 instead of
     # 2 under REPLACE. The margin covers the four roundings of each noise multiplier.
     margin = 1 + 2.0**-49
-    ratio = root_up(2) / 2 if adjacency is Adjacency.REPLACE else 1.0
+    ratio = _release.root_up(2) / 2 if adjacency is Adjacency.REPLACE else 1.0
     z_center = z / math.sqrt(share) * margin
     z_scale = z * ratio / math.sqrt(1 - share) * margin
     of_center, of_scale = jax.random.split(keys.stream(key, "statistics standardize"))
@@ -351,19 +335,15 @@ def standardize(
         "arithmetic": arithmetic,
     }
     center = mean(data, noise_multiplier=z_center, key=of_center, **release)
-    about = center.value
     spread = variance(
-        data, noise_multiplier=z_scale, key=of_scale, center=about, **release
+        data, noise_multiplier=z_scale, key=of_scale, center=center.value, **release
     )
     scale = _scale(spread.value, clip_norm, z_scale, divisor)
-    event = events.Gaussian(divide_up(adjacency.sensitivity_factor, z))
+    gaussian = events.Gaussian(_release.divide_up(adjacency.sensitivity_factor, z))
     parts = center.event, spread.event
     apart = [x.total_variation for x in parts if isinstance(x, events.OnLattice)]
-    return Released(
-        Standardization(center.value, scale),
-        events.OnLattice(event, sum(apart)) if apart else event,
-        adjacency,
-    )
+    event = events.OnLattice(gaussian, sum(apart)) if apart else gaussian
+    return Released(Standardization(center.value, scale), event, adjacency)
 
 
 @jax.jit

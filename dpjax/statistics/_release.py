@@ -15,16 +15,16 @@ parts:
    r / z-GDP: t adaptive Gaussian mechanisms with μ = r / (z √t) compose to the root of
    the sum of their μ² (Dong, Roth and Su 2022, Corollary 2).
 
-The rest of a statistic uses only the noisy sums, and is post-processing.
+The rest of a statistic uses only the noisy sums, and is post-processing. At the end of
+the module are checks of arguments that several statistics share.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,6 @@ from dpjax._core.keys import stream
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.noise import _discrete
-from dpjax.statistics._checks import as_number
 
 # Contributions are integers times 2⁻³². A sum of fewer than 2³¹ contributions, each at
 # most 1, is below 2⁶³ in these units.
@@ -115,10 +114,8 @@ class Release(NamedTuple):
         return sums + self.stddev * noise.astype(jnp.float64)
 
 
-class Statistic(Protocol):
-    """A function of data, parameters and a `Release` that returns a private value."""
-
-    def __call__(self, data: Any, params: Any, release: Release, /) -> Any: ...
+# A function of data, public parameters and a `Release` that returns a private value.
+Statistic = Callable[[Any, Any, Release], Any]
 
 
 class Terms(NamedTuple):
@@ -145,9 +142,9 @@ def release(
     params: Any,
     terms: Terms,
     *,
-    replaced: float,
     dimension: int,
     num_sums: int = 1,
+    replaced: float = 2.0,
 ) -> Released:
     """Release a statistic of private data, with its event.
 
@@ -158,9 +155,10 @@ def release(
       data: arrays with a leading axis of examples, as `as_examples` makes.
       params: public numbers.
       terms: the arguments that all statistics share.
-      replaced: a bound on the distance of two examples' contributions, at least 1.
       dimension: the number of entries of one sum.
       num_sums: the number of sums.
+      replaced: a bound on the distance of two examples' contributions, at least 1. Two
+        contributions of norm at most 1 have a distance of at most 2.
     """
     validate.adjacency(terms.adjacency)
     validate.typed_key("key", terms.key)
@@ -168,7 +166,10 @@ def release(
     num_examples = len(jax.tree.leaves(data)[0])
     if num_examples >= _MOST_EXAMPLES:
         raise ValueError(f"data must have fewer than 2**31 rows; got {num_examples}.")
-    z = as_number("noise_multiplier", terms.noise_multiplier)
+    validate.scalar("noise_multiplier", terms.noise_multiplier)
+    validate.nonnegative("noise_multiplier", terms.noise_multiplier)
+    known = validate.concrete(terms.noise_multiplier)
+    z = jnp.asarray(terms.noise_multiplier) if known is None else float(known)
     # An example that leaves or enters moves each sum only by its own contribution.
     factor = replaced if terms.adjacency is Adjacency.REPLACE else 1.0
     event: events.Gaussian | events.OnLattice = events.Gaussian(divide_up(factor, z))
@@ -180,24 +181,19 @@ def release(
     else:
         stddev = rounding.round_up_float32("noise_multiplier", z, root_up(num_sums))
     dtype = default_float()  # the caller's
-    with _float64_scope():
+    promotion = jax.numpy_dtype_promotion("standard")
+    ranks = jax.numpy_rank_promotion("allow")
+    # In this context, JAX traces and runs statistics in float64.
+    with jax.enable_x64(True), promotion, ranks:
         value = _run(
-            name,
-            statistic,
-            data,
-            params,
-            terms.key,
-            stddev,
-            arithmetic=terms.arithmetic,
-            dtype=dtype,
+            name, statistic, data, params, terms.key, stddev, terms.arithmetic, dtype
         )
     return Released(value, event, terms.adjacency)
 
 
-_STATIC = "name", "statistic", "arithmetic", "dtype"
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC)
+@functools.partial(
+    jax.jit, static_argnames=("name", "statistic", "arithmetic", "dtype")
+)
 def _run(
     name: str,
     statistic: Statistic,
@@ -205,7 +201,6 @@ def _run(
     params: Any,
     key: Key,
     stddev: ArrayLike,
-    *,
     arithmetic: Arithmetic,
     dtype: np.dtype,
 ) -> Any:
@@ -222,14 +217,6 @@ def _run(
 
     # Since sums are exact, a mesh changes no bit of the result.
     return meshes.let_compiler_shard(compute, data, jax.P())(data, params, key, stddev)
-
-
-@contextlib.contextmanager
-def _float64_scope() -> Iterator[None]:
-    """Enable float64 in a context, in which JAX traces and runs statistics."""
-    dtypes, ranks = jax.numpy_dtype_promotion, jax.numpy_rank_promotion
-    with jax.enable_x64(True), dtypes("standard"), ranks("allow"):
-        yield
 
 
 def sum_exactly(
@@ -302,3 +289,49 @@ def root_up(number: float) -> float:
     """The square root of a Python number, rounded up; exact roots stay exact."""
     root = math.sqrt(number)
     return root if Fraction(root) ** 2 >= number else math.nextafter(root, math.inf)
+
+
+def as_positive(name: str, value: ArrayLike) -> ArrayLike:
+    """Check that a number is positive and finite, and return it."""
+    validate.scalar(name, value)
+    validate.positive(name, value)
+    return value
+
+
+def as_examples(
+    name: str, value: Any, *, ndim: int | None = None
+) -> jax.Array | np.ndarray:
+    """Return the value as an array of real numbers with a leading axis of examples.
+
+    Raises:
+      ValueError: the value is not an array of real numbers, or has no leading axis, or
+        does not have `ndim` axes.
+    """
+    try:
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+    except (TypeError, ValueError):  # lists of different lengths
+        array = np.empty(0, object)
+    kinds = jnp.bool_, jnp.integer, jnp.floating
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
+        raise ValueError(f"{name} must be an array of real numbers; got {value!r}.")
+    if array.ndim == 0 or (ndim is not None and array.ndim != ndim):
+        rule = "a leading axis of examples" if ndim is None else f"{ndim} axes"
+        raise ValueError(f"{name} must have {rule}; got shape {array.shape}.")
+    return array
+
+
+def as_num_examples(value: ArrayLike | None, length: int, adjacency: Adjacency) -> Any:
+    """The public divisor of a sum: the given number, or else the length of the data.
+
+    Raises:
+      ValueError: the number is missing although the length of the data is private, or
+        the number is not positive.
+    """
+    if value is None:
+        if validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
+            raise ValueError(
+                "num_examples must be a public number under Adjacency.ADD_REMOVE, "
+                "where the length of the data is private; got None."
+            )
+        value = length
+    return as_positive("num_examples", value)

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.clipping._clip import apply_scales, clip_scales, group_squares
-from dpjax.statistics._checks import as_examples, as_num_examples
-from dpjax.statistics._release import Release, Released, Terms, release, sum_exactly
+from dpjax.statistics import _release
+from dpjax.statistics._release import Release, Released, Terms
 
 
 class _Sums(NamedTuple):
@@ -71,10 +70,12 @@ def mean(
       >>> [f"{x:.2f}" for x in released.value], released.event
       (['0.50', '0.50'], Gaussian(mu=0.2))
     """
-    data = as_examples("data", data)
-    divisor = as_num_examples(num_examples, len(data), validate.adjacency(adjacency))
+    data = _release.as_examples("data", data)
+    divisor = _release.as_num_examples(num_examples, len(data), adjacency)
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    return _release_sum("mean", data, _Sums(positive_norm(clip_norm), divisor), terms)
+    params = _Sums(_release.as_positive("clip_norm", clip_norm), divisor)
+    size = row_size(data)
+    return _release.release("mean", _sum, data, params, terms, dimension=size)
 
 
 def sum(  # noqa: A001  (read as `statistics.sum`)
@@ -114,21 +115,18 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
       >>> print(f"{released.value:.3f}")
       1.500
     """
-    data = as_examples("data", data)
+    data = _release.as_examples("data", data)
     terms = Terms(noise_multiplier, key, adjacency, arithmetic)
-    return _release_sum("sum", data, _Sums(positive_norm(clip_norm)), terms)
-
-
-def _release_sum(name: str, data: Any, params: _Sums, terms: Terms) -> Released:
-    return release(
-        name, _sum, data, params, terms, replaced=2.0, dimension=row_size(data)
-    )
+    params = _Sums(_release.as_positive("clip_norm", clip_norm))
+    size = row_size(data)
+    return _release.release("sum", _sum, data, params, terms, dimension=size)
 
 
 def _sum(data: jax.Array, params: _Sums, noise: Release) -> jax.Array:
     """The noisy sum of clipped rows, divided by params.num_examples (1 for a sum)."""
-    noisy = noise(sum_exactly(lambda x: unit_rows(x, params.clip_norm), flat(data)))
-    return (noisy * params.clip_norm / params.num_examples).reshape(data.shape[1:])
+    norm = params.clip_norm
+    noisy = noise(_release.sum_exactly(lambda x: unit_rows(x, norm), flat(data)))
+    return (noisy * norm / params.num_examples).reshape(data.shape[1:])
 
 
 def unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
@@ -141,13 +139,6 @@ def unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
     squares = group_squares([rows], [0], [clip_norm], kept=1)
     finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
     return apply_scales(rows, scale, finite) / clip_norm
-
-
-def positive_norm(clip_norm: ArrayLike) -> ArrayLike:
-    """Check that a clip norm is positive, and return it."""
-    validate.scalar("clip_norm", clip_norm)
-    validate.positive("clip_norm", clip_norm)
-    return clip_norm
 
 
 def row_size(data: Any) -> int:

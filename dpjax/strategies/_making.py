@@ -44,7 +44,7 @@ def geometric(decay: ArrayLike) -> Toeplitz:
       [ 1.  -0.5  0.   0. ]
     """
     validate.scalar("decay", decay)
-    validate.decay("decay", decay)
+    validate.half_open_unit("decay", decay)
     known = validate.concrete(decay)
     # A traced decay is neither checked nor rounded. [None] makes it a vector of roots.
     pole = jnp.asarray(decay)[None] if known is None else known[None]
@@ -172,7 +172,7 @@ def tree(decay: ArrayLike) -> Tree:
        [0.125 0.25  0.5   1.   ]]
     """
     validate.scalar("decay", decay)
-    validate.decay("decay", decay)
+    validate.half_open_unit("decay", decay)
     known = validate.concrete(decay)
     if known is None:
         return Tree(jnp.asarray(decay))
