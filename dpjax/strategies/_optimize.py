@@ -156,7 +156,7 @@ def _diagonals(a: np.ndarray, n_b: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
-_STATIC = ("kind", "num_steps", "n_b", "order")
+_STATIC = ("kind", "num_steps", "steps_per_epoch", "order")
 # A descent takes 5 to 50 evaluations, and compiling one of them takes 0.4 to 2 s. NumPy
 # is faster if its estimated time is below this limit, for up to about 600 steps.
 _MOST_SECONDS = 0.05
@@ -228,7 +228,7 @@ def _value_and_grad(
     *,
     kind: Kind,
     num_steps: int,
-    n_b: int,
+    steps_per_epoch: int,
     order: Order,
 ) -> tuple[jax.Array, jax.Array]:
     """The logarithm of the product of μ and the error, f[], and its gradient, f[k].
@@ -241,9 +241,9 @@ def _value_and_grad(
         strategy = _strategy(kind, x)
         one = jnp.ones(1)
         if order == "fixed":  # the exact value for C >= 0, otherwise an upper bound
-            square = _patterns.fixed_order_bound(strategy, num_steps, n_b)
+            square = _patterns.fixed_order_bound(strategy, num_steps, steps_per_epoch)
         else:
-            square = WORST[order](strategy, one, num_steps, n_b)
+            square = WORST[order](strategy, one, num_steps, steps_per_epoch)
         error = square_error(strategy, one, workload, num_steps)
         return (jnp.log(square) + jnp.log(error)) / 2
 
@@ -364,7 +364,7 @@ def optimize(
             "num_vectors must be 1 for kind 'geometric', and at most num_steps, "
             f"{num_steps}, for other kinds; got {num_vectors!r} for {kind!r}."
         )
-    asked = {"num_steps": num_steps, "n_b": n_b, "order": order}
+    asked = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
     with scope():
         candidates = _candidates(kind, size, workload, asked)
         best = min(candidates, key=lambda strategy: strategy.product)
@@ -380,8 +380,7 @@ def _candidates(
     For "rational" there is one descent for each number of poles up to `size`, since
     more poles may be worse after the coefficients are rounded.
     """
-    num_steps, n_b, order = (asked[name] for name in ("num_steps", "n_b", "order"))
-    usual = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
+    num_steps = asked["num_steps"]
     for fewer in range(1 if kind == "rational" else size, size + 1):
         start = _start(kind, fewer, workload, num_steps)
         x = minimize(_value_and_grad, start, workload, kind=kind, **asked)
@@ -392,7 +391,7 @@ def _candidates(
                 raise
             continue
         # This is the product of the rounded strategy, with μ from the accountant.
-        cost = mu(strategy, 1.0, **usual, adjacency=Adjacency.ZERO_OUT)
+        cost = mu(strategy, 1.0, **asked, adjacency=Adjacency.ZERO_OUT)
         strategy.product = float(cost) * float(error(strategy, workload, num_steps))
         yield strategy
 
