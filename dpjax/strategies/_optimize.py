@@ -33,7 +33,7 @@ from dpjax._core.float64 import scope
 from dpjax._core.interpret import without_compiler
 from dpjax._core.searches import minimize
 from dpjax._matrices.strategy import Workload, check_workload
-from dpjax._matrices.toeplitz import Toeplitz, product
+from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import error, square_error
 from dpjax.accounting.correlated._mu import WORST, Order, mu
@@ -181,7 +181,7 @@ def _free(distance: np.ndarray) -> np.ndarray:
     return p + np.log(-np.expm1(-p))
 
 
-def _bands(x: jax.Array) -> jax.Array:
+def _bands(x: jax.Array | np.ndarray) -> jax.Array:
     """A polynomial's coefficients after the leading 1, f[k], from free parameters f[k].
 
     The polynomial's zeros are outside of the unit circle. So the coefficients of its
@@ -209,15 +209,25 @@ def _free_bands(a: np.ndarray) -> np.ndarray:
     return np.array(x[::-1])
 
 
-def _strategy(kind: Kind, x: jax.Array) -> Toeplitz:
-    """The strategy of the given kind, from its unconstrained parameters, f[k]."""
-    nothing = jnp.zeros(0)
+@without_compiler
+def _prepend_one(x: jax.Array | np.ndarray) -> jax.Array:
+    return jnp.append(1.0, x)
+
+
+def _strategy(kind: Kind, x: jax.Array | np.ndarray) -> Toeplitz:
+    """The strategy of the given kind, from its unconstrained parameters, f[k].
+
+    From concrete parameters, the result is the strategy that training runs, with
+    coefficients rounded to float32.
+    """
     if kind == "banded":
-        return Toeplitz(x, nothing)
+        return _making.banded(_prepend_one(x))
     if kind == "banded_inverse":
-        return Toeplitz(nothing, _bands(x))
-    zeros, poles = jnp.split(_roots(x), [0 if kind == "geometric" else x.size // 2])
-    return Toeplitz(product(zeros), product(poles))
+        return _making.banded_inverse(_prepend_one(_bands(x)))
+    roots = _roots(x)
+    if kind == "geometric":
+        return _making.geometric(roots[0])
+    return _making.rational(roots[: x.size // 2], roots[x.size // 2 :])
 
 
 @functools.partial(without_compiler, static=_STATIC, max_seconds=_MOST_SECONDS)
@@ -385,7 +395,7 @@ def _candidates(
         start = _start(kind, fewer, workload, num_steps)
         x = minimize(_value_and_grad, start, workload, kind=kind, **asked)
         try:
-            strategy = Optimized(*_executed_strategy(kind, x))
+            strategy = Optimized(*_strategy(kind, x))
         except ValueError:  # rounding to float32 moved a root out of (−1, 1)
             if fewer == 1:
                 raise
@@ -394,15 +404,3 @@ def _candidates(
         cost = mu(strategy, 1.0, **asked, adjacency=Adjacency.ZERO_OUT)
         strategy.product = float(cost) * float(error(strategy, workload, num_steps))
         yield strategy
-
-
-def _executed_strategy(kind: Kind, x: np.ndarray) -> Toeplitz:
-    """The strategy that training runs, rounded to float32, from the parameters x."""
-    if kind == "banded":
-        return _making.banded(np.append(1.0, x))
-    if kind == "banded_inverse":
-        return _making.banded_inverse(np.append(1.0, _bands(jnp.asarray(x))))
-    roots = np.asarray(_roots(x))
-    if kind == "geometric":
-        return _making.geometric(roots[0])
-    return _making.rational(*np.split(roots, 2))
