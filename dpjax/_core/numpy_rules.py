@@ -152,16 +152,10 @@ def _gather(params: Mapping[str, Any]) -> Function:
             if fills:
                 inside &= (start >= 0) & (start <= last)
             index.append(np.minimum(np.maximum(start, 0), last))
-        if len(indexed) == 1 and not wide:
-            # For indices along one axis, `take` is much faster than arrays of indices.
-            out = np.take(x, index[0], indexed[0], mode="clip")
-            axes = range(indexed[0], indexed[0] + len(batch))
-            out = np.moveaxis(out, axes, range(len(batch)))
-        else:
-            # A window is copied as a whole, which is faster than copying its entries.
-            if wide:
-                x = np.lib.stride_tricks.sliding_window_view(x, windows, wide)
-            out = x.transpose(*indexed, *into)[tuple(index)]
+        # A window is copied as a whole, which is faster than copying its entries.
+        if wide:
+            x = np.lib.stride_tricks.sliding_window_view(x, windows, wide)
+        out = x.transpose(*indexed, *into)[tuple(index)]
         if fills and not inside.all():
             fill = params["fill_value"]
             fill = np.nan if fill is None else fill
