@@ -85,6 +85,7 @@ def scoped(fn: Callable[P, Out]) -> Callable[P, Out]:
     return wrapper
 
 
+@functools.partial(without_compiler, static=("dtype", "direction"))
 @functools.partial(jax.jit, static_argnames=("dtype", "direction"))
 def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
     y = x.astype(dtype)
@@ -100,14 +101,11 @@ def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
     return jnp.where((x < 0) & (x > -least), -least, y)
 
 
-_cast_without_compiler = without_compiler(_cast, static=("dtype", "direction"))
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 @scoped
 def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
     """The value x, rounded to a dtype in the given direction, with derivative 1."""
-    y = _cast_without_compiler(x, dtype=dtype, direction=direction)
+    y = _cast(x, dtype=dtype, direction=direction)
     return y if isinstance(y, jax.Array) else jax.device_put(y)
 
 
