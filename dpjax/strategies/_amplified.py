@@ -361,7 +361,7 @@ def _best_bands(
 
 
 def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
-    """The geometric strategy with the least error, for λ on a grid.
+    """The geometric strategy C = 1 / (1 − λL) with the least error, for λ on a grid.
 
     `at` estimates the noise multiplier of a strategy, and mu_of computes the μ of a
     strategy at noise multiplier 1. A second, finer grid surrounds the best λ of the
@@ -370,9 +370,14 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
     """
     looks: list[_Look] = []
 
-    def look(x: float, limit: float) -> _Look:
-        strategy = _geometric(x)
-        unit, near = mu_of(strategy), start
+    def best() -> _Look:
+        return min(looks, key=lambda look: look.found.error)
+
+    def look(x: float) -> None:
+        # The strategy with λ = 0 has the same array shapes as all others, so that one
+        # compiled program evaluates all of them.
+        strategy = _making.geometric(-np.expm1(-x))
+        unit, near, limit = mu_of(strategy), start, math.inf
         if looks:
             # The noise per unit of μ, as estimated from the two nearest results.
             one, *others = sorted(looks, key=lambda look: abs(look.x - x))
@@ -381,30 +386,16 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
                 rise = math.log(other.start.noise_multiplier / other.unit) - log
                 log += rise * (x - one.x) / (other.x - one.x)
             near = one.start._replace(noise_multiplier=math.exp(log) * unit)
+            limit = best().found.error
         looks.append(_Look(x, unit, *at(strategy, near, limit)))
-        return looks[-1]
 
     step = -np.log(_NEAREST) / (_COARSE - 1)
-    best = look(0.0, math.inf)
-    worse = 0
-    for k in range(1, _COARSE):
-        now = look(k * step, best.found.error)
-        worse = 0 if now.found.error < best.found.error else worse + 1
-        best = best if worse else now
-        if worse == 2:
+    for k in range(_COARSE):
+        look(k * step)
+        if best().x < looks[-2:][0].x:  # neither of the last two is the best
             break
-    top = best
-    for x in top.x + step * np.arange(1 - _FINER, _FINER) / _FINER:
-        if x >= 0 and x != top.x:
-            now = look(x, best.found.error)
-            best = min(best, now, key=lambda one: one.found.error)
-    return best.found, best.start
-
-
-def _geometric(x: float) -> Toeplitz:
-    """The geometric strategy C = 1 / (1 − λL) with λ = 1 − e^{−x}; L is the shift.
-
-    The strategy with λ = 0 has the same array shapes as all others, so that one
-    compiled program evaluates all of them.
-    """
-    return _making.geometric(-np.expm1(-x))
+    top = best().x
+    for x in top + step * np.arange(1 - _FINER, _FINER) / _FINER:
+        if x >= 0 and x != top:
+            look(x)
+    return best().found, best().start
