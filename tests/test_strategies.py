@@ -217,7 +217,12 @@ def test_optimized_bands_improve_on_the_square_root(kind, size, x64):
 
 def test_descent_with_numpy_equals_descent_with_xla(x64):
     workload = workloads.momentum_sum(0.9, weight_decay=0.01)
-    asked = {"kind": "rational", "num_steps": 20, "n_b": 5, "order": "fixed"}
+    asked = {
+        "kind": "rational",
+        "num_steps": 20,
+        "steps_per_epoch": 5,
+        "order": "fixed",
+    }
     x = np.array([2.5, 0.5])
     found = _optimize._value_and_grad(x, workload, **asked)
     assert all(isinstance(y, (np.ndarray, np.generic)) for y in found)

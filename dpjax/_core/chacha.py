@@ -63,18 +63,14 @@ def _rotate(x: jax.Array, by: int) -> jax.Array:
     return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
-def _turn(row: jax.Array, by: int) -> jax.Array:
-    """A row of the state, with word (i + by) modulo 4 at position i."""
-    return jnp.concatenate([row[by:], row[:by]])
-
-
 def double_round(rows: Rows) -> Rows:
     """The rows of the state after a column and a diagonal round (RFC 8439, 2.3)."""
     # The four quarter rounds of a column round are one quarter round of whole rows.
     a, b, c, d = quarter_round(*rows)
-    # In turned rows, the columns are the state's diagonals, (0, 5, 10, 15) and so on.
-    a, b, c, d = quarter_round(a, _turn(b, 1), _turn(c, 2), _turn(d, 3))
-    return a, _turn(b, 3), _turn(c, 2), _turn(d, 1)
+    # In rolled rows, the columns are the state's diagonals, (0, 5, 10, 15) and so on.
+    roll = functools.partial(jnp.roll, axis=0)
+    a, b, c, d = quarter_round(a, roll(b, -1), roll(c, -2), roll(d, -3))
+    return a, roll(b, 1), roll(c, 2), roll(d, 3)
 
 
 def block(key: jax.Array, words: tuple[jax.Array | np.uint32, ...]) -> Rows:

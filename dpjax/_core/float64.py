@@ -28,9 +28,8 @@ custom derivative rule inside a core must use `scoped`.
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +85,7 @@ def scoped(fn: Callable[P, Out]) -> Callable[P, Out]:
     return wrapper
 
 
+@functools.partial(without_compiler, static=("dtype", "direction"))
 @functools.partial(jax.jit, static_argnames=("dtype", "direction"))
 def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
     y = x.astype(dtype)
@@ -101,14 +101,11 @@ def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
     return jnp.where((x < 0) & (x > -least), -least, y)
 
 
-_cast_without_compiler = without_compiler(_cast, static=("dtype", "direction"))
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 @scoped
 def cast(x: jax.Array, dtype: np.dtype, direction: Direction) -> jax.Array:
     """The value x, rounded to a dtype in the given direction, with derivative 1."""
-    y = _cast_without_compiler(x, dtype=dtype, direction=direction)
+    y = _cast(x, dtype=dtype, direction=direction)
     return y if isinstance(y, jax.Array) else jax.device_put(y)
 
 
@@ -164,8 +161,8 @@ def float64(
 
     def decorate(core: Core) -> Core:
         @functools.cache
-        def lift(records: tuple[type | None, ...]) -> Core:
-            flat, at = _flat(core, records, vectors)
+        def lift(structure: Any) -> Core:
+            flat, at = _flat(core, structure, vectors)
             flat = _map_over_batch(flat, at) if elementwise else flat
             flat = _loop_over_batch(flat) if one_by_one else flat
             return _lift(flat, rounding, static, at, compiled)
@@ -174,42 +171,36 @@ def float64(
         def wrapper(
             *args: ArrayLike | tuple[ArrayLike, ...], **kwargs: object
         ) -> jax.Array:
-            records = tuple(type(x) if _is_record(x) else None for x in args)
-            leaves = [leaf for x in args for leaf in (x if _is_record(x) else (x,))]
-            return lift(records)(*leaves, **kwargs)
+            leaves, structure = jax.tree.flatten(
+                args, is_leaf=lambda x: x is not args and not _is_record(x)
+            )
+            return lift(structure)(*leaves, **kwargs)
 
         return wrapper
 
     return decorate
 
 
-def _is_record(x: object) -> TypeGuard[tuple[ArrayLike, ...]]:
+def _is_record(x: object) -> bool:
     # Named tuples have no common base class. Only they have the attribute `_fields`.
     return isinstance(x, tuple) and hasattr(x, "_fields")
 
 
 def _flat(
-    core: Core, records: tuple[type | None, ...], vectors: tuple[int, ...]
+    core: Core, structure: Any, vectors: tuple[int, ...]
 ) -> tuple[Core, tuple[int, ...]]:
     """A function of arrays only that calls core, and the positions of its vectors.
 
-    `records` has the class of each argument of core that is a record, and None for an
-    array. The fields of a record become separate arguments of the function. If the
-    position of a record is in vectors, every field is a vector.
+    `structure` is the tree structure of the arguments of core. The fields of a record
+    become separate arguments of the function. If the position of a record is in
+    vectors, every field is a vector.
     """
-    sizes = [len(record._fields) if record else 1 for record in records]
+    sizes = [argument.num_leaves for argument in structure.children()]
     starts = np.cumsum([0, *sizes]).tolist()
 
     @functools.wraps(core)
     def flat(*leaves: jax.Array, **kwargs: object) -> jax.Array:
-        parts = [leaves[i:j] for i, j in itertools.pairwise(starts)]
-        return core(
-            *(
-                record(*part) if record else part[0]
-                for record, part in zip(records, parts, strict=True)
-            ),
-            **kwargs,
-        )
+        return core(*structure.unflatten(leaves), **kwargs)
 
     return flat, tuple(i for v in vectors for i in range(starts[v], starts[v + 1]))
 
@@ -312,19 +303,16 @@ def _lift(
         # dtype.
         places = [i for i, x in enumerate(args) if isinstance(x, jax.Array)]
 
-        def fill(arrays: Sequence[jax.Array]) -> list[ArrayLike]:
-            filled = list(args)
-            for i, x in zip(places, arrays, strict=True):
-                filled[i] = x
-            return filled
-
         def merge(arrays: Sequence[jax.Array]) -> list[Any]:
+            merged = list(args)
+            for i, x in zip(places, arrays, strict=True):
+                merged[i] = x
             # NumPy converts integers of any size, and its arrays are on no device.
             return [
                 needs_float64(_widen(x))
                 if isinstance(x, Tracer)
                 else np.asarray(x).astype(np.float64)
-                for x in fill(arrays)
+                for x in merged
             ]
 
         @jax.custom_jvp
@@ -338,11 +326,9 @@ def _lift(
             out = call(*primals)
             total = jnp.zeros_like(out)
             with scope():
+                # NumPy arrays are constants also for the decorated partial derivative,
+                # and so for second derivatives.
                 inputs = merge(primals)
-                # The partial derivative is decorated. So constants are passed without
-                # change: second derivatives also treat them as constants.
-                if not vectors:
-                    inputs = fill([inputs[place] for place in places])
             for place, primal, tangent in zip(places, primals, tangents, strict=True):
                 # No derivative is compiled for an argument with a zero tangent.
                 floating = jnp.issubdtype(jnp.result_type(primal), jnp.floating)

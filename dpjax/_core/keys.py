@@ -177,13 +177,10 @@ def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
     XLA takes four times as long to compile JAX's own Threefry on CPUs.
     """
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
-    known = partitionable and str(jax.random.key_impl(key)) == "threefry2x32"
-    size = math.prod(shape)
-    if not known or key.ndim or size >= 2**32:
+    if not partitionable or key.ndim or not _has_word_pairs(key, shape):
         return jax.random.bits(key, shape, jnp.uint32)
-    data = jax.random.key_data(key)
-    high, low = threefry((data[0], data[1]), jnp.arange(size, dtype=jnp.uint32))
-    return (high ^ low).reshape(shape)
+    high, low = word_pairs(key, shape)
+    return high ^ low
 
 
 def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
@@ -191,16 +188,16 @@ def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
 
     Threefry hashes a counter to two words, which `jax.random.bits` combines into one.
     """
-    if generator_name(key) != "threefry2x32" or math.prod(shape) >= 2**32:
+    if not _has_word_pairs(key, shape):
         first, second = jax.random.bits(key, (2, *shape), jnp.uint32)
         return first, second
-    # An entry's number is a sum over axes, so that each device computes its own part.
-    counter, stride = jnp.zeros(shape, jnp.uint32), 1
-    for axis in reversed(range(len(shape))):
-        numbers = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-        counter, stride = counter + numbers * np.uint32(stride), stride * shape[axis]
     data = jax.random.key_data(key)
-    return threefry((data[0], data[1]), counter)
+    return threefry((data[0], data[1]), chacha.numbers_of(tuple(shape)))
+
+
+def _has_word_pairs(key: Key, shape: Sequence[int]) -> bool:
+    """Whether the key is one of Threefry, and 32 bits can count the entries."""
+    return generator_name(key) == "threefry2x32" and math.prod(shape) < 2**32
 
 
 def two_keys(key: Key) -> tuple[Key, Key]:

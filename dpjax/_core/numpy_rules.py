@@ -130,9 +130,7 @@ def _dynamic_update(params: Mapping[str, Any]) -> Function:
 def _gather(params: Mapping[str, Any]) -> Function:
     """The rule of gather operations, to which JAX lowers `x[index]`."""
     dims, sizes = params["dimension_numbers"], params["slice_sizes"]
-    batched = dict(
-        zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
-    )
+    batched = _pairs(dims.operand_batching_dims, dims.start_indices_batching_dims)
     fills = "FILL" in str(params["mode"]).upper()
     mapped, axes = dims.start_index_map, range(len(sizes))
     left_out = (*dims.collapsed_slice_dims, *batched)
@@ -154,26 +152,23 @@ def _gather(params: Mapping[str, Any]) -> Function:
             if fills:
                 inside &= (start >= 0) & (start <= last)
             index.append(np.minimum(np.maximum(start, 0), last))
-        if len(indexed) == 1 and not wide:
-            # For indices along one axis, `take` is much faster than arrays of indices.
-            out = np.take(x, index[0], indexed[0], mode="clip")
-            axes = range(indexed[0], indexed[0] + len(batch))
-            out = np.moveaxis(out, axes, range(len(batch)))
-        else:
-            # A window is copied as a whole, which is faster than copying its entries.
-            if wide:
-                x = np.lib.stride_tricks.sliding_window_view(x, windows, wide)
-            out = x.transpose(*indexed, *into)[tuple(index)]
+        # A window is copied as a whole, which is faster than copying its entries.
+        if wide:
+            x = np.lib.stride_tricks.sliding_window_view(x, windows, wide)
+        out = x.transpose(*indexed, *into)[tuple(index)]
         if fills and not inside.all():
             fill = params["fill_value"]
             fill = np.nan if fill is None else fill
             out = np.where(inside.reshape(*batch, *[1] * len(kept)), out, fill)
         # The window's axes go to the positions that the operation's parameters give.
-        rest = iter(range(len(batch))), iter(range(len(batch), out.ndim))
-        order = [next(rest[i in dims.offset_dims]) for i in range(out.ndim)]
-        return out.astype(x.dtype, copy=False).transpose(order)
+        out = out.astype(x.dtype, copy=False)
+        return np.moveaxis(out, range(len(batch), out.ndim), dims.offset_dims)
 
     return gather
+
+
+def _pairs(axes: Iterable[int], values: Iterable[int]) -> dict[int, int]:
+    return dict(zip(axes, values, strict=True))
 
 
 def _starts(
@@ -205,13 +200,7 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
         if "CLIP" in str(params["mode"]).upper():
             raise NotEvaluatedError("scatter whose indices are clipped")
         dims = params["dimension_numbers"]
-        batched = dict(
-            zip(
-                dims.operand_batching_dims,
-                dims.scatter_indices_batching_dims,
-                strict=True,
-            )
-        )
+        batched = _pairs(dims.operand_batching_dims, dims.scatter_indices_batching_dims)
 
         def scatter(x: np.ndarray, rows: np.ndarray, updates: np.ndarray) -> np.ndarray:
             x, (*batch, _) = x.copy(), rows.shape
@@ -219,7 +208,7 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
             updates = updates.transpose(*outer, *dims.update_window_dims)
             left_out = (*dims.inserted_window_dims, *batched)
             kept = [i for i in range(x.ndim) if i not in left_out]
-            window = dict(zip(kept, updates.shape[len(batch) :], strict=True))
+            window = _pairs(kept, updates.shape[len(batch) :])
             # Indices into the flattened array, with which NumPy is much faster.
             flat, inside = np.zeros((), np.int64), np.ones((), bool)
             for axis, length in enumerate(x.shape):
@@ -273,15 +262,14 @@ def _pad(params: Mapping[str, Any]) -> Function:
         raise NotEvaluatedError("pad with interior widths")
 
     def pad(x: np.ndarray, value: np.ndarray) -> np.ndarray:
-        sizes = [sum(width) + n for width, n in zip(widths, x.shape, strict=True)]
-        out = np.full(sizes, value)
-        # A negative width removes entries.
-        inner = list(zip(widths, x.shape, strict=True))
-        out[
-            tuple(
-                slice(max(low, 0), n + low + min(high, 0)) for (low, high), n in inner
-            )
-        ] = x[tuple(slice(max(-low, 0), n + min(high, 0)) for (low, high), n in inner)]
+        out = np.full([n + sum(w) for n, w in zip(x.shape, widths, strict=True)], value)
+        # The slices of the entries that stay. A negative width removes entries.
+        before, after = [], []
+        for n, (low, high) in zip(x.shape, widths, strict=True):
+            first, end = max(-low, 0), n + min(high, 0)
+            before.append(slice(first, end))
+            after.append(slice(first + low, end + low))
+        out[tuple(after)] = x[tuple(before)]
         return out
 
     return pad
@@ -394,14 +382,6 @@ def _cumulative(fn: np.ufunc) -> Rule:
     return rule
 
 
-def _same(params: Mapping[str, Any]) -> Function:
-    return lambda x: x
-
-
-def _all_same(params: Mapping[str, Any]) -> Function:
-    return lambda *arrays: arrays
-
-
 def _convert(params: Mapping[str, Any]) -> Function:
     dtype = np.dtype(params["new_dtype"])
 
@@ -417,10 +397,6 @@ def _convert(params: Mapping[str, Any]) -> Function:
         return np.where(wide <= ends.min, ends.min, out).astype(dtype)
 
     return convert
-
-
-def _bitcast(params: Mapping[str, Any]) -> Function:
-    return lambda x: x.view(params["new_dtype"])
 
 
 def _shift_right(x: np.ndarray, by: np.ndarray, kind: str) -> np.ndarray:
@@ -469,6 +445,9 @@ _OTHER_NAMES: dict[str, Function] = {
     "clz": _count_leading_zeros,
     "population_count": _count_ones,
     "polynomial": _polynomial,
+    "stop_gradient": lambda x: x,
+    "copy": lambda x: x,
+    "optimization_barrier": lambda *xs: xs,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
 }
 # For every operation, the rule that makes its function.
@@ -489,7 +468,7 @@ RULES: dict[str, Rule] = {
     "dot_general": _dot,
     "broadcast_in_dim": _broadcast,
     "convert_element_type": _convert,
-    "bitcast_convert_type": _bitcast,
+    "bitcast_convert_type": lambda params: lambda x: x.view(params["new_dtype"]),
     "reshape": lambda params: lambda x: x.reshape(params["new_sizes"]),
     "squeeze": lambda params: lambda x: x.squeeze(params["dimensions"]),
     "transpose": lambda params: lambda x: np.transpose(x, params["permutation"]),
@@ -515,7 +494,4 @@ RULES: dict[str, Rule] = {
     "reduce_or": _reduction(np.bitwise_or.reduce),
     "cumsum": _cumulative(np.add),
     "cummax": _cumulative(np.maximum),
-    "stop_gradient": _same,
-    "copy": _same,
-    "optimization_barrier": _all_same,
 }

@@ -28,10 +28,10 @@ from dpjax._core.typing import ArrayLike
 
 # A cap in case rounding errors prevent convergence, which takes far fewer steps.
 _MAX_NEWTON_STEPS = 100
-_Condition = Callable[[jax.Array], jax.Array]
+_Function = Callable[[jax.Array], jax.Array]
 
 
-def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
+def newton(fn: _Function, start: jax.Array) -> jax.Array:
     """The zero of a concave function of x >= 0, by Newton's method.
 
     The function is at most 0 at `start`. The tangents of a concave function are never
@@ -55,7 +55,7 @@ def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
     return x
 
 
-def nudge(holds: _Condition, x: jax.Array, direction: float) -> jax.Array:
+def nudge(holds: _Function, x: jax.Array, direction: float) -> jax.Array:
     """Move x in a direction until holds(x), by steps that double from a few ulps.
 
     The direction is 1.0 or −1.0; the result is at least 0.
@@ -75,7 +75,7 @@ def nudge(holds: _Condition, x: jax.Array, direction: float) -> jax.Array:
 
 
 def bisect(
-    holds: _Condition, fails: jax.Array, good: jax.Array, times: int
+    holds: _Function, fails: jax.Array, good: jax.Array, times: int
 ) -> jax.Array:
     """Halve a bracket `times` times, and return its good end.
 
@@ -94,12 +94,13 @@ def bisect(
 
 
 def implicit_derivative(
-    residual: Callable[..., jax.Array], root: jax.Array, met: jax.Array
+    residual: Callable[..., jax.Array], root: jax.Array, met: ArrayLike = True
 ) -> jax.Array:
     """The root of a function, with derivatives by the implicit function theorem.
 
     The function `residual` is evaluated only for derivatives. If `met` is false, the
-    search found no root, and the derivatives are zero.
+    search found no root, and the derivatives are zero. With the residual x - f(), the
+    result is the given root with the derivatives of f().
     """
     # JAX's custom rules see explicit arguments only. So captured tracers become
     # arguments.
@@ -131,26 +132,6 @@ def implicit_derivative(
 
     # stop_gradient: derivatives must not go through the search that made the root.
     return differentiable_root(jax.lax.stop_gradient(root), met, *constants)
-
-
-def attach_derivative(fn: Callable[[], jax.Array], value: jax.Array) -> jax.Array:
-    """The value, with the derivatives of fn(); fn is evaluated only for derivatives."""
-    fn, constants = jax.closure_convert(fn)
-
-    @jax.custom_jvp
-    def differentiable_value(value: jax.Array, *constants: jax.Array) -> jax.Array:
-        return value
-
-    @differentiable_value.defjvp
-    @scoped
-    def _(
-        primals: Sequence[jax.Array], tangents: Sequence[jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
-        value, *constants = primals
-        return value, jax.jvp(fn, tuple(constants), tuple(tangents[1:]))[1]
-
-    # stop_gradient: the value's own derivatives must not be added to those of fn().
-    return differentiable_value(jax.lax.stop_gradient(value), *constants)
 
 
 class Seen(NamedTuple):
@@ -239,7 +220,6 @@ def minimize(
     return minimum.x
 
 
-_Function = Callable[[jax.Array], jax.Array]
 _State = TypeVar("_State")
 _FAR = 2.0  # an excess beyond ±_FAR is clipped to ±_FAR, which limits the steps
 _LEAST_STRIDE = 1e-3  # the minimum log of a first stride; ten squarings exceed e

@@ -121,34 +121,29 @@ Strategy = Toeplitz | Scaled | Tree
 
 def check_strategy(strategy: Strategy, num_steps: int) -> Strategy:
     """Return the strategy; raise ValueError if it is invalid for num_steps steps."""
-    if isinstance(strategy, Scaled):
-        _toeplitz(strategy.strategy, num_steps)
-        if np.shape(strategy.factors)[-1:] != (num_steps,):
-            raise ValueError(
-                f"strategy must have one factor for each of num_steps, {num_steps}; "
-                f"got factors of shape {np.shape(strategy.factors)}."
-            )
-    elif isinstance(strategy, Tree):
+    if isinstance(strategy, Tree):
         validate.half_open_unit("the strategy's decay", strategy.decay)
-    else:
-        _toeplitz(strategy, num_steps)
-    return strategy
-
-
-def _toeplitz(strategy: Toeplitz, num_steps: int) -> None:
-    if not isinstance(strategy, Toeplitz) or not all(np.ndim(x) for x in strategy):
+        return strategy
+    toeplitz, factors = toeplitz_and_factors(strategy)
+    if not isinstance(toeplitz, Toeplitz) or not all(np.ndim(x) for x in toeplitz):
         raise ValueError(
-            f"strategy must be a strategy of dpjax.strategies; got {strategy!r}."
+            f"strategy must be a strategy of dpjax.strategies; got {toeplitz!r}."
         )
-    for x in map(validate.concrete, strategy):
+    for x in map(validate.concrete, toeplitz):
         if x is not None and not np.issubdtype(x.dtype, np.floating):
-            raise ValueError(f"strategy must have real coefficients; got {strategy!r}.")
-    if strategy.num_vectors > num_steps:
+            raise ValueError(f"strategy must have real coefficients; got {toeplitz!r}.")
+    if toeplitz.num_vectors > num_steps:
         raise ValueError(
             f"strategy must have at most num_steps, {num_steps}, coefficients after "
             "the leading coefficient 1 of each polynomial; got "
-            f"{strategy.num_vectors}."
+            f"{toeplitz.num_vectors}."
         )
+    if isinstance(strategy, Scaled) and np.shape(factors)[-1:] != (num_steps,):
+        raise ValueError(
+            f"strategy must have one factor for each of num_steps, {num_steps}; "
+            f"got factors of shape {np.shape(factors)}."
+        )
+    return strategy
 
 
 def toeplitz_and_factors(strategy: Toeplitz | Scaled) -> tuple[Toeplitz, ArrayLike]:

@@ -98,9 +98,9 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
     if isinstance(strategy, Tree):
         weights = np.abs(np.asarray(tree_weights(strategy.decay, num_steps)))
         # Σ_i β^i bounds a result, and also the total effect of an error at each node.
-        largest = _geometric_sum(
-            float(_concrete("decay", strategy.decay, 0)), num_steps
-        )
+        decay = float(_concrete("decay", strategy.decay, 0))
+        powers = decay ** np.arange(min(num_steps, 2**20))
+        largest = float(np.sum(powers)) * (1 + 1e-6)
         return 3 * (weights.size + 1) * largest**2 + 1
     from scipy.signal import lfilter  # here, since importing SciPy takes long
 
@@ -118,13 +118,9 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
     return float(4 * order * memory * spread + 2 * result + 1)
 
 
-def _geometric_sum(decay: float, terms: int) -> float:
-    return float(np.sum(decay ** np.arange(min(terms, 2**20)))) * (1 + 1e-6)
-
-
 def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
     """The given stream, with the input of each step t divided by the factor f_t."""
-    factors = np.asarray(_checked_factors(strategy))
+    factors = _checked_factors(strategy)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         def divided(step: jax.Array) -> Leaves:

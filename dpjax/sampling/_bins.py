@@ -29,7 +29,7 @@ from dpjax._core import validate
 from dpjax._core.keys import two_keys
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.sampling import _binomial, _order
-from dpjax.sampling._samplers import MOST, Batch, check_number, sampler_key, sizes
+from dpjax.sampling._samplers import Batch, check_number, check_sizes, sampler_key
 
 # A number n of coins is split into its digits in base 2⁸: single coins, and groups of
 # 2⁸, 2¹⁶ and 2²⁴ coins, with fewer than 2⁸ groups of each size.
@@ -163,15 +163,6 @@ def _members(
     return Batch(jnp.where(mask, examples, 0), mask)
 
 
-def _arguments(
-    num_examples: int, num_bins: int, max_batch_size: int
-) -> tuple[int, int, int]:
-    n, b = sizes(num_examples, max_batch_size, "max_batch_size")
-    m = validate.static_int("num_bins", num_bins, minimum=1)
-    validate.at_most("num_bins", m, MOST)
-    return n, m, b
-
-
 def random_bins(
     num_examples: int, num_bins: int, *, max_batch_size: int, key: Key, epoch: ArrayLike
 ) -> Batch:
@@ -217,7 +208,9 @@ def random_bins(
       >>> sorted(batch.indices[batch.mask].tolist())
       [0, 1, 2, 3, 4, 5]
     """
-    n, m, b = _arguments(num_examples, num_bins, max_batch_size)
+    n, m, b = check_sizes(
+        num_examples=num_examples, num_bins=num_bins, max_batch_size=max_batch_size
+    )
     if n > _ALL:
         steps = jnp.arange(m, dtype=jnp.uint32)
         return jax.lax.map(lambda step: _members(n, m, b, key, epoch, step), steps)
@@ -274,7 +267,9 @@ def random_bins_step(
       >>> batch.indices.shape
       (6,)
     """
-    n, m, b = _arguments(num_examples, num_bins, max_batch_size)
+    n, m, b = check_sizes(
+        num_examples=num_examples, num_bins=num_bins, max_batch_size=max_batch_size
+    )
     if n > _ALL:
         return _members(n, m, b, key, epoch, step)
     mine = _bins(n, m, key, epoch).astype(jnp.uint32) == check_number("step", step)
@@ -332,10 +327,8 @@ def random_allocation_step(
       >>> sum(int(batch.mask.sum()) for batch in steps)
       10
     """
-    n, b = sizes(num_examples, max_batch_size, "max_batch_size")
-    m = validate.static_int("num_steps", num_steps, minimum=1)
-    k = validate.static_int("num_selected", num_selected, minimum=1)
-    validate.at_most("num_steps", m, MOST)
+    n, b = check_sizes(num_examples=num_examples, max_batch_size=max_batch_size)
+    m, k = check_sizes(num_steps=num_steps, num_selected=num_selected)
     validate.at_most("num_selected", k, m, "num_steps, ")
     key = sampler_key(key, "sampling.random_allocation", "epoch", epoch)
     number = check_number("step", step)

@@ -29,19 +29,15 @@ class Batch(NamedTuple):
     mask: jax.Array
 
 
-def sizes(
-    num_examples: int, batch_size: int, name: str = "batch_size"
-) -> tuple[int, int]:
-    """Return the data set's size and the batch size as Python ints.
+def check_sizes(**sizes: int) -> list[int]:
+    """Return the sizes as Python ints.
 
-    Raise ValueError if one of them is not from 1 to 2³¹ − 1. The error calls the batch
-    size by `name`.
+    Raise ValueError if a size is not an integer from 1 to 2³¹ − 1.
     """
-    n = validate.static_int("num_examples", num_examples, minimum=1)
-    b = validate.static_int(name, batch_size, minimum=1)
-    validate.at_most("num_examples", num_examples, MOST)
-    validate.at_most(name, batch_size, MOST)
-    return n, b
+    for name, size in sizes.items():
+        validate.static_int(name, size, minimum=1)
+        validate.at_most(name, size, MOST)
+    return [int(size) for size in sizes.values()]
 
 
 def check_number(name: str, value: ArrayLike) -> jax.Array:
@@ -105,7 +101,7 @@ def fixed_size(
       >>> len(set(batch.indices.tolist())), batch.mask.tolist()
       (3, [True, True, True])
     """
-    n, b = sizes(num_examples, batch_size)
+    n, b = check_sizes(num_examples=num_examples, batch_size=batch_size)
     validate.at_most("batch_size", batch_size, n, "num_examples, ")
     key = sampler_key(key, "sampling.fixed_size", "step", step)
     return Batch(_order.distinct(key, n, b), jnp.ones(b, bool))
@@ -154,7 +150,7 @@ def poisson(
       >>> batch.indices.shape, bool(batch.mask.sum() < 32)
       ((32,), True)
     """
-    n, b = sizes(num_examples, max_batch_size, "max_batch_size")
+    n, b = check_sizes(num_examples=num_examples, max_batch_size=max_batch_size)
     validate.closed_unit("sampling_rate", sampling_rate)
     return _poisson(
         n, float(sampling_rate), b, sampler_key(key, "sampling.poisson", "step", step)
@@ -224,7 +220,7 @@ def cyclic_poisson(
       >>> set((batch.indices[batch.mask] % 9).tolist())
       {7}
     """
-    n, b = sizes(num_examples, max_batch_size, "max_batch_size")
+    n, b = check_sizes(num_examples=num_examples, max_batch_size=max_batch_size)
     validate.closed_unit("sampling_rate", sampling_rate)
     p = validate.static_int("num_groups", num_groups, minimum=1)
     validate.at_most("num_groups", num_groups, n, "num_examples, ")
@@ -290,7 +286,8 @@ def cyclic(num_examples: int, batch_size: int) -> Batch:
       >>> print(batch.indices.tolist(), batch.mask[-1])
       [[0, 1], [2, 3], [4, 0]] [ True False]
     """
-    places, mask = _epoch(*sizes(num_examples, batch_size))
+    n, b = check_sizes(num_examples=num_examples, batch_size=batch_size)
+    places, mask = _epoch(n, b)
     return Batch(places.astype(jnp.int32), mask)
 
 
@@ -317,7 +314,8 @@ def cyclic_step(num_examples: int, batch_size: int, *, step: ArrayLike) -> Batch
       >>> print(batch.indices, batch.mask)
       [4 0] [ True False]
     """
-    places, mask = _step(*sizes(num_examples, batch_size), step)
+    n, b = check_sizes(num_examples=num_examples, batch_size=batch_size)
+    places, mask = _step(n, b, step)
     return Batch(places.astype(jnp.int32), mask)
 
 
@@ -353,7 +351,7 @@ def reshuffled(
       >>> sorted(batch.indices.ravel().tolist())
       [0, 1, 2, 3]
     """
-    n, b = sizes(num_examples, batch_size)
+    n, b = check_sizes(num_examples=num_examples, batch_size=batch_size)
     return _permuted_examples(n, *_epoch(n, b), key, epoch)
 
 
@@ -388,7 +386,7 @@ def reshuffled_step(
       >>> batch.indices.shape
       (2,)
     """
-    n, b = sizes(num_examples, batch_size)
+    n, b = check_sizes(num_examples=num_examples, batch_size=batch_size)
     return _permuted_examples(n, *_step(n, b, step), key, epoch)
 
 

@@ -61,6 +61,22 @@ class Amplified(NamedTuple):
     error: float
 
 
+class _Goal(NamedTuple):
+    """The arguments of `amplified`.
+
+    Attributes:
+      workload: the workload in which errors are measured.
+      epsilon: the target of ε.
+      delta: δ.
+      asked: the other arguments, which are those of `accounting.correlated.epsilon`.
+    """
+
+    workload: Workload
+    epsilon: float
+    delta: float
+    asked: dict[str, Any]
+
+
 class Start(NamedTuple):
     """The start of a secant search: a noise multiplier, and the slope of log ε there.
 
@@ -130,10 +146,9 @@ def amplified(
         "sampling": sampling,
         "adjacency": validate.adjacency(adjacency),
     }
-    numbers = workload, epsilon, delta, asked
-    best, start = _search(*numbers)
-    best = _required_noise(*numbers, best.strategy, start.noise_multiplier)
-    return _simplify(best)
+    goal = _Goal(workload, epsilon, delta, asked)
+    best, start = _search(goal)
+    return _simplify(_required_noise(goal, best.strategy, start.noise_multiplier))
 
 
 def estimate(
@@ -146,19 +161,17 @@ def estimate(
     other arguments of `amplified`. Only the workload is checked.
     """
     workload = check_workload(workload, asked["num_steps"])
-    best, start = _search(workload, epsilon, delta, asked)
+    best, start = _search(_Goal(workload, epsilon, delta, asked))
     return _simplify(best), start
 
 
-def _search(
-    workload: Workload, epsilon: float, delta: float, asked: dict[str, Any]
-) -> tuple[Amplified, Start]:
+def _search(goal: _Goal) -> tuple[Amplified, Start]:
     """The strategy with the least error, with an estimate of its noise multiplier.
 
-    The second result is the start of a search for the exact noise multiplier. `asked`
-    has the further arguments of `amplified`.
+    The second result is the start of a search for the exact noise multiplier.
     """
-    at = functools.partial(_estimate_noise, workload, epsilon, delta, asked)
+    workload, epsilon, delta, asked = goal
+    at = functools.partial(_estimate_noise, goal)
     steps, n_b = asked["num_steps"], asked["steps_per_epoch"]
     # In random bins, an example takes part in the same step of all epochs.
     square = max(steps / n_b, 1.0) if asked["sampling"] == "random_bins" else 1.0
@@ -199,22 +212,17 @@ def _simplify(found: Amplified) -> Amplified:
     return found if known else found._replace(strategy=_making.independent())
 
 
-def _required_noise(
-    workload: Workload,
-    epsilon: float,
-    delta: float,
-    asked: dict[str, Any],
-    strategy: Toeplitz,
-    start: float = 1.0,
-) -> Amplified:
+def _required_noise(goal: _Goal, strategy: Toeplitz, start: float) -> Amplified:
     """A strategy's minimum noise multiplier for ε, and its error with this noise.
 
     The search for the noise multiplier begins at `start`.
     """
     sigma = calibrate.solve(
-        lambda noise: epsilon_of(strategy, noise, delta, **asked), epsilon, start=start
+        lambda noise: epsilon_of(strategy, noise, goal.delta, **goal.asked),
+        goal.epsilon,
+        start=start,
     )
-    left = sigma * error(strategy, workload, asked["num_steps"])
+    left = sigma * error(strategy, goal.workload, goal.asked["num_steps"])
     return Amplified(strategy, float(sigma), float(left))
 
 
@@ -286,13 +294,7 @@ class _Look(NamedTuple):
 
 
 def _estimate_noise(
-    workload: Workload,
-    epsilon: float,
-    delta: float,
-    asked: dict[str, Any],
-    strategy: Toeplitz,
-    start: Start,
-    limit: float = math.inf,
+    goal: _Goal, strategy: Toeplitz, start: Start, limit: float = math.inf
 ) -> tuple[Amplified, Start]:
     """A strategy's noise multiplier for ε and its error, from few evaluations of ε.
 
@@ -302,10 +304,7 @@ def _estimate_noise(
     minimum σ instead.
 
     Args:
-      workload: the workload in which the error is measured.
-      epsilon: the target of ε.
-      delta: δ.
-      asked: the other arguments of `accounting.correlated.epsilon`, such as num_steps.
+      goal: the workload, the target of ε, and the run.
       strategy: the strategy.
       start: a noise multiplier, and the slope of log ε in log σ, for the first step.
       limit: the search ends early if the strategy's error is certainly above the limit.
@@ -313,11 +312,11 @@ def _estimate_noise(
     Returns:
       The estimate, and the start of a search for a similar strategy.
     """
-    unit = float(error(strategy, workload, asked["num_steps"]))
+    unit = float(error(strategy, goal.workload, goal.asked["num_steps"]))
 
     def excess(noise: float) -> float:
-        found = float(epsilon_of(strategy, noise, delta, **asked))
-        return math.log(max(found, TINY) / epsilon)
+        found = float(epsilon_of(strategy, noise, goal.delta, **goal.asked))
+        return math.log(max(found, TINY) / goal.epsilon)
 
     # The relative error of the slope. At first the slope is that of a neighbour. Later
     # it is that of a secant, whose error is about the last excess.
@@ -329,9 +328,7 @@ def _estimate_noise(
         if off < _NEAR or least * unit > limit:
             noise = math.exp(seen.next)
             return Amplified(strategy, noise, noise * unit), Start(noise, seen.slope)
-    found = _required_noise(
-        workload, epsilon, delta, asked, strategy, start.noise_multiplier
-    )
+    found = _required_noise(goal, strategy, start.noise_multiplier)
     return found, Start(found.noise_multiplier, start.slope)
 
 
@@ -364,7 +361,7 @@ def _best_bands(
 
 
 def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
-    """The geometric strategy with the least error, for λ on a grid.
+    """The geometric strategy C = 1 / (1 − λL) with the least error, for λ on a grid.
 
     `at` estimates the noise multiplier of a strategy, and mu_of computes the μ of a
     strategy at noise multiplier 1. A second, finer grid surrounds the best λ of the
@@ -373,9 +370,14 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
     """
     looks: list[_Look] = []
 
-    def look(x: float, limit: float) -> _Look:
-        strategy = _geometric(x)
-        unit, near = mu_of(strategy), start
+    def best() -> _Look:
+        return min(looks, key=lambda look: look.found.error)
+
+    def look(x: float) -> None:
+        # The strategy with λ = 0 has the same array shapes as all others, so that one
+        # compiled program evaluates all of them.
+        strategy = _making.geometric(-np.expm1(-x))
+        unit, near, limit = mu_of(strategy), start, math.inf
         if looks:
             # The noise per unit of μ, as estimated from the two nearest results.
             one, *others = sorted(looks, key=lambda look: abs(look.x - x))
@@ -384,30 +386,16 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
                 rise = math.log(other.start.noise_multiplier / other.unit) - log
                 log += rise * (x - one.x) / (other.x - one.x)
             near = one.start._replace(noise_multiplier=math.exp(log) * unit)
+            limit = best().found.error
         looks.append(_Look(x, unit, *at(strategy, near, limit)))
-        return looks[-1]
 
     step = -np.log(_NEAREST) / (_COARSE - 1)
-    best = look(0.0, math.inf)
-    worse = 0
-    for k in range(1, _COARSE):
-        now = look(k * step, best.found.error)
-        worse = 0 if now.found.error < best.found.error else worse + 1
-        best = best if worse else now
-        if worse == 2:
+    for k in range(_COARSE):
+        look(k * step)
+        if best().x < looks[-2:][0].x:  # neither of the last two is the best
             break
-    top = best
-    for x in top.x + step * np.arange(1 - _FINER, _FINER) / _FINER:
-        if x >= 0 and x != top.x:
-            now = look(x, best.found.error)
-            best = min(best, now, key=lambda one: one.found.error)
-    return best.found, best.start
-
-
-def _geometric(x: float) -> Toeplitz:
-    """The geometric strategy C = 1 / (1 − λL) with λ = 1 − e^{−x}; L is the shift.
-
-    The strategy with λ = 0 has the same array shapes as all others, so that one
-    compiled program evaluates all of them.
-    """
-    return _making.geometric(-np.expm1(-x))
+    top = best().x
+    for x in top + step * np.arange(1 - _FINER, _FINER) / _FINER:
+        if x >= 0 and x != top:
+            look(x)
+    return best().found, best().start

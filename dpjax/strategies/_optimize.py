@@ -33,7 +33,7 @@ from dpjax._core.float64 import scope
 from dpjax._core.interpret import without_compiler
 from dpjax._core.searches import minimize
 from dpjax._matrices.strategy import Workload, check_workload
-from dpjax._matrices.toeplitz import Toeplitz, product
+from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import error, square_error
 from dpjax.accounting.correlated._mu import WORST, Order, mu
@@ -156,7 +156,7 @@ def _diagonals(a: np.ndarray, n_b: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
-_STATIC = ("kind", "num_steps", "n_b", "order")
+_STATIC = ("kind", "num_steps", "steps_per_epoch", "order")
 # A descent takes 5 to 50 evaluations, and compiling one of them takes 0.4 to 2 s. NumPy
 # is faster if its estimated time is below this limit, for up to about 600 steps.
 _MOST_SECONDS = 0.05
@@ -181,7 +181,7 @@ def _free(distance: np.ndarray) -> np.ndarray:
     return p + np.log(-np.expm1(-p))
 
 
-def _bands(x: jax.Array) -> jax.Array:
+def _bands(x: jax.Array | np.ndarray) -> jax.Array:
     """A polynomial's coefficients after the leading 1, f[k], from free parameters f[k].
 
     The polynomial's zeros are outside of the unit circle. So the coefficients of its
@@ -209,15 +209,25 @@ def _free_bands(a: np.ndarray) -> np.ndarray:
     return np.array(x[::-1])
 
 
-def _strategy(kind: Kind, x: jax.Array) -> Toeplitz:
-    """The strategy of the given kind, from its unconstrained parameters, f[k]."""
-    nothing = jnp.zeros(0)
+@without_compiler
+def _prepend_one(x: jax.Array | np.ndarray) -> jax.Array:
+    return jnp.append(1.0, x)
+
+
+def _strategy(kind: Kind, x: jax.Array | np.ndarray) -> Toeplitz:
+    """The strategy of the given kind, from its unconstrained parameters, f[k].
+
+    From concrete parameters, the result is the strategy that training runs, with
+    coefficients rounded to float32.
+    """
     if kind == "banded":
-        return Toeplitz(x, nothing)
+        return _making.banded(_prepend_one(x))
     if kind == "banded_inverse":
-        return Toeplitz(nothing, _bands(x))
-    zeros, poles = jnp.split(_roots(x), [0 if kind == "geometric" else x.size // 2])
-    return Toeplitz(product(zeros), product(poles))
+        return _making.banded_inverse(_prepend_one(_bands(x)))
+    roots = _roots(x)
+    if kind == "geometric":
+        return _making.geometric(roots[0])
+    return _making.rational(roots[: x.size // 2], roots[x.size // 2 :])
 
 
 @functools.partial(without_compiler, static=_STATIC, max_seconds=_MOST_SECONDS)
@@ -228,7 +238,7 @@ def _value_and_grad(
     *,
     kind: Kind,
     num_steps: int,
-    n_b: int,
+    steps_per_epoch: int,
     order: Order,
 ) -> tuple[jax.Array, jax.Array]:
     """The logarithm of the product of μ and the error, f[], and its gradient, f[k].
@@ -241,9 +251,9 @@ def _value_and_grad(
         strategy = _strategy(kind, x)
         one = jnp.ones(1)
         if order == "fixed":  # the exact value for C >= 0, otherwise an upper bound
-            square = _patterns.fixed_order_bound(strategy, num_steps, n_b)
+            square = _patterns.fixed_order_bound(strategy, num_steps, steps_per_epoch)
         else:
-            square = WORST[order](strategy, one, num_steps, n_b)
+            square = WORST[order](strategy, one, num_steps, steps_per_epoch)
         error = square_error(strategy, one, workload, num_steps)
         return (jnp.log(square) + jnp.log(error)) / 2
 
@@ -364,7 +374,7 @@ def optimize(
             "num_vectors must be 1 for kind 'geometric', and at most num_steps, "
             f"{num_steps}, for other kinds; got {num_vectors!r} for {kind!r}."
         )
-    asked = {"num_steps": num_steps, "n_b": n_b, "order": order}
+    asked = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
     with scope():
         candidates = _candidates(kind, size, workload, asked)
         best = min(candidates, key=lambda strategy: strategy.product)
@@ -380,30 +390,17 @@ def _candidates(
     For "rational" there is one descent for each number of poles up to `size`, since
     more poles may be worse after the coefficients are rounded.
     """
-    num_steps, n_b, order = (asked[name] for name in ("num_steps", "n_b", "order"))
-    usual = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
+    num_steps = asked["num_steps"]
     for fewer in range(1 if kind == "rational" else size, size + 1):
         start = _start(kind, fewer, workload, num_steps)
         x = minimize(_value_and_grad, start, workload, kind=kind, **asked)
         try:
-            strategy = Optimized(*_executed_strategy(kind, x))
+            strategy = Optimized(*_strategy(kind, x))
         except ValueError:  # rounding to float32 moved a root out of (−1, 1)
             if fewer == 1:
                 raise
             continue
         # This is the product of the rounded strategy, with μ from the accountant.
-        cost = mu(strategy, 1.0, **usual, adjacency=Adjacency.ZERO_OUT)
+        cost = mu(strategy, 1.0, **asked, adjacency=Adjacency.ZERO_OUT)
         strategy.product = float(cost) * float(error(strategy, workload, num_steps))
         yield strategy
-
-
-def _executed_strategy(kind: Kind, x: np.ndarray) -> Toeplitz:
-    """The strategy that training runs, rounded to float32, from the parameters x."""
-    if kind == "banded":
-        return _making.banded(np.append(1.0, x))
-    if kind == "banded_inverse":
-        return _making.banded_inverse(np.append(1.0, _bands(jnp.asarray(x))))
-    roots = np.asarray(_roots(x))
-    if kind == "geometric":
-        return _making.geometric(roots[0])
-    return _making.rational(*np.split(roots, 2))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.float64 import Direction, float64
-from dpjax._core.searches import Point, attach_derivative, close, implicit_derivative
+from dpjax._core.searches import Point, close, implicit_derivative
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
@@ -241,7 +241,8 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
         seen = _search(look, jnp.maximum(about, np.log(SMALLEST)))
         usual = _drop_rare_losses(parts, seen.about)
         log_delta = _log_delta(usual, variance, seen.tilt)
-        return jnp.exp(attach_derivative(lambda: log_delta(asked), seen.found))
+        # The result is the value that was found, with the derivatives of log δ.
+        return jnp.exp(implicit_derivative(lambda x: x - log_delta(asked), seen.found))
 
     # Where no evaluation succeeded, the bound is infinite.
     value = jnp.minimum(worst_direction(bound, parts), 1.0)
