@@ -3,7 +3,7 @@
 Every pair in this module is symmetric, so that both directions have the same losses.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,15 @@ GROUPS = 4096
 MAX_GROUP = 2.0**16
 
 
-def two_losses(epsilon: jax.Array, delta: jax.Array) -> DiscreteLosses:
+def two_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses ±ε of randomised response, and an infinite loss with probability δ.
+
+    The event is an `events.EpsilonDelta`, or an `events.Pure`, for which δ is 0.
 
     Reference: Kairouz, Oh and Viswanath (2015), Theorem 3.3 and its proof: every
     (ε, δ)-DP mechanism is a post-processing of this pair.
     """
+    epsilon, delta = event.epsilon, getattr(event, "delta", jnp.zeros(()))
     # https://arxiv.org/abs/1311.0776: the masses of ε and −ε are
     # (1 − δ) e^ε / (1 + e^ε) and (1 − δ) / (1 + e^ε).
     high = jnp.log1p(-delta) - jnp.log1p(jnp.exp(-epsilon))
@@ -37,14 +40,14 @@ def two_losses(epsilon: jax.Array, delta: jax.Array) -> DiscreteLosses:
     return DiscreteLosses(loss[None], log_mass[None], delta[None], error)
 
 
-def randomized_response(parameter: jax.Array, buckets: jax.Array) -> DiscreteLosses:
+def randomized_response(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of an answer that is uniform over k buckets with probability p.
 
     With probability 1 − p the answer is the true one. On each data set, the true answer
     therefore has the probability 1 − p + p/k. An answer that is true on neither data
-    set has the probability p/k on both. The arguments parameter and buckets are p and
-    k.
+    set has the probability p/k on both.
     """
+    parameter, buckets = event.noise_parameter, event.num_buckets
     other = parameter / buckets
     loss = jnp.log1p((1 - parameter) / other)
     own = jnp.maximum(1 - parameter + other, SMALL)
@@ -56,7 +59,18 @@ def randomized_response(parameter: jax.Array, buckets: jax.Array) -> DiscreteLos
     )
 
 
-def laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
+def laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of Laplace noise on a number, at evenly spaced outcomes."""
+    return _laplace(1 / event.scale, even_points())
+
+
+def discrete_laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of Laplace noise on an integer, at all or some integers."""
+    sensitivity = max(event.sensitivity, 1)
+    return _laplace(sensitivity / event.scale, integer_points(sensitivity))
+
+
+def _laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
     """The losses of Laplace noise, with all mass moved to the losses at `points`.
 
     Args:
@@ -78,12 +92,12 @@ def laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
 
 
 def even_points() -> np.ndarray:
-    """The `points` of `laplace` for continuous noise: evenly spaced from 0 to 1."""
+    """The argument `points` of `_laplace` for continuous noise, evenly spaced."""
     return np.linspace(0.0, 1.0, INTERVALS + 1)
 
 
 def integer_points(sensitivity: int) -> np.ndarray:
-    """The argument `points` of `laplace` for noise on the integers.
+    """The argument `points` of `_laplace` for noise on the integers.
 
     The points are the integers from 0 to the sensitivity, divided by the sensitivity.
     If the sensitivity exceeds `INTERVALS`, only INTERVALS + 1 of these integers are
@@ -166,14 +180,14 @@ def _gaussian_error(stddev: jax.Array, groups: _Groups) -> jax.Array:
     return jax.lax.stop_gradient(error)
 
 
-def discrete_gaussian(
-    stddev: jax.Array, sensitivity: int, tail: jax.Array
-) -> DiscreteLosses:
+def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of discrete Gaussian noise on the integers, shifted by a whole number.
 
-    The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is `stddev`.
-    With a shift by k, the loss at z is (k² − 2kz) / 2σ². The shift is `sensitivity`.
+    The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is the
+    event's `stddev`. With a shift by k, the loss at z is (k² − 2kz) / 2σ². The shift is
+    the event's sensitivity.
     """
+    stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)
     reach, start, nothing = groups.reach, groups.start, jnp.zeros(1)
@@ -193,15 +207,14 @@ def discrete_gaussian(
     return DiscreteLosses(loss[None], log_mass[None], outside[None], error)
 
 
-def discrete_gaussian_groups(
-    stddev: jax.Array, sensitivity: int, tail: jax.Array
-) -> DiscreteLosses:
+def discrete_gaussian_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of a post-processed discrete Gaussian mechanism, for lower bounds.
 
     The mechanism releases an integer. The post-processing tells only which group of
     integers contains this integer. Integers far from 0, which have about the mass
     `tail`, are left out, as in `merged`.
     """
+    stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)
     some = groups.total > 0

@@ -66,64 +66,19 @@ def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     There is one direction for each order of the two data sets. `bound` computes the
     bound from the losses in one direction.
     """
+    if not parts:
+        return bound([])
     # Symmetric losses have one direction. They are broadcast to two directions if other
     # losses have two.
     directions = max(losses.lost.size for losses, _ in parts)
 
-    def one(rows: list[tuple[jax.Array, ...]]) -> jax.Array:
-        return bound(
-            [
-                (losses._replace(loss=x, log_mass=m, lost=p), count)
-                for (losses, count), (x, m, p) in zip(parts, rows, strict=True)
-            ]
-        )
+    def broadcast(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x, (directions, *x.shape[1:]))
 
-    rows = [
-        tuple(
-            jnp.broadcast_to(a, (directions, *a.shape[1:]))
-            for a in (losses.loss, losses.log_mass, losses.lost)
-        )
-        for losses, _ in parts
-    ]
-    return jnp.max(jax.lax.map(one, rows))
-
-
-def _check_parameters(
-    core: Callable[..., jax.Array], worst: float
-) -> Callable[..., jax.Array]:
-    """Decorate `core` with a check of the events' parameters.
-
-    Args:
-      core: maps ε and the events to δ, or δ and the events to ε.
-      worst: the result for invalid parameters: 1 for an upper bound on δ, inf for an
-        upper bound on ε, and 0 for a lower bound.
-
-    Returns:
-      A function of ε or δ and of the leaves and the structure of the events. Its result
-      is 0 if no event releases anything, `worst` if a parameter is out of range or NaN,
-      `worst` if `core` returns NaN, and otherwise the result of `core`.
-    """
-
-    def scalar(asked: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
-        nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
-        for step in jax.tree.unflatten(structure, numbers):
-            event, count = step.event, step.count
-            where = mechanisms.domain(event)
-            idle = where.silent | (count == 0)
-            whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
-            valid &= where.allowed & whole
-            usable = valid & ~idle & where.private
-            nothing &= idle
-            # The core gets harmless numbers in place of unusable ones, because a NaN in
-            # a branch that jnp.where discards would still spoil derivatives.
-            event = mechanisms.replace_unless(usable, event)
-            safe.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
-            valid &= usable | idle
-        value = core(asked, safe)
-        value = jnp.where(jnp.isnan(value), worst, value)
-        return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
-
-    return scalar
+    rows = [jax.tree.map(broadcast, losses) for losses, _ in parts]
+    counts = [count for _, count in parts]
+    found = jax.lax.map(lambda row: bound(list(zip(row, counts, strict=True))), rows)
+    return jnp.max(found)
 
 
 def _log_delta(
@@ -304,10 +259,8 @@ def _smallest_epsilon(
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
     # opposite sign, so that the search evaluates at top first, then between 0 and top
     # or between top and 3 top.
-    bad, good = (
-        Point(-top, jnp.full_like(top, 30)),
-        Point(3 * top, jnp.full_like(top, -30)),
-    )
+    bad = Point(-top, jnp.full_like(top, 30))
+    good = Point(3 * top, jnp.full_like(top, -30))
     epsilon = close(lambda e: excess(jnp.maximum(e, 0.0)), bad, good, top * _TOLERANCE)
     return jnp.where(epsilon < 3 * top, jnp.maximum(epsilon, 0.0), jnp.inf)
 
@@ -332,11 +285,37 @@ def for_callers(
 ) -> Callable[[ArrayLike, Sequence[events.Repeated]], jax.Array]:
     """A bound as a function of ε or δ and of events, with numbers of any dtype.
 
-    `core` computes the bound in float64. `_check_parameters` describes core and worst,
-    and `float64` describes rounding.
+    Args:
+      core: maps ε and the events to δ, or δ and the events to ε, in float64.
+      worst: the result for invalid parameters: 1 for an upper bound on δ, inf for an
+        upper bound on ε, and 0 for a lower bound.
+      rounding: the direction of the final cast, as for `float64`.
+
+    Returns:
+      A function of ε or δ and of the events. Its result is 0 if no event releases
+      anything, `worst` if a parameter is out of range or NaN, `worst` if `core` returns
+      NaN, and otherwise the result of `core`.
     """
-    checked = _check_parameters(core, worst)
-    compiled = float64(rounding, static=("structure",), one_by_one=True)(checked)
+
+    @float64(rounding, static=("structure",), one_by_one=True)
+    def compiled(asked: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
+        nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
+        for step in jax.tree.unflatten(structure, numbers):
+            event, count = step.event, step.count
+            where = mechanisms.domain(event)
+            idle = where.silent | (count == 0)
+            whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
+            valid &= where.allowed & whole
+            usable = valid & ~idle & where.private
+            nothing &= idle
+            # The core gets harmless numbers in place of unusable ones, because a NaN in
+            # a branch that jnp.where discards would still spoil derivatives.
+            event = mechanisms.replace_unless(usable, event)
+            safe.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
+            valid &= usable | idle
+        value = core(asked, safe)
+        value = jnp.where(jnp.isnan(value), worst, value)
+        return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
 
     def bound(asked: ArrayLike, steps: Sequence[events.Repeated]) -> jax.Array:
         numbers, structure = _flatten_steps(steps)

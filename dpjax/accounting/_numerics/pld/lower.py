@@ -169,10 +169,6 @@ def _with_infinite_losses(
     return (of(epsilon) + lost) * (1 - _MARGIN) - far
 
 
-def _directions(bound: Any, parts: Parts) -> jax.Array:
-    return composition.worst_direction(bound, parts) if parts else bound([])
-
-
 def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     at = jnp.where(inside, epsilon, 1.0)
@@ -183,7 +179,8 @@ def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
         of = _delta_of(parts, variance, (at, jnp.log(upper)))
         return jnp.maximum(_with_infinite_losses(of, lost, distance, at), 0.0)
 
-    return jnp.where(inside, jnp.minimum(_directions(bound, parts), upper), 0.0)
+    found = composition.worst_direction(bound, parts)
+    return jnp.where(inside, jnp.minimum(found, upper), 0.0)
 
 
 def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
@@ -207,7 +204,7 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
         above = jnp.min(jnp.where(tried > reached, tried, upper))
         return bisect(exceeds, above, reached, _HALVINGS)
 
-    return jnp.where(inside, _directions(bound, parts), 0.0)
+    return jnp.where(inside, composition.worst_direction(bound, parts), 0.0)
 
 
 # Lower bounds on δ(ε) and on ε(δ) of all events composed.

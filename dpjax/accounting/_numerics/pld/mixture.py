@@ -8,7 +8,7 @@ against N(0, 1), in both directions. The loss at the outcome z is
 which increases with z because no μ_i is negative.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,19 +39,22 @@ def _log_mixture(v: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.where(near, jnp.log1p(jnp.where(near, excess, 0.0)), far)
 
 
-def split(
-    means: Sequence[jax.Array], weights: Sequence[jax.Array], tail: jax.Array
-) -> tuple[pairs.Cells, jax.Array, jax.Array]:
-    """The cells of Σ w_i N(μ_i, 1) against N(0, 1), and the ends of the cells' range.
+def split(event: Any, tail: jax.Array) -> pairs.Cells:
+    """The cells of Σ w_i N(μ_i, 1) against N(0, 1), for an `events.GaussianMixture`.
 
-    Each of the masses beyond an end of the range is at most about `tail`.
+    Each of the masses beyond an end of the cells' range is at most about `tail`.
     """
     count = pairs.INTERVALS
-    mean, weight = jnp.stack(means), jnp.stack(weights)
+    mean = jnp.stack([s / event.noise_multiplier for s in event.sensitivities])
+    # Weights are raised to at least SMALL, so that their logs are finite. Then they are
+    # divided by their sum.
+    weight = jnp.stack(event.weights)
+    weight += jax.lax.stop_gradient(jnp.maximum(weight, SMALL) - weight)
+    weight /= sum(event.weights, jnp.zeros(()))
     fixed_mean, fixed_weight = jax.lax.stop_gradient((mean, weight))
     idle = pairs.tail_quantile(tail)
     # Each component has at most an equal part of the tail above the last outcome.
-    touched = fixed_mean + pairs.tail_quantile(tail / (len(means) * fixed_weight))
+    touched = fixed_mean + pairs.tail_quantile(tail / (mean.size * fixed_weight))
     start, stop = -idle, jnp.maximum(idle, jnp.max(touched))
     width = (stop - start) / count
     ends = start + width * np.arange(count + 1.0)
@@ -63,34 +66,18 @@ def split(
     grown, mass, at = 0.0, 0.0, ends[None, :-1] + width * pairs.NODES
     # The loop adds one component after the other, since an array of all components
     # would be m times as large.
-    for i in range(len(means)):
+    for i in range(mean.size):
         grown += share[i][None] * jnp.expm1(mean[i] * width * nodes)
         mass += weight[i] * pairs.phi(at - mean[i])
     grown = jnp.log1p(grown)
     sharp = width * (jnp.max(mean) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
     mass = width * pairs.WEIGHTS * mass
-    cells = pairs.divide_masses(loss, grown[:-1], grown[-1:], mass, sharp)
-    return cells, start, stop
+    outside = weight[None] * ndtr(jnp.stack([mean - stop, start - mean]))
+    idle = ndtr(jnp.stack([-stop, start]))
+    outside = jnp.stack([jnp.sum(outside, axis=1), idle])
+    return pairs.divide_masses(loss, grown[:-1], grown[-1:], mass, outside, sharp)
 
 
-def normalise(weights: Sequence[jax.Array]) -> list[jax.Array]:
-    """The weights divided by their sum, which are positive.
-
-    Each weight is first raised to at least SMALL, so that its log is finite.
-    """
-    total = sum(weights, jnp.zeros(()))
-    raised = [jax.lax.stop_gradient(jnp.maximum(w, SMALL) - w) + w for w in weights]
-    return [w / total for w in raised]
-
-
-def mixture(
-    means: Sequence[jax.Array], weights: Sequence[jax.Array], tail: jax.Array
-) -> pairs.DiscreteLosses:
-    """The losses of Σ w_i N(μ_i, 1) against N(0, 1), in both directions."""
-    weights = normalise(weights)
-    cells, start, stop = split(means, weights, tail)
-    mean, weight = jnp.stack(means), jnp.stack(weights)
-    masses = weight[None] * ndtr(jnp.stack([mean - stop, start - mean]))
-    above, below = jnp.sum(masses, axis=1)
-    idle_above, idle_below = ndtr(jnp.stack([-stop, start]))
-    return pairs.both_directions(cells, above, below, idle_above, idle_below)
+def mixture(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    """The losses of an `events.GaussianMixture`, in both directions."""
+    return pairs.both_directions(split(event, tail))

@@ -9,6 +9,8 @@ displaces another example, so that the sum of gradients moves by at most two cli
 docs/accounting.md has the proof.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,15 +114,8 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     return jnp.where(inside, tail, jnp.where(certain, 1.0, 0.0))
 
 
-def with_overflow(
-    pair: pairs.DiscreteLosses,
-    mu: jax.Array,
-    rate: jax.Array,
-    tail: jax.Array,
-    num_examples: jax.Array,
-    max_batch_size: jax.Array,
-) -> pairs.DiscreteLosses:
-    """The losses of a step whose batch may overflow, from the losses without overflow.
+def truncated_poisson(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    """The losses of a Poisson-sampled step whose batch may overflow.
 
     Whether the other examples fill the batch does not depend on the given example, so
     that the bound may assume that the attacker knows whether they do. Let p be the
@@ -130,16 +125,10 @@ def with_overflow(
     without the example reveals nothing about the example, and a step without overflow
     reveals at least as much. If max_batch_size is at least num_examples, no mass moves
     to an infinite loss.
-
-    Args:
-      pair: the losses of the Poisson-sampled step without overflow.
-      mu: clip norm over noise standard deviation, f[].
-      rate: the sampling rate, f[].
-      tail: the mass that each step may move to an infinite loss, f[].
-      num_examples: the size of the larger data set, f[].
-      max_batch_size: the capacity of a batch, f[].
     """
-    n, b = num_examples, max_batch_size
+    pair = pairs.poisson(event, tail)  # the losses without overflow
+    n, b = event.num_examples, event.max_batch_size
+    mu, rate = 1 / event.noise_multiplier, event.sampling_rate
     full = upper_tail(b, n - 1, rate)
     # The probability that the example is in a batch that overflows. The margin exceeds
     # the errors of both tails, so that the ratio both / full errs upwards as well.

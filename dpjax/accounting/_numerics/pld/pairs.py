@@ -15,7 +15,8 @@ have the other mechanisms), with loss
     x(z) = N(μz − μ²/2) [ − N(−μz − μ²/2) ],   N(v) = log(1 − q + q e^v).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ import numpy as np
 from jax.scipy.special import erf, ndtr, ndtri
 
 from dpjax._core.float64 import SMALL, ULP
+from dpjax._core.typing import Adjacency
 
 INTERVALS = 4096
 # The largest v for which N(v) is computed directly: e^{2v} is far from overflow.
@@ -62,6 +64,8 @@ class Cells(NamedTuple):
       mass: P's mass at each end after all mass has moved to the ends, f[m + 1].
       merged_loss: the log of the ratio of P's and Q's masses of each cell, f[m].
       merged_mass: P's mass of each cell, f[m].
+      outside: the masses above the last cell and below the first cell (columns), of P
+        and of Q (rows), f[2, 2].
       error: a bound on the relative error of each mass, f[].
     """
 
@@ -69,6 +73,7 @@ class Cells(NamedTuple):
     mass: jax.Array
     merged_loss: jax.Array
     merged_mass: jax.Array
+    outside: jax.Array
     error: jax.Array
 
 
@@ -135,7 +140,10 @@ def split(
     mass = width * WEIGHTS * ((1 - rate) * phi(at) + rate * phi(at - mu))
     inner, whole = climb(mu * width * NODES), climb(jnp.reshape(mu * width, (1, 1)))
     far = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
-    return divide_masses(loss, inner, whole, mass, width * far)
+    # One call of ndtr for all masses: special functions are slow to compile.
+    idle, touched = jnp.split(ndtr(jnp.stack([-stop, start, mu - stop, start - mu])), 2)
+    outside = jnp.stack([(1 - rate) * idle + rate * touched, idle])
+    return divide_masses(loss, inner, whole, mass, outside, width * far)
 
 
 def divide_masses(
@@ -143,6 +151,7 @@ def divide_masses(
     inner: jax.Array,
     whole: jax.Array,
     mass: jax.Array,
+    outside: jax.Array,
     sharp: jax.Array,
 ) -> Cells:
     """The `Cells` of outcomes, from the losses and masses at nodes of Gauss's rule.
@@ -152,6 +161,7 @@ def divide_masses(
       inner: the growth of the loss from the start of a cell to each node, f[8, m].
       whole: the growth of the loss over a cell, f[1, m].
       mass: P's mass at each node, f[8, m].
+      outside: the masses outside of the cells, as in `Cells`, f[2, 2].
       sharp: the width of a cell times the largest distance of an outcome from a mean.
     """
     # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of the mass at a loss
@@ -173,7 +183,8 @@ def divide_masses(
     # 16th power of the distance from a mean or of μ.
     error = 64 * ULP + 1e-21 * sharp**16
     merged = loss[:-1] - jnp.log1p(shrunk)
-    return Cells(loss, masses, merged, total, jax.lax.stop_gradient(error))
+    error = jax.lax.stop_gradient(error)
+    return Cells(loss, masses, merged, total, outside, error)
 
 
 @jax.jit  # JAX traces each of the many calls faster
@@ -196,20 +207,6 @@ def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
     return jnp.stack([-idle, jnp.maximum(idle, mu + touched)])
 
 
-def _truncated_masses(
-    mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array
-):
-    """The masses of a mixture and of N(0, 1) above stop and below start.
-
-    The four results are the masses of (1 − q) N(0, 1) + q N(μ, 1) above stop and below
-    start, and then the masses of N(0, 1) above stop and below start.
-    """
-    # One call of ndtr for all masses: special functions are slow to compile.
-    masses = ndtr(jnp.stack([-stop, mu - stop, start, start - mu]))
-    mixed = (1 - rate) * masses[::2] + rate * masses[1::2]
-    return mixed[0], mixed[1], masses[0], masses[2]
-
-
 def _one_entry(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
     """An array of count entries: value at the index, and rest at every other entry."""
     return jnp.where(jnp.arange(count) == index, value, rest)
@@ -219,40 +216,23 @@ def _log(mass: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(mass, SMALL))
 
 
-def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    """The losses of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions.
-
-    About the mass `tail` is truncated at each end of the outcomes.
-    """
+def poisson_cells(
+    mu: jax.Array, rate: jax.Array, tail: jax.Array, mirror: bool
+) -> Cells:
+    """The `split` of all outcomes, except for about the mass `tail` at each end."""
     rate = raise_rate(rate)
     start, stop = find_ends(mu, rate, tail)
-    cells = split(mu, rate, start, stop, count=INTERVALS, mirror=False)
+    start = -stop if mirror else start
+    return split(mu, rate, start, stop, count=INTERVALS, mirror=mirror)
+
+
+def both_directions(cells: Cells) -> DiscreteLosses:
+    """The losses of P against Q and of Q against P, for masses at the ends of cells."""
     # The truncated mass at large losses gets an infinite loss. The truncated mass at
     # small losses gets the smallest loss of the grid, which is at least the loss of the
-    # truncated mass. Zhu, Dong and Wang (2022), Theorem 11,
-    # https://arxiv.org/abs/2106.08567: the pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0,
-    # 1), in both directions.
-    above, below, idle_above, idle_below = _truncated_masses(mu, rate, start, stop)
-    return both_directions(cells, above, below, idle_above, idle_below)
-
-
-def both_directions(
-    cells: Cells,
-    above: jax.Array,
-    below: jax.Array,
-    idle_above: jax.Array,
-    idle_below: jax.Array,
-) -> DiscreteLosses:
-    """The losses of P against Q and of Q against P, with their truncated masses.
-
-    Args:
-      cells: the cells of outcomes that are not truncated.
-      above: P's mass above the last cell.
-      below: P's mass below the first cell.
-      idle_above: Q's mass above the last cell.
-      idle_below: Q's mass below the first cell.
-    """
+    # truncated mass.
     loss, mass, size = cells.loss, cells.mass, cells.loss.size
+    (above, below), (idle_above, idle_below) = cells.outside
     removed = _log(mass + _one_entry(0, below, 0.0, size))
     last = _one_entry(size - 1, _log(idle_above), -jnp.inf, size)
     return DiscreteLosses(
@@ -263,19 +243,26 @@ def both_directions(
     )
 
 
-def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    """The losses of (1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1).
+def poisson(
+    event: Any,
+    tail: jax.Array,
+    losses_of: Callable[[Cells], DiscreteLosses] = both_directions,
+) -> DiscreteLosses:
+    """The losses of a Poisson-sampled step whose batch holds the whole sample.
 
-    Each of the two distributions is the mirror image of the other, so that both
-    directions have the same losses.
+    The pair is (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions. Under
+    REPLACE, the pair is (1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ,
+    1). Each of these two distributions is the mirror image of the other, so that both
+    directions have the same losses. About the mass `tail` is truncated at each end of
+    the outcomes. `losses_of` maps cells to losses in both directions.
     """
-    rate = raise_rate(rate)
-    _, stop = find_ends(mu, rate, tail)
-    cells = split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
-    loss, mass, error = cells.loss, cells.mass, cells.error
-    above, below, _, _ = _truncated_masses(mu, rate, -stop, stop)
-    mass = mass + _one_entry(0, below, 0.0, loss.size)
-    return DiscreteLosses(loss[None], _log(mass)[None], above[None], error)
+    # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the pair
+    # is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
+    mu, rate = 1 / event.noise_multiplier, event.sampling_rate
+    mirror = event.adjacency is Adjacency.REPLACE
+    loss, log_mass, lost, error = losses_of(poisson_cells(mu, rate, tail, mirror))
+    count = 1 if mirror else 2  # the number of directions
+    return DiscreteLosses(loss[:count], log_mass[:count], lost[:count], error)
 
 
 def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
@@ -290,8 +277,8 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     half, (_, stop) = INTERVALS // 2, find_ends(mu, rate, tail)
     # The loss of the mixture against N(0, 1) is zero at z = μ/2, and positive above.
     cells = split(mu, rate, mu / 2, stop, count=half, mirror=False)
-    loss, mass, error = cells.loss, cells.mass, cells.error
-    above, _, idle_above, _ = _truncated_masses(mu, rate, -stop, stop)
+    loss, mass = cells.loss, cells.mass
+    above, idle_above = cells.outside[:, 0]
     # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
     # the losses above zero are the mixture's losses x. The losses below zero are their
     # mirror image, with masses times e^{−x}.
@@ -303,5 +290,5 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
         jnp.concatenate([loss, -loss])[None],
         jnp.concatenate([_log(mass), mirrored])[None],
         above[None],
-        error,
+        cells.error,
     )
