@@ -14,19 +14,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.special import ndtr
 
 from dpjax._core.float64 import ULP
-from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
+from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI, gauss_rule
 from dpjax.accounting._numerics.pld.pairs import tail_quantile
 
-_PANELS = 4
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-# The composite rule for a cell [0, 1]: the nodes of all panels, and their weights,
-# which add up to one.
-NODES = np.ravel((_NODES + 1) / 2 + np.arange(_PANELS)[:, None])[:, None] / _PANELS
-_WEIGHTS = np.tile(_WEIGHTS / 2 / _PANELS, _PANELS)[:, None]
+# The composite rule for a cell [0, 1], whose weights add up to one.
+NODES, _WEIGHTS = (x[:, None] for x in gauss_rule(8, panels=4))
 
 
 class Grid(NamedTuple):
@@ -276,9 +271,7 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
         out_axes=1,
     )
 
-    def add(
-        total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> tuple[jax.Array, None]:
+    def add(total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]):
         apart, rows, shares = now
         # Row d holds the masses of the pairs that are d apart, at their targets.
         start = 2 * n - 1 - rows

@@ -112,17 +112,6 @@ def integer_points(sensitivity: int) -> np.ndarray:
     return np.array(chosen, np.float64) / sensitivity
 
 
-def _window(stddev: jax.Array, tail: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The reach r of a window of integers, and the number of integers in a group.
-
-    Both are whole numbers. The noise is outside of [−r, r] with a probability of about
-    `tail`. The groups divide the window into at most GROUPS parts.
-    """
-    sigma = jax.lax.stop_gradient(stddev)
-    reach = jnp.ceil(sigma * tail_quantile(tail)) + 1
-    return reach, jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
-
-
 class _Groups(NamedTuple):
     """Groups of consecutive integers z, with weights e^{−z²/2σ²}.
 
@@ -137,6 +126,7 @@ class _Groups(NamedTuple):
         larger of the losses at its two ends.
       other: the sum of weight · (e^{−x} − 1) over each group, where x is the loss of an
         integer minus the loss at the start of the next group.
+      error: a bound on the relative rounding error of each sum, f[].
     """
 
     reach: jax.Array
@@ -145,14 +135,17 @@ class _Groups(NamedTuple):
     total: jax.Array
     up: jax.Array
     other: jax.Array
+    error: jax.Array
 
 
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     """The groups of integers for losses that decrease by `slope` per integer.
 
-    The window leaves out about the mass `tail` of the noise.
+    The window leaves out about the mass `tail` of the noise, and the groups divide it
+    into at most GROUPS parts.
     """
-    reach, size = _window(stddev, tail)
+    reach = jnp.ceil(jax.lax.stop_gradient(stddev) * tail_quantile(tail)) + 1
+    size = jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
     start = size * np.arange(float(GROUPS)) - reach
     size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
 
@@ -172,12 +165,8 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     _, total, up, other = jax.lax.while_loop(
         lambda state: state[0] < size, add_integers, (jnp.zeros(()), zero, zero, zero)
     )
-    return _Groups(reach, size, start, total, up, other)
-
-
-def _gaussian_error(stddev: jax.Array, groups: _Groups) -> jax.Array:
-    error = ULP * (64 + 4 * groups.size + 4 * (groups.reach / stddev) ** 2)
-    return jax.lax.stop_gradient(error)
+    error = jax.lax.stop_gradient(ULP * (64 + 4 * size + 4 * (reach / stddev) ** 2))
+    return _Groups(reach, size, start, total, up, other, error)
 
 
 def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
@@ -203,8 +192,7 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
     last = jax.lax.stop_gradient(at == reach)
     mass = mass / jnp.sum(groups.total) + outside * last
     log_mass = jnp.where(mass > 0, jnp.log(jnp.maximum(mass, SMALL)), -jnp.inf)
-    error = _gaussian_error(stddev, groups)
-    return DiscreteLosses(loss[None], log_mass[None], outside[None], error)
+    return DiscreteLosses(loss[None], log_mass[None], outside[None], groups.error)
 
 
 def discrete_gaussian_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
@@ -225,5 +213,4 @@ def discrete_gaussian_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
     loss = slope * (sensitivity / 2 - end) - jnp.log1p(groups.other / total)
     log_mass = jnp.where(some, jnp.log(total / norm), -jnp.inf)
     loss = jnp.where(some, loss, 0.0)
-    error = _gaussian_error(stddev, groups)
-    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
+    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), groups.error)

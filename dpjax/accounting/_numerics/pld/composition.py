@@ -19,6 +19,7 @@ from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
 from dpjax.accounting._numerics.pld import inversion, mechanisms, tilt
+from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
 from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
 _TOLERANCE = 2.0**-44  # of ε, relative to its estimate
@@ -41,13 +42,16 @@ def share_of(
 
 
 # From here on, the numbers of events are float64 arrays.
-def _compose(
-    steps: Sequence[events.Repeated], delta: jax.Array
+def compose(
+    steps: Sequence[events.Repeated],
+    delta: jax.Array,
+    losses_of: Callable[[Any, jax.Array], DiscreteLosses] = mechanisms.finite_losses,
 ) -> tuple[Parts, jax.Array]:
     """The discrete losses of all events with their counts, and the Gaussian variance.
 
-    The losses are truncated for a δ of about the given size or larger. The variance is
-    the sum of μ² over all Gaussian mechanisms.
+    `losses_of` maps an event that is not Gaussian and the mass to truncate to losses,
+    which are truncated for a δ of about the given size or larger. The variance is the
+    sum of μ² over all Gaussian mechanisms.
     """
     variance, parts = jnp.zeros(()), []
     for event, count in ((step.event, step.count) for step in steps):
@@ -55,8 +59,7 @@ def _compose(
             # Gaussian mechanisms compose exactly: the squares of their μ add up.
             variance += count * event.mu * event.mu
         else:
-            losses = mechanisms.finite_losses(event, share_of(delta, steps, count))
-            parts.append((losses, count))
+            parts.append((losses_of(event, share_of(delta, steps, count)), count))
     return parts, variance
 
 
@@ -73,12 +76,9 @@ def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     directions = max(losses.lost.size for losses, _ in parts)
 
     def broadcast(x: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(x, (directions, *x.shape[1:]))
+        return jnp.broadcast_to(x, (directions, *jnp.shape(x)[1:]))
 
-    rows = [jax.tree.map(broadcast, losses) for losses, _ in parts]
-    counts = [count for _, count in parts]
-    found = jax.lax.map(lambda row: bound(list(zip(row, counts, strict=True))), rows)
-    return jnp.max(found)
+    return jnp.max(jax.lax.map(bound, jax.tree.map(broadcast, list(parts))))
 
 
 def _log_delta(
@@ -162,7 +162,7 @@ def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
 
 
 def bound_delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
-    return delta_of(*_compose(steps, jnp.asarray(SMALLEST)), epsilon)
+    return delta_of(*compose(steps, jnp.asarray(SMALLEST)), epsilon)
 
 
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -206,7 +206,7 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
 def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     asked = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
     about = jax.lax.stop_gradient(asked)
-    return epsilon_of(*_compose(steps, about), delta)
+    return epsilon_of(*compose(steps, about), delta)
 
 
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:

@@ -138,14 +138,11 @@ def _compose(
     probability of an infinite loss, and a total variation distance. The events'
     composition is within this distance of the composition of the returned losses.
     """
-    parts, (variance, finite, distance) = [], jnp.zeros(3)
-    for event, count in ((step.event, step.count) for step in steps):
-        if isinstance(event, events.Gaussian):
-            variance += count * event.mu * event.mu
-            continue
-        losses = merged.finite_losses(event, composition.share_of(delta, steps, count))
+    parts, variance = composition.compose(steps, delta, merged.finite_losses)
+    finite, distance = jnp.zeros(2)
+    for losses, count in parts:
         finite += count * jnp.log1p(-losses.lost[0])
-        parts.append((losses, count))
+    for event, count in ((step.event, step.count) for step in steps):
         if isinstance(event, events.TruncatedPoissonGaussian):
             # A step is a step on a Poisson sample unless the sample exceeds the
             # capacity.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.convex_order import spread
-from dpjax.accounting._numerics.pld import atoms, mixture, overflow, pairs
+from dpjax.accounting._numerics.pld import atoms, overflow, pairs
 
 # The maximum difference of a sum of weights from 1, for weights in float32.
 WEIGHTS_TOLERANCE = 1e-6
@@ -90,7 +90,7 @@ _LOSSES: dict[type, Callable[[Any, jax.Array], pairs.DiscreteLosses]] = {
         event.mu, event.sampling_rate, tail
     ),
     events.RandomAllocation: _allocation,
-    events.GaussianMixture: mixture.mixture,
+    events.GaussianMixture: pairs.mixture,
     events.Laplace: atoms.laplace,
     events.DiscreteLaplace: atoms.discrete_laplace,
     events.DiscreteGaussian: atoms.discrete_gaussian,

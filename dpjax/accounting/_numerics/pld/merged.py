@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax._core.float64 import SMALL, ULP
 from dpjax.accounting import events
-from dpjax.accounting._numerics.pld import atoms, mechanisms, mixture, pairs
+from dpjax.accounting._numerics.pld import atoms, mechanisms, pairs
 from dpjax.accounting._numerics.pld.pairs import Cells, DiscreteLosses
 
 
@@ -47,7 +47,7 @@ def _fixed_size(event: Any, tail: jax.Array) -> DiscreteLosses:
 
 
 def _mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
-    return _both_directions(mixture.split(event, tail))
+    return _both_directions(pairs.mixture_cells(event, tail))
 
 
 def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
@@ -57,9 +57,9 @@ def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
     # at their middle. The outcomes beyond 0 and ε have the losses ±ε.
     mass = -jnp.expm1(-epsilon * np.diff(points)) / 2
     log_mass = _log(mass) - epsilon * points[:-1]
-    ends = np.array([1.0, -1.0]), np.array([0.0, 1.0])
-    loss = jnp.concatenate([1 - points[:-1] - points[1:], ends[0]]) * epsilon
-    log_mass = jnp.concatenate([log_mass, np.log(0.5) - ends[1] * epsilon])
+    loss = epsilon * np.concatenate([1 - points[:-1] - points[1:], [1.0, -1.0]])
+    beyond = np.log(0.5) - epsilon * np.array([0.0, 1.0])
+    log_mass = jnp.concatenate([log_mass, beyond])
     error = ULP * (32 + 4 * epsilon)
     return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
 

@@ -18,14 +18,10 @@ from jax.scipy.special import gammaln
 
 from dpjax._core.float64 import SMALL
 from dpjax._core.searches import bisect
-from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
+from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI, gauss_rule
 from dpjax.accounting._numerics.pld import pairs
 
-# A composite Gauss-Legendre rule on [0, 1]: 16 nodes in each of 8 panels.
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-_PANELS = 8
-_NODES = np.ravel((_NODES + 1) / 2 + np.arange(_PANELS)[:, None]) / _PANELS
-_WEIGHTS = np.tile(_WEIGHTS / 2 / _PANELS, _PANELS)
+_NODES, _WEIGHTS = gauss_rule(16, panels=8)
 _VANISHED = 45.0  # the integral stops where the integrand is e^{−45} of its maximum
 _HALVINGS = 60
 # The relative error of a tail probability above 1e-300. For such a tail the error of
@@ -63,14 +59,9 @@ def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     rest = n - k
     inner = rest > 0
     rest = jnp.where(inner, rest, 1.0)
-    log_pmf = (
-        _stirling(n)
-        - _stirling(k)
-        - _stirling(rest)
-        - deviance(k, n * rate)
-        - deviance(rest, n * (1 - rate))
-        - jnp.log(2 * np.pi * k * rest / n) / 2
-    )
+    log_pmf = _stirling(n) - _stirling(k) - _stirling(rest)
+    log_pmf = log_pmf - deviance(k, n * rate) - deviance(rest, n * (1 - rate))
+    log_pmf = log_pmf - jnp.log(2 * np.pi * k * rest / n) / 2
     return jnp.where(inner, log_pmf, n * jnp.log(rate))
 
 

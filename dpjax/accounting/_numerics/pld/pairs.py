@@ -9,8 +9,8 @@ spaced in z.) The move adds h²/6 to the variance of a loss that is spread over 
 interval of length h. The increase is (Δz)²/6 of the variance, for any noise and
 sampling rate.
 
-All mechanisms in this module are mixtures of two unit Gaussians (`mixture` and `atoms`
-have the other mechanisms), with loss
+All mechanisms in this module are mixtures of unit Gaussians (`atoms` has the other
+mechanisms). The loss of a mixture of two Gaussians is
 
     x(z) = N(μz − μ²/2) [ − N(−μz − μ²/2) ],   N(v) = log(1 − q + q e^v).
 """
@@ -25,13 +25,13 @@ from jax.scipy.special import erf, ndtr, ndtri
 
 from dpjax._core.float64 import SMALL, ULP
 from dpjax._core.typing import Adjacency
+from dpjax.accounting._numerics.gaussian import gauss_rule
 
 INTERVALS = 4096
 # The largest v for which N(v) is computed directly: e^{2v} is far from overflow.
 _DIRECT = 40.0
 # Gauss-Legendre nodes and weights on [0, 1], for the masses within an interval.
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
-NODES, WEIGHTS = (NODES[:, None] + 1) / 2, WEIGHTS[:, None] / 2
+_NODES, _WEIGHTS = (x[:, None] for x in gauss_rule(8))
 
 
 class DiscreteLosses(NamedTuple):
@@ -136,9 +136,9 @@ def split(
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
 
-    at = ends[None, :-1] + width * NODES
-    mass = width * WEIGHTS * ((1 - rate) * phi(at) + rate * phi(at - mu))
-    inner, whole = climb(mu * width * NODES), climb(jnp.reshape(mu * width, (1, 1)))
+    at = ends[None, :-1] + width * _NODES
+    mass = width * _WEIGHTS * ((1 - rate) * phi(at) + rate * phi(at - mu))
+    inner, whole = climb(mu * width * _NODES), climb(jnp.reshape(mu * width, (1, 1)))
     far = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
     # One call of ndtr for all masses: special functions are slow to compile.
     idle, touched = jnp.split(ndtr(jnp.stack([-stop, start, mu - stop, start - mu])), 2)
@@ -265,6 +265,70 @@ def poisson(
     return DiscreteLosses(loss[:count], log_mass[:count], lost[:count], error)
 
 
+def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
+    """The logarithm of Σ_i w_i e^{v_i} over the first axis, precise even near zero.
+
+    The weights w_i add up to one.
+    """
+    # Where the sum is near one, log1p of Σ w_i (e^{v_i} − 1) is precise, because the
+    # weights add up to one. Elsewhere the logarithm is not small, and the largest term
+    # is taken out of the sum.
+    capped = jnp.minimum(v, _DIRECT)
+    excess = jnp.sum(weight * jnp.expm1(capped), axis=0)
+    near = (excess > -0.5) & (jnp.max(v, axis=0) <= _DIRECT)
+    term = jnp.log(weight) + v
+    top = jax.lax.stop_gradient(jnp.max(term, axis=0))
+    far = jnp.log(jnp.sum(jnp.exp(term - top[None]), axis=0)) + top
+    return jnp.where(near, jnp.log1p(jnp.where(near, excess, 0.0)), far)
+
+
+def mixture_cells(event: Any, tail: jax.Array) -> Cells:
+    """The cells of Σ w_i N(μ_i, 1) against N(0, 1), for an `events.GaussianMixture`.
+
+    With sensitivities s_i ≥ 0, weights w_i and μ_i = s_i/σ, the loss at the outcome z
+    is x(z) = log Σ w_i e^{v_i}, v_i = μ_i z − μ_i²/2, which increases with z because no
+    μ_i is negative.
+
+    Each of the masses beyond an end of the cells' range is at most about `tail`.
+    """
+    mean = jnp.stack([s / event.noise_multiplier for s in event.sensitivities])
+    # Weights are raised to at least SMALL, so that their logs are finite. Then they are
+    # divided by their sum.
+    weight = jnp.stack(event.weights)
+    weight += jax.lax.stop_gradient(jnp.maximum(weight, SMALL) - weight)
+    weight /= sum(event.weights, jnp.zeros(()))
+    fixed_mean, fixed_weight = jax.lax.stop_gradient((mean, weight))
+    idle = tail_quantile(tail)
+    # Each component has at most an equal part of the tail above the last outcome.
+    touched = fixed_mean + tail_quantile(tail / (mean.size * fixed_weight))
+    start, stop = -idle, jnp.maximum(idle, jnp.max(touched))
+    width = (stop - start) / INTERVALS
+    ends = start + width * np.arange(INTERVALS + 1.0)
+    v = mean[:, None] * ends[None] - (mean * mean / 2)[:, None]
+    loss = _log_weighted_sum(v, weight[:, None])
+    # The share of each component in the mixture at the start of a cell.
+    share = jnp.exp(jnp.log(weight)[:, None] + v - loss[None])[:, :-1]
+    nodes = np.append(_NODES, [[1.0]], axis=0)
+    grown, mass, at = 0.0, 0.0, ends[None, :-1] + width * _NODES
+    # The loop adds one component after the other, since an array of all components
+    # would be m times as large.
+    for i in range(mean.size):
+        grown += share[i][None] * jnp.expm1(mean[i] * width * nodes)
+        mass += weight[i] * phi(at - mean[i])
+    grown = jnp.log1p(grown)
+    sharp = width * (jnp.max(mean) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
+    mass = width * _WEIGHTS * mass
+    outside = weight[None] * ndtr(jnp.stack([mean - stop, start - mean]))
+    idle = ndtr(jnp.stack([-stop, start]))
+    outside = jnp.stack([jnp.sum(outside, axis=1), idle])
+    return divide_masses(loss, grown[:-1], grown[-1:], mass, outside, sharp)
+
+
+def mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of an `events.GaussianMixture`, in both directions."""
+    return both_directions(mixture_cells(event, tail))
+
+
 def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     """The losses of the symmetric pair (P, Q) whose trade-off curve is C_q(G_μ).
 
@@ -277,18 +341,11 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     half, (_, stop) = INTERVALS // 2, find_ends(mu, rate, tail)
     # The loss of the mixture against N(0, 1) is zero at z = μ/2, and positive above.
     cells = split(mu, rate, mu / 2, stop, count=half, mirror=False)
-    loss, mass = cells.loss, cells.mass
-    above, idle_above = cells.outside[:, 0]
     # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
     # the losses above zero are the mixture's losses x. The losses below zero are their
-    # mirror image, with masses times e^{−x}.
-    last = _one_entry(half, _log(idle_above), -jnp.inf, loss.size)
-    mirrored = jnp.logaddexp(_log(mass) - loss, last)
+    # mirror image, with masses times e^{−x}. Both together are the losses of one
+    # direction. The mass at a loss of zero is in place of the mass below the cells.
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))
-    mass = mass + _one_entry(0, at_zero, 0.0, loss.size)
-    return DiscreteLosses(
-        jnp.concatenate([loss, -loss])[None],
-        jnp.concatenate([_log(mass), mirrored])[None],
-        above[None],
-        cells.error,
-    )
+    outside = jnp.stack([jnp.stack([cells.outside[0, 0], at_zero]), cells.outside[1]])
+    loss, log_mass, lost, error = both_directions(cells._replace(outside=outside))
+    return DiscreteLosses(loss.reshape(1, -1), log_mass.reshape(1, -1), lost[:1], error)
