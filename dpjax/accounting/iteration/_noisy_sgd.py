@@ -163,8 +163,9 @@ class _Asked(NamedTuple):
     assumed: Assumed
 
 
-def _cost(asked: _Asked, step: Step, n: jax.Array, rate: jax.Array) -> jax.Array:
+def _cost(n: jax.Array, rate: jax.Array, numbers: Numbers, asked: _Asked) -> jax.Array:
     """μ² of a bound in the Gaussian approximation, for every β in _SPLITS, f[200]."""
+    step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
     # α² = β² / (β² − 1).
     beta, covered = jnp.asarray(_SPLITS), asked.way.covered(step, n, asked.steps)
     gaussian = covered * covered * beta * beta / (beta * beta - 1)
@@ -173,10 +174,9 @@ def _cost(asked: _Asked, step: Step, n: jax.Array, rate: jax.Array) -> jax.Array
 
 @float64("up", static=("asked",), elementwise=True)
 def _best_n64(rate: jax.Array, numbers: Numbers, *, asked: _Asked) -> jax.Array:
-    step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
     n = np.unique(np.geomspace(1, asked.steps, 200).astype(int))
     n = jnp.asarray(n, jnp.float64)
-    cost = jax.vmap(lambda n: jnp.min(_cost(asked, step, n, rate)))(n)
+    cost = jax.vmap(lambda n: jnp.min(_cost(n, rate, numbers, asked)))(n)
     return jnp.min(jnp.where(cost == jnp.min(cost), n, asked.steps))
 
 
@@ -184,8 +184,7 @@ def _best_n64(rate: jax.Array, numbers: Numbers, *, asked: _Asked) -> jax.Array:
 def _best_split64(
     n: jax.Array, rate: jax.Array, numbers: Numbers, *, asked: _Asked
 ) -> jax.Array:
-    step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
-    cost = _cost(asked, step, n, rate)
+    cost = _cost(n, rate, numbers, asked)
     return jnp.min(jnp.where(cost == jnp.min(cost), jnp.asarray(_SPLITS), _SPLITS[-1]))
 
 
