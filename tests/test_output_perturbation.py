@@ -61,6 +61,11 @@ def test_sensitivity_equals_sum_of_powers(x64):
     )
     far = sensitivity(num_steps=1000, diameter=0.3)
     np.testing.assert_allclose(far, 0.3)
+    # The derivative of Σ_{k<T} (1 − ηλ)^k is exact at λ = 0, where c is 1.
+    slope = jax.grad(lambda x: sensitivity(num_steps=9, regularization=x))(0.0)
+    eta, C = SETTING["step_size"], SETTING["gradient_norm"]
+    exact = -2 * eta * C / 40 * eta * sum(range(9))
+    np.testing.assert_allclose(slope, exact, rtol=1e-10)
     # Traced numbers of steps are rounded up; invalid ones give infinity.
     traced = jax.jit(jax.vmap(lambda n: sensitivity(num_steps=n)))
     steps = np.array([0.3, 1.0, 16.2, 17.0, 0.0, -3.0, math.nan, math.inf])

@@ -22,10 +22,20 @@ from dpjax._core.float64 import TINY, ULP, scoped
 from dpjax._core.searches import implicit_derivative, newton, nudge
 from dpjax._core.typing import ArrayLike
 
-# Gauss-Legendre nodes and weights on [0, 1], for Mills' ratio.
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
-_NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
 LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
+
+
+def gauss_rule(count: int, panels: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """The nodes and weights of a composite Gauss-Legendre rule on [0, 1].
+
+    The rule has count nodes in each of several panels of equal width.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    nodes = np.ravel((nodes + 1) / 2 + np.arange(panels)[:, None]) / panels
+    return nodes, np.tile(weights / 2 / panels, panels)
+
+
+_NODES, _WEIGHTS = gauss_rule(64)  # for Mills' ratio
 
 
 def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:

@@ -27,7 +27,7 @@ The integrand h is a second difference, and is computed without cancellation.
 """
 
 import math
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ _DROP = _TAIL**2 / 2  # the decrease of a unit Gaussian's log density at that di
 # Gauss-Legendre rules: for the window around small y, and for the other two windows.
 _FIRST_RULE = np.polynomial.legendre.leggauss(56)
 _RULE = np.polynomial.legendre.leggauss(44)
-_Rule = tuple[np.ndarray, np.ndarray]  # nodes and weights
+_Density = tuple[jax.Array, jax.Array, jax.Array]  # σ, q and the order a
 _barrier = jax.lax.optimization_barrier
 _GRADING = 3.0  # nodes thin out beyond this many σ from the crossing
 
@@ -147,10 +147,7 @@ def _peaks(
 
 
 def _edge(
-    start: jax.Array,
-    limit: jax.Array,
-    floor: jax.Array,
-    density: tuple[jax.Array, jax.Array, jax.Array],
+    start: jax.Array, limit: jax.Array, floor: jax.Array, density: _Density
 ) -> jax.Array:
     """The ends of windows: the points u at which the log of the integrand is `floor`.
 
@@ -220,21 +217,17 @@ def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array
 
 
 def _window_sum(
-    low: jax.Array,
-    high: jax.Array,
-    crossing: jax.Array,
-    highest: jax.Array,
-    density: tuple[jax.Array, jax.Array, jax.Array],
-    rule: _Rule,
+    low: jax.Array, high: jax.Array, rule: Any, windows: _Windows, density: _Density
 ) -> jax.Array:
     """The integral of h(y) e^{−u²/2 − highest} over u from low to high.
 
     The integral includes a bound on the rounding error of each term. The quadrature
-    rule is applied to w, where u = crossing + c sinh(w) for a scale c. Each node u is
-    computed by its distance from low, because a distant crossing would cancel the
-    digits of that distance.
+    rule has nodes and weights, and is applied to w, where u = crossing + c sinh(w) for
+    a scale c. Each node u is computed by its distance from low, because a distant
+    crossing would cancel the digits of that distance.
     """
     sigma, q, a = density
+    crossing, highest = windows.crossing, windows.highest
     fixed = jax.lax.stop_gradient
     # The scale c of the grading is at least the window's distance to the crossing, so
     # that the nodes of a distant window are spread almost evenly.
@@ -265,8 +258,7 @@ def _window_sum(
         ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
         return total + term * (1.0 + 8 * ULP * ulps), None
 
-    nodes = cast(tuple[jax.Array, jax.Array], rule)  # scan accepts NumPy arrays too
-    total, _ = jax.lax.scan(body, jnp.zeros_like(highest), nodes)
+    total, _ = jax.lax.scan(body, jnp.zeros_like(highest), rule)
     return total * c * half
 
 
@@ -280,15 +272,11 @@ def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     # The derivatives are computed in forward mode (`float64`), which stores no terms of
     # sums.
     fixed = jax.lax.stop_gradient
-    at = fixed(_windows(fixed(sigma), fixed(q), fixed(a)))
-
-    def window_sum(low: jax.Array, high: jax.Array, rule: _Rule) -> jax.Array:
-        density = sigma, q, a
-        return _window_sum(low, high, at.crossing, at.highest, density, rule)
-
-    total = window_sum(jnp.full_like(sigma, -_TAIL), at.split, _FIRST_RULE)
-    others = jax.vmap(lambda low, high: window_sum(low, high, _RULE))(at.lows, at.highs)
-    total = total + jnp.sum(others, axis=0)
+    at, density = fixed(_windows(fixed(sigma), fixed(q), fixed(a))), (sigma, q, a)
+    start = jnp.full_like(sigma, -_TAIL)
+    total = _window_sum(start, at.split, _FIRST_RULE, at, density)
+    others = jax.vmap(lambda low, high: _window_sum(low, high, _RULE, at, density))
+    total = total + jnp.sum(others(at.lows, at.highs), axis=0)
     error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(at.highest)
     return at.highest + jnp.log(total) - LOG_SQRT_2PI + error
 

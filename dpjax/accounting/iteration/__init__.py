@@ -17,17 +17,19 @@ choices of the shifts, so that their μ is never smaller.
 3. `_minorant`: the optimal shifts of any schedule, from the last step on.
    `_periodic`: the optimal shifts in closed form, for identical steps of which every
    l-th uses the differing example.
-4. Algorithms: `_shifts` for arbitrary maps, and for δ averaged over the positions that
-   an example can have; `_cyclic_gd` for full batches and cycles of batches;
-   `_scheduled_gd` for schedules of steps and noise; `_sensitivity` for descent without
-   noise; `_noisy_sgd` for random batches; `_langevin` for Langevin Monte Carlo and the
-   exponential mechanism.
+4. Algorithms: `_shifts` for arbitrary maps, for schedules of steps and noise, and for δ
+   averaged over the positions that an example can have; `_cyclic_gd` for full batches
+   and cycles of batches, and for full batches without noise; `_noisy_sgd` for random
+   batches; `_langevin` for Langevin Monte Carlo and the exponential mechanism.
 5. `published`: closed forms as published, for comparison.
 
 docs/iteration.md lists the assumptions that each bound needs.
 """
 
 from dpjax.accounting.iteration import published as published
+from dpjax.accounting.iteration._cyclic_gd import (
+    gradient_descent_sensitivity as gradient_descent_sensitivity,
+)
 from dpjax.accounting.iteration._cyclic_gd import last_iterate_rdp as last_iterate_rdp
 from dpjax.accounting.iteration._cyclic_gd import (
     noisy_cyclic_gd_bounds as noisy_cyclic_gd_bounds,
@@ -50,12 +52,6 @@ from dpjax.accounting.iteration._lipschitz import (
 from dpjax.accounting.iteration._lipschitz import step_lipschitz as step_lipschitz
 from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_bounds as noisy_sgd_bounds
 from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_epsilon as noisy_sgd_epsilon
-from dpjax.accounting.iteration._scheduled_gd import (
-    scheduled_cyclic_gd_mu as scheduled_cyclic_gd_mu,
-)
-from dpjax.accounting.iteration._sensitivity import (
-    gradient_descent_sensitivity as gradient_descent_sensitivity,
-)
 from dpjax.accounting.iteration._setting import Bounds as Bounds
 from dpjax.accounting.iteration._setting import Setting as Setting
 from dpjax.accounting.iteration._shifts import optimal_shift_mu as optimal_shift_mu
@@ -64,4 +60,7 @@ from dpjax.accounting.iteration._shifts import (
 )
 from dpjax.accounting.iteration._shifts import (
     random_assignment_epsilon as random_assignment_epsilon,
+)
+from dpjax.accounting.iteration._shifts import (
+    scheduled_cyclic_gd_mu as scheduled_cyclic_gd_mu,
 )

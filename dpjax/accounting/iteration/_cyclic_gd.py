@@ -5,11 +5,12 @@ tail is the number of steps from the example's last use to the end of the run. T
 batch of an epoch has the shortest tail, one step. The last batch is the worst position
 of an example, because no later step's noise hides the use.
 
-Steps and noise are constant; `_scheduled_gd` is for schedules.
+Steps and noise are constant; `_shifts` has a bound for schedules. Without noise, one
+example changes the last iterate by a bounded distance, the sensitivity.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Unpack
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -45,26 +46,25 @@ def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
 
 
 # Each of these functions returns a bound on μ. The arguments are a step, an example's
-# place from the end of an epoch, the cycle, and whether the diameter can be finite.
+# place from the end of an epoch, and the cycle.
 
 
-def _composition(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
+def _composition(step: Step, place: jax.Array, cycle: Cycle):
     # Bok, Su and Altschuler (2024), Theorems 4.1 and 4.4,
     # https://arxiv.org/abs/2403.00278: (L/bσ) sqrt(E).
     return step.shift * np.sqrt(cycle.epochs) * (1 + 4 * ULP)
 
 
-def _contraction(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
+def _contraction(step: Step, place: jax.Array, cycle: Cycle):
     # Theorems 4.2 and 4.5 there, and Kong and Ribero (2024), Proposition 2.2,
     # https://arxiv.org/abs/2407.05237, at the optimal shifts (`_periodic`). The bounds
     # are homogeneous in shift and diameter, so that they are computed for a shift of 1.
-    one = jnp.ones_like(step.shift)
-    square = _periodic.contraction(step.log_lipschitz, one, place, cycle)
+    square = _periodic.contraction(step.log_lipschitz, place, cycle)
     return jnp.where(step.known, _finish(square, step.shift, cycle), jnp.inf)
 
 
-def _diameter(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
-    if not bounded:
+def _diameter(step: Step, place: jax.Array, cycle: Cycle):
+    if not cycle.assumed.bounded:
         return jnp.full_like(step.shift, jnp.inf)
     # Theorems 4.3 and 4.6 there, and Kong and Ribero's Theorem 4.4, from the best
     # restart. A diameter whose square would underflow is replaced by a larger one, and
@@ -73,76 +73,53 @@ def _diameter(step: Step, place: jax.Array, cycle: Cycle, bounded: bool):
     near = step.bounded & (start < HUGE)
     start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
     # A shift of 0 has μ = 0 whatever the start is, so that 1 replaces the shift above.
-    one = jnp.ones_like(step.shift)
-    square = _periodic.restart_variance(step.log_lipschitz, one, start, place, cycle)
+    square = _periodic.restart_variance(step.log_lipschitz, start, place, cycle)
     return jnp.where(near, _finish(square, step.shift, cycle), jnp.inf)
 
 
-def _best(step: Step, place: jax.Array, cycle: Cycle, bounded: bool) -> jax.Array:
+def _best(step: Step, place: jax.Array, cycle: Cycle) -> jax.Array:
     # The contraction bound, where finite, is at most composition. The code uses it
     # without a minimum, so that its derivatives hold where both bounds are equal.
-    contracted = _contraction(step, place, cycle, bounded)
-    composed = _composition(step, place, cycle, bounded)
+    contracted = _contraction(step, place, cycle)
+    composed = _composition(step, place, cycle)
     least = jnp.where(contracted < jnp.inf, contracted, composed)
-    return jnp.minimum(least, _diameter(step, place, cycle, bounded))
+    return jnp.minimum(least, _diameter(step, place, cycle))
 
 
-_for_any_caller = float64("up", static=("cycle", "assumed"), elementwise=True)
+_Bound = Callable[[Step, jax.Array, Cycle], jax.Array]
 
 
-def _of_numbers(bound: Callable[[Step, jax.Array, Cycle, bool], jax.Array]):
-    """Return a function that maps an example's tail and a run's numbers to the bound.
+def _mu(tail: jax.Array, numbers: Numbers, *, bound: _Bound, cycle: Cycle):
+    """A bound for an example's tail and a run's numbers; inf for invalid numbers.
 
-    The returned function gives inf for invalid numbers.
+    The tail is the number of steps from the example's last use to the end of the run.
+    The tail includes the use.
     """
-
-    def mu(tail: jax.Array, numbers: Numbers, *, cycle: Cycle, assumed: Assumed):
-        step = _setting.step(numbers, assumed)
-        place = jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
-        bound_mu = bound(step, place, cycle, assumed.bounded)
-        return jnp.where(step.valid, bound_mu, jnp.inf)
-
-    return mu
+    step = _setting.step(numbers, cycle.assumed)
+    place = jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
+    return jnp.where(step.valid, bound(step, place, cycle), jnp.inf)
 
 
-_composition64 = _for_any_caller(_of_numbers(_composition))
-_contraction64 = _for_any_caller(_of_numbers(_contraction))
-_diameter64 = _for_any_caller(_of_numbers(_diameter))
-_best64 = _for_any_caller(_of_numbers(_best))
+_mu64 = float64("up", static=("bound", "cycle"), elementwise=True)(_mu)
 
 
-@_for_any_caller
-def _best_rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, **static):
+@float64("up", static=("cycle",), elementwise=True)
+def _rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, *, cycle: Cycle):
     """The Rényi divergence a μ²/2 of each order a, with μ from the best bound."""
-    mu = _of_numbers(_best)(tail, numbers, **static)
+    mu = _mu(tail, numbers, bound=_best, cycle=cycle)
     finite = mu < jnp.inf
     value = orders * jnp.square(jnp.where(finite, mu, 1.0)) / 2 * (1 + 4 * ULP)
     value = jnp.where(mu > 0, jnp.maximum(value, TINY), 0.0)
     return jnp.where((orders > 0) & finite, value, jnp.inf)
 
 
-class _Run(NamedTuple):
-    """A checked run: the `Numbers` of its `Setting`, its cycle and its assumptions.
+def _bounds(numbers: Numbers[ArrayLike], cycle: Cycle) -> Bounds:
+    """All bounds for the worst position that an example can have."""
 
-    The cycle and the assumptions are static.
-    """
+    def of(bound: _Bound) -> jax.Array:
+        return _mu64(_WORST_POSITION, numbers, bound=bound, cycle=cycle)
 
-    numbers: Numbers
-    cycle: Cycle
-    assumed: Assumed
-
-    def of(self, bound: Callable[..., jax.Array], *args: ArrayLike) -> jax.Array:
-        """The value of a bound for the numbers, cycle and assumptions of this run.
-
-        The last of `args` is an example's tail, the number of steps from the example's
-        last use to the end. The tail includes the use.
-        """
-        return bound(*args, self.numbers, cycle=self.cycle, assumed=self.assumed)
-
-    def bounds(self) -> Bounds:
-        """All bounds for the worst position that an example can have."""
-        bounds = _composition64, _contraction64, _diameter64
-        return Bounds(*(self.of(bound, _WORST_POSITION) for bound in bounds))
+    return Bounds(*map(of, (_composition, _contraction, _diameter)))
 
 
 def _check(
@@ -152,15 +129,14 @@ def _check(
     batch_size: ArrayLike,
     order: Order,
     setting: Setting,
-) -> _Run:
+) -> tuple[Numbers[ArrayLike], Cycle]:
     """Check the arguments and return the run. Raise ValueError if one is invalid."""
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     validate.positive("batch_size", batch_size)
     validate.one_of("order", order, ("fixed", "reshuffled"))
     numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
-    cycle = Cycle(epochs, period, order == "reshuffled", assumed.convex)
-    return _Run(numbers, cycle, assumed)
+    return numbers, Cycle(epochs, period, order == "reshuffled", assumed)
 
 
 def noisy_cyclic_gd_bounds(
@@ -200,9 +176,10 @@ def noisy_cyclic_gd_bounds(
       ...     adjacency=Adjacency.REPLACE).winner
       'contraction'
     """
-    return _check(
+    numbers, cycle = _check(
         noise_multiplier, num_epochs, batches_per_epoch, batch_size, order, setting
-    ).bounds()
+    )
+    return _bounds(numbers, cycle)
 
 
 def noisy_cyclic_gd_mu(
@@ -256,10 +233,10 @@ def noisy_cyclic_gd_mu(
       >>> print(f"{mu:.3f}")  # composition has 4.714
       0.992
     """
-    run = _check(
+    numbers, cycle = _check(
         noise_multiplier, num_epochs, batches_per_epoch, batch_size, order, setting
     )
-    return run.of(_best64, _WORST_POSITION)
+    return _mu64(_WORST_POSITION, numbers, bound=_best, cycle=cycle)
 
 
 def noisy_cyclic_gd_mus(
@@ -297,12 +274,13 @@ def noisy_cyclic_gd_mus(
       >>> print(" ".join(f"{mu:.3f}" for mu in mus))
       1.012 1.022 1.033 1.060
     """
-    run = _check(
+    numbers, cycle = _check(
         noise_multiplier, num_epochs, batches_per_epoch, batch_size, "fixed", setting
     )
     # The last use of batch i of l, counted from 0, is followed by l − i − 1 steps, so
     # that its tail is l − i.
-    return run.of(_best64, np.arange(run.cycle.period, 0, -1, dtype=np.float64))
+    tails = np.arange(cycle.period, 0, -1, dtype=np.float64)
+    return _mu64(tails, numbers, bound=_best, cycle=cycle)
 
 
 def noisy_gd_bounds(
@@ -339,7 +317,8 @@ def noisy_gd_bounds(
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.positive("num_examples", num_examples)
-    return _check(noise_multiplier, steps, 1, num_examples, "fixed", setting).bounds()
+    numbers, cycle = _check(noise_multiplier, steps, 1, num_examples, "fixed", setting)
+    return _bounds(numbers, cycle)
 
 
 def noisy_gd_mu(
@@ -386,8 +365,8 @@ def noisy_gd_mu(
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.positive("num_examples", num_examples)
-    run = _check(noise_multiplier, steps, 1, num_examples, "fixed", setting)
-    return run.of(_best64, _WORST_POSITION)
+    numbers, cycle = _check(noise_multiplier, steps, 1, num_examples, "fixed", setting)
+    return _mu64(_WORST_POSITION, numbers, bound=_best, cycle=cycle)
 
 
 def last_iterate_rdp(
@@ -436,7 +415,70 @@ def last_iterate_rdp(
     """
     if (given := validate.concrete(orders)) is not None and not np.all(given > 1):
         raise ValueError(f"orders must be above 1; got {orders!r}.")
-    run = _check(
+    numbers, cycle = _check(
         noise_multiplier, num_epochs, batches_per_epoch, batch_size, order, setting
     )
-    return run.of(_best_rdp64, orders, _WORST_POSITION)
+    return _rdp64(orders, _WORST_POSITION, numbers, cycle=cycle)
+
+
+@float64("up", static=("assumed",), elementwise=True)
+def _sensitivity64(
+    count: jax.Array, numbers: Numbers, *, assumed: Assumed
+) -> jax.Array:
+    step = _setting.step(numbers, assumed)
+    examples, eta, norm = (
+        jnp.where(step.valid, x, 1.0)
+        for x in (numbers.batch_size, numbers.step_size, numbers.gradient_norm)
+    )
+    counted = (count >= 1) & (count < jnp.inf)
+    count = jnp.where(counted, count, 1.0)
+    # Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3,
+    # https://arxiv.org/abs/1703.09947, with Δ_{t+1} <= c Δ_t + ηsC/n in place of their
+    # recursion: (ηsC/n) Σ_{k<T} c^k.
+    y = step.log_lipschitz
+    total = _periodic.power_sum(y, jnp.zeros_like(count), count - 1)
+    total = total * (1 + 64 * ULP) + 8 * ULP * count * jnp.abs(y) * total
+    distance = assumed.factor * eta * norm / examples * total * (1 + 8 * ULP)
+    diameter = jnp.where(step.bounded, numbers.diameter, jnp.inf)
+    distance = jnp.where(step.known, distance, jnp.inf)
+    return jnp.where(step.valid & counted, jnp.minimum(distance, diameter), jnp.inf)
+
+
+def gradient_descent_sensitivity(
+    *, num_steps: ArrayLike, num_examples: ArrayLike, **setting: Unpack[Setting]
+) -> jax.Array:
+    """A bound on the change of the last iterate of full-batch descent by one example.
+
+    Args:
+      num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
+        is rounded up, and derivatives by T are taken at the whole number.
+      num_examples: n, by which sums of gradients are divided, f[*b], positive.
+      **setting: all assumptions of `Setting`. There is no noise.
+
+    Returns:
+      An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, and at most the
+      diameter. Here C is the gradient norm, s is 2 under REPLACE and 1 under ZERO_OUT,
+      and c is the Lipschitz constant of a step. Δ is inf where smoothness is inf.
+
+    Raises:
+      ValueError: a static argument is out of range, or an assumption fails.
+      TypeError: an assumption is missing.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3. Their constants are 3
+    in place of 2, and 5 (M + m) / (m M) in place of at most 2 / m.
+
+    Example:
+      >>> from dpjax import Adjacency
+      >>> distance = gradient_descent_sensitivity(
+      ...     num_steps=1000, num_examples=500, step_size=1.0, gradient_norm=1.0,
+      ...     clipped=False, generalised_linear=True, smoothness=0.25,
+      ...     weak_convexity=0.0, strong_convexity=0.0, regularization=0.1,
+      ...     diameter=float("inf"), adjacency=Adjacency.REPLACE)
+      >>> print(f"{distance:.4f}")
+      0.0400
+    """
+    validate.positive("num_steps", num_steps)
+    num_steps = validate.whole_count("num_steps", num_steps)
+    validate.positive("num_examples", num_examples)
+    numbers, assumed = _setting.check(1.0, num_examples, setting)
+    return _sensitivity64(num_steps, numbers, assumed=assumed)

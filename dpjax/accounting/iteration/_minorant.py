@@ -98,11 +98,11 @@ def steeper(x: Block, y: Block) -> jax.Array:
     return mine * _exp2(jnp.minimum(-gap, 0)) > other * _exp2(jnp.minimum(gap, 0))
 
 
-def cost(x: Block) -> jax.Array:
+def cost(rise: jax.Array, run: jax.Array) -> jax.Array:
     """The rise² / run of an edge: inf if only the run is 0, and 0 if both are 0."""
-    some = x.run > 0
-    never = jnp.where(x.rise > 0, jnp.inf, 0.0)
-    return jnp.where(some, x.rise**2 / jnp.where(some, x.run, 1.0), never)
+    some = run > 0
+    never = jnp.where(rise > 0, jnp.inf, 0.0)
+    return jnp.where(some, rise * rise / jnp.where(some, run, 1.0), never)
 
 
 def take(x: _Record, i: jax.Array) -> _Record:
@@ -158,7 +158,7 @@ def ends(each: Block) -> Ends:
 
         start = take(each, k), k + 1
         edge, end = jax.lax.while_loop(absorbs, absorb, start)
-        first = Ends(edge, end, cost(edge) + found.cost[end])
+        first = Ends(edge, end, cost(edge.rise, edge.run) + found.cost[end])
         return jax.tree.map(lambda x, y: x.at[k].set(y), found, first), None
 
     order = jnp.arange(steps, dtype=jnp.int32)
@@ -191,14 +191,12 @@ def costs_from(starts: Block, found: Ends) -> jax.Array:
         # If the last of these edges is absorbed, so are all edges before it, which are
         # less steep.
         absorbs = steeper(longer, take(last, end))
-        return (
-            where(absorbs, longer, edge),
-            jnp.where(absorbs, ends.following[end], end),
-        ), None
+        end = jnp.where(absorbs, ends.following[end], end)
+        return (where(absorbs, longer, edge), end), None
 
     following = jnp.arange(1, steps + 1, dtype=jnp.int32)
     (edge, end), _ = jax.lax.scan(absorb, (starts, following), several, reverse=True)
-    return cost(edge) + found.cost[end]
+    return cost(edge.rise, edge.run) + found.cost[end]
 
 
 # A diameter in units of the largest shift is ignored above HUGE, and replaced by 1 /
@@ -266,9 +264,6 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     # μ² = Σ a_k²/τ_k². In terms of A_k = w_k a_k the sum is least where A_k/(w_k τ_k)²
     # is constant on each edge of the minorant: Σ over edges of rise²/run.
     d, v = total(w * sensitivity), total(jnp.square(w * stddev))
-    noisy = v > 0
-    each = jnp.where(noisy, d * d / jnp.where(noisy, v, 1.0), 0.0)
-    lost = jnp.any(~noisy & (d > 0))
     # A log weight of size x has an absolute error of about x ulps, which is a relative
     # error of the weight. Weights below e^{−40} of the largest in their block are
     # negligible, and a weight equal to the largest is exactly 1.
@@ -276,7 +271,7 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     size = jnp.maximum(jnp.abs(fixed[0]), jnp.abs(top))
     reach = jnp.max(jnp.where(counts, size, 0.0))
     error = ULP * (128 + 2 * steps + 64 * reach)
-    return jnp.where(lost, jnp.inf, jnp.sum(each)), error
+    return jnp.sum(cost(d, v)), error
 
 
 def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):

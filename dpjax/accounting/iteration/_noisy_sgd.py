@@ -50,13 +50,8 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
-    y, before = step.log_lipschitz, steps - 1 - jnp.minimum(n, steps - 1)
-    down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
-    # For c > 1 the sum starts from its largest power, so that `geometric` gets
-    # decreasing terms. Each branch gets 0 where y has the sign of the other branch.
-    falling = jnp.exp((n + 1) * down) * _periodic.geometric(down, before)
-    rising = jnp.exp((steps - 1) * up) * _periodic.geometric(-up, before)
-    return 2 * step.shift * jnp.where(y <= 0, falling, rising)
+    earlier = _periodic.power_sum(step.log_lipschitz, n + 1, jnp.asarray(steps - 1.0))
+    return 2 * step.shift * earlier
 
 
 def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
@@ -84,6 +79,34 @@ def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
     return 2 * rate * rate * jnp.maximum(inside, 0.0)
 
 
+@float64("up", static=("assumed",), elementwise=True)
+def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Array:
+    """β times the distance by which one use of the differing example moves an iterate.
+
+    The distance is divided by the standard deviation of a step's noise.
+    """
+    step = _setting.step(numbers, assumed)
+    return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
+
+
+class _Run(NamedTuple):
+    """A run, by the `Numbers` of its `Setting` and by its static assumptions.
+
+    The run also has a sampling rate, a δ, and a number of steps.
+    """
+
+    numbers: Numbers
+    assumed: Assumed
+    rate: ArrayLike
+    delta: ArrayLike
+    steps: int
+
+    def release(self, beta: ArrayLike) -> pld.PLD:
+        """The PLD of a subsampled step with β times the sensitivity."""
+        mu = _shift64(beta, self.numbers, assumed=self.assumed)
+        return pld.subsampled_gdp(mu, self.rate)
+
+
 class _Way(NamedTuple):
     """The functions that define one of the two last-iterate bounds.
 
@@ -93,11 +116,13 @@ class _Way(NamedTuple):
       uses: maps a step, β, n and the sampling rate to the approximate variance of the
         subsampled releases.
       applies: maps a step to whether the bound holds.
+      releases: maps a run, β and n to the PLD of the subsampled releases.
     """
 
     covered: Callable[[Step, jax.Array, int], jax.Array]
     uses: Callable[[Step, jax.Array, jax.Array, jax.Array], jax.Array]
     applies: Callable[[Step], jax.Array]
+    releases: Callable[[_Run, jax.Array, jax.Array], pld.PLD]
 
 
 def _last_split(step: Step, beta: jax.Array, n: jax.Array, rate: jax.Array):
@@ -105,12 +130,25 @@ def _last_split(step: Step, beta: jax.Array, n: jax.Array, rate: jax.Array):
     return use + n * _subsampled_variance(2 * step.shift, rate)
 
 
+def _release_last_split(run: _Run, beta: jax.Array, n: jax.Array) -> pld.PLD:
+    # Theorem C.13: G(α later) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}; Theorem 4.9 has
+    # α = β = sqrt(2).
+    return pld.convolve(run.release(2 * beta), pld.compose(run.release(2.0), n))
+
+
 def _all_split(step: Step, beta: jax.Array, n: jax.Array, rate: jax.Array):
     return n * _subsampled_variance(2 * beta * step.shift, rate)
 
 
-_CONTRACTION = _Way(_later_uses, _last_split, lambda step: step.known)
-_DIAMETER = _Way(_distance, _all_split, lambda step: step.bounded)
+def _release_all_split(run: _Run, beta: jax.Array, n: jax.Array) -> pld.PLD:
+    # Theorem 4.10: G(α distance) ⊗ C(G(2β L/bσ))^{⊗n}, there with α = β = sqrt(2).
+    return pld.compose(run.release(2 * beta), n)
+
+
+_CONTRACTION = _Way(
+    _later_uses, _last_split, lambda step: step.known, _release_last_split
+)
+_DIAMETER = _Way(_distance, _all_split, lambda step: step.bounded, _release_all_split)
 
 
 class _Asked(NamedTuple):
@@ -125,8 +163,9 @@ class _Asked(NamedTuple):
     assumed: Assumed
 
 
-def _cost(asked: _Asked, step: Step, n: jax.Array, rate: jax.Array) -> jax.Array:
+def _cost(n: jax.Array, rate: jax.Array, numbers: Numbers, asked: _Asked) -> jax.Array:
     """μ² of a bound in the Gaussian approximation, for every β in _SPLITS, f[200]."""
+    step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
     # α² = β² / (β² − 1).
     beta, covered = jnp.asarray(_SPLITS), asked.way.covered(step, n, asked.steps)
     gaussian = covered * covered * beta * beta / (beta * beta - 1)
@@ -135,10 +174,9 @@ def _cost(asked: _Asked, step: Step, n: jax.Array, rate: jax.Array) -> jax.Array
 
 @float64("up", static=("asked",), elementwise=True)
 def _best_n64(rate: jax.Array, numbers: Numbers, *, asked: _Asked) -> jax.Array:
-    step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
     n = np.unique(np.geomspace(1, asked.steps, 200).astype(int))
     n = jnp.asarray(n, jnp.float64)
-    cost = jax.vmap(lambda n: jnp.min(_cost(asked, step, n, rate)))(n)
+    cost = jax.vmap(lambda n: jnp.min(_cost(n, rate, numbers, asked)))(n)
     return jnp.min(jnp.where(cost == jnp.min(cost), n, asked.steps))
 
 
@@ -146,19 +184,8 @@ def _best_n64(rate: jax.Array, numbers: Numbers, *, asked: _Asked) -> jax.Array:
 def _best_split64(
     n: jax.Array, rate: jax.Array, numbers: Numbers, *, asked: _Asked
 ) -> jax.Array:
-    step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
-    cost = _cost(asked, step, n, rate)
+    cost = _cost(n, rate, numbers, asked)
     return jnp.min(jnp.where(cost == jnp.min(cost), jnp.asarray(_SPLITS), _SPLITS[-1]))
-
-
-@float64("up", static=("assumed",), elementwise=True)
-def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Array:
-    """β times the distance by which one use of the differing example moves an iterate.
-
-    The distance is divided by the standard deviation of a step's noise.
-    """
-    step = _setting.step(numbers, assumed)
-    return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
 
 
 @float64("up", static=("asked",), elementwise=True)
@@ -179,59 +206,17 @@ def _early_steps_mu64(
     return jnp.where(step.valid & asked.way.applies(step), mu, jnp.inf)
 
 
-class _Run(NamedTuple):
-    """A run, by the `Numbers` of its `Setting` and by its static assumptions.
-
-    The run also has a sampling rate, a δ, and a number of steps.
-    """
-
-    numbers: Numbers
-    assumed: Assumed
-    rate: ArrayLike
-    delta: ArrayLike
-    steps: int
-
-    def candidates(self, way: _Way, most: int) -> tuple[jax.Array, jax.Array]:
-        """Candidates for n on a new first axis, and the split β of noise for each."""
-        asked = _Asked(way, self.steps, self.assumed)
-        axes = max(jnp.ndim(x) for x in (*self.numbers, self.rate, self.delta))
-        around = np.array(_AROUND).reshape(-1, *[1] * axes)
-        best = jax.lax.stop_gradient(_best_n64(self.rate, self.numbers, asked=asked))
-        n = jnp.clip(jnp.floor(best * around), 1, most)
-        split = _best_split64(n, self.rate, self.numbers, asked=asked)
-        return n, jax.lax.stop_gradient(split)
-
-    def release(self, beta: ArrayLike) -> pld.PLD:
-        """The PLD of a subsampled step with β times the sensitivity."""
-        mu = _shift64(beta, self.numbers, assumed=self.assumed)
-        return pld.subsampled_gdp(mu, self.rate)
-
-    def gaussian(self, way: _Way, n: jax.Array, beta: jax.Array) -> pld.PLD:
-        """The PLD of the Gaussian mechanism that dominates all but the last n steps."""
-        asked = _Asked(way, self.steps, self.assumed)
-        return pld.gaussian(_early_steps_mu64(n, beta, self.numbers, asked=asked))
-
-
-def _composition(run: _Run) -> jax.Array:
-    # Theorem 4.8: C_{b/n}(G(L/bσ)) composed t times.
-    return pld.epsilon(pld.compose(run.release(1.0), run.steps), run.delta)
-
-
-def _contraction(run: _Run) -> jax.Array:
-    # Theorem C.13: G(α later) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}; Theorem 4.9 has
-    # α = β = sqrt(2).
-    n, beta = run.candidates(_CONTRACTION, run.steps - 1)
-    before, last = pld.compose(run.release(2.0), n), run.release(2 * beta)
-    rest = run.gaussian(_CONTRACTION, n, beta)
-    all_of_it = pld.convolve(rest, pld.convolve(last, before))
-    return jnp.min(pld.epsilon(all_of_it, run.delta), axis=0)
-
-
-def _diameter(run: _Run) -> jax.Array:
-    # Theorem 4.10: G(α distance) ⊗ C(G(2β L/bσ))^{⊗n}, there with α = β = sqrt(2).
-    n, beta = run.candidates(_DIAMETER, run.steps)
-    rest = run.gaussian(_DIAMETER, n, beta)
-    all_of_it = pld.convolve(rest, pld.compose(run.release(2 * beta), n))
+def _epsilon(run: _Run, way: _Way, most: int) -> jax.Array:
+    """The minimum ε of a last-iterate bound over candidates for n, at most `most`."""
+    asked = _Asked(way, run.steps, run.assumed)
+    axes = max(jnp.ndim(x) for x in (*run.numbers, run.rate, run.delta))
+    around = np.array(_AROUND).reshape(-1, *[1] * axes)
+    best = jax.lax.stop_gradient(_best_n64(run.rate, run.numbers, asked=asked))
+    n = jnp.clip(jnp.floor(best * around), 1, most)
+    split = _best_split64(n, run.rate, run.numbers, asked=asked)
+    beta = jax.lax.stop_gradient(split)
+    early = pld.gaussian(_early_steps_mu64(n, beta, run.numbers, asked=asked))
+    all_of_it = pld.convolve(early, way.releases(run, beta, n))
     return jnp.min(pld.epsilon(all_of_it, run.delta), axis=0)
 
 
@@ -283,12 +268,13 @@ def noisy_sgd_bounds(
     numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     validate.adjacency_without_removal(setting["adjacency"])
     run = _Run(numbers, assumed, batch_size / num_examples, delta, steps)
-    composed = _composition(run)
+    # Theorem 4.8: C_{b/n}(G(L/bσ)) composed t times.
+    composed = pld.epsilon(pld.compose(run.release(1.0), steps), delta)
     never = jnp.full_like(composed, jnp.inf)
     return Bounds(
         composition=composed,
-        contraction=_contraction(run) if steps > 1 else never,
-        diameter=_diameter(run) if assumed.bounded else never,
+        contraction=_epsilon(run, _CONTRACTION, steps - 1) if steps > 1 else never,
+        diameter=_epsilon(run, _DIAMETER, steps) if assumed.bounded else never,
     )
 
 

@@ -11,9 +11,10 @@ For c <= 1 the slopes of the blocks between the first and the last decrease. The
 blocks are pooled, which leaves a minorant of three blocks. For c > 1 the slopes
 increase: each block stays separate, except those that the initial distance Δ absorbs.
 
-All distances are in noise standard deviations of one step, and y = log c. Geometric
-sums of powers of c are computed without dividing by 1 − c, so that they and their
-derivatives are correct at c = 1.
+The bound on μ is proportional to r if Δ / r is fixed. In this module r is 1, so that
+distances are divided by r, and the bounds are on μ² / r². The symbol y is log c.
+Geometric sums of powers of c are computed without dividing by 1 − c, so that they and
+their derivatives are correct at c = 1.
 """
 
 from typing import NamedTuple
@@ -21,24 +22,27 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax.accounting.iteration._minorant import cost
+from dpjax.accounting.iteration._setting import Assumed
+
 _Block = tuple[jax.Array, jax.Array]  # rise and run
 
 
 class Cycle(NamedTuple):
-    """The static description of a run's batches.
+    """The static description of a run.
 
     Attributes:
       epochs: E, the number of times that each example is used.
       period: l, the number of batches of an epoch.
       reshuffled: whether the order of batches may differ between epochs.
-      convex: whether losses are known to be convex. If so, steps with c > 1 are not
-        expected, and the code does not compute a bound for such steps.
+      assumed: the static assumptions. If losses are known to be convex, steps with
+        c > 1 are not expected, and the code does not compute a bound for such steps.
     """
 
     epochs: int
     period: int
     reshuffled: bool
-    convex: bool
+    assumed: Assumed
 
 
 def _expm1_ratio(t: jax.Array) -> jax.Array:
@@ -56,18 +60,23 @@ def geometric(y: jax.Array, count: jax.Array) -> jax.Array:
     return count * _expm1_ratio(count * y) / _expm1_ratio(y)
 
 
+def power_sum(y: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:
+    """The sum Σ e^{iy} over the whole numbers i from first to last, for y of any sign.
+
+    The sum is 0 if last is below first.
+    """
+    # For y > 0 the sum starts from its largest power, so that `geometric` gets
+    # decreasing terms. Each branch gets 0 where y has the sign of the other branch.
+    down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
+    count = jnp.maximum(last - first + 1, 0.0)
+    falling = jnp.exp(first * down) * geometric(down, count)
+    return jnp.where(y <= 0, falling, jnp.exp(last * up) * geometric(-up, count))
+
+
 def powers(y: jax.Array, count: int) -> jax.Array:
     """The sums Σ_{i<k} e^{iy} for k = 0, …, count, f[count + 1]."""
     terms = jnp.exp(jnp.arange(count) * y)
     return jnp.concatenate([jnp.zeros((1,), y.dtype), jnp.cumsum(terms)])
-
-
-def _edge(block: _Block) -> jax.Array:
-    """The cost rise²/run of a block: inf if only the run is 0, and 0 if both are 0."""
-    d, v = block
-    noisy = v > 0
-    never = jnp.where(d > 0, jnp.inf, 0.0)
-    return jnp.where(noisy, d * d / jnp.where(noisy, v, 1.0), never)
 
 
 def _pool(a: _Block, b: _Block) -> _Block:
@@ -90,7 +99,7 @@ def _two(a: _Block, b: _Block) -> jax.Array:
     A block of steps is an edge with a rise and a run, and b follows a. The minorant is
     the greatest convex one.
     """
-    return jnp.where(_steep(a, b), _edge(_pool(a, b)), _edge(a) + _edge(b))
+    return jnp.where(_steep(a, b), cost(*_pool(a, b)), cost(*a) + cost(*b))
 
 
 def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
@@ -99,59 +108,50 @@ def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
     A block of steps is an edge with a rise and a run. The minorant is the greatest
     convex one.
     """
-    apart = _edge(a) + _edge(b) + _edge(c)
+    apart = cost(*a) + cost(*b) + cost(*c)
     rest = jnp.where(_steep(b, c), _two(a, _pool(b, c)), apart)
     return jnp.where(_steep(a, b), _two(_pool(a, b), c), rest)
 
 
 def _falling_blocks(
-    y: jax.Array, r: jax.Array, m: jax.Array, period: int, n: int | range
+    y: jax.Array, m: jax.Array, period: int, uses: int
 ) -> tuple[_Block, _Block]:
-    """The two blocks of the minorant of the last n >= 1 uses, for c = e^y <= 1.
+    """The two blocks of the minorant of the last n uses, for c = e^y <= 1.
 
-    A use is a step whose batch contains the differing example. It moves the two runs
-    apart by r noise standard deviations. The last use is m steps before the end of the
-    run, including the use. The first block pools all of these uses but the last, and
-    the second block is the last use. n is a number, or a range of numbers from 1, which
-    become a new axis.
+    A use is a step whose batch contains the differing example. The last use is m steps
+    before the end of the run, including the use. The first block pools all of these
+    uses but the last, and has an entry for each n = 1, …, uses. The second block is the
+    last use.
     """
     runs = powers(2 * y, period)
-    count = n[-1] if isinstance(n, range) else n
-    rises, widths = powers(period * y, count - 1), powers(2 * period * y, count - 1)
-    if not isinstance(n, range):
-        rises, widths = rises[-1], widths[-1]
-    last = r * jnp.exp((m - 1) * y), runs[m]
-    middle = (
-        r * jnp.exp((m - 1 + period) * y) * rises,
-        jnp.exp(2 * m * y) * runs[-1] * widths,
-    )
-    return middle, last
+    last = jnp.exp((m - 1) * y), runs[m]
+    rise = jnp.exp((m - 1 + period) * y) * powers(period * y, uses - 1)
+    run = jnp.exp(2 * m * y) * runs[-1] * powers(2 * period * y, uses - 1)
+    return (rise, run), last
 
 
-def _best_contracting_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """The least μ² over restarts right after a use of the example, if c = e^y <= 1.
+def _best_contracting_restart(y, start, m, period: int, epochs: int) -> jax.Array:
+    """The least μ² / r² over restarts right after a use, if c = e^y <= 1.
 
     A restart ignores all steps up to the use, and begins with the two runs at the
-    distance `start`. All distances are in noise standard deviations of one step.
+    distance `start`, in units of the distance r of one use.
     """
     runs = powers(2 * y, period)
     # A restart after the last use leaves one block: the m − 1 steps after this use.
-    best = _edge((start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)]))
+    best = cost(start * jnp.exp((m - 1) * y), runs[jnp.maximum(m - 1, 0)])
     if epochs == 1:
         return best
     n = jnp.arange(1, epochs)
     # Each other restart has three blocks: the steps before the next use, all later uses
     # but the last, and the last use.
-    middle, last = _falling_blocks(y, r, m, period, range(1, epochs))
-    before = (
-        start * jnp.exp((m - 1 + n * period) * y),
-        jnp.exp(2 * (m + (n - 1) * period) * y) * runs[-2],
-    )
-    return jnp.minimum(best, jnp.min(_three(before, middle, last)))
+    middle, last = _falling_blocks(y, m, period, epochs - 1)
+    rise = start * jnp.exp((m - 1 + n * period) * y)
+    run = jnp.exp(2 * (m + (n - 1) * period) * y) * runs[-2]
+    return jnp.minimum(best, jnp.min(_three((rise, run), middle, last)))
 
 
-def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Array:
-    """The least μ² over restarts right after a use of the example, for c = e^y > 1.
+def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
+    """The least μ² / r² over restarts right after a use, for c = e^y > 1.
 
     A restart ignores all steps up to the use. The candidates are restarts, with the
     distance start, whose first block pools all later uses, or all but the last. An
@@ -160,37 +160,39 @@ def _best_expanding_restart(y, r, start, m, period: int, epochs: int) -> jax.Arr
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)
-    best = _edge((start, jnp.exp(2 * z) * runs[jnp.maximum(m - 1, 0)]))
+    best = cost(start, jnp.exp(2 * z) * runs[jnp.maximum(m - 1, 0)])
     if epochs == 1:
         return best
     n = jnp.arange(1, epochs)
     weight = jnp.exp(period * n * z)
     # The block of the distance `start` and of the n − 1 uses after the restart.
-    rise = start + r * jnp.exp(period * z) * powers(period * z, epochs - 2)
+    rise = start + jnp.exp(period * z) * powers(period * z, epochs - 2)
     blocks = runs[-1] * powers(2 * period * z, epochs - 2)
     run = jnp.exp(2 * z) * (blocks + jnp.exp(2 * period * (n - 1) * z) * runs[-2])
-    absorbs = rise * weight * runs[-1] >= r * run
+    absorbs = rise * weight * runs[-1] >= run
     reached = jnp.concatenate([jnp.ones((1,), bool), absorbs[:-1]])
-    use = r * weight, jnp.square(weight) * runs[m]
-    apart = _edge((rise, run)) + r * r / runs[m]
-    pooled = _edge(_pool((rise, run), use))
-    cost = jnp.where(_steep((rise, run), use), pooled, apart)
-    return jnp.minimum(best, jnp.min(jnp.where(reached, cost, jnp.inf)))
+    use = weight, jnp.square(weight) * runs[m]
+    apart = cost(rise, run) + 1 / runs[m]
+    pooled = cost(*_pool((rise, run), use))
+    square = jnp.where(_steep((rise, run), use), pooled, apart)
+    return jnp.minimum(best, jnp.min(jnp.where(reached, square, jnp.inf)))
 
 
-def contraction(y: jax.Array, r: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
-    """The value of μ² for all uses of the example in a run, f[].
+def contraction(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
+    """The value of μ² / r² for all uses of the example in a run, f[].
 
     Every step has the Lipschitz constant c = e^y. For c > 1, the value is inf if losses
     are known to be convex. If batches are reshuffled, m has to be 1. For c <= 1, moving
     a use to a later step never lowers the bound. The last step of each epoch is
     therefore the worst position. For c > 1, a use that is g steps before the next one
-    costs r² / Σ_{i<g} c^{−2i}. The cost is convex in g, so that the worst positions
+    costs 1 / Σ_{i<g} c^{−2i}. The cost is convex in g, so that the worst positions
     alternate between the last and the first of an epoch.
     """
-    epochs, period, reshuffled, convex = cycle
-    falling = _two(*_falling_blocks(jnp.where(y <= 0, y, 0.0), r, m, period, epochs))
-    if convex:
+    epochs, period, reshuffled, assumed = cycle
+    down = jnp.where(y <= 0, y, 0.0)
+    (rises, widths), last = _falling_blocks(down, m, period, epochs)
+    falling = _two((rises[-1], widths[-1]), last)
+    if assumed.convex:
         return jnp.where(y <= 0, falling, jnp.inf)
     up = jnp.where(y <= 0, 0.0, y)
     runs = powers(-2 * up, 2 * period)
@@ -199,27 +201,27 @@ def contraction(y: jax.Array, r: jax.Array, m: jax.Array, cycle: Cycle) -> jax.A
     pairs = (epochs - 1) // 2 if reshuffled else 0
     rest = epochs - 1 - 2 * pairs
     growing = pairs + pairs / runs[2 * period - 1] + rest / runs[period] + 1 / runs[m]
-    return jnp.where(y <= 0, falling, r * r * growing)
+    return jnp.where(y <= 0, falling, growing)
 
 
 def restart_variance(
-    y: jax.Array, r: jax.Array, start: jax.Array, m: jax.Array, cycle: Cycle
+    y: jax.Array, start: jax.Array, m: jax.Array, cycle: Cycle
 ) -> jax.Array:
-    """The value of μ² for a run whose iterates are in a set of diameter `start`, f[].
+    """The value of μ² / r² for a run with iterates in a set of diameter `start`, f[].
 
     The bound starts at the best step, where the distance of the two runs is at most
     `start`, and ignores all uses before that step. The candidates are the steps right
     after a use. For reshuffled batches and a Lipschitz constant e^y > 1 the last step
     is the only candidate.
     """
-    epochs, period, reshuffled, convex = cycle
+    epochs, period, reshuffled, assumed = cycle
     down = jnp.where(y <= 0, y, 0.0)
-    falling = _best_contracting_restart(down, r, start, m, period, epochs)
-    if convex:
+    falling = _best_contracting_restart(down, start, m, period, epochs)
+    if assumed.convex:
         return jnp.where(y <= 0, falling, jnp.inf)
     up = jnp.where(y <= 0, 0.0, y)
     if reshuffled:
-        growing = jnp.square(jnp.exp(up) * start + r)
+        growing = jnp.square(jnp.exp(up) * start + 1)
     else:
-        growing = _best_expanding_restart(up, r, start, m, period, epochs)
+        growing = _best_expanding_restart(up, start, m, period, epochs)
     return jnp.where(y <= 0, falling, growing)

@@ -246,10 +246,7 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
 
     `valid` is False for numbers out of range: callers then return inf.
     """
-    noise, batch = numbers.noise_multiplier, numbers.batch_size
-    eta, norm, M = numbers.step_size, numbers.gradient_norm, numbers.smoothness
-    weak, strong = numbers.weak_convexity, numbers.strong_convexity
-    added, diameter = numbers.regularization, numbers.diameter
+    noise, batch, eta, norm, M, weak, strong, added, diameter = numbers
     valid = (noise > 0) & (batch > 0) & (eta > 0) & (eta < jnp.inf) & (norm > 0)
     valid = valid & (batch < jnp.inf) & (norm < jnp.inf)
     valid = valid & (M >= 0) & (weak >= 0) & (strong >= 0) & (added >= 0)
@@ -269,9 +266,8 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
     # x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). Prox and projection have constant 1
     # (Lemma 2.9).
     if assumed.keeps:
-        above = _lipschitz.excess(
-            eta, strong + added - weak, M + added, strong + added + weak
-        )
+        lower, scale = strong + added - weak, strong + added + weak
+        above = _lipschitz.excess(eta, lower, M + added, scale)
         log_c = jnp.log1p(jnp.maximum(above, -1 + ULP))
     else:
         pull = 1 - eta * added

@@ -91,12 +91,11 @@ def compose(pld: PLD, count: ArrayLike) -> PLD:
       9.9973
     """
     count = validate.whole_count("count", count)
-    return PLD(
-        tuple(
-            dataclasses.replace(step, count=_multiply_counts(step.count, count))
-            for step in _steps(pld)
-        )
+    repeated = (
+        dataclasses.replace(step, count=_multiply_counts(step.count, count))
+        for step in _steps(pld)
     )
+    return PLD(tuple(repeated))
 
 
 def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:

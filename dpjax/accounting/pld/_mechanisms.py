@@ -171,11 +171,8 @@ def gaussian_mixture(
         raise ValueError(
             f"adjacency must be ADD_REMOVE or ZERO_OUT; got {adjacency!r}."
         )
-    return of(
-        events.GaussianMixture(
-            noise_multiplier, tuple(sensitivities), tuple(weights), adjacency
-        )
-    )
+    values, weights = tuple(sensitivities), tuple(weights)
+    return of(events.GaussianMixture(noise_multiplier, values, weights, adjacency))
 
 
 def laplace(scale: ArrayLike) -> PLD:
@@ -305,8 +302,6 @@ def randomized_response(noise_parameter: ArrayLike, num_buckets: ArrayLike) -> P
 
 def pure(epsilon: ArrayLike) -> PLD:
     """The privacy-loss distribution that dominates every ε-DP mechanism.
-
-    The table has the ε of four mechanisms that compare scores:
 
     The table has the ε of four mechanisms that compare scores:
 

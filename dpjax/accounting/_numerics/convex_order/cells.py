@@ -37,18 +37,10 @@ class Masses(NamedTuple):
     weight: jax.Array
 
 
-class Law(NamedTuple):
-    """The distribution of a likelihood ratio L = dP/dQ, whose values form cells.
-
-    Attributes:
-      grid: the label of each cell, a value of L near the cell's mean. Labels determine
-        the cell to which the mass of a pair of cells is assigned when two independent
-        ratios are combined, and do not affect validity.
-      masses: the masses of P and Q in each cell.
-    """
-
-    grid: Grid
-    masses: Masses
+# A law's grid has the label of each cell, a value of L near the cell's mean. Labels
+# determine the cell to which the mass of a pair of cells is assigned when two
+# independent ratios are combined, and do not affect validity.
+Law = grids.Law[Masses]
 
 
 def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
@@ -67,29 +59,26 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     return Law(grid, Masses(*masses))
 
 
-def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
+def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict distributions on about 2n cells to a window of n cells.
 
     About the mass `tail` lies outside the window at each end, and is merged into the
     window's end cell. If such a window needs more than n cells, pairs of neighbouring
     cells are merged first.
     """
-    below = jnp.max(jnp.cumsum(masses.mass, axis=-1), axis=0)
-    above = jnp.max(jnp.cumsum(masses.weight[..., ::-1], axis=-1), axis=0)
-    start = jnp.sum(below <= tail)
-    stop = below.size - jnp.sum(above <= tail)
-    factor = jnp.where(stop - start > n, 2.0, 1.0)
-    first = jnp.floor((grid.first + jnp.minimum(start, stop - 1)) / factor)
+    start, factor = grids.choose_window(grid, *masses, tail, n)
+    first = jnp.floor(start / factor)
     # Cells outside the window are merged into the window's first or last cell.
     # (Rounding down puts labels below the means of merged cells, by the same distance
     # for all cells. So the differences between labels do not change.)
-    to = jnp.floor((grid.first + jnp.arange(below.size)) / factor) - first
+    point = grid.first + jnp.arange(masses.mass.shape[1])
+    to = jnp.floor(point / factor) - first
     at = jnp.clip(to, 0, n - 1).astype(jnp.int32)
 
     def move_masses(x: jax.Array) -> jax.Array:
         return jnp.zeros((*x.shape[:-1], n)).at[..., at].add(x)
 
-    return Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses)
+    return Law(Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses))
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
@@ -99,7 +88,9 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """
     n = law.masses.mass.shape[-1]
 
-    def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
+    def combine(pair: Law, other: Masses, shares: jax.Array) -> Law:
+        grid = pair.grid
+
         def one(x: tuple[Masses, jax.Array]) -> Masses:
             own, share = x
             moves = grids.to_nearest(share, grid.spacing, n)
@@ -109,9 +100,9 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
             return Masses(mass, weight)
 
         fine = Grid(2 * grid.first, grid.spacing / 2)
-        return _window(fine, jax.lax.map(one, (pair, shares)), tail, n)
+        return _window(fine, jax.lax.map(one, (pair.masses, shares)), tail, n)
 
-    return Law(*grids.copies(combine, law.grid, law.masses, law.masses, count))
+    return grids.copies(combine, law, law.masses, count)
 
 
 def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
@@ -121,19 +112,19 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """
     n = law.masses.mass.shape[-1]
 
-    def combine(grid: Grid, pair: Masses, other: Masses, _: jax.Array):
+    def combine(pair: Law, other: Masses, _: jax.Array) -> Law:
         def one(own: Masses) -> Masses:
             return jax.tree.map(
                 lambda x, y: jnp.convolve(x, y, precision="highest"), own, other
             )
 
-        wide = Grid(2 * grid.first, grid.spacing)
-        return _window(wide, jax.lax.map(one, pair), tail, n)
+        wide = Grid(2 * pair.grid.first, pair.grid.spacing)
+        return _window(wide, jax.lax.map(one, pair.masses), tail, n)
 
     # The product of no copies is 1, in the cell whose label is nearest to log L = 0.
     at = jnp.clip(-law.grid.first, 0, n - 1)
     one = jnp.where(jnp.arange(n) == at, 1.0, 0.0)
-    return Law(*grids.copies(combine, law.grid, Masses(one, one), law.masses, count))
+    return grids.copies(combine, law, Masses(one, one), count)
 
 
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:

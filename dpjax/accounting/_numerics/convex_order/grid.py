@@ -10,23 +10,18 @@ independent ratios by doubling.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.special import ndtr
 
 from dpjax._core.float64 import ULP
-from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
+from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI, gauss_rule
 from dpjax.accounting._numerics.pld.pairs import tail_quantile
 
-_PANELS = 4
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-# The composite rule for a cell [0, 1]: the nodes of all panels, and their weights,
-# which add up to one.
-NODES = np.ravel((_NODES + 1) / 2 + np.arange(_PANELS)[:, None])[:, None] / _PANELS
-_WEIGHTS = np.tile(_WEIGHTS / 2 / _PANELS, _PANELS)[:, None]
+# The composite rule for a cell [0, 1], whose weights add up to one.
+NODES, _WEIGHTS = (x[:, None] for x in gauss_rule(8, panels=4))
 
 
 class Grid(NamedTuple):
@@ -116,15 +111,30 @@ OFF = 1e-11
 # The masses of a distribution on a grid, or of two distributions, whose arrays then
 # have an axis of length 2 in front.
 _On = TypeVar("_On")
-# The arguments are a grid, a pair of distributions on it, a single distribution on it,
-# and the share of copies that each of the pair has in its combination, f[2].
-Combine = Callable[[Grid, _On, _On, jax.Array], tuple[Grid, _On]]
+
+
+class Law(NamedTuple, Generic[_On]):
+    """The distribution of a likelihood ratio L = dP/dQ.
+
+    Attributes:
+      grid: the points of the masses in an upper bound, the labels of cells in a lower
+        bound.
+      masses: the masses at the points, or in the cells.
+    """
+
+    grid: Grid
+    masses: _On
+
+
+# The arguments are a pair of distributions on one grid, a single distribution on that
+# grid, and the share of copies that each of the pair has in its combination, f[2].
+Combine = Callable[[Law[_On], _On, jax.Array], Law[_On]]
 
 
 def copies(
-    combine: Combine[_On], grid: Grid, none: _On, one: _On, count: jax.Array
-) -> tuple[Grid, _On]:
-    """The grid and the distribution of a mean or product of count independent copies.
+    combine: Combine[_On], law: Law[_On], none: _On, count: jax.Array
+) -> Law[_On]:
+    """The distribution of a mean or product of count independent copies of L ~ law.
 
     The state of the loop consists of the distributions for c and for c + 1 copies, on
     the same grid. An iteration computes from them the distributions for 2c + b and for
@@ -133,9 +143,8 @@ def copies(
     Args:
       combine: combines each of two distributions with a third one, by a mean or
         product.
-      grid: the grid of both distributions, `none` and `one`.
-      none: the distribution of no copies.
-      one: the distribution of one copy.
+      law: the distribution of one copy.
+      none: the masses of no copies, on the same grid.
       count: the number of copies, a whole number, at least 1.
     """
     count = count.astype(jnp.int64)
@@ -145,18 +154,35 @@ def copies(
     def at(pair: _On, which: jax.Array | int) -> _On:
         return jax.tree.map(lambda x: x[which], pair)
 
-    def add_digit(k: jax.Array, state: tuple[jax.Array, Grid, _On]):
-        c, grid, pair = state
+    def add_digit(k: jax.Array, state: tuple[jax.Array, Law[_On]]):
+        c, pair = state
         digit = (count >> (digits - 1 - k)) & 1
         own, other = c + jnp.arange(2), c + digit
         # The mean of the combination weights each part by its number of copies.
         share = own / (own + other)
-        return c + other, *combine(grid, pair, at(pair, digit), share)
+        return c + other, combine(pair, at(pair.masses, digit), share)
 
-    both = jax.tree.map(lambda x, y: jnp.stack([x, y]), none, one)
-    state = jnp.zeros_like(count), grid, both
-    _, grid, pair = jax.lax.fori_loop(0, digits, add_digit, state)
-    return grid, at(pair, 0)
+    both = jax.tree.map(lambda x, y: jnp.stack([x, y]), none, law.masses)
+    start = jnp.zeros_like(count), Law(law.grid, both)
+    _, pair = jax.lax.fori_loop(0, digits, add_digit, start)
+    return Law(pair.grid, at(pair.masses, 0))
+
+
+def choose_window(
+    grid: Grid, mass: jax.Array, weight: jax.Array, tail: jax.Array, n: int
+) -> tuple[jax.Array, jax.Array]:
+    """The first index of a window of n points, and the factor of its spacing.
+
+    About the mass `tail` lies outside the window at each end: Q's mass f[k, m] below
+    the window, and P's mass, the weight f[k, m], above the window. The index is on the
+    given grid. The factor is 2 if the window needs more than n points, and otherwise 1.
+    """
+    below = jnp.max(jnp.cumsum(mass, axis=1), axis=0)
+    above = jnp.max(jnp.cumsum(weight[:, ::-1], axis=1), axis=0)
+    start = jnp.sum(below <= tail)
+    stop = below.size - jnp.sum(above <= tail)
+    factor = jnp.where(stop - start > n, 2.0, 1.0)
+    return grid.first + jnp.minimum(start, stop - 1), factor
 
 
 # The number of pairs of points that are combined at once. The arrays of a chunk fit
@@ -245,9 +271,7 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
         out_axes=1,
     )
 
-    def add(
-        total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> tuple[jax.Array, None]:
+    def add(total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]):
         apart, rows, shares = now
         # Row d holds the masses of the pairs that are d apart, at their targets.
         start = 2 * n - 1 - rows

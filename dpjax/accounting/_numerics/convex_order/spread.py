@@ -38,11 +38,7 @@ class Masses(NamedTuple):
     lost: jax.Array
 
 
-class Law(NamedTuple):
-    """A distribution of a likelihood ratio: a grid, and the masses at its points."""
-
-    grid: Grid
-    masses: Masses
+Law = grids.Law[Masses]
 
 
 def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
@@ -98,7 +94,7 @@ def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
     return out.at[:, at + 1].add(up[None] * mass), wide
 
 
-def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, Masses]:
+def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict distributions on about 2n points to a window of n points.
 
     About the mass `tail` lies outside the window at each end, and moves to the window's
@@ -109,12 +105,7 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     x = jnp.exp(grid.log(mass.shape[1]))[None]
     # Truncation below the window loses Q's mass. Truncation above the window loses P's
     # mass, which is Q's mass times L.
-    below = jnp.max(jnp.cumsum(mass, axis=1), axis=0)
-    above = jnp.max(jnp.cumsum((mass * x)[:, ::-1], axis=1), axis=0)
-    start = jnp.sum(below <= tail)
-    stop = below.size - jnp.sum(above <= tail)
-    factor = jnp.where(stop - start > n, 2.0, 1.0)
-    start = grid.first + jnp.minimum(start, stop - 1)
+    start, factor = grids.choose_window(grid, mass, mass * x, tail, n)
     mass, grid = _coarser(mass, grid, factor)
     size = mass.shape[1]
     start = jnp.clip(jnp.floor(start / factor) - grid.first, 0, size - n)
@@ -131,7 +122,7 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> tuple[Grid, 
     mass = mass.at[:, -1].add(jnp.sum(beyond, axis=1))
     zero = zero + jnp.sum(before * jnp.maximum(1 - x / first, 0.0), axis=1)
     lost = lost + jnp.sum(beyond * jnp.maximum(x - last, 0.0), axis=1)
-    return Grid(grid.first + start, grid.spacing), Masses(mass, zero, lost)
+    return Law(Grid(grid.first + start, grid.spacing), Masses(mass, zero, lost))
 
 
 def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Masses:
@@ -157,13 +148,14 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """
     n = law.masses.mass.size
 
-    def combine(grid: Grid, pair: Masses, other: Masses, shares: jax.Array):
+    def combine(pair: Law, other: Masses, shares: jax.Array) -> Law:
+        first, spacing = pair.grid
         both = jax.lax.map(
-            lambda x: _sum(x[0], other, x[1], grid.spacing), (pair, shares)
+            lambda x: _sum(x[0], other, x[1], spacing), (pair.masses, shares)
         )
-        return _window(Grid(2 * grid.first, grid.spacing / 2), both, tail, n)
+        return _window(Grid(2 * first, spacing / 2), both, tail, n)
 
-    return Law(*grids.copies(combine, law.grid, law.masses, law.masses, count))
+    return grids.copies(combine, law, law.masses, count)
 
 
 def _in_own_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:

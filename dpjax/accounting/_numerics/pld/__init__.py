@@ -2,8 +2,8 @@
 
 1. `pairs`: discrete losses of one step, whose two distributions are easier to
    distinguish than the outputs of the mechanism. `overflow`: such losses for a Poisson
-   batch that may exceed its capacity. `mixture`: such losses for a random sensitivity.
-   `atoms`: such losses for mechanisms with few losses, or with a lattice of losses.
+   batch that may exceed its capacity. `atoms`: such losses for mechanisms with few
+   losses, or with a lattice of losses.
    `mechanisms`: the losses of each type of event, and the valid range of its numbers.
 2. `tilt`: the tilt λ and the grid of frequencies, chosen from an estimate of ε and δ. A
    poor choice makes a bound loose, never invalid.

@@ -3,7 +3,7 @@
 Every pair in this module is symmetric, so that both directions have the same losses.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,15 @@ GROUPS = 4096
 MAX_GROUP = 2.0**16
 
 
-def two_losses(epsilon: jax.Array, delta: jax.Array) -> DiscreteLosses:
+def two_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses ±ε of randomised response, and an infinite loss with probability δ.
+
+    The event is an `events.EpsilonDelta`, or an `events.Pure`, for which δ is 0.
 
     Reference: Kairouz, Oh and Viswanath (2015), Theorem 3.3 and its proof: every
     (ε, δ)-DP mechanism is a post-processing of this pair.
     """
+    epsilon, delta = event.epsilon, getattr(event, "delta", jnp.zeros(()))
     # https://arxiv.org/abs/1311.0776: the masses of ε and −ε are
     # (1 − δ) e^ε / (1 + e^ε) and (1 − δ) / (1 + e^ε).
     high = jnp.log1p(-delta) - jnp.log1p(jnp.exp(-epsilon))
@@ -37,14 +40,14 @@ def two_losses(epsilon: jax.Array, delta: jax.Array) -> DiscreteLosses:
     return DiscreteLosses(loss[None], log_mass[None], delta[None], error)
 
 
-def randomized_response(parameter: jax.Array, buckets: jax.Array) -> DiscreteLosses:
+def randomized_response(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of an answer that is uniform over k buckets with probability p.
 
     With probability 1 − p the answer is the true one. On each data set, the true answer
     therefore has the probability 1 − p + p/k. An answer that is true on neither data
-    set has the probability p/k on both. The arguments parameter and buckets are p and
-    k.
+    set has the probability p/k on both.
     """
+    parameter, buckets = event.noise_parameter, event.num_buckets
     other = parameter / buckets
     loss = jnp.log1p((1 - parameter) / other)
     own = jnp.maximum(1 - parameter + other, SMALL)
@@ -56,7 +59,18 @@ def randomized_response(parameter: jax.Array, buckets: jax.Array) -> DiscreteLos
     )
 
 
-def laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
+def laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of Laplace noise on a number, at evenly spaced outcomes."""
+    return _laplace(1 / event.scale, even_points())
+
+
+def discrete_laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of Laplace noise on an integer, at all or some integers."""
+    sensitivity = max(event.sensitivity, 1)
+    return _laplace(sensitivity / event.scale, integer_points(sensitivity))
+
+
+def _laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
     """The losses of Laplace noise, with all mass moved to the losses at `points`.
 
     Args:
@@ -78,12 +92,12 @@ def laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
 
 
 def even_points() -> np.ndarray:
-    """The `points` of `laplace` for continuous noise: evenly spaced from 0 to 1."""
+    """The argument `points` of `_laplace` for continuous noise, evenly spaced."""
     return np.linspace(0.0, 1.0, INTERVALS + 1)
 
 
 def integer_points(sensitivity: int) -> np.ndarray:
-    """The argument `points` of `laplace` for noise on the integers.
+    """The argument `points` of `_laplace` for noise on the integers.
 
     The points are the integers from 0 to the sensitivity, divided by the sensitivity.
     If the sensitivity exceeds `INTERVALS`, only INTERVALS + 1 of these integers are
@@ -96,17 +110,6 @@ def integer_points(sensitivity: int) -> np.ndarray:
     # bits.
     chosen = [i * sensitivity // count for i in range(count + 1)]
     return np.array(chosen, np.float64) / sensitivity
-
-
-def _window(stddev: jax.Array, tail: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The reach r of a window of integers, and the number of integers in a group.
-
-    Both are whole numbers. The noise is outside of [−r, r] with a probability of about
-    `tail`. The groups divide the window into at most GROUPS parts.
-    """
-    sigma = jax.lax.stop_gradient(stddev)
-    reach = jnp.ceil(sigma * tail_quantile(tail)) + 1
-    return reach, jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
 
 
 class _Groups(NamedTuple):
@@ -123,6 +126,7 @@ class _Groups(NamedTuple):
         larger of the losses at its two ends.
       other: the sum of weight · (e^{−x} − 1) over each group, where x is the loss of an
         integer minus the loss at the start of the next group.
+      error: a bound on the relative rounding error of each sum, f[].
     """
 
     reach: jax.Array
@@ -131,14 +135,17 @@ class _Groups(NamedTuple):
     total: jax.Array
     up: jax.Array
     other: jax.Array
+    error: jax.Array
 
 
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     """The groups of integers for losses that decrease by `slope` per integer.
 
-    The window leaves out about the mass `tail` of the noise.
+    The window leaves out about the mass `tail` of the noise, and the groups divide it
+    into at most GROUPS parts.
     """
-    reach, size = _window(stddev, tail)
+    reach = jnp.ceil(jax.lax.stop_gradient(stddev) * tail_quantile(tail)) + 1
+    size = jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
     start = size * np.arange(float(GROUPS)) - reach
     size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
 
@@ -158,22 +165,18 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     _, total, up, other = jax.lax.while_loop(
         lambda state: state[0] < size, add_integers, (jnp.zeros(()), zero, zero, zero)
     )
-    return _Groups(reach, size, start, total, up, other)
+    error = jax.lax.stop_gradient(ULP * (64 + 4 * size + 4 * (reach / stddev) ** 2))
+    return _Groups(reach, size, start, total, up, other, error)
 
 
-def _gaussian_error(stddev: jax.Array, groups: _Groups) -> jax.Array:
-    error = ULP * (64 + 4 * groups.size + 4 * (groups.reach / stddev) ** 2)
-    return jax.lax.stop_gradient(error)
-
-
-def discrete_gaussian(
-    stddev: jax.Array, sensitivity: int, tail: jax.Array
-) -> DiscreteLosses:
+def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of discrete Gaussian noise on the integers, shifted by a whole number.
 
-    The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is `stddev`.
-    With a shift by k, the loss at z is (k² − 2kz) / 2σ². The shift is `sensitivity`.
+    The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is the
+    event's `stddev`. With a shift by k, the loss at z is (k² − 2kz) / 2σ². The shift is
+    the event's sensitivity.
     """
+    stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)
     reach, start, nothing = groups.reach, groups.start, jnp.zeros(1)
@@ -189,19 +192,17 @@ def discrete_gaussian(
     last = jax.lax.stop_gradient(at == reach)
     mass = mass / jnp.sum(groups.total) + outside * last
     log_mass = jnp.where(mass > 0, jnp.log(jnp.maximum(mass, SMALL)), -jnp.inf)
-    error = _gaussian_error(stddev, groups)
-    return DiscreteLosses(loss[None], log_mass[None], outside[None], error)
+    return DiscreteLosses(loss[None], log_mass[None], outside[None], groups.error)
 
 
-def discrete_gaussian_groups(
-    stddev: jax.Array, sensitivity: int, tail: jax.Array
-) -> DiscreteLosses:
+def discrete_gaussian_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of a post-processed discrete Gaussian mechanism, for lower bounds.
 
     The mechanism releases an integer. The post-processing tells only which group of
     integers contains this integer. Integers far from 0, which have about the mass
     `tail`, are left out, as in `merged`.
     """
+    stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)
     some = groups.total > 0
@@ -212,5 +213,4 @@ def discrete_gaussian_groups(
     loss = slope * (sensitivity / 2 - end) - jnp.log1p(groups.other / total)
     log_mass = jnp.where(some, jnp.log(total / norm), -jnp.inf)
     loss = jnp.where(some, loss, 0.0)
-    error = _gaussian_error(stddev, groups)
-    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
+    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), groups.error)

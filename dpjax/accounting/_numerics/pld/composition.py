@@ -19,6 +19,7 @@ from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
 from dpjax.accounting._numerics.pld import inversion, mechanisms, tilt
+from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
 from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
 _TOLERANCE = 2.0**-44  # of ε, relative to its estimate
@@ -41,13 +42,16 @@ def share_of(
 
 
 # From here on, the numbers of events are float64 arrays.
-def _compose(
-    steps: Sequence[events.Repeated], delta: jax.Array
+def compose(
+    steps: Sequence[events.Repeated],
+    delta: jax.Array,
+    losses_of: Callable[[Any, jax.Array], DiscreteLosses] = mechanisms.finite_losses,
 ) -> tuple[Parts, jax.Array]:
     """The discrete losses of all events with their counts, and the Gaussian variance.
 
-    The losses are truncated for a δ of about the given size or larger. The variance is
-    the sum of μ² over all Gaussian mechanisms.
+    `losses_of` maps an event that is not Gaussian and the mass to truncate to losses,
+    which are truncated for a δ of about the given size or larger. The variance is the
+    sum of μ² over all Gaussian mechanisms.
     """
     variance, parts = jnp.zeros(()), []
     for event, count in ((step.event, step.count) for step in steps):
@@ -55,8 +59,7 @@ def _compose(
             # Gaussian mechanisms compose exactly: the squares of their μ add up.
             variance += count * event.mu * event.mu
         else:
-            losses = mechanisms.finite_losses(event, share_of(delta, steps, count))
-            parts.append((losses, count))
+            parts.append((losses_of(event, share_of(delta, steps, count)), count))
     return parts, variance
 
 
@@ -66,64 +69,16 @@ def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     There is one direction for each order of the two data sets. `bound` computes the
     bound from the losses in one direction.
     """
+    if not parts:
+        return bound([])
     # Symmetric losses have one direction. They are broadcast to two directions if other
     # losses have two.
     directions = max(losses.lost.size for losses, _ in parts)
 
-    def one(rows: list[tuple[jax.Array, ...]]) -> jax.Array:
-        return bound(
-            [
-                (losses._replace(loss=x, log_mass=m, lost=p), count)
-                for (losses, count), (x, m, p) in zip(parts, rows, strict=True)
-            ]
-        )
+    def broadcast(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x, (directions, *jnp.shape(x)[1:]))
 
-    rows = [
-        tuple(
-            jnp.broadcast_to(a, (directions, *a.shape[1:]))
-            for a in (losses.loss, losses.log_mass, losses.lost)
-        )
-        for losses, _ in parts
-    ]
-    return jnp.max(jax.lax.map(one, rows))
-
-
-def _check_parameters(
-    core: Callable[..., jax.Array], worst: float
-) -> Callable[..., jax.Array]:
-    """Decorate `core` with a check of the events' parameters.
-
-    Args:
-      core: maps ε and the events to δ, or δ and the events to ε.
-      worst: the result for invalid parameters: 1 for an upper bound on δ, inf for an
-        upper bound on ε, and 0 for a lower bound.
-
-    Returns:
-      A function of ε or δ and of the leaves and the structure of the events. Its result
-      is 0 if no event releases anything, `worst` if a parameter is out of range or NaN,
-      `worst` if `core` returns NaN, and otherwise the result of `core`.
-    """
-
-    def scalar(asked: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
-        nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
-        for step in jax.tree.unflatten(structure, numbers):
-            event, count = step.event, step.count
-            where = mechanisms.domain(event)
-            idle = where.silent | (count == 0)
-            whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
-            valid &= where.allowed & whole
-            usable = valid & ~idle & where.private
-            nothing &= idle
-            # The core gets harmless numbers in place of unusable ones, because a NaN in
-            # a branch that jnp.where discards would still spoil derivatives.
-            event = mechanisms.replace_unless(usable, event)
-            safe.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
-            valid &= usable | idle
-        value = core(asked, safe)
-        value = jnp.where(jnp.isnan(value), worst, value)
-        return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
-
-    return scalar
+    return jnp.max(jax.lax.map(bound, jax.tree.map(broadcast, list(parts))))
 
 
 def _log_delta(
@@ -207,7 +162,7 @@ def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
 
 
 def bound_delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
-    return delta_of(*_compose(steps, jnp.asarray(SMALLEST)), epsilon)
+    return delta_of(*compose(steps, jnp.asarray(SMALLEST)), epsilon)
 
 
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
@@ -252,7 +207,7 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
 def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     asked = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
     about = jax.lax.stop_gradient(asked)
-    return epsilon_of(*_compose(steps, about), delta)
+    return epsilon_of(*compose(steps, about), delta)
 
 
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
@@ -305,10 +260,8 @@ def _smallest_epsilon(
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
     # opposite sign, so that the search evaluates at top first, then between 0 and top
     # or between top and 3 top.
-    bad, good = (
-        Point(-top, jnp.full_like(top, 30)),
-        Point(3 * top, jnp.full_like(top, -30)),
-    )
+    bad = Point(-top, jnp.full_like(top, 30))
+    good = Point(3 * top, jnp.full_like(top, -30))
     epsilon = close(lambda e: excess(jnp.maximum(e, 0.0)), bad, good, top * _TOLERANCE)
     return jnp.where(epsilon < 3 * top, jnp.maximum(epsilon, 0.0), jnp.inf)
 
@@ -333,11 +286,37 @@ def for_callers(
 ) -> Callable[[ArrayLike, Sequence[events.Repeated]], jax.Array]:
     """A bound as a function of ε or δ and of events, with numbers of any dtype.
 
-    `core` computes the bound in float64. `_check_parameters` describes core and worst,
-    and `float64` describes rounding.
+    Args:
+      core: maps ε and the events to δ, or δ and the events to ε, in float64.
+      worst: the result for invalid parameters: 1 for an upper bound on δ, inf for an
+        upper bound on ε, and 0 for a lower bound.
+      rounding: the direction of the final cast, as for `float64`.
+
+    Returns:
+      A function of ε or δ and of the events. Its result is 0 if no event releases
+      anything, `worst` if a parameter is out of range or NaN, `worst` if `core` returns
+      NaN, and otherwise the result of `core`.
     """
-    checked = _check_parameters(core, worst)
-    compiled = float64(rounding, static=("structure",), one_by_one=True)(checked)
+
+    @float64(rounding, static=("structure",), one_by_one=True)
+    def compiled(asked: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
+        nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
+        for step in jax.tree.unflatten(structure, numbers):
+            event, count = step.event, step.count
+            where = mechanisms.domain(event)
+            idle = where.silent | (count == 0)
+            whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
+            valid &= where.allowed & whole
+            usable = valid & ~idle & where.private
+            nothing &= idle
+            # The core gets harmless numbers in place of unusable ones, because a NaN in
+            # a branch that jnp.where discards would still spoil derivatives.
+            event = mechanisms.replace_unless(usable, event)
+            safe.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
+            valid &= usable | idle
+        value = core(asked, safe)
+        value = jnp.where(jnp.isnan(value), worst, value)
+        return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
 
     def bound(asked: ArrayLike, steps: Sequence[events.Repeated]) -> jax.Array:
         numbers, structure = _flatten_steps(steps)

@@ -129,11 +129,8 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     squared = 2 * real + real * real + imaginary * imaginary  # |φ|² − 1
     long = squared > -0.5
     direct = jnp.maximum((1 + real) ** 2 + imaginary**2, 1e-280)
-    log_abs = jnp.where(
-        long,
-        jnp.log1p(jnp.where(long, squared, 0.0)),
-        jnp.log(jnp.where(long, 1.0, direct)),
-    )
+    log_square = jnp.log1p(jnp.where(long, squared, 0.0))
+    log_square = jnp.where(long, log_square, jnp.log(jnp.where(long, 1.0, direct)))
     # |e^{itY} − 1| is at most min(|tY|, 2), and reach sums that bound by weight:
     # rounding errors of φ − 1 are relative to them.
     frequencies = (units[:, None] * np.arange(float(SIDE))[None]).ravel()
@@ -147,7 +144,7 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     # avoids a derivative that is NaN.
     nothing = (real == -1) & (imaginary == 0)
     angle = jnp.arctan2(imaginary, jnp.where(nothing, 1.0, 1 + real))
-    return _Wave(total, log_abs / 2, angle, error)
+    return _Wave(total, log_square / 2, angle, error)
 
 
 @jax.jit  # JAX traces the second of two equal calls faster
@@ -186,14 +183,9 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     # Multiply by the Gaussian loss's transform, divide by s (s + 1), and double the
     # values at t > 0 to count the values at −t.
     phase = variance * frequency * (2 * rate + 1) / 2
-    log_size = (
-        -variance * frequency * frequency / 2
-        - (
-            jnp.log(rate * rate + frequency**2)
-            + jnp.log((rate + 1) ** 2 + frequency**2)
-        )
-        / 2
-    )
+    log_divisor = jnp.log(rate * rate + frequency**2)
+    log_divisor += jnp.log((rate + 1) ** 2 + frequency**2)
+    log_size = -variance * frequency * frequency / 2 - log_divisor / 2
     angle = phase - jnp.arctan2(frequency, rate) - jnp.arctan2(frequency, rate + 1)
     size = jnp.exp(log_size) * np.where(index == 0, 1.0, 2.0)
     cos, sin = size * jnp.cos(angle), size * jnp.sin(angle)
@@ -208,19 +200,11 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     # tε. Bounds on errors are not differentiated.
     terms = jax.lax.stop_gradient(jnp.abs(real) + jnp.abs(imaginary))
     rounding = 4 * SIDE * ULP * jnp.sum(terms)
+    total_error = jnp.sum(size * error) + tail + rounding
+    errors = total_error, 8 * ULP * jnp.sum(terms * frequency)
+    log_mass = gaussian + discrete
     return Spectrum(
-        tilt,
-        gaussian + discrete,
-        variance,
-        discrete,
-        real,
-        imaginary,
-        (
-            jnp.sum(size * error) + tail + rounding,
-            8 * ULP * jnp.sum(terms * frequency),
-        ),
-        scale,
-        lost,
+        tilt, log_mass, variance, discrete, real, imaginary, errors, scale, lost
     )
 
 

@@ -138,14 +138,11 @@ def _compose(
     probability of an infinite loss, and a total variation distance. The events'
     composition is within this distance of the composition of the returned losses.
     """
-    parts, (variance, finite, distance) = [], jnp.zeros(3)
-    for event, count in ((step.event, step.count) for step in steps):
-        if isinstance(event, events.Gaussian):
-            variance += count * event.mu * event.mu
-            continue
-        losses = merged.finite_losses(event, composition.share_of(delta, steps, count))
+    parts, variance = composition.compose(steps, delta, merged.finite_losses)
+    finite, distance = jnp.zeros(2)
+    for losses, count in parts:
         finite += count * jnp.log1p(-losses.lost[0])
-        parts.append((losses, count))
+    for event, count in ((step.event, step.count) for step in steps):
         if isinstance(event, events.TruncatedPoissonGaussian):
             # A step is a step on a Poisson sample unless the sample exceeds the
             # capacity.
@@ -169,10 +166,6 @@ def _with_infinite_losses(
     return (of(epsilon) + lost) * (1 - _MARGIN) - far
 
 
-def _directions(bound: Any, parts: Parts) -> jax.Array:
-    return composition.worst_direction(bound, parts) if parts else bound([])
-
-
 def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     at = jnp.where(inside, epsilon, 1.0)
@@ -183,7 +176,8 @@ def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
         of = _delta_of(parts, variance, (at, jnp.log(upper)))
         return jnp.maximum(_with_infinite_losses(of, lost, distance, at), 0.0)
 
-    return jnp.where(inside, jnp.minimum(_directions(bound, parts), upper), 0.0)
+    found = composition.worst_direction(bound, parts)
+    return jnp.where(inside, jnp.minimum(found, upper), 0.0)
 
 
 def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
@@ -207,7 +201,7 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
         above = jnp.min(jnp.where(tried > reached, tried, upper))
         return bisect(exceeds, above, reached, _HALVINGS)
 
-    return jnp.where(inside, _directions(bound, parts), 0.0)
+    return jnp.where(inside, composition.worst_direction(bound, parts), 0.0)
 
 
 # Lower bounds on δ(ε) and on ε(δ) of all events composed.

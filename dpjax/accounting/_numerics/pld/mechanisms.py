@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.convex_order import spread
-from dpjax.accounting._numerics.pld import atoms, mixture, overflow, pairs
+from dpjax.accounting._numerics.pld import atoms, overflow, pairs
 
 # The maximum difference of a sum of weights from 1, for weights in float32.
 WEIGHTS_TOLERANCE = 1e-6
@@ -50,24 +50,6 @@ def _both(x: Domain, y: Domain) -> Domain:
     return Domain(x.allowed & y.allowed, x.silent | y.silent, x.private & y.private)
 
 
-def _poisson(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
-    """The losses of a Poisson-sampled step whose batch holds the whole sample."""
-    replace = event.adjacency is Adjacency.REPLACE
-    pair = pairs.poisson_replace if replace else pairs.poisson
-    return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
-
-
-def _truncated_poisson(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
-    return overflow.with_overflow(
-        _poisson(event, tail),
-        1 / event.noise_multiplier,
-        event.sampling_rate,
-        tail,
-        event.num_examples,
-        event.max_batch_size,
-    )
-
-
 def _allocation(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     sigma, num_steps = event.noise_multiplier, event.num_steps
     if event.adjacency is Adjacency.REPLACE:
@@ -87,11 +69,6 @@ def _mixture_domain(event: Any) -> Domain:
     return _both(_of_noise(event.noise_multiplier), random)
 
 
-def _mixture(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
-    means = [s / event.noise_multiplier for s in event.sensitivities]
-    return mixture.mixture(means, event.weights, tail)
-
-
 def _response_domain(event: Any) -> Domain:
     p, k = event.noise_parameter, event.num_buckets
     whole = (k >= 1) & (k == jnp.floor(k)) & (k < jnp.inf)
@@ -107,30 +84,19 @@ def _known_domain(event: Any) -> Domain:
 # A function for each type of event but `events.Gaussian`, which maps the event and the
 # mass to truncate to losses.
 _LOSSES: dict[type, Callable[[Any, jax.Array], pairs.DiscreteLosses]] = {
-    events.PoissonGaussian: _poisson,
-    events.TruncatedPoissonGaussian: _truncated_poisson,
+    events.PoissonGaussian: pairs.poisson,
+    events.TruncatedPoissonGaussian: overflow.truncated_poisson,
     events.FixedSizeGaussian: lambda event, tail: pairs.fixed_size(
         event.mu, event.sampling_rate, tail
     ),
     events.RandomAllocation: _allocation,
-    events.GaussianMixture: _mixture,
-    events.Laplace: lambda event, tail: atoms.laplace(
-        1 / event.scale, atoms.even_points()
-    ),
-    events.DiscreteLaplace: lambda event, tail: atoms.laplace(
-        max(event.sensitivity, 1) / event.scale,
-        atoms.integer_points(max(event.sensitivity, 1)),
-    ),
-    events.DiscreteGaussian: lambda event, tail: atoms.discrete_gaussian(
-        event.stddev, max(event.sensitivity, 1), tail
-    ),
-    events.RandomizedResponse: lambda event, tail: atoms.randomized_response(
-        event.noise_parameter, event.num_buckets
-    ),
-    events.Pure: lambda event, tail: atoms.two_losses(event.epsilon, jnp.zeros(())),
-    events.EpsilonDelta: lambda event, tail: atoms.two_losses(
-        event.epsilon, event.delta
-    ),
+    events.GaussianMixture: pairs.mixture,
+    events.Laplace: atoms.laplace,
+    events.DiscreteLaplace: atoms.discrete_laplace,
+    events.DiscreteGaussian: atoms.discrete_gaussian,
+    events.RandomizedResponse: atoms.randomized_response,
+    events.Pure: atoms.two_losses,
+    events.EpsilonDelta: atoms.two_losses,
 }
 # The domains of events whose numbers do not have separate domains.
 _DOMAINS: dict[type, Callable[[Any], Domain]] = {

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import SMALL, ULP
 from dpjax.accounting import events
-from dpjax.accounting._numerics.pld import atoms, mechanisms, mixture, pairs
+from dpjax.accounting._numerics.pld import atoms, mechanisms, pairs
 from dpjax.accounting._numerics.pld.pairs import Cells, DiscreteLosses
 
 
@@ -35,32 +34,20 @@ def _both_directions(cells: Cells) -> DiscreteLosses:
     )
 
 
-def _poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    rate = pairs.raise_rate(rate)
-    start, stop = pairs.find_ends(mu, rate, tail)
-    count = pairs.INTERVALS
-    cells = pairs.split(mu, rate, start, stop, count=count, mirror=False)
-    return _both_directions(cells)
-
-
-def _poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    rate = pairs.raise_rate(rate)
-    _, stop = pairs.find_ends(mu, rate, tail)
-    cells = pairs.split(mu, rate, -stop, stop, count=pairs.INTERVALS, mirror=True)
-    both = _both_directions(cells)
-    return DiscreteLosses(both.loss[:1], both.log_mass[:1], both.lost[:1], both.error)
-
-
 def _sampled(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of a Poisson-sampled step whose other examples contribute nothing."""
-    pair = _poisson_replace if event.adjacency is Adjacency.REPLACE else _poisson
-    return pair(1 / event.noise_multiplier, event.sampling_rate, tail)
+    return pairs.poisson(event, tail, _both_directions)
+
+
+def _fixed_size(event: Any, tail: jax.Array) -> DiscreteLosses:
+    # If all other examples contribute the opposite of the given example, the given
+    # example moves the sum by two clip norms if it takes part.
+    cells = pairs.poisson_cells(event.mu, event.sampling_rate, tail, mirror=False)
+    return _both_directions(cells)
 
 
 def _mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
-    means = [s / event.noise_multiplier for s in event.sensitivities]
-    cells, _, _ = mixture.split(means, mixture.normalise(event.weights), tail)
-    return _both_directions(cells)
+    return _both_directions(pairs.mixture_cells(event, tail))
 
 
 def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
@@ -70,9 +57,9 @@ def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
     # at their middle. The outcomes beyond 0 and ε have the losses ±ε.
     mass = -jnp.expm1(-epsilon * np.diff(points)) / 2
     log_mass = _log(mass) - epsilon * points[:-1]
-    ends = np.array([1.0, -1.0]), np.array([0.0, 1.0])
-    loss = jnp.concatenate([1 - points[:-1] - points[1:], ends[0]]) * epsilon
-    log_mass = jnp.concatenate([log_mass, np.log(0.5) - ends[1] * epsilon])
+    loss = epsilon * np.concatenate([1 - points[:-1] - points[1:], [1.0, -1.0]])
+    beyond = np.log(0.5) - epsilon * np.array([0.0, 1.0])
+    log_mass = jnp.concatenate([log_mass, beyond])
     error = ULP * (32 + 4 * epsilon)
     return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
 
@@ -105,17 +92,11 @@ _MERGED: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
     events.PoissonGaussian: _sampled,
     # A batch that does not overflow is a Poisson sample. `lower` subtracts the rest.
     events.TruncatedPoissonGaussian: _sampled,
-    # If all other examples contribute the opposite of the given example, the given
-    # example moves the sum by two clip norms if it takes part.
-    events.FixedSizeGaussian: lambda event, tail: _poisson(
-        event.mu, event.sampling_rate, tail
-    ),
+    events.FixedSizeGaussian: _fixed_size,
     events.GaussianMixture: _mixture,
     events.Laplace: _laplace,
     events.DiscreteLaplace: _discrete_laplace,
-    events.DiscreteGaussian: lambda event, tail: atoms.discrete_gaussian_groups(
-        event.stddev, max(event.sensitivity, 1), tail
-    ),
+    events.DiscreteGaussian: atoms.discrete_gaussian_groups,
     # The losses of these pairs are exact.
     events.RandomizedResponse: mechanisms.finite_losses,
     events.Pure: mechanisms.finite_losses,

@@ -9,6 +9,8 @@ displaces another example, so that the sum of gradients moves by at most two cli
 docs/accounting.md has the proof.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +18,10 @@ from jax.scipy.special import gammaln
 
 from dpjax._core.float64 import SMALL
 from dpjax._core.searches import bisect
-from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI
+from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI, gauss_rule
 from dpjax.accounting._numerics.pld import pairs
 
-# A composite Gauss-Legendre rule on [0, 1]: 16 nodes in each of 8 panels.
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-_PANELS = 8
-_NODES = np.ravel((_NODES + 1) / 2 + np.arange(_PANELS)[:, None]) / _PANELS
-_WEIGHTS = np.tile(_WEIGHTS / 2 / _PANELS, _PANELS)
+_NODES, _WEIGHTS = gauss_rule(16, panels=8)
 _VANISHED = 45.0  # the integral stops where the integrand is e^{−45} of its maximum
 _HALVINGS = 60
 # The relative error of a tail probability above 1e-300. For such a tail the error of
@@ -61,14 +59,9 @@ def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     rest = n - k
     inner = rest > 0
     rest = jnp.where(inner, rest, 1.0)
-    log_pmf = (
-        _stirling(n)
-        - _stirling(k)
-        - _stirling(rest)
-        - deviance(k, n * rate)
-        - deviance(rest, n * (1 - rate))
-        - jnp.log(2 * np.pi * k * rest / n) / 2
-    )
+    log_pmf = _stirling(n) - _stirling(k) - _stirling(rest)
+    log_pmf = log_pmf - deviance(k, n * rate) - deviance(rest, n * (1 - rate))
+    log_pmf = log_pmf - jnp.log(2 * np.pi * k * rest / n) / 2
     return jnp.where(inner, log_pmf, n * jnp.log(rate))
 
 
@@ -112,15 +105,8 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     return jnp.where(inside, tail, jnp.where(certain, 1.0, 0.0))
 
 
-def with_overflow(
-    pair: pairs.DiscreteLosses,
-    mu: jax.Array,
-    rate: jax.Array,
-    tail: jax.Array,
-    num_examples: jax.Array,
-    max_batch_size: jax.Array,
-) -> pairs.DiscreteLosses:
-    """The losses of a step whose batch may overflow, from the losses without overflow.
+def truncated_poisson(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    """The losses of a Poisson-sampled step whose batch may overflow.
 
     Whether the other examples fill the batch does not depend on the given example, so
     that the bound may assume that the attacker knows whether they do. Let p be the
@@ -130,16 +116,10 @@ def with_overflow(
     without the example reveals nothing about the example, and a step without overflow
     reveals at least as much. If max_batch_size is at least num_examples, no mass moves
     to an infinite loss.
-
-    Args:
-      pair: the losses of the Poisson-sampled step without overflow.
-      mu: clip norm over noise standard deviation, f[].
-      rate: the sampling rate, f[].
-      tail: the mass that each step may move to an infinite loss, f[].
-      num_examples: the size of the larger data set, f[].
-      max_batch_size: the capacity of a batch, f[].
     """
-    n, b = num_examples, max_batch_size
+    pair = pairs.poisson(event, tail)  # the losses without overflow
+    n, b = event.num_examples, event.max_batch_size
+    mu, rate = 1 / event.noise_multiplier, event.sampling_rate
     full = upper_tail(b, n - 1, rate)
     # The probability that the example is in a batch that overflows. The margin exceeds
     # the errors of both tails, so that the ratio both / full errs upwards as well.

@@ -9,13 +9,14 @@ spaced in z.) The move adds h²/6 to the variance of a loss that is spread over 
 interval of length h. The increase is (Δz)²/6 of the variance, for any noise and
 sampling rate.
 
-All mechanisms in this module are mixtures of two unit Gaussians (`mixture` and `atoms`
-have the other mechanisms), with loss
+All mechanisms in this module are mixtures of unit Gaussians (`atoms` has the other
+mechanisms). The loss of a mixture of two Gaussians is
 
     x(z) = N(μz − μ²/2) [ − N(−μz − μ²/2) ],   N(v) = log(1 − q + q e^v).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,14 @@ import numpy as np
 from jax.scipy.special import erf, ndtr, ndtri
 
 from dpjax._core.float64 import SMALL, ULP
+from dpjax._core.typing import Adjacency
+from dpjax.accounting._numerics.gaussian import gauss_rule
 
 INTERVALS = 4096
 # The largest v for which N(v) is computed directly: e^{2v} is far from overflow.
 _DIRECT = 40.0
 # Gauss-Legendre nodes and weights on [0, 1], for the masses within an interval.
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
-NODES, WEIGHTS = (NODES[:, None] + 1) / 2, WEIGHTS[:, None] / 2
+_NODES, _WEIGHTS = (x[:, None] for x in gauss_rule(8))
 
 
 class DiscreteLosses(NamedTuple):
@@ -62,6 +64,8 @@ class Cells(NamedTuple):
       mass: P's mass at each end after all mass has moved to the ends, f[m + 1].
       merged_loss: the log of the ratio of P's and Q's masses of each cell, f[m].
       merged_mass: P's mass of each cell, f[m].
+      outside: the masses above the last cell and below the first cell (columns), of P
+        and of Q (rows), f[2, 2].
       error: a bound on the relative error of each mass, f[].
     """
 
@@ -69,6 +73,7 @@ class Cells(NamedTuple):
     mass: jax.Array
     merged_loss: jax.Array
     merged_mass: jax.Array
+    outside: jax.Array
     error: jax.Array
 
 
@@ -131,11 +136,14 @@ def split(
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
 
-    at = ends[None, :-1] + width * NODES
-    mass = width * WEIGHTS * ((1 - rate) * phi(at) + rate * phi(at - mu))
-    inner, whole = climb(mu * width * NODES), climb(jnp.reshape(mu * width, (1, 1)))
+    at = ends[None, :-1] + width * _NODES
+    mass = width * _WEIGHTS * ((1 - rate) * phi(at) + rate * phi(at - mu))
+    inner, whole = climb(mu * width * _NODES), climb(jnp.reshape(mu * width, (1, 1)))
     far = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
-    return divide_masses(loss, inner, whole, mass, width * far)
+    # One call of ndtr for all masses: special functions are slow to compile.
+    idle, touched = jnp.split(ndtr(jnp.stack([-stop, start, mu - stop, start - mu])), 2)
+    outside = jnp.stack([(1 - rate) * idle + rate * touched, idle])
+    return divide_masses(loss, inner, whole, mass, outside, width * far)
 
 
 def divide_masses(
@@ -143,6 +151,7 @@ def divide_masses(
     inner: jax.Array,
     whole: jax.Array,
     mass: jax.Array,
+    outside: jax.Array,
     sharp: jax.Array,
 ) -> Cells:
     """The `Cells` of outcomes, from the losses and masses at nodes of Gauss's rule.
@@ -152,6 +161,7 @@ def divide_masses(
       inner: the growth of the loss from the start of a cell to each node, f[8, m].
       whole: the growth of the loss over a cell, f[1, m].
       mass: P's mass at each node, f[8, m].
+      outside: the masses outside of the cells, as in `Cells`, f[2, 2].
       sharp: the width of a cell times the largest distance of an outcome from a mean.
     """
     # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of the mass at a loss
@@ -173,7 +183,8 @@ def divide_masses(
     # 16th power of the distance from a mean or of μ.
     error = 64 * ULP + 1e-21 * sharp**16
     merged = loss[:-1] - jnp.log1p(shrunk)
-    return Cells(loss, masses, merged, total, jax.lax.stop_gradient(error))
+    error = jax.lax.stop_gradient(error)
+    return Cells(loss, masses, merged, total, outside, error)
 
 
 @jax.jit  # JAX traces each of the many calls faster
@@ -196,20 +207,6 @@ def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
     return jnp.stack([-idle, jnp.maximum(idle, mu + touched)])
 
 
-def _truncated_masses(
-    mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array
-):
-    """The masses of a mixture and of N(0, 1) above stop and below start.
-
-    The four results are the masses of (1 − q) N(0, 1) + q N(μ, 1) above stop and below
-    start, and then the masses of N(0, 1) above stop and below start.
-    """
-    # One call of ndtr for all masses: special functions are slow to compile.
-    masses = ndtr(jnp.stack([-stop, mu - stop, start, start - mu]))
-    mixed = (1 - rate) * masses[::2] + rate * masses[1::2]
-    return mixed[0], mixed[1], masses[0], masses[2]
-
-
 def _one_entry(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
     """An array of count entries: value at the index, and rest at every other entry."""
     return jnp.where(jnp.arange(count) == index, value, rest)
@@ -219,40 +216,23 @@ def _log(mass: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(mass, SMALL))
 
 
-def poisson(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    """The losses of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions.
-
-    About the mass `tail` is truncated at each end of the outcomes.
-    """
+def poisson_cells(
+    mu: jax.Array, rate: jax.Array, tail: jax.Array, mirror: bool
+) -> Cells:
+    """The `split` of all outcomes, except for about the mass `tail` at each end."""
     rate = raise_rate(rate)
     start, stop = find_ends(mu, rate, tail)
-    cells = split(mu, rate, start, stop, count=INTERVALS, mirror=False)
+    start = -stop if mirror else start
+    return split(mu, rate, start, stop, count=INTERVALS, mirror=mirror)
+
+
+def both_directions(cells: Cells) -> DiscreteLosses:
+    """The losses of P against Q and of Q against P, for masses at the ends of cells."""
     # The truncated mass at large losses gets an infinite loss. The truncated mass at
     # small losses gets the smallest loss of the grid, which is at least the loss of the
-    # truncated mass. Zhu, Dong and Wang (2022), Theorem 11,
-    # https://arxiv.org/abs/2106.08567: the pair is (1 − q) N(0, 1) + q N(μ, 1) and N(0,
-    # 1), in both directions.
-    above, below, idle_above, idle_below = _truncated_masses(mu, rate, start, stop)
-    return both_directions(cells, above, below, idle_above, idle_below)
-
-
-def both_directions(
-    cells: Cells,
-    above: jax.Array,
-    below: jax.Array,
-    idle_above: jax.Array,
-    idle_below: jax.Array,
-) -> DiscreteLosses:
-    """The losses of P against Q and of Q against P, with their truncated masses.
-
-    Args:
-      cells: the cells of outcomes that are not truncated.
-      above: P's mass above the last cell.
-      below: P's mass below the first cell.
-      idle_above: Q's mass above the last cell.
-      idle_below: Q's mass below the first cell.
-    """
+    # truncated mass.
     loss, mass, size = cells.loss, cells.mass, cells.loss.size
+    (above, below), (idle_above, idle_below) = cells.outside
     removed = _log(mass + _one_entry(0, below, 0.0, size))
     last = _one_entry(size - 1, _log(idle_above), -jnp.inf, size)
     return DiscreteLosses(
@@ -263,19 +243,90 @@ def both_directions(
     )
 
 
-def poisson_replace(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
-    """The losses of (1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ, 1).
+def poisson(
+    event: Any,
+    tail: jax.Array,
+    losses_of: Callable[[Cells], DiscreteLosses] = both_directions,
+) -> DiscreteLosses:
+    """The losses of a Poisson-sampled step whose batch holds the whole sample.
 
-    Each of the two distributions is the mirror image of the other, so that both
-    directions have the same losses.
+    The pair is (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions. Under
+    REPLACE, the pair is (1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ,
+    1). Each of these two distributions is the mirror image of the other, so that both
+    directions have the same losses. About the mass `tail` is truncated at each end of
+    the outcomes. `losses_of` maps cells to losses in both directions.
     """
-    rate = raise_rate(rate)
-    _, stop = find_ends(mu, rate, tail)
-    cells = split(mu, rate, -stop, stop, count=INTERVALS, mirror=True)
-    loss, mass, error = cells.loss, cells.mass, cells.error
-    above, below, _, _ = _truncated_masses(mu, rate, -stop, stop)
-    mass = mass + _one_entry(0, below, 0.0, loss.size)
-    return DiscreteLosses(loss[None], _log(mass)[None], above[None], error)
+    # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the pair
+    # is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
+    mu, rate = 1 / event.noise_multiplier, event.sampling_rate
+    mirror = event.adjacency is Adjacency.REPLACE
+    loss, log_mass, lost, error = losses_of(poisson_cells(mu, rate, tail, mirror))
+    count = 1 if mirror else 2  # the number of directions
+    return DiscreteLosses(loss[:count], log_mass[:count], lost[:count], error)
+
+
+def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
+    """The logarithm of Σ_i w_i e^{v_i} over the first axis, precise even near zero.
+
+    The weights w_i add up to one.
+    """
+    # Where the sum is near one, log1p of Σ w_i (e^{v_i} − 1) is precise, because the
+    # weights add up to one. Elsewhere the logarithm is not small, and the largest term
+    # is taken out of the sum.
+    capped = jnp.minimum(v, _DIRECT)
+    excess = jnp.sum(weight * jnp.expm1(capped), axis=0)
+    near = (excess > -0.5) & (jnp.max(v, axis=0) <= _DIRECT)
+    term = jnp.log(weight) + v
+    top = jax.lax.stop_gradient(jnp.max(term, axis=0))
+    far = jnp.log(jnp.sum(jnp.exp(term - top[None]), axis=0)) + top
+    return jnp.where(near, jnp.log1p(jnp.where(near, excess, 0.0)), far)
+
+
+def mixture_cells(event: Any, tail: jax.Array) -> Cells:
+    """The cells of Σ w_i N(μ_i, 1) against N(0, 1), for an `events.GaussianMixture`.
+
+    With sensitivities s_i ≥ 0, weights w_i and μ_i = s_i/σ, the loss at the outcome z
+    is x(z) = log Σ w_i e^{v_i}, v_i = μ_i z − μ_i²/2, which increases with z because no
+    μ_i is negative.
+
+    Each of the masses beyond an end of the cells' range is at most about `tail`.
+    """
+    mean = jnp.stack([s / event.noise_multiplier for s in event.sensitivities])
+    # Weights are raised to at least SMALL, so that their logs are finite. Then they are
+    # divided by their sum.
+    weight = jnp.stack(event.weights)
+    weight += jax.lax.stop_gradient(jnp.maximum(weight, SMALL) - weight)
+    weight /= sum(event.weights, jnp.zeros(()))
+    fixed_mean, fixed_weight = jax.lax.stop_gradient((mean, weight))
+    idle = tail_quantile(tail)
+    # Each component has at most an equal part of the tail above the last outcome.
+    touched = fixed_mean + tail_quantile(tail / (mean.size * fixed_weight))
+    start, stop = -idle, jnp.maximum(idle, jnp.max(touched))
+    width = (stop - start) / INTERVALS
+    ends = start + width * np.arange(INTERVALS + 1.0)
+    v = mean[:, None] * ends[None] - (mean * mean / 2)[:, None]
+    loss = _log_weighted_sum(v, weight[:, None])
+    # The share of each component in the mixture at the start of a cell.
+    share = jnp.exp(jnp.log(weight)[:, None] + v - loss[None])[:, :-1]
+    nodes = np.append(_NODES, [[1.0]], axis=0)
+    grown, mass, at = 0.0, 0.0, ends[None, :-1] + width * _NODES
+    # The loop adds one component after the other, since an array of all components
+    # would be m times as large.
+    for i in range(mean.size):
+        grown += share[i][None] * jnp.expm1(mean[i] * width * nodes)
+        mass += weight[i] * phi(at - mean[i])
+    grown = jnp.log1p(grown)
+    sharp = width * (jnp.max(mean) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
+    mass = width * _WEIGHTS * mass
+    outside = weight[None] * ndtr(jnp.stack([mean - stop, start - mean]))
+    idle = ndtr(jnp.stack([-stop, start]))
+    outside = jnp.stack([jnp.sum(outside, axis=1), idle])
+    return divide_masses(loss, grown[:-1], grown[-1:], mass, outside, sharp)
+
+
+def mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of an `events.GaussianMixture`, in both directions."""
+    return both_directions(mixture_cells(event, tail))
 
 
 def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
@@ -290,18 +341,11 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     half, (_, stop) = INTERVALS // 2, find_ends(mu, rate, tail)
     # The loss of the mixture against N(0, 1) is zero at z = μ/2, and positive above.
     cells = split(mu, rate, mu / 2, stop, count=half, mirror=False)
-    loss, mass, error = cells.loss, cells.mass, cells.error
-    above, _, idle_above, _ = _truncated_masses(mu, rate, -stop, stop)
     # Bok, Su and Altschuler (2024), Proposition D.4, https://arxiv.org/abs/2403.00278:
     # the losses above zero are the mixture's losses x. The losses below zero are their
-    # mirror image, with masses times e^{−x}.
-    last = _one_entry(half, _log(idle_above), -jnp.inf, loss.size)
-    mirrored = jnp.logaddexp(_log(mass) - loss, last)
+    # mirror image, with masses times e^{−x}. Both together are the losses of one
+    # direction. The mass at a loss of zero is in place of the mass below the cells.
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))
-    mass = mass + _one_entry(0, at_zero, 0.0, loss.size)
-    return DiscreteLosses(
-        jnp.concatenate([loss, -loss])[None],
-        jnp.concatenate([_log(mass), mirrored])[None],
-        above[None],
-        error,
-    )
+    outside = jnp.stack([jnp.stack([cells.outside[0, 0], at_zero]), cells.outside[1]])
+    loss, log_mass, lost, error = both_directions(cells._replace(outside=outside))
+    return DiscreteLosses(loss.reshape(1, -1), log_mass.reshape(1, -1), lost[:1], error)

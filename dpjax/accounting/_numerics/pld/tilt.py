@@ -23,9 +23,8 @@ _ROUNDING = 2e-11  # about 1 + λ times the relative rounding error outside the 
 SIDE = 80  # the frequencies form a square of SIDE rows and columns
 FREQUENCIES = SIDE**2
 
-Parts = Sequence[
-    tuple[DiscreteLosses, jax.Array]
-]  # the losses of each mechanism in one direction, and its count
+# The losses of each mechanism in one direction, and its count.
+Parts = Sequence[tuple[DiscreteLosses, jax.Array]]
 
 
 class Tilt(NamedTuple):
