@@ -140,11 +140,7 @@ class Geometric(_NegativeBinomial):
     """
 
     mean: float
-
-    @property
-    def shape(self) -> float:  # pyright: ignore
-        """The shape η of the negative binomial law, which is 1."""
-        return 1.0
+    shape = 1.0  # the η of the negative binomial law; not a field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,11 +156,7 @@ class Logarithmic(_NegativeBinomial):
     """
 
     mean: float
-
-    @property
-    def shape(self) -> float:  # pyright: ignore
-        """The shape η of the negative binomial law, which is 0 in the limit."""
-        return 0.0
+    shape = 0.0  # the η of the negative binomial law; not a field
 
 
 @dataclasses.dataclass(frozen=True)

@@ -239,9 +239,7 @@ class Selected(NamedTuple):
     profile: Profile
     repetitions: Repetitions
 
-    @property
-    def mu(self) -> None:
-        """None, because no GDP parameter is known."""
+    mu = None  # no GDP parameter is known
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the best run is (ε, δ)-DP, for δ in (0, 1), f[*b]."""

@@ -113,6 +113,10 @@ class TruncatedPoissonGaussian:
 class FixedSizeGaussian:
     """A Gaussian mechanism on a random batch of fixed size, under REPLACE.
 
+    Batches of fixed size are drawn from all examples, so that adding or removing an
+    example would change the batches of the others. So REPLACE is the only adjacency
+    that this event supports.
+
     Attributes:
       mu: the GDP parameter of the mechanism on its batch, f[*b], at least 0.
       sampling_rate: batch size over number of examples, f[*b].
@@ -120,15 +124,7 @@ class FixedSizeGaussian:
 
     mu: ArrayLike
     sampling_rate: ArrayLike
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """REPLACE, the only adjacency that this event supports.
-
-        Batches of fixed size are drawn from all examples, so that adding or removing an
-        example would change the batches of the others.
-        """
-        return Adjacency.REPLACE
+    adjacency = Adjacency.REPLACE  # one value for all events, not a field
 
 
 @record
@@ -257,6 +253,9 @@ class DiscreteGaussian:
 class RandomizedResponse:
     """Randomised response, whose answer is the true bucket or a uniformly random one.
 
+    The number of answers is the number of examples. So REPLACE is the only adjacency
+    that this event supports.
+
     Attributes:
       noise_parameter: the probability that the answer is the random bucket, f[*b].
       num_buckets: the number of buckets, f[*b], a whole number.
@@ -264,11 +263,7 @@ class RandomizedResponse:
 
     noise_parameter: ArrayLike
     num_buckets: ArrayLike
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """REPLACE, since the number of answers is the number of examples."""
-        return Adjacency.REPLACE
+    adjacency = Adjacency.REPLACE  # one value for all events, not a field
 
 
 @record

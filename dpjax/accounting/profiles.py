@@ -89,9 +89,7 @@ class FunctionProfile:
     epsilon: Callable[[ArrayLike], jax.Array]
     delta: Callable[[ArrayLike], jax.Array]
 
-    @property
-    def mu(self) -> None:
-        """None, because no GDP parameter is known."""
+    mu = None  # no GDP parameter is known
 
     @classmethod
     def of(
@@ -174,9 +172,7 @@ class RandomBinsProfile(NamedTuple):
 
     event: events.RandomBins
 
-    @property
-    def mu(self) -> None:
-        """None, because no GDP parameter is known."""
+    mu = None  # no GDP parameter is known
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up."""
@@ -251,9 +247,7 @@ class LatticeProfile(NamedTuple):
     gaussian: Profile
     total_variation: float
 
-    @property
-    def mu(self) -> None:
-        """None, because no GDP parameter is known."""
+    mu = None  # no GDP parameter is known
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up.
