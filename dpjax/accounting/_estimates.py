@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY
-from dpjax.accounting.events import Composed, Repeated
+from dpjax.accounting.events import Composed
 
 # The number of privacy losses on the grid, and the number of outcomes of one step.
 _GRID, _OUTCOMES = 2**14, 2_000
@@ -35,11 +35,6 @@ class Overflow(NamedTuple):
 
     log_full: float
     spare: float
-
-
-def _rate(step: Repeated) -> float:
-    event: Any = step.event  # a sampled step
-    return float(event.sampling_rate)
 
 
 def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -130,13 +125,14 @@ def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Ove
     """
     with np.errstate(all="ignore"):
         run = _Run(steps, epsilon)
-        step = max(steps.steps, key=_rate)
+        sampled: Any = steps.steps
+        step = max(sampled, key=lambda step: step.event.sampling_rate)
         usual, full = (_losses(step.event, full=full) for full in (False, True))
         # One of the steps has a full batch.
         change = run.of_step(*full) / run.of_step(*usual)
         more = run.deltas_of(run.transform * change)
         usually, once = (np.interp(epsilon, run.losses, x) for x in (run.deltas, more))
-        added: Any = step.count * (once / usually - 1)
+        added = step.count * (once / usually - 1)
         spare = epsilon - run.epsilon(usually / (1 - share))
     log_full = math.log(share / max(added, share))
     return Overflow(log_full, spare if usually > delta / 2 else TINY)

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpjax._core import rounding, validate
 from dpjax._core.float64 import TINY, scope
-from dpjax.accounting import events, gdp, pld, profiles, pure
+from dpjax.accounting import _repetitions, events, gdp, pld, profiles, pure
 from dpjax.accounting.events import Event
 
 __all__ = ["GaussianBound", "epsilon", "gaussian_bound"]
@@ -67,13 +67,8 @@ def check_event(event: Event) -> None:
     for name in ("delta", "total_variation"):
         if not getattr(event, name, 0.0) < 1:
             raise ValueError(f"{name} must be below 1; got {event!r}.")
-    if isinstance(event, events.Selection) and not hasattr(
-        event.repetitions, "derivative"
-    ):
-        raise ValueError(
-            "repetitions must be a distribution of dpjax.accounting.selection; got "
-            f"{event.repetitions!r}."
-        )
+    if isinstance(event, events.Selection):
+        _repetitions.check(event.repetitions)
 
 
 def epsilon(composed: Sequence[Event], delta: float) -> float:

@@ -16,14 +16,7 @@ import jax
 from dpjax._core import plain, validate
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices.spec import StrategySpec
-from dpjax.accounting._repetitions import (
-    Fixed,
-    Geometric,
-    Logarithmic,
-    Poisson,
-    Repetitions,
-    TruncatedNegativeBinomial,
-)
+from dpjax.accounting import _repetitions
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -365,7 +358,7 @@ class Selection:
     """
 
     event: "Event"
-    repetitions: Repetitions = dataclasses.field(metadata=STATIC)
+    repetitions: _repetitions.Repetitions = dataclasses.field(metadata=STATIC)
 
 
 Event = (
@@ -471,7 +464,7 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
                 return dp.DiscreteLaplaceDpEvent(1 / scale, int(norm))
         case RandomizedResponse(parameter, buckets):
             return dp.RandomizedResponseDpEvent(parameter, buckets)
-        case Selection(one, law) if not isinstance(law, Fixed):
+        case Selection(one, law) if not isinstance(law, _repetitions.Fixed):
             # dp-accounting gives its Poisson law an infinite shape, and has no law with
             # a negative shape.
             shape = getattr(law, "shape", math.inf)
@@ -511,8 +504,12 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
     validate.adjacency(adjacency)
     match event:
         case dp.RepeatAndSelectDpEvent(event=one, mean=mean, shape=shape):
-            laws = {0: Logarithmic, 1: Geometric, math.inf: Poisson}
-            other = functools.partial(TruncatedNegativeBinomial, shape)
+            laws = {
+                0: _repetitions.Logarithmic,
+                1: _repetitions.Geometric,
+                math.inf: _repetitions.Poisson,
+            }
+            other = functools.partial(_repetitions.TruncatedNegativeBinomial, shape)
             law = laws.get(shape, other)(mean)
             return Selection(from_dp_event(one, adjacency), law)
     steps = tuple(_steps(event, 1, adjacency))

@@ -152,9 +152,10 @@ def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
 
 
 @float64("up", static=("schedule",), elementwise=True)
-def _momentum_mu64(
+def momentum_mu64(
     noise_multiplier: jax.Array, decay: jax.Array, *, schedule: Schedule
 ) -> jax.Array:
+    """`momentum_mu` for arguments that are in range."""
     num_steps, n_b = schedule.num_steps, schedule.steps_per_epoch
     # Tran and Cutkosky (2022), Theorem 10, https://arxiv.org/abs/2210.06328, says
     # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own
@@ -218,7 +219,7 @@ def momentum_mu(
     validate.decay("decay", decay)
     validate.one_of("order", order, ("fixed", "reshuffled"))
     schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
-    return _momentum_mu64(noise_multiplier, decay, schedule=schedule)
+    return momentum_mu64(noise_multiplier, decay, schedule=schedule)
 
 
 def _window_totals(

@@ -1,6 +1,6 @@
 """The ε of a run whose noise a strategy correlates, for each sampling scheme."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from dpjax._matrices import strategy as matrices
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import _schedule, gdp, pld
 from dpjax.accounting.correlated import _bins
-from dpjax.accounting.correlated._mu import mu
+from dpjax.accounting.correlated._mu import mu_of_strategy
 
 Sampling = Literal[
     "fixed",
@@ -23,6 +23,8 @@ Sampling = Literal[
     "fresh_bins",
     "cyclic_poisson",
 ]
+# The order of `mu` that contains every pattern, for an attacker who knows the steps.
+_ORDER_OF_BINS = {"random_bins": "fixed", "fresh_bins": "reshuffled"}
 
 
 def _cyclic_poisson(
@@ -131,22 +133,14 @@ def epsilon(
     validate.positive("noise_multiplier", noise_multiplier)
     validate.open_unit("delta", delta)
     validate.one_of("sampling", sampling, get_args(Sampling))
-    # For an attacker who knows the steps, fresh bins allow one step in each epoch.
-    order = "reshuffled" if sampling == "fresh_bins" else "fixed"
+    order: Any = _ORDER_OF_BINS.get(sampling, sampling)
     schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
     strategy = matrices.check_strategy(strategy, schedule.num_steps)
     if sampling == "cyclic_poisson":
         return _cyclic_poisson(strategy, noise_multiplier, delta, schedule, adjacency)
-    if sampling != "random_bins" and sampling != "fresh_bins":
-        known = mu(
-            strategy,
-            noise_multiplier,
-            num_steps=num_steps,
-            steps_per_epoch=steps_per_epoch,
-            order=sampling,
-            adjacency=adjacency,
-        )
-        return gdp.epsilon(known, delta)
+    if sampling not in _ORDER_OF_BINS:
+        mu = mu_of_strategy(strategy, noise_multiplier, schedule)
+        return gdp.epsilon(mu, delta)
     if isinstance(strategy, matrices.Tree):
         raise ValueError(
             f"strategy must not be a tree with sampling {sampling!r}; got {strategy!r}."

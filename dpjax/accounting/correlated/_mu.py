@@ -70,6 +70,32 @@ def mu_of(
 _mu64 = float64("up", static=("schedule",), vectors=(0, 1), elementwise=True)(mu_of)
 
 
+def mu_of_strategy(
+    strategy: matrices.Strategy, noise_multiplier: ArrayLike, schedule: Schedule
+) -> jax.Array:
+    """The result of `mu` for valid arguments.
+
+    Raises:
+      ValueError: the strategy is a tree, and trees do not support this schedule.
+    """
+    num_steps, n_b, order, _, most = schedule
+    if isinstance(strategy, matrices.Tree):
+        if most is not None:
+            raise ValueError(
+                f"max_participations must be None if strategy is a tree; got {most}."
+            )
+        if order == "separated":
+            raise ValueError(
+                "order must be 'fixed' or 'reshuffled' if strategy is a tree; got "
+                f"{order!r}."
+            )
+        return tree.momentum_mu64(noise_multiplier, strategy.decay, schedule=schedule)
+    # An epoch that is longer than the run has the same result, but would pad arrays.
+    schedule = schedule._replace(steps_per_epoch=min(n_b, num_steps))
+    shape, factors = matrices.toeplitz_and_factors(strategy)
+    return _mu64(shape, factors, noise_multiplier, schedule=schedule)
+
+
 def mu(
     strategy: matrices.Strategy,
     noise_multiplier: ArrayLike,
@@ -135,33 +161,10 @@ def mu(
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.one_of("order", order, tuple(WORST))
     schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
-    num_steps, n_b = schedule.num_steps, schedule.steps_per_epoch
-    strategy = matrices.check_strategy(strategy, num_steps)
+    strategy = matrices.check_strategy(strategy, schedule.num_steps)
     if max_participations is not None:
         most = validate.static_int("max_participations", max_participations, minimum=1)
         # A limit that no example can reach would only compile the same program again.
-        if most < -(-num_steps // n_b):
+        if most < -(-schedule.num_steps // schedule.steps_per_epoch):
             schedule = schedule._replace(max_participations=most)
-    if isinstance(strategy, matrices.Tree):
-        if schedule.max_participations is not None:
-            raise ValueError(
-                "max_participations must be None if strategy is a tree; got "
-                f"{max_participations}."
-            )
-        if order == "separated":
-            raise ValueError(
-                "order must be 'fixed' or 'reshuffled' if strategy is a tree; got "
-                f"{order!r}."
-            )
-        return tree.momentum_mu(
-            noise_multiplier,
-            num_steps=num_steps,
-            decay=strategy.decay,
-            steps_per_epoch=n_b,
-            order=order,
-            adjacency=adjacency,
-        )
-    # An epoch that is longer than the run has the same result, but would pad arrays.
-    schedule = schedule._replace(steps_per_epoch=min(n_b, num_steps))
-    shape, factors = matrices.toeplitz_and_factors(strategy)
-    return _mu64(shape, factors, noise_multiplier, schedule=schedule)
+    return mu_of_strategy(strategy, noise_multiplier, schedule)
