@@ -285,8 +285,8 @@ def _reduced_momentum_mu64(
     mu = schedule.factor * jnp.sqrt(jnp.where(some, most, 1.0)) / unit
     mu = jnp.maximum(mu * (1 + (128 + terms) * ULP), TINY)
     mu = jnp.where(some, mu, 0.0)
-    valid = (decay >= 0) & (decay < 1) & (anchor >= 0) & (change >= 0)
-    return jnp.where(valid & (drift >= 0), mu, jnp.inf)
+    valid = (decay >= 0) & (decay < 1) & jnp.all(noises >= 0)
+    return jnp.where(valid, mu, jnp.inf)
 
 
 def reduced_momentum_mu(

@@ -17,13 +17,6 @@ WORST = {
     "reshuffled": _patterns.reshuffled_order,
     "separated": _patterns.separated_steps,
 }
-# The same sensitivities, for examples that take part in at most a given number of
-# steps.
-WORST_OF_FEW = {
-    "fixed": _patterns.few_separated_steps,
-    "reshuffled": _patterns.few_reshuffled_steps,
-    "separated": _patterns.few_separated_steps,
-}
 
 
 def mu_of(
@@ -54,9 +47,10 @@ def mu_of(
     times = -(-num_steps // n_b)
     if most is not None and most < times:
         times = most
+        few = _patterns.few_separated_steps
+        few = _patterns.few_reshuffled_steps if order == "reshuffled" else few
         # The bound for a whole pattern also holds for every subset of the pattern.
-        few = WORST_OF_FEW[order](strategy, weights, num_steps, n_b, most)
-        square = jnp.minimum(square, few)
+        square = jnp.minimum(square, few(strategy, weights, num_steps, n_b, most))
     # Sums have at most T terms. The rounding errors of the coefficients act like a
     # strategy of their own: they move C x by `off` for each participation.
     fixed = jax.lax.stop_gradient(strategy)

@@ -80,15 +80,9 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
         # such a gap. The tolerance covers rounding errors, so that equal covariances
         # are accepted.
         gap = 1 + jnp.sum(by_gap[None, 1:] > wanted[:, None] * (1 + 1e-9), axis=1)
-        gaps = gap[:-1]
-
-        def join_length(length: jax.Array, x: tuple[jax.Array, jax.Array]):
-            gap, there = x
-            return jnp.where(there, 2 * length + gap - 1, length), None
-
-        length, _ = jax.lax.scan(
-            join_length, jnp.ones_like(gap[0]), (gaps, level[:-1] < joins)
-        )
+        gaps, length = gap[:-1], jnp.ones_like(gap[0])
+        for k in range(_MOST_JOINS):
+            length = jnp.where(k < joins, 2 * length + gaps[k] - 1, length)
         copies = n_b // (length + gap[joins] - 1)
         apart = n_b // jnp.maximum(copies, 1) - length + 1
         alone = gaps[jnp.maximum(joins - 1, 0)]
