@@ -33,15 +33,17 @@ def allocation_bound(name, num_steps, num_epochs=1, num_selected=1):
 @functools.cache
 def delta_lower(num_steps, num_epochs=1, num_selected=1):
     """A lower bound on δ, from the distribution of which `epsilon_lower` has the ε."""
-    sizes = allocation._Sizes(num_steps, num_selected, num_epochs)
-    _, steps, epochs = allocation._one_of(1.0, sizes)
+    sizes = num_steps, num_selected, num_epochs
+    _, steps, epochs = allocation._one_of(1.0, *sizes)
 
     @jax.jit
     def bound(noise, epsilon):
         law = cells.law_of_allocation(noise, jnp.float64(steps), jnp.float64(epochs))
         return cells.delta(law, epsilon, steps * epochs)
 
-    return lambda noise, asked: float(bound(allocation._one_of(noise, sizes)[0], asked))
+    return lambda noise, asked: float(
+        bound(allocation._one_of(noise, *sizes)[0], asked)
+    )
 
 
 def expected_excess(factor, rest, strike):

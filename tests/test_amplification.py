@@ -10,8 +10,9 @@ import pytest
 import scipy.stats
 
 from dpjax import Adjacency, strategies
+from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax.accounting import allocation, correlated, gdp, pld
+from dpjax.accounting import allocation, correlated, events, gdp, pld, profiles
 from dpjax.accounting.correlated import _bins, _trees
 
 pytestmark = pytest.mark.optimized  # loops over thousands of rows
@@ -388,3 +389,16 @@ def test_invalid_arguments_raise():
 @pytest.mark.slow
 def test_invalid_traced_values_give_infinity():
     assert epsilon_and_slope_fn()(np.zeros(4), np.nan, 1e-5)[0] == jnp.inf
+
+
+def test_profile_of_bins_counts_the_whole_strategy():
+    def epsilon_of(noise, spec):
+        run = events.RandomBins(noise, spec, 9, 5, 50, 50, False, Adjacency.ZERO_OUT)
+        return float(profiles.of(run).epsilon(1e-5))
+
+    # Half of the noise in one step counts like half of the noise in every step.
+    factors = (1.0,) * 8 + (0.5,)
+    quieter = epsilon_of(4.0, StrategySpec(factors=factors))
+    np.testing.assert_allclose(quieter, epsilon_of(2.0, None), rtol=1e-6)
+    with pytest.raises(ValueError, match="strategy must not be a tree"):
+        epsilon_of(4.0, StrategySpec(tree_decay=0.9))

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY
-from dpjax.accounting.events import Composed, Repeated
+from dpjax.accounting.events import Composed
 
 # The number of privacy losses on the grid, and the number of outcomes of one step.
 _GRID, _OUTCOMES = 2**14, 2_000
@@ -35,11 +35,6 @@ class Overflow(NamedTuple):
 
     log_full: float
     spare: float
-
-
-def _rate(step: Repeated) -> float:
-    event: Any = step.event  # a sampled step
-    return float(event.sampling_rate)
 
 
 def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -117,26 +112,27 @@ class _Run:
         return float(self.losses[at - 1] + self.losses[1] * before / (before - after))
 
 
+@np.errstate(all="ignore")
 def epsilon(steps: Composed, delta: float, about: float) -> float:
     """An estimate of the ε of composed steps at δ, if ε is roughly `about`."""
-    with np.errstate(all="ignore"):
-        return _Run(steps, about).epsilon(delta)
+    return _Run(steps, about).epsilon(delta)
 
 
+@np.errstate(all="ignore")
 def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Overflow:
     """The estimated effect of overflow on a run, as an `Overflow`.
 
     The given ε is that of the run without overflow at (1 − share) δ.
     """
-    with np.errstate(all="ignore"):
-        run = _Run(steps, epsilon)
-        step = max(steps.steps, key=_rate)
-        usual, full = (_losses(step.event, full=full) for full in (False, True))
-        # One of the steps has a full batch.
-        change = run.of_step(*full) / run.of_step(*usual)
-        more = run.deltas_of(run.transform * change)
-        usually, once = (np.interp(epsilon, run.losses, x) for x in (run.deltas, more))
-        added: Any = step.count * (once / usually - 1)
-        spare = epsilon - run.epsilon(usually / (1 - share))
+    run = _Run(steps, epsilon)
+    sampled: Any = steps.steps
+    step = max(sampled, key=lambda step: step.event.sampling_rate)
+    usual, full = (_losses(step.event, full=full) for full in (False, True))
+    # One of the steps has a full batch.
+    change = run.of_step(*full) / run.of_step(*usual)
+    more = run.deltas_of(run.transform * change)
+    usually, once = (np.interp(epsilon, run.losses, x) for x in (run.deltas, more))
+    added = step.count * (once / usually - 1)
+    spare = epsilon - run.epsilon(usually / (1 - share))
     log_full = math.log(share / max(added, share))
     return Overflow(log_full, spare if usually > delta / 2 else TINY)

@@ -140,11 +140,7 @@ class Geometric(_NegativeBinomial):
     """
 
     mean: float
-
-    @property
-    def shape(self) -> float:  # pyright: ignore
-        """The shape η of the negative binomial law, which is 1."""
-        return 1.0
+    shape = 1.0  # the η of the negative binomial law; not a field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,11 +156,7 @@ class Logarithmic(_NegativeBinomial):
     """
 
     mean: float
-
-    @property
-    def shape(self) -> float:  # pyright: ignore
-        """The shape η of the negative binomial law, which is 0 in the limit."""
-        return 0.0
+    shape = 0.0  # the η of the negative binomial law; not a field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +208,7 @@ class Fixed:
     """
 
     count: int
+    total_variation = 0.0  # `sample` returns the count without a draw
 
     def __post_init__(self) -> None:
         validate.static_int("count", self.count, minimum=1)
@@ -229,11 +222,6 @@ class Fixed:
     def steepness(self) -> float:
         """A bound on x G″(x) / G′(x) for x in [0, 1], with G(x) = E[x^K]."""
         return float(self.count)
-
-    @property
-    def total_variation(self) -> float:
-        """Zero, since `sample` returns the fixed count without a draw."""
-        return 0.0
 
     def sample(self, key: Key) -> int:
         """The fixed count, whatever the key is."""
@@ -250,3 +238,12 @@ class Fixed:
 
 
 Repetitions = Geometric | Logarithmic | Poisson | TruncatedNegativeBinomial | Fixed
+
+
+def check(repetitions: object) -> None:
+    """Raise a ValueError unless the argument is a law of the number of repetitions."""
+    if not isinstance(repetitions, Repetitions):
+        raise ValueError(
+            "repetitions must be a distribution of dpjax.accounting.selection, such "
+            f"as Geometric(10.0); got {repetitions!r}."
+        )

@@ -194,9 +194,12 @@ def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
     return pld.compose(profile, repetitions.count)
 
 
-def _each(fn: Callable[[float], float], x: np.ndarray) -> np.ndarray:
-    """An array of fn(y) for each number y of the array x."""
-    return np.array([fn(one) for one in x.ravel().tolist()]).reshape(x.shape)
+def _for_each(fn: Callable[[float], float], x: ArrayLike) -> jax.Array:
+    """The number fn(y) for each number y of x, computed in float64 and rounded up."""
+    dtype = default_float()
+    with scope():
+        found = np.vectorize(fn, otypes=[np.float64])(np.asarray(x, np.float64))
+        return cast(jnp.asarray(found), dtype, "up")
 
 
 def bound_of(curve: Curve, law: Repetitions) -> Callable[[float], float]:
@@ -239,9 +242,7 @@ class Selected(NamedTuple):
     profile: Profile
     repetitions: Repetitions
 
-    @property
-    def mu(self) -> None:
-        """None, because no GDP parameter is known."""
+    mu = None  # no GDP parameter is known
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the best run is (ε, δ)-DP, for δ in (0, 1), f[*b]."""
@@ -249,12 +250,12 @@ class Selected(NamedTuple):
         leaves, structure = jax.tree.flatten(self)
         places = [i for i, x in enumerate(leaves) if isinstance(x, Tracer)]
         if not places:
-            return self._epsilons(delta)
+            return _for_each(self._epsilon, delta)
 
         def epsilons_at(*numbers: Any) -> jax.Array:
             known = dict(zip(places, numbers, strict=True))
             now = structure.unflatten(known.get(i, x) for i, x in enumerate(leaves))
-            return now._epsilons(delta)
+            return _for_each(now._epsilon, delta)
 
         @jax.custom_jvp
         def differentiable_epsilon(*numbers: jax.Array) -> jax.Array:
@@ -285,9 +286,7 @@ class Selected(NamedTuple):
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """A δ at which the best run is (ε, δ)-DP, for ε >= 0, f[*b]."""
         validate.nonnegative("epsilon", epsilon, finite=False)
-        dtype, epsilon = default_float(), np.asarray(epsilon, np.float64)
-        with scope():
-            return cast(jnp.asarray(_each(self._delta, epsilon)), dtype, "up")
+        return _for_each(self._delta, epsilon)
 
     def _epsilon(self, delta: float) -> float:
         together = composed(self.profile, self.repetitions)
@@ -301,20 +300,11 @@ class Selected(NamedTuple):
                 break
         return min(known, found)
 
-    def _epsilons(self, delta: ArrayLike) -> jax.Array:
-        """`epsilon` for numbers that JAX does not trace."""
-        dtype, delta = default_float(), np.asarray(delta, np.float64)
-        with scope():
-            return cast(jnp.asarray(_each(self._epsilon, delta)), dtype, "up")
-
     def _delta(self, epsilon: float) -> float:
-        if epsilon >= _LARGEST:
-            epsilon = _LARGEST
-        found = 1.0
+        epsilon = min(epsilon, _LARGEST)
         together = composed(self.profile, self.repetitions)
-        if together is not None:
-            found = float(together.delta(epsilon))
+        known = 1.0 if together is None else float(together.delta(epsilon))
         # The result is about E[K] times the δ of one run at this ε, or more.
         tail = float(self.profile.delta(epsilon)) * _TAILS[0]
         curve = curve_of(self.profile, tail)
-        return min(found, bound_of(curve, self.repetitions)(epsilon))
+        return min(known, bound_of(curve, self.repetitions)(epsilon))

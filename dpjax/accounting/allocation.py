@@ -18,8 +18,6 @@ that depend on all earlier releases. So k of t steps cost at most the compositio
 allocations of one step among ⌊t/k⌋ or ⌈t/k⌉ steps, under each adjacency.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
@@ -31,29 +29,14 @@ from dpjax.accounting import pld as _pld
 from dpjax.accounting._numerics.convex_order import cells
 
 
-class _Sizes(NamedTuple):
-    """The numbers of steps in an epoch, of an example's steps in it, and of epochs."""
-
-    num_steps: int
-    num_selected: int
-    num_epochs: int
-
-
-def _check_sizes(
-    noise_multiplier: ArrayLike,
-    num_steps: int,
-    num_selected: int,
-    num_epochs: int = 1,
-) -> _Sizes:
+def _check_epoch(
+    noise_multiplier: ArrayLike, num_steps: int, num_selected: int
+) -> tuple[int, int]:
     validate.positive("noise_multiplier", noise_multiplier)
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     num_selected = validate.static_int("num_selected", num_selected, minimum=1)
-    if num_selected > num_steps:
-        raise ValueError(
-            f"num_selected must be at most num_steps, {num_steps}; got {num_selected}."
-        )
-    num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
-    return _Sizes(num_steps, num_selected, num_epochs)
+    validate.at_most("num_selected", num_selected, num_steps, "num_steps, ")
+    return num_steps, num_selected
 
 
 def pld(
@@ -91,29 +74,35 @@ def pld(
       >>> print(f"{pld.epsilon(both, 1e-5):.2f}")
       1.26
     """
-    t, k, _ = _check_sizes(noise_multiplier, num_steps, num_selected)
+    t, k = _check_epoch(noise_multiplier, num_steps, num_selected)
     validate.adjacency(adjacency)
     # Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202: k of t steps cost
     # at most k compositions of 1 of ⌊t/k⌋ steps. Here t mod k of the groups have one
     # step more.
     size, larger = divmod(t, k)
-    of_one = events.RandomAllocation(noise_multiplier, size, adjacency)
-    epoch = _pld.compose(_pld.of(of_one), k - larger)
-    if larger:
-        of_one = events.RandomAllocation(noise_multiplier, size + 1, adjacency)
-        epoch = _pld.convolve(epoch, _pld.compose(_pld.of(of_one), larger))
-    return epoch
+    groups = ((size, k - larger), (size + 1, larger))
+    steps = (
+        events.Repeated(events.RandomAllocation(noise_multiplier, n, adjacency), count)
+        for n, count in groups
+        if count
+    )
+    return _pld.PLD(tuple(steps))
 
 
 def _run(
-    noise_multiplier: ArrayLike, sizes: _Sizes, adjacency: Adjacency
+    noise_multiplier: ArrayLike,
+    num_steps: int,
+    num_epochs: int,
+    num_selected: int,
+    adjacency: Adjacency,
 ) -> tuple[_pld.PLD, jax.Array]:
     """The PLD of all epochs of a run, and a GDP parameter of the same run.
 
     The GDP parameter also holds against an attacker who knows in which steps the
     example takes part.
     """
-    t, k, num_epochs = sizes
+    t, k = _check_epoch(noise_multiplier, num_steps, num_selected)
+    num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     one = pld(noise_multiplier, num_steps=t, num_selected=k, adjacency=adjacency)
     factor = adjacency.sensitivity_factor
     told = _known_steps_mu64(noise_multiplier, k * num_epochs, factor)
@@ -182,8 +171,7 @@ def epsilon(
     """
     # Both values are upper bounds. The second one needs no grid, and may be tighter if
     # there is little noise.
-    sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
-    run, told = _run(noise_multiplier, sizes, adjacency)
+    run, told = _run(noise_multiplier, num_steps, num_epochs, num_selected, adjacency)
     return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(told, delta))
 
 
@@ -221,8 +209,7 @@ def delta(
       >>> print(f"{delta(1.0, 0.62, num_steps=100):.1e}")
       1.0e-05
     """
-    sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
-    run, told = _run(noise_multiplier, sizes, adjacency)
+    run, told = _run(noise_multiplier, num_steps, num_epochs, num_selected, adjacency)
     return jnp.minimum(_pld.delta(run, epsilon), gdp.delta(told, epsilon))
 
 
@@ -236,13 +223,15 @@ def _noise_of_sum64(
     return noise_multiplier * scale
 
 
-def _one_of(noise_multiplier: ArrayLike, sizes: _Sizes) -> tuple[ArrayLike, int, int]:
+def _one_of(
+    noise_multiplier: ArrayLike, t: int, k: int, num_epochs: int
+) -> tuple[ArrayLike, int, int]:
     """A run with num_selected = 1 whose exact ε is at most that of the given run.
 
-    The results are the noise multiplier, the number of steps in an epoch and the number
-    of epochs of that run.
+    In the given run, examples take part in k of t steps. The results are the noise
+    multiplier, the number of steps in an epoch and the number of epochs of the run with
+    num_selected = 1.
     """
-    t, k, num_epochs = sizes
     if k == 1:
         return noise_multiplier, t, num_epochs
     # An attacker who reads only the sums sees one Gaussian mechanism.
@@ -284,7 +273,8 @@ def epsilon_lower(
       >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=1000):.4f}")
       0.1388
     """
-    sizes = _check_sizes(noise_multiplier, num_steps, num_selected, num_epochs)
+    t, k = _check_epoch(noise_multiplier, num_steps, num_selected)
+    num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     validate.open_unit("delta", delta)
-    noise_multiplier, t, num_epochs = _one_of(noise_multiplier, sizes)
+    noise_multiplier, t, num_epochs = _one_of(noise_multiplier, t, k, num_epochs)
     return cells.epsilon_lower64(noise_multiplier, delta, t, num_epochs)

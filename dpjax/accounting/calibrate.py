@@ -164,14 +164,14 @@ def solve(
         closed = searches.close(excess, bad, good, _CLOSE[dtype.itemsize], log=True)
         solution, met = _find_parameter(crossed, closed, second)
         solution = round_parameter(_stop_gradient(solution))
-        if not _is_traced(met) and not met:
+        if _is_traced(met):
+            solution = jnp.where(met, solution, 0.0 if increasing else jnp.inf)
+        elif not met:
             raise ValueError(
                 f"target_epsilon {target_epsilon!r} is not met by any parameter"
                 f"{f' up to upper {upper!r}' if upper < np.inf else ''}; the search "
                 f"began at {start!r} and ended at {float(solution)!r}."
             )
-        if _is_traced(met):
-            solution = jnp.where(met, solution, 0.0 if increasing else jnp.inf)
         if traced and not integer:
             solution = searches.implicit_derivative(
                 lambda x: epsilon_at(x) - target, solution, crossed

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from dpjax._core import rounding, validate
-from dpjax._core.float64 import TINY, scope
-from dpjax.accounting import events, gdp, pld, profiles, pure
+from dpjax._core.float64 import TINY, scoped
+from dpjax.accounting import _repetitions, events, gdp, pld, profiles, pure
 from dpjax.accounting.events import Event
 
 __all__ = ["GaussianBound", "epsilon", "gaussian_bound"]
@@ -38,26 +38,25 @@ def add_up(numbers: Iterable[float]) -> float:
     return total
 
 
-def check_event(event: Event) -> None:
+def check_event(event: Event, kind: Any = Event) -> None:
     """Raise a ValueError unless the numbers of an event are possible for a mechanism.
 
     The constructor of an event does not check the numbers, since JAX may trace them. A
-    negative number would reduce the total cost.
+    negative number would reduce the total cost. The argument kind is the type of events
+    that may stand in the place of this event.
     """
-    parts: tuple[Any, ...] = ()
-    kinds: Any = Event
-    if isinstance(event, events.Composed):
-        parts, kinds = event.steps, events.Repeated
-    elif isinstance(event, events.Repeated):
-        parts, kinds = (event.event,), events.Step
-    elif isinstance(event, events.OnLattice | events.Selection):
-        parts = (event.event,)
-    if not isinstance(event, Event) or not all(isinstance(x, kinds) for x in parts):
+    if not isinstance(event, kind):
         raise ValueError(
             f"event must be an event of dpjax.accounting.events; got {event!r}."
         )
-    for part in parts:
-        check_event(part)
+    match event:
+        case events.Composed(steps):
+            for step in steps:
+                check_event(step, events.Repeated)
+        case events.Repeated(one):
+            check_event(one, events.Step)
+        case events.OnLattice(one) | events.Selection(one):
+            check_event(one)
     for path, number in jax.tree.leaves_with_path(event):
         name = f"{jax.tree_util.keystr(path)} of {type(event).__name__}"
         validate.scalar(name, number)
@@ -67,13 +66,8 @@ def check_event(event: Event) -> None:
     for name in ("delta", "total_variation"):
         if not getattr(event, name, 0.0) < 1:
             raise ValueError(f"{name} must be below 1; got {event!r}.")
-    if isinstance(event, events.Selection) and not hasattr(
-        event.repetitions, "derivative"
-    ):
-        raise ValueError(
-            "repetitions must be a distribution of dpjax.accounting.selection; got "
-            f"{event.repetitions!r}."
-        )
+    if isinstance(event, events.Selection):
+        _repetitions.check(event.repetitions)
 
 
 def epsilon(composed: Sequence[Event], delta: float) -> float:
@@ -134,9 +128,8 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
     """
     parts, rest, total_variation = [], [], 0.0
     for whole in map(profiles.of, composed):
-        profile = whole
-        if isinstance(whole, profiles.LatticeProfile):
-            profile = whole.gaussian
+        on_lattice = isinstance(whole, profiles.LatticeProfile)
+        profile = whole.gaussian if on_lattice else whole
         if isinstance(profile, pld.PLD):
             parts.append(profile)
         elif profile.mu is not None:
@@ -146,7 +139,7 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
             rest.append(whole)
             continue
         # Distances in total variation of the runs on lattices add up.
-        if isinstance(whole, profiles.LatticeProfile):
+        if on_lattice:
             total_variation += whole.total_variation
     # Privacy losses of independent mechanisms add: composition joins their steps.
     together = pld.PLD(tuple(step for part in parts for step in part.steps))
@@ -186,6 +179,7 @@ class GaussianBound(NamedTuple):
     total_variation: float
 
 
+@scoped
 def gaussian_bound(event: Event, slack: float) -> GaussianBound:
     """A GDP parameter that holds for a mechanism except with a small probability.
 
@@ -222,14 +216,12 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
         spent = inner.total_variation + float(event.total_variation)
         return inner._replace(total_variation=spent)
     if isinstance(event, events.EpsilonDelta):
-        with scope():
-            mu = float(pure.mu(event.epsilon))
+        mu = float(pure.mu(event.epsilon))
         return GaussianBound(mu, float(np.asarray(event.delta)), 0.0)
-    with scope():
-        profile = profiles.of(event)
-        if profile.mu is not None:
-            return GaussianBound(float(np.asarray(profile.mu)), 0.0, 0.0)
-        mu = _search_mu(profile, slack) if slack else math.inf
+    profile = profiles.of(event)
+    if profile.mu is not None:
+        return GaussianBound(float(np.asarray(profile.mu)), 0.0, 0.0)
+    mu = _search_mu(profile, slack) if slack else math.inf
     return GaussianBound(mu, slack, 0.0)
 
 

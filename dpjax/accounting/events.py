@@ -16,14 +16,7 @@ import jax
 from dpjax._core import plain, validate
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices.spec import StrategySpec
-from dpjax.accounting._repetitions import (
-    Fixed,
-    Geometric,
-    Logarithmic,
-    Poisson,
-    Repetitions,
-    TruncatedNegativeBinomial,
-)
+from dpjax.accounting import _repetitions
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -113,6 +106,10 @@ class TruncatedPoissonGaussian:
 class FixedSizeGaussian:
     """A Gaussian mechanism on a random batch of fixed size, under REPLACE.
 
+    Batches of fixed size are drawn from all examples, so that adding or removing an
+    example would change the batches of the others. So REPLACE is the only adjacency
+    that this event supports.
+
     Attributes:
       mu: the GDP parameter of the mechanism on its batch, f[*b], at least 0.
       sampling_rate: batch size over number of examples, f[*b].
@@ -120,15 +117,7 @@ class FixedSizeGaussian:
 
     mu: ArrayLike
     sampling_rate: ArrayLike
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """REPLACE, the only adjacency that this event supports.
-
-        Batches of fixed size are drawn from all examples, so that adding or removing an
-        example would change the batches of the others.
-        """
-        return Adjacency.REPLACE
+    adjacency = Adjacency.REPLACE  # one value for all events, not a field
 
 
 @record
@@ -257,6 +246,9 @@ class DiscreteGaussian:
 class RandomizedResponse:
     """Randomised response, whose answer is the true bucket or a uniformly random one.
 
+    The number of answers is the number of examples. So REPLACE is the only adjacency
+    that this event supports.
+
     Attributes:
       noise_parameter: the probability that the answer is the random bucket, f[*b].
       num_buckets: the number of buckets, f[*b], a whole number.
@@ -264,11 +256,7 @@ class RandomizedResponse:
 
     noise_parameter: ArrayLike
     num_buckets: ArrayLike
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """REPLACE, since the number of answers is the number of examples."""
-        return Adjacency.REPLACE
+    adjacency = Adjacency.REPLACE  # one value for all events, not a field
 
 
 @record
@@ -370,7 +358,7 @@ class Selection:
     """
 
     event: "Event"
-    repetitions: Repetitions = dataclasses.field(metadata=STATIC)
+    repetitions: _repetitions.Repetitions = dataclasses.field(metadata=STATIC)
 
 
 Event = (
@@ -476,7 +464,7 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
                 return dp.DiscreteLaplaceDpEvent(1 / scale, int(norm))
         case RandomizedResponse(parameter, buckets):
             return dp.RandomizedResponseDpEvent(parameter, buckets)
-        case Selection(one, law) if not isinstance(law, Fixed):
+        case Selection(one, law) if not isinstance(law, _repetitions.Fixed):
             # dp-accounting gives its Poisson law an infinite shape, and has no law with
             # a negative shape.
             shape = getattr(law, "shape", math.inf)
@@ -516,8 +504,12 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
     validate.adjacency(adjacency)
     match event:
         case dp.RepeatAndSelectDpEvent(event=one, mean=mean, shape=shape):
-            laws = {0: Logarithmic, 1: Geometric, math.inf: Poisson}
-            other = functools.partial(TruncatedNegativeBinomial, shape)
+            laws = {
+                0: _repetitions.Logarithmic,
+                1: _repetitions.Geometric,
+                math.inf: _repetitions.Poisson,
+            }
+            other = functools.partial(_repetitions.TruncatedNegativeBinomial, shape)
             law = laws.get(shape, other)(mean)
             return Selection(from_dp_event(one, adjacency), law)
     steps = tuple(_steps(event, 1, adjacency))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.float64 import ULP, broadcast_batch, float64
+from dpjax._core.float64 import ULP, float64
 from dpjax._core.typing import ArrayLike
 
 EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 127)])
@@ -23,10 +23,8 @@ EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 100.0, 127)])
 Profile = Callable[[ArrayLike], jax.Array]
 
 
-@float64("down", vectors=(1, 2))
+@float64("down", vectors=(1, 2), elementwise=True)
 def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax.Array:
-    alpha, epsilons, deltas = broadcast_batch((alpha, epsilons, deltas), (1, 2))
-    alpha = alpha[..., None]
     # e^ε may overflow, so e^ε α is computed as e^(ε + log α). At α = 0 this product is
     # 0. The exponent is capped at 1, because 1 − δ − e is negative already.
     some = alpha > 0
@@ -40,9 +38,8 @@ def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax
     each = jnp.maximum(steep, flat)
     # A NaN proves nothing, and becomes 0, which claims nothing. Subtracting 4 ULP
     # covers the rounding of steep.
-    best = jnp.max(jnp.where(jnp.isnan(each), 0.0, each), axis=-1) - 4 * ULP
-    inside = (alpha[..., 0] >= 0) & (alpha[..., 0] <= 1)
-    return jnp.where(inside, jnp.maximum(best, 0.0), 0.0)
+    best = jnp.max(jnp.where(jnp.isnan(each), 0.0, each)) - 4 * ULP
+    return jnp.where((alpha >= 0) & (alpha <= 1), jnp.maximum(best, 0.0), 0.0)
 
 
 def tradeoff(

@@ -20,7 +20,7 @@ from dpjax._core import rounding, searches, validate
 from dpjax._core.float64 import cast, default_float, float64, scope
 from dpjax._core.searches import Point
 from dpjax._core.typing import Adjacency, ArrayLike
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.spec import StrategySpec
 from dpjax.accounting import correlated, events, gdp, pld, pure, truncation
 from dpjax.accounting._selected import Profile as Profile
 from dpjax.accounting._selected import Selected
@@ -89,9 +89,7 @@ class FunctionProfile:
     epsilon: Callable[[ArrayLike], jax.Array]
     delta: Callable[[ArrayLike], jax.Array]
 
-    @property
-    def mu(self) -> None:
-        """None, because no GDP parameter is known."""
+    mu = None  # no GDP parameter is known
 
     @classmethod
     def of(
@@ -139,18 +137,15 @@ def _known64(
 
 @functools.lru_cache(maxsize=256)  # a search for the capacity repeats a few arguments
 def _epsilon_without_overflow(
-    event: events.RandomBins, delta: float, dtype: np.dtype
+    event: events.RandomBins, strategy: StrategySpec, delta: float, dtype: np.dtype
 ) -> float:
     """The ε of a run with random bins of unlimited capacity, rounded up.
 
-    The argument dtype is the default float dtype, and is only part of the cache's key.
+    The strategy takes the place of the event's strategy. The argument dtype is the
+    default float dtype, and is only part of the cache's key.
     """
-    # Independent noise is geometric noise with λ = 0, and shares its compiled program.
-    toeplitz, strategy = Toeplitz(np.zeros(0), np.zeros(1)), event.strategy
-    if strategy is not None:
-        toeplitz = strategy.toeplitz(event.num_steps)
     value = correlated.epsilon(
-        toeplitz,
+        strategy.strategy(event.num_steps),
         event.noise_multiplier,
         delta,
         num_steps=event.num_steps,
@@ -174,9 +169,7 @@ class RandomBinsProfile(NamedTuple):
 
     event: events.RandomBins
 
-    @property
-    def mu(self) -> None:
-        """None, because no GDP parameter is known."""
+    mu = None  # no GDP parameter is known
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up."""
@@ -208,13 +201,19 @@ class RandomBinsProfile(NamedTuple):
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
         """For each δ, the ε of the same run with batches of unlimited capacity."""
-        # The event is the key of a cache. All capacities therefore use the same event,
-        # and so do both descriptions of independent noise.
-        event = dataclasses.replace(self.event, num_examples=0, max_batch_size=0)
-        if event.strategy is not None and not any(event.strategy[:2]):
-            event = dataclasses.replace(event, strategy=None)
-        of = functools.partial(_epsilon_without_overflow, event, dtype=default_float())
-        epsilons = [of(x) for x in np.ravel(delta).tolist()]
+        # The event and the strategy are keys of a cache. All capacities therefore use
+        # the same event, and both descriptions of independent noise the same strategy:
+        # geometric noise with λ = 0, so that the compiled program is the same, too.
+        strategy = self.event.strategy or StrategySpec()
+        if strategy == StrategySpec():
+            strategy = StrategySpec(denominator=(0.0,))
+        event = dataclasses.replace(
+            self.event, strategy=None, num_examples=0, max_batch_size=0
+        )
+        epsilons = [
+            _epsilon_without_overflow(event, strategy, x, default_float())
+            for x in np.ravel(delta).tolist()
+        ]
         return jnp.asarray(epsilons).reshape(np.shape(delta))
 
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
@@ -251,9 +250,7 @@ class LatticeProfile(NamedTuple):
     gaussian: Profile
     total_variation: float
 
-    @property
-    def mu(self) -> None:
-        """None, because no GDP parameter is known."""
+    mu = None  # no GDP parameter is known
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up.

@@ -13,35 +13,21 @@ search.
 import jax
 
 from dpjax._core.typing import ArrayLike
-from dpjax.accounting import events, profiles
+from dpjax.accounting import _repetitions, events, profiles
+from dpjax.accounting._repetitions import Fixed as Fixed
+from dpjax.accounting._repetitions import Geometric as Geometric
+from dpjax.accounting._repetitions import Logarithmic as Logarithmic
+from dpjax.accounting._repetitions import Poisson as Poisson
+from dpjax.accounting._repetitions import Repetitions
 from dpjax.accounting._repetitions import (
-    Fixed,
-    Geometric,
-    Logarithmic,
-    Poisson,
-    Repetitions,
-    TruncatedNegativeBinomial,
+    TruncatedNegativeBinomial as TruncatedNegativeBinomial,
 )
 from dpjax.accounting._selected import Profile, Selected
-
-__all__ = [
-    "Fixed",
-    "Geometric",
-    "Logarithmic",
-    "Poisson",
-    "TruncatedNegativeBinomial",
-    "delta",
-    "epsilon",
-]
 
 
 def _selected(mechanism: events.Event | Profile, repetitions: Repetitions) -> Selected:
     """The profile of the best of K runs, given the event or the profile of one run."""
-    if not isinstance(repetitions, Repetitions):
-        raise ValueError(
-            "repetitions must be a distribution of dpjax.accounting.selection, such "
-            f"as Geometric(10.0); got {repetitions!r}."
-        )
+    _repetitions.check(repetitions)
     known = callable(getattr(mechanism, "epsilon", None))
     profile = mechanism if known else profiles.of(mechanism)  # pyright: ignore
     return Selected(profile, repetitions)  # pyright: ignore

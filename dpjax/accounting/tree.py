@@ -58,6 +58,8 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
 from dpjax._core.typing import Adjacency, ArrayLike
+from dpjax.accounting import _schedule
+from dpjax.accounting._schedule import Schedule, mu_of_sensitivity
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
@@ -149,37 +151,26 @@ def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     return jnp.sum(jnp.max(total.reshape(num_epochs, n_b), axis=1))
 
 
-@float64(
-    "up",
-    static=("num_steps", "steps_per_epoch", "order", "factor"),
-    elementwise=True,
-)
-def _momentum_mu64(
-    noise_multiplier: jax.Array,
-    decay: jax.Array,
-    *,
-    num_steps: int,
-    steps_per_epoch: int,
-    order: str,
-    factor: float,
+@float64("up", static=("schedule",), elementwise=True)
+def momentum_mu64(
+    noise_multiplier: jax.Array, decay: jax.Array, *, schedule: Schedule
 ) -> jax.Array:
+    """`momentum_mu` for arguments that are in range."""
+    num_steps, n_b = schedule.num_steps, schedule.steps_per_epoch
     # Tran and Cutkosky (2022), Theorem 10, https://arxiv.org/abs/2210.06328, says
     # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own
     # sensitivity:
     # μ² = max_P Σ_nodes (Σ_{p in P∩node} β^{z−p})² / σ².
-    if order == "fixed":
-        square = jnp.max(_fixed_order_totals(decay, num_steps, steps_per_epoch))
+    if schedule.order == "fixed":
+        square = jnp.max(_fixed_order_totals(decay, num_steps, n_b))
     else:
-        square = _reshuffled_order(decay, num_steps, steps_per_epoch)
+        square = _reshuffled_order(decay, num_steps, n_b)
     # The terms are positive and added one after the other, so that relative rounding
     # errors grow with their number. 64 covers the errors within a term.
-    terms = num_steps.bit_length() * (-(-num_steps // steps_per_epoch))
-    bound = factor * jnp.sqrt(square) * (1 + (64 + terms) * ULP)
-    noiseless = noise_multiplier <= 0
-    mu = bound / jnp.where(noiseless, 1.0, noise_multiplier)
-    mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
-    valid = (decay >= 0) & (decay < 1) & (noise_multiplier >= 0)
-    return jnp.where(valid & ~noiseless, mu, jnp.inf)
+    terms = num_steps.bit_length() * (-(-num_steps // n_b))
+    bound = schedule.factor * jnp.sqrt(square) * (1 + (64 + terms) * ULP)
+    mu = mu_of_sensitivity(bound, noise_multiplier)
+    return jnp.where((decay >= 0) & (decay < 1), mu, jnp.inf)
 
 
 def momentum_mu(
@@ -225,18 +216,10 @@ def momentum_mu(
       25.02
     """
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.half_open_unit("decay", decay)
-    n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("order", order, ("fixed", "reshuffled"))
-    return _momentum_mu64(
-        noise_multiplier,
-        decay,
-        num_steps=num_steps,
-        steps_per_epoch=n_b,
-        order=order,
-        factor=validate.adjacency(adjacency).sensitivity_factor,
-    )
+    schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
+    return momentum_mu64(noise_multiplier, decay, schedule=schedule)
 
 
 def _window_totals(
@@ -266,18 +249,16 @@ def _window_totals(
     return total
 
 
-@float64("up", static=("num_steps", "steps_per_epoch", "factor"), elementwise=True)
+@float64("up", static=("schedule",), elementwise=True)
 def _reduced_momentum_mu64(
     anchor: jax.Array,
     change: jax.Array,
     drift: jax.Array,
     decay: jax.Array,
     *,
-    num_steps: int,
-    steps_per_epoch: int,
-    factor: float,
+    schedule: Schedule,
 ) -> jax.Array:
-    n = steps_per_epoch
+    num_steps, n = schedule.num_steps, schedule.steps_per_epoch
     # Tran and Cutkosky (2022), Theorem 8, https://arxiv.org/abs/2210.06328, has three
     # groups of nodes, each at its largest sensitivity. Here every node counts with its
     # own sensitivity.
@@ -301,11 +282,11 @@ def _reduced_momentum_mu64(
     some = most > 0
     # Rounding errors grow with the number of terms that are added.
     terms = 3 * num_steps.bit_length() * (-(-num_steps // n))
-    mu = factor * jnp.sqrt(jnp.where(some, most, 1.0)) / unit
+    mu = schedule.factor * jnp.sqrt(jnp.where(some, most, 1.0)) / unit
     mu = jnp.maximum(mu * (1 + (128 + terms) * ULP), TINY)
     mu = jnp.where(some, mu, 0.0)
-    valid = (decay >= 0) & (decay < 1) & (anchor >= 0) & (change >= 0)
-    return jnp.where(valid & (drift >= 0), mu, jnp.inf)
+    valid = (decay >= 0) & (decay < 1) & jnp.all(noises >= 0)
+    return jnp.where(valid, mu, jnp.inf)
 
 
 def reduced_momentum_mu(
@@ -350,15 +331,6 @@ def reduced_momentum_mu(
     anchor, change, drift = noise_multipliers
     for noise in noise_multipliers:
         validate.nonnegative("noise_multipliers", noise, finite=False)
-    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.half_open_unit("decay", decay)
-    n = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
-    return _reduced_momentum_mu64(
-        anchor,
-        change,
-        drift,
-        decay,
-        num_steps=num_steps,
-        steps_per_epoch=n,
-        factor=validate.adjacency(adjacency).sensitivity_factor,
-    )
+    schedule = _schedule.check(num_steps, steps_per_epoch, "fixed", adjacency)
+    return _reduced_momentum_mu64(anchor, change, drift, decay, schedule=schedule)

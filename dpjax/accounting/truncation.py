@@ -7,10 +7,9 @@ on the increase of δ, for any other accountant.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax._core import validate
-from dpjax._core.float64 import ULP, float64
+from dpjax._core.float64 import TINY, ULP, float64
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events, pld
 
@@ -25,7 +24,7 @@ def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -
     # The incomplete beta function has a factor exp(sum of log-gammas), whose relative
     # error is the absolute error of that sum.
     error = 16 * ULP * (gammaln(num_examples + 2) + 64)
-    return min(float(tail) * (1 + error) + np.finfo(np.float64).tiny, 1.0)
+    return min(float(tail) * (1 + error) + TINY, 1.0)
 
 
 @float64("up")

@@ -34,9 +34,10 @@ from dpjax._core.interpret import without_compiler
 from dpjax._core.searches import minimize
 from dpjax._matrices.strategy import Workload, check_workload
 from dpjax._matrices.toeplitz import Toeplitz
+from dpjax.accounting._schedule import Order
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import error, square_error
-from dpjax.accounting.correlated._mu import WORST, Order, mu
+from dpjax.accounting.correlated._mu import WORST, mu
 from dpjax.strategies import _making
 
 # The nuclear norm is computed for matrices up to this size, since it takes cubic time.

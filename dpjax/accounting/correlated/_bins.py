@@ -16,7 +16,7 @@ steps apart.
 """
 
 import functools
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,9 @@ from dpjax.accounting._numerics import gaussian
 from dpjax.accounting._numerics.convex_order import spread
 from dpjax.accounting._numerics.pld.composition import epsilon_of
 from dpjax.accounting._numerics.pld.pairs import log_mixture
+from dpjax.accounting._schedule import Schedule
 from dpjax.accounting.correlated import _chain, _trees
-from dpjax.accounting.correlated._mu import Order, mu_of
+from dpjax.accounting.correlated._mu import mu_of
 
 
 class Covariances(NamedTuple):
@@ -126,13 +127,6 @@ def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Ar
     return jnp.abs(c), off
 
 
-Bins = Literal["random_bins", "fresh_bins"]
-_COVARIANCES = {
-    "random_bins": random_bins,
-    "fresh_bins": fresh_bins,
-}
-# The order of `mu` that contains every pattern, for an attacker who knows the steps.
-_TOLD: dict[str, Order] = {"random_bins": "fixed", "fresh_bins": "reshuffled"}
 _LOST = 1e-5  # the share of δ that mass beyond the grids may use
 _LEAST_GAPS = 128  # one program for all gaps up to this, and one for each doubling
 
@@ -162,28 +156,25 @@ class _Run(NamedTuple):
     rate: jax.Array
 
 
-_STATIC = ("num_steps", "steps_per_epoch", "sampling", "factor")
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC)
+@functools.partial(jax.jit, static_argnames=("schedule",))
 def _run(
     strategy: Toeplitz,
     factors: jax.Array,
     noise_multiplier: jax.Array,
     *,
-    num_steps: int,
-    steps_per_epoch: int,
-    sampling: Bins,
-    factor: float,
+    schedule: Schedule,
 ) -> _Run:
+    num_steps, n_b = schedule.num_steps, schedule.steps_per_epoch
+    fresh = schedule.order == "reshuffled"
     # If the only epoch ends early, the example's step is one of the steps that ran with
-    # probability q = places / steps_per_epoch.
-    places = min(num_steps, steps_per_epoch)
-    by_gap, shared = _COVARIANCES[sampling](strategy, num_steps, places)
+    # probability q = places / n_b.
+    places = min(num_steps, n_b)
+    covariances = fresh_bins if fresh else random_bins
+    by_gap, shared = covariances(strategy, num_steps, places)
     gaps = max(_LEAST_GAPS, 1 << (places // 2 - 1).bit_length())
     by_gap = jnp.pad(by_gap, (0, gaps + 1 - by_gap.size))
-    sizes = {"num_steps": num_steps, "steps_per_epoch": places, "factor": factor}
-    told = mu_of(strategy, factors, noise_multiplier, order=_TOLD[sampling], **sizes)
+    known = schedule._replace(steps_per_epoch=places)
+    told = mu_of(strategy, factors, noise_multiplier, schedule=known)
     # If the noise varies by step, every step counts as having the least noise.
     usable = jnp.all(factors > 0)
     least = jnp.where(usable, jnp.min(factors), 0.0)
@@ -193,8 +184,8 @@ def _run(
         shared,
         told,
         jnp.asarray(places),
-        jnp.asarray(float(-(-num_steps // places) if sampling == "fresh_bins" else 1)),
-        jnp.asarray(places / steps_per_epoch),
+        jnp.asarray(float(-(-num_steps // places) if fresh else 1)),
+        jnp.asarray(places / n_b),
     )
 
 
@@ -254,27 +245,20 @@ def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Ar
     return jnp.where(asked >= 1, 0.0, value)
 
 
-@float64("up", static=_STATIC, vectors=(0, 1), elementwise=True, compiled=False)
+@float64("up", static=("schedule",), vectors=(0, 1), elementwise=True, compiled=False)
 def epsilon64(
     strategy: Toeplitz,
     factors: jax.Array,
     noise_multiplier: jax.Array,
     delta: jax.Array,
     *,
-    num_steps: int,
-    steps_per_epoch: int,
-    sampling: Bins,
-    factor: float,
+    schedule: Schedule,
 ) -> jax.Array:
-    """An upper bound on the ε of a run with random bins, f[], for static num_steps."""
-    run = _run(
-        strategy,
-        factors,
-        noise_multiplier,
-        num_steps=num_steps,
-        steps_per_epoch=steps_per_epoch,
-        sampling=sampling,
-        factor=factor,
-    )
-    few = min(num_steps, steps_per_epoch) <= _chain.MOST_PLACES
-    return _epsilon(run, delta, few=few, replace=factor > 1)
+    """An upper bound on the ε of a run with random bins, f[].
+
+    The order of the static schedule is that of an attacker who knows the example's
+    steps: "fixed" for the same bin in every epoch, and "reshuffled" for fresh bins.
+    """
+    run = _run(strategy, factors, noise_multiplier, schedule=schedule)
+    few = min(schedule.num_steps, schedule.steps_per_epoch) <= _chain.MOST_PLACES
+    return _epsilon(run, delta, few=few, replace=schedule.factor > 1)

@@ -182,12 +182,10 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     # next position, given that this one is in state i.
     centres = jnp.append(0.0, decay * x)
     variances = jnp.append(variance, jnp.broadcast_to(step, x.shape))
-    moves = jax.vmap(lambda c, v: _round_to_neighbours(c, v, states))(
-        centres, variances
-    )
-    first, move = (
-        jax.tree.map(lambda x, i=i: x[i], moves) for i in (0, slice(1, None))
-    )
+    round_each = jax.vmap(_round_to_neighbours, (0, 0, None))
+    moves = round_each(centres, variances, states)
+    first = jax.tree.map(lambda x: x[0], moves)
+    move = jax.tree.map(lambda x: x[1:], moves)
     # The number that a position adds to L in each state, in grid spacings of the sum.
     # The mass moves by a whole number of points and is split linearly between two
     # neighbours.

@@ -1,6 +1,6 @@
 """The ε of a run whose noise a strategy correlates, for each sampling scheme."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from dpjax._core.float64 import ULP, float64
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices import strategy as matrices
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax.accounting import gdp, pld
+from dpjax.accounting import _schedule, gdp, pld
 from dpjax.accounting.correlated import _bins
-from dpjax.accounting.correlated._mu import mu
+from dpjax.accounting.correlated._mu import mu_of_strategy
 
 Sampling = Literal[
     "fixed",
@@ -23,15 +23,15 @@ Sampling = Literal[
     "fresh_bins",
     "cyclic_poisson",
 ]
+# The order of `mu` that contains every pattern, for an attacker who knows the steps.
+_ORDER_OF_BINS = {"random_bins": "fixed", "fresh_bins": "reshuffled"}
 
 
 def _cyclic_poisson(
     strategy: matrices.Strategy,
     noise_multiplier: ArrayLike,
     delta: ArrayLike,
-    *,
-    num_steps: int,
-    steps_per_epoch: int,
+    schedule: _schedule.Schedule,
     adjacency: Adjacency,
 ) -> jax.Array:
     """The ε of a run with cyclic Poisson sampling, f[*b].
@@ -54,10 +54,9 @@ def _cyclic_poisson(
     # the run is ⌈T / p⌉ Gaussian steps with a column's norm for sensitivity, at rate
     # p / n_b.
     noise = _per_column64(strategy, noise_multiplier)
-    step = pld.poisson_gaussian(
-        noise, min(1.0, bands / steps_per_epoch), adjacency=adjacency
-    )
-    return pld.epsilon(pld.compose(step, -(-num_steps // bands)), delta)
+    rate = min(1.0, bands / schedule.steps_per_epoch)
+    step = pld.poisson_gaussian(noise, rate, adjacency=adjacency)
+    return pld.epsilon(pld.compose(step, -(-schedule.num_steps // bands)), delta)
 
 
 @float64("down", vectors=(0,), elementwise=True)
@@ -133,18 +132,15 @@ def epsilon(
     """
     validate.positive("noise_multiplier", noise_multiplier)
     validate.open_unit("delta", delta)
-    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("sampling", sampling, get_args(Sampling))
-    adjacency = validate.adjacency(adjacency)
-    sizes = {"num_steps": num_steps, "steps_per_epoch": n_b}
-    run = {**sizes, "adjacency": adjacency}
-    strategy = matrices.check_strategy(strategy, num_steps)
+    order: Any = _ORDER_OF_BINS.get(sampling, sampling)
+    schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
+    strategy = matrices.check_strategy(strategy, schedule.num_steps)
     if sampling == "cyclic_poisson":
-        return _cyclic_poisson(strategy, noise_multiplier, delta, **run)
-    if sampling != "random_bins" and sampling != "fresh_bins":
-        known = mu(strategy, noise_multiplier, order=sampling, **run)
-        return gdp.epsilon(known, delta)
+        return _cyclic_poisson(strategy, noise_multiplier, delta, schedule, adjacency)
+    if sampling not in _ORDER_OF_BINS:
+        mu = mu_of_strategy(strategy, noise_multiplier, schedule)
+        return gdp.epsilon(mu, delta)
     if isinstance(strategy, matrices.Tree):
         raise ValueError(
             f"strategy must not be a tree with sampling {sampling!r}; got {strategy!r}."
@@ -155,7 +151,5 @@ def epsilon(
         *matrices.toeplitz_and_factors(strategy),
         noise_multiplier,
         delta,
-        **sizes,
-        sampling=sampling,
-        factor=adjacency.sensitivity_factor,
+        schedule=schedule,
     )

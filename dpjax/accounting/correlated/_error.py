@@ -27,14 +27,11 @@ def square_error(
         numerator = times(workload.numerator, strategy.denominator)
         denominator = times(workload.denominator, strategy.numerator)
         w = series(numerator, times(denominator, -keep), num_steps)
-        return jnp.square(rates[0] * factors[0]) * (_rows(num_steps) @ jnp.square(w))
+        # The share of the T outputs that each coefficient of the filter affects.
+        affected = np.arange(num_steps, 0.0, -1.0) / num_steps
+        return jnp.square(rates[0] * factors[0]) * (affected @ jnp.square(w))
     varying = (jnp.broadcast_to(x, (num_steps,)) for x in (factors, rates, keep))
     return jnp.sum(variances(strategy, workload, *varying)) / num_steps
-
-
-def _rows(num_steps: int) -> np.ndarray:
-    """The share of the T outputs that each coefficient of a filter affects, f[T]."""
-    return np.arange(num_steps, 0.0, -1.0) / num_steps
 
 
 def variances(
@@ -92,14 +89,14 @@ def _state_space(
     return jnp.eye(order, k=1).at[:, 0].add(-d), n - d
 
 
-def _tree_square_error(
-    decay: jax.Array, workload: Workload, num_steps: int
-) -> jax.Array:
-    """The mean squared error ‖A C⁻¹‖_F² / T of a tree strategy C, f[].
+@float64("nearest", static=("num_steps",), vectors=(1,), elementwise=True)
+def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> jax.Array:
+    """The root mean square error ‖A C⁻¹‖_F / √T of a tree strategy C, f[].
 
-    A is the matrix of the workload. The error is a sum over the levels of the tree. The
-    noise of a node of level j, which step t completes, is added to the noise of step t.
-    β^{2^j} times the same noise is subtracted at step t + 2^j, where β is the decay.
+    A is the matrix of the workload. The squared error is a sum over the levels of the
+    tree. The noise of a node of level j, which step t completes, is added to the noise
+    of step t. β^{2^j} times the same noise is subtracted at step t + 2^j, where β is
+    the decay.
     """
     # The coefficients of the workload without its rate, a Toeplitz filter.
     bottom = times(workload.denominator, -jnp.asarray(workload.keep))
@@ -121,7 +118,8 @@ def _tree_square_error(
             + jnp.square(taken) * squares[np.maximum(left - size, 0)]
             - 2 * taken * products[left]
         )
-    return jnp.square(jnp.asarray(workload.rates)[0]) * total / num_steps
+    square = jnp.square(jnp.asarray(workload.rates)[0]) * total / num_steps
+    return jnp.sqrt(square)
 
 
 @float64("nearest", static=("num_steps",), vectors=(0, 1, 2), elementwise=True)
@@ -133,11 +131,6 @@ def _error64(
     num_steps: int,
 ) -> jax.Array:
     return jnp.sqrt(square_error(strategy, factors, workload, num_steps))
-
-
-@float64("nearest", static=("num_steps",), vectors=(1,), elementwise=True)
-def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> jax.Array:
-    return jnp.sqrt(_tree_square_error(decay, workload, num_steps))
 
 
 def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
@@ -172,10 +165,8 @@ def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
       0.1356
     """
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    strategy, workload = (
-        matrices.check_strategy(strategy, num_steps),
-        matrices.check_workload(workload, num_steps),
-    )
+    strategy = matrices.check_strategy(strategy, num_steps)
+    workload = matrices.check_workload(workload, num_steps)
     if isinstance(strategy, Tree):
         if any(np.shape(x)[-1] > 1 for x in (workload.rates, workload.keep)):
             raise ValueError(

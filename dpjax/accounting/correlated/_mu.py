@@ -1,30 +1,21 @@
 """The GDP parameter of a run whose noise a strategy correlates."""
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import validate
-from dpjax._core.float64 import TINY, ULP, float64
+from dpjax._core.float64 import ULP, float64
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices import strategy as matrices
 from dpjax._matrices.toeplitz import Toeplitz, series_error
-from dpjax.accounting import tree
+from dpjax.accounting import _schedule, tree
+from dpjax.accounting._schedule import Order, Schedule, mu_of_sensitivity
 from dpjax.accounting.correlated import _patterns
 
-Order = Literal["fixed", "reshuffled", "separated"]
 WORST = {
     "fixed": _patterns.fixed_order,
     "reshuffled": _patterns.reshuffled_order,
     "separated": _patterns.separated_steps,
-}
-# The same sensitivities, for examples that take part in at most a given number of
-# steps.
-WORST_OF_FEW = {
-    "fixed": _patterns.few_separated_steps,
-    "reshuffled": _patterns.few_reshuffled_steps,
-    "separated": _patterns.few_separated_steps,
 }
 
 
@@ -33,11 +24,7 @@ def mu_of(
     factors: jax.Array,
     noise_multiplier: jax.Array,
     *,
-    num_steps: int,
-    steps_per_epoch: int,
-    order: Order,
-    factor: float,
-    max_participations: int | None = None,
+    schedule: Schedule,
 ) -> jax.Array:
     """An upper bound on the GDP parameter μ of a run with correlated noise, f[].
 
@@ -48,47 +35,59 @@ def mu_of(
       factors: the factor by which the noise of each step is multiplied, f[T], or one
         factor for all steps, f[1].
       noise_multiplier: the noise standard deviation over the clip norm, f[].
-      num_steps: T, static.
-      steps_per_epoch: n_b, static.
-      order: the order of the examples, as in `mu`.
-      factor: the sensitivity of a clipped sum over the clip norm, by the adjacency.
-      max_participations: the maximum number of steps in which an example takes part,
-        static; None if only the order limits these steps.
+      schedule: the steps in which an example may take part, static.
     """
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ², because releasing x + C⁻¹z is equivalent to
     # releasing C x + z: Denisov et al. (2022), https://arxiv.org/abs/2202.08312. This
     # also holds if sums depend on earlier releases, because an example moves C x by at
     # most μσ for all values of these releases.
     weights = 1 / factors
-    sizes = (num_steps, steps_per_epoch)
-    square = WORST[order](strategy, weights, *sizes)
-    times = -(-num_steps // steps_per_epoch)
-    if max_participations is not None and max_participations < times:
-        times = max_participations
+    num_steps, n_b, order, factor, most = schedule
+    square = WORST[order](strategy, weights, num_steps, n_b)
+    times = -(-num_steps // n_b)
+    if most is not None and most < times:
+        times = most
+        few = _patterns.few_separated_steps
+        few = _patterns.few_reshuffled_steps if order == "reshuffled" else few
         # The bound for a whole pattern also holds for every subset of the pattern.
-        few = WORST_OF_FEW[order](strategy, weights, *sizes, times)
-        square = jnp.minimum(square, few)
+        square = jnp.minimum(square, few(strategy, weights, num_steps, n_b, most))
     # Sums have at most T terms. The rounding errors of the coefficients act like a
     # strategy of their own: they move C x by `off` for each participation.
     fixed = jax.lax.stop_gradient(strategy)
     off = series_error(fixed, fixed.coefficients(num_steps))
     off = times * off * jnp.max(weights)
     moved = jnp.sqrt(square) * (1 + (256 + 8 * num_steps) * ULP) + off
-    bound = factor * moved * (1 + 8 * ULP)
-    noiseless = noise_multiplier <= 0
-    mu = bound / jnp.where(noiseless, 1.0, noise_multiplier)
-    # An underflow must not report perfect privacy.
-    mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
-    valid = (noise_multiplier >= 0) & jnp.isfinite(moved) & jnp.all(factors > 0)
-    return jnp.where(valid & ~noiseless, mu, jnp.inf)
+    mu = mu_of_sensitivity(factor * moved * (1 + 8 * ULP), noise_multiplier)
+    return jnp.where(jnp.isfinite(moved) & jnp.all(factors > 0), mu, jnp.inf)
 
 
-_mu64 = float64(
-    "up",
-    static=("num_steps", "steps_per_epoch", "order", "factor", "max_participations"),
-    vectors=(0, 1),
-    elementwise=True,
-)(mu_of)
+_mu64 = float64("up", static=("schedule",), vectors=(0, 1), elementwise=True)(mu_of)
+
+
+def mu_of_strategy(
+    strategy: matrices.Strategy, noise_multiplier: ArrayLike, schedule: Schedule
+) -> jax.Array:
+    """The result of `mu` for valid arguments.
+
+    Raises:
+      ValueError: the strategy is a tree, and trees do not support this schedule.
+    """
+    num_steps, n_b, order, _, most = schedule
+    if isinstance(strategy, matrices.Tree):
+        if most is not None:
+            raise ValueError(
+                f"max_participations must be None if strategy is a tree; got {most}."
+            )
+        if order == "separated":
+            raise ValueError(
+                "order must be 'fixed' or 'reshuffled' if strategy is a tree; got "
+                f"{order!r}."
+            )
+        return tree.momentum_mu64(noise_multiplier, strategy.decay, schedule=schedule)
+    # An epoch that is longer than the run has the same result, but would pad arrays.
+    schedule = schedule._replace(steps_per_epoch=min(n_b, num_steps))
+    shape, factors = matrices.toeplitz_and_factors(strategy)
+    return _mu64(shape, factors, noise_multiplier, schedule=schedule)
 
 
 def mu(
@@ -154,43 +153,12 @@ def mu(
       0.913
     """
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    num_steps = validate.static_int("num_steps", num_steps, minimum=1)
-    n_b = validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1)
     validate.one_of("order", order, tuple(WORST))
-    strategy = matrices.check_strategy(strategy, num_steps)
+    schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
+    strategy = matrices.check_strategy(strategy, schedule.num_steps)
     if max_participations is not None:
         most = validate.static_int("max_participations", max_participations, minimum=1)
         # A limit that no example can reach would only compile the same program again.
-        max_participations = most if most < -(-num_steps // n_b) else None
-    if isinstance(strategy, matrices.Tree):
-        if max_participations is not None:
-            raise ValueError(
-                "max_participations must be None if strategy is a tree; got "
-                f"{max_participations}."
-            )
-        if order == "separated":
-            raise ValueError(
-                "order must be 'fixed' or 'reshuffled' if strategy is a tree; got "
-                f"{order!r}."
-            )
-        return tree.momentum_mu(
-            noise_multiplier,
-            num_steps=num_steps,
-            decay=strategy.decay,
-            steps_per_epoch=n_b,
-            order=order,
-            adjacency=adjacency,
-        )
-    shape, factors = matrices.toeplitz_and_factors(strategy)
-    return _mu64(
-        shape,
-        factors,
-        noise_multiplier,
-        num_steps=num_steps,
-        # An epoch that is longer than the run has the same result, but would pad
-        # arrays.
-        steps_per_epoch=min(n_b, num_steps),
-        order=order,
-        factor=validate.adjacency(adjacency).sensitivity_factor,
-        max_participations=max_participations,
-    )
+        if most < -(-schedule.num_steps // schedule.steps_per_epoch):
+            schedule = schedule._replace(max_participations=most)
+    return mu_of_strategy(strategy, noise_multiplier, schedule)

@@ -62,16 +62,15 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
         epoch, padded with zeros beyond the largest distance, f[m].
       n_b: the number of steps in an epoch, i[].
     """
-    fall, close, joins = (
-        np.ravel(x) for x in np.meshgrid(_FALLS, _CLOSE, np.arange(_MOST_JOINS + 1))
-    )
-    # Settings that differ only in unused joins give the same tree. They get the same
-    # row here, and the set below keeps one.
-    rows = [
-        (fall[i] if j > c + 1 else 0.5, min(c, max(j - 1, 0)), j)
-        for i, (c, j) in enumerate(zip(close, joins, strict=True))
-    ]
-    joins, close, fall = np.array(sorted({(j, c, f) for f, c, j in rows})).T
+    # Settings that differ only in unused joins give the same tree. They are equal
+    # here, and the set keeps one of them.
+    settings = {
+        (joins, min(close, max(joins - 1, 0)), fall if joins > close + 1 else 0.5)
+        for joins in range(_MOST_JOINS + 1)
+        for close in _CLOSE
+        for fall in _FALLS
+    }
+    joins, close, fall = np.array(sorted(settings)).T
 
     def one(fall: jax.Array, close: jax.Array, joins: jax.Array) -> Tree:
         level = jnp.arange(_MOST_JOINS + 1)
@@ -81,15 +80,9 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
         # such a gap. The tolerance covers rounding errors, so that equal covariances
         # are accepted.
         gap = 1 + jnp.sum(by_gap[None, 1:] > wanted[:, None] * (1 + 1e-9), axis=1)
-        gaps = gap[:-1]
-
-        def join_length(length: jax.Array, x: tuple[jax.Array, jax.Array]):
-            gap, there = x
-            return jnp.where(there, 2 * length + gap - 1, length), None
-
-        length, _ = jax.lax.scan(
-            join_length, jnp.ones_like(gap[0]), (gaps, level[:-1] < joins)
-        )
+        gaps, length = gap[:-1], jnp.ones_like(gap[0])
+        for k in range(_MOST_JOINS):
+            length = jnp.where(k < joins, 2 * length + gaps[k] - 1, length)
         copies = n_b // (length + gap[joins] - 1)
         apart = n_b // jnp.maximum(copies, 1) - length + 1
         alone = gaps[jnp.maximum(joins - 1, 0)]
@@ -231,21 +224,17 @@ def best(
     by_gap, delta = jax.lax.stop_gradient((by_gap, delta))
     trees = candidates(by_gap, n_b)
 
-    def better(
-        best: tuple[jax.Array, Tree], tree: Tree
-    ) -> tuple[tuple[jax.Array, Tree], None]:
+    def estimate(tree: Tree) -> jax.Array:
         about = jax.lax.cond(
             tree.copies > 0,  # the tree fits into an epoch
             lambda: _estimate(tree, by_gap, n_b, delta, num_epochs),
             lambda: jnp.full((), jnp.inf),
         )
-        now = about, tree
-        return jax.tree.map(
-            lambda x, y: jnp.where(now[0] < best[0], x, y), now, best
-        ), None
+        return jnp.where(jnp.isnan(about), jnp.inf, about)
 
-    # The first tree has no joins and always fits.
-    first = jax.tree.map(lambda x: x[0], trees)
-    start = jnp.full((), jnp.inf), first
-    (_, tree), _ = jax.lax.scan(better, start, trees)
-    return tree
+    about = jax.lax.map(estimate, trees)
+    # The first tree has no joins and always fits. argmin is not used, since JAX lowers
+    # argmin under the caller's configuration, which may have no float64.
+    place = np.arange(about.size)
+    first = jnp.min(jnp.where(about <= jnp.min(about), place, about.size - 1))
+    return jax.tree.map(lambda x: x[first], trees)

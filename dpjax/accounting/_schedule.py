@@ -1,0 +1,54 @@
+"""The steps of a run in which an example may take part, and μ from its sensitivity."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core import validate
+from dpjax._core.float64 import TINY
+from dpjax._core.typing import Adjacency
+
+Order = Literal["fixed", "reshuffled", "separated"]
+
+
+class Schedule(NamedTuple):
+    """The static numbers that determine the sensitivity of a run to one example.
+
+    Attributes:
+      num_steps: T, the number of steps of the run.
+      steps_per_epoch: n_b, the number of steps in an epoch.
+      order: "fixed" if an example has the same position in every epoch. "reshuffled" if
+        an example takes part in at most one step of each epoch, in any step.
+        "separated" if the steps of an example are at least n_b apart.
+      factor: the sensitivity of a clipped sum over the clip norm, by the adjacency.
+      max_participations: the maximum number of steps in which an example takes part;
+        None if only the order limits these steps.
+    """
+
+    num_steps: int
+    steps_per_epoch: int
+    order: Order
+    factor: float
+    max_participations: int | None = None
+
+
+def check(
+    num_steps: int, steps_per_epoch: int, order: Order, adjacency: Adjacency
+) -> Schedule:
+    """The `Schedule` of these numbers; raise ValueError if a number is out of range."""
+    return Schedule(
+        validate.static_int("num_steps", num_steps, minimum=1),
+        validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1),
+        order,
+        validate.adjacency(adjacency).sensitivity_factor,
+    )
+
+
+def mu_of_sensitivity(sensitivity: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
+    """The sensitivity over the noise, above 0 for finite noise; inf without noise."""
+    noiseless = ~(noise_multiplier > 0)
+    mu = sensitivity / jnp.where(noiseless, 1.0, noise_multiplier)
+    # An underflow must not report perfect privacy.
+    mu = jnp.where(noise_multiplier < jnp.inf, jnp.maximum(mu, TINY), mu)
+    return jnp.where(noiseless, jnp.inf, mu)
