@@ -31,6 +31,8 @@ FOLDER = pathlib.Path(__file__).parent
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 VERSION = re.compile(r"\b(dpjax|jax) \d+(?:\.\d+)+\w*")
 RELATIVE = 0.05  # where something was trained
+# These begin first, so that no long notebook runs alone at the end.
+LONGEST = ("choosing", "convex-erm", "quickstart", "differentiating-accountants")
 
 
 def execute(path):
@@ -135,6 +137,7 @@ def main():
         for path in sorted(FOLDER.glob("*.ipynb"))
         if not names or path.stem in names
     ]
+    paths.sort(key=lambda path: path.stem not in LONGEST)
     failed = False
     # A thread waits for a kernel, which is a process of its own.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
