@@ -19,6 +19,7 @@ what else a machine has, and as many at a time as it has cores.
 
 import argparse
 import concurrent.futures
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -28,9 +29,16 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = pathlib.Path(__file__).parent
+# The tests keep compiled programs there, too, and delete old ones.
+CACHE = pathlib.Path(
+    os.environ.get("DPJAX_TESTS_CACHE", pathlib.Path.home() / ".cache/dpjax-tests"),
+    importlib.metadata.version("jaxlib"),
+)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 VERSION = re.compile(r"\b(dpjax|jax) \d+(?:\.\d+)+\w*")
 RELATIVE = 0.05  # where something was trained
+# These begin first, so that no long notebook runs alone at the end.
+LONGEST = ("choosing", "convex-erm", "quickstart", "differentiating-accountants")
 
 
 def execute(path):
@@ -129,12 +137,16 @@ def main():
     arguments = options.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.pop("DPJAX_DATA", None)  # committed is what runs anywhere
+    # The programs of an earlier run are not compiled again.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     names = [pathlib.Path(name).stem for name in arguments.names]
     paths = [
         path
         for path in sorted(FOLDER.glob("*.ipynb"))
         if not names or path.stem in names
     ]
+    paths.sort(key=lambda path: path.stem not in LONGEST)
     failed = False
     # A thread waits for a kernel, which is a process of its own.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -1,13 +1,12 @@
 """One of several processes that train one model; `test_processes` starts them.
 
-    python tests/several_processes.py ADDRESS NUMBER_OF_PROCESSES NUMBER FOLDER
-
-Eight devices of the CPU are divided among the processes. The last parameters and the
-examples that this process read go to FOLDER.
+Eight devices of the CPU are divided among the processes, which come from a server that
+has imported what is slow to import (see `killed_runs`). The last parameters and the
+examples that each process read go to a folder.
 """
 
-import pathlib
-import sys
+import multiprocessing
+import socket
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +47,13 @@ def loss(params, examples):
     return jnp.mean((h[..., 0] + params["bias"] - y) ** 2)
 
 
-def main(address, count, number, folder):
+def _train_in_process(address, count, number, folder, cache):
     """Train with Adam and independent noise, and with tree noise; save both results."""
     jax.config.update("jax_num_cpu_devices", 8 // count)
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_disable_most_optimizations", True)
     if count > 1:
         jax.distributed.initialize(address, count, number)
     kinds = (jax.sharding.AxisType.Auto,) * 2
@@ -107,5 +110,28 @@ def main(address, count, number, folder):
     np.savez(folder / f"{count}-{number}.npz", **results)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), pathlib.Path(sys.argv[4]))
+def run_processes(count, folder):
+    """The results of each process, by name."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["several_processes", "orbax.checkpoint"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    cache = jax.config.jax_compilation_cache_dir
+    processes = [
+        server.Process(
+            target=_train_in_process, args=(address, count, number, folder, cache)
+        )
+        for number in range(count)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join(240)
+            assert process.exitcode == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [dict(np.load(folder / f"{count}-{i}.npz")) for i in range(count)]

@@ -86,8 +86,12 @@ HEAVY = {
     "rdp.best_order",
     "truncation.poisson_gaussian",
 }
-# NumPy needs seconds for each of the values at neighbouring numbers.
-COMPILED = {"iteration.noisy_sgd_epsilon"}
+# NumPy needs a second or more for each of the values at neighbouring numbers.
+COMPILED = {
+    "iteration.noisy_sgd_epsilon",
+    "random_rounds.delta",
+    "truncation.poisson_gaussian",
+}
 BY_NAME = pytest.mark.parametrize(
     ("wing", "name"),
     [

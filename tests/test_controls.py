@@ -86,14 +86,6 @@ def add_noise_after_cast(monkeypatch):
         ),
         pytest.param(
             halve_noise,
-            # Without XLA's programs for accountants, which only save time.
-            lambda: test_random_rounds.test_run_noise_has_the_scale_of_the_guarantee(
-                compiled=None
-            ),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            halve_noise,
             test_reduced_momentum.test_noise_has_stated_variance_and_differs_by_node,
             marks=pytest.mark.matrix,
         ),
@@ -135,3 +127,11 @@ def test_noise_test_fails_on_broken_noise(broken, test, monkeypatch):
     broken(monkeypatch)
     with pytest.raises(AssertionError):
         test()
+
+
+@pytest.mark.slow
+def test_noise_test_of_random_rounds_fails_on_halved_noise(monkeypatch, compiled):
+    """The calibration of this run evaluates its accountant often (see `compiled`)."""
+    halve_noise(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_random_rounds.test_run_noise_has_the_scale_of_the_guarantee(compiled)

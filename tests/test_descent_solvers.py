@@ -345,7 +345,7 @@ def test_epsilon_of_scheduled_noisy_sgd_composes_varying_noise():
 
 
 @pytest.mark.slow
-def test_noisy_sgd_meets_its_target():
+def test_noisy_sgd_meets_its_target(compiled):
     result = solvers.noisy_sgd(
         HUBER,
         W0,

@@ -62,7 +62,7 @@ QUICK = {"pitfalls.md", "map.md", "howto/language-model.md"}
 # Pages whose programs need an optional library.
 NEEDED = {"howto/keras.md": "keras"}
 # Pages whose programs take longer to run than to compile.
-OPTIMIZED = {"choosing-a-mechanism.md"}
+OPTIMIZED = {"choosing-a-mechanism.md", "correlated.md"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: [\w. ]+ -->\n\n$")
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax._core import interpret
 from dpjax._plan.guarantee import RunGuarantee
 
 PATH = pathlib.Path(__file__).parents[1] / "examples" / "lora_transformer.py"
@@ -43,6 +44,7 @@ def save_runs(folder):
     A process of its own calls this function, because the tests have four devices.
     """
     jax.config.update("jax_num_cpu_devices", 8)
+    interpret.Tracer = object  # XLA evaluates accountants, as with `compiled`
     example = load_example()
     dpjax.random_key = lambda: jax.random.key(3)
     dpjax.plan = functools.cache(dpjax.plan)  # both runs have the same plan

@@ -34,7 +34,7 @@ def sgd_bounds(num_steps, noise_multiplier=3.0, **changes):
 
 
 @pytest.mark.slow
-def test_composition_matches_published_table():
+def test_composition_matches_published_table(compiled):
     """Table 4 of Bok, Su and Altschuler (2024), to its digits."""
     for epochs, printed in ((50, 4.44), (100, 6.65), (200, 10.11)):
         found = sgd_bounds(40 * epochs).composition
@@ -42,7 +42,7 @@ def test_composition_matches_published_table():
 
 
 @pytest.mark.slow
-def test_epsilon_of_long_convex_runs_converges():
+def test_epsilon_of_long_convex_runs_converges(compiled):
     convex = {"diameter": 0.02, "regularization": 0.1}
     short, long = sgd_bounds(20_000, **convex), sgd_bounds(80_000, **convex)
     assert long.composition > 2 * short.composition
