@@ -253,21 +253,16 @@ def _connected_components(
     `reached` gives, for each operand, the leaves on which the operand depends. Each
     component is a pair: the indices of its leaves, and the indices of its operands.
     """
-    from scipy import sparse  # here, since importing SciPy takes long
-
-    # The nodes of the graph are the operands, and then the leaves.
-    count, num_leaves = len(reached), 1 + max(frozenset((-1,)).union(*reached))
-    edges = [(i, count + leaf) for i, leaves in enumerate(reached) for leaf in leaves]
-    ends = np.array(edges, int).reshape(-1, 2).T
-    shape = (count + num_leaves,) * 2
-    graph = sparse.coo_array((np.ones(len(edges)), tuple(ends)), shape)
-    _, names = sparse.csgraph.connected_components(graph, directed=False)
-    together: dict[int, tuple[set[int], list[int]]] = {}
-    for number, leaves in enumerate(reached):
-        all_leaves, members = together.setdefault(names[number], (set(), []))
-        all_leaves |= leaves
-        members.append(number)
-    return [(tuple(sorted(a)), tuple(b)) for a, b in together.values()]
+    parts: list[tuple[frozenset[int], list[int]]] = []
+    for operand, leaves in enumerate(reached):
+        # The operand joins all components that share a leaf with it.
+        joined = [part for part in parts if not leaves.isdisjoint(part[0])]
+        parts = [part for part in parts if leaves.isdisjoint(part[0])]
+        members = [i for _, operands in joined for i in operands]
+        leaves = leaves.union(*(part[0] for part in joined))
+        parts.append((leaves, [*members, operand]))
+    by_first = sorted((sorted(members), sorted(leaves)) for leaves, members in parts)
+    return [(tuple(leaves), tuple(members)) for members, leaves in by_first]
 
 
 # For each computed variable, the index of its equation and the equation.

@@ -54,12 +54,15 @@ class Site:
 
     Attributes:
       operand: the operand's variable.
+      position: the operand's index among the equation's inputs, or among the outputs of
+        the jaxpr.
       loops: the scans around the site, the outermost first.
       name: the primitive of the equation that takes the operand, with the rule's name
         if there is a rule; "carry" if the operand is an output of the jaxpr.
     """
 
     operand: jex.Var
+    position: int
     loops: tuple[Loop, ...]
     name: str
 
@@ -117,7 +120,7 @@ class RuledSite(Site):
     def features(self) -> Hashable:
         """A hashable description of the rule, its equation and the scans around it."""
         rule = self.rule
-        return rule.position, self.loops, rule.name, eqs.of_equation(rule.eqn)
+        return self.position, self.loops, rule.name, eqs.of_equation(rule.eqn)
 
 
 @dataclasses.dataclass(eq=False)
@@ -130,13 +133,11 @@ class KeptSite(Site):
     Attributes:
       eqn: the block's equation.
       known: for each of the equation's inputs, whether it is batch-invariant.
-      position: the operand's index among the equation's inputs.
       outputs: the indices of the block's outputs that are differentiated.
     """
 
     eqn: jex.JaxprEqn
     known: tuple[bool, ...]
-    position: int
     outputs: tuple[int, ...]
 
     def features(self) -> Hashable:
@@ -159,20 +160,19 @@ class Scope:
       depth: the number of scans around the jaxpr.
       steps: for every batch-invariant variable, the scans in which it changes from
         iteration to iteration. A scan is given by its depth; the outermost has depth 0.
-      sites: a dict from the index of an equation to its sites, which are a dict from
-        the operand's index among the equation's inputs to the site.
+      sites: for each equation, its sites in the order of their operands.
       scans: a dict from the index of a scan that parameters enter to the scope of its
         body.
-      outputs: a dict from the index of an output that must depend on the example, but
-        is batch-invariant, to the site of this output.
+      outputs: the sites of outputs that must depend on the example, but are
+        batch-invariant.
     """
 
     closed: jex.ClosedJaxpr
     depth: int
     steps: dict[jex.Var, frozenset[int]]
-    sites: dict[int, dict[int, Site]] = dataclasses.field(default_factory=dict)
+    sites: list[list[Site]]
     scans: dict[int, "Scope"] = dataclasses.field(default_factory=dict)
-    outputs: dict[int, Site] = dataclasses.field(default_factory=dict)
+    outputs: list[Site] = dataclasses.field(default_factory=list)
 
     def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
         """The depths of the scans in which one of the atoms changes between iterations.
@@ -192,20 +192,16 @@ class Scope:
 
         The list is empty if the equation at the index is no such block.
         """
-        return [site for site in self.sites_at(index) if isinstance(site, KeptSite)]
-
-    def sites_at(self, index: int) -> Sequence[Site]:
-        """The sites of the equation at an index, in the order of their operands."""
-        return tuple(self.sites.get(index, {}).values())
+        return [site for site in self.sites[index] if isinstance(site, KeptSite)]
 
     def all_sites(self) -> list[Site]:
         """The sites of this scope and of the scans inside it, in the order of taps."""
         sites: list[Site] = []
-        for index in range(len(self.closed.jaxpr.eqns)):
-            sites.extend(self.sites_at(index))
+        for index, own in enumerate(self.sites):
+            sites += own
             if index in self.scans:
-                sites.extend(self.scans[index].all_sites())
-        return [*sites, *self.outputs.values()]
+                sites += self.scans[index].all_sites()
+        return [*sites, *self.outputs]
 
 
 def analyse(
@@ -238,7 +234,8 @@ def analyse(
     """
     jaxpr = closed.jaxpr
     live = live_variables(jaxpr, outputs)
-    scope = Scope(closed, len(lengths), dict.fromkeys(jaxpr.constvars, frozenset()))
+    around_constants = dict.fromkeys(jaxpr.constvars, frozenset())
+    scope = Scope(closed, len(lengths), around_constants, [[] for _ in jaxpr.eqns])
     sources: dict[jex.Var, frozenset[int]] = {}
     origins: dict[Site, frozenset[int]] = {}
     for i, var in enumerate(jaxpr.invars):
@@ -257,10 +254,10 @@ def analyse(
 
     def site(eqn: jex.JaxprEqn, position: int, rule: Rule | None) -> Site:
         operand, name = cast(jex.Var, eqn.invars[position]), eqn.primitive.name
-        where = operand, loops(operand)
+        where = operand, position, loops(operand)
         if eqs.is_rematerialised(eqn):
             known = tuple(scope.steps_of(v) is not None for v in eqn.invars)
-            return KeptSite(*where, name, eqn, known, position, live_outputs(eqn, live))
+            return KeptSite(*where, name, eqn, known, live_outputs(eqn, live))
         if rule is None:
             return TappedSite(*where, name)
         return RuledSite(*where, f"{name} ({rule.name})", rule)
@@ -289,9 +286,9 @@ def analyse(
         operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
         if not operands or live.isdisjoint(eqn.outvars):
             continue
-        lifted = set(operands)
+        tapped: Iterable[int] = operands
         if eqn.primitive.name == "scan":
-            scope.scans[index], lifted, within = _analyse_scan(
+            scope.scans[index], tapped, within = _analyse_scan(
                 scope, eqn, operands, lengths, live_outputs_of_scan(eqn, live), kept
             )
             for inner, entered in within.items():
@@ -299,17 +296,16 @@ def analyse(
         # Rules need an equation that is linear in its operand. If a parameter enters
         # twice, as in a product of two functions of it, the taps are on the operands.
         rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
-        by_operand = {i: site(eqn, i, rule) for i in operands if i in lifted}
-        origins.update((one, depends(one.operand)) for one in by_operand.values())
-        scope.sites[index] = by_operand
+        scope.sites[index] = [site(eqn, i, rule) for i in sorted(tapped)]
+        origins.update((one, depends(one.operand)) for one in scope.sites[index])
 
     # A differentiated output that no example enters also gets a tap. So its derivative
     # is taken for each example, as in the vmap engine.
     for i in outputs:
         operand = jaxpr.outvars[i]
         if isinstance(operand, jex.Var) and (reached := depends(operand)):
-            scope.outputs[i] = TappedSite(operand, loops(operand), "carry")
-            origins[scope.outputs[i]] = reached
+            scope.outputs.append(TappedSite(operand, i, loops(operand), "carry"))
+            origins[scope.outputs[-1]] = reached
     return scope, origins
 
 

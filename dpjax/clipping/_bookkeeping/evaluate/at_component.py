@@ -122,7 +122,7 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
     def forward(operand: jax.Array, others: Arrays) -> jax.Array:
         inputs = list(others)
         # The equation is linear in the operand, with the other inputs fixed.
-        inputs.insert(site.rule.position, operand)
+        inputs.insert(site.position, operand)
         return bind(eqn, inputs, **changed)[0]
 
     # With in_axes=None the transpose sums over an axis: here over the batch, and over

@@ -12,7 +12,7 @@ differentiates and transposes once. The compiler still optimises across the call
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -46,28 +46,22 @@ class Stretch(NamedTuple):
     Attributes:
       start: the index of the first equation in the jaxpr.
       eqns: the equations of the segment.
-      sites: for each equation, a dict from the operand's index among the equation's
-        inputs to the site.
+      sites: for each equation, its sites.
       inputs: the variables that the segment reads but does not compute.
       outs: the variables that the segment computes and later equations read.
     """
 
     start: int
     eqns: tuple[jex.JaxprEqn, ...]
-    sites: tuple[Mapping[int, Site], ...]
+    sites: list[list[Site]]
     inputs: tuple[jex.Var, ...]
     outs: tuple[jex.Var, ...]
-
-    @property
-    def all_sites(self) -> list[Site]:
-        """The segment's sites, in the order of equations and then of operands."""
-        return [site for by_operand in self.sites for site in by_operand.values()]
 
     def features(self) -> Hashable:
         """A hashable description, equal for segments with equal functions and taps."""
         taps = tuple(
-            tuple((i, isinstance(site, RuledSite)) for i, site in by_operand.items())
-            for by_operand in self.sites
+            tuple((site.position, isinstance(site, RuledSite)) for site in sites)
+            for sites in self.sites
         )
         return taps, eqs.of_function(self.inputs, self.eqns, self.outs)
 
@@ -80,8 +74,8 @@ def stretches(scope: Scope) -> list[Stretch]:
     """
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
-    for index in range(len(eqns)):
-        if any(isinstance(site, RuledSite) for site in scope.sites_at(index)):
+    for index, sites in enumerate(scope.sites):
+        if any(isinstance(site, RuledSite) for site in sites):
             starts.add(index)
         if index in scope.scans or scope.block_sites(index):
             starts |= {index, index + 1}
@@ -99,8 +93,7 @@ def stretches(scope: Scope) -> list[Stretch]:
         entering = (v for eqn in own for v in eqn.invars if isinstance(v, jex.Var))
         inputs = tuple(v for v in dict.fromkeys(entering) if v not in made)
         outs = tuple(v for v in made if last.get(v, -1) >= stop)
-        sites = tuple(scope.sites.get(i, {}) for i in range(start, stop))
-        parts.append(Stretch(start, own, sites, inputs, outs))
+        parts.append(Stretch(start, own, scope.sites[start:stop], inputs, outs))
     return parts
 
 
@@ -111,13 +104,13 @@ def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
     for eqn, sites in zip(stretch.eqns, stretch.sites, strict=True):
         args = [eqs.read(v, values) for v in eqn.invars]
         ruled = None
-        for position, site in sites.items():
+        for site in sites:
             # At a tapped operand, the tap is added before the equation. At a site with
             # a rule, the tap is added to the equation's output.
             if isinstance(site, TappedSite):
-                args[position] = plus(args[position], next(pending))
+                args[site.position] = plus(args[site.position], next(pending))
             else:
-                ruled = position
+                ruled = site.position
         out = eqs.bind(eqn, args)
         if ruled is not None:
             out[0] = plus(out[0], next(pending))
@@ -148,7 +141,7 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
         # All batch-invariant equations are traced, even if no operand needs them.
         if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
             eqs.add_outputs([eqn], values, in_all_iterations)
-        values_of_operands += [values[site.operand] for site in scope.sites_at(index)]
+        values_of_operands += [values[site.operand] for site in scope.sites[index]]
         if index in scope.scans:
             body = scope.scans[index]
             pairs = zip(eqn.invars, body.closed.jaxpr.invars, strict=True)
@@ -157,10 +150,7 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
                 for outer, inner in pairs
             ]
             values_of_operands += operands(body, entering)
-    return [
-        *values_of_operands,
-        *(values[site.operand] for site in scope.outputs.values()),
-    ]
+    return [*values_of_operands, *(values[site.operand] for site in scope.outputs)]
 
 
 def _in_all_iterations(
@@ -210,32 +200,32 @@ def run(
     counts = collections.Counter(parts)
     for alike in parts:
         stretch = alike.part
-        own = list(itertools.islice(pending, len(stretch.all_sites)))
+        own = list(itertools.islice(pending, sum(map(len, stretch.sites))))
         body, kept = scope.scans.get(stretch.start), scope.block_sites(stretch.start)
-        if body is not None and (inside := body.all_sites()):
-            (eqn,), (sites,) = stretch.eqns, stretch.sites
-            args = [eqs.read(v, values) for v in eqn.invars]
-            # Some inputs of the scan are tapped before the scan (analysis.sites).
-            for position, tap in zip(sites, own, strict=True):
-                args[position] = plus(args[position], tap)
-            within = list(itertools.islice(pending, len(inside)))
-            out, new = _scan(eqn, args, body, within, at_block)
-            values.update(zip(eqn.outvars, out, strict=True))
-        elif kept:
-            (eqn,) = stretch.eqns
-            assert at_block is not None
-            args = [eqs.read(v, values) for v in eqn.invars]
-            out, new = at_block(kept, args, own), []
-            values.update(zip(eqn.outvars, out, strict=True))
-        else:
+        inside = body.all_sites() if body is not None else []
+        if not inside and not kept:
             # A segment that occurs only once is traced in place.
             function = _pass_once if counts[alike] > 1 else _pass
             out, new = function(alike, [values[v] for v in stretch.inputs], own)
             values.update(zip(stretch.outs, out, strict=True))
-        records += new
+            records += new
+            continue
+        (eqn,), (sites,) = stretch.eqns, stretch.sites
+        args = [eqs.read(v, values) for v in eqn.invars]
+        if body is None:
+            assert at_block is not None
+            out = at_block(kept, args, own)
+        else:
+            # Some inputs of the scan are tapped before the scan (analysis.sites).
+            for site, tap in zip(sites, own, strict=True):
+                args[site.position] = plus(args[site.position], tap)
+            within = list(itertools.islice(pending, len(inside)))
+            out, new = _scan(eqn, args, body, within, at_block)
+            records += new
+        values.update(zip(eqn.outvars, out, strict=True))
     outputs = [eqs.read(v, values) for v in scope.closed.jaxpr.outvars]
-    for i, tap in zip(scope.outputs, pending, strict=True):
-        outputs[i] = plus(outputs[i], tap)
+    for site, tap in zip(scope.outputs, pending, strict=True):
+        outputs[site.position] = plus(outputs[site.position], tap)
     return outputs, records
 
 
