@@ -461,9 +461,6 @@ def explain(
         loss_fn, 1.0, argnums=argnums, batch_argnums=batch_argnums, has_aux=has_aux
     )
     named = jax.tree_util.tree_flatten_with_path(fn.parameters(args))[0]
-    return bookkeeping.explanation(
-        fn.plan(*args),
-        [jax.tree_util.keystr(path) for path, _ in named],
-        [jnp.shape(leaf) for _, leaf in named],
-        fn.plan(*args, keep_blocks=True).automatic,
-    )
+    parameters = [(jax.tree_util.keystr(path), jnp.shape(leaf)) for path, leaf in named]
+    auto = fn.plan(*args, keep_blocks=True).automatic
+    return bookkeeping.explanation(fn.plan(*args), parameters, auto)

@@ -97,17 +97,21 @@ def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
     return np.promote_types(least, at_least_float32(dtype))
 
 
-class Root(NamedTuple):
-    """An array to which several operands are equal, up to the order of axes.
+class Member(NamedTuple):
+    """An operand that is equal to a root, up to the order of axes.
 
     Attributes:
-      members: the indices of these operands among the component's operands.
-      axes: for each of these operands, a tuple that maps the operand's axes to the
-        root's axes. It has -1 for an axis of size one.
+      index: the operand's index among the component's operands.
+      axes: a tuple that maps the operand's axes to the root's axes. It has -1 for an
+        axis of size one.
     """
 
-    members: tuple[int, ...]
-    axes: tuple[tuple[int, ...], ...]
+    index: int
+    axes: tuple[int, ...]
+
+
+# An array to which several operands are equal, given by these operands.
+Root = tuple[Member, ...]
 
 
 class Component(NamedTuple):
@@ -134,6 +138,11 @@ class Component(NamedTuple):
     reason: str
 
     @property
+    def ruled_sites(self) -> list[RuledSite]:
+        """The component's sites whose equations are covered by rules."""
+        return [site for site in self.sites if isinstance(site, RuledSite)]
+
+    @property
     def is_in_blocks(self) -> bool:
         """Whether checkpointed blocks compute all of this component's norms and sums.
 
@@ -144,7 +153,7 @@ class Component(NamedTuple):
         """
         return (
             self.roots is not None
-            and all(len(root.members) == 1 for root in self.roots)
+            and all(len(root) == 1 for root in self.roots)
             and all(isinstance(site, KeptSite) for site in self.sites)
             and not any(loop.shared for site in self.sites for loop in site.loops)
         )
@@ -302,7 +311,7 @@ def _isometry(
     def maker(var: jex.Var) -> jex.JaxprEqn | None:
         return made_by[var][1] if var in made_by else None
 
-    roots: dict[Hashable, tuple[jex.Var, list[int], list[tuple[int, ...]]]] = {}
+    roots: dict[Hashable, tuple[jex.Var, list[Member]]] = {}
     for i, member in enumerate(members):
         var = member
         axes = tuple(range(aval(var).ndim))
@@ -314,9 +323,7 @@ def _isometry(
             eqn = maker(var)
         # Two equations that take the same part of an array have the same root.
         name = var if eqn is None else _name_of_part(eqn, var)
-        _, operands, all_axes = roots.setdefault(name, (var, [], []))
-        operands.append(i)
-        all_axes.append(axes)
+        roots.setdefault(name, (var, []))[1].append(Member(i, axes))
 
     pending: list[tuple[jex.Var, Part | None]] = [(r[0], None) for r in roots.values()]
     uses: dict[jex.Var, list[Part | None]] = {}
@@ -333,8 +340,7 @@ def _isometry(
         if not _moves_entries(eqn) or not from_leaves:
             return None, f"made by {eqn.primitive.name}"
         pending.extend((cast(jex.Var, v), _part(eqn, var)) for v in eqn.invars)
-    merged = [Root(tuple(ops), tuple(axes)) for _, ops, axes in roots.values()]
-    return tuple(merged), ""
+    return tuple(tuple(own) for _, own in roots.values()), ""
 
 
 # A part of an array: for each axis, the start and the end of the part.

@@ -19,13 +19,15 @@ derivative is NaN.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
+import jax
 import jax.extend.core as jex
 
 from dpjax._core.interpret import scan_sizes
-from dpjax._core.typing import Atom
+from dpjax._core.typing import Arrays, Atom
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
@@ -157,7 +159,6 @@ class Scope:
 
     Attributes:
       closed: the jaxpr.
-      depth: the number of scans around the jaxpr.
       steps: for every batch-invariant variable, the scans in which it changes from
         iteration to iteration. A scan is given by its depth; the outermost has depth 0.
       sites: for each equation, its sites in the order of their operands.
@@ -168,7 +169,6 @@ class Scope:
     """
 
     closed: jex.ClosedJaxpr
-    depth: int
     steps: dict[jex.Var, frozenset[int]]
     sites: list[list[Site]]
     scans: dict[int, "Scope"] = dataclasses.field(default_factory=dict)
@@ -235,7 +235,7 @@ def analyse(
     jaxpr = closed.jaxpr
     live = live_variables(jaxpr, outputs)
     around_constants = dict.fromkeys(jaxpr.constvars, frozenset())
-    scope = Scope(closed, len(lengths), around_constants, [[] for _ in jaxpr.eqns])
+    scope = Scope(closed, around_constants, [[] for _ in jaxpr.eqns])
     sources: dict[jex.Var, frozenset[int]] = {}
     origins: dict[Site, frozenset[int]] = {}
     for i, var in enumerate(jaxpr.invars):
@@ -381,6 +381,56 @@ def _analyse_scan(
         if not unruled:
             return scope, outside, origins
         outside |= unruled
+
+
+def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
+    """The values of all operands, in the order of their sites in `scope.all_sites()`.
+
+    An operand is a value that depends on a parameter but on no example, and meets the
+    example at a site. An operand in a scan's body may differ between iterations. Its
+    value then holds all iterations, and has one leading axis for each scan in which the
+    operand changes from iteration to iteration, the outermost scan first.
+
+    Args:
+      scope: the jaxpr and its sites, from the analysis.
+      inputs: one entry for each input of the scope. If the input does not depend on the
+        batch, the entry is its value, with leading axes as above; otherwise None.
+    """
+    values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
+    in_all_iterations = functools.partial(_in_all_iterations, scope)
+    for index, eqn in enumerate(scope.closed.jaxpr.eqns):
+        # All batch-invariant equations are traced, even if no operand needs them.
+        if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
+            eqs.add_outputs([eqn], values, in_all_iterations)
+        values_of_operands += [values[site.operand] for site in scope.sites[index]]
+        if index in scope.scans:
+            body = scope.scans[index]
+            pairs = zip(eqn.invars, body.closed.jaxpr.invars, strict=True)
+            entering = [
+                eqs.read(outer, values) if inner in body.steps else None
+                for outer, inner in pairs
+            ]
+            values_of_operands += operands(body, entering)
+    return [*values_of_operands, *(values[site.operand] for site in scope.outputs)]
+
+
+def _in_all_iterations(
+    scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
+) -> list[jax.Array]:
+    """Evaluate an equation that no example enters, for all iterations of outer scans.
+
+    Each input has one leading axis for each scan in which it changes from iteration to
+    iteration. The outputs have one for each scan in which an input changes.
+    """
+
+    def function(*inputs: jax.Array) -> list[jax.Array]:
+        return eqs.bind(eqn, inputs)
+
+    # The innermost scan is mapped first, so that the outermost scan's axis is leading.
+    steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
+    for depth in sorted(frozenset().union(*steps), reverse=True):
+        function = jax.vmap(function, [0 if depth in s else None for s in steps])
+    return function(*inputs)
 
 
 def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:

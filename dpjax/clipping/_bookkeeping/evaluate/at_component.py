@@ -25,7 +25,7 @@ from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import match_sites
-from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Site
 from dpjax.clipping._bookkeeping.evaluate.float64_sums import sum_in_blocks, uses_blocks
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
 from dpjax.clipping._bookkeeping.rules import factors as fac
@@ -36,7 +36,7 @@ Out = TypeVar("Out")
 
 
 def canonicalize(
-    site: RuledSite, records: Arrays, cotangent: jax.Array
+    site: Site, records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """The recorded inputs and cotangent at a site, in the canonical form of its rule.
 
@@ -44,7 +44,8 @@ def canonicalize(
     from these arrays, and so describe the same gradient.
     """
     # Most rules accept every form as canonical. There is nothing to trace in this case.
-    if type(site.rule).canonicalize is Rule.canonicalize:
+    ruled = isinstance(site, RuledSite)
+    if not ruled or type(site.rule).canonicalize is Rule.canonicalize:
         return tuple(records), cotangent
     return _canonicalize(Alike(site), records, cotangent)
 
@@ -66,9 +67,8 @@ def factors_of(
     the groups of the operand's axes, and t the rows.
     """
     site = alike.part
-
     function = _map_rule(site, site.rule.factors)
-    left, right = function(widen_floats(records), fac.wide(cotangent))
+    left, right = function(widen_floats(records), widen(cotangent))
     if isinstance(left, OneHot):
         # Positions have no feature axis, but _merge expects one.
         left = OneHot(_merge(site, left.position[..., None])[..., 0])
@@ -162,7 +162,7 @@ def _product_of_blocks(
 
 def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
     """Widen floating-point arrays to at least float32; leave other arrays unchanged."""
-    return tuple(fac.wide(x) if is_real(x) else x for x in xs)
+    return tuple(widen(x) if is_real(x) else x for x in xs)
 
 
 class Seen(NamedTuple):
@@ -234,7 +234,7 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
         # At a tapped site the cotangent is already the operand's gradient.
         if isinstance(site, RuledSite):
             function = _map_rule(site, site.rule.gradient)
-            gradient = function(widen_floats(others), fac.wide(gradient))
+            gradient = function(widen_floats(others), widen(gradient))
         # All iterations of a shared loop use one operand, whose gradient is the sum
         # over the iterations.
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
@@ -298,7 +298,7 @@ def _sums_by_sites(
     ]
     # The dtype in which the norms were computed, at least float32.
     dtype = jnp.result_type(
-        jnp.float32, *map(fac.wide, filter(is_real, sum(records, seen.cotangents)))
+        jnp.float32, *widen(list(filter(is_real, sum(records, seen.cotangents))))
     )
     sums = []
     for site, others, cotangent in zip(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.dtypes import at_least_float32, narrowest_float
+from dpjax._core.dtypes import at_least_float32, narrowest_float, widen
 from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays
@@ -17,8 +17,8 @@ from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
 from dpjax.clipping._bookkeeping.evaluate.at_component import Seen, factors_of
-from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
 from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
+from dpjax.clipping._bookkeeping.evaluate.run import SiteRecords, keep_books
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
 from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
@@ -74,59 +74,35 @@ def clipped_sum(
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
-        books = _canonicalize(plan, books)
-        summed = partial(_in_one_pass, plan, clip_norms, wide is not None)
-        by_rows = partial(summed, plan.by_rows)
+        def in_one_pass(
+            by_rows: Sequence[bool], books: SiteRecords, leaves: Arrays, mask: jax.Array
+        ) -> tuple[list[jax.Array], jax.Array]:
+            parts = _parts(plan, books, leaves, by_rows)
+            squares, kept = _squares(parts, clip_norms, mask.shape)
+            finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
+            sums = _sums(parts, kept, leaves, scales, finite, wide=wide is not None)
+            return sums, norm
+
+        by_rows = partial(in_one_pass, plan.by_rows)
         if not by_platform:
             return by_rows(books, leaves, mask)
         # The platform is chosen at lowering: one trace may serve several platforms.
-        directly = partial(summed, [False] * len(plan.forms))
+        directly = partial(in_one_pass, [False] * len(plan.forms))
         return on_platform("tpu", directly, by_rows, books, leaves, mask)
 
     with _clip.loss_scope(wide):
-        books = keep_books(plan, inputs.leaves, inputs.examples)
-    loss, *aux = books.outputs
+        (loss, *aux), books = keep_books(plan, inputs.leaves, inputs.examples)
     summed = inputs.let_compiler_shard(sum_on_platform)
-    grads, norm = summed(books.without_aux(), inputs.leaves, clip_norms, inputs.mask)
+    grads, norm = summed(books, inputs.leaves, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 
 
-def _in_one_pass(
-    plan: Plan,
-    clip_norms: Sequence[ArrayLike],
-    wide: bool,
-    by_rows: Sequence[bool],
-    books: SiteRecords,
-    leaves: Arrays,
-    mask: jax.Array,
-) -> tuple[list[jax.Array], jax.Array]:
-    """The sum of clipped gradients for each leaf, and the examples' gradient norms.
-
-    Args:
-      plan: the analysis of the loss.
-      clip_norms: for each group of leaves that are clipped together, the bound on the
-        norm.
-      wide: whether the sums are float64 (`float64_sums`) instead of float32.
-      by_rows: for each component of the loss (leaves, and the sites at which they meet
-        the example), whether the norms are computed from rows of activations and
-        cotangents, and the sum is one product over the batch. If not, both are computed
-        from per-example gradients.
-      books: the inputs and cotangents of all sites' equations, as the forward and the
-        backward pass recorded them for the batch.
-      leaves: the parameters' leaves.
-      mask: whether each example takes part, bool[b].
-
-    Returns:
-      The sum for each leaf, and the norm of each example's gradient, f[b].
-    """
-    parts = _parts(plan, books, leaves, by_rows)
-    squares, kept = _squares(parts, clip_norms, mask.shape)
-    finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
-    return _sums(parts, kept, leaves, scales, finite, wide=wide), norm
-
-
 def squares_alone(
-    plan: Plan, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
+    plan: Plan,
+    batch: tuple[int, ...],
+    books: SiteRecords,
+    known: Arrays,
+    clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
     """Upper bounds of squared gradient norms, in the first of two passes over a batch.
 
@@ -134,6 +110,7 @@ def squares_alone(
 
     Args:
       plan: the analysis of the loss.
+      batch: the shape of the batch, (b,).
       books: the inputs and cotangents of all sites' equations, as the pass recorded
         them.
       known: the batch-invariant inputs of the loss, the parameters' leaves first.
@@ -142,10 +119,8 @@ def squares_alone(
     Returns:
       For each group, an upper bound f[b] of ‖gradient‖² / C².
     """
-    books = _canonicalize(plan, books)
     parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
-    squares, _ = _squares(parts, clip_norms, books.outputs[0].shape[:1])
-    return squares
+    return _squares(parts, clip_norms, batch)[0]
 
 
 def sums_alone(
@@ -163,22 +138,8 @@ def sums_alone(
       finite: whether each example's gradient is finite, bool[b]. Other examples
         contribute zero.
     """
-    books = _canonicalize(plan, books)
     parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
     return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
-
-
-def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
-    """Bring the inputs and cotangents of sites into the canonical form of their rules.
-
-    Both norms and sums are computed from this form, and so for the same gradient.
-    """
-    records, cotangents = list(books.records), list(books.cotangents)
-    for i, site in enumerate(plan.sites):
-        if isinstance(site, RuledSite):
-            seen = at.canonicalize(site, records[i], cotangents[i])
-            records[i], cotangents[i] = seen
-    return books._replace(records=records, cotangents=cotangents)
 
 
 def _parts(
@@ -193,7 +154,8 @@ def _parts(
 
     A component is a set of parameter leaves, with the sites at which values computed
     from them meet the example. The records of a site are its equation's inputs and
-    cotangent.
+    cotangent. The canonical form is that of the site's rule. Both norms and sums are
+    computed from this form, and so for the same gradient.
 
     If a component's norms come from per-example gradients, its sum may be made by one
     product per site only in two passes: in one pass, the gradients formed for the norms
@@ -202,7 +164,7 @@ def _parts(
 
     Args:
       plan: the analysis of the loss.
-      books: the records of all sites, in canonical form.
+      books: the records of all sites.
       known: the batch-invariant inputs of the loss, parameter leaves first.
       by_rows: for each component, whether its norms come from rows.
       two_passes: whether the pass is only for norms, or only for sums.
@@ -211,12 +173,14 @@ def _parts(
     for component, inputs, rows in zip(
         plan.components, plan.inputs(known), by_rows, strict=True
     ):
-        records = [books.records[i] for i in component.operands]
-        cotangents = [books.cotangents[i] for i in component.operands]
+        records, cotangents = [], []
+        for i, site in zip(component.operands, component.sites, strict=True):
+            seen = at.canonicalize(site, books.records[i], books.cotangents[i])
+            records.append(seen[0])
+            cotangents.append(seen[1])
         # With more than MOST_ROWS rows, the bound on the rounding errors of their sum
         # would inflate norms.
-        ruled = [site for site in component.sites if isinstance(site, RuledSite)]
-        few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
+        few = all(site.size.rows <= fac.MOST_ROWS for site in component.ruled_sites)
         bound = reach(component, inputs) if two_passes and few and not rows else None
         seen = Seen(records, cotangents, inputs)
         parts.append(Part(component, seen, rows, bound))
@@ -281,7 +245,7 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
             length, rows = fac.size(factors, clip_norm), factors.rows
         else:
             # A tapped operand's cotangent is its gradient, which is a sum of one term.
-            square_of_one = square_sum(fac.wide(cotangent), 1, clip_norm)
+            square_of_one = square_sum(widen(cotangent), 1, clip_norm)
             length, rows = jnp.sqrt(square_of_one), 1
         sizes.append(fac.Terms(enlarged * length, rows + part.reach.terms))
     # The bound on rounding errors assumes the least precise dtype of all arrays.

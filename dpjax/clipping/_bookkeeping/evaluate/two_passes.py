@@ -26,14 +26,14 @@ from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
-from dpjax.clipping._bookkeeping.evaluate.books import (
+from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
+from dpjax.clipping._bookkeeping.evaluate.run import (
+    AtBlock,
     AtBlocks,
     SiteRecords,
     books_of_block,
     keep_books,
 )
-from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
-from dpjax.clipping._bookkeeping.evaluate.run import AtBlock
 from dpjax.clipping._bookkeeping.jaxpr.equations import (
     Alike,
     aval,
@@ -79,21 +79,20 @@ def clipped_sum_in_two_passes(
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> Scales:
-        squares = squares_alone(plan, books, leaves, clip_norms)
+        squares = squares_alone(plan, mask.shape, books, leaves, clip_norms)
         return clip_scales(squares, clip_norms, mask)
 
     leaves, examples, mask = inputs
     in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms))
-    books = keep_books(plan, leaves, examples, in_blocks)
-    loss, *aux = books.outputs
+    (loss, *aux), books = keep_books(plan, leaves, examples, in_blocks)
     arrays = (leaves, examples)
     weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
-    finite, scales, norm = weighed(books.without_aux(), leaves, clip_norms, mask)
+    finite, scales, norm = weighed(books, leaves, clip_norms, mask)
     # With the barrier, XLA treats the second pass as a different computation. Otherwise
     # XLA could reuse values of the first pass, and would have to store these values.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
     in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
-    books = keep_books(plan, leaves, examples, in_blocks).without_aux()
+    _, books = keep_books(plan, leaves, examples, in_blocks)
     shardings = [spec_of(x) for x in leaves]
     summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
     grads = summed(books, leaves, scales, finite)
@@ -101,7 +100,7 @@ def clipped_sum_in_two_passes(
 
 
 def _process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
-    """Make the `AtBlocks` (see books.py) of the pass for norms or of that for sums.
+    """Make the `AtBlocks` (see run.py) of the pass for norms or of that for sums.
 
     An `AtBlocks` says how `keep_books` evaluates the checkpointed blocks in a pass.
 
@@ -260,14 +259,19 @@ def _share(
         make, given = partial(sums_alone, block.plan), (wanted.scales, *wanted.finite)
         specs = [spec_of(x) for x in known[: block.plan.num_leaves]]
     else:
-        make, given = partial(_squares, block), (wanted.clip_norms,)
+        batch = examples[0].shape[:1]
+        make, given = partial(_squares, block, batch), (wanted.clip_norms,)
         specs = jax.P(leading_axis(examples))
     made = let_compiler_shard(make, (known, examples), specs)
     return of_examples, made(books, known, *given)
 
 
 def _squares(
-    block: Block, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
+    block: Block,
+    batch: tuple[int, ...],
+    books: SiteRecords,
+    known: Arrays,
+    clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
     """Assign the squared norms f[b] of a checkpointed block's groups to its leaves.
 
@@ -275,7 +279,7 @@ def _squares(
     each group gets the squared norms of the whole group, and other leaves get 0. The
     caller adds the squares of all leaves, so that each group counts once.
     """
-    squares = squares_alone(block.plan, books, known, clip_norms)
+    squares = squares_alone(block.plan, batch, books, known, clip_norms)
     out = []
     for i, group in enumerate(block.of_leaves):
         # A cotangent has the dtype of its tap, which is at least float32 but may be
