@@ -22,13 +22,20 @@ from dpjax._core.dtypes import at_least_float32, widen
 from dpjax._core.float64 import default_float
 from dpjax._core.meshes import are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
-from dpjax._core.typing import Arithmetic, ArrayLike, Engine, Params, Tree
+from dpjax._core.typing import (
+    Arithmetic,
+    ArrayLike,
+    Arrays,
+    Engine,
+    Params,
+    Tree,
+)
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping import _clip
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
+from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
 from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
 from dpjax.clipping._microbatches import in_microbatches
-from dpjax.clipping._vmap import clipped_sum as vmap_sum
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
@@ -105,28 +112,11 @@ class ClippedGrad(Generic[Params]):
         else:
             engine = self._engine(closed, groups.numbers)
             sum_of = partial(engine.sum, groups.clip_norms)
-            grads, per_example = self._sum_of_parts(sum_of, inputs)
+            grads, per_example = in_microbatches(sum_of, self.microbatch_size, inputs)
         _warn_if_none_contributes(per_example.norm, mask)
         treedef = jax.tree.structure(self.parameters(args))
         aux = aux_tree.unflatten(per_example.aux)
         return treedef.unflatten(grads), per_example._replace(aux=aux)
-
-    def _sum_of_parts(
-        self, sum_of: Callable[..., Summed], inputs: Inputs, *, wide: bool = False
-    ) -> Summed:
-        """Sum over the whole batch, in microbatches if microbatch_size is smaller.
-
-        Args:
-          sum_of: an engine, which is a function of `Inputs` that returns the sums and
-            the per-example results of a microbatch or of the whole batch.
-          inputs: the parameters and examples of the batch.
-          wide: whether the sums are in float64.
-        """
-        micro = self.microbatch_size
-        # If one microbatch holds the whole batch, no scan is needed.
-        if micro is None or micro >= inputs.mask.size:
-            return sum_of(inputs)
-        return in_microbatches(sum_of, micro, inputs, wide=wide)
 
     def _sum_in_float64(
         self, closed: jex.ClosedJaxpr, groups: Groups, inputs: Inputs
@@ -143,7 +133,9 @@ class ClippedGrad(Generic[Params]):
             h = bookkeeping.relative_error(engine.plan, inputs.mask.size)
             clip_norms = [c * (1 / (1 + h)) for c in groups.clip_norms]
             sum_of = partial(engine.sum, clip_norms, wide=wide)
-            sums, per_example = self._sum_of_parts(sum_of, inputs, wide=True)
+            sums, per_example = in_microbatches(
+                sum_of, self.microbatch_size, inputs, wide=True
+            )
             dtypes = [at_least_float32(leaf.dtype) for leaf in inputs.leaves]
             grads = [x.astype(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
         return grads, per_example
@@ -155,7 +147,7 @@ class ClippedGrad(Generic[Params]):
           closed: the loss's jaxpr.
           groups: for each parameter leaf, the group of leaves with which it is clipped.
         """
-        by_vmap = _Chosen(partial(vmap_sum, closed, groups), None)
+        by_vmap = _Chosen(partial(_vmap_sum, closed, groups), None)
         if self.engine == "vmap":
             return by_vmap
         automatic, discrete = self.engine == "auto", self.arithmetic == "discrete"
@@ -222,6 +214,58 @@ class _Chosen(NamedTuple):
 
     sum: Callable[..., Summed]
     plan: bookkeeping.Plan | None
+
+
+def _vmap_sum(
+    closed: jex.ClosedJaxpr,
+    groups: Sequence[int],
+    clip_norms: Sequence[ArrayLike],
+    inputs: Inputs,
+    *,
+    wide: Wide | None = None,
+) -> Summed:
+    """The sum of clipped gradients from the vmap engine, and per-example results.
+
+    The engine forms all per-example gradients and clips them.
+
+    Args:
+      closed: the loss's jaxpr, which maps the parameter leaves and one example to the
+        loss and aux.
+      groups: for each parameter leaf, the number of its group (`Groups`).
+      clip_norms: for each group, the bound on the norm.
+      inputs: the parameters, the examples and the mask of the batch.
+      wide: the setting for sums in float64; None for sums in float32.
+    """
+
+    def one(*example: jax.Array) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
+        def loss_and_aux(leaves: Arrays) -> tuple[jax.Array, list[jax.Array]]:
+            loss, *aux = evaluate(closed, [*leaves, *example])
+            return loss, aux
+
+        value_and_grad = jax.value_and_grad(loss_and_aux, has_aux=True)
+        (loss, aux), gradient = value_and_grad(list(inputs.leaves))
+        # In float32 or wider, so that norms and sums are not rounded to narrow dtypes.
+        return widen(gradient), loss, aux
+
+    with _clip.loss_scope(wide):
+        gradients, loss, aux = jax.vmap(one)(*inputs.examples)
+
+    def sum_gradients(
+        gradients: Arrays, clip_norms: Sequence[ArrayLike], mask: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
+        def squares_of(leaves: Arrays) -> list[jax.Array]:
+            return _clip.group_squares(leaves, groups, clip_norms)
+
+        squares = jax.vmap(squares_of)(gradients)
+        finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
+        return [
+            _clip.sum_in_memory(x, scales[group], finite, wide=wide is not None)
+            for x, group in zip(gradients, groups, strict=True)
+        ], norm
+
+    summed = inputs.let_compiler_shard(sum_gradients)
+    grads, norm = summed(gradients, clip_norms, inputs.mask)
+    return grads, PerExample(loss, norm, aux)
 
 
 def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:

@@ -101,12 +101,12 @@ class Member(NamedTuple):
     """An operand that is equal to a root, up to the order of axes.
 
     Attributes:
-      index: the operand's index among the component's operands.
+      number: the operand's index among the component's operands.
       axes: a tuple that maps the operand's axes to the root's axes. It has -1 for an
         axis of size one.
     """
 
-    index: int
+    number: int
     axes: tuple[int, ...]
 
 

@@ -22,11 +22,7 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
     analyse,
     operands,
 )
-from dpjax.clipping._bookkeeping.jaxpr.equations import (
-    aval,
-    of_function,
-    values_of_inputs,
-)
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
 from dpjax.clipping._bookkeeping.rules.base import Layout
 from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS, Size
@@ -136,7 +132,7 @@ class Plan(NamedTuple):
           known: the batch-invariant inputs, parameter leaves first. For a whole loss,
             the leaves are the only ones.
         """
-        values = values_of_inputs(self.from_leaves, known)
+        values = eqs.values_of_inputs(self.from_leaves, known)
         return [[values[v] for v in c.path.inputs] for c in self.components]
 
 
@@ -167,7 +163,7 @@ class Block:
         """A hashable description, equal for blocks that compute the same function."""
         jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
         inputs = (*jaxpr.constvars, *jaxpr.invars)
-        computed = of_function(inputs, jaxpr.eqns, jaxpr.outvars)
+        computed = eqs.of_function(inputs, jaxpr.eqns, jaxpr.outvars)
         where = self.num_known, self.of_leaves, self.outputs
         return computed, tuple(map(id, consts)), where
 
@@ -338,7 +334,7 @@ def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
 
 
 def _form(component: Component) -> Form:
-    numbers = sum(aval(v).size for v in component.path.leaves)
+    numbers = sum(eqs.aval(v).size for v in component.path.leaves)
     ruled = [site.size for site in component.ruled_sites]
     products = sum(map(_products, ruled))
     # A gradient is written once, and read for the norm and for the sum.

@@ -31,9 +31,9 @@ from dpjax._core.typing import Arrays, Atom
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules import rule_for
 from dpjax.clipping._bookkeeping.rules.base import Rule
 from dpjax.clipping._bookkeeping.rules.factors import Size
+from dpjax.clipping._bookkeeping.rules.linear import rule_for
 
 
 class Loop(NamedTuple):

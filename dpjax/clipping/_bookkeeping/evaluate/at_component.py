@@ -151,10 +151,7 @@ def _product_of_blocks(
     # The groups are the iterations with separate operands, then the rule's own groups.
     lengths = [loop.length for loop in site.loops if not loop.shared]
     product = product.reshape(*lengths, -1, *product.shape[1:])
-
-    def reorder(product: jax.Array) -> jax.Array:
-        return site.rule.reorder(product, site.rule.layout.axes)
-
+    reorder = site.rule.reorder
     for _ in lengths:
         reorder = jax.vmap(reorder)
     return reorder(product)

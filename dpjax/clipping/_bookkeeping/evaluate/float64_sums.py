@@ -33,7 +33,7 @@ from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite, Site
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._bookkeeping.rules.products import Dense
+from dpjax.clipping._bookkeeping.rules.linear import Dense
 from dpjax.clipping._clip import BLOCK
 
 # The maximum number of rows of a block. With more rows, products are faster but round

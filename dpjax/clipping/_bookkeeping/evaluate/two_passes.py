@@ -34,12 +34,8 @@ from dpjax.clipping._bookkeeping.evaluate.run import (
     books_of_block,
     keep_books,
 )
-from dpjax.clipping._bookkeeping.jaxpr.equations import (
-    Alike,
-    aval,
-    evaluate,
-    is_inexact,
-)
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._clip import Inputs, PerExample, Scales, Summed, clip_scales
 
 _Arrays = list[jax.Array]
@@ -138,7 +134,7 @@ def _outputs_of_one_example(
     # Literals are NumPy values of any dtype; custom_vmap and custom_vjp expect arrays.
     block = blocks[sites[0]]
     inputs = [
-        x if isinstance(x, jax.Array) else jnp.asarray(x, aval(v).dtype)
+        x if isinstance(x, jax.Array) else jnp.asarray(x, eqs.aval(v).dtype)
         for x, v in zip(inputs, sites[0].eqn.invars, strict=True)
     ]
     # The order of the block's inputs changes: first leaves, then other batch-invariant
@@ -180,7 +176,7 @@ def _outputs_of_one_example(
 
 
 def _evaluate_block(block: Block, known: _Arrays, example: _Arrays) -> _Arrays:
-    return evaluate(block.plan.scope.closed, [*known, *example])
+    return eqs.evaluate(block.plan.scope.closed, [*known, *example])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -211,7 +207,7 @@ def _backward(
     # an infinite derivative would be NaN. A symbolic zero is not an array. But in a
     # scan, unused outputs have arrays of zeros, so that block.outputs is also needed.
     used = tuple(
-        i in block.outputs and isinstance(c, jax.Array) and is_inexact(c)
+        i in block.outputs and isinstance(c, jax.Array) and eqs.is_inexact(c)
         for i, c in enumerate(cotangents)
     )
     real = [c for c, on in zip(cotangents, used, strict=True) if on]

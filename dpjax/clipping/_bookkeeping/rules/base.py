@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import jax.extend.core as jex
 
 from dpjax._core.typing import Arrays
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval
-from dpjax.clipping._bookkeeping.rules.factors import Factors, Size
+from dpjax.clipping._bookkeeping.rules.factors import Factors, Size, outer
 
 
 class Layout(NamedTuple):
@@ -24,11 +23,6 @@ class Layout(NamedTuple):
     groups: tuple[int, ...]
     left: tuple[int, ...]
     right: tuple[int, ...]
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        """All axes in one tuple: groups, then left, then right."""
-        return self.groups + self.left + self.right
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,12 +85,19 @@ class Rule(abc.ABC):
         For each g, the sum of the outer products over t is one matrix of the gradient.
         """
 
-    @abc.abstractmethod
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The operand's gradient, in the operand's shape."""
+        """The operand's gradient, in the operand's shape: the product of the factors.
 
-    def reorder(self, gradient: jax.Array, axes: Sequence[int]) -> jax.Array:
-        """Bring a gradient with axes in the order `axes` into the operand's shape."""
+        A rule may compute the same gradient in a cheaper way.
+        """
+        return self.reorder(outer(self.factors(others, cotangent), self.size.left))
+
+    def reorder(self, gradient: jax.Array) -> jax.Array:
+        """Bring a gradient with axes groups, left and right into the operand's shape.
+
+        Each of these axes may be flattened, as it is in the factors.
+        """
+        axes = self.layout.groups + self.layout.left + self.layout.right
         # Sorting the axes by their position gives the inverse permutation.
         inverse = sorted(range(len(axes)), key=axes.__getitem__)
         return gradient.reshape([self.shape[i] for i in axes]).transpose(inverse)
