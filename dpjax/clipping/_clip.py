@@ -224,6 +224,31 @@ def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Ar
     return jnp.sum(apply_scales(x, scale, finite), axis=0)
 
 
+def sum_clipped(
+    groups: Sequence[int],
+    gradients: Arrays,
+    clip_norms: Sequence[ArrayLike],
+    keep: ArrayLike,
+    *,
+    wide: bool = False,
+) -> tuple[list[jax.Array], jax.Array]:
+    """The sum f[...] of clipped gradients for each leaf, and the gradients' norms f[b].
+
+    Args:
+      groups: for each leaf, the number of its group.
+      gradients: the leaves of a batch of gradients, f[b, ...].
+      clip_norms: for each group, its bound C.
+      keep: bool[] or bool[b]; where it is False, a gradient contributes zero.
+      wide: whether the sums are in float64.
+    """
+    squares = group_squares(gradients, groups, clip_norms, kept=1)
+    finite, scales, norm = clip_scales(squares, clip_norms, keep)
+    return [
+        sum_in_memory(x, scales[group], finite, wide=wide)
+        for x, group in zip(gradients, groups, strict=True)
+    ], norm
+
+
 @functools.partial(jax.jit, static_argnames="wide")
 def sum_in_memory(
     x: jax.Array, scale: jax.Array, finite: jax.Array, *, wide: bool = False
@@ -312,15 +337,13 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
     """
     validate.positive("clip_norm", clip_norm)
 
-    def sum_clipped(updates: Tree, _: Tree | None) -> Tree:
+    def sum_updates(updates: Tree, _: Tree | None) -> Tree:
         batch_size("updates", updates)
         leaves, treedef = jax.tree.flatten(widen(updates))
-        squares = group_squares(leaves, [0] * len(leaves), [clip_norm], kept=1)
-        finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
-        total = [sum_in_memory(x, scale, finite) for x in leaves]
+        total, _ = sum_clipped([0] * len(leaves), leaves, [clip_norm], True)
         return treedef.unflatten(total)
 
-    return optax.stateless(sum_clipped)
+    return optax.stateless(sum_updates)
 
 
 def check_mask(mask: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:

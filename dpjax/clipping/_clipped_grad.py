@@ -18,18 +18,11 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.float64 import default_float
 from dpjax._core.meshes import are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
-from dpjax._core.typing import (
-    Arithmetic,
-    ArrayLike,
-    Arrays,
-    Engine,
-    Params,
-    Tree,
-)
+from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping import _clip
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
@@ -136,9 +129,7 @@ class ClippedGrad(Generic[Params]):
             sums, per_example = in_microbatches(
                 sum_of, self.microbatch_size, inputs, wide=True
             )
-            dtypes = [at_least_float32(leaf.dtype) for leaf in inputs.leaves]
-            grads = [x.astype(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
-        return grads, per_example
+            return cast_like(sums, widen(inputs.leaves)), per_example
 
     def _engine(self, closed: jex.ClosedJaxpr, groups: Sequence[int]) -> "_Chosen":
         """Choose the engine for a call with this loss.
@@ -250,20 +241,8 @@ def _vmap_sum(
     with _clip.loss_scope(wide):
         gradients, loss, aux = jax.vmap(one)(*inputs.examples)
 
-    def sum_gradients(
-        gradients: Arrays, clip_norms: Sequence[ArrayLike], mask: jax.Array
-    ) -> tuple[list[jax.Array], jax.Array]:
-        def squares_of(leaves: Arrays) -> list[jax.Array]:
-            return _clip.group_squares(leaves, groups, clip_norms)
-
-        squares = jax.vmap(squares_of)(gradients)
-        finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
-        return [
-            _clip.sum_in_memory(x, scales[group], finite, wide=wide is not None)
-            for x, group in zip(gradients, groups, strict=True)
-        ], norm
-
-    summed = inputs.let_compiler_shard(sum_gradients)
+    sum_clipped = partial(_clip.sum_clipped, groups, wide=wide is not None)
+    summed = inputs.let_compiler_shard(sum_clipped)
     grads, norm = summed(gradients, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 

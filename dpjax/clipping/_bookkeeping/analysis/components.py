@@ -12,7 +12,7 @@ then the sum of the squared norms at the roots. In other components the norms at
 roots do not determine the norm over the leaves, and each example's gradient is pulled
 back to the leaves.
 
-A `Path` is the computation from a component's leaves to its operands.
+The path of a component is the computation from its leaves to its operands.
 """
 
 import math
@@ -35,60 +35,6 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
 )
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval
-
-
-class Path(NamedTuple):
-    """The computation from parameter leaves to values that meet the example (operands).
-
-    The path is part of a component. No example enters the path.
-
-    Attributes:
-      leaves: the variables of the parameter leaves.
-      others: the variables of the computation's other inputs, which are treated as
-        constants.
-      eqns: the equations of the computation, in order.
-      operands: the variables of the operands.
-    """
-
-    leaves: tuple[jex.Var, ...]
-    others: tuple[jex.Var, ...]
-    eqns: tuple[jex.JaxprEqn, ...]
-    operands: tuple[jex.Var, ...]
-
-    @property
-    def inputs(self) -> tuple[jex.Var, ...]:
-        """The variables of the path's inputs: the parameter leaves, then the others."""
-        return (*self.leaves, *self.others)
-
-    def features(self) -> Hashable:
-        """A hashable description of the path that does not depend on variable names."""
-        computed = eqs.of_function(self.inputs, self.eqns, self.operands)
-        return len(self.leaves), computed
-
-    def forward(
-        self, others: Arrays, *, least: DTypeLike | None
-    ) -> Callable[..., list[jax.Array]]:
-        """Make the function that computes the operands' values from the leaves' values.
-
-        Args:
-          others: the values of the path's other inputs.
-          least: the dtype to which casts to narrower dtypes are widened; None to leave
-            casts unchanged.
-        """
-
-        def operands(*leaves: jax.Array) -> list[jax.Array]:
-            values = dict(zip(self.inputs, (*leaves, *others), strict=True))
-            eqs.add_outputs(self.eqns, values, apply)
-            return [values[v] for v in self.operands]
-
-        def apply(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
-            # A cast to bfloat16 would round its cotangents to bfloat16 as well.
-            if least is not None and eqn.primitive.name == "convert_element_type":
-                dtype = _at_least(least, aval(eqn.outvars[0]).dtype)
-                return [args[0].astype(dtype)]
-            return eqs.bind(eqn, args)
-
-        return operands
 
 
 def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
@@ -122,7 +68,9 @@ class Component(NamedTuple):
       operands: the indices of the operands, which are the values that meet the example
         at sites. They are also the numbers of these sites.
       sites: the sites of the operands.
-      path: the computation from the leaves to the operands.
+      path: the computation from the leaves to the operands, as a jaxpr. The jaxpr's
+        first inputs are the leaves. The other inputs are treated as constants. No
+        example enters the path.
       groups: for each leaf, the number of the group of leaves that are clipped with it.
       roots: the roots of the operands; None if the norms at the operands do not give
         the norms of the leaves.
@@ -132,7 +80,7 @@ class Component(NamedTuple):
     leaves: tuple[int, ...]
     operands: tuple[int, ...]
     sites: tuple[Site, ...]
-    path: Path
+    path: jex.Jaxpr
     groups: tuple[int, ...]
     roots: tuple[Root, ...] | None
     reason: str
@@ -161,7 +109,7 @@ class Component(NamedTuple):
     @property
     def is_leaf(self) -> bool:
         """Whether the component is one parameter leaf, which is its only operand."""
-        return self.path.operands == self.path.leaves and len(self.leaves) == 1
+        return self.path.outvars == self.path.invars and len(self.leaves) == 1
 
     @property
     def own_groups(self) -> tuple[int, ...]:
@@ -176,6 +124,30 @@ class Component(NamedTuple):
     def groups_of_own(self) -> tuple[int, ...]:
         """For each leaf of the component, the index of its group in `own_groups`."""
         return tuple(map(self.own_groups.index, self.groups))
+
+    def forward(
+        self, others: Arrays, *, least: DTypeLike | None
+    ) -> Callable[..., list[jax.Array]]:
+        """Make the function that computes the operands' values from the leaves' values.
+
+        Args:
+          others: the values of the path's other inputs.
+          least: the dtype to which casts to narrower dtypes are widened; None to leave
+            casts unchanged.
+        """
+        closed = jex.ClosedJaxpr(self.path, [])
+
+        def operands(*leaves: jax.Array) -> list[jax.Array]:
+            return eqs.evaluate(closed, [*leaves, *others], apply)
+
+        def apply(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
+            # A cast to bfloat16 would round its cotangents to bfloat16 as well.
+            if least is not None and eqn.primitive.name == "convert_element_type":
+                dtype = _at_least(least, aval(eqn.outvars[0]).dtype)
+                return [args[0].astype(dtype)]
+            return eqs.bind(eqn, args)
+
+        return operands
 
     def pull_back(
         self, inputs: Arrays, cotangents: Arrays, least: DTypeLike = jnp.float32
@@ -197,7 +169,7 @@ class Component(NamedTuple):
         if self.is_leaf:
             (leaf,), (cotangent,) = leaves, cotangents
             return [cotangent.astype(leaf.dtype).reshape(leaf.shape)]
-        forward = self.path.forward(inputs[count:], least=least if moves else None)
+        forward = self.forward(inputs[count:], least=least if moves else None)
         outs, vjp = jax.vjp(forward, *leaves)
         # The vjp expects each cotangent in the dtype and shape of its output.
         matched = [
@@ -208,8 +180,9 @@ class Component(NamedTuple):
 
     def features(self) -> Hashable:
         """A hashable description, equal for components with the same computation."""
-        sites = tuple(site.features() for site in self.sites)
-        return sites, self.path.features(), self.groups_of_own, self.roots
+        sites, path = tuple(site.features() for site in self.sites), self.path
+        computed = eqs.of_function(path.invars, path.eqns, path.outvars)
+        return sites, len(self.leaves), computed, self.groups_of_own, self.roots
 
 
 def components(
@@ -237,17 +210,17 @@ def components(
     for leaves, members in _connected_components(
         [sources_of([v], sources) for v in jaxpr.outvars]
     ):
-        operands = tuple(jaxpr.outvars[i] for i in members)
+        operands = [jaxpr.outvars[i] for i in members]
         its_sites = tuple(sites[i] for i in members)
         its_groups = tuple(groups[i] for i in leaves)
         roots, reason = None, "tapped itself"
-        if all(isinstance(site, RuledSite | KeptSite) for site in its_sites):
+        if not any(site.is_tapped_itself for site in its_sites):
             roots, reason = _isometry(made_by, operands, sources)
         # A norm at a root adds up entries of all leaves. So it cannot give a separate
         # norm for each of several groups.
         if roots is not None and len(set(its_groups)) > 1:
             roots, reason = None, "leaves of several groups"
-        path = _path(made_by, tuple(jaxpr.invars[i] for i in leaves), operands)
+        path = _path(jaxpr, made_by, [jaxpr.invars[i] for i in leaves], operands)
         groups_of_leaves.append(
             Component(leaves, members, its_sites, path, its_groups, roots, reason)
         )
@@ -279,11 +252,15 @@ Makers = Mapping[jex.Var, tuple[int, jex.JaxprEqn]]
 
 
 def _path(
-    made_by: Makers, leaves: tuple[jex.Var, ...], operands: tuple[jex.Var, ...]
-) -> Path:
+    jaxpr: jex.Jaxpr,
+    made_by: Makers,
+    leaves: Sequence[jex.Var],
+    operands: Sequence[jex.Var],
+) -> jex.Jaxpr:
     """The path from a component's leaves to its operands.
 
     Args:
+      jaxpr: the jaxpr from all leaves to all operands.
       made_by: for each computed variable, its equation.
       leaves: the variables of the component's leaves.
       operands: the variables of the component's operands.
@@ -298,8 +275,9 @@ def _path(
             number, eqn = made_by[var]
             eqns[number] = eqn
             pending.extend(v for v in eqn.invars if isinstance(v, jex.Var))
-    others, ordered = tuple(entering)[len(leaves) :], sorted(eqns)
-    return Path(leaves, others, tuple(eqns[i] for i in ordered), operands)
+    ordered = [eqns[i] for i in sorted(eqns)]
+    inputs, outs = list(entering), list(operands)
+    return jaxpr.replace(constvars=[], invars=inputs, eqns=ordered, outvars=outs)
 
 
 def _isometry(

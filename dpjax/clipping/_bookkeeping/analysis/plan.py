@@ -24,8 +24,8 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
 )
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules.base import Layout
 from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS, Size
+from dpjax.clipping._bookkeeping.rules.linear import Layout
 
 # Reading or writing a number takes as long as this many multiplications, as measured on
 # CPUs. Data sheets of NVIDIA GPUs imply 20 to 40. With these values, few layers would
@@ -133,7 +133,7 @@ class Plan(NamedTuple):
             the leaves are the only ones.
         """
         values = eqs.values_of_inputs(self.from_leaves, known)
-        return [[values[v] for v in c.path.inputs] for c in self.components]
+        return [[values[v] for v in c.path.invars] for c in self.components]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -334,7 +334,8 @@ def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
 
 
 def _form(component: Component) -> Form:
-    numbers = sum(eqs.aval(v).size for v in component.path.leaves)
+    leaves = component.path.invars[: len(component.leaves)]
+    numbers = sum(eqs.aval(v).size for v in leaves)
     ruled = [site.size for site in component.ruled_sites]
     products = sum(map(_products, ruled))
     # A gradient is written once, and read for the norm and for the sum.

@@ -20,6 +20,7 @@ derivative is NaN.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -31,9 +32,8 @@ from dpjax._core.typing import Arrays, Atom
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules.base import Rule
 from dpjax.clipping._bookkeeping.rules.factors import Size
-from dpjax.clipping._bookkeeping.rules.linear import rule_for
+from dpjax.clipping._bookkeeping.rules.linear import Rule, rule_for
 
 
 class Loop(NamedTuple):
@@ -52,7 +52,9 @@ class Loop(NamedTuple):
 class Site:
     """An equation or output of a jaxpr where an operand meets the example.
 
-    An operand is a value that depends on a parameter but on no example.
+    An operand is a value that depends on a parameter but on no example. If the site is
+    neither a `RuledSite` nor a `KeptSite`, an array of zeros, the tap, is added to the
+    operand. The cotangent of the tap is then the operand's per-example gradient.
 
     Attributes:
       operand: the operand's variable.
@@ -69,6 +71,11 @@ class Site:
     name: str
 
     @property
+    def is_tapped_itself(self) -> bool:
+        """Whether the tap's cotangent is the operand's per-example gradient."""
+        return not isinstance(self, RuledSite | KeptSite)
+
+    @property
     def tap_variable(self) -> jex.Var:
         """The variable to which the tap is added."""
         return self.operand
@@ -76,14 +83,6 @@ class Site:
     def features(self) -> Hashable:
         """A hashable description, equal for sites with the same computation."""
         return self.loops, aval(self.operand)
-
-
-@dataclasses.dataclass(eq=False)
-class TappedSite(Site):
-    """A site without a rule: an array of zeros, the tap, is added to the operand.
-
-    The cotangent of the tap is then the operand's per-example gradient.
-    """
 
 
 @dataclasses.dataclass(eq=False)
@@ -112,12 +111,9 @@ class RuledSite(Site):
         separate operands multiply the number of groups.
         """
         size = self.rule.size
-        for length, shared in self.loops:
-            if shared:
-                size = size._replace(rows=size.rows * length)
-            else:
-                size = size._replace(groups=size.groups * length)
-        return size
+        shared = math.prod(loop.length for loop in self.loops if loop.shared)
+        separate = math.prod(loop.length for loop in self.loops if not loop.shared)
+        return size._replace(groups=size.groups * separate, rows=size.rows * shared)
 
     def features(self) -> Hashable:
         """A hashable description of the rule, its equation and the scans around it."""
@@ -259,7 +255,7 @@ def analyse(
             known = tuple(scope.steps_of(v) is not None for v in eqn.invars)
             return KeptSite(*where, name, eqn, known, live_outputs(eqn, live))
         if rule is None:
-            return TappedSite(*where, name)
+            return Site(*where, name)
         return RuledSite(*where, f"{name} ({rule.name})", rule)
 
     def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
@@ -304,7 +300,7 @@ def analyse(
     for i in outputs:
         operand = jaxpr.outvars[i]
         if isinstance(operand, jex.Var) and (reached := depends(operand)):
-            scope.outputs.append(TappedSite(operand, i, loops(operand), "carry"))
+            scope.outputs.append(Site(operand, i, loops(operand), "carry"))
             origins[scope.outputs[-1]] = reached
     return scope, origins
 
@@ -375,7 +371,7 @@ def _analyse_scan(
         unruled = {
             source
             for site, reached in origins.items()
-            if isinstance(site, TappedSite) and site.loops[depth].shared
+            if site.is_tapped_itself and site.loops[depth].shared
             for source in reached
         }
         if not unruled:

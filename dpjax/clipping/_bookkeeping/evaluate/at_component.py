@@ -29,8 +29,8 @@ from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Site
 from dpjax.clipping._bookkeeping.evaluate.float64_sums import sum_in_blocks, uses_blocks
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._bookkeeping.rules.base import Rule
 from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot
+from dpjax.clipping._bookkeeping.rules.linear import Rule
 
 Out = TypeVar("Out")
 
@@ -127,12 +127,10 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
 
     # With in_axes=None the transpose sums over an axis: here over the batch, and over
     # the iterations that share the operand.
-    lengths = ()
     for loop in reversed(site.loops):
         forward = jax.vmap(forward, in_axes=(None if loop.shared else 0, 0))
-        if not loop.shared:
-            lengths = (loop.length, *lengths)
     forward = jax.vmap(forward, in_axes=(None, 0))
+    lengths = [loop.length for loop in site.loops if not loop.shared]
     operand = aval(site.operand)
     operand = like(operand, (*lengths, *operand.shape), dtype)
     transpose = jax.linear_transpose(lambda w: forward(w, others), operand)

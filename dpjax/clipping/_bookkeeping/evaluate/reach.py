@@ -75,12 +75,12 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
     if component.roots is not None:
         dtype = narrowest_float(x.dtype for x in inputs)
         return Reach([1.0] * len(component.operands), len(component.operands), dtype)
-    path, count = component.path, len(component.leaves)
+    count = len(component.leaves)
     # The derivative rule of a custom_vjp need not be linear in the cotangent.
-    if eqs.uses(path.eqns, "custom_vjp"):
+    if eqs.uses(component.path.eqns, "custom_vjp"):
         return None
     inputs, others = inputs[:count], inputs[count:]
-    _, tangents = jax.linearize(path.forward(others, least=None), *inputs)
+    _, tangents = jax.linearize(component.forward(others, least=None), *inputs)
     everywhere = [True] * len(inputs)
     linear = inline(jax.make_jaxpr(tangents)(*inputs), everywhere, everywhere)
     if not all(map(_is_known, linear.jaxpr.eqns)) or not all(

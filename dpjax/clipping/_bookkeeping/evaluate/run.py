@@ -14,7 +14,7 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.core
@@ -30,15 +30,9 @@ from dpjax._core.meshes import (
     sharded_zeros,
     varying_axes,
 )
-from dpjax._core.typing import Arrays
+from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
-from dpjax.clipping._bookkeeping.analysis.sites import (
-    KeptSite,
-    RuledSite,
-    Scope,
-    Site,
-    TappedSite,
-)
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Scope, Site
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, is_inexact
 
@@ -49,6 +43,42 @@ Ran = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
 # sites, the values of the block's inputs, and the tap at each site. It returns the
 # block's outputs.
 AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
+
+
+class Wanted(NamedTuple):
+    """The result that a checkpointed block's backward pass computes from its records.
+
+    The result is the squared norms if `scales` is empty, and otherwise the scaled sums,
+    in the shapes of the block's parameters.
+
+    Attributes:
+      clip_norms: for each group of leaves that are clipped together, the bound on the
+        norm.
+      scales: for each group, the clipping factors f[b], or f[] for one example; empty
+        for the squared norms.
+      finite: a list of one array that says whether gradients are finite, bool[b], or
+        bool[] for one example; empty for the squared norms.
+    """
+
+    clip_norms: Sequence[ArrayLike]
+    scales: Arrays = ()
+    finite: Arrays = ()
+
+
+class AtBlocks(NamedTuple):
+    """How to evaluate the checkpointed blocks of a loss.
+
+    Attributes:
+      wanted: the result that the backward passes of the blocks compute for the batch.
+      outputs: a function that evaluates a block, given the `Wanted` of one example and
+        the arguments of an `AtBlock`; None if the loss has no such block.
+    """
+
+    wanted: Wanted
+    outputs: Callable[..., list[jax.Array]] | None
+
+
+NO_BLOCKS = AtBlocks(Wanted(()), None)
 
 
 class Stretch(NamedTuple):
@@ -118,7 +148,7 @@ def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
         for site in sites:
             # At a tapped operand, the tap is added before the equation. At a site with
             # a rule, the tap is added to the equation's output.
-            if isinstance(site, TappedSite):
+            if site.is_tapped_itself:
                 args[site.position] = plus(args[site.position], next(pending))
             else:
                 ruled = site.position
@@ -249,25 +279,6 @@ class SiteRecords(NamedTuple):
     cotangents: list[jax.Array]
 
 
-class AtBlocks(NamedTuple):
-    """How to evaluate the checkpointed blocks of a loss.
-
-    Attributes:
-      sums: True if the backward passes of the blocks return sums in the shapes of their
-        parameters; False if they return squared norms f[b].
-      each: the per-example values that the blocks need, a tree with a leading axis b.
-      outputs: a function of one example's entry of `each`. It returns the function that
-        evaluates a block for this example.
-    """
-
-    sums: bool = False
-    each: Any = ()
-    outputs: Callable[[Any], AtBlock | None] = lambda each: None
-
-
-NO_BLOCKS = AtBlocks()
-
-
 def keep_books(
     plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: AtBlocks = NO_BLOCKS
 ) -> tuple[list[jax.Array], SiteRecords]:
@@ -353,32 +364,33 @@ def _run_with_taps(
     leading, mesh = leading_axis(examples), explicit_mesh((known, examples))
 
     @functools.cache  # Many taps have the same type. They share one array of zeros.
-    def zeros(kind: jax.core.ShapedArray, lengths: tuple[int, ...]) -> jax.Array:
+    def zeros(kind: jax.core.ShapedArray, *lengths: int) -> jax.Array:
         shape = (batch, *lengths, *kind.shape)
         return sharded_zeros(kind, shape, leading=leading, mesh=mesh)
 
-    in_sum = [at_blocks.sums and isinstance(site, KeptSite) for site in plan.sites]
+    wanted, outputs_of = at_blocks
+    sums = bool(wanted.scales)
+    in_sum = [sums and isinstance(site, KeptSite) for site in plan.sites]
     taps = []
     for site, summed in zip(plan.sites, in_sum, strict=True):
         kind = aval(site.tap_variable)
-        lengths = tuple(loop.length for loop in site.loops)
+        lengths = [loop.length for loop in site.loops]
         if isinstance(site, KeptSite):
             # The tap's cotangent is the block's result. So the tap has the type of the
             # result: one number per example, or a sum with the operand's shape.
             dtype = at_least_float32(kind.dtype)
             one = jax.core.ShapedArray((), dtype)
             kind = kind.update(dtype=dtype) if summed else one
-        taps.append(
-            sharded_zeros(kind, (*lengths, *kind.shape), mesh=mesh)
-            if summed
-            else zeros(kind, lengths)
-        )
+        if summed:
+            taps.append(sharded_zeros(kind, (*lengths, *kind.shape), mesh=mesh))
+        else:
+            taps.append(zeros(kind, *lengths))
     # In `jax.shard_map` the taps must vary over the devices. For a value that devices
     # share, the derivative would be a sum over the devices.
     taps = jax.lax.pcast(taps, tuple(sorted(axes)), to="varying")
 
     def forward(taps: Arrays, examples: Arrays) -> Ran:
-        def one(example: Arrays, own: Arrays, each: Any) -> Ran:
+        def one(example: Arrays, own: Arrays, wanted: Wanted) -> Ran:
             given = iter(own)
             # Taps for sums have no batch axis. They are closed over, and not passed to
             # vmap, so that they may be sharded along the same mesh axes as examples.
@@ -386,13 +398,17 @@ def _run_with_taps(
                 tap if summed else next(given)
                 for tap, summed in zip(taps, in_sum, strict=True)
             ]
-            inputs, at_block = [*known, *example], at_blocks.outputs(each)
+            inputs = [*known, *example]
+            at_block = outputs_of and functools.partial(outputs_of, wanted)
             outputs, records = run(plan.scope, inputs, tapped, at_block)
             remaining = iter(records)
             ruled = [isinstance(site, RuledSite) for site in plan.sites]
             return outputs, [next(remaining) if on else () for on in ruled]
 
         own = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
-        return jax.vmap(one, axis_size=batch)(list(examples), own, at_blocks.each)
+        # Only the clip norms have no batch axis.
+        axes = 0, 0, Wanted._make([None, 0, 0])
+        batched = jax.vmap(one, in_axes=axes, axis_size=batch)
+        return batched(list(examples), own, wanted)
 
     return taps, forward

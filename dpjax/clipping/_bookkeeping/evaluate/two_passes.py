@@ -15,7 +15,7 @@ these results as it stacks any cotangent.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,9 @@ from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
 from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
 from dpjax.clipping._bookkeeping.evaluate.run import (
-    AtBlock,
     AtBlocks,
     SiteRecords,
+    Wanted,
     books_of_block,
     keep_books,
 )
@@ -39,25 +39,9 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._clip import Inputs, PerExample, Scales, Summed, clip_scales
 
 _Arrays = list[jax.Array]
-
-
-class Wanted(NamedTuple):
-    """The result that a checkpointed block's backward pass computes from its records.
-
-    The result is the squared norms if `scales` is empty, and the scaled sums otherwise.
-
-    Attributes:
-      clip_norms: for each group of leaves that are clipped together, the bound on the
-        norm.
-      scales: for each group, the clipping factors f[b], or f[] for one example; empty
-        for the squared norms.
-      finite: a list of one array that says whether gradients are finite, bool[b], or
-        bool[] for one example; empty for the squared norms.
-    """
-
-    clip_norms: Sequence[ArrayLike]
-    scales: Arrays = ()
-    finite: Arrays = ()
+# The values of a block's batch-invariant inputs, the values of its other inputs
+# f[b, ...], and the `Wanted` that says whether norms or sums are computed.
+_Saved = tuple[_Arrays, _Arrays, Wanted]
 
 
 def clipped_sum_in_two_passes(
@@ -79,7 +63,8 @@ def clipped_sum_in_two_passes(
         return clip_scales(squares, clip_norms, mask)
 
     leaves, examples, mask = inputs
-    in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms))
+    outputs = partial(_outputs_of_one_example, plan.blocks)
+    in_blocks = AtBlocks(Wanted(clip_norms), outputs)
     (loss, *aux), books = keep_books(plan, leaves, examples, in_blocks)
     arrays = (leaves, examples)
     weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
@@ -87,29 +72,12 @@ def clipped_sum_in_two_passes(
     # With the barrier, XLA treats the second pass as a different computation. Otherwise
     # XLA could reuse values of the first pass, and would have to store these values.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
-    in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
+    in_blocks = AtBlocks(Wanted(clip_norms, scales, [finite]), outputs)
     _, books = keep_books(plan, leaves, examples, in_blocks)
     shardings = [spec_of(x) for x in leaves]
     summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
     grads = summed(books, leaves, scales, finite)
     return grads, PerExample(loss, norm, aux)
-
-
-def _process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
-    """Make the `AtBlocks` (see run.py) of the pass for norms or of that for sums.
-
-    An `AtBlocks` says how `keep_books` evaluates the checkpointed blocks in a pass.
-
-    Args:
-      blocks: the checkpointed blocks, each with the first of its sites as key.
-      wanted: the result that the backward passes of the blocks compute for the batch.
-    """
-
-    def outputs(each: tuple[Arrays, Arrays]) -> AtBlock:
-        of_one = Wanted(wanted.clip_norms, *each)
-        return partial(_outputs_of_one_example, blocks, of_one)
-
-    return AtBlocks(bool(wanted.scales), (wanted.scales, wanted.finite), outputs)
 
 
 def _outputs_of_one_example(
@@ -157,13 +125,9 @@ def _outputs_of_one_example(
 
     @outputs.def_vmap
     def of_batch(
-        size: int,
-        mapped: Sequence[Any],
-        known: _Arrays,
-        example: _Arrays,
-        taps: _Arrays,
-        wanted: Wanted,
+        size: int, mapped: Sequence[Any], *given: Any
     ) -> tuple[_Arrays, list[bool]]:
+        known, example, taps, wanted = given
         # `_batch` maps over all these inputs. So unmapped inputs get a batch axis.
         examples = [
             x if on else jnp.broadcast_to(x, (size, *x.shape))
@@ -191,9 +155,7 @@ def _batch(
     return jax.vmap(partial(_evaluate_block, block, known))(examples)
 
 
-def _forward(
-    block: Block, *given: Any
-) -> tuple[_Arrays, tuple[_Arrays, _Arrays, Wanted]]:
+def _forward(block: Block, *given: Any) -> tuple[_Arrays, _Saved]:
     # With symbolic_zeros, each argument is a pair of its value and a perturbed flag.
     values = jax.tree.map(lambda x: x.value, given)
     known, examples, _, wanted = values
@@ -201,7 +163,7 @@ def _forward(
 
 
 def _backward(
-    block: Block, saved: tuple[_Arrays, _Arrays, Wanted], cotangents: Sequence[Any]
+    block: Block, saved: _Saved, cotangents: Sequence[Any]
 ) -> tuple[None, list[jax.Array | None], _Arrays, None]:
     # Outputs that the loss does not use are left out, since their zero cotangent times
     # an infinite derivative would be NaN. A symbolic zero is not an array. But in a
@@ -226,7 +188,7 @@ _batch.defvjp(_forward, _backward, symbolic_zeros=True)
 def _share(
     alike: Alike[Block],
     used: tuple[bool, ...],
-    saved: tuple[_Arrays, _Arrays, Wanted],
+    saved: _Saved,
     cotangents: _Arrays,
 ) -> tuple[list[jax.Array | None], _Arrays]:
     """Run the backward pass of a checkpointed block on a batch.
@@ -237,8 +199,7 @@ def _share(
     Args:
       alike: the block.
       used: for each of the block's outputs, whether it has a cotangent.
-      saved: the values of the block's batch-invariant inputs, the values of its other
-        inputs f[b, ...], and the `Wanted` that says whether norms or sums are computed.
+      saved: the values of the block's inputs, and the `Wanted` of the batch.
       cotangents: the cotangents of the used outputs, with a leading batch axis.
 
     Returns:
@@ -247,7 +208,7 @@ def _share(
       `Wanted.scales` is given, and otherwise squared norms f[b] (`_squares`).
     """
     block, (known, examples, wanted) = alike.part, saved
-    inner = _process_blocks(block.plan.blocks, wanted)
+    inner = AtBlocks(wanted, partial(_outputs_of_one_example, block.plan.blocks))
     books, of_examples = books_of_block(
         block.plan, known, examples, used, cotangents, inner
     )
