@@ -31,24 +31,15 @@ BLOCK = 128
 _LARGE = 2**14
 
 
-class Wide(NamedTuple):
-    """The setting for sums in float64, which are computed with `jax_enable_x64` on.
-
-    Attributes:
-      x64: whether the caller's own `jax_enable_x64` is on. The loss is evaluated and
-        differentiated with the caller's setting, since a custom derivative may make
-        arrays of the default dtype.
-    """
-
-    x64: bool
-
-
-def loss_scope(wide: Wide | None) -> contextlib.AbstractContextManager[object]:
+def loss_scope(x64: bool | None) -> contextlib.AbstractContextManager[object]:
     """The context for evaluating a loss with the caller's setting of `jax_enable_x64`.
 
-    `wide` is None if sums are not in float64. The context then changes nothing.
+    Sums in float64 are computed with `jax_enable_x64` on. But the loss is evaluated and
+    differentiated with the caller's own setting, which is `x64`, since a custom
+    derivative may make arrays of the default dtype. `x64` is None if sums are not in
+    float64. The context then changes nothing.
     """
-    return contextlib.nullcontext() if wide is None else jax.enable_x64(wide.x64)
+    return contextlib.nullcontext() if x64 is None else jax.enable_x64(x64)
 
 
 class Scales(NamedTuple):

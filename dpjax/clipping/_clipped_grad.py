@@ -27,7 +27,7 @@ from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping import _clip
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
 from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
-from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
+from dpjax.clipping._clip import Inputs, PerExample, Summed
 from dpjax.clipping._microbatches import in_microbatches
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
@@ -120,12 +120,12 @@ class ClippedGrad(Generic[Params]):
         clipped to C / (1 + h), where h bounds rounding: one example changes the
         rounding error of the sum by at most h C / (1 + h).
         """
-        wide = Wide(x64=default_float() == jnp.float64)
+        x64 = bool(default_float() == jnp.float64)
         with jax.enable_x64(True):
             engine = self._engine(closed, groups.numbers)
             h = bookkeeping.relative_error(engine.plan, inputs.mask.size)
             clip_norms = [c * (1 / (1 + h)) for c in groups.clip_norms]
-            sum_of = partial(engine.sum, clip_norms, wide=wide)
+            sum_of = partial(engine.sum, clip_norms, x64=x64)
             sums, per_example = in_microbatches(
                 sum_of, self.microbatch_size, inputs, wide=True
             )
@@ -213,7 +213,7 @@ def _vmap_sum(
     clip_norms: Sequence[ArrayLike],
     inputs: Inputs,
     *,
-    wide: Wide | None = None,
+    x64: bool | None = None,
 ) -> Summed:
     """The sum of clipped gradients from the vmap engine, and per-example results.
 
@@ -225,7 +225,8 @@ def _vmap_sum(
       groups: for each parameter leaf, the number of its group (`Groups`).
       clip_norms: for each group, the bound on the norm.
       inputs: the parameters, the examples and the mask of the batch.
-      wide: the setting for sums in float64; None for sums in float32.
+      x64: for sums in float64, whether the caller's own `jax_enable_x64` is on; None
+        for sums in float32.
     """
 
     def one(*example: jax.Array) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
@@ -238,10 +239,10 @@ def _vmap_sum(
         # In float32 or wider, so that norms and sums are not rounded to narrow dtypes.
         return widen(gradient), loss, aux
 
-    with _clip.loss_scope(wide):
+    with _clip.loss_scope(x64):
         gradients, loss, aux = jax.vmap(one)(*inputs.examples)
 
-    sum_clipped = partial(_clip.sum_clipped, groups, wide=wide is not None)
+    sum_clipped = partial(_clip.sum_clipped, groups, wide=x64 is not None)
     summed = inputs.let_compiler_shard(sum_clipped)
     grads, norm = summed(gradients, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)

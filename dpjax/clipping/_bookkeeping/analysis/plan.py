@@ -78,16 +78,6 @@ class Plan(NamedTuple):
     blocks: dict[KeptSite, "Block"]
 
     @property
-    def by_rows(self) -> list[bool]:
-        """For each component, whether its norms come from rows.
-
-        A component is a set of parameter leaves, with the sites at which values
-        computed from them meet the example. Rows are activations and cotangents. Other
-        components' norms come from per-example gradients.
-        """
-        return [form.gram for form in self.forms]
-
-    @property
     def automatic(self) -> Engine:
         """The engine that engine="auto" takes, for a plan made with keep_blocks.
 

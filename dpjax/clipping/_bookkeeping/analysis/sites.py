@@ -175,13 +175,10 @@ class Scope:
 
         The result is None if one of the atoms depends on an example.
         """
-        steps: frozenset[int] = frozenset()
-        for atom in atoms:
-            if not isinstance(atom, jex.Literal):
-                if atom not in self.steps:
-                    return None
-                steps |= self.steps[atom]
-        return steps
+        variables = [v for v in atoms if isinstance(v, jex.Var)]
+        if not all(v in self.steps for v in variables):
+            return None
+        return frozenset().union(*(self.steps[v] for v in variables))
 
     def block_sites(self, index: int) -> list[KeptSite]:
         """The sites of a checkpointed block, given the index of its equation.

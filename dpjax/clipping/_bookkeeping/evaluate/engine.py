@@ -21,7 +21,7 @@ from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping._bookkeeping.evaluate.run import SiteRecords, keep_books
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
+from dpjax.clipping._clip import Inputs, PerExample, Summed
 
 
 class Part(NamedTuple):
@@ -51,7 +51,7 @@ def clipped_sum(
     inputs: Inputs,
     *,
     by_platform: bool,
-    wide: Wide | None = None,
+    x64: bool | None = None,
 ) -> Summed:
     """The sum of clipped gradients from one forward and one backward pass.
 
@@ -63,10 +63,11 @@ def clipped_sum(
       by_platform: whether code lowered for a TPU forms all per-example gradients, and
         adds them up. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
-      wide: the setting for sums in float64 (`float64_sums`); None for sums in float32.
+      x64: for sums in float64 (`float64_sums`), whether the caller's own
+        `jax_enable_x64` is on; None for sums in float32.
     """
     # If no component uses rows, the branch for TPUs would be the same code.
-    by_platform = by_platform and any(plan.by_rows)
+    by_platform = by_platform and any(form.gram for form in plan.forms)
 
     def sum_on_platform(
         books: SiteRecords,
@@ -75,22 +76,21 @@ def clipped_sum(
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
         def in_one_pass(
-            by_rows: Sequence[bool], books: SiteRecords, leaves: Arrays, mask: jax.Array
+            books: SiteRecords, leaves: Arrays, mask: jax.Array, *, rows: bool = True
         ) -> tuple[list[jax.Array], jax.Array]:
-            parts = _parts(plan, books, leaves, by_rows)
+            parts = _parts(plan, books, leaves, rows=rows)
             squares, kept = _squares(parts, clip_norms, mask.shape)
             finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
-            sums = _sums(parts, kept, leaves, scales, finite, wide=wide is not None)
+            sums = _sums(parts, kept, leaves, scales, finite, wide=x64 is not None)
             return sums, norm
 
-        by_rows = partial(in_one_pass, plan.by_rows)
         if not by_platform:
-            return by_rows(books, leaves, mask)
+            return in_one_pass(books, leaves, mask)
         # The platform is chosen at lowering: one trace may serve several platforms.
-        directly = partial(in_one_pass, [False] * len(plan.forms))
-        return on_platform("tpu", directly, by_rows, books, leaves, mask)
+        directly = partial(in_one_pass, rows=False)
+        return on_platform("tpu", directly, in_one_pass, books, leaves, mask)
 
-    with _clip.loss_scope(wide):
+    with _clip.loss_scope(x64):
         (loss, *aux), books = keep_books(plan, inputs.leaves, inputs.examples)
     summed = inputs.let_compiler_shard(sum_on_platform)
     grads, norm = summed(books, inputs.leaves, clip_norms, inputs.mask)
@@ -119,7 +119,7 @@ def squares_alone(
     Returns:
       For each group, an upper bound f[b] of ‖gradient‖² / C².
     """
-    parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
+    parts = _parts(plan, books, known, two_passes=True)
     return _squares(parts, clip_norms, batch)[0]
 
 
@@ -138,7 +138,7 @@ def sums_alone(
       finite: whether each example's gradient is finite, bool[b]. Other examples
         contribute zero.
     """
-    parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
+    parts = _parts(plan, books, known, two_passes=True)
     return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
 
 
@@ -146,8 +146,8 @@ def _parts(
     plan: Plan,
     books: SiteRecords,
     known: Arrays,
-    by_rows: Sequence[bool],
     *,
+    rows: bool = True,
     two_passes: bool = False,
 ) -> list[Part]:
     """Combine each component with the records of its sites, in canonical form.
@@ -166,12 +166,13 @@ def _parts(
       plan: the analysis of the loss.
       books: the records of all sites.
       known: the batch-invariant inputs of the loss, parameter leaves first.
-      by_rows: for each component, whether its norms come from rows.
+      rows: whether the norms of components in the Gram form come from rows. If not, all
+        norms come from per-example gradients.
       two_passes: whether the pass is only for norms, or only for sums.
     """
     parts = []
-    for component, inputs, rows in zip(
-        plan.components, plan.inputs(known), by_rows, strict=True
+    for component, inputs, form in zip(
+        plan.components, plan.inputs(known), plan.forms, strict=True
     ):
         records, cotangents = [], []
         for i, site in zip(component.operands, component.sites, strict=True):
@@ -181,9 +182,10 @@ def _parts(
         # With more than MOST_ROWS rows, the bound on the rounding errors of their sum
         # would inflate norms.
         few = all(site.size.rows <= fac.MOST_ROWS for site in component.ruled_sites)
-        bound = reach(component, inputs) if two_passes and few and not rows else None
+        gram = rows and form.gram
+        bound = reach(component, inputs) if two_passes and few and not gram else None
         seen = Seen(records, cotangents, inputs)
-        parts.append(Part(component, seen, rows, bound))
+        parts.append(Part(component, seen, gram, bound))
     return parts
 
 
