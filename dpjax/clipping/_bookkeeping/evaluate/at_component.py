@@ -178,23 +178,19 @@ class Seen(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0)
 def squares_of_rows(
-    alike: Alike[Component],
-    records: Sequence[tuple[jax.Array, ...]],
-    cotangents: Arrays,
-    clip_norm: ArrayLike,
+    alike: Alike[Component], seen: Seen, clip_norm: ArrayLike
 ) -> list[jax.Array]:
     """Upper bounds f[b] of squared norms of a component's gradients, from rows.
 
     The norms are in units of `clip_norm`. The list has one entry for each root of the
     component, which is an array to which operands are equal, up to the order of axes.
-    The list is empty if the rows of the
-    sites cannot be combined.
+    The list is empty if the rows of the sites cannot be combined.
     """
     squares = []
     for root in match_sites(alike.part) or ():
         rows = []
         for i, site, swapped in root:
-            left, right = factors_of(Alike(site), records[i], cotangents[i])
+            left, right = factors_of(Alike(site), seen.records[i], seen.cotangents[i])
             # A site may use the transposed matrix. Then its two sides are exchanged, to
             # give rows that can be added to those of the root's other sites.
             if swapped and not isinstance(left, OneHot):
@@ -271,8 +267,8 @@ def sums_by_sites(
 
     Each product is over the batch. `scales` has the clipping factors f[b] of the
     examples for each of the component's groups of leaves that are clipped together.
-    Examples whose gradient is not `finite`, bool[b],
-    contribute zero. With `wide`, the sum is computed in float64 (`float64_sums`).
+    Examples whose gradient is not `finite`, bool[b], contribute zero. With `wide`, the
+    sum is computed in float64 (`float64_sums`).
     """
     # A pull-back serves all leaves, but the factors of one group only. So there is one
     # pull-back for each group.

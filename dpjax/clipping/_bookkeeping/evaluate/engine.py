@@ -216,8 +216,7 @@ def _squares(
             sums = (staged_sum(x, kept=1) for x in seen.cotangents)
             by_group = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
         elif part.rows:
-            given = seen.records, seen.cotangents, *bounds
-            by_group = [at.squares_of_rows(Alike(component), *given)]
+            by_group = [at.squares_of_rows(Alike(component), seen, *bounds)]
         else:
             formed, of_groups = at.form_gradients(Alike(component), seen, bounds)
             pairs = zip(of_groups, bounds, strict=True)

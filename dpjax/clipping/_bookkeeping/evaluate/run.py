@@ -34,7 +34,7 @@ from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Scope, Site
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, is_inexact
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval
 
 # The outputs; and for each site with a rule, in order, the values of its equation's
 # inputs except the operand.
@@ -297,7 +297,7 @@ def keep_books(
       The loss f[b] and the leaves of aux; and the records.
     """
     axes = varying_axes(plan.scope.closed.out_avals[0])
-    taps, forward = _run_with_taps(plan, leaves, examples, axes, at_blocks)
+    taps, forward = run_with_taps(plan, leaves, examples, axes, at_blocks)
 
     def loss_first(taps: Arrays) -> tuple[jax.Array, Ran]:
         outputs, records = forward(taps, examples)
@@ -310,45 +310,7 @@ def keep_books(
     return outputs, SiteRecords(records, cotangents)
 
 
-def books_of_block(
-    plan: Plan,
-    known: Arrays,
-    examples: Arrays,
-    used: Sequence[bool],
-    cotangents: Arrays,
-    at_blocks: AtBlocks = NO_BLOCKS,
-) -> tuple[SiteRecords, list[jax.Array | None]]:
-    """Run a block on a batch, then backward from the cotangents of its used outputs.
-
-    Args:
-      plan: the analysis of the block.
-      known: the block's batch-invariant inputs, parameter leaves first.
-      examples: the block's other inputs, with a leading batch axis.
-      used: for each of the block's outputs, whether it has a cotangent.
-      cotangents: the cotangents of these outputs.
-      at_blocks: how checkpointed blocks inside this block are evaluated.
-
-    Returns:
-      The records of the block. For each array in `examples`, its cotangent, or None for
-      an array of integers or booleans.
-    """
-    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
-    taps, forward = _run_with_taps(plan, known, examples, axes, at_blocks)
-
-    def used_outputs(taps: Arrays, examples: Arrays) -> Ran:
-        outputs, records = forward(taps, examples)
-        return [x for x, on in zip(outputs, used, strict=True) if on], records
-
-    examples = list(examples)
-    _, vjp, records = jax.vjp(used_outputs, taps, examples, has_aux=True)
-    of_taps, of_examples = vjp(list(cotangents))
-    # Only floating-point and complex inputs have cotangents.
-    pairs = zip(of_examples, examples, strict=True)
-    of_reals = [c if is_inexact(x) else None for c, x in pairs]
-    return SiteRecords(records, of_taps), of_reals
-
-
-def _run_with_taps(
+def run_with_taps(
     plan: Plan,
     known: Arrays,
     examples: Arrays,

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
-from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of
+from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of, varying_axes
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
@@ -29,10 +29,11 @@ from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
 from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
 from dpjax.clipping._bookkeeping.evaluate.run import (
     AtBlocks,
+    Ran,
     SiteRecords,
     Wanted,
-    books_of_block,
     keep_books,
+    run_with_taps,
 )
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
@@ -209,9 +210,19 @@ def _share(
     """
     block, (known, examples, wanted) = alike.part, saved
     inner = AtBlocks(wanted, partial(_outputs_of_one_example, block.plan.blocks))
-    books, of_examples = books_of_block(
-        block.plan, known, examples, used, cotangents, inner
-    )
+    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
+    taps, forward = run_with_taps(block.plan, known, examples, axes, inner)
+
+    def used_outputs(taps: Arrays, examples: Arrays) -> Ran:
+        outputs, records = forward(taps, examples)
+        return [x for x, on in zip(outputs, used, strict=True) if on], records
+
+    _, vjp, records = jax.vjp(used_outputs, taps, examples, has_aux=True)
+    of_taps, of_examples = vjp(cotangents)
+    books = SiteRecords(records, of_taps)
+    # Only floating-point and complex inputs have cotangents.
+    pairs = zip(of_examples, examples, strict=True)
+    of_reals = [c if eqs.is_inexact(x) else None for c, x in pairs]
     if wanted.scales:
         make, given = partial(sums_alone, block.plan), (wanted.scales, *wanted.finite)
         specs = [spec_of(x) for x in known[: block.plan.num_leaves]]
@@ -220,7 +231,7 @@ def _share(
         make, given = partial(_squares, block, batch), (wanted.clip_norms,)
         specs = jax.P(leading_axis(examples))
     made = let_compiler_shard(make, (known, examples), specs)
-    return of_examples, made(books, known, *given)
+    return of_reals, made(books, known, *given)
 
 
 def _squares(
