@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.meshes import add_varying_axes, like
+from dpjax._core.meshes import like
 from dpjax._core.typing import ArrayLike, Arrays, LossOfLeaves
 
 
@@ -122,15 +122,6 @@ class Arguments(NamedTuple):
                 f"got {clip_norm!r} for {jax.tree.structure(parameters)}."
             ) from error
         return Groups(jax.tree.leaves(groups), clip_norms)
-
-    def vary_parameters(
-        self, args: Sequence[object], axes: frozenset[str]
-    ) -> tuple[object, ...]:
-        """Mark a call's parameters as varying along mesh axes; return all arguments."""
-        by = self.differentiated_argnums
-        return tuple(
-            add_varying_axes(x, axes) if i in by else x for i, x in enumerate(args)
-        )
 
 
 def as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:

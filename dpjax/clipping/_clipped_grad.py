@@ -20,7 +20,7 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.float64 import default_float
-from dpjax._core.meshes import are_concrete, varying_axes
+from dpjax._core.meshes import add_varying_axes, are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
 from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
@@ -96,7 +96,10 @@ class ClippedGrad(Generic[Params]):
             # sum over the devices, and would be clipped as if it were the gradient of
             # one example.
             axes = varying_axes(self._trace(args)[0].out_avals[0])
-            args = self._arguments.vary_parameters(args, axes)
+            by = self._arguments.differentiated_argnums
+            args = tuple(
+                add_varying_axes(x, axes) if i in by else x for i, x in enumerate(args)
+            )
         inputs = Inputs(self._arguments.leaves(args), batched, mask)
         closed, aux_tree = self._trace(args)
         groups = self._arguments.groups(self.clip_norm, args)

@@ -282,11 +282,10 @@ def match_sites(component: Component) -> list[list[Matched]] | None:
     of axes. So their rows can be added to one gradient. The result is None if the rows
     of some sites of a root cannot be combined.
     """
-    if component.roots is None:
-        return None
-    matches = [_match_root(component, root) for root in component.roots]
+    # A component with roots has at least one.
+    matches = [_match_root(component, root) for root in component.roots or ()]
     whole = [sites for sites in matches if sites is not None]
-    return whole if len(whole) == len(matches) else None
+    return whole if whole and len(whole) == len(matches) else None
 
 
 def _match_root(component: Component, root: Root) -> list[Matched] | None:
