@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.meshes import add_varying_axes, like
+from dpjax._core.meshes import like
 from dpjax._core.typing import ArrayLike, Arrays, LossOfLeaves
 
 
@@ -84,20 +84,17 @@ class Arguments(NamedTuple):
           leaves, which returns the loss and aux; the parameter leaves of the call; and
           the types of one example's leaves.
         """
-        treedef = jax.tree.structure(self.parameters(args))
-        batched, example_treedef = jax.tree.flatten(self.examples(args))
-        types = [jax.typeof(jnp.asarray(x)) for x in batched]
+        types = [
+            jax.typeof(jnp.asarray(x)) for x in jax.tree.leaves(self.examples(args))
+        ]
         one = [like(t, t.shape[1:], t.dtype) for t in types]
+        numbers = *self.differentiated_argnums, *self.batch_argnums
+        treedef = jax.tree.structure([args[i] for i in numbers])
 
         def loss_and_aux(leaves: Arrays, example: Arrays) -> tuple[ArrayLike, object]:
             full = list(args)
-            parameters = treedef.unflatten(leaves)
-            if isinstance(self.argnums, int):
-                parameters = (parameters,)
-            for i, value in zip(self.differentiated_argnums, parameters, strict=True):
-                full[i] = value
-            example = example_treedef.unflatten(example)
-            for i, value in zip(self.batch_argnums, example, strict=True):
+            values = treedef.unflatten([*leaves, *example])
+            for i, value in zip(numbers, values, strict=True):
                 full[i] = value
             return function(*full)
 
@@ -125,15 +122,6 @@ class Arguments(NamedTuple):
                 f"got {clip_norm!r} for {jax.tree.structure(parameters)}."
             ) from error
         return Groups(jax.tree.leaves(groups), clip_norms)
-
-    def vary_parameters(
-        self, args: Sequence[object], axes: frozenset[str]
-    ) -> tuple[object, ...]:
-        """Mark a call's parameters as varying along mesh axes; return all arguments."""
-        full = list(args)
-        for i in self.differentiated_argnums:
-            full[i] = add_varying_axes(full[i], axes)
-        return tuple(full)
 
 
 def as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:

@@ -31,24 +31,15 @@ BLOCK = 128
 _LARGE = 2**14
 
 
-class Wide(NamedTuple):
-    """The setting for sums in float64, which are computed with `jax_enable_x64` on.
-
-    Attributes:
-      x64: whether the caller's own `jax_enable_x64` is on. The loss is evaluated and
-        differentiated with the caller's setting, since a custom derivative may make
-        arrays of the default dtype.
-    """
-
-    x64: bool
-
-
-def loss_scope(wide: Wide | None) -> contextlib.AbstractContextManager[object]:
+def loss_scope(x64: bool | None) -> contextlib.AbstractContextManager[object]:
     """The context for evaluating a loss with the caller's setting of `jax_enable_x64`.
 
-    `wide` is None if sums are not in float64. The context then changes nothing.
+    Sums in float64 are computed with `jax_enable_x64` on. But the loss is evaluated and
+    differentiated with the caller's own setting, which is `x64`, since a custom
+    derivative may make arrays of the default dtype. `x64` is None if sums are not in
+    float64. The context then changes nothing.
     """
-    return contextlib.nullcontext() if wide is None else jax.enable_x64(wide.x64)
+    return contextlib.nullcontext() if x64 is None else jax.enable_x64(x64)
 
 
 class Scales(NamedTuple):
@@ -224,6 +215,31 @@ def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Ar
     return jnp.sum(apply_scales(x, scale, finite), axis=0)
 
 
+def sum_clipped(
+    groups: Sequence[int],
+    gradients: Arrays,
+    clip_norms: Sequence[ArrayLike],
+    keep: ArrayLike,
+    *,
+    wide: bool = False,
+) -> tuple[list[jax.Array], jax.Array]:
+    """The sum f[...] of clipped gradients for each leaf, and the gradients' norms f[b].
+
+    Args:
+      groups: for each leaf, the number of its group.
+      gradients: the leaves of a batch of gradients, f[b, ...].
+      clip_norms: for each group, its bound C.
+      keep: bool[] or bool[b]; where it is False, a gradient contributes zero.
+      wide: whether the sums are in float64.
+    """
+    squares = group_squares(gradients, groups, clip_norms, kept=1)
+    finite, scales, norm = clip_scales(squares, clip_norms, keep)
+    return [
+        sum_in_memory(x, scales[group], finite, wide=wide)
+        for x, group in zip(gradients, groups, strict=True)
+    ], norm
+
+
 @functools.partial(jax.jit, static_argnames="wide")
 def sum_in_memory(
     x: jax.Array, scale: jax.Array, finite: jax.Array, *, wide: bool = False
@@ -312,15 +328,13 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
     """
     validate.positive("clip_norm", clip_norm)
 
-    def sum_clipped(updates: Tree, _: Tree | None) -> Tree:
+    def sum_updates(updates: Tree, _: Tree | None) -> Tree:
         batch_size("updates", updates)
         leaves, treedef = jax.tree.flatten(widen(updates))
-        squares = group_squares(leaves, [0] * len(leaves), [clip_norm], kept=1)
-        finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
-        total = [sum_in_memory(x, scale, finite) for x in leaves]
+        total, _ = sum_clipped([0] * len(leaves), leaves, [clip_norm], True)
         return treedef.unflatten(total)
 
-    return optax.stateless(sum_clipped)
+    return optax.stateless(sum_updates)
 
 
 def check_mask(mask: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:

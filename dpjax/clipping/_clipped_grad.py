@@ -18,17 +18,17 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
-from dpjax._core.dtypes import at_least_float32, widen
+from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.float64 import default_float
-from dpjax._core.meshes import are_concrete, varying_axes
+from dpjax._core.meshes import add_varying_axes, are_concrete, varying_axes
 from dpjax._core.platforms import on_platform
-from dpjax._core.typing import Arithmetic, ArrayLike, Engine, Params, Tree
+from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping import _clip
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
-from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
+from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
+from dpjax.clipping._clip import Inputs, PerExample, Summed
 from dpjax.clipping._microbatches import in_microbatches
-from dpjax.clipping._vmap import clipped_sum as vmap_sum
 
 ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
@@ -96,7 +96,10 @@ class ClippedGrad(Generic[Params]):
             # sum over the devices, and would be clipped as if it were the gradient of
             # one example.
             axes = varying_axes(self._trace(args)[0].out_avals[0])
-            args = self._arguments.vary_parameters(args, axes)
+            by = self._arguments.differentiated_argnums
+            args = tuple(
+                add_varying_axes(x, axes) if i in by else x for i, x in enumerate(args)
+            )
         inputs = Inputs(self._arguments.leaves(args), batched, mask)
         closed, aux_tree = self._trace(args)
         groups = self._arguments.groups(self.clip_norm, args)
@@ -105,28 +108,11 @@ class ClippedGrad(Generic[Params]):
         else:
             engine = self._engine(closed, groups.numbers)
             sum_of = partial(engine.sum, groups.clip_norms)
-            grads, per_example = self._sum_of_parts(sum_of, inputs)
+            grads, per_example = in_microbatches(sum_of, self.microbatch_size, inputs)
         _warn_if_none_contributes(per_example.norm, mask)
         treedef = jax.tree.structure(self.parameters(args))
         aux = aux_tree.unflatten(per_example.aux)
         return treedef.unflatten(grads), per_example._replace(aux=aux)
-
-    def _sum_of_parts(
-        self, sum_of: Callable[..., Summed], inputs: Inputs, *, wide: bool = False
-    ) -> Summed:
-        """Sum over the whole batch, in microbatches if microbatch_size is smaller.
-
-        Args:
-          sum_of: an engine, which is a function of `Inputs` that returns the sums and
-            the per-example results of a microbatch or of the whole batch.
-          inputs: the parameters and examples of the batch.
-          wide: whether the sums are in float64.
-        """
-        micro = self.microbatch_size
-        # If one microbatch holds the whole batch, no scan is needed.
-        if micro is None or micro >= inputs.mask.size:
-            return sum_of(inputs)
-        return in_microbatches(sum_of, micro, inputs, wide=wide)
 
     def _sum_in_float64(
         self, closed: jex.ClosedJaxpr, groups: Groups, inputs: Inputs
@@ -137,16 +123,16 @@ class ClippedGrad(Generic[Params]):
         clipped to C / (1 + h), where h bounds rounding: one example changes the
         rounding error of the sum by at most h C / (1 + h).
         """
-        wide = Wide(x64=default_float() == jnp.float64)
+        x64 = bool(default_float() == jnp.float64)
         with jax.enable_x64(True):
             engine = self._engine(closed, groups.numbers)
             h = bookkeeping.relative_error(engine.plan, inputs.mask.size)
             clip_norms = [c * (1 / (1 + h)) for c in groups.clip_norms]
-            sum_of = partial(engine.sum, clip_norms, wide=wide)
-            sums, per_example = self._sum_of_parts(sum_of, inputs, wide=True)
-            dtypes = [at_least_float32(leaf.dtype) for leaf in inputs.leaves]
-            grads = [x.astype(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
-        return grads, per_example
+            sum_of = partial(engine.sum, clip_norms, x64=x64)
+            sums, per_example = in_microbatches(
+                sum_of, self.microbatch_size, inputs, wide=True
+            )
+            return cast_like(sums, widen(inputs.leaves)), per_example
 
     def _engine(self, closed: jex.ClosedJaxpr, groups: Sequence[int]) -> "_Chosen":
         """Choose the engine for a call with this loss.
@@ -155,7 +141,7 @@ class ClippedGrad(Generic[Params]):
           closed: the loss's jaxpr.
           groups: for each parameter leaf, the group of leaves with which it is clipped.
         """
-        by_vmap = _Chosen(partial(vmap_sum, closed, groups), None)
+        by_vmap = _Chosen(partial(_vmap_sum, closed, groups), None)
         if self.engine == "vmap":
             return by_vmap
         automatic, discrete = self.engine == "auto", self.arithmetic == "discrete"
@@ -222,6 +208,47 @@ class _Chosen(NamedTuple):
 
     sum: Callable[..., Summed]
     plan: bookkeeping.Plan | None
+
+
+def _vmap_sum(
+    closed: jex.ClosedJaxpr,
+    groups: Sequence[int],
+    clip_norms: Sequence[ArrayLike],
+    inputs: Inputs,
+    *,
+    x64: bool | None = None,
+) -> Summed:
+    """The sum of clipped gradients from the vmap engine, and per-example results.
+
+    The engine forms all per-example gradients and clips them.
+
+    Args:
+      closed: the loss's jaxpr, which maps the parameter leaves and one example to the
+        loss and aux.
+      groups: for each parameter leaf, the number of its group (`Groups`).
+      clip_norms: for each group, the bound on the norm.
+      inputs: the parameters, the examples and the mask of the batch.
+      x64: for sums in float64, whether the caller's own `jax_enable_x64` is on; None
+        for sums in float32.
+    """
+
+    def one(*example: jax.Array) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
+        def loss_and_aux(leaves: Arrays) -> tuple[jax.Array, list[jax.Array]]:
+            loss, *aux = evaluate(closed, [*leaves, *example])
+            return loss, aux
+
+        value_and_grad = jax.value_and_grad(loss_and_aux, has_aux=True)
+        (loss, aux), gradient = value_and_grad(list(inputs.leaves))
+        # In float32 or wider, so that norms and sums are not rounded to narrow dtypes.
+        return widen(gradient), loss, aux
+
+    with _clip.loss_scope(x64):
+        gradients, loss, aux = jax.vmap(one)(*inputs.examples)
+
+    sum_clipped = partial(_clip.sum_clipped, groups, wide=x64 is not None)
+    summed = inputs.let_compiler_shard(sum_clipped)
+    grads, norm = summed(gradients, clip_norms, inputs.mask)
+    return grads, PerExample(loss, norm, aux)
 
 
 def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
@@ -461,9 +488,6 @@ def explain(
         loss_fn, 1.0, argnums=argnums, batch_argnums=batch_argnums, has_aux=has_aux
     )
     named = jax.tree_util.tree_flatten_with_path(fn.parameters(args))[0]
-    return bookkeeping.explanation(
-        fn.plan(*args),
-        [jax.tree_util.keystr(path) for path, _ in named],
-        [jnp.shape(leaf) for _, leaf in named],
-        fn.plan(*args, keep_blocks=True).automatic,
-    )
+    parameters = [(jax.tree_util.keystr(path), jnp.shape(leaf)) for path, leaf in named]
+    auto = fn.plan(*args, keep_blocks=True).automatic
+    return bookkeeping.explanation(fn.plan(*args), parameters, auto)

@@ -26,7 +26,7 @@ from dpjax.clipping._clip import Inputs, Summed
 
 def in_microbatches(
     sum_of: Callable[..., Summed],
-    size: int,
+    size: int | None,
     inputs: Inputs,
     *,
     wide: bool = False,
@@ -34,9 +34,10 @@ def in_microbatches(
     """Sum a batch one microbatch after another, and collect the per-example results.
 
     Args:
-      sum_of: a function of the inputs of a microbatch that returns the microbatch's
-        sums, shaped like the parameter leaves, and its per-example results.
-      size: the number of examples in a microbatch.
+      sum_of: an engine, which is a function of the inputs of a microbatch that returns
+        the microbatch's sums, shaped like the parameter leaves, and its per-example
+        results.
+      size: the number of examples in a microbatch; None for the whole batch.
       inputs: parameters and examples of the batch.
       wide: whether the sums are in float64.
 
@@ -44,6 +45,9 @@ def in_microbatches(
       The sums, in float32 or wider, and the per-example results in the batch's order.
     """
     leaves, examples, mask = inputs
+    # If one microbatch holds the whole batch, no scan is needed.
+    if size is None or size >= mask.shape[0]:
+        return sum_of(inputs)
     batch, parts = mask.shape[0], -(-mask.shape[0] // size)
     arrays = [mask, *examples]
     spread = leading_axis(examples)

@@ -47,7 +47,7 @@ reads the loss's jaxpr instead, and so works for any function.
    case, and are retained for the sum. Both forms are exact. One-hot rows are added up
    by position instead of in pairs.
 7. `evaluate.engine` computes norms, weights and sums. It takes the recorded inputs and
-   cotangents of a batch from `evaluate.books`, and processes them with
+   cotangents of a batch from `evaluate.run`, and processes them with
    `evaluate.at_component`. All computations are in float32 or wider and at the highest
    precision, because the bound on an example's influence rests on the norms. The sum
    comes from the same pass (book-keeping), or from a second pass (ghost,

@@ -12,7 +12,7 @@ then the sum of the squared norms at the roots. In other components the norms at
 roots do not determine the norm over the leaves, and each example's gradient is pulled
 back to the leaves.
 
-A `Path` is the computation from a component's leaves to its operands.
+The path of a component is the computation from its leaves to its operands.
 """
 
 import math
@@ -37,77 +37,27 @@ from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
 
-class Path(NamedTuple):
-    """The computation from parameter leaves to values that meet the example (operands).
-
-    The path is part of a component. No example enters the path.
-
-    Attributes:
-      leaves: the variables of the parameter leaves.
-      others: the variables of the computation's other inputs, which are treated as
-        constants.
-      eqns: the equations of the computation, in order.
-      operands: the variables of the operands.
-    """
-
-    leaves: tuple[jex.Var, ...]
-    others: tuple[jex.Var, ...]
-    eqns: tuple[jex.JaxprEqn, ...]
-    operands: tuple[jex.Var, ...]
-
-    @property
-    def inputs(self) -> tuple[jex.Var, ...]:
-        """The variables of the path's inputs: the parameter leaves, then the others."""
-        return (*self.leaves, *self.others)
-
-    def features(self) -> Hashable:
-        """A hashable description of the path that does not depend on variable names."""
-        computed = eqs.of_function(self.inputs, self.eqns, self.operands)
-        return len(self.leaves), computed
-
-    def forward(
-        self, others: Arrays, *, least: DTypeLike | None
-    ) -> Callable[..., list[jax.Array]]:
-        """Make the function that computes the operands' values from the leaves' values.
-
-        Args:
-          others: the values of the path's other inputs.
-          least: the dtype to which casts to narrower dtypes are widened; None to leave
-            casts unchanged.
-        """
-
-        def operands(*leaves: jax.Array) -> list[jax.Array]:
-            values = dict(zip(self.inputs, (*leaves, *others), strict=True))
-            eqs.add_outputs(self.eqns, values, apply)
-            return [values[v] for v in self.operands]
-
-        def apply(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
-            # A cast to bfloat16 would round its cotangents to bfloat16 as well.
-            if least is not None and eqn.primitive.name == "convert_element_type":
-                dtype = _at_least(least, aval(eqn.outvars[0]).dtype)
-                return [args[0].astype(dtype)]
-            return eqs.bind(eqn, args)
-
-        return operands
-
-
 def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
     """The wider of `least` and `dtype`, where `dtype` is first widened to float32."""
     # JAX does not promote 8-bit floats, nor, in strict mode, floats of two widths.
     return np.promote_types(least, at_least_float32(dtype))
 
 
-class Root(NamedTuple):
-    """An array to which several operands are equal, up to the order of axes.
+class Member(NamedTuple):
+    """An operand that is equal to a root, up to the order of axes.
 
     Attributes:
-      members: the indices of these operands among the component's operands.
-      axes: for each of these operands, a tuple that maps the operand's axes to the
-        root's axes. It has -1 for an axis of size one.
+      number: the operand's index among the component's operands.
+      axes: a tuple that maps the operand's axes to the root's axes. It has -1 for an
+        axis of size one.
     """
 
-    members: tuple[int, ...]
-    axes: tuple[tuple[int, ...], ...]
+    number: int
+    axes: tuple[int, ...]
+
+
+# An array to which several operands are equal, given by these operands.
+Root = tuple[Member, ...]
 
 
 class Component(NamedTuple):
@@ -118,7 +68,9 @@ class Component(NamedTuple):
       operands: the indices of the operands, which are the values that meet the example
         at sites. They are also the numbers of these sites.
       sites: the sites of the operands.
-      path: the computation from the leaves to the operands.
+      path: the computation from the leaves to the operands, as a jaxpr. The jaxpr's
+        first inputs are the leaves. The other inputs are treated as constants. No
+        example enters the path.
       groups: for each leaf, the number of the group of leaves that are clipped with it.
       roots: the roots of the operands; None if the norms at the operands do not give
         the norms of the leaves.
@@ -128,10 +80,15 @@ class Component(NamedTuple):
     leaves: tuple[int, ...]
     operands: tuple[int, ...]
     sites: tuple[Site, ...]
-    path: Path
+    path: jex.Jaxpr
     groups: tuple[int, ...]
     roots: tuple[Root, ...] | None
     reason: str
+
+    @property
+    def ruled_sites(self) -> list[RuledSite]:
+        """The component's sites whose equations are covered by rules."""
+        return [site for site in self.sites if isinstance(site, RuledSite)]
 
     @property
     def is_in_blocks(self) -> bool:
@@ -144,7 +101,7 @@ class Component(NamedTuple):
         """
         return (
             self.roots is not None
-            and all(len(root.members) == 1 for root in self.roots)
+            and all(len(root) == 1 for root in self.roots)
             and all(isinstance(site, KeptSite) for site in self.sites)
             and not any(loop.shared for site in self.sites for loop in site.loops)
         )
@@ -152,7 +109,7 @@ class Component(NamedTuple):
     @property
     def is_leaf(self) -> bool:
         """Whether the component is one parameter leaf, which is its only operand."""
-        return self.path.operands == self.path.leaves and len(self.leaves) == 1
+        return self.path.outvars == self.path.invars and len(self.leaves) == 1
 
     @property
     def own_groups(self) -> tuple[int, ...]:
@@ -167,6 +124,30 @@ class Component(NamedTuple):
     def groups_of_own(self) -> tuple[int, ...]:
         """For each leaf of the component, the index of its group in `own_groups`."""
         return tuple(map(self.own_groups.index, self.groups))
+
+    def forward(
+        self, others: Arrays, *, least: DTypeLike | None
+    ) -> Callable[..., list[jax.Array]]:
+        """Make the function that computes the operands' values from the leaves' values.
+
+        Args:
+          others: the values of the path's other inputs.
+          least: the dtype to which casts to narrower dtypes are widened; None to leave
+            casts unchanged.
+        """
+        closed = jex.ClosedJaxpr(self.path, [])
+
+        def operands(*leaves: jax.Array) -> list[jax.Array]:
+            return eqs.evaluate(closed, [*leaves, *others], apply)
+
+        def apply(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
+            # A cast to bfloat16 would round its cotangents to bfloat16 as well.
+            if least is not None and eqn.primitive.name == "convert_element_type":
+                dtype = _at_least(least, aval(eqn.outvars[0]).dtype)
+                return [args[0].astype(dtype)]
+            return eqs.bind(eqn, args)
+
+        return operands
 
     def pull_back(
         self, inputs: Arrays, cotangents: Arrays, least: DTypeLike = jnp.float32
@@ -188,7 +169,7 @@ class Component(NamedTuple):
         if self.is_leaf:
             (leaf,), (cotangent,) = leaves, cotangents
             return [cotangent.astype(leaf.dtype).reshape(leaf.shape)]
-        forward = self.path.forward(inputs[count:], least=least if moves else None)
+        forward = self.forward(inputs[count:], least=least if moves else None)
         outs, vjp = jax.vjp(forward, *leaves)
         # The vjp expects each cotangent in the dtype and shape of its output.
         matched = [
@@ -199,8 +180,9 @@ class Component(NamedTuple):
 
     def features(self) -> Hashable:
         """A hashable description, equal for components with the same computation."""
-        sites = tuple(site.features() for site in self.sites)
-        return sites, self.path.features(), self.groups_of_own, self.roots
+        sites, path = tuple(site.features() for site in self.sites), self.path
+        computed = eqs.of_function(path.invars, path.eqns, path.outvars)
+        return sites, len(self.leaves), computed, self.groups_of_own, self.roots
 
 
 def components(
@@ -228,17 +210,17 @@ def components(
     for leaves, members in _connected_components(
         [sources_of([v], sources) for v in jaxpr.outvars]
     ):
-        operands = tuple(jaxpr.outvars[i] for i in members)
+        operands = [jaxpr.outvars[i] for i in members]
         its_sites = tuple(sites[i] for i in members)
         its_groups = tuple(groups[i] for i in leaves)
         roots, reason = None, "tapped itself"
-        if all(isinstance(site, RuledSite | KeptSite) for site in its_sites):
+        if not any(site.is_tapped_itself for site in its_sites):
             roots, reason = _isometry(made_by, operands, sources)
         # A norm at a root adds up entries of all leaves. So it cannot give a separate
         # norm for each of several groups.
         if roots is not None and len(set(its_groups)) > 1:
             roots, reason = None, "leaves of several groups"
-        path = _path(made_by, tuple(jaxpr.invars[i] for i in leaves), operands)
+        path = _path(jaxpr, made_by, [jaxpr.invars[i] for i in leaves], operands)
         groups_of_leaves.append(
             Component(leaves, members, its_sites, path, its_groups, roots, reason)
         )
@@ -253,21 +235,16 @@ def _connected_components(
     `reached` gives, for each operand, the leaves on which the operand depends. Each
     component is a pair: the indices of its leaves, and the indices of its operands.
     """
-    from scipy import sparse  # here, since importing SciPy takes long
-
-    # The nodes of the graph are the operands, and then the leaves.
-    count, num_leaves = len(reached), 1 + max(frozenset((-1,)).union(*reached))
-    edges = [(i, count + leaf) for i, leaves in enumerate(reached) for leaf in leaves]
-    ends = np.array(edges, int).reshape(-1, 2).T
-    shape = (count + num_leaves,) * 2
-    graph = sparse.coo_array((np.ones(len(edges)), tuple(ends)), shape)
-    _, names = sparse.csgraph.connected_components(graph, directed=False)
-    together: dict[int, tuple[set[int], list[int]]] = {}
-    for number, leaves in enumerate(reached):
-        all_leaves, members = together.setdefault(names[number], (set(), []))
-        all_leaves |= leaves
-        members.append(number)
-    return [(tuple(sorted(a)), tuple(b)) for a, b in together.values()]
+    parts: list[tuple[frozenset[int], list[int]]] = []
+    for operand, leaves in enumerate(reached):
+        # The operand joins all components that share a leaf with it.
+        joined = [part for part in parts if not leaves.isdisjoint(part[0])]
+        parts = [part for part in parts if leaves.isdisjoint(part[0])]
+        members = [i for _, operands in joined for i in operands]
+        leaves = leaves.union(*(part[0] for part in joined))
+        parts.append((leaves, [*members, operand]))
+    by_first = sorted((sorted(members), sorted(leaves)) for leaves, members in parts)
+    return [(tuple(leaves), tuple(members)) for members, leaves in by_first]
 
 
 # For each computed variable, the index of its equation and the equation.
@@ -275,11 +252,15 @@ Makers = Mapping[jex.Var, tuple[int, jex.JaxprEqn]]
 
 
 def _path(
-    made_by: Makers, leaves: tuple[jex.Var, ...], operands: tuple[jex.Var, ...]
-) -> Path:
+    jaxpr: jex.Jaxpr,
+    made_by: Makers,
+    leaves: Sequence[jex.Var],
+    operands: Sequence[jex.Var],
+) -> jex.Jaxpr:
     """The path from a component's leaves to its operands.
 
     Args:
+      jaxpr: the jaxpr from all leaves to all operands.
       made_by: for each computed variable, its equation.
       leaves: the variables of the component's leaves.
       operands: the variables of the component's operands.
@@ -294,8 +275,9 @@ def _path(
             number, eqn = made_by[var]
             eqns[number] = eqn
             pending.extend(v for v in eqn.invars if isinstance(v, jex.Var))
-    others, ordered = tuple(entering)[len(leaves) :], sorted(eqns)
-    return Path(leaves, others, tuple(eqns[i] for i in ordered), operands)
+    ordered = [eqns[i] for i in sorted(eqns)]
+    inputs, outs = list(entering), list(operands)
+    return jaxpr.replace(constvars=[], invars=inputs, eqns=ordered, outvars=outs)
 
 
 def _isometry(
@@ -307,7 +289,7 @@ def _isometry(
     def maker(var: jex.Var) -> jex.JaxprEqn | None:
         return made_by[var][1] if var in made_by else None
 
-    roots: dict[Hashable, tuple[jex.Var, list[int], list[tuple[int, ...]]]] = {}
+    roots: dict[Hashable, tuple[jex.Var, list[Member]]] = {}
     for i, member in enumerate(members):
         var = member
         axes = tuple(range(aval(var).ndim))
@@ -319,9 +301,7 @@ def _isometry(
             eqn = maker(var)
         # Two equations that take the same part of an array have the same root.
         name = var if eqn is None else _name_of_part(eqn, var)
-        _, operands, all_axes = roots.setdefault(name, (var, [], []))
-        operands.append(i)
-        all_axes.append(axes)
+        roots.setdefault(name, (var, []))[1].append(Member(i, axes))
 
     pending: list[tuple[jex.Var, Part | None]] = [(r[0], None) for r in roots.values()]
     uses: dict[jex.Var, list[Part | None]] = {}
@@ -338,8 +318,7 @@ def _isometry(
         if not _moves_entries(eqn) or not from_leaves:
             return None, f"made by {eqn.primitive.name}"
         pending.extend((cast(jex.Var, v), _part(eqn, var)) for v in eqn.invars)
-    merged = [Root(tuple(ops), tuple(axes)) for _, ops, axes in roots.values()]
-    return tuple(merged), ""
+    return tuple(tuple(own) for _, own in roots.values()), ""
 
 
 # A part of an array: for each axis, the start and the end of the part.

@@ -20,12 +20,12 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
     Scope,
     Site,
     analyse,
+    operands,
 )
-from dpjax.clipping._bookkeeping.evaluate.run import operands
-from dpjax.clipping._bookkeeping.jaxpr.equations import of_function, values_of_inputs
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules.base import Layout
 from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS, Size
+from dpjax.clipping._bookkeeping.rules.linear import Layout
 
 # Reading or writing a number takes as long as this many multiplications, as measured on
 # CPUs. Data sheets of NVIDIA GPUs imply 20 to 40. With these values, few layers would
@@ -78,16 +78,6 @@ class Plan(NamedTuple):
     blocks: dict[KeptSite, "Block"]
 
     @property
-    def by_rows(self) -> list[bool]:
-        """For each component, whether its norms come from rows.
-
-        A component is a set of parameter leaves, with the sites at which values
-        computed from them meet the example. Rows are activations and cotangents. Other
-        components' norms come from per-example gradients.
-        """
-        return [form.gram for form in self.forms]
-
-    @property
     def automatic(self) -> Engine:
         """The engine that engine="auto" takes, for a plan made with keep_blocks.
 
@@ -107,11 +97,8 @@ class Plan(NamedTuple):
             gradient = sum(x.size for x in leaves)
             sharded = any(any(x.sharding.spec) for x in leaves)
             return "ghost" if sharded or self.num_row_entries < gradient else "vmap"
-        ruled = (
-            all(isinstance(site, RuledSite) for site in c.sites)
-            for c in self.components
-        )
-        return "bookkeeping" if any(ruled) else "vmap"
+        ruled = any(len(c.ruled_sites) == len(c.sites) for c in self.components)
+        return "bookkeeping" if ruled else "vmap"
 
     @property
     def num_row_entries(self) -> int:
@@ -120,8 +107,8 @@ class Plan(NamedTuple):
         In memory are the rows outside of checkpointed blocks, and the rows of one
         block.
         """
-        sizes = (site.size for site in self.sites if isinstance(site, RuledSite))
-        outside = sum(s.groups * s.rows * s.entries_per_row for s in sizes)
+        ruled = (site for site in self.sites if isinstance(site, RuledSite))
+        outside = sum(site.size.entries for site in ruled)
         inside = (block.plan.num_row_entries for block in self.blocks.values())
         return outside + max(inside, default=0)
 
@@ -135,8 +122,8 @@ class Plan(NamedTuple):
           known: the batch-invariant inputs, parameter leaves first. For a whole loss,
             the leaves are the only ones.
         """
-        values = values_of_inputs(self.from_leaves, known)
-        return [[values[v] for v in c.path.inputs] for c in self.components]
+        values = eqs.values_of_inputs(self.from_leaves, known)
+        return [[values[v] for v in c.path.invars] for c in self.components]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,7 +153,7 @@ class Block:
         """A hashable description, equal for blocks that compute the same function."""
         jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
         inputs = (*jaxpr.constvars, *jaxpr.invars)
-        computed = of_function(inputs, jaxpr.eqns, jaxpr.outvars)
+        computed = eqs.of_function(inputs, jaxpr.eqns, jaxpr.outvars)
         where = self.num_known, self.of_leaves, self.outputs
         return computed, tuple(map(id, consts)), where
 
@@ -222,8 +209,7 @@ def plan(
         if not shared:
             break
         opened |= shared
-    sizes = [x.size for x in closed.in_avals[: len(groups)]]
-    forms, blocks = [_form(c, sizes) for c in parts], _blocks(sites, parts)
+    forms, blocks = [_form(component) for component in parts], _blocks(sites, parts)
     return Plan(scope, sites, from_leaves, len(groups), parts, forms, blocks)
 
 
@@ -296,16 +282,15 @@ def match_sites(component: Component) -> list[list[Matched]] | None:
     of axes. So their rows can be added to one gradient. The result is None if the rows
     of some sites of a root cannot be combined.
     """
-    if component.roots is None:
-        return None
-    matches = [_match_root(component, root) for root in component.roots]
+    # A component with roots has at least one.
+    matches = [_match_root(component, root) for root in component.roots or ()]
     whole = [sites for sites in matches if sites is not None]
-    return whole if len(whole) == len(matches) else None
+    return whole if whole and len(whole) == len(matches) else None
 
 
 def _match_root(component: Component, root: Root) -> list[Matched] | None:
     matches, layouts = [], []
-    for member, axes in zip(root.members, root.axes, strict=True):
+    for member, axes in root:
         site = component.sites[member]
         if not isinstance(site, RuledSite):
             return None
@@ -337,15 +322,16 @@ def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     return Layout((*axes[:stacked], *groups), left, right)
 
 
-def _form(component: Component, leaf_sizes: list[int]) -> Form:
-    numbers = sum(leaf_sizes[i] for i in component.leaves)
-    ruled = [site.size for site in component.sites if isinstance(site, RuledSite)]
+def _form(component: Component) -> Form:
+    leaves = component.path.invars[: len(component.leaves)]
+    numbers = sum(eqs.aval(v).size for v in leaves)
+    ruled = [site.size for site in component.ruled_sites]
     products = sum(map(_products, ruled))
     # A gradient is written once, and read for the norm and for the sum.
     gradients = products + 3 * _TRAFFIC * numbers
     if (roots := match_sites(component)) is None:
         return Form(False, gradients, gradients)
-    stored = sum(s.groups * s.rows * s.entries_per_row for s in ruled)
+    stored = sum(size.entries for size in ruled)
     sizes = [[m.site.size for m in root] for root in roots]
     pairs = products + sum(map(_pairs, sizes))
     # The condition: rows need less memory, and they are cheaper or save much memory.
@@ -436,20 +422,16 @@ class Explanation:
 
 
 def explanation(
-    plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]], auto: Engine
+    plan: Plan, parameters: Sequence[tuple[str, tuple[int, ...]]], auto: Engine
 ) -> Explanation:
     """Make the table of how the book-keeping engine treats each parameter.
 
     Args:
       plan: the engine's plan for a loss, which is unrelated to `dpjax.plan`.
-      paths: the path of each leaf in the tree of parameters.
-      shapes: the shape of each leaf.
+      parameters: the path of each leaf in the tree of parameters, and its shape.
       auto: the engine that engine="auto" takes.
     """
-    rows = [
-        Row(path, tuple(shape), "", "none", 0.0, 0.0, "")
-        for path, shape in zip(paths, shapes, strict=True)
-    ]
+    rows = [Row(*parameter, "", "none", 0.0, 0.0, "") for parameter in parameters]
     for component, form in zip(plan.components, plan.forms, strict=True):
         for i in component.leaves:
             rows[i] = rows[i]._replace(

@@ -19,19 +19,21 @@ derivative is NaN.
 """
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
+import jax
 import jax.extend.core as jex
 
 from dpjax._core.interpret import scan_sizes
-from dpjax._core.typing import Atom
+from dpjax._core.typing import Arrays, Atom
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules import rule_for
-from dpjax.clipping._bookkeeping.rules.base import Rule
 from dpjax.clipping._bookkeeping.rules.factors import Size
+from dpjax.clipping._bookkeeping.rules.linear import Rule, rule_for
 
 
 class Loop(NamedTuple):
@@ -50,18 +52,28 @@ class Loop(NamedTuple):
 class Site:
     """An equation or output of a jaxpr where an operand meets the example.
 
-    An operand is a value that depends on a parameter but on no example.
+    An operand is a value that depends on a parameter but on no example. If the site is
+    neither a `RuledSite` nor a `KeptSite`, an array of zeros, the tap, is added to the
+    operand. The cotangent of the tap is then the operand's per-example gradient.
 
     Attributes:
       operand: the operand's variable.
+      position: the operand's index among the equation's inputs, or among the outputs of
+        the jaxpr.
       loops: the scans around the site, the outermost first.
       name: the primitive of the equation that takes the operand, with the rule's name
         if there is a rule; "carry" if the operand is an output of the jaxpr.
     """
 
     operand: jex.Var
+    position: int
     loops: tuple[Loop, ...]
     name: str
+
+    @property
+    def is_tapped_itself(self) -> bool:
+        """Whether the tap's cotangent is the operand's per-example gradient."""
+        return not isinstance(self, RuledSite | KeptSite)
 
     @property
     def tap_variable(self) -> jex.Var:
@@ -71,14 +83,6 @@ class Site:
     def features(self) -> Hashable:
         """A hashable description, equal for sites with the same computation."""
         return self.loops, aval(self.operand)
-
-
-@dataclasses.dataclass(eq=False)
-class TappedSite(Site):
-    """A site without a rule: an array of zeros, the tap, is added to the operand.
-
-    The cotangent of the tap is then the operand's per-example gradient.
-    """
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,17 +111,14 @@ class RuledSite(Site):
         separate operands multiply the number of groups.
         """
         size = self.rule.size
-        for length, shared in self.loops:
-            if shared:
-                size = size._replace(rows=size.rows * length)
-            else:
-                size = size._replace(groups=size.groups * length)
-        return size
+        shared = math.prod(loop.length for loop in self.loops if loop.shared)
+        separate = math.prod(loop.length for loop in self.loops if not loop.shared)
+        return size._replace(groups=size.groups * separate, rows=size.rows * shared)
 
     def features(self) -> Hashable:
         """A hashable description of the rule, its equation and the scans around it."""
         rule = self.rule
-        return rule.position, self.loops, rule.name, eqs.of_equation(rule.eqn)
+        return self.position, self.loops, rule.name, eqs.of_equation(rule.eqn)
 
 
 @dataclasses.dataclass(eq=False)
@@ -130,13 +131,11 @@ class KeptSite(Site):
     Attributes:
       eqn: the block's equation.
       known: for each of the equation's inputs, whether it is batch-invariant.
-      position: the operand's index among the equation's inputs.
       outputs: the indices of the block's outputs that are differentiated.
     """
 
     eqn: jex.JaxprEqn
     known: tuple[bool, ...]
-    position: int
     outputs: tuple[int, ...]
 
     def features(self) -> Hashable:
@@ -156,56 +155,46 @@ class Scope:
 
     Attributes:
       closed: the jaxpr.
-      depth: the number of scans around the jaxpr.
       steps: for every batch-invariant variable, the scans in which it changes from
         iteration to iteration. A scan is given by its depth; the outermost has depth 0.
-      sites: a dict from the index of an equation to its sites, which are a dict from
-        the operand's index among the equation's inputs to the site.
+      sites: for each equation, its sites in the order of their operands.
       scans: a dict from the index of a scan that parameters enter to the scope of its
         body.
-      outputs: a dict from the index of an output that must depend on the example, but
-        is batch-invariant, to the site of this output.
+      outputs: the sites of outputs that must depend on the example, but are
+        batch-invariant.
     """
 
     closed: jex.ClosedJaxpr
-    depth: int
     steps: dict[jex.Var, frozenset[int]]
-    sites: dict[int, dict[int, Site]] = dataclasses.field(default_factory=dict)
+    sites: list[list[Site]]
     scans: dict[int, "Scope"] = dataclasses.field(default_factory=dict)
-    outputs: dict[int, Site] = dataclasses.field(default_factory=dict)
+    outputs: list[Site] = dataclasses.field(default_factory=list)
 
     def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
         """The depths of the scans in which one of the atoms changes between iterations.
 
         The result is None if one of the atoms depends on an example.
         """
-        steps: frozenset[int] = frozenset()
-        for atom in atoms:
-            if not isinstance(atom, jex.Literal):
-                if atom not in self.steps:
-                    return None
-                steps |= self.steps[atom]
-        return steps
+        variables = [v for v in atoms if isinstance(v, jex.Var)]
+        if not all(v in self.steps for v in variables):
+            return None
+        return frozenset().union(*(self.steps[v] for v in variables))
 
     def block_sites(self, index: int) -> list[KeptSite]:
         """The sites of a checkpointed block, given the index of its equation.
 
         The list is empty if the equation at the index is no such block.
         """
-        return [site for site in self.sites_at(index) if isinstance(site, KeptSite)]
-
-    def sites_at(self, index: int) -> Sequence[Site]:
-        """The sites of the equation at an index, in the order of their operands."""
-        return tuple(self.sites.get(index, {}).values())
+        return [site for site in self.sites[index] if isinstance(site, KeptSite)]
 
     def all_sites(self) -> list[Site]:
         """The sites of this scope and of the scans inside it, in the order of taps."""
         sites: list[Site] = []
-        for index in range(len(self.closed.jaxpr.eqns)):
-            sites.extend(self.sites_at(index))
+        for index, own in enumerate(self.sites):
+            sites += own
             if index in self.scans:
-                sites.extend(self.scans[index].all_sites())
-        return [*sites, *self.outputs.values()]
+                sites += self.scans[index].all_sites()
+        return [*sites, *self.outputs]
 
 
 def analyse(
@@ -238,7 +227,8 @@ def analyse(
     """
     jaxpr = closed.jaxpr
     live = live_variables(jaxpr, outputs)
-    scope = Scope(closed, len(lengths), dict.fromkeys(jaxpr.constvars, frozenset()))
+    around_constants = dict.fromkeys(jaxpr.constvars, frozenset())
+    scope = Scope(closed, around_constants, [[] for _ in jaxpr.eqns])
     sources: dict[jex.Var, frozenset[int]] = {}
     origins: dict[Site, frozenset[int]] = {}
     for i, var in enumerate(jaxpr.invars):
@@ -257,12 +247,12 @@ def analyse(
 
     def site(eqn: jex.JaxprEqn, position: int, rule: Rule | None) -> Site:
         operand, name = cast(jex.Var, eqn.invars[position]), eqn.primitive.name
-        where = operand, loops(operand)
+        where = operand, position, loops(operand)
         if eqs.is_rematerialised(eqn):
             known = tuple(scope.steps_of(v) is not None for v in eqn.invars)
-            return KeptSite(*where, name, eqn, known, position, live_outputs(eqn, live))
+            return KeptSite(*where, name, eqn, known, live_outputs(eqn, live))
         if rule is None:
-            return TappedSite(*where, name)
+            return Site(*where, name)
         return RuledSite(*where, f"{name} ({rule.name})", rule)
 
     def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
@@ -289,9 +279,9 @@ def analyse(
         operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
         if not operands or live.isdisjoint(eqn.outvars):
             continue
-        lifted = set(operands)
+        tapped: Iterable[int] = operands
         if eqn.primitive.name == "scan":
-            scope.scans[index], lifted, within = _analyse_scan(
+            scope.scans[index], tapped, within = _analyse_scan(
                 scope, eqn, operands, lengths, live_outputs_of_scan(eqn, live), kept
             )
             for inner, entered in within.items():
@@ -299,17 +289,16 @@ def analyse(
         # Rules need an equation that is linear in its operand. If a parameter enters
         # twice, as in a product of two functions of it, the taps are on the operands.
         rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
-        by_operand = {i: site(eqn, i, rule) for i in operands if i in lifted}
-        origins.update((one, depends(one.operand)) for one in by_operand.values())
-        scope.sites[index] = by_operand
+        scope.sites[index] = [site(eqn, i, rule) for i in sorted(tapped)]
+        origins.update((one, depends(one.operand)) for one in scope.sites[index])
 
     # A differentiated output that no example enters also gets a tap. So its derivative
     # is taken for each example, as in the vmap engine.
     for i in outputs:
         operand = jaxpr.outvars[i]
         if isinstance(operand, jex.Var) and (reached := depends(operand)):
-            scope.outputs[i] = TappedSite(operand, loops(operand), "carry")
-            origins[scope.outputs[i]] = reached
+            scope.outputs.append(Site(operand, i, loops(operand), "carry"))
+            origins[scope.outputs[-1]] = reached
     return scope, origins
 
 
@@ -379,12 +368,62 @@ def _analyse_scan(
         unruled = {
             source
             for site, reached in origins.items()
-            if isinstance(site, TappedSite) and site.loops[depth].shared
+            if site.is_tapped_itself and site.loops[depth].shared
             for source in reached
         }
         if not unruled:
             return scope, outside, origins
         outside |= unruled
+
+
+def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
+    """The values of all operands, in the order of their sites in `scope.all_sites()`.
+
+    An operand is a value that depends on a parameter but on no example, and meets the
+    example at a site. An operand in a scan's body may differ between iterations. Its
+    value then holds all iterations, and has one leading axis for each scan in which the
+    operand changes from iteration to iteration, the outermost scan first.
+
+    Args:
+      scope: the jaxpr and its sites, from the analysis.
+      inputs: one entry for each input of the scope. If the input does not depend on the
+        batch, the entry is its value, with leading axes as above; otherwise None.
+    """
+    values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
+    in_all_iterations = functools.partial(_in_all_iterations, scope)
+    for index, eqn in enumerate(scope.closed.jaxpr.eqns):
+        # All batch-invariant equations are traced, even if no operand needs them.
+        if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
+            eqs.add_outputs([eqn], values, in_all_iterations)
+        values_of_operands += [values[site.operand] for site in scope.sites[index]]
+        if index in scope.scans:
+            body = scope.scans[index]
+            pairs = zip(eqn.invars, body.closed.jaxpr.invars, strict=True)
+            entering = [
+                eqs.read(outer, values) if inner in body.steps else None
+                for outer, inner in pairs
+            ]
+            values_of_operands += operands(body, entering)
+    return [*values_of_operands, *(values[site.operand] for site in scope.outputs)]
+
+
+def _in_all_iterations(
+    scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
+) -> list[jax.Array]:
+    """Evaluate an equation that no example enters, for all iterations of outer scans.
+
+    Each input has one leading axis for each scan in which it changes from iteration to
+    iteration. The outputs have one for each scan in which an input changes.
+    """
+
+    def function(*inputs: jax.Array) -> list[jax.Array]:
+        return eqs.bind(eqn, inputs)
+
+    # The innermost scan is mapped first, so that the outermost scan's axis is leading.
+    steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
+    for depth in sorted(frozenset().union(*steps), reverse=True):
+        function = jax.vmap(function, [0 if depth in s else None for s in steps])
+    return function(*inputs)
 
 
 def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:

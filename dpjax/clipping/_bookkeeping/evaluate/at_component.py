@@ -25,18 +25,18 @@ from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import match_sites
-from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Site
 from dpjax.clipping._bookkeeping.evaluate.float64_sums import sum_in_blocks, uses_blocks
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._bookkeeping.rules.base import Rule
 from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot
+from dpjax.clipping._bookkeeping.rules.linear import Rule
 
 Out = TypeVar("Out")
 
 
 def canonicalize(
-    site: RuledSite, records: Arrays, cotangent: jax.Array
+    site: Site, records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """The recorded inputs and cotangent at a site, in the canonical form of its rule.
 
@@ -44,7 +44,8 @@ def canonicalize(
     from these arrays, and so describe the same gradient.
     """
     # Most rules accept every form as canonical. There is nothing to trace in this case.
-    if type(site.rule).canonicalize is Rule.canonicalize:
+    ruled = isinstance(site, RuledSite)
+    if not ruled or type(site.rule).canonicalize is Rule.canonicalize:
         return tuple(records), cotangent
     return _canonicalize(Alike(site), records, cotangent)
 
@@ -66,9 +67,8 @@ def factors_of(
     the groups of the operand's axes, and t the rows.
     """
     site = alike.part
-
     function = _map_rule(site, site.rule.factors)
-    left, right = function(widen_floats(records), fac.wide(cotangent))
+    left, right = function(widen_floats(records), widen(cotangent))
     if isinstance(left, OneHot):
         # Positions have no feature axis, but _merge expects one.
         left = OneHot(_merge(site, left.position[..., None])[..., 0])
@@ -122,17 +122,15 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
     def forward(operand: jax.Array, others: Arrays) -> jax.Array:
         inputs = list(others)
         # The equation is linear in the operand, with the other inputs fixed.
-        inputs.insert(site.rule.position, operand)
+        inputs.insert(site.position, operand)
         return bind(eqn, inputs, **changed)[0]
 
     # With in_axes=None the transpose sums over an axis: here over the batch, and over
     # the iterations that share the operand.
-    lengths = ()
     for loop in reversed(site.loops):
         forward = jax.vmap(forward, in_axes=(None if loop.shared else 0, 0))
-        if not loop.shared:
-            lengths = (loop.length, *lengths)
     forward = jax.vmap(forward, in_axes=(None, 0))
+    lengths = [loop.length for loop in site.loops if not loop.shared]
     operand = aval(site.operand)
     operand = like(operand, (*lengths, *operand.shape), dtype)
     transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
@@ -151,10 +149,7 @@ def _product_of_blocks(
     # The groups are the iterations with separate operands, then the rule's own groups.
     lengths = [loop.length for loop in site.loops if not loop.shared]
     product = product.reshape(*lengths, -1, *product.shape[1:])
-
-    def reorder(product: jax.Array) -> jax.Array:
-        return site.rule.reorder(product, site.rule.layout.axes)
-
+    reorder = site.rule.reorder
     for _ in lengths:
         reorder = jax.vmap(reorder)
     return reorder(product)
@@ -162,7 +157,7 @@ def _product_of_blocks(
 
 def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
     """Widen floating-point arrays to at least float32; leave other arrays unchanged."""
-    return tuple(fac.wide(x) if is_real(x) else x for x in xs)
+    return tuple(widen(x) if is_real(x) else x for x in xs)
 
 
 class Seen(NamedTuple):
@@ -183,23 +178,19 @@ class Seen(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0)
 def squares_of_rows(
-    alike: Alike[Component],
-    records: Sequence[tuple[jax.Array, ...]],
-    cotangents: Arrays,
-    clip_norm: ArrayLike,
+    alike: Alike[Component], seen: Seen, clip_norm: ArrayLike
 ) -> list[jax.Array]:
     """Upper bounds f[b] of squared norms of a component's gradients, from rows.
 
     The norms are in units of `clip_norm`. The list has one entry for each root of the
     component, which is an array to which operands are equal, up to the order of axes.
-    The list is empty if the rows of the
-    sites cannot be combined.
+    The list is empty if the rows of the sites cannot be combined.
     """
     squares = []
     for root in match_sites(alike.part) or ():
         rows = []
         for i, site, swapped in root:
-            left, right = factors_of(Alike(site), records[i], cotangents[i])
+            left, right = factors_of(Alike(site), seen.records[i], seen.cotangents[i])
             # A site may use the transposed matrix. Then its two sides are exchanged, to
             # give rows that can be added to those of the root's other sites.
             if swapped and not isinstance(left, OneHot):
@@ -234,7 +225,7 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
         # At a tapped site the cotangent is already the operand's gradient.
         if isinstance(site, RuledSite):
             function = _map_rule(site, site.rule.gradient)
-            gradient = function(widen_floats(others), fac.wide(gradient))
+            gradient = function(widen_floats(others), widen(gradient))
         # All iterations of a shared loop use one operand, whose gradient is the sum
         # over the iterations.
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
@@ -276,8 +267,8 @@ def sums_by_sites(
 
     Each product is over the batch. `scales` has the clipping factors f[b] of the
     examples for each of the component's groups of leaves that are clipped together.
-    Examples whose gradient is not `finite`, bool[b],
-    contribute zero. With `wide`, the sum is computed in float64 (`float64_sums`).
+    Examples whose gradient is not `finite`, bool[b], contribute zero. With `wide`, the
+    sum is computed in float64 (`float64_sums`).
     """
     # A pull-back serves all leaves, but the factors of one group only. So there is one
     # pull-back for each group.
@@ -298,7 +289,7 @@ def _sums_by_sites(
     ]
     # The dtype in which the norms were computed, at least float32.
     dtype = jnp.result_type(
-        jnp.float32, *map(fac.wide, filter(is_real, sum(records, seen.cotangents)))
+        jnp.float32, *widen(list(filter(is_real, sum(records, seen.cotangents))))
     )
     sums = []
     for site, others, cotangent in zip(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.dtypes import at_least_float32, narrowest_float
+from dpjax._core.dtypes import at_least_float32, narrowest_float, widen
 from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays
@@ -17,11 +17,11 @@ from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
 from dpjax.clipping._bookkeeping.evaluate.at_component import Seen, factors_of
-from dpjax.clipping._bookkeeping.evaluate.books import SiteRecords, keep_books
 from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
+from dpjax.clipping._bookkeeping.evaluate.run import SiteRecords, keep_books
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._clip import Inputs, PerExample, Summed, Wide
+from dpjax.clipping._clip import Inputs, PerExample, Summed
 
 
 class Part(NamedTuple):
@@ -51,7 +51,7 @@ def clipped_sum(
     inputs: Inputs,
     *,
     by_platform: bool,
-    wide: Wide | None = None,
+    x64: bool | None = None,
 ) -> Summed:
     """The sum of clipped gradients from one forward and one backward pass.
 
@@ -63,10 +63,11 @@ def clipped_sum(
       by_platform: whether code lowered for a TPU forms all per-example gradients, and
         adds them up. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
-      wide: the setting for sums in float64 (`float64_sums`); None for sums in float32.
+      x64: for sums in float64 (`float64_sums`), whether the caller's own
+        `jax_enable_x64` is on; None for sums in float32.
     """
     # If no component uses rows, the branch for TPUs would be the same code.
-    by_platform = by_platform and any(plan.by_rows)
+    by_platform = by_platform and any(form.gram for form in plan.forms)
 
     def sum_on_platform(
         books: SiteRecords,
@@ -74,59 +75,34 @@ def clipped_sum(
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
-        books = _canonicalize(plan, books)
-        summed = partial(_in_one_pass, plan, clip_norms, wide is not None)
-        by_rows = partial(summed, plan.by_rows)
-        if not by_platform:
-            return by_rows(books, leaves, mask)
-        # The platform is chosen at lowering: one trace may serve several platforms.
-        directly = partial(summed, [False] * len(plan.forms))
-        return on_platform("tpu", directly, by_rows, books, leaves, mask)
+        def in_one_pass(
+            books: SiteRecords, leaves: Arrays, mask: jax.Array, *, rows: bool = True
+        ) -> tuple[list[jax.Array], jax.Array]:
+            parts = _parts(plan, books, leaves, rows=rows)
+            squares, kept = _squares(parts, clip_norms, mask.shape)
+            finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
+            sums = _sums(parts, kept, leaves, scales, finite, wide=x64 is not None)
+            return sums, norm
 
-    with _clip.loss_scope(wide):
-        books = keep_books(plan, inputs.leaves, inputs.examples)
-    loss, *aux = books.outputs
+        if not by_platform:
+            return in_one_pass(books, leaves, mask)
+        # The platform is chosen at lowering: one trace may serve several platforms.
+        directly = partial(in_one_pass, rows=False)
+        return on_platform("tpu", directly, in_one_pass, books, leaves, mask)
+
+    with _clip.loss_scope(x64):
+        (loss, *aux), books = keep_books(plan, inputs.leaves, inputs.examples)
     summed = inputs.let_compiler_shard(sum_on_platform)
-    grads, norm = summed(books.without_aux(), inputs.leaves, clip_norms, inputs.mask)
+    grads, norm = summed(books, inputs.leaves, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 
 
-def _in_one_pass(
-    plan: Plan,
-    clip_norms: Sequence[ArrayLike],
-    wide: bool,
-    by_rows: Sequence[bool],
-    books: SiteRecords,
-    leaves: Arrays,
-    mask: jax.Array,
-) -> tuple[list[jax.Array], jax.Array]:
-    """The sum of clipped gradients for each leaf, and the examples' gradient norms.
-
-    Args:
-      plan: the analysis of the loss.
-      clip_norms: for each group of leaves that are clipped together, the bound on the
-        norm.
-      wide: whether the sums are float64 (`float64_sums`) instead of float32.
-      by_rows: for each component of the loss (leaves, and the sites at which they meet
-        the example), whether the norms are computed from rows of activations and
-        cotangents, and the sum is one product over the batch. If not, both are computed
-        from per-example gradients.
-      books: the inputs and cotangents of all sites' equations, as the forward and the
-        backward pass recorded them for the batch.
-      leaves: the parameters' leaves.
-      mask: whether each example takes part, bool[b].
-
-    Returns:
-      The sum for each leaf, and the norm of each example's gradient, f[b].
-    """
-    parts = _parts(plan, books, leaves, by_rows)
-    squares, kept = _squares(parts, clip_norms, mask.shape)
-    finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
-    return _sums(parts, kept, leaves, scales, finite, wide=wide), norm
-
-
 def squares_alone(
-    plan: Plan, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
+    plan: Plan,
+    batch: tuple[int, ...],
+    books: SiteRecords,
+    known: Arrays,
+    clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
     """Upper bounds of squared gradient norms, in the first of two passes over a batch.
 
@@ -134,6 +110,7 @@ def squares_alone(
 
     Args:
       plan: the analysis of the loss.
+      batch: the shape of the batch, (b,).
       books: the inputs and cotangents of all sites' equations, as the pass recorded
         them.
       known: the batch-invariant inputs of the loss, the parameters' leaves first.
@@ -142,10 +119,8 @@ def squares_alone(
     Returns:
       For each group, an upper bound f[b] of ‖gradient‖² / C².
     """
-    books = _canonicalize(plan, books)
-    parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
-    squares, _ = _squares(parts, clip_norms, books.outputs[0].shape[:1])
-    return squares
+    parts = _parts(plan, books, known, two_passes=True)
+    return _squares(parts, clip_norms, batch)[0]
 
 
 def sums_alone(
@@ -163,37 +138,24 @@ def sums_alone(
       finite: whether each example's gradient is finite, bool[b]. Other examples
         contribute zero.
     """
-    books = _canonicalize(plan, books)
-    parts = _parts(plan, books, known, plan.by_rows, two_passes=True)
+    parts = _parts(plan, books, known, two_passes=True)
     return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
-
-
-def _canonicalize(plan: Plan, books: SiteRecords) -> SiteRecords:
-    """Bring the inputs and cotangents of sites into the canonical form of their rules.
-
-    Both norms and sums are computed from this form, and so for the same gradient.
-    """
-    records, cotangents = list(books.records), list(books.cotangents)
-    for i, site in enumerate(plan.sites):
-        if isinstance(site, RuledSite):
-            seen = at.canonicalize(site, records[i], cotangents[i])
-            records[i], cotangents[i] = seen
-    return books._replace(records=records, cotangents=cotangents)
 
 
 def _parts(
     plan: Plan,
     books: SiteRecords,
     known: Arrays,
-    by_rows: Sequence[bool],
     *,
+    rows: bool = True,
     two_passes: bool = False,
 ) -> list[Part]:
     """Combine each component with the records of its sites, in canonical form.
 
     A component is a set of parameter leaves, with the sites at which values computed
     from them meet the example. The records of a site are its equation's inputs and
-    cotangent.
+    cotangent. The canonical form is that of the site's rule. Both norms and sums are
+    computed from this form, and so for the same gradient.
 
     If a component's norms come from per-example gradients, its sum may be made by one
     product per site only in two passes: in one pass, the gradients formed for the norms
@@ -202,24 +164,28 @@ def _parts(
 
     Args:
       plan: the analysis of the loss.
-      books: the records of all sites, in canonical form.
+      books: the records of all sites.
       known: the batch-invariant inputs of the loss, parameter leaves first.
-      by_rows: for each component, whether its norms come from rows.
+      rows: whether the norms of components in the Gram form come from rows. If not, all
+        norms come from per-example gradients.
       two_passes: whether the pass is only for norms, or only for sums.
     """
     parts = []
-    for component, inputs, rows in zip(
-        plan.components, plan.inputs(known), by_rows, strict=True
+    for component, inputs, form in zip(
+        plan.components, plan.inputs(known), plan.forms, strict=True
     ):
-        records = [books.records[i] for i in component.operands]
-        cotangents = [books.cotangents[i] for i in component.operands]
+        records, cotangents = [], []
+        for i, site in zip(component.operands, component.sites, strict=True):
+            seen = at.canonicalize(site, books.records[i], books.cotangents[i])
+            records.append(seen[0])
+            cotangents.append(seen[1])
         # With more than MOST_ROWS rows, the bound on the rounding errors of their sum
         # would inflate norms.
-        ruled = [site for site in component.sites if isinstance(site, RuledSite)]
-        few = all(site.size.rows <= fac.MOST_ROWS for site in ruled)
-        bound = reach(component, inputs) if two_passes and few and not rows else None
+        few = all(site.size.rows <= fac.MOST_ROWS for site in component.ruled_sites)
+        gram = rows and form.gram
+        bound = reach(component, inputs) if two_passes and few and not gram else None
         seen = Seen(records, cotangents, inputs)
-        parts.append(Part(component, seen, rows, bound))
+        parts.append(Part(component, seen, gram, bound))
     return parts
 
 
@@ -250,8 +216,7 @@ def _squares(
             sums = (staged_sum(x, kept=1) for x in seen.cotangents)
             by_group = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
         elif part.rows:
-            given = seen.records, seen.cotangents, *bounds
-            by_group = [at.squares_of_rows(Alike(component), *given)]
+            by_group = [at.squares_of_rows(Alike(component), seen, *bounds)]
         else:
             formed, of_groups = at.form_gradients(Alike(component), seen, bounds)
             pairs = zip(of_groups, bounds, strict=True)
@@ -281,7 +246,7 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
             length, rows = fac.size(factors, clip_norm), factors.rows
         else:
             # A tapped operand's cotangent is its gradient, which is a sum of one term.
-            square_of_one = square_sum(fac.wide(cotangent), 1, clip_norm)
+            square_of_one = square_sum(widen(cotangent), 1, clip_norm)
             length, rows = jnp.sqrt(square_of_one), 1
         sizes.append(fac.Terms(enlarged * length, rows + part.reach.terms))
     # The bound on rounding errors assumes the least precise dtype of all arrays.

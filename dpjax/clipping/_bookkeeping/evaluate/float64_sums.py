@@ -24,21 +24,17 @@ A bound for two batches is twice the bound for one batch. But if a block holds o
 and the slot is empty, the block is all zero. So the error of the block counts once.
 """
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 
 from dpjax._core.meshes import add_varying_axes, varying_axes
 from dpjax._core.rounding import HIGHEST, margin
 from dpjax.clipping._bookkeeping.analysis.components import Component
+from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite, Site
 from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._bookkeeping.rules.products import Dense
+from dpjax.clipping._bookkeeping.rules.linear import Dense
 from dpjax.clipping._clip import BLOCK
-
-if TYPE_CHECKING:
-    from dpjax.clipping._bookkeeping.analysis.plan import Plan
 
 # The maximum number of rows of a block. With more rows, products are faster but round
 # more: with 128 rows the bound stays at 0.41 % of the clip norm.
@@ -58,11 +54,11 @@ def uses_blocks(component: Component, site: Site) -> bool:
         return False
     if site.size.rows == 1:
         # The size of a single row's term is the norm, unless several sites are added.
-        return all(len(root.members) == 1 for root in component.roots or ())
+        return all(len(root) == 1 for root in component.roots or ())
     return site.size.rows >= _FEWEST_ROWS
 
 
-def relative_error(plan: "Plan | None", batch: int) -> float:
+def relative_error(plan: Plan | None, batch: int) -> float:
     """The rounding error bound of a float64 sum cast to float32, divided by clip norm.
 
     Args:
@@ -81,9 +77,8 @@ def relative_error(plan: "Plan | None", batch: int) -> float:
         # For other components the sum is made of per-example gradients.
         if not form.gram:
             continue
-        ruled = [site for site in component.sites if isinstance(site, RuledSite)]
-        rows = max(rows, sum(site.size.rows for site in ruled))
-        for site in ruled:
+        rows = max(rows, sum(site.size.rows for site in component.ruled_sites))
+        for site in component.ruled_sites:
             if uses_blocks(component, site) and site.size.rows > 1:
                 of_rows = max(of_rows, _error_of_rows(site.size.rows))
     # A term's size is at most 512 times that of the clipped gradient.

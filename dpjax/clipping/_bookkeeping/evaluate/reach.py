@@ -23,14 +23,8 @@ import jax.numpy as jnp
 from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.typing import Arrays, Atom
 from dpjax.clipping._bookkeeping.analysis.components import Component
-from dpjax.clipping._bookkeeping.jaxpr.equations import (
-    aval,
-    bind,
-    evaluate,
-    is_inexact,
-    is_real,
-    uses,
-)
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_real
 from dpjax.clipping._bookkeeping.jaxpr.trace import inline
 from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS
 
@@ -81,12 +75,12 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
     if component.roots is not None:
         dtype = narrowest_float(x.dtype for x in inputs)
         return Reach([1.0] * len(component.operands), len(component.operands), dtype)
-    path, count = component.path, len(component.leaves)
+    count = len(component.leaves)
     # The derivative rule of a custom_vjp need not be linear in the cotangent.
-    if uses(path.eqns, "custom_vjp"):
+    if eqs.uses(component.path.eqns, "custom_vjp"):
         return None
     inputs, others = inputs[:count], inputs[count:]
-    _, tangents = jax.linearize(path.forward(others, least=None), *inputs)
+    _, tangents = jax.linearize(component.forward(others, least=None), *inputs)
     everywhere = [True] * len(inputs)
     linear = inline(jax.make_jaxpr(tangents)(*inputs), everywhere, everywhere)
     if not all(map(_is_known, linear.jaxpr.eqns)) or not all(
@@ -116,7 +110,7 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
     return eqn.primitive.name in _KNOWN and all(
         is_real(v) and at_least_float32(aval(v).dtype) == aval(v).dtype
         for v in (*eqn.invars, *eqn.outvars)
-        if is_inexact(v)
+        if eqs.is_inexact(v)
     )
 
 
@@ -168,6 +162,6 @@ def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
             return absolute
         if eqn.primitive.name == "sub":
             return [absolute[0] + absolute[1]]
-        return bind(eqn, absolute)
+        return eqs.bind(eqn, absolute)
 
-    return evaluate(linear, inputs, apply)
+    return eqs.evaluate(linear, inputs, apply)

@@ -1,6 +1,7 @@
-"""Evaluate a loss with taps added at its sites, and evaluate the sites' operands.
+"""Run a loss forward and backward once, and keep inputs and cotangents at its sites.
 
-A tap is an array of zeros that is added to a value to get the value's cotangent.
+Arrays of zeros, called taps, are added at the sites. The cotangent of a tap is the
+cotangent of the value to which the tap is added.
 
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. So the
@@ -12,24 +13,28 @@ differentiates and transposes once. The compiler still optimises across the call
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
 
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.interpret import scan_sizes
-from dpjax._core.meshes import plus
-from dpjax._core.typing import Arrays
-from dpjax.clipping._bookkeeping.analysis.sites import (
-    KeptSite,
-    RuledSite,
-    Scope,
-    Site,
-    TappedSite,
+from dpjax._core.meshes import (
+    explicit_mesh,
+    leading_axis,
+    plus,
+    sharded_zeros,
+    varying_axes,
 )
+from dpjax._core.typing import ArrayLike, Arrays
+from dpjax.clipping._bookkeeping.analysis.plan import Plan
+from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Scope, Site
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval
 
 # The outputs; and for each site with a rule, in order, the values of its equation's
 # inputs except the operand.
@@ -40,34 +45,64 @@ Ran = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
 AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
 
 
+class Wanted(NamedTuple):
+    """The result that a checkpointed block's backward pass computes from its records.
+
+    The result is the squared norms if `scales` is empty, and otherwise the scaled sums,
+    in the shapes of the block's parameters.
+
+    Attributes:
+      clip_norms: for each group of leaves that are clipped together, the bound on the
+        norm.
+      scales: for each group, the clipping factors f[b], or f[] for one example; empty
+        for the squared norms.
+      finite: a list of one array that says whether gradients are finite, bool[b], or
+        bool[] for one example; empty for the squared norms.
+    """
+
+    clip_norms: Sequence[ArrayLike]
+    scales: Arrays = ()
+    finite: Arrays = ()
+
+
+class AtBlocks(NamedTuple):
+    """How to evaluate the checkpointed blocks of a loss.
+
+    Attributes:
+      wanted: the result that the backward passes of the blocks compute for the batch.
+      outputs: a function that evaluates a block, given the `Wanted` of one example and
+        the arguments of an `AtBlock`; None if the loss has no such block.
+    """
+
+    wanted: Wanted
+    outputs: Callable[..., list[jax.Array]] | None
+
+
+NO_BLOCKS = AtBlocks(Wanted(()), None)
+
+
 class Stretch(NamedTuple):
     """A segment: consecutive equations of a loss's jaxpr or of a scan's body.
 
     Attributes:
       start: the index of the first equation in the jaxpr.
       eqns: the equations of the segment.
-      sites: for each equation, a dict from the operand's index among the equation's
-        inputs to the site.
+      sites: for each equation, its sites.
       inputs: the variables that the segment reads but does not compute.
       outs: the variables that the segment computes and later equations read.
     """
 
     start: int
     eqns: tuple[jex.JaxprEqn, ...]
-    sites: tuple[Mapping[int, Site], ...]
+    sites: list[list[Site]]
     inputs: tuple[jex.Var, ...]
     outs: tuple[jex.Var, ...]
-
-    @property
-    def all_sites(self) -> list[Site]:
-        """The segment's sites, in the order of equations and then of operands."""
-        return [site for by_operand in self.sites for site in by_operand.values()]
 
     def features(self) -> Hashable:
         """A hashable description, equal for segments with equal functions and taps."""
         taps = tuple(
-            tuple((i, isinstance(site, RuledSite)) for i, site in by_operand.items())
-            for by_operand in self.sites
+            tuple((site.position, isinstance(site, RuledSite)) for site in sites)
+            for sites in self.sites
         )
         return taps, eqs.of_function(self.inputs, self.eqns, self.outs)
 
@@ -80,8 +115,8 @@ def stretches(scope: Scope) -> list[Stretch]:
     """
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
-    for index in range(len(eqns)):
-        if any(isinstance(site, RuledSite) for site in scope.sites_at(index)):
+    for index, sites in enumerate(scope.sites):
+        if any(isinstance(site, RuledSite) for site in sites):
             starts.add(index)
         if index in scope.scans or scope.block_sites(index):
             starts |= {index, index + 1}
@@ -99,8 +134,7 @@ def stretches(scope: Scope) -> list[Stretch]:
         entering = (v for eqn in own for v in eqn.invars if isinstance(v, jex.Var))
         inputs = tuple(v for v in dict.fromkeys(entering) if v not in made)
         outs = tuple(v for v in made if last.get(v, -1) >= stop)
-        sites = tuple(scope.sites.get(i, {}) for i in range(start, stop))
-        parts.append(Stretch(start, own, sites, inputs, outs))
+        parts.append(Stretch(start, own, scope.sites[start:stop], inputs, outs))
     return parts
 
 
@@ -111,13 +145,13 @@ def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
     for eqn, sites in zip(stretch.eqns, stretch.sites, strict=True):
         args = [eqs.read(v, values) for v in eqn.invars]
         ruled = None
-        for position, site in sites.items():
+        for site in sites:
             # At a tapped operand, the tap is added before the equation. At a site with
             # a rule, the tap is added to the equation's output.
-            if isinstance(site, TappedSite):
-                args[position] = plus(args[position], next(pending))
+            if site.is_tapped_itself:
+                args[site.position] = plus(args[site.position], next(pending))
             else:
-                ruled = position
+                ruled = site.position
         out = eqs.bind(eqn, args)
         if ruled is not None:
             out[0] = plus(out[0], next(pending))
@@ -127,59 +161,6 @@ def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
 
 
 _pass_once = jax.jit(_pass, static_argnums=0)
-
-
-def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
-    """The values of all operands, in the order of their sites in `scope.all_sites()`.
-
-    An operand is a value that depends on a parameter but on no example, and meets the
-    example at a site. An operand in a scan's body may differ between iterations. Its
-    value then holds all iterations, and has one leading axis for each scan in which the
-    operand changes from iteration to iteration, the outermost scan first.
-
-    Args:
-      scope: the jaxpr and its sites, from the analysis.
-      inputs: one entry for each input of the scope. If the input does not depend on the
-        batch, the entry is its value, with leading axes as above; otherwise None.
-    """
-    values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
-    in_all_iterations = functools.partial(_in_all_iterations, scope)
-    for index, eqn in enumerate(scope.closed.jaxpr.eqns):
-        # All batch-invariant equations are traced, even if no operand needs them.
-        if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
-            eqs.add_outputs([eqn], values, in_all_iterations)
-        values_of_operands += [values[site.operand] for site in scope.sites_at(index)]
-        if index in scope.scans:
-            body = scope.scans[index]
-            pairs = zip(eqn.invars, body.closed.jaxpr.invars, strict=True)
-            entering = [
-                eqs.read(outer, values) if inner in body.steps else None
-                for outer, inner in pairs
-            ]
-            values_of_operands += operands(body, entering)
-    return [
-        *values_of_operands,
-        *(values[site.operand] for site in scope.outputs.values()),
-    ]
-
-
-def _in_all_iterations(
-    scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
-) -> list[jax.Array]:
-    """Evaluate an equation that no example enters, for all iterations of outer scans.
-
-    Each input has one leading axis for each scan in which it changes from iteration to
-    iteration. The outputs have one for each scan in which an input changes.
-    """
-
-    def function(*inputs: jax.Array) -> list[jax.Array]:
-        return eqs.bind(eqn, inputs)
-
-    # The innermost scan is mapped first, so that the outermost scan's axis is leading.
-    steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
-    for depth in sorted(frozenset().union(*steps), reverse=True):
-        function = jax.vmap(function, [0 if depth in s else None for s in steps])
-    return function(*inputs)
 
 
 def run(
@@ -210,32 +191,32 @@ def run(
     counts = collections.Counter(parts)
     for alike in parts:
         stretch = alike.part
-        own = list(itertools.islice(pending, len(stretch.all_sites)))
+        own = list(itertools.islice(pending, sum(map(len, stretch.sites))))
         body, kept = scope.scans.get(stretch.start), scope.block_sites(stretch.start)
-        if body is not None and (inside := body.all_sites()):
-            (eqn,), (sites,) = stretch.eqns, stretch.sites
-            args = [eqs.read(v, values) for v in eqn.invars]
-            # Some inputs of the scan are tapped before the scan (analysis.sites).
-            for position, tap in zip(sites, own, strict=True):
-                args[position] = plus(args[position], tap)
-            within = list(itertools.islice(pending, len(inside)))
-            out, new = _scan(eqn, args, body, within, at_block)
-            values.update(zip(eqn.outvars, out, strict=True))
-        elif kept:
-            (eqn,) = stretch.eqns
-            assert at_block is not None
-            args = [eqs.read(v, values) for v in eqn.invars]
-            out, new = at_block(kept, args, own), []
-            values.update(zip(eqn.outvars, out, strict=True))
-        else:
+        inside = body.all_sites() if body is not None else []
+        if not inside and not kept:
             # A segment that occurs only once is traced in place.
             function = _pass_once if counts[alike] > 1 else _pass
             out, new = function(alike, [values[v] for v in stretch.inputs], own)
             values.update(zip(stretch.outs, out, strict=True))
-        records += new
+            records += new
+            continue
+        (eqn,), (sites,) = stretch.eqns, stretch.sites
+        args = [eqs.read(v, values) for v in eqn.invars]
+        if body is None:
+            assert at_block is not None
+            out = at_block(kept, args, own)
+        else:
+            # Some inputs of the scan are tapped before the scan (analysis.sites).
+            for site, tap in zip(sites, own, strict=True):
+                args[site.position] = plus(args[site.position], tap)
+            within = list(itertools.islice(pending, len(inside)))
+            out, new = _scan(eqn, args, body, within, at_block)
+            records += new
+        values.update(zip(eqn.outvars, out, strict=True))
     outputs = [eqs.read(v, values) for v in scope.closed.jaxpr.outvars]
-    for i, tap in zip(scope.outputs, pending, strict=True):
-        outputs[i] = plus(outputs[i], tap)
+    for site, tap in zip(scope.outputs, pending, strict=True):
+        outputs[site.position] = plus(outputs[site.position], tap)
     return outputs, records
 
 
@@ -282,3 +263,114 @@ def _scan(
         unroll=eqn.params["unroll"],
     )
     return [*last, *ys], records
+
+
+class SiteRecords(NamedTuple):
+    """The records of one forward and one backward pass, with a leading batch axis b.
+
+    Attributes:
+      records: for each site, the values of the equation's inputs except the operand;
+        empty for a site without a rule.
+      cotangents: for each site, the cotangent of the site's tap; without the axis b
+        where a checkpointed block returns sums.
+    """
+
+    records: list[tuple[jax.Array, ...]]
+    cotangents: list[jax.Array]
+
+
+def keep_books(
+    plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: AtBlocks = NO_BLOCKS
+) -> tuple[list[jax.Array], SiteRecords]:
+    """Run a loss on a batch, and record inputs and cotangents at its sites.
+
+    To get a cotangent at each site, zeros called taps are added there, and the loss is
+    differentiated by the taps.
+
+    Args:
+      plan: the analysis of the loss.
+      leaves: the parameters' leaves.
+      examples: the leaves of the batch arguments, with a leading batch axis.
+      at_blocks: how checkpointed blocks are evaluated, if the plan has any.
+
+    Returns:
+      The loss f[b] and the leaves of aux; and the records.
+    """
+    axes = varying_axes(plan.scope.closed.out_avals[0])
+    taps, forward = run_with_taps(plan, leaves, examples, axes, at_blocks)
+
+    def loss_first(taps: Arrays) -> tuple[jax.Array, Ran]:
+        outputs, records = forward(taps, examples)
+        return outputs[0], (outputs, records)
+
+    loss, vjp, (outputs, records) = jax.vjp(loss_first, taps, has_aux=True)
+    # One example's loss depends only on its own taps. So a cotangent of ones gives the
+    # cotangents of all examples in one backward pass.
+    (cotangents,) = vjp(jnp.ones_like(loss))
+    return outputs, SiteRecords(records, cotangents)
+
+
+def run_with_taps(
+    plan: Plan,
+    known: Arrays,
+    examples: Arrays,
+    axes: frozenset[str],
+    at_blocks: AtBlocks,
+) -> tuple[list[jax.Array], Callable[..., Ran]]:
+    """Make zeros to add at sites (taps), and a function that runs a batch with taps.
+
+    The function maps the taps and the examples to the outputs and the records of all
+    sites. `axes` are the mesh axes along which the taps vary.
+    """
+    batch = examples[0].shape[0]
+    leading, mesh = leading_axis(examples), explicit_mesh((known, examples))
+
+    @functools.cache  # Many taps have the same type. They share one array of zeros.
+    def zeros(kind: jax.core.ShapedArray, *lengths: int) -> jax.Array:
+        shape = (batch, *lengths, *kind.shape)
+        return sharded_zeros(kind, shape, leading=leading, mesh=mesh)
+
+    wanted, outputs_of = at_blocks
+    sums = bool(wanted.scales)
+    in_sum = [sums and isinstance(site, KeptSite) for site in plan.sites]
+    taps = []
+    for site, summed in zip(plan.sites, in_sum, strict=True):
+        kind = aval(site.tap_variable)
+        lengths = [loop.length for loop in site.loops]
+        if isinstance(site, KeptSite):
+            # The tap's cotangent is the block's result. So the tap has the type of the
+            # result: one number per example, or a sum with the operand's shape.
+            dtype = at_least_float32(kind.dtype)
+            one = jax.core.ShapedArray((), dtype)
+            kind = kind.update(dtype=dtype) if summed else one
+        if summed:
+            taps.append(sharded_zeros(kind, (*lengths, *kind.shape), mesh=mesh))
+        else:
+            taps.append(zeros(kind, *lengths))
+    # In `jax.shard_map` the taps must vary over the devices. For a value that devices
+    # share, the derivative would be a sum over the devices.
+    taps = jax.lax.pcast(taps, tuple(sorted(axes)), to="varying")
+
+    def forward(taps: Arrays, examples: Arrays) -> Ran:
+        def one(example: Arrays, own: Arrays, wanted: Wanted) -> Ran:
+            given = iter(own)
+            # Taps for sums have no batch axis. They are closed over, and not passed to
+            # vmap, so that they may be sharded along the same mesh axes as examples.
+            tapped = [
+                tap if summed else next(given)
+                for tap, summed in zip(taps, in_sum, strict=True)
+            ]
+            inputs = [*known, *example]
+            at_block = outputs_of and functools.partial(outputs_of, wanted)
+            outputs, records = run(plan.scope, inputs, tapped, at_block)
+            remaining = iter(records)
+            ruled = [isinstance(site, RuledSite) for site in plan.sites]
+            return outputs, [next(remaining) if on else () for on in ruled]
+
+        own = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
+        # Only the clip norms have no batch axis.
+        axes = 0, 0, Wanted._make([None, 0, 0])
+        batched = jax.vmap(one, in_axes=axes, axis_size=batch)
+        return batched(list(examples), own, wanted)
+
+    return taps, forward

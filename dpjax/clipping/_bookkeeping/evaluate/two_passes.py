@@ -15,53 +15,34 @@ these results as it stacks any cotangent.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32
-from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of
+from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of, varying_axes
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
-from dpjax.clipping._bookkeeping.evaluate.books import (
-    AtBlocks,
-    SiteRecords,
-    books_of_block,
-    keep_books,
-)
 from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
-from dpjax.clipping._bookkeeping.evaluate.run import AtBlock
-from dpjax.clipping._bookkeeping.jaxpr.equations import (
-    Alike,
-    aval,
-    evaluate,
-    is_inexact,
+from dpjax.clipping._bookkeeping.evaluate.run import (
+    AtBlocks,
+    Ran,
+    SiteRecords,
+    Wanted,
+    keep_books,
+    run_with_taps,
 )
+from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._clip import Inputs, PerExample, Scales, Summed, clip_scales
 
 _Arrays = list[jax.Array]
-
-
-class Wanted(NamedTuple):
-    """The result that a checkpointed block's backward pass computes from its records.
-
-    The result is the squared norms if `scales` is empty, and the scaled sums otherwise.
-
-    Attributes:
-      clip_norms: for each group of leaves that are clipped together, the bound on the
-        norm.
-      scales: for each group, the clipping factors f[b], or f[] for one example; empty
-        for the squared norms.
-      finite: a list of one array that says whether gradients are finite, bool[b], or
-        bool[] for one example; empty for the squared norms.
-    """
-
-    clip_norms: Sequence[ArrayLike]
-    scales: Arrays = ()
-    finite: Arrays = ()
+# The values of a block's batch-invariant inputs, the values of its other inputs
+# f[b, ...], and the `Wanted` that says whether norms or sums are computed.
+_Saved = tuple[_Arrays, _Arrays, Wanted]
 
 
 def clipped_sum_in_two_passes(
@@ -79,42 +60,25 @@ def clipped_sum_in_two_passes(
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> Scales:
-        squares = squares_alone(plan, books, leaves, clip_norms)
+        squares = squares_alone(plan, mask.shape, books, leaves, clip_norms)
         return clip_scales(squares, clip_norms, mask)
 
     leaves, examples, mask = inputs
-    in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms))
-    books = keep_books(plan, leaves, examples, in_blocks)
-    loss, *aux = books.outputs
+    outputs = partial(_outputs_of_one_example, plan.blocks)
+    in_blocks = AtBlocks(Wanted(clip_norms), outputs)
+    (loss, *aux), books = keep_books(plan, leaves, examples, in_blocks)
     arrays = (leaves, examples)
     weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
-    finite, scales, norm = weighed(books.without_aux(), leaves, clip_norms, mask)
+    finite, scales, norm = weighed(books, leaves, clip_norms, mask)
     # With the barrier, XLA treats the second pass as a different computation. Otherwise
     # XLA could reuse values of the first pass, and would have to store these values.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
-    in_blocks = _process_blocks(plan.blocks, Wanted(clip_norms, scales, [finite]))
-    books = keep_books(plan, leaves, examples, in_blocks).without_aux()
+    in_blocks = AtBlocks(Wanted(clip_norms, scales, [finite]), outputs)
+    _, books = keep_books(plan, leaves, examples, in_blocks)
     shardings = [spec_of(x) for x in leaves]
     summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
     grads = summed(books, leaves, scales, finite)
     return grads, PerExample(loss, norm, aux)
-
-
-def _process_blocks(blocks: Mapping[KeptSite, Block], wanted: Wanted) -> AtBlocks:
-    """Make the `AtBlocks` (see books.py) of the pass for norms or of that for sums.
-
-    An `AtBlocks` says how `keep_books` evaluates the checkpointed blocks in a pass.
-
-    Args:
-      blocks: the checkpointed blocks, each with the first of its sites as key.
-      wanted: the result that the backward passes of the blocks compute for the batch.
-    """
-
-    def outputs(each: tuple[Arrays, Arrays]) -> AtBlock:
-        of_one = Wanted(wanted.clip_norms, *each)
-        return partial(_outputs_of_one_example, blocks, of_one)
-
-    return AtBlocks(bool(wanted.scales), (wanted.scales, wanted.finite), outputs)
 
 
 def _outputs_of_one_example(
@@ -139,7 +103,7 @@ def _outputs_of_one_example(
     # Literals are NumPy values of any dtype; custom_vmap and custom_vjp expect arrays.
     block = blocks[sites[0]]
     inputs = [
-        x if isinstance(x, jax.Array) else jnp.asarray(x, aval(v).dtype)
+        x if isinstance(x, jax.Array) else jnp.asarray(x, eqs.aval(v).dtype)
         for x, v in zip(inputs, sites[0].eqn.invars, strict=True)
     ]
     # The order of the block's inputs changes: first leaves, then other batch-invariant
@@ -162,13 +126,9 @@ def _outputs_of_one_example(
 
     @outputs.def_vmap
     def of_batch(
-        size: int,
-        mapped: Sequence[Any],
-        known: _Arrays,
-        example: _Arrays,
-        taps: _Arrays,
-        wanted: Wanted,
+        size: int, mapped: Sequence[Any], *given: Any
     ) -> tuple[_Arrays, list[bool]]:
+        known, example, taps, wanted = given
         # `_batch` maps over all these inputs. So unmapped inputs get a batch axis.
         examples = [
             x if on else jnp.broadcast_to(x, (size, *x.shape))
@@ -181,7 +141,7 @@ def _outputs_of_one_example(
 
 
 def _evaluate_block(block: Block, known: _Arrays, example: _Arrays) -> _Arrays:
-    return evaluate(block.plan.scope.closed, [*known, *example])
+    return eqs.evaluate(block.plan.scope.closed, [*known, *example])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -196,9 +156,7 @@ def _batch(
     return jax.vmap(partial(_evaluate_block, block, known))(examples)
 
 
-def _forward(
-    block: Block, *given: Any
-) -> tuple[_Arrays, tuple[_Arrays, _Arrays, Wanted]]:
+def _forward(block: Block, *given: Any) -> tuple[_Arrays, _Saved]:
     # With symbolic_zeros, each argument is a pair of its value and a perturbed flag.
     values = jax.tree.map(lambda x: x.value, given)
     known, examples, _, wanted = values
@@ -206,13 +164,13 @@ def _forward(
 
 
 def _backward(
-    block: Block, saved: tuple[_Arrays, _Arrays, Wanted], cotangents: Sequence[Any]
+    block: Block, saved: _Saved, cotangents: Sequence[Any]
 ) -> tuple[None, list[jax.Array | None], _Arrays, None]:
     # Outputs that the loss does not use are left out, since their zero cotangent times
     # an infinite derivative would be NaN. A symbolic zero is not an array. But in a
     # scan, unused outputs have arrays of zeros, so that block.outputs is also needed.
     used = tuple(
-        i in block.outputs and isinstance(c, jax.Array) and is_inexact(c)
+        i in block.outputs and isinstance(c, jax.Array) and eqs.is_inexact(c)
         for i, c in enumerate(cotangents)
     )
     real = [c for c, on in zip(cotangents, used, strict=True) if on]
@@ -231,7 +189,7 @@ _batch.defvjp(_forward, _backward, symbolic_zeros=True)
 def _share(
     alike: Alike[Block],
     used: tuple[bool, ...],
-    saved: tuple[_Arrays, _Arrays, Wanted],
+    saved: _Saved,
     cotangents: _Arrays,
 ) -> tuple[list[jax.Array | None], _Arrays]:
     """Run the backward pass of a checkpointed block on a batch.
@@ -242,8 +200,7 @@ def _share(
     Args:
       alike: the block.
       used: for each of the block's outputs, whether it has a cotangent.
-      saved: the values of the block's batch-invariant inputs, the values of its other
-        inputs f[b, ...], and the `Wanted` that says whether norms or sums are computed.
+      saved: the values of the block's inputs, and the `Wanted` of the batch.
       cotangents: the cotangents of the used outputs, with a leading batch axis.
 
     Returns:
@@ -252,22 +209,37 @@ def _share(
       `Wanted.scales` is given, and otherwise squared norms f[b] (`_squares`).
     """
     block, (known, examples, wanted) = alike.part, saved
-    inner = _process_blocks(block.plan.blocks, wanted)
-    books, of_examples = books_of_block(
-        block.plan, known, examples, used, cotangents, inner
-    )
+    inner = AtBlocks(wanted, partial(_outputs_of_one_example, block.plan.blocks))
+    axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
+    taps, forward = run_with_taps(block.plan, known, examples, axes, inner)
+
+    def used_outputs(taps: Arrays, examples: Arrays) -> Ran:
+        outputs, records = forward(taps, examples)
+        return [x for x, on in zip(outputs, used, strict=True) if on], records
+
+    _, vjp, records = jax.vjp(used_outputs, taps, examples, has_aux=True)
+    of_taps, of_examples = vjp(cotangents)
+    books = SiteRecords(records, of_taps)
+    # Only floating-point and complex inputs have cotangents.
+    pairs = zip(of_examples, examples, strict=True)
+    of_reals = [c if eqs.is_inexact(x) else None for c, x in pairs]
     if wanted.scales:
         make, given = partial(sums_alone, block.plan), (wanted.scales, *wanted.finite)
         specs = [spec_of(x) for x in known[: block.plan.num_leaves]]
     else:
-        make, given = partial(_squares, block), (wanted.clip_norms,)
+        batch = examples[0].shape[:1]
+        make, given = partial(_squares, block, batch), (wanted.clip_norms,)
         specs = jax.P(leading_axis(examples))
     made = let_compiler_shard(make, (known, examples), specs)
-    return of_examples, made(books, known, *given)
+    return of_reals, made(books, known, *given)
 
 
 def _squares(
-    block: Block, books: SiteRecords, known: Arrays, clip_norms: Sequence[ArrayLike]
+    block: Block,
+    batch: tuple[int, ...],
+    books: SiteRecords,
+    known: Arrays,
+    clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
     """Assign the squared norms f[b] of a checkpointed block's groups to its leaves.
 
@@ -275,7 +247,7 @@ def _squares(
     each group gets the squared norms of the whole group, and other leaves get 0. The
     caller adds the squares of all leaves, so that each group counts once.
     """
-    squares = squares_alone(block.plan, books, known, clip_norms)
+    squares = squares_alone(block.plan, batch, books, known, clip_norms)
     out = []
     for i, group in enumerate(block.of_leaves):
         # A cotangent has the dtype of its tap, which is at least float32 but may be

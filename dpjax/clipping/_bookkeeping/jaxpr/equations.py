@@ -174,29 +174,22 @@ class Alike(Generic[PartT]):
     part: PartT
 
     @functools.cached_property
-    def _hash_and_features(self) -> tuple[int, Hashable]:
-        """The hash of the part's features, and the features.
-
-        Both are the part's id if its features have no hash.
-        """
+    def _features(self) -> Hashable:
+        """The part's features, or the part's id if its features have no hash."""
+        features = self.part.features()
         try:
-            features = self.part.features()
-            return hash(features), features
+            hash(features)
         except TypeError:  # A parameter of an equation has no hash.
-            return id(self.part), id(self.part)
+            return id(self.part)
+        return features
 
     def __eq__(self, other: object) -> bool:
         """Whether `other` wraps a part with the same features."""
-        if self is other:
-            return True
-        return (
-            isinstance(other, Alike)
-            and self._hash_and_features == other._hash_and_features
-        )
+        return isinstance(other, Alike) and self._features == other._features
 
     def __hash__(self) -> int:
         """The hash of the features."""
-        return self._hash_and_features[0]
+        return hash(self._features)
 
 
 def of_equation(eqn: jex.JaxprEqn) -> Hashable:

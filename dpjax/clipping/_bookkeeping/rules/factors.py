@@ -20,7 +20,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.dtypes import at_least_float32
 from dpjax._core.rounding import HIGHEST, margin, square_sum, staged_sum
 from dpjax._core.typing import ArrayLike, DTypeLike
 
@@ -80,6 +79,11 @@ class Size(NamedTuple):
     def entries_per_row(self) -> int:
         """The number of stored entries of one left row and one right row together."""
         return (1 if self.one_hot else self.left) + self.right
+
+    @property
+    def entries(self) -> int:
+        """The number of stored entries of all rows."""
+        return self.groups * self.rows * self.entries_per_row
 
 
 def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
@@ -190,11 +194,6 @@ def outer(factors: Factors, left_size: int) -> jax.Array:
     if isinstance(left, OneHot):
         left = jax.nn.one_hot(left.position, left_size, dtype=right.dtype)
     return jnp.einsum("...tn,...tp->...np", left, right, precision=HIGHEST)
-
-
-def wide(x: jax.Array) -> jax.Array:
-    """Widen an array to at least float32."""
-    return x.astype(at_least_float32(x.dtype))
 
 
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:

@@ -1,0 +1,441 @@
+"""The rules for products, for convolutions, and for lookups of slices of a table.
+
+A rule factors the gradient at one equation into rows. The equation is linear in the
+operand, which is one of its inputs. `Rule` is the interface of rules. A product is a
+dot_general, the operation of dense layers, einsum and attention projections. The rule
+for convolutions as functions of their kernel covers any stride, padding, dilation and
+feature groups. Lookups are those of embeddings. `rule_for` chooses the rule for an
+equation.
+"""
+
+import abc
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from dpjax._core.rounding import HIGHEST
+from dpjax._core.typing import Arrays
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_real
+from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot, Size, outer
+
+
+class Layout(NamedTuple):
+    """Which axes of an operand are groups, the left side and the right side.
+
+    An operand's gradient has one matrix for each group. The flattened left axes are the
+    first axis of the matrix, and the flattened right axes are the second. Each tuple
+    lists axes in row-major order of the flattened side.
+    """
+
+    groups: tuple[int, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rule(abc.ABC):
+    """How to form an input's gradient at an equation that is linear in this input.
+
+    This input is called the operand. Each rule covers one family of equations. All
+    methods are for one example, and for one iteration of the scans around the equation.
+    `others` holds the values of the equation's other inputs, and `cotangent` is the
+    cotangent of the equation's output.
+
+    Attributes:
+      eqn: the equation.
+      position: the operand's index among the equation's inputs.
+      name: the rule's name in the table that `explain` prints.
+    """
+
+    eqn: jex.JaxprEqn
+    position: int
+    name: ClassVar[str]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The operand's shape."""
+        return aval(self.eqn.invars[self.position]).shape
+
+    @classmethod
+    @abc.abstractmethod
+    def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
+        """Whether this rule covers the equation with the input at `position`."""
+
+    @property
+    @abc.abstractmethod
+    def layout(self) -> Layout:
+        """Which axes of the operand are groups, the left side and the right side."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> Size:
+        """The sizes of the factors of the operand's gradient."""
+
+    def canonicalize(
+        self, others: Arrays, cotangent: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        """Return the other inputs and the cotangent in the form for norms and sums.
+
+        The other inputs are the values of the equation's inputs except the operand. A
+        rule may change these arrays but not the gradient: a gather clamps its indices
+        to the table, and sets the cotangents of dropped lookups to 0. Norms and sums
+        are both computed from the returned arrays, and so for the same gradient. By
+        default nothing is changed.
+        """
+        return tuple(others), cotangent
+
+    @abc.abstractmethod
+    def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
+        """The rows f[g, t, n] and f[g, t, p], whose outer products sum to the gradient.
+
+        The index g runs over the entries of the operand's group axes (`layout.groups`).
+        For each g, the sum of the outer products over t is one matrix of the gradient.
+        """
+
+    def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
+        """The operand's gradient, in the operand's shape: the product of the factors.
+
+        A rule may compute the same gradient in a cheaper way.
+        """
+        return self.reorder(outer(self.factors(others, cotangent), self.size.left))
+
+    def reorder(self, gradient: jax.Array) -> jax.Array:
+        """Bring a gradient with axes groups, left and right into the operand's shape.
+
+        Each of these axes may be flattened, as it is in the factors.
+        """
+        axes = self.layout.groups + self.layout.left + self.layout.right
+        # Sorting the axes by their position gives the inverse permutation.
+        inverse = sorted(range(len(axes)), key=axes.__getitem__)
+        return gradient.reshape([self.shape[i] for i in axes]).transpose(inverse)
+
+
+class Dense(Rule):
+    """The rule for dot_general, which multiplies two arrays, for every layout of axes.
+
+    The operand's contracted axes are left, and its free axes are right. The operand's
+    batch axes are groups: each group has its own matrix, input and output. Free axes
+    are neither contracted nor batch axes.
+    """
+
+    name = "dense"
+
+    @classmethod
+    def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
+        """Whether the equation is a dot_general of real arrays."""
+        arrays = (*eqn.invars, *eqn.outvars)
+        return eqn.primitive.name == "dot_general" and is_real(*arrays)
+
+    @property
+    def layout(self) -> Layout:
+        """The operand's batch axes as groups, contracted axes left, free axes right."""
+        contracted, free, batch = self._axes(self.position)
+        return Layout(batch, contracted, free)
+
+    @property
+    def size(self) -> Size:
+        """The sizes of the factors; the rows run over the other input's free axes."""
+        groups, left, right = (
+            math.prod(self.shape[i] for i in axes) for axes in self.layout
+        )
+        rows = aval(self.eqn.invars[1 - self.position]).size // (groups * left)
+        return Size(groups, rows, left, right)
+
+    def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
+        """The other input's rows f[g, t, n] and the cotangent's rows f[g, t, p]."""
+        (x,) = others
+        size = self.size
+        contracted, free, batch = self._axes(1 - self.position)
+        left = x.transpose(*batch, *free, *contracted)
+        # The output's axes: batch, then the free ones of the first and second input.
+        groups = len(batch)
+        # In the cotangent, the operand's free axes must come last, as the right side.
+        if self.position == 0:
+            mine = cotangent.ndim - groups - len(free)
+            cotangent = jnp.moveaxis(
+                cotangent, range(groups, groups + mine), range(-mine, 0)
+            )
+        return Factors(
+            left.reshape(size.groups, size.rows, size.left),
+            cotangent.reshape(size.groups, size.rows, size.right),
+        )
+
+    def _axes(self, position: int) -> tuple[tuple[int, ...], ...]:
+        """The contracted, free and batch axes of the input at `position`."""
+        axes = range(aval(self.eqn.invars[position]).ndim)
+        contracted, batch = (
+            tuple(both[position]) for both in self.eqn.params["dimension_numbers"]
+        )
+        free = tuple(i for i in axes if i not in contracted and i not in batch)
+        return contracted, free, batch
+
+
+class Convolution(Rule):
+    """A convolution as a function of its kernel: a dense layer on the input's patches.
+
+    The kernel is the operand. Feature groups are groups, and each output pixel is a
+    row. The left side is the kernel's offsets and input features, and the right side is
+    its output features.
+    """
+
+    name = "convolution"
+
+    @classmethod
+    def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
+        """Whether the operand is a real kernel of a convolution without batch groups.
+
+        JAX makes batch groups when it differentiates a grouped convolution by its
+        kernel. So batch groups occur in losses that contain such a gradient.
+        """
+        return (
+            eqn.primitive.name == "conv_general_dilated"
+            and position == 1
+            and eqn.params["batch_group_count"] == 1
+            and is_real(*eqn.invars, *eqn.outvars)
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """Offsets and input features of the kernel are left, and output features right.
+
+        Feature groups have no axis of their own in the kernel.
+        """
+        out, inside, *window = self._spec.rhs_spec
+        return Layout((), (*window, inside), (out,))
+
+    @property
+    def size(self) -> Size:
+        """The sizes of the factors; the rows are the pixels of all output images."""
+        features = self.shape[self._spec.rhs_spec[0]]
+        out = aval(self.eqn.outvars[0]).shape
+        rows = math.prod(out) // out[self._spec.out_spec[1]]
+        left = math.prod(self.shape) // features
+        return Size(self._groups, rows, left, features // self._groups)
+
+    def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
+        """The input's patches f[g, t, n] and the cotangent's pixels f[g, t, p]."""
+        read = self._reader(others[0])
+        patches = jnp.concatenate([read(start) for start in self._starts()], axis=-1)
+        return Factors(patches, self._pixels(cotangent))
+
+    def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
+        """The kernel's gradient, computed by one product for each offset in the window.
+
+        The products are computed one after the other, so that the patches for all
+        offsets are never stored together.
+        """
+        read, pixels = self._reader(others[0]), self._pixels(cotangent)
+
+        def product(start: jax.Array) -> jax.Array:
+            return jnp.einsum("gtc,gtp->gcp", read(start), pixels, precision=HIGHEST)
+
+        products = jax.lax.map(product, self._starts())
+        # The products are f[offset, g, c, p]. A kernel's output features are (g, p).
+        # With a single transposition, XLA moves whole blocks if the kernel's last axes
+        # are those of the products.
+        out, inside, *window = self._spec.rhs_spec
+        sizes = [self.shape[i] for i in window]
+        products = products.reshape(*sizes, *products.shape[1:])
+        axes = {axis: (i,) for i, axis in enumerate(window)}
+        g, c, p = range(len(window), len(window) + 3)
+        axes |= {inside: (c,), out: (g, p)}
+        order = [i for axis in range(len(self.shape)) for i in axes[axis]]
+        return products.transpose(order).reshape(self.shape)
+
+    @property
+    def _spec(self) -> jax.lax.ConvDimensionNumbers:
+        return self.eqn.params["dimension_numbers"]
+
+    @property
+    def _groups(self) -> int:
+        return self.eqn.params["feature_group_count"]
+
+    def _split(self, pixels: jax.Array) -> jax.Array:
+        """Reshape pixels f[..., features] to f[g, pixels, features of a group]."""
+        rows = pixels.reshape(-1, self._groups, pixels.shape[-1] // self._groups)
+        return jnp.moveaxis(rows, 1, 0)
+
+    def _pixels(self, cotangent: jax.Array) -> jax.Array:
+        """The output's cotangent as rows f[g, pixels, output features of a group]."""
+        batch, feature, *space = self._spec.out_spec
+        return self._split(cotangent.transpose(batch, *space, feature))
+
+    def _starts(self) -> np.ndarray:
+        """For each offset in the window, the first position that it reads in the input.
+
+        Positions are in the padded input. The result is i[offset, spatial axis].
+        """
+        window = [range(self.shape[i]) for i in self._spec.rhs_spec[2:]]
+        offsets = np.array(list(itertools.product(*window)), np.int32)
+        return offsets * np.array(self.eqn.params["rhs_dilation"], np.int32)
+
+    def _reader(self, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
+        """A function that gives the input values that output pixels read at an offset.
+
+        The function maps a row of `_starts` to f[g, pixels, input features of a group].
+        """
+        params = self.eqn.params
+        batch, feature, *space = self._spec.lhs_spec
+        x = x.transpose(batch, *space, feature)
+        # lax.pad also accepts negative padding and inserts the zeros of input dilation.
+        edges = [
+            (low, high, dilation - 1)
+            for (low, high), dilation in zip(
+                params["padding"], params["lhs_dilation"], strict=True
+            )
+        ]
+        x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+        out = [aval(self.eqn.outvars[0]).shape[i] for i in self._spec.out_spec[2:]]
+        strides = params["window_strides"]
+        spans = [(n - 1) * stride + 1 for n, stride in zip(out, strides, strict=True)]
+
+        def read(start: jax.Array) -> jax.Array:
+            # dynamic_slice needs indices of one dtype; Python's 0 is int64 under x64.
+            begin = (np.int32(0), *start, np.int32(0))
+            window = jax.lax.dynamic_slice(x, begin, (x.shape[0], *spans, x.shape[-1]))
+            steps = (slice(None), *(slice(None, None, s) for s in strides))
+            return self._split(window[steps])
+
+        return read
+
+
+# The modes of lookups that the rule for lookups covers.
+_MODES = {
+    GatherScatterMode.CLIP,
+    GatherScatterMode.FILL_OR_DROP,
+    GatherScatterMode.PROMISE_IN_BOUNDS,
+}
+
+
+class Gather(Rule):
+    """A lookup of whole slices along one axis, which is a product with one-hot rows.
+
+    The rule covers gather, which is the primitive of array indexing, and dynamic_slice
+    if it takes one slice.
+    """
+
+    name = "gather"
+
+    @classmethod
+    def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
+        """Whether a lookup takes one index on one axis, and all of the other axes."""
+        if eqn.primitive.name not in {"gather", "dynamic_slice"} or position != 0:
+            return False
+        shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
+        partial = [i for i, n in enumerate(shape) if sizes[i] != n]
+        if len(partial) != 1 or sizes[partial[0]] != 1:
+            return False
+        # Positions are stored in int32.
+        if not is_real(eqn.outvars[0]) or max(shape) > np.iinfo(np.int32).max:
+            return False
+        if eqn.primitive.name == "dynamic_slice":
+            return True
+        numbers = eqn.params["dimension_numbers"]
+        return (
+            eqn.params["mode"] in _MODES
+            and not numbers.operand_batching_dims
+            and partial[0] in numbers.start_index_map
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """The indexed axis of the table is left, and its other axes are right."""
+        sizes = self.eqn.params["slice_sizes"]
+        axes = range(len(self.shape))
+        (axis,) = (i for i in axes if sizes[i] != self.shape[i])
+        return Layout((), (axis,), tuple(i for i in axes if i != axis))
+
+    @property
+    def size(self) -> Size:
+        """The sizes of the factors of the table's gradient; each lookup is a row."""
+        left = self.shape[self.layout.left[0]]
+        right = math.prod(self.shape) // left
+        rows = aval(self.eqn.outvars[0]).size // right
+        return Size(1, rows, left, right, one_hot=True)
+
+    def canonicalize(
+        self, others: Arrays, cotangent: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        """Clamp the indices to the table, and set cotangents of dropped lookups to 0.
+
+        In a mode other than "clip", a lookup that is out of bounds reads no row of the
+        table, and the equation's transpose drops the lookup. So its cotangent is set to
+        zero. Then norms and sums use the same row for every lookup, however a compiler
+        treats an index out of bounds.
+        """
+        params = self.eqn.params
+        tops = [n - m for n, m in zip(self.shape, params["slice_sizes"], strict=True)]
+        if self.eqn.primitive.name == "dynamic_slice":
+            index, _ = _clamp_indices(jnp.stack(others), tops)
+            return tuple(index), cotangent
+        numbers, (index,) = params["dimension_numbers"], others
+        tops = [tops[i] for i in numbers.start_index_map]
+        index, inside = _clamp_indices(index, tops)
+        # In the mode "clip", the loss itself reads the nearest row.
+        if params["mode"] == GatherScatterMode.CLIP:
+            return (index,), cotangent
+        inside = jnp.expand_dims(inside, numbers.offset_dims)
+        return (index,), jnp.where(inside, cotangent, jnp.zeros_like(cotangent))
+
+    def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
+        """The indices as one-hot rows, and the rows f[1, t, p] of the cotangent."""
+        size, (axis,) = self.size, self.layout.left
+        if self.eqn.primitive.name == "dynamic_slice":
+            index, right = others[axis], cotangent
+        else:
+            numbers = self.eqn.params["dimension_numbers"]
+            index = others[0][..., numbers.start_index_map.index(axis)]
+            offset = numbers.offset_dims
+            rows = [i for i in range(cotangent.ndim) if i not in offset]
+            right = cotangent.transpose(*rows, *offset)
+        return Factors(
+            OneHot(index.reshape(1, size.rows)), right.reshape(1, size.rows, size.right)
+        )
+
+    def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
+        """The table's gradient: each row of the cotangent is added at its index."""
+        (one_hot, right) = self.factors(others, cotangent)
+        assert isinstance(one_hot, OneHot)
+        table = jnp.zeros((self.size.left, self.size.right), right.dtype)
+        table = table.at[one_hot.position[0]].add(right[0])
+        return self.reorder(table)
+
+
+def _clamp_indices(
+    index: jax.Array, tops: Sequence[int]
+) -> tuple[jax.Array, jax.Array]:
+    """Clamp index vectors i[..., k]: entry j of each vector is clamped to [0, tops[j]].
+
+    The comparison is in the dtype of the indices, since int32 may be too narrow for the
+    indices. That dtype may in turn be too narrow for `tops`, which are limited to its
+    maximum.
+
+    Returns:
+      The clamped indices in int32, and whether each vector was in bounds, bool[...].
+    """
+    most = int(jnp.iinfo(index.dtype).max)
+    highest = np.array([min(top, most) for top in tops], index.dtype)
+    clamped = jax.lax.clamp(
+        index.dtype.type(0), index, np.broadcast_to(highest, index.shape)
+    )
+    return clamped.astype(jnp.int32), jnp.all(clamped == index, axis=-1)
+
+
+def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
+    """The rule for an equation's input at `position`; None if no rule covers it.
+
+    No rule covers an equation with an array of size zero.
+    """
+    for rule in (Dense, Convolution, Gather):
+        if rule.matches(eqn, position):
+            sizes = [math.prod(aval(v).shape) for v in (*eqn.invars, *eqn.outvars)]
+            return rule(eqn, position) if all(sizes) else None
+    return None
