@@ -49,7 +49,8 @@ def optimizer(
         )
         mean = optax.chain(noise, optax.scale(1.0 / plan.batch_size))
     elif plan.arithmetic == "discrete":
-        mean = _constant_mean(plan, key)
+        noise = _on_lattice(plan, plan.clip_norm, 1.0, key)
+        mean = optax.chain(noise, limit_steps(plan.num_steps, 1.0 / plan.batch_size))
     else:
         mean = _gaussian.noisy_mean(
             clip_norm=plan.clip_norm,
@@ -61,38 +62,30 @@ def optimizer(
     return _allow_other_leaves(optax.chain(mean, cast_updates_to_float32(inner)))
 
 
-class _StepNoise(NamedTuple):
-    """Noise whose standard deviation is the plan's, times a factor for each step.
-
-    Attributes:
-      init: a function of the parameters that returns the state, which holds the key.
-      add: a function of the sums, the state and the step's factor. It returns the noisy
-        sums and the next state.
-    """
-
-    init: optax.TransformInitFn
-    add: Callable[[Any, Any, ArrayLike], tuple[Any, Any]]
-
-
-def _gaussian_noise(stddev: ArrayLike, key: jax.Array) -> _StepNoise:
+def _gaussian_noise(
+    stddev: ArrayLike, key: jax.Array
+) -> optax.GradientTransformationExtraArgs:
     """Make Gaussian noise of standard deviation `stddev` times a step's noise factor.
 
     The noise factor of a step is the ratio of its noise multiplier to the plan's.
     """
     noise = _gaussian.add_gaussian_noise(stddev, key=key)
 
-    def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, factor: ArrayLike = 1.0
+    ) -> tuple[Any, Any]:
         # The sums are divided by the factor, get the constant noise, and are multiplied
         # by the factor.
-        noisy, state = noise.update(_scale_tree(sums, 1 / jnp.asarray(factor)), state)
+        scaled: Any = _scale_tree(updates, 1 / jnp.asarray(factor))
+        noisy, state = noise.update(scaled, state)
         return _scale_tree(noisy, jnp.asarray(factor)), state
 
-    return _StepNoise(noise.init, add)
+    return optax.GradientTransformationExtraArgs(noise.init, update)
 
 
 def _on_lattice(
     plan: RunParameters, sensitivity: float, most: float, key: jax.Array
-) -> _StepNoise:
+) -> optax.GradientTransformationExtraArgs:
     """Make discrete Gaussian noise for float sums that have the given sensitivity.
 
     `most` is the maximum noise factor of any step. The noise factor of a step is the
@@ -104,28 +97,16 @@ def _on_lattice(
         _discrete.check_draws(_discrete.num_coordinates(params), plan.num_steps)
         return _discrete.DiscreteGaussianNoiseState(keys.stream(key, "discrete noise"))
 
-    def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, factor: ArrayLike = 1.0
+    ) -> tuple[Any, Any]:
         following, current = jax.random.split(state.key)
-        size = _discrete.num_coordinates(sums)
+        size = _discrete.num_coordinates(updates)
         noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * most)
-        noisy = _discrete.release_on_lattice(current, sums, noise)
+        noisy = _discrete.release_on_lattice(current, updates, noise)
         return noisy, _discrete.DiscreteGaussianNoiseState(following)
 
-    return _StepNoise(init, add)
-
-
-def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Transform clipped sums into private means by discrete noise of constant scale."""
-    noise = _on_lattice(plan, plan.clip_norm, 1.0, key)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
-        return noise.add(updates, state, 1.0)
-
-    return optax.chain(
-        optax.GradientTransformation(noise.init, update),
-        limit_steps(plan.num_steps, 1.0 / plan.batch_size),
-    )
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _correlated_mean_on_lattice(
@@ -217,7 +198,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     # The count is scaled by σ / σ_b, so that noise σ on the scaled count is noise σ_b
     # on the count. The scale is rounded down, which only lowers the sensitivity.
     weight = rounding.round_down_float32(sigma / of_count)
-    noise = _gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key)
+    noise: Any = _gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key)
     if plan.arithmetic == "discrete":
         # With few digits, the product with a count (a multiple of 1/2) is exact.
         weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
@@ -245,7 +226,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         if follows:
             # The sum and the scaled count are one Gaussian mechanism.
             released = released._replace(within=released.within * weight)
-        noisy, noise_state = noise.add(released, state.noise, now.noise)
+        noisy, noise_state = noise.update(released, state.noise, factor=now.noise)
         scale, following = jnp.asarray(now.clip), state.clip_norm
         if follows:
             # The mean is multiplied by the clip norm of this step's gradients.
