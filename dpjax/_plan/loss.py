@@ -260,7 +260,7 @@ def _gradient(
             merged = [
                 part.merge(trained, x) for part, x in zip(parts, own, strict=True)
             ]
-            whole, *given = [x for x, _ in merged]
+            whole, *given = merged
             try:
                 out = loss_fn(whole, data, *treedef.unflatten(given))
             except Exception as error:
@@ -272,8 +272,8 @@ def _gradient(
                 )
                 raise
             # State that the loss changes would pass one example's data to others.
-            for _, unchanged in merged:
-                unchanged()
+            for part, x in zip(parts, merged, strict=True):
+                part.check_unchanged(x)
             return out if options.has_aux else (out, None)
 
         def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
