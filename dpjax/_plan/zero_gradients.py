@@ -15,14 +15,14 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.numpy_rules import RULES
-from dpjax._core.typing import Atom
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval, evaluate
 
 
 class Constant(NamedTuple):
@@ -87,31 +87,24 @@ class _Terms:
     def _look_up(self, made: Hashable) -> Unknown:
         return Unknown(self._names.setdefault(made, len(self._names)))
 
-    def evaluate(self, closed: jex.ClosedJaxpr, inputs: Sequence[Term]) -> list[Term]:
+    def evaluate(self, closed: jex.ClosedJaxpr, inputs: Any) -> list[Term]:
         """Evaluate a jaxpr symbolically, and return the terms of its outputs."""
-        jaxpr = closed.jaxpr
-        terms: dict[jex.Var, Term] = dict(zip(jaxpr.invars, inputs, strict=True))
-        for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
-            # The same array object has the same term in all jaxprs that close over it.
-            terms[var] = self._look_up(("constant", id(const)))
+        apply: Any = self._apply
+        return [self._term_of(x) for x in evaluate(closed, inputs, apply)]
 
-        def read(atom: Atom) -> Term:
-            return self._literal(atom) if isinstance(atom, jex.Literal) else terms[atom]
+    def _term_of(self, value: Any) -> Term:
+        """The term itself, or the term of a literal or an array in a jaxpr."""
+        if isinstance(value, Constant | Unknown):
+            return value
+        literal = not isinstance(value, jax.Array)
+        if literal and np.size(value) == 1 and np.isrealobj(value):
+            return Constant(np.asarray(value).item())
+        # The same array object has the same term in all jaxprs that close over it.
+        return self._look_up(("array", id(value)))
 
-        for eqn in jaxpr.eqns:
-            outputs = self._apply(eqn, [read(v) for v in eqn.invars])
-            terms.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    def _literal(self, literal: jex.Literal) -> Term:
-        value = np.asarray(literal.val)
-        if value.size == 1 and np.isrealobj(value):
-            return Constant(value.item())
-        return self._look_up(("literal", id(literal.val)))
-
-    def _apply(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
+    def _apply(self, eqn: jex.JaxprEqn, values: list[Any]) -> list[Term]:
         """Evaluate an equation symbolically, and return the terms of its outputs."""
-        name = eqn.primitive.name
+        name, inputs = eqn.primitive.name, [self._term_of(x) for x in values]
         if name in _CALLS or name.startswith("custom_jvp"):
             body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             # A call of jit has a ClosedJaxpr; a checkpoint has a Jaxpr, no constants.
