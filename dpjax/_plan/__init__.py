@@ -26,13 +26,3 @@ gradient, the optimizer and the guarantee from its numbers.
    with the papers to cite.
 8. `plan`: the class `Plan`, whose methods call the files above.
 """
-
-from dpjax._plan.comparison import Candidate as Candidate
-from dpjax._plan.comparison import Comparison as Comparison
-from dpjax._plan.guarantee import RunGuarantee as RunGuarantee
-from dpjax._plan.loader import Examples as Examples
-from dpjax._plan.optimizer import accumulate as accumulate
-from dpjax._plan.plan import Plan as Plan
-from dpjax._plan.quantile import Bounded as Bounded
-from dpjax._plan.quantile import QuantileClip as QuantileClip
-from dpjax._plan.users import by_user as by_user

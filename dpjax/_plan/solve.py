@@ -168,18 +168,18 @@ def plan(
     for name in ("epsilon", "noise_multiplier"):
         if given[name] is not None:
             given[name] = validate.positive_float(name, given[name])
-    clip = clip_norm
-    if isinstance(clip, QuantileClip):
-        clip = quantile.check_quantile_clip(clip)
+    follows = None
+    if isinstance(clip_norm, QuantileClip):
+        follows = quantile.check_quantile_clip(clip_norm)
         if clip_schedule is not None:
             raise ValueError(
                 "clip_schedule must be None if clip_norm is a QuantileClip; got "
                 f"{clip_schedule!r}."
             )
-        clip_norm = clip.initial
+        clip_norm = follows.initial
     clip_norm = validate.positive_float("clip_norm", clip_norm)
     # Numbers that vary from step to step are float32 in the jitted step.
-    varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
+    varies = follows or noise_schedule or clip_schedule
     if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
         raise ValueError(
             "clip_norm must be from 2**-60 to 2**60 if the clip norm or the noise "
@@ -207,7 +207,7 @@ def plan(
         solved_for=unknown,
         unit=unit,
         arithmetic=arithmetic,
-        quantile=clip if isinstance(clip, QuantileClip) else None,
+        quantile=follows,
     )
     mechanism = mechanism_of(run)
     if arithmetic == "discrete" and noise == "correlated" and mechanism.order is None:
