@@ -54,16 +54,9 @@ if TYPE_CHECKING:
 
 # The same names for imports at run time. A test checks that both lists agree.
 _MODULES = (
-    *(
-        "accounting",
-        "auditing",
-        "checkpoint",
-        "clipping",
-        "features",
-        "ledger",
-        "noise",
-    ),
-    *("plot", "sampling", "solvers", "statistics", "strategies", "workloads"),
+    *("accounting", "auditing", "checkpoint", "clipping", "features", "ledger"),
+    *("noise", "plot", "sampling", "solvers", "statistics", "strategies"),
+    "workloads",
 )
 _NAMES = {
     "_core.adjacency": ("Adjacency",),
