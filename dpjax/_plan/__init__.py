@@ -7,9 +7,9 @@ gradient, the optimizer and the guarantee from its numbers.
 
 **Files**, in the order in which a run uses them:
 
-1. `parameters`: all numbers of a run, in one frozen record that the other files read.
+1. `parameters`: all numbers of a run, in one frozen record that the other files read,
+   with the numbers that vary from step to step.
 2. `mechanisms`: how examples are drawn, and the matching privacy event for accountants.
-   `schedule`: numbers that vary from step to step.
 3. `capacity`: the ε of a run, and the capacity of batches of random size. `solve`:
    `dpjax.plan`, which computes the number that the caller leaves out: noise, steps,
    batch size or ε. `comparison`: the choice of a mechanism where the caller names none,

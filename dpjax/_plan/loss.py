@@ -20,7 +20,6 @@ from dpjax._plan import modules, quantile, users
 from dpjax._plan.loader import Examples
 from dpjax._plan.modules import Parts
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.schedule import values_at
 from dpjax._plan.zero_gradients import are_outputs_zero
 from dpjax.clipping._clipped_grad import PerExample, clipped_grad
 from dpjax.clipping._metrics import Metrics, masked_mean
@@ -221,7 +220,7 @@ def _bound(
             "examples must record their step, because the clip norm depends on the "
             "step; use examples of Plan.load or Plan.batches, which record the step."
         )
-    return plan.clip_norm * values_at(plan.schedule, examples.step).clip
+    return plan.clip_norm * plan.values_at(examples.step).clip
 
 
 def _gradient(

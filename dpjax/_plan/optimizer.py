@@ -18,7 +18,6 @@ from dpjax._matrices.strategy import Strategy
 from dpjax._plan import modules, quantile
 from dpjax._plan.loader import Examples
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.schedule import Segment, values_at
 from dpjax.noise import _correlated_lattice, _discrete, _gaussian
 from dpjax.noise._correlated import Buffer, correlated_noise
 from dpjax.noise._gaussian import limit_steps, stddev_of_sum
@@ -138,13 +137,11 @@ def _correlated_mean_on_lattice(
             strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits
         )
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return noise(updates).update(updates, state, params)
-
-    return optax.chain(
-        optax.GradientTransformation(lambda params: noise(params).init(params), update),
-        optax.scale(1.0 / plan.batch_size),
+    added = _gaussian.transformation(
+        lambda params: noise(params).init(params),
+        lambda updates, state: noise(updates).update(updates, state),
     )
+    return optax.chain(added, optax.scale(1.0 / plan.batch_size))
 
 
 class VaryingState(NamedTuple):
@@ -188,10 +185,8 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     times the plan's, the step divides the sum by r, adds the plan's noise, and
     multiplies the result by r.
     """
-    constant = (Segment(0, 1.0, 1.0, plan.batch_size),)
-    schedule, follows = plan.schedule or constant, plan.quantile
-    sigma, clip_norm = plan.noise_multiplier, plan.clip_norm
-    of_count = 1.0
+    follows, clip_norm = plan.quantile, plan.clip_norm
+    sigma, of_count = plan.noise_multiplier, 1.0
     if follows:
         sigma, of_count = quantile.noise_of(follows, sigma, plan.batch_size)
     unit = 1.0 if follows else clip_norm
@@ -204,16 +199,14 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
         # The distance by which an example moves the sum and the scaled count together.
         reach = sigma * unit / plan.noise_multiplier * (1 + 2.0**-50)
-        most = max(piece.noise for piece in schedule)
+        most = max((piece.noise for piece in plan.schedule), default=1.0)
         noise = _on_lattice(plan, reach, most, key)
 
     def init(params: Any) -> VaryingState:
         start = jnp.asarray(clip_norm, jnp.float32)
         return VaryingState(jnp.zeros((), jnp.int32), start, noise.init(params))
 
-    def update(
-        updates: Any, state: Any, params: Any = None
-    ) -> tuple[Any, VaryingState]:
+    def update(updates: Any, state: Any) -> tuple[Any, VaryingState]:
         if follows and not isinstance(updates, quantile.Bounded):
             raise ValueError(
                 "updates must be a dpjax.Bounded sum from value_and_grad of this "
@@ -221,7 +214,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
                 f"{type(updates)}. flax.nnx.Optimizer discards the Bounded: call the "
                 "update function of plan.optimizer directly."
             )
-        now = values_at(schedule, state.step)
+        now = plan.values_at(state.step)
         released = dtypes.widen(updates)
         if follows:
             # The sum and the scaled count are one Gaussian mechanism.
@@ -236,7 +229,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         mean = _scale_tree(noisy, scale / jnp.asarray(now.batch_size, jnp.float32))
         return mean, VaryingState(state.step + 1, following, noise_state)
 
-    return optax.GradientTransformation(init, update)
+    return _gaussian.transformation(init, update)
 
 
 def _keep_bits(x: float, bits: int) -> float:
