@@ -36,6 +36,7 @@ def optimizer(
     arguments.
     """
     strategy = plan.strategy
+    division = limit_steps(plan.num_steps, 1.0 / plan.batch_size)
     # Each branch raises or gives NaN past num_steps, and ends with a division by b.
     if plan.schedule or plan.quantile:
         mean = optax.chain(limit_steps(plan.num_steps), _varying_mean(plan, key))
@@ -48,16 +49,10 @@ def optimizer(
         )
         mean = optax.chain(noise, optax.scale(1.0 / plan.batch_size))
     elif plan.arithmetic == "discrete":
-        noise = _on_lattice(plan, plan.clip_norm, 1.0, key)
-        mean = optax.chain(noise, limit_steps(plan.num_steps, 1.0 / plan.batch_size))
+        mean = optax.chain(_on_lattice(plan, plan.clip_norm, 1.0, key), division)
     else:
-        mean = _gaussian.noisy_mean(
-            clip_norm=plan.clip_norm,
-            noise_multiplier=plan.noise_multiplier,
-            expected_batch_size=plan.batch_size,
-            key=key,
-            num_steps=plan.num_steps,
-        )
+        stddev = stddev_of_sum(plan.clip_norm, plan.noise_multiplier, plan.batch_size)
+        mean = optax.chain(_gaussian.add_gaussian_noise(stddev, key=key), division)
     return _allow_other_leaves(optax.chain(mean, cast_updates_to_float32(inner)))
 
 
