@@ -69,7 +69,7 @@ _ARITHMETIC = {
         "depends on its slot and on no other example"
     ),
 }
-# The words before the released values, and the distribution of the noise.
+# The words before the released values.
 _BITS = {
     "real": "",
     "discrete": (
@@ -77,7 +77,6 @@ _BITS = {
         f"({RUN_TOTAL_VARIATION:.1e}) included in δ: "
     ),
 }
-_GAUSSIAN = {"real": "Gaussian", "discrete": "discrete Gaussian"}
 _LIBRARY = """@misc{{dpjax,
   author = {{{{The dpjax authors}}}},
   title = {{{{dpjax: differentially private training in JAX}}}},
@@ -291,7 +290,7 @@ def _sampling(plan: RunParameters) -> str:
 
 def _noise(plan: RunParameters) -> str:
     """Describe in words the noise that is added to the sums of clipped gradients."""
-    gaussian = _GAUSSIAN[plan.arithmetic]
+    gaussian = "discrete Gaussian" if plan.arithmetic == "discrete" else "Gaussian"
     if plan.quantile:
         found = _follows(plan)
         words = (
