@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from dpjax import workloads as workloads
     from dpjax._core.adjacency import Adjacency as Adjacency
     from dpjax._core.keys import random_key as random_key
-    from dpjax._plan import Bounded as Bounded
-    from dpjax._plan import Examples as Examples
-    from dpjax._plan import Plan as Plan
-    from dpjax._plan import QuantileClip as QuantileClip
-    from dpjax._plan import accumulate as accumulate
-    from dpjax._plan import by_user as by_user
+    from dpjax._plan.loader import Examples as Examples
+    from dpjax._plan.optimizer import accumulate as accumulate
+    from dpjax._plan.plan import Plan as Plan
+    from dpjax._plan.quantile import Bounded as Bounded
+    from dpjax._plan.quantile import QuantileClip as QuantileClip
     from dpjax._plan.solve import plan as plan
+    from dpjax._plan.users import by_user as by_user
     from dpjax._recipe import recipe as recipe
     from dpjax._tuning import tune as tune
     from dpjax.clipping._clip import clip_and_sum as clip_and_sum
@@ -54,24 +54,19 @@ if TYPE_CHECKING:
 
 # The same names for imports at run time. A test checks that both lists agree.
 _MODULES = (
-    *(
-        "accounting",
-        "auditing",
-        "checkpoint",
-        "clipping",
-        "features",
-        "ledger",
-        "noise",
-    ),
-    *("plot", "sampling", "solvers", "statistics", "strategies", "workloads"),
+    *("accounting", "auditing", "checkpoint", "clipping", "features", "ledger"),
+    *("noise", "plot", "sampling", "solvers", "statistics", "strategies"),
+    "workloads",
 )
 _NAMES = {
     "_core.adjacency": ("Adjacency",),
     "_core.keys": ("random_key",),
-    "_plan": (
-        *("Bounded", "Examples", "Plan", "QuantileClip", "accumulate", "by_user"),
-    ),
+    "_plan.loader": ("Examples",),
+    "_plan.optimizer": ("accumulate",),
+    "_plan.plan": ("Plan",),
+    "_plan.quantile": ("Bounded", "QuantileClip"),
     "_plan.solve": ("plan",),
+    "_plan.users": ("by_user",),
     "_recipe": ("recipe",),
     "_tuning": ("tune",),
     "clipping._clip": ("clip_and_sum",),

@@ -24,9 +24,6 @@ from dpjax._core.typing import ArrayLike, Key
 from dpjax.accounting import events, selection
 from dpjax.accounting._repetitions import Repetitions
 
-# The index of the key for each kind of draw.
-_COUNT, _SETTINGS, _RUNS, _SCORES = range(4)
-
 
 class Tuned(NamedTuple):
     """The best run of a search. You may release nothing else of the search.
@@ -129,14 +126,20 @@ def tune(
     # This computes ε before anything reads the data.
     epsilon = float(selection.epsilon(event, delta, repetitions=repetitions))
     chosen = events.Selection(event, repetitions)
-    draws = [jax.random.fold_in(key, i) for i in range(4)]
-    total = repetitions.sample(draws[_COUNT])
+    # Each kind of draw has its own key.
+    for_count, for_settings, for_runs, for_scores = (
+        jax.random.fold_in(key, i) for i in range(4)
+    )
+    total = repetitions.sample(for_count)
     digest = _digest(key, chosen, count)
 
+    def setting_of(run: ArrayLike) -> Any:
+        own = jax.random.fold_in(for_settings, run)
+        return pick(jax.random.randint(own, (), 0, count))
+
     def one(run: ArrayLike) -> tuple[jax.Array, Any]:
-        of_setting, of_run, of_score = (jax.random.fold_in(k, run) for k in draws[1:])
-        output = train(pick(_index(of_setting, count)), of_run)
-        return jnp.asarray(score(output, of_score)), output
+        output = train(setting_of(run), jax.random.fold_in(for_runs, run))
+        return jnp.asarray(score(output, jax.random.fold_in(for_scores, run))), output
 
     size, done, best, saved = chunk_size or 1, 0, _Best(-1, -math.inf, None), None
     path = None if checkpoint is None else pathlib.Path(checkpoint)
@@ -163,15 +166,8 @@ def tune(
         # gives the structure of the outputs.
         if path is not None and done < total:
             _write(path, digest, done, best)
-    if best.run < 0:
-        return Tuned(None, None, -math.inf, chosen, epsilon, float(delta))
-    index = _index(jax.random.fold_in(draws[_SETTINGS], best.run), count)
-    return Tuned(pick(index), best.output, best.score, chosen, epsilon, float(delta))
-
-
-def _index(key: Key, count: int) -> jax.Array:
-    """Draw the index of a setting."""
-    return jax.random.randint(key, (), 0, count)
+    setting = setting_of(best.run) if best.run >= 0 else None
+    return Tuned(setting, best.output, best.score, chosen, epsilon, float(delta))
 
 
 def _settings(

@@ -24,7 +24,7 @@ from killed_runs import DATA, SETTING, STEPS, N, initial_run, make_step, run_in_
 
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
-from dpjax._plan import Comparison
+from dpjax._plan.comparison import Comparison
 from dpjax.checkpoint import _files, _fingerprint, _folder
 
 KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))

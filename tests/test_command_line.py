@@ -21,7 +21,7 @@ from dpjax import Adjacency
 from dpjax._cli.commands import _COMMANDS, _SAMPLINGS, main
 from dpjax._core.plain import to_plain
 from dpjax._plan.mechanisms import SAMPLINGS
-from dpjax._plan.schedule import Segment
+from dpjax._plan.parameters import Segment
 from dpjax.accounting import gdp
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._plan.schedule import Segment
+from dpjax._plan.parameters import Segment
 
 SIZE, ROOM = 60, 24
 KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))

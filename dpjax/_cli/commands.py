@@ -166,6 +166,17 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         option = f"--{name.replace('_', '-')}"
         to.add_argument(option, type=kind, required=required, metavar=symbol, help=text)
 
+    def choose(
+        name: str, values: tuple[str, ...], text: str, default: str | None = None
+    ) -> None:
+        parser.add_argument(
+            f"--{name}",
+            choices=values,
+            default=default,
+            required=default is None,
+            help=f"{text}; by default {default}" if default else text,
+        )
+
     add("num_examples", int, required=True)
     add("batch_size", int, required=not planned)
     steps = parser.add_mutually_exclusive_group(required=not planned)
@@ -179,26 +190,13 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     if planned:
         add("clip_norm", float, required=True)
     add("max_batch_size", int, required=False)
-    names = (*_SAMPLINGS, *["auto"] * planned)
-    choices = {
-        "sampling": (names, "how the training loop really draws examples"),
-        "adjacency": (
-            tuple(a.value for a in Adjacency),
-            "which data sets the guarantee compares",
-        ),
-        "unit": (("example", "user"), "the unit of privacy"),
-    }
-    defaults = {"adjacency": "add_remove", "unit": "example", "noise": "independent"}
     if planned:
         add("momentum", float, required=False)
-        kinds = "independent", "correlated", "auto"
-        choices["noise"] = kinds, "whether later steps cancel noise of earlier steps"
-    for name, (values, text) in choices.items():
-        default = defaults.get(name)
-        parser.add_argument(
-            f"--{name}",
-            choices=values,
-            default=default,
-            required=default is None,
-            help=f"{text}; by default {default}" if default else text,
-        )
+    text = "how the training loop really draws examples"
+    choose("sampling", (*_SAMPLINGS, *["auto"] * planned), text)
+    text = "which data sets the guarantee compares"
+    choose("adjacency", tuple(a.value for a in Adjacency), text, "add_remove")
+    choose("unit", ("example", "user"), "the unit of privacy", "example")
+    if planned:
+        text = "whether later steps cancel noise of earlier steps"
+        choose("noise", ("independent", "correlated", "auto"), text, "independent")

@@ -6,8 +6,8 @@ from typing import Any
 from dpjax import workloads
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.plain import to_plain
-from dpjax._plan import Plan
 from dpjax._plan.guarantee import up
+from dpjax._plan.plan import Plan
 from dpjax._plan.solve import plan
 
 # The caller leaves out exactly one of these, and the plan solves for it.

@@ -6,7 +6,6 @@ page that loads no other file.
 """
 
 import dataclasses
-import functools
 import html
 import json
 import math
@@ -20,7 +19,6 @@ from dpjax._core.plain import from_plain, to_plain
 from dpjax._plan.guarantee import RunGuarantee, up
 from dpjax._plan.mechanisms import SAMPLINGS
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.schedule import values_at
 from dpjax._plan.solve import plan
 from dpjax.accounting._tradeoff_curve import curve
 from dpjax.accounting.events import Event
@@ -50,13 +48,14 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
             f"{path} must contain JSON; the parser reports: {error}."
         ) from error
     try:
-        versions = _versions(record)
+        names = _field(record, "versions", dict[str, str])
+        versions = ", ".join(f"{x} {_field(names, x, str)}" for x in ("dpjax", "jax"))
         guarantee = guarantee_of(record)
         _check(record, guarantee)
     except (ValueError, ArithmeticError) as error:
         raise ValueError(f"{path}: {error}") from error
     # The last line names the versions, which must be those of the run.
-    statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}"
+    statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}."
     if form == "html":
         return page(guarantee, statement)
     if form == "text":
@@ -112,13 +111,14 @@ def _factors(run: RunParameters) -> dict[str, Any]:
     """The arguments of `dpjax.plan` for a schedule, as functions of the step."""
     if not run.schedule:
         return {}
-    at = functools.partial(values_at, run.schedule)
-    found: dict[str, Any] = {"noise_schedule": lambda step: at(step).noise}
+    found: dict[str, Any] = {"noise_schedule": lambda step: run.values_at(step).noise}
     # Not all plans allow a clip schedule or a batch schedule.
     if any(piece.clip != 1 for piece in run.schedule):
-        found["clip_schedule"] = lambda step: at(step).clip
+        found["clip_schedule"] = lambda step: run.values_at(step).clip
     if any(piece.batch_size != run.batch_size for piece in run.schedule):
-        found["batch_schedule"] = lambda step: at(step).batch_size / run.batch_size
+        found["batch_schedule"] = lambda step: (
+            run.values_at(step).batch_size / run.batch_size
+        )
     return found
 
 
@@ -161,12 +161,6 @@ def _check(record: Any, found: RunGuarantee) -> None:
                 f"give {cost!r}. The record was changed, or its {name} was never a "
                 "valid bound."
             )
-
-
-def _versions(record: Any) -> str:
-    """Format the versions of dpjax and JAX in a record as text."""
-    versions = _field(record, "versions", dict[str, str])
-    return ", ".join(f"{x} {_field(versions, x, str)}" for x in ("dpjax", "jax")) + "."
 
 
 _STYLE = """

@@ -7,9 +7,9 @@ gradient, the optimizer and the guarantee from its numbers.
 
 **Files**, in the order in which a run uses them:
 
-1. `parameters`: all numbers of a run, in one frozen record that the other files read.
+1. `parameters`: all numbers of a run, in one frozen record that the other files read,
+   with the numbers that vary from step to step.
 2. `mechanisms`: how examples are drawn, and the matching privacy event for accountants.
-   `schedule`: numbers that vary from step to step.
 3. `capacity`: the ε of a run, and the capacity of batches of random size. `solve`:
    `dpjax.plan`, which computes the number that the caller leaves out: noise, steps,
    batch size or ε. `comparison`: the choice of a mechanism where the caller names none,
@@ -26,13 +26,3 @@ gradient, the optimizer and the guarantee from its numbers.
    with the papers to cite.
 8. `plan`: the class `Plan`, whose methods call the files above.
 """
-
-from dpjax._plan.comparison import Candidate as Candidate
-from dpjax._plan.comparison import Comparison as Comparison
-from dpjax._plan.guarantee import RunGuarantee as RunGuarantee
-from dpjax._plan.loader import Examples as Examples
-from dpjax._plan.optimizer import accumulate as accumulate
-from dpjax._plan.plan import Plan as Plan
-from dpjax._plan.quantile import Bounded as Bounded
-from dpjax._plan.quantile import QuantileClip as QuantileClip
-from dpjax._plan.users import by_user as by_user

@@ -4,8 +4,10 @@ The capacity is the largest number of examples in a batch. It is above the expec
 number. If more examples are drawn, some of them do not take part (overflow).
 """
 
+import bisect
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,9 +89,6 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     # range below has several capacities.
     deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
 
-    def run_with(capacity: int) -> RunParameters:
-        return solved.parameters(max_batch_size=capacity, delta=delta)
-
     # The capacity is in (low, high]: high suffices, and low is excluded.
     low, high = math.ceil(size + 3 * deviation) - 1, n
     # If no capacity has a finite ε, the choice does not matter: take the smallest.
@@ -97,11 +96,15 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         return min(low + 1, n)
     event = mechanism_of(solved).event(solved)
     if isinstance(event, RandomBins):
-        while high - low > 1:
-            middle = (low + high) // 2
-            enough = _is_spared(run_with(middle), solved.epsilon)
-            low, high = (low, middle) if enough else (middle, high)
-        return high
+        # On a lattice, at most this share of δ covers the total variation of the noise.
+        spent = SHARES_OF_LATTICE[-1] if solved.arithmetic == "discrete" else 0.0
+
+        def suffices(capacity: int) -> bool:
+            profile = RandomBinsProfile(replace(event, max_batch_size=capacity))
+            with scope():
+                return profile.is_spared(solved.epsilon, delta * (1 - spent))
+
+        return low + 1 + bisect.bisect_left(range(low + 1, high), True, key=suffices)
     assert isinstance(event, Composed)
     about = _estimates.overflow(event, solved.epsilon, delta, SHARE)
     # log P(the other examples fill a batch) for each capacity, in decreasing order,
@@ -115,7 +118,7 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         at = int(capacities[0] + np.searchsorted(-full, -aim))
         capacity = at if tries < 8 else (low + high) // 2
         capacity = min(max(capacity, low + 1), high - 1)
-        epsilon = cost(run_with(capacity))
+        epsilon = cost(solved.parameters(max_batch_size=capacity, delta=delta))
         low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
         place, tries = min(capacity - capacities[0], full.size - 1), tries + 1
         # The log of the ratio of the overflow's cost in ε to the cost that it may have.
@@ -126,14 +129,3 @@ def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
         if epsilon <= solved.epsilon and full[place - 1] - aim > _CLEARLY:
             return capacity
     return high
-
-
-def _is_spared(run: RunParameters, epsilon: float) -> bool:
-    """Whether overflow in random bins costs at most the share SHARE of δ at this ε."""
-    event = mechanism_of(run).event(run)
-    assert isinstance(event, RandomBins)
-    # On a lattice, at most this share of δ covers the total variation of the noise.
-    spent = SHARES_OF_LATTICE[-1] if run.arithmetic == "discrete" else 0.0
-    delta = run.delta * (1 - spent)
-    with scope():
-        return RandomBinsProfile(event).is_spared(epsilon, delta)

@@ -66,8 +66,8 @@ class Candidate(NamedTuple):
     sampling: str
     noise: str
     needs: str
-    plan: RunParameters | None
-    error: float
+    plan: RunParameters | None = None
+    error: float = math.inf
     reason: str = ""
 
     @property
@@ -121,15 +121,32 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
         plan.
     """
     names, noise, workload = _check_options(asked)
+
+    def candidate(mechanism: Mechanism, sampling: str, kind: str) -> Candidate:
+        # `plan` accepts a capacity only for batches of random size.
+        room = asked["max_batch_size"] if mechanism.overflows else None
+        correlates = "independent" if kind == "independent" else "correlated"
+        by_name = {"sampling": sampling, "noise": correlates, "max_batch_size": room}
+        by_name["workload"] = workload if kind == "correlated" else None
+        try:
+            if kind == "tree":
+                by_name["strategy"] = _tree(mechanism, workload, asked)
+            made = plan(**{**asked, **by_name})
+            left = error(made, workload)
+        except ValueError as problem:
+            return Candidate(sampling, kind, _NEEDS[sampling], reason=str(problem))
+        return Candidate(sampling, kind, _NEEDS[sampling], made, left)
+
     found: list[Candidate] = []
     for sampling in names:
         try:
             mechanism = SAMPLINGS[sampling](asked["num_examples"], asked["adjacency"])
-        except ValueError as error:  # the sampling does not allow the adjacency
-            found.append(_none(sampling, "any", str(error)))
+        except ValueError as problem:  # the sampling does not allow the adjacency
+            needs = _NEEDS[sampling]
+            found.append(Candidate(sampling, "any", needs, reason=str(problem)))
             continue
         for kind in _kinds(mechanism, sampling, noise):
-            found.append(_candidate(plan, asked, workload, mechanism, sampling, kind))
+            found.append(candidate(mechanism, sampling, kind))
     # The sort is stable: among candidates with equal errors, the first one is chosen.
     found.sort(key=lambda one: one.error)
     best = found[0].plan
@@ -156,33 +173,6 @@ def error(plan: RunParameters, workload: Workload) -> float:
 
 def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
     """Check the arguments, and return the samplings, noise and workload to compare."""
-    _refuse(asked)
-    names, noise = asked["sampling"], asked["noise"]
-    names = tuple(SAMPLINGS) if names == "auto" else names
-    names = names if isinstance(names, tuple) else (names,)
-    if not names or len(set(names)) < len(names):
-        raise ValueError(
-            "sampling must name one or more samplings, each of them once; got "
-            f"{names!r}."
-        )
-    for name in names:
-        validate.one_of("sampling", name, tuple(SAMPLINGS))
-    validate.one_of("noise", noise, tuple(_NOISES))
-    workload = asked["workload"]
-    if workload is None and noise != "independent":
-        raise ValueError(
-            "workload must be given where mechanisms with correlated noise are "
-            "compared, because their error depends on the optimizer (see "
-            "dpjax.workloads); got None."
-        )
-    # If all candidates have independent noise, every workload ranks them in the same
-    # order, so that the identity suffices.
-    workload = workloads.toeplitz(np.ones(1)) if workload is None else workload
-    return names, noise, check_workload(workload, asked["num_steps"])
-
-
-def _refuse(asked: dict[str, Any]) -> None:
-    """Raise unless the arguments of `dpjax.plan` make sense for several mechanisms."""
     given = {name: asked[name] for name in ("epsilon", "num_steps", "batch_size")}
     sigma = asked["noise_multiplier"]
     if None in given.values() or sigma is not None:
@@ -207,6 +197,28 @@ def _refuse(asked: dict[str, Any]) -> None:
     size = validate.static_int("batch_size", asked["batch_size"], minimum=1)
     if room is not None:
         validate.static_int("max_batch_size", room, minimum=size)
+    names, noise = asked["sampling"], asked["noise"]
+    names = tuple(SAMPLINGS) if names == "auto" else names
+    names = names if isinstance(names, tuple) else (names,)
+    if not names or len(set(names)) < len(names):
+        raise ValueError(
+            "sampling must name one or more samplings, each of them once; got "
+            f"{names!r}."
+        )
+    for name in names:
+        validate.one_of("sampling", name, tuple(SAMPLINGS))
+    validate.one_of("noise", noise, tuple(_NOISES))
+    workload = asked["workload"]
+    if workload is None and noise != "independent":
+        raise ValueError(
+            "workload must be given where mechanisms with correlated noise are "
+            "compared, because their error depends on the optimizer (see "
+            "dpjax.workloads); got None."
+        )
+    # If all candidates have independent noise, every workload ranks them in the same
+    # order, so that the identity suffices.
+    workload = workloads.toeplitz(np.ones(1)) if workload is None else workload
+    return names, noise, check_workload(workload, asked["num_steps"])
 
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
@@ -220,34 +232,6 @@ def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
     # If no kind remains, `plan` gets the noise that the caller named. If `plan` raises
     # an error, the error's message becomes the candidate's reason.
     return [kind for kind in kinds if kind in _NOISES[noise]] or [noise]
-
-
-def _candidate(
-    plan: Callable[..., Any],
-    asked: dict[str, Any],
-    workload: Workload,
-    mechanism: Mechanism,
-    sampling: str,
-    kind: str,
-) -> Candidate:
-    """Plan a run with one sampling and one kind of noise, and return the candidate."""
-    # `plan` accepts a capacity only for batches of random size.
-    room = asked["max_batch_size"] if mechanism.overflows else None
-    correlates = "independent" if kind == "independent" else "correlated"
-    by_name = {"sampling": sampling, "noise": correlates, "max_batch_size": room}
-    by_name["workload"] = workload if kind == "correlated" else None
-    try:
-        if kind == "tree":
-            by_name["strategy"] = _tree(mechanism, workload, asked)
-        found = plan(**{**asked, **by_name})
-        left = error(found, workload)
-    except ValueError as problem:
-        return _none(sampling, kind, str(problem))
-    return Candidate(sampling, kind, _NEEDS[sampling], found, left)
-
-
-def _none(sampling: str, noise: str, reason: str) -> Candidate:
-    return Candidate(sampling, noise, _NEEDS[sampling], None, math.inf, reason)
 
 
 def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:

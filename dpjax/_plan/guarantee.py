@@ -17,14 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core import plain, validate
+from dpjax._core import validate
 from dpjax._core.plain import to_plain
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import noise_of
 from dpjax.accounting import events, fdp, gdp, profiles
-from dpjax.accounting.events import Event
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 _ADJACENCY = {
@@ -70,6 +69,19 @@ _ARITHMETIC = {
         "depends on its slot and on no other example"
     ),
 }
+# The words before the released values.
+_BITS = {
+    "real": "",
+    "discrete": (
+        "the bits that are released, with the total variation of the discrete noise "
+        f"({RUN_TOTAL_VARIATION:.1e}) included in δ: "
+    ),
+}
+_LIBRARY = """@misc{{dpjax,
+  author = {{{{The dpjax authors}}}},
+  title = {{{{dpjax: differentially private training in JAX}}}},
+  note = {{Version {version}}},
+}}"""
 _FALSE_POSITIVES = (0.001, 0.01, 0.1)
 # The values of δ at which the profile is evaluated to bound the power of attacks. Each
 # point (ε, δ) alone gives a valid bound.
@@ -170,8 +182,8 @@ class RunGuarantee:
             "delta": plan.delta,
             "mu": self.mu,
             "num_steps": self.num_steps,
-            "event": plain.to_plain(self.event),
-            "plan": plain.to_plain(plan.parameters()),
+            "event": to_plain(self.event),
+            "plan": to_plain(plan.parameters()),
             "adjacency_means": _ADJACENCY[plan.adjacency].format(unit=plan.unit),
             "unit_of_privacy": f"one {plan.unit}",
             "sampling_means": _sampling(plan),
@@ -192,7 +204,7 @@ class RunGuarantee:
 
     def to_json(self) -> str:
         """Return the `record` as JSON, in which an infinite ε is the string "inf"."""
-        return json.dumps(plain.to_plain(self.record()), indent=2, ensure_ascii=False)
+        return json.dumps(to_plain(self.record()), indent=2, ensure_ascii=False)
 
     def citations(self) -> str:
         r"""BibTeX entries for this library and for the methods that the run uses.
@@ -206,7 +218,20 @@ class RunGuarantee:
           >>> re.findall(r"{(\w+),\n", run.guarantee.citations())
           ['dpjax', 'abadi2016', 'balle2018', 'dong2022']
         """
-        return citations(self.plan, self.event)
+        # An entry is included if one of its keywords names an event, a record, a
+        # sampling or a kind of strategy of the run.
+        run = self.plan.parameters()
+        used = {run.sampling, *_types(to_plain(self.event)), *_types(to_plain(run))}
+        if run.shape is not None:
+            tree, poles = run.shape.tree_decay is not None, run.shape.denominator
+            used.add("tree" if tree else "rational" if poles else "banded")
+        entries = [_LIBRARY.format(version=importlib.metadata.version("dpjax"))]
+        papers = importlib.resources.files("dpjax._plan").joinpath("papers.bib")
+        for entry in papers.read_text("utf-8").strip().split("\n\n"):
+            entry, keywords, _ = re.split(r"  keywords = {(.*)},\n", entry)
+            if used & {*keywords.split(", ")}:
+                entries.append(entry + "}")
+        return "\n\n".join(entries)
 
     def _repr_markdown_(self) -> str:
         """The statement of the guarantee in Markdown, for notebooks."""
@@ -225,7 +250,7 @@ class RunGuarantee:
             f"({up(found['epsilon'])}, {found['delta']})-differential privacy"
             f"{gdp} where "
             f"{found['adjacency_means']} ({self.plan.adjacency.name}), for "
-            f"{_bits(self.plan)}{found['released']}.\n"
+            f"{_BITS[self.plan.arithmetic]}{found['released']}.\n"
             f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
             f"{self.plan.unit}'s gradient is clipped to an L2 norm of "
             f"{self.plan.clip_norm}; {_noise(self.plan)}.\n"
@@ -241,16 +266,6 @@ def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
     """The values of δ at which ε bounds attacks, and these ε, both f64[k]."""
     deltas = np.array([guarantee.plan.delta, *_DELTAS])
     return deltas, np.array([float(guarantee.epsilon(delta)) for delta in deltas])
-
-
-def _bits(plan: RunParameters) -> str:
-    """Words for a guarantee that covers released bits; empty for real arithmetic."""
-    if plan.arithmetic == "real":
-        return ""
-    return (
-        "the bits that are released, with the total variation of the discrete noise "
-        f"({RUN_TOTAL_VARIATION:.1e}) included in δ: "
-    )
 
 
 def _follows(plan: RunParameters) -> dict[str, float]:
@@ -273,31 +288,27 @@ def _sampling(plan: RunParameters) -> str:
     return words.replace("example", plan.unit)
 
 
-def _kind(plan: RunParameters) -> str:
-    """Name the distribution of the noise: Gaussian or discrete Gaussian."""
-    return "discrete Gaussian" if plan.arithmetic == "discrete" else "Gaussian"
-
-
 def _noise(plan: RunParameters) -> str:
     """Describe in words the noise that is added to the sums of clipped gradients."""
+    gaussian = "discrete Gaussian" if plan.arithmetic == "discrete" else "Gaussian"
     if plan.quantile:
         found = _follows(plan)
         words = (
             "this norm follows a noisy count of the gradients within it "
-            f"({plan.quantile}), with {_kind(plan)} noise of standard deviation "
+            f"({plan.quantile}), with {gaussian} noise of standard deviation "
             f"{_down(found['noise_multiplier_of_gradients'], 6)} times the norm on "
             f"each sum and {_down(found['noise_multiplier_of_count'], 6)} on each "
             "count"
         )
     elif plan.shape is not None:
         return (
-            f"noise C⁻¹z is added to the sums of all steps, where z is {_kind(plan)} "
+            f"noise C⁻¹z is added to the sums of all steps, where z is {gaussian} "
             f"noise of standard deviation {_down(plan.noise_multiplier, 6)} times "
             f"this norm, drawn independently in every step, and C is {plan.shape}"
         )
     else:
         words = (
-            f"{_kind(plan)} noise of standard deviation "
+            f"{gaussian} noise of standard deviation "
             f"{_down(plan.noise_multiplier, 6)} times this norm is added to each sum"
         )
     if plan.schedule:
@@ -320,32 +331,6 @@ def up(x: float, decimals: int = 3) -> str:
 def _down(x: float, decimals: int) -> str:
     """Format a noise multiplier, rounded down to the given decimals."""
     return f"{math.floor(x * 10**decimals) / 10**decimals:.{decimals}f}"
-
-
-_LIBRARY = """@misc{{dpjax,
-  author = {{{{The dpjax authors}}}},
-  title = {{{{dpjax: differentially private training in JAX}}}},
-  note = {{Version {version}}},
-}}"""
-
-
-def citations(run: RunParameters, event: Event) -> str:
-    """Return the BibTeX entries of this library and of the methods that a run uses.
-
-    An entry of `papers.bib` is included if one of its keywords names an event, a
-    record, a sampling or a kind of strategy of the run.
-    """
-    used = {run.sampling, *_types(to_plain(event)), *_types(to_plain(run.parameters()))}
-    if run.shape is not None:
-        tree, poles = run.shape.tree_decay is not None, run.shape.denominator
-        used.add("tree" if tree else "rational" if poles else "banded")
-    entries = [_LIBRARY.format(version=importlib.metadata.version("dpjax"))]
-    papers = importlib.resources.files("dpjax._plan").joinpath("papers.bib")
-    for entry in papers.read_text("utf-8").strip().split("\n\n"):
-        entry, keywords, _ = re.split(r"  keywords = {(.*)},\n", entry)
-        if used & {*keywords.split(", ")}:
-            entries.append(entry + "}")
-    return "\n\n".join(entries)
 
 
 def _types(plain: Any) -> Iterator[str]:

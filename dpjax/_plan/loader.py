@@ -22,7 +22,6 @@ from dpjax._core.platforms import host
 from dpjax._core.typing import ArrayLike
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.schedule import values_at
 from dpjax._plan.users import OfUser, Users, by_position, is_tree_of_arrays
 from dpjax.sampling import Batch
 from dpjax.sampling._order import permutation
@@ -127,7 +126,7 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     else:
         # A sampler needs a static batch size. So there is a branch for each batch size,
         # and a traced step selects a branch.
-        number = jnp.sum(jnp.asarray(sizes) < values_at(plan.schedule, step).batch_size)
+        number = jnp.sum(jnp.asarray(sizes) < plan.values_at(step).batch_size)
         batch = jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
     if plan.arithmetic == "discrete" and mechanism.order is None:
         return _shuffle_slots(batch, step, key)

@@ -20,7 +20,6 @@ from dpjax._plan import modules, quantile, users
 from dpjax._plan.loader import Examples
 from dpjax._plan.modules import Parts
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.schedule import values_at
 from dpjax._plan.zero_gradients import are_outputs_zero
 from dpjax.clipping._clipped_grad import PerExample, clipped_grad
 from dpjax.clipping._metrics import Metrics, masked_mean
@@ -221,7 +220,7 @@ def _bound(
             "examples must record their step, because the clip norm depends on the "
             "step; use examples of Plan.load or Plan.batches, which record the step."
         )
-    return plan.clip_norm * values_at(plan.schedule, examples.step).clip
+    return plan.clip_norm * plan.values_at(examples.step).clip
 
 
 def _gradient(
@@ -260,7 +259,7 @@ def _gradient(
             merged = [
                 part.merge(trained, x) for part, x in zip(parts, own, strict=True)
             ]
-            whole, *given = [x for x, _ in merged]
+            whole, *given = merged
             try:
                 out = loss_fn(whole, data, *treedef.unflatten(given))
             except Exception as error:
@@ -272,8 +271,8 @@ def _gradient(
                 )
                 raise
             # State that the loss changes would pass one example's data to others.
-            for _, unchanged in merged:
-                unchanged()
+            for part, x in zip(parts, merged, strict=True):
+                part.check_unchanged(x)
             return out if options.has_aux else (out, None)
 
         def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:

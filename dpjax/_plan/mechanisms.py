@@ -28,7 +28,6 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.spec import StrategySpec
-from dpjax._plan import schedule as schedules
 from dpjax._plan.parameters import RunParameters
 from dpjax.accounting import events
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
@@ -246,7 +245,7 @@ class Cyclic(Mechanism):
             )
         times = -(-num_steps // epoch)
         if run.schedule:
-            noises = schedules.noises(run.schedule, num_steps)
+            noises = run.noises()
             # The last epoch may be incomplete. Its missing steps get infinite noise, so
             # that they cost nothing.
             padded = np.pad(

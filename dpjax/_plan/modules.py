@@ -4,13 +4,13 @@ A model is any tree. Its arrays of floats are trained, and all other leaves are 
 to the loss unchanged. Modules of flax.nnx are trees that hold more than parameters:
 running averages, keys and counters, which change while the loss runs. In these modules
 only the `nnx.Param`s are trained, and each example gets its own keys. If the loss
-changed any other state, this state would pass one example's data to the others. So a
-function that `Parts.merge` returns raises an error in this case.
+changed any other state, this state would pass one example's data to the others. So
+`Parts.check_unchanged` raises an error in this case.
 """
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,24 +23,26 @@ class Parts:
     """A model, or another argument of the loss, split into parts.
 
     Attributes:
+      merge: a function of a tree like `trained` and one example's random keys. It
+        returns the whole model.
       trained: the tree of trained parameters, by which the loss is differentiated.
       names: the path in the model of each leaf of `trained`.
-      merge: a function of a tree like `trained` and one example's random keys. It
-        returns the whole model, and a function that raises if the loss has changed the
-        model's state.
       of_examples: a function that returns each example's random keys, with a leading
         axis m, for the examples' numbers, i[m].
+      check_unchanged: a function of a merged model. It raises if the loss has changed
+        the model's state.
+      advance: a function that increments the model's own counters, if it has any.
       like_model: a function that brings gradients shaped like `trained` into the
         structure that the model's optimizer takes.
-      advance: a function that increments the model's own counters, if it has any.
     """
 
-    trained: Any
-    names: list[str]
-    merge: Callable[[Any, Any], tuple[Any, Callable[[], None]]]
-    of_examples: Callable[[jax.Array], Any]
-    like_model: Callable[[Any], Any]
-    advance: Callable[[], None]
+    merge: Callable[[Any, Any], Any]
+    trained: Any = ()
+    names: Sequence[str] = ()
+    of_examples: Callable[[jax.Array], Any] = lambda numbers: ()
+    check_unchanged: Callable[[Any], None] = lambda model: None
+    advance: Callable[[], None] = lambda: None
+    like_model: Callable[[Any], Any] = lambda grads: grads
 
 
 def split(model: Any) -> Parts:
@@ -78,15 +80,12 @@ def along(x: Any) -> Parts:
         return dataclasses.replace(
             parts, merge=lambda _, of_example: parts.merge(parts.trained, of_example)
         )
-    own = is_key(x)
-
-    def of_examples(numbers: jax.Array) -> Any:
-        return keys_of_examples(x, numbers) if own else ()
-
-    def merge(_: Any, of_example: Any) -> tuple[Any, Callable[[], None]]:
-        return (of_example if own else x), lambda: None
-
-    return Parts((), [], merge, of_examples, lambda grads: grads, lambda: None)
+    if is_key(x):
+        return Parts(
+            lambda _, of_example: of_example,
+            of_examples=lambda numbers: keys_of_examples(x, numbers),
+        )
+    return Parts(lambda _, of_example: x)
 
 
 def is_module(x: Any) -> bool:
@@ -138,17 +137,15 @@ def _of_tree(model: Any) -> Parts:
     trained = [x if is_trained(x) else None for x in leaves]
     names = [jax.tree_util.keystr(path) for path, x in paths if is_trained(x)]
 
-    def merge(trained: Any, of_example: Any) -> tuple[Any, Callable[[], None]]:
+    def merge(trained: Any, of_example: Any) -> Any:
         del of_example
         # None marks the leaves that are not trained.
         full = [
             x if new is None else new for x, new in zip(leaves, trained, strict=True)
         ]
-        return treedef.unflatten(full), lambda: None
+        return treedef.unflatten(full)
 
-    return Parts(
-        trained, names, merge, lambda numbers: (), treedef.unflatten, lambda: None
-    )
+    return Parts(merge, trained, names, like_model=treedef.unflatten)
 
 
 def _of_module(model: Any) -> Parts:
@@ -160,28 +157,26 @@ def _of_module(model: Any) -> Parts:
     def of_examples(numbers: jax.Array) -> Any:
         return jax.tree.map(lambda key: keys_of_examples(key, numbers), keys)
 
-    def merge(trained: Any, of_example: Any) -> tuple[Any, Callable[[], None]]:
+    def merge(trained: Any, of_example: Any) -> Any:
         # A copy, so that the loss cannot change the caller's model.
-        whole = nnx.merge(graph, trained, of_example, counts, rest, copy=True)
+        return nnx.merge(graph, trained, of_example, counts, rest, copy=True)
 
-        def refuse_changes() -> None:
-            after = nnx.split(whole, nnx.Param, nnx.RngKey, nnx.RngCount, ...)[-1]
-            # If the loss does not change a leaf, the leaf is the same array object.
-            before = dict(jax.tree.leaves_with_path(rest))
-            changed = [
-                jax.tree_util.keystr(path)
-                for path, x in jax.tree.leaves_with_path(after)
-                if before.get(path) is not x
-            ]
-            if changed:
-                raise ValueError(
-                    "the loss must not change the model's state, but the loss "
-                    f"changes {changed}. One example could then affect the gradients "
-                    "of others, as with BatchNorm in training mode. Use GroupNorm or "
-                    "LayerNorm, or BatchNorm with use_running_average."
-                )
-
-        return whole, refuse_changes
+    def check_unchanged(merged: Any) -> None:
+        after = nnx.split(merged, nnx.Param, nnx.RngKey, nnx.RngCount, ...)[-1]
+        # If the loss does not change a leaf, the leaf is the same array object.
+        before = dict(jax.tree.leaves_with_path(rest))
+        changed = [
+            jax.tree_util.keystr(path)
+            for path, x in jax.tree.leaves_with_path(after)
+            if before.get(path) is not x
+        ]
+        if changed:
+            raise ValueError(
+                "the loss must not change the model's state, but the loss changes "
+                f"{changed}. One example could then affect the gradients of others, "
+                "as with BatchNorm in training mode. Use GroupNorm or LayerNorm, or "
+                "BatchNorm with use_running_average."
+            )
 
     def advance() -> None:
         # Without this step, dropout would draw the same masks in the next step.
@@ -189,4 +184,4 @@ def _of_module(model: Any) -> Parts:
             nnx.update(model, jax.tree.map(lambda count: count + 1, counts))
 
     names = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(trained)]
-    return Parts(trained, names, merge, of_examples, lambda grads: grads, advance)
+    return Parts(merge, trained, names, of_examples, check_unchanged, advance)

@@ -18,7 +18,6 @@ from dpjax._matrices.strategy import Strategy
 from dpjax._plan import modules, quantile
 from dpjax._plan.loader import Examples
 from dpjax._plan.parameters import RunParameters
-from dpjax._plan.schedule import Segment, values_at
 from dpjax.noise import _correlated_lattice, _discrete, _gaussian
 from dpjax.noise._correlated import Buffer, correlated_noise
 from dpjax.noise._gaussian import limit_steps, stddev_of_sum
@@ -37,6 +36,7 @@ def optimizer(
     arguments.
     """
     strategy = plan.strategy
+    division = limit_steps(plan.num_steps, 1.0 / plan.batch_size)
     # Each branch raises or gives NaN past num_steps, and ends with a division by b.
     if plan.schedule or plan.quantile:
         mean = optax.chain(limit_steps(plan.num_steps), _varying_mean(plan, key))
@@ -49,50 +49,37 @@ def optimizer(
         )
         mean = optax.chain(noise, optax.scale(1.0 / plan.batch_size))
     elif plan.arithmetic == "discrete":
-        mean = _constant_mean(plan, key)
+        mean = optax.chain(_on_lattice(plan, plan.clip_norm, 1.0, key), division)
     else:
-        mean = _gaussian.noisy_mean(
-            clip_norm=plan.clip_norm,
-            noise_multiplier=plan.noise_multiplier,
-            expected_batch_size=plan.batch_size,
-            key=key,
-            num_steps=plan.num_steps,
-        )
+        stddev = stddev_of_sum(plan.clip_norm, plan.noise_multiplier, plan.batch_size)
+        mean = optax.chain(_gaussian.add_gaussian_noise(stddev, key=key), division)
     return _allow_other_leaves(optax.chain(mean, cast_updates_to_float32(inner)))
 
 
-class _StepNoise(NamedTuple):
-    """Noise whose standard deviation is the plan's, times a factor for each step.
-
-    Attributes:
-      init: a function of the parameters that returns the state, which holds the key.
-      add: a function of the sums, the state and the step's factor. It returns the noisy
-        sums and the next state.
-    """
-
-    init: optax.TransformInitFn
-    add: Callable[[Any, Any, ArrayLike], tuple[Any, Any]]
-
-
-def _gaussian_noise(stddev: ArrayLike, key: jax.Array) -> _StepNoise:
+def _gaussian_noise(
+    stddev: ArrayLike, key: jax.Array
+) -> optax.GradientTransformationExtraArgs:
     """Make Gaussian noise of standard deviation `stddev` times a step's noise factor.
 
     The noise factor of a step is the ratio of its noise multiplier to the plan's.
     """
     noise = _gaussian.add_gaussian_noise(stddev, key=key)
 
-    def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, factor: ArrayLike = 1.0
+    ) -> tuple[Any, Any]:
         # The sums are divided by the factor, get the constant noise, and are multiplied
         # by the factor.
-        noisy, state = noise.update(_scale_tree(sums, 1 / jnp.asarray(factor)), state)
+        scaled: Any = _scale_tree(updates, 1 / jnp.asarray(factor))
+        noisy, state = noise.update(scaled, state)
         return _scale_tree(noisy, jnp.asarray(factor)), state
 
-    return _StepNoise(noise.init, add)
+    return optax.GradientTransformationExtraArgs(noise.init, update)
 
 
 def _on_lattice(
     plan: RunParameters, sensitivity: float, most: float, key: jax.Array
-) -> _StepNoise:
+) -> optax.GradientTransformationExtraArgs:
     """Make discrete Gaussian noise for float sums that have the given sensitivity.
 
     `most` is the maximum noise factor of any step. The noise factor of a step is the
@@ -104,28 +91,16 @@ def _on_lattice(
         _discrete.check_draws(_discrete.num_coordinates(params), plan.num_steps)
         return _discrete.DiscreteGaussianNoiseState(keys.stream(key, "discrete noise"))
 
-    def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, factor: ArrayLike = 1.0
+    ) -> tuple[Any, Any]:
         following, current = jax.random.split(state.key)
-        size = _discrete.num_coordinates(sums)
+        size = _discrete.num_coordinates(updates)
         noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * most)
-        noisy = _discrete.release_on_lattice(current, sums, noise)
+        noisy = _discrete.release_on_lattice(current, updates, noise)
         return noisy, _discrete.DiscreteGaussianNoiseState(following)
 
-    return _StepNoise(init, add)
-
-
-def _constant_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Transform clipped sums into private means by discrete noise of constant scale."""
-    noise = _on_lattice(plan, plan.clip_norm, 1.0, key)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
-        return noise.add(updates, state, 1.0)
-
-    return optax.chain(
-        optax.GradientTransformation(noise.init, update),
-        limit_steps(plan.num_steps, 1.0 / plan.batch_size),
-    )
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _correlated_mean_on_lattice(
@@ -157,13 +132,11 @@ def _correlated_mean_on_lattice(
             strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits
         )
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return noise(updates).update(updates, state, params)
-
-    return optax.chain(
-        optax.GradientTransformation(lambda params: noise(params).init(params), update),
-        optax.scale(1.0 / plan.batch_size),
+    added = _gaussian.transformation(
+        lambda params: noise(params).init(params),
+        lambda updates, state: noise(updates).update(updates, state),
     )
+    return optax.chain(added, optax.scale(1.0 / plan.batch_size))
 
 
 class VaryingState(NamedTuple):
@@ -207,32 +180,28 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     times the plan's, the step divides the sum by r, adds the plan's noise, and
     multiplies the result by r.
     """
-    constant = (Segment(0, 1.0, 1.0, plan.batch_size),)
-    schedule, follows = plan.schedule or constant, plan.quantile
-    sigma, clip_norm = plan.noise_multiplier, plan.clip_norm
-    of_count = 1.0
+    follows, clip_norm = plan.quantile, plan.clip_norm
+    sigma, of_count = plan.noise_multiplier, 1.0
     if follows:
         sigma, of_count = quantile.noise_of(follows, sigma, plan.batch_size)
     unit = 1.0 if follows else clip_norm
     # The count is scaled by σ / σ_b, so that noise σ on the scaled count is noise σ_b
     # on the count. The scale is rounded down, which only lowers the sensitivity.
     weight = rounding.round_down_float32(sigma / of_count)
-    noise = _gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key)
+    noise: Any = _gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key)
     if plan.arithmetic == "discrete":
         # With few digits, the product with a count (a multiple of 1/2) is exact.
         weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
         # The distance by which an example moves the sum and the scaled count together.
         reach = sigma * unit / plan.noise_multiplier * (1 + 2.0**-50)
-        most = max(piece.noise for piece in schedule)
+        most = max((piece.noise for piece in plan.schedule), default=1.0)
         noise = _on_lattice(plan, reach, most, key)
 
     def init(params: Any) -> VaryingState:
         start = jnp.asarray(clip_norm, jnp.float32)
         return VaryingState(jnp.zeros((), jnp.int32), start, noise.init(params))
 
-    def update(
-        updates: Any, state: Any, params: Any = None
-    ) -> tuple[Any, VaryingState]:
+    def update(updates: Any, state: Any) -> tuple[Any, VaryingState]:
         if follows and not isinstance(updates, quantile.Bounded):
             raise ValueError(
                 "updates must be a dpjax.Bounded sum from value_and_grad of this "
@@ -240,12 +209,12 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
                 f"{type(updates)}. flax.nnx.Optimizer discards the Bounded: call the "
                 "update function of plan.optimizer directly."
             )
-        now = values_at(schedule, state.step)
+        now = plan.values_at(state.step)
         released = dtypes.widen(updates)
         if follows:
             # The sum and the scaled count are one Gaussian mechanism.
             released = released._replace(within=released.within * weight)
-        noisy, noise_state = noise.add(released, state.noise, now.noise)
+        noisy, noise_state = noise.update(released, state.noise, factor=now.noise)
         scale, following = jnp.asarray(now.clip), state.clip_norm
         if follows:
             # The mean is multiplied by the clip norm of this step's gradients.
@@ -255,7 +224,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         mean = _scale_tree(noisy, scale / jnp.asarray(now.batch_size, jnp.float32))
         return mean, VaryingState(state.step + 1, following, noise_state)
 
-    return optax.GradientTransformation(init, update)
+    return _gaussian.transformation(init, update)
 
 
 def _keep_bits(x: float, bits: int) -> float:

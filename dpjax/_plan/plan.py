@@ -61,10 +61,9 @@ class Plan(RunParameters):
     )
 
     @classmethod
-    def of(cls, run: RunParameters, comparison: Comparison | None = None) -> "Plan":
-        """Make a plan from a run's numbers, and from a comparison if there is one."""
-        names = [field.name for field in dataclasses.fields(RunParameters)]
-        return cls(**{x: getattr(run, x) for x in names}, comparison=comparison)
+    def of(cls, run: RunParameters) -> "Plan":
+        """Make a plan from a run's numbers."""
+        return cls(**vars(run))
 
     @property
     def mechanism(self) -> Mechanism:

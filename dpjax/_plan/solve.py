@@ -16,10 +16,9 @@ from dpjax._matrices.strategy import Strategy, Workload
 from dpjax._plan import comparison, quantile
 from dpjax._plan.capacity import SHARE, check_sizes, cost, smallest_capacity
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
-from dpjax._plan.parameters import RunParameters
+from dpjax._plan.parameters import Factor, RunParameters, Segment, make_segments
 from dpjax._plan.plan import Plan
 from dpjax._plan.quantile import QuantileClip
-from dpjax._plan.schedule import Factor, Segment, make_segments
 from dpjax.accounting import calibrate
 from dpjax.accounting.events import Composed
 from dpjax.accounting.profiles import SHARES_OF_LATTICE
@@ -160,7 +159,13 @@ def plan(
         "batch_size": batch_size,
         "noise_multiplier": noise_multiplier,
     }
-    unknown = _unknown(given)
+    unknowns = [name for name, value in given.items() if value is None]
+    if len(unknowns) != 1:
+        raise ValueError(
+            "exactly one of epsilon, num_steps, batch_size and noise_multiplier must "
+            f"be None, and dpjax.plan solves for that one; got {given}."
+        )
+    (unknown,) = unknowns
     n = validate.static_int("num_examples", num_examples, minimum=1)
     for name in ("num_steps", "batch_size"):
         if given[name] is not None:
@@ -168,18 +173,18 @@ def plan(
     for name in ("epsilon", "noise_multiplier"):
         if given[name] is not None:
             given[name] = validate.positive_float(name, given[name])
-    clip = clip_norm
-    if isinstance(clip, QuantileClip):
-        clip = quantile.check_quantile_clip(clip)
+    follows = None
+    if isinstance(clip_norm, QuantileClip):
+        follows = quantile.check_quantile_clip(clip_norm)
         if clip_schedule is not None:
             raise ValueError(
                 "clip_schedule must be None if clip_norm is a QuantileClip; got "
                 f"{clip_schedule!r}."
             )
-        clip_norm = clip.initial
+        clip_norm = follows.initial
     clip_norm = validate.positive_float("clip_norm", clip_norm)
     # Numbers that vary from step to step are float32 in the jitted step.
-    varies = isinstance(clip, QuantileClip) or noise_schedule or clip_schedule
+    varies = follows or noise_schedule or clip_schedule
     if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
         raise ValueError(
             "clip_norm must be from 2**-60 to 2**60 if the clip norm or the noise "
@@ -207,7 +212,7 @@ def plan(
         solved_for=unknown,
         unit=unit,
         arithmetic=arithmetic,
-        quantile=clip if isinstance(clip, QuantileClip) else None,
+        quantile=follows,
     )
     mechanism = mechanism_of(run)
     if arithmetic == "discrete" and noise == "correlated" and mechanism.order is None:
@@ -273,17 +278,6 @@ def plan(
     return Plan.of(solved.parameters(epsilon=found))
 
 
-def _unknown(given: dict[str, Any]) -> str:
-    """The name of the one number that is None, for which the plan is solved."""
-    unknown = [name for name, value in given.items() if value is None]
-    if len(unknown) != 1:
-        raise ValueError(
-            "exactly one of epsilon, num_steps, batch_size and noise_multiplier must "
-            f"be None, and dpjax.plan solves for that one; got {given}."
-        )
-    return unknown[0]
-
-
 def _schedule(
     run: RunParameters, mechanism: Mechanism, factors: tuple[Factor | None, ...]
 ) -> tuple[Segment, ...]:
@@ -300,7 +294,7 @@ def _schedule(
         raise ValueError(
             f"batch_schedule must be None unless sampling is 'poisson'; got {batch!r}."
         )
-    return make_segments(run.num_steps, run.batch_size, *factors)
+    return make_segments(run.num_steps, run.batch_size, factors)
 
 
 def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:

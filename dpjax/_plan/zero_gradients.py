@@ -15,35 +15,38 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.numpy_rules import RULES
-from dpjax._core.typing import Atom
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval, evaluate
 
 
-class Constant(NamedTuple):
-    """The term (symbolic value) of an array whose entries all have this value."""
+class Term(NamedTuple):
+    """The symbolic value of an array: a factor times an array with a name.
 
-    value: float
-
-
-class Unknown(NamedTuple):
-    """The term (symbolic value) of an unknown array, which has a name and a sign.
-
-    Two arrays with the same name have the same entries, except for signs and for axes
-    of size one.
+    Two arrays with the same name have the same entries, except for axes of size one.
+    The array of ones has the name None, and all other arrays are unknown. The factor of
+    an unknown array is 1 or −1.
     """
 
-    name: int
-    sign: int = 1
+    factor: float
+    name: int | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all entries of the array are the factor."""
+        return self.name is None
+
+    def negative(self) -> "Term":
+        """The term of the array with the opposite sign."""
+        return self._replace(factor=-self.factor)
 
 
-Term = Constant | Unknown
-ZERO = Constant(0.0)
+ZERO, ONE = Term(0.0), Term(1.0)
 
 # Primitives that call a jaxpr. The equations of this jaxpr are evaluated in place.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})
@@ -80,38 +83,31 @@ class _Terms:
         self._names: dict[Hashable, int] = {}
         self._unique = itertools.count()
 
-    def new(self) -> Unknown:
+    def new(self) -> Term:
         """Return the term of an unknown array, under a name that no other array has."""
         return self._look_up(("new", next(self._unique)))
 
-    def _look_up(self, made: Hashable) -> Unknown:
-        return Unknown(self._names.setdefault(made, len(self._names)))
+    def _look_up(self, made: Hashable) -> Term:
+        return Term(1, self._names.setdefault(made, len(self._names)))
 
-    def evaluate(self, closed: jex.ClosedJaxpr, inputs: Sequence[Term]) -> list[Term]:
+    def evaluate(self, closed: jex.ClosedJaxpr, inputs: Any) -> list[Term]:
         """Evaluate a jaxpr symbolically, and return the terms of its outputs."""
-        jaxpr = closed.jaxpr
-        terms: dict[jex.Var, Term] = dict(zip(jaxpr.invars, inputs, strict=True))
-        for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
-            # The same array object has the same term in all jaxprs that close over it.
-            terms[var] = self._look_up(("constant", id(const)))
+        apply: Any = self._apply
+        return [self._term_of(x) for x in evaluate(closed, inputs, apply)]
 
-        def read(atom: Atom) -> Term:
-            return self._literal(atom) if isinstance(atom, jex.Literal) else terms[atom]
+    def _term_of(self, value: Any) -> Term:
+        """The term itself, or the term of a literal or an array in a jaxpr."""
+        if isinstance(value, Term):
+            return value
+        literal = not isinstance(value, jax.Array)
+        if literal and np.size(value) == 1 and np.isrealobj(value):
+            return Term(np.asarray(value).item())
+        # The same array object has the same term in all jaxprs that close over it.
+        return self._look_up(("array", id(value)))
 
-        for eqn in jaxpr.eqns:
-            outputs = self._apply(eqn, [read(v) for v in eqn.invars])
-            terms.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    def _literal(self, literal: jex.Literal) -> Term:
-        value = np.asarray(literal.val)
-        if value.size == 1 and np.isrealobj(value):
-            return Constant(value.item())
-        return self._look_up(("literal", id(literal.val)))
-
-    def _apply(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
+    def _apply(self, eqn: jex.JaxprEqn, values: list[Any]) -> list[Term]:
         """Evaluate an equation symbolically, and return the terms of its outputs."""
-        name = eqn.primitive.name
+        name, inputs = eqn.primitive.name, [self._term_of(x) for x in values]
         if name in _CALLS or name.startswith("custom_jvp"):
             body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             # A call of jit has a ClosedJaxpr; a checkpoint has a Jaxpr, no constants.
@@ -144,20 +140,18 @@ class _Terms:
         fixed = inputs[:consts]
         # An unknown carry, or a scanned input, differs from iteration to iteration. So
         # it must not have the name of its initial value, or of its whole array.
-        varying = [
-            x if isinstance(x, Constant) else self.new() for x in inputs[consts:]
-        ]
+        varying = [x if x.is_constant else self.new() for x in inputs[consts:]]
         while True:
             outputs = self.evaluate(eqn.params["jaxpr"], [*fixed, *varying])
             changed = [
                 i
                 for i in range(carry)
-                if isinstance(varying[i], Constant) and varying[i] != outputs[i]
+                if varying[i].is_constant and varying[i] != outputs[i]
             ]
             if not changed:
                 # A carried output has a constant term if it has it in every iteration.
                 known = [*varying[:carry], *outputs[carry:]]
-                return [x if isinstance(x, Constant) else self.new() for x in known]
+                return [x if x.is_constant else self.new() for x in known]
             for i in changed:
                 varying[i] = self.new()
 
@@ -169,10 +163,8 @@ class _Terms:
         name, sign = eqn.primitive.name, 1
         if name in _ODD:
             # (−x) · y and x · (−y) get one name and the sign −1.
-            sign = math.prod(x.sign for x in inputs if isinstance(x, Unknown))
-            inputs = [
-                x._replace(sign=1) if isinstance(x, Unknown) else x for x in inputs
-            ]
+            sign = math.prod(x.factor for x in inputs if not x.is_constant)
+            inputs = [x if x.is_constant else x._replace(factor=1) for x in inputs]
         try:
             params: Hashable = tuple(sorted(eqn.params.items()))
             hash(params)
@@ -185,7 +177,7 @@ class _Terms:
             typed.sort(key=repr)  # x + y and y + x get one name
         made = (name, params, *typed)
         return [
-            self._look_up((*made, i))._replace(sign=sign)
+            self._look_up((*made, i))._replace(factor=sign)
             for i in range(len(eqn.outvars))
         ]
 
@@ -199,7 +191,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     name, out = eqn.primitive.name, aval(eqn.outvars[0])
     if name in _LAYOUTS:
         return _layout_term(eqn, inputs)
-    values = [x.value for x in inputs if isinstance(x, Constant)]
+    values = [x.factor for x in inputs if x.is_constant]
     shapes = [aval(v).shape for v in eqn.invars]
     if inputs and len(values) == len(inputs) and {*shapes} <= {(), out.shape}:
         dtypes = [aval(v).dtype for v in eqn.invars]
@@ -217,25 +209,20 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if len(inputs) == 2:
         # x[:, None] − x[None] is not zero although both inputs have the name of x,
         # since their axes of size one differ. So the shapes must agree.
-        unknown = [
-            shape
-            for shape, x in zip(shapes, inputs, strict=True)
-            if isinstance(x, Unknown)
-        ]
-        if out.size == 1 or all(shape == out.shape for shape in unknown):
-            return _simplify_pair(name, *inputs)
-        return None
-    if name == "neg" and isinstance(inputs[0], Unknown):
-        return inputs[0]._replace(sign=-inputs[0].sign)
+        pairs = zip(shapes, inputs, strict=True)
+        agree = all(shape == out.shape for shape, x in pairs if not x.is_constant)
+        return _simplify_pair(name, *inputs) if out.size == 1 or agree else None
+    if name == "neg" and not inputs[0].is_constant:
+        return inputs[0].negative()
     if name == "is_finite":  # unknown entries are assumed to be finite
-        return Constant(1.0)
+        return ONE
     # Positions along an axis of size one are 0.
     if name == "iota" and out.size == 1:
         return ZERO
     if name == "select_n":
         which, *cases = inputs
-        if isinstance(which, Constant):
-            return cases[int(which.value)]
+        if which.is_constant:
+            return cases[int(which.factor)]
         return cases[0] if len(set(cases)) == 1 else None
     if name.startswith("scatter-add"):  # the gradient of indexing
         array, indices, updates = inputs
@@ -248,14 +235,14 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     return None
 
 
-def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Constant | None:
+def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Term | None:
     """Apply a function to arrays without axes; None if there is no real result."""
     try:
         with np.errstate(all="ignore"):
             value = np.asarray(function(*arrays))
     except (ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError):
         return None  # for example, the operation needs an axis
-    return Constant(value.item()) if not value.shape and np.isrealobj(value) else None
+    return Term(value.item()) if not value.shape and np.isrealobj(value) else None
 
 
 def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
@@ -263,21 +250,18 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
 
     The result is None if no rule applies.
     """
-    negative = (
-        y._replace(sign=-y.sign) if isinstance(y, Unknown) else Constant(-y.value)
-    )
     if name == "sub":
-        name, y, negative = "add", negative, y
+        name, y = "add", y.negative()
     if name in {"add", "add_any"}:
-        if x == negative:
+        if x == y.negative():
             return ZERO
         return y if x == ZERO else x if y == ZERO else None
     if name == "mul":
-        return y if x == Constant(1.0) else x if y == Constant(1.0) else None
+        return y if x == ONE else x if y == ONE else None
     if name == "div":
-        return Constant(1.0) if x == y else x if y == Constant(1.0) else None
+        return ONE if x == y else x if y == ONE else None
     if name in {"max", "min"}:
-        neutral = Constant(-math.inf if name == "max" else math.inf)
+        neutral = Term(-math.inf if name == "max" else math.inf)
         return y if x in (neutral, y) else x if y == neutral else None
     return None
 
@@ -294,11 +278,11 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         return None  # an index out of range may give a fill value
     if name == "convert_element_type":
         return _convert(before.dtype, after.dtype, x)
-    if isinstance(x, Constant):
+    if x.is_constant:
         if name == "reduce_sum":
             # The number of equal entries that each sum adds.
             count = before.size // max(after.size, 1)
-            entry = np.asarray(x.value, before.dtype)
+            entry = np.asarray(x.factor, before.dtype)
             return _constant(lambda entry: entry * count, entry)
         return x
     if before.size != after.size:
@@ -320,8 +304,8 @@ def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
     conversion is to a float dtype at least as wide, and None otherwise. For None, the
     caller names the result after the conversion and the array.
     """
-    if isinstance(x, Constant):
-        value = _constant(lambda x: x.astype(after), np.asarray(x.value, before))
+    if x.is_constant:
+        value = _constant(lambda x: x.astype(after), np.asarray(x.factor, before))
         # NumPy and XLA may differ where an integer dtype cannot represent the value.
         return None if jnp.issubdtype(after, jnp.integer) and value != x else value
     # Only a conversion to a wider float dtype keeps unknown values unchanged.

@@ -152,7 +152,7 @@ def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
 
 
 @float64("up", static=("schedule",), elementwise=True)
-def momentum_mu64(
+def _momentum_mu64(
     noise_multiplier: jax.Array, decay: jax.Array, *, schedule: Schedule
 ) -> jax.Array:
     """`momentum_mu` for arguments that are in range."""
@@ -219,7 +219,7 @@ def momentum_mu(
     validate.half_open_unit("decay", decay)
     validate.one_of("order", order, ("fixed", "reshuffled"))
     schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
-    return momentum_mu64(noise_multiplier, decay, schedule=schedule)
+    return _momentum_mu64(noise_multiplier, decay, schedule=schedule)
 
 
 def _window_totals(

@@ -13,7 +13,7 @@ from typing import Any
 
 from dpjax._core import validate
 from dpjax._core.plain import to_plain
-from dpjax._plan import Plan
+from dpjax._plan.plan import Plan
 from dpjax.checkpoint import _record as rec
 from dpjax.checkpoint._arrays import read_arrays, write_arrays
 from dpjax.checkpoint._files import sync, sync_all, write

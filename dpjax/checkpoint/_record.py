@@ -23,9 +23,9 @@ from jax.experimental import multihost_utils
 from dpjax._core import validate
 from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import Key, Tree
-from dpjax._plan import Plan
 from dpjax._plan.modules import is_key
 from dpjax._plan.parameters import RunParameters
+from dpjax._plan.plan import Plan
 from dpjax.checkpoint._fingerprint import (
     describe_draws,
     differences,

@@ -11,7 +11,7 @@ from dpjax._core import keys, validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.plain import to_plain
 from dpjax._core.typing import Key
-from dpjax._plan import Plan
+from dpjax._plan.plan import Plan
 from dpjax.accounting.events import EpsilonDelta
 from dpjax.checkpoint import Run, digest
 from dpjax.checkpoint._fingerprint import fingerprint

@@ -9,8 +9,8 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._plan import quantile
 from dpjax._plan.guarantee import up
+from dpjax._plan.parameters import groups
 from dpjax._plan.plan import Plan
-from dpjax._plan.schedule import groups
 from dpjax.ledger import Budget
 from dpjax.plot._style import GREY, axes, finish, names, strokes
 

@@ -83,7 +83,7 @@ def mu_of_strategy(
                 "order must be 'fixed' or 'reshuffled' if strategy is a tree; got "
                 f"{order!r}."
             )
-        return tree.momentum_mu64(noise_multiplier, strategy.decay, schedule=schedule)
+        return tree._momentum_mu64(noise_multiplier, strategy.decay, schedule=schedule)
     # An epoch that is longer than the run has the same result, but would pad arrays.
     schedule = schedule._replace(steps_per_epoch=min(n_b, num_steps))
     shape, factors = matrices.toeplitz_and_factors(strategy)
