@@ -9,17 +9,18 @@ function. Then an adversary without the key cannot distinguish the blocks of dif
 counters or nonces from independent uniform words. The last two words of the nonce
 determine the use of a block, so that no block has two uses:
 
-| use | word 12 | word 13 | word 14 | word 15 | words of the block in use |
+| use | word 12 | word 13 | word 14 | word 15 | words that are used |
 | --- | --- | --- | --- | --- | --- |
 | random bits | number of the block | 0 | 0 | bits per random number | all 16 |
 | split | number of the child | 0 | 1 | 0 | the first 8 |
 | fold_in | the number folded in | 0 | 2 | 0 | the first 8 |
 | seed | 0 | 0 | 3 | 0 | the first 8 |
 
-Split and fold_in derive new keys, the children of a key. An adversary cannot
-distinguish the keys of children with different numbers or uses from independent keys.
-A key, its children, their children and so on form a tree. The key of a node of this
-tree is a pseudorandom function of the path to the node (Goldreich et al.).
+Split and fold_in derive new keys, the children of a key. Under the same assumption, an
+adversary cannot distinguish the keys of children with different numbers or uses from
+independent keys. A key, its children, their children and so on form a tree. The key of
+a node of this tree is a pseudorandom function of the path to the node (Goldreich et
+al.).
 
 **Random bits** are the key stream of RFC 8439, 2.4, read as little-endian numbers of 8,
 16, 32 or 64 bits. A number depends only on its position in row-major order, and not on

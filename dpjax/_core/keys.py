@@ -105,7 +105,7 @@ def generator_of(name: str | None) -> Any:
 def words(name: str) -> tuple[int, int]:
     """A hash of a name, as two 32-bit numbers, each at least 2³¹.
 
-    Numbers of steps or leaves that are below 2³¹ thus never equal a hash.
+    So no number below 2³¹, such as the number of a step, equals a hash.
     """
     digest = hashlib.sha256(name.encode()).digest()
     high, low = (int.from_bytes(digest[i : i + 4], "big") for i in (0, 4))
@@ -217,7 +217,7 @@ def two_keys(key: Key) -> tuple[Key, Key]:
     """Derive two keys of a generator that draws the same bits under `jax.vmap`.
 
     JAX's generators rbg and unsafe_rbg draw other bits under `jax.vmap`. The results
-    are keys of ChaCha20 if the given key is one, and otherwise keys of Threefry.
+    are keys of ChaCha20 if the given key is, and otherwise keys of Threefry.
     """
     if generator_name(key) == chacha.NAME:
         one, other = jax.random.split(key)

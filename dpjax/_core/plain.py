@@ -2,8 +2,8 @@
 
 A record is a frozen dataclass or a `NamedTuple` whose fields are numbers, strings,
 members of an enum, other records, or tuples of such values. The annotations of a
-record's fields determine the plain values from which the record can be read. All JSON
-of records is written by `to_plain` and read by `from_plain`.
+record's fields determine the plain values from which the record can be read. No other
+code of dpjax writes or reads records as JSON.
 """
 
 import dataclasses

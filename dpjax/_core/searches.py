@@ -98,11 +98,11 @@ def bisect(
 def implicit_derivative(
     residual: Callable[..., jax.Array], root: jax.Array, met: jax.Array
 ) -> jax.Array:
-    """The given root of the function `residual`, with the derivatives of a root.
+    """Return the known root of the function `residual`, with its derivatives.
 
-    The derivatives are by the values that `residual` captures, and come from the
-    implicit function theorem. `residual` is evaluated only for derivatives. If `met` is
-    false, `root` is not a root, and the derivatives are zero.
+    By the implicit function theorem, the root has derivatives with respect to the
+    values that `residual` captures. The function is evaluated only for derivatives. If
+    `met` is false, `root` is not a root, and the derivatives are zero.
     """
     # JAX's custom rules see explicit arguments only. So captured tracers become
     # arguments.
@@ -265,7 +265,7 @@ class _Walk(NamedTuple):
     """The state of the function `bracket` between two evaluations.
 
     Attributes:
-      before: the second last point at which the function was evaluated.
+      before: the point at which the function was evaluated before `now`.
       now: the last point at which the function was evaluated.
       stride: the factor by which the parameter is multiplied or divided next.
     """
@@ -321,7 +321,8 @@ def bracket(
     From `start`, the parameter is multiplied or divided by a factor, which is squared
     after each step. The first factor is at most 2, and closer to 1 if the function is
     nearly 0 at `start`. The reason is that the function usually is log ε minus the log
-    of a target. Log ε changes at least as fast as the log of the parameter.
+    of a target, and that log ε usually changes at least as fast as the log of the
+    parameter.
 
     Args:
       excess: the function, which is positive where the caller's condition fails.
@@ -395,7 +396,7 @@ def close(
     *,
     log: bool = False,
 ) -> jax.Array:
-    """Narrow a bracket to a width of at most the tolerance; return its good end.
+    """Narrow an interval around a zero (a bracket), and return its good end.
 
     The method is ITP (interpolate, truncate, project), which evaluates the function
     near the zero of the secant. For any function, ITP needs hardly more steps than
@@ -407,7 +408,7 @@ def close(
       bad: the end of the bracket at which the function is positive. The values of the
         function in `bad` and `good` may be estimates, which only affect the speed.
       good: the end of the bracket at which the function is at most 0.
-      tolerance: the width, relative if `log` is true.
+      tolerance: the maximum width of the result's bracket, relative if `log` is true.
       log: whether to search in the log of the parameter, in which most accountants are
         nearly linear.
 

@@ -99,8 +99,9 @@ class Tree(NamedTuple):
     t. Then the largest node that ends with step t covers the steps s with
     t − 2^j < s <= t. Entry (t, s) of C is β^{t−s} for these steps s, and 0 for all
     others. Row t of C⁻¹ has 1 in column t, and −β^{2^i} in column t − 2^i for each
-    i < j. Let N_t be the noise that the momentum then contains. Then
-    N_t = z_t + β^{2^j} N_{t−2^j}, and the noise of step t is N_t − β N_{t−1}.
+    i < j. Let N_t be the sum of the noise of all steps s <= t with the weights β^{t−s},
+    which is the noise in the momentum. Then N_t = z_t + β^{2^j} N_{t−2^j}, and the
+    noise of step t is N_t − β N_{t−1}.
 
     Attributes:
       decay: β, f[].

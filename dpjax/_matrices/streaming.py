@@ -29,7 +29,7 @@ class NoiseStream(NamedTuple):
     """A generator of the correlated noise (C⁻¹z)_t, step by step.
 
     C is the matrix of a strategy. The function `draw` maps a step t to the independent
-    Gaussian vector z_t. The memory stores what later steps need of earlier draws.
+    Gaussian vector z_t. The memory stores sums of draws, which later steps need.
 
     Attributes:
       rows: the number of vectors of the parameters' size in the memory; 0 without

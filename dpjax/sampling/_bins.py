@@ -201,15 +201,14 @@ def random_bins(
 
     Privacy: if no bin overflows, an example takes part in any given step with
     probability 1 / m, up to an error of (m / 2³²)⁴, whatever an adversary knows about
-    all other examples.
-    The sampler is random allocation, in which each example takes part in one uniformly
-    random step of each epoch, independently of all others. This holds under any
-    adjacency, provided that the random bits are uniform and secret. If n is
-    above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of random allocation in
-    total variation. This is below 2e-27, and adds less than (1 + e^ε) 2e-27 to δ for
-    each epoch drawn. Leaving examples out on overflow is a different mechanism.
-    `accounting.truncation.overflow_delta` gives its cost, for sampling rate 1 / m and m
-    steps for each epoch whose bins are drawn.
+    all other examples. The sampler is random allocation, in which each example takes
+    part in one uniformly random step of each epoch, independently of all others. This
+    statement holds under any adjacency, provided that the random bits are uniform and
+    secret. If n is above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of
+    random allocation in total variation. This distance is below 2e-27, and adds less
+    than (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is
+    a different mechanism. `accounting.truncation.overflow_delta` gives the cost of this
+    mechanism, for sampling rate 1 / m and m steps for each epoch whose bins are drawn.
 
     Reference: Hoang, Morris and Rogaway (2012), https://arxiv.org/abs/1208.1176, and
     Morris and Rogaway (2014), https://eprint.iacr.org/2013/560, for n above 2¹⁶.

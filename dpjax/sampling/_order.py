@@ -135,10 +135,11 @@ _BITS = 90  # the bound on the total variation distance is 2⁻⁹⁰
 
 
 def rounds(n: int) -> int:
-    """How many rounds bring the order of `examples_at` within 2⁻⁹⁰ of uniform.
+    """How many rounds of swaps bring the order of `examples_at` near to uniform.
 
-    The distance is in total variation. The order is composed of permutations of the
-    first n, ⌈n/2⌉, ... positions, and each permutation has this number of rounds.
+    The distance in total variation is at most 2⁻⁹⁰. The order is composed of
+    permutations of the first n, ⌈n/2⌉, ... positions, and each permutation has this
+    number of rounds.
 
     The number follows from the bound in the module's docstring for r rounds. The sum of
     n^{3/2} over the sizes n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The probability of each

@@ -2,8 +2,8 @@
 
 Let x be the gradient sums, and A the workload, the linear map that an optimizer applies
 to x. The strategy is C = T diag(s), where T is a Toeplitz matrix and s has a weight for
-each step. The noise is C⁻¹z for independent Gaussian z: the noise T⁻¹z of step t is
-multiplied by the factor f_t = 1 / s_t. The error is proportional to ‖A diag(f) T⁻¹‖_F.
+each step. The noise is C⁻¹z for independent Gaussian z. In step t this noise is
+(T⁻¹z)_t times the factor f_t = 1 / s_t. The error is proportional to ‖A diag(f) T⁻¹‖_F.
 The sensitivity of an example is the maximum distance by which this example moves C x.
 Let π be the steps in which the example takes part, and let G_π have the entries of
 |TᵀT| in π × π. Then the sensitivity is at most the root of sᵀG_π s. At the best s, the
