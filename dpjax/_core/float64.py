@@ -70,7 +70,10 @@ def default_float() -> np.dtype:
 
 @contextlib.contextmanager
 def scope() -> Iterator[None]:
-    """A context with float64 on the CPU, in which accountants are traced and run."""
+    """A context manager under which JAX traces and runs accountants in float64.
+
+    The computations are on the CPU.
+    """
     promotion = jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), promotion, jax.default_device(host()), without_mesh():
         yield

@@ -97,7 +97,10 @@ def random_key(impl: str | None = None) -> Key:
 
 
 def generator_of(name: str | None) -> Any:
-    """A generator by name, as a value for the argument `impl` of JAX's functions."""
+    """A random generator by name, as the argument `impl` of JAX's functions of keys.
+
+    None stands for the default generator of JAX.
+    """
     # JAX has no public function to register the name of a generator.
     return chacha.PRNG if name == chacha.NAME else name
 

@@ -167,7 +167,7 @@ def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:
 
 
 def add_varying_axes(tree: Shaped, axes: frozenset[str]) -> Shaped:
-    """The tree with the same values, whose types also vary along the given axes."""
+    """Mark the values of a tree as varying along manual axes of `jax.shard_map`."""
 
     def cast(x: jax.Array) -> jax.Array:
         # pcast accepts only axes along which x does not vary yet.

@@ -22,7 +22,7 @@ Rule = Callable[[Mapping[str, Any]], Function]
 
 
 class NotEvaluatedError(NotImplementedError):
-    """NumPy has no rule for an operation of a jaxpr, or would take too long."""
+    """NumPy cannot evaluate an operation of a jaxpr, or would take too long."""
 
 
 def _divide(params: Mapping[str, Any]) -> Function:

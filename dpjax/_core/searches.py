@@ -58,9 +58,11 @@ def newton(fn: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
 
 
 def nudge(holds: _Condition, x: jax.Array, direction: float) -> jax.Array:
-    """Move x in a direction until holds(x), by steps that double from a few ulps.
+    """Move x up or down until the condition `holds` is true at x.
 
-    The direction is 1.0 or −1.0; the result is at least 0.
+    The first step is a few units in the last place, and each further step is twice as
+    long. The direction is 1.0 or −1.0. The result is at least 0. If the steps become
+    infinite, the search ends, and the condition may be false at the result.
     """
 
     def cond(state):

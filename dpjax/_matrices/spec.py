@@ -75,7 +75,7 @@ class StrategySpec(NamedTuple):
 
 
 def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:
-    """The specification of a strategy for a run of num_steps steps.
+    """The plain numbers of a strategy, for a run of num_steps steps.
 
     Raises:
       ValueError: a number is traced, float32 cannot represent a number exactly, or the

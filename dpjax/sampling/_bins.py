@@ -132,7 +132,7 @@ def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
 
 
 def _bins(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
-    """The bin, from 0 to m − 1, of each of n examples in an epoch, i32[n]."""
+    """The step of an epoch, from 0 to m − 1, that each of n examples picks, i32[n]."""
     return _choices(n, m, sampler_key(key, "sampling.random_bins", "epoch", epoch))
 
 
@@ -146,7 +146,10 @@ def _gather(takes_part: jax.Array, b: int) -> Batch:
 def _members(
     n: int, m: int, b: int, key: Key, epoch: ArrayLike, step: ArrayLike
 ) -> Batch:
-    """The examples of one of m bins, at most b of them, in time O(b log n)."""
+    """At most b of the examples that picked a given step out of m steps of an epoch.
+
+    The time is O(b log n).
+    """
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     # All steps of an epoch must see the same counts and the same order.
     count_key, order_key = two_keys(key)

@@ -445,9 +445,9 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
 
 
 def _geometric(x: float) -> Toeplitz:
-    """The geometric strategy C = 1 / (1 − λL) with λ = 1 − e^{−x}; L is the shift.
+    """The geometric strategy C = 1 / (1 − λL) with λ = 1 − e^{−x}.
 
-    The strategy with λ = 0 has the same array shapes as all others, so that one
-    compiled program evaluates all of them.
+    L is the shift by one step. The strategy with λ = 0 has the same array shapes as all
+    other geometric strategies, so that one compiled program evaluates all of them.
     """
     return _making.geometric(-np.expm1(-x))

@@ -27,7 +27,8 @@ def independent() -> Toeplitz:
 def geometric(decay: ArrayLike) -> Toeplitz:
     """The strategy with C⁻¹ = I − λL: step t adds the noise z_t − λ z_{t−1}.
 
-    L is the shift by one step. The coefficients of C are λ^k.
+    L is the shift by one step, and the z_t are independent Gaussian vectors. The
+    coefficients of C are λ^k.
 
     Args:
       decay: λ, f[], in [0, 1).
