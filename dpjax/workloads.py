@@ -1,10 +1,10 @@
 """Workloads: the linear maps that optimizers apply to gradient sums, and to noise.
 
-A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. The error of
-a workload is its output if the input is only noise. The momentum is m_t = β m_{t−1} +
-(1 − β) g_t, and the parameters of SGD are sums of η_t m_t.
-`accounting.correlated.error` measures the error of a strategy for a workload, and
-`strategies.optimize` minimizes this error.
+A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. For example,
+the momentum is m_t = β m_{t−1} + (1 − β) g_t, and the parameters of SGD are sums of
+η_t m_t for learning rates η_t. The error of a workload is its output if the input is
+noise alone. `accounting.correlated.error` measures this error for the noise of a
+strategy, and `strategies.optimize` finds the strategy with the least error.
 """
 
 import jax
@@ -21,10 +21,12 @@ def prefix_sum(
 ) -> Workload:
     """The workload of plain SGD, whose parameters are Σ_{s<=t} η_s g_s.
 
+    g_s is the gradient sum of step s.
+
     Args:
       learning_rates: η, one number f[] or one for each step f[T], non-negative.
       weight_decay: λ, f[], non-negative and at most 1 / η. A step with the learning
-        rate η removes the share ηλ of the parameters.
+        rate η multiplies the parameters by 1 − ηλ before the update.
 
     Raises:
       ValueError: an argument is out of range.
@@ -37,7 +39,9 @@ def prefix_sum(
 
 
 def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
-    """The workload of one update by momentum: η_t (1 − β) Σ_{s<=t} β^{t−s} g_s.
+    """The workload whose output is each step's update of SGD with momentum.
+
+    The update of step t is η_t (1 − β) Σ_{s<=t} β^{t−s} g_s for the gradient sums g_s.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
@@ -69,7 +73,7 @@ def momentum_sum(
       decay: the momentum coefficient β, f[], in [0, 1).
       learning_rates: η, one number f[] or one for each step f[T], non-negative.
       weight_decay: λ, f[], non-negative and at most 1 / η. A step with the learning
-        rate η removes the share ηλ of the parameters.
+        rate η multiplies the parameters by 1 − ηλ before the update.
 
     Raises:
       ValueError: an argument is out of range.

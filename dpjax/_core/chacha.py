@@ -1,21 +1,26 @@
 """ChaCha20 (RFC 8439) as a JAX random generator, with keys of 256 bits.
 
-**A key is a function.** Under a key, the block function maps a counter and a nonce,
-four words together, to a block of 16 words. If ChaCha20 is a pseudorandom function, as
-is commonly assumed, an adversary without the key cannot distinguish the blocks of
-different counters or nonces from independent uniform words. The last two nonce words
-name the use of a block, so that no block has two uses:
+A word is a number of 32 bits. ChaCha20's state has 16 words. Words 0 to 3 are constants
+and words 4 to 11 are the key. Word 12 is the counter, and words 13 to 15 are the nonce.
 
-| use | word 12 | word 13 | word 14 | word 15 | words used |
+**A key is a function.** For a given key, ChaCha20's block function maps a counter and a
+nonce to a block of 16 words. It is commonly assumed that ChaCha20 is a pseudorandom
+function. Then an adversary without the key cannot distinguish the blocks of different
+counters or nonces from independent uniform words. The last two words of the nonce
+determine the use of a block, so that no block has two uses:
+
+| use | word 12 | word 13 | word 14 | word 15 | words that are used |
 | --- | --- | --- | --- | --- | --- |
-| random bits | number of the block | 0 | 0 | bits of a number | all 16 |
+| random bits | number of the block | 0 | 0 | bits per random number | all 16 |
 | split | number of the child | 0 | 1 | 0 | the first 8 |
 | fold_in | the number folded in | 0 | 2 | 0 | the first 8 |
 | seed | 0 | 0 | 3 | 0 | the first 8 |
 
-Split and fold_in give the key of a child. Children with different numbers or uses have
-keys that are as if independent. Keys of keys form a tree, and the key of a node is a
-pseudorandom function of the path to the node (Goldreich et al.).
+Split and fold_in derive new keys, the children of a key. Under the same assumption, an
+adversary cannot distinguish the keys of children with different numbers or uses from
+independent keys. A key, its children, their children and so on form a tree. The key of
+a node of this tree is a pseudorandom function of the path to the node (Goldreich et
+al.).
 
 **Random bits** are the key stream of RFC 8439, 2.4, read as little-endian numbers of 8,
 16, 32 or 64 bits. A number depends only on its position in row-major order, and not on
@@ -64,7 +69,10 @@ def _rotate(x: jax.Array, by: int) -> jax.Array:
 
 
 def double_round(rows: Rows) -> Rows:
-    """The rows of the state after a column and a diagonal round (RFC 8439, 2.3)."""
+    """Apply a column round and a diagonal round to ChaCha20's state (RFC 8439, 2.3).
+
+    The argument and the result are the four rows of the state, each with four words.
+    """
     # The four quarter rounds of a column round are one quarter round of whole rows.
     a, b, c, d = quarter_round(*rows)
     # In rolled rows, the columns are the state's diagonals, (0, 5, 10, 15) and so on.
@@ -74,7 +82,9 @@ def double_round(rows: Rows) -> Rows:
 
 
 def block(key: jax.Array, words: tuple[jax.Array | np.uint32, ...]) -> Rows:
-    """The blocks of one key, for the counters and nonces of a grid (RFC 8439, 2.3).
+    """Compute an array of ChaCha20 blocks of 16 words with one key (RFC 8439, 2.3).
+
+    `grid` is the shape of this array of blocks.
 
     Args:
       key: u32[8].
@@ -101,10 +111,11 @@ def block(key: jax.Array, words: tuple[jax.Array | np.uint32, ...]) -> Rows:
 
 
 def _children(key: jax.Array, numbers: jax.Array | np.uint32, use: int) -> jax.Array:
-    """The keys u32[*grid, 8] of a key's children with the given numbers, for one use.
+    """Derive a new key, u32[8], from a key and each of the given numbers, u32[*grid].
 
-    The use is split, fold_in or seed. The key of a child is the first half of the block
-    of the child's number and the use.
+    The result is u32[*grid, 8]. The use is `_SPLIT`, `_FOLD_IN` or `_SEED`. A new key
+    is the first 8 words of the ChaCha20 block whose counter is the number, and whose
+    nonce contains the use.
     """
     zero = np.uint32(0)
     rows = block(key, (numbers, zero, np.uint32(use), zero))
@@ -112,10 +123,10 @@ def _children(key: jax.Array, numbers: jax.Array | np.uint32, use: int) -> jax.A
 
 
 def numbers_of(grid: tuple[int, ...]) -> jax.Array:
-    """The row-major indices u32[*grid] of the blocks of a grid.
+    """The row-major indices u32[*grid] of the entries of an array with shape `grid`.
 
     Raises:
-      ValueError: the grid has more than 2³² blocks.
+      ValueError: the array has more than 2³² entries.
     """
     if math.prod(grid) > 2**32:
         raise ValueError(
@@ -133,12 +144,12 @@ def numbers_of(grid: tuple[int, ...]) -> jax.Array:
 
 
 def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
-    """The shape of a grid of blocks for random numbers of a given shape.
+    """The shape of the array of ChaCha20 blocks from which random numbers are read.
 
-    The blocks are in the row-major order of the numbers, and each has `in_block`
-    numbers. If the last axes of the shape hold a whole number of blocks, all axes
-    before them are axes of the grid. A device whose shard divides only these axes then
-    computes whole blocks.
+    The random numbers have the given shape. Each block contains `in_block` consecutive
+    numbers in row-major order. If the last axes of the shape hold a whole number of
+    blocks, all axes before them are also axes of the result. If an array is sharded
+    only along those axes, each device computes whole blocks.
     """
     for axis in reversed(range(len(shape))):
         blocks, left = divmod(math.prod(shape[axis:]), in_block)
@@ -148,7 +159,11 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
 
 
 def _read(rows: Rows, width: int) -> jax.Array:
-    """The numbers of `width` bits in each block, u[*grid, ...], in the RFC's order."""
+    """Read the numbers of `width` bits in each block, in the order of RFC 8439.
+
+    The blocks are four rows of words, each u32[4, *grid], where `grid` is the shape of
+    the array of blocks. The result is u[*grid, ...].
+    """
     # On CPUs, XLA fuses this code with the use of the numbers if it goes row by row. A
     # transpose of all 16 words at once makes normal draws take four times as long.
     words = jnp.stack([jnp.moveaxis(row, 0, -1) for row in rows], -2)
@@ -182,13 +197,13 @@ def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.A
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Keys of children, u32[*shape, 8], which differ from the keys of `fold_in`."""
+    """Derive new keys, u32[*shape, 8], from a key; `fold_in` derives other keys."""
     return _children(key, numbers_of(shape), _SPLIT)
 
 
 @jax.jit
 def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
-    """The key u32[8] of the child with the given number, which is taken modulo 2³²."""
+    """Derive a new key, u32[8], from a key and a number, which is taken modulo 2³²."""
     return _children(key, number.astype(jnp.uint32), _FOLD_IN)
 
 

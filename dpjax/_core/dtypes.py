@@ -25,7 +25,7 @@ def narrowest_float(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
 
 
 def cast_like(tree: Shaped, other: object) -> Shaped:
-    """Cast each leaf of a tree to the dtype of the same leaf of another tree."""
+    """Cast each leaf of a tree to the dtype of the other tree's corresponding leaf."""
     return jax.tree.map(lambda x, y: x.astype(jnp.result_type(y)), tree, other)
 
 

@@ -17,11 +17,12 @@ and starting one takes longer than computing a single number. Inside a compiled 
 an accountant runs on the program's device, but not on a TPU
 (`platforms.needs_float64`).
 
-JAX traces, transposes and lowers derivatives after the scope has closed. There, code
-that makes a float64 array fails. So derivatives are separate functions. A core is the
-function inside the decorator, and returns one number per batch element. One JVP or VJP
-with ones, inside the scope, computes each partial derivative. Only
-Σ_i (partial_i · tangent_i) is left for the caller's transformations. Partial
+JAX traces, transposes and lowers derivatives after the scope has closed, and code that
+makes a float64 array then fails. So derivatives are separate functions with their own
+scope. A core is the function that the decorator `float64` receives. The core returns
+one number for each batch element. Inside the scope, one JVP or VJP of the core, with
+tangents or cotangents of ones, computes each partial derivative. JAX's transformations
+outside the scope see only the sum Σ_i (partial derivative i · tangent i). Partial
 derivatives are decorated in the same way, so that second derivatives also work. A
 custom derivative rule inside a core must use `scoped`.
 """
@@ -68,7 +69,10 @@ def default_float() -> np.dtype:
 
 @contextlib.contextmanager
 def scope() -> Iterator[None]:
-    """A context with float64 on the CPU, in which accountants are traced and run."""
+    """A context manager under which JAX traces and runs accountants in float64.
+
+    The computations are on the CPU.
+    """
     promotion = jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), promotion, jax.default_device(host()), without_mesh():
         yield
@@ -138,16 +142,16 @@ def float64(
       rounding: the direction of the final cast: "up" for a quantity that grows with
         privacy loss.
       static: names of keyword arguments that are not arrays.
-      vectors: the positions of arguments that are vectors. The last axis of a vector
-        belongs to one evaluation, and all other axes are batch axes. The core
-        broadcasts over batch axes and works on them element by element. The result of
-        the core has only the batch axes.
+      vectors: the positions of arguments that are vectors. The last axis of such an
+        argument is the axis of the vector, and all other axes are batch axes. Every
+        axis of any other argument is a batch axis. The core broadcasts the batch axes
+        and treats batch elements independently. Its result has only the batch axes.
       elementwise: whether the core is written for one evaluation, with scalar arguments
         except for its vectors. If so, the decorator maps the core over batch axes.
-      one_by_one: whether the core, for scalar arguments and without vectors, runs in a
-        loop over the batch. `jax.vmap` would be slower if loops in the core have trip
-        counts that differ between batch elements, or if positions of dynamic slices
-        differ.
+      one_by_one: whether the core, written for one evaluation without vectors, is
+        called in a loop over the batch elements. Use this loop if batch elements differ
+        in the trip counts of loops or in the positions of dynamic slices. `jax.vmap`
+        is then slower.
       compiled: whether to compile the core as one program. If compiling the core takes
         long, the core should instead consist of a few compiled functions, which several
         calls can share.
@@ -189,11 +193,12 @@ def _is_record(x: object) -> bool:
 def _flat(
     core: Core, structure: Any, vectors: tuple[int, ...]
 ) -> tuple[Core, tuple[int, ...]]:
-    """A function of arrays only that calls core, and the positions of its vectors.
+    """Wrap a function `core` of arrays and named tuples as a function of arrays only.
 
-    `structure` is the tree structure of the arguments of core. The fields of a record
-    become separate arguments of the function. If the position of a record is in
-    vectors, every field is a vector.
+    `structure` is the tree structure of the arguments of core: arrays and named tuples
+    of arrays. The wrapper takes the fields of a named tuple as separate arguments.
+    `vectors` has the positions of arguments that are vectors, or named tuples of
+    vectors. Return the wrapper and the positions of its own vectors.
     """
     sizes = [argument.num_leaves for argument in structure.children()]
     starts = np.cumsum([0, *sizes]).tolist()
@@ -246,8 +251,9 @@ def _loop_over_batch(scalar: Core) -> Core:
 def _widen(x: jax.Array) -> jax.Array:
     """Convert a traced argument to float64; a subnormal number becomes 0.
 
-    A program's conversion from float32 makes a subnormal number 0, but XLA may compare
-    the number before this conversion. The same number would then be both 0 and above 0.
+    Otherwise the same number could count as 0 and as positive in one program. The
+    reason is that XLA's conversion from float32 replaces a subnormal number by 0, but a
+    comparison with 0 may use the number before the conversion.
     """
     wide = jnp.asarray(x, jnp.float64)
     if x.dtype not in (jnp.float32, jnp.bfloat16):
@@ -270,9 +276,10 @@ def _lift(
 
     @functools.cache
     def partial(position: int) -> Core:
-        """The partial derivative of core by one argument, as a decorated function.
+        """The partial derivative of the undecorated function `core` by one argument.
 
-        The derivative has the shape of the argument.
+        The result is a function of the same arguments, which opens the float64 scope.
+        The derivative has the shape of the argument, broadcast to the batch.
         """
 
         def derivative(*args: jax.Array, **kwargs: object) -> jax.Array:

@@ -3,15 +3,15 @@
 XLA takes seconds to compile an accountant, but NumPy takes a tenth of a second to
 evaluate the same operations once. So a function is traced into a jaxpr, as for
 `jax.jit`, and NumPy evaluates the jaxpr's equations one after the other. An accountant
-is written once, in `jax.numpy`, and both evaluations follow the same equations. The
+is written once, in `jax.numpy`. NumPy and XLA evaluate the same equations. The
 functions of NumPy and SciPy differ from those of XLA only in the last bits, within the
 rounding errors that the accountants' margins cover. NumPy does not replace subnormal
 numbers by zero.
 
-A jaxpr is compiled instead if an operation has no rule in `numpy_rules`. It is also
-compiled if NumPy would take longer than `MAX_SECONDS`, because of long loops or large
-arrays. The time is estimated from the equations alone, and never measured, so that
-equal calls always give equal bits.
+XLA compiles the jaxpr instead if `numpy_rules` cannot evaluate one of its operations.
+XLA also compiles the jaxpr if NumPy would take longer than `MAX_SECONDS`, because of
+long loops or large arrays. The time is estimated from the equations alone, and never
+measured, so that equal calls always give equal bits.
 """
 
 import functools
@@ -62,9 +62,9 @@ def without_compiler(
       max_seconds: the maximum time of an evaluation by NumPy, as estimated.
 
     Returns:
-      A function that calls fn if an argument is traced, an operation has no rule, or
-      NumPy would take too long. Otherwise NumPy evaluates fn, and the results are NumPy
-      arrays.
+      A function that calls fn if an argument is traced, if `numpy_rules` cannot
+      evaluate an operation of fn, or if NumPy would take too long. Otherwise NumPy
+      evaluates fn, and the results are NumPy arrays.
     """
 
     # A function is traced again if the precision differs, as in the float64 scope.
@@ -106,8 +106,8 @@ def evaluator(closed: jex.ClosedJaxpr, max_seconds: float = MAX_SECONDS) -> Func
     """The function of NumPy arrays that a jaxpr describes. It returns a list of arrays.
 
     Raises:
-      NotEvaluatedError: an operation of the jaxpr has no rule, or NumPy would take
-        longer than max_seconds.
+      NotEvaluatedError: `numpy_rules` cannot evaluate an operation of the jaxpr, or
+        NumPy would take longer than max_seconds.
     """
     _keep_freed_memory()
     run, seconds = _sequence(closed.jaxpr, closed.consts)
@@ -136,7 +136,13 @@ def _keep_freed_memory() -> None:
 
 
 class _Step(NamedTuple):
-    """An equation, with the indices of its inputs and outputs in a list of values."""
+    """A jaxpr's equation, and where its inputs and outputs are in a list of values.
+
+    Attributes:
+      eqn: the equation.
+      inputs: the index in the list of each input.
+      outputs: the index in the list of each output.
+    """
 
     eqn: jex.JaxprEqn
     inputs: list[int]
@@ -217,7 +223,7 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
 
 
 def _program(eqn: jex.JaxprEqn) -> Program:
-    """The function that evaluates an equation, and an estimate of its time."""
+    """A function that evaluates a jaxpr's equation, and an estimate of its time."""
     name = eqn.primitive.name
     if name in _CONTROL:
         return _CONTROL[name](eqn.params)
@@ -238,7 +244,7 @@ def _program(eqn: jex.JaxprEqn) -> Program:
 
 
 def _time(eqn: jex.JaxprEqn) -> float:
-    """An estimate of the time in seconds that NumPy takes for an operation."""
+    """An estimate of the seconds that NumPy takes for an equation of a jaxpr."""
     entries = sum(math.prod(v.aval.shape) for v in eqn.outvars)  # pyright: ignore
     seconds = _OPERATION + _ENTRY * entries
     if eqn.primitive.name == "dot_general":
@@ -249,9 +255,9 @@ def _time(eqn: jex.JaxprEqn) -> float:
 
 
 def _open(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
-    """The jaxpr and the constants of a jaxpr that may be closed.
+    """Split a `ClosedJaxpr` into its jaxpr and its constants.
 
-    A jaxpr that is not closed has no constants.
+    For a plain `Jaxpr`, the result is this jaxpr and no constants.
     """
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
@@ -290,7 +296,10 @@ def _pad_axes(x: np.ndarray, ndim: int) -> np.ndarray:
 
 
 def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
-    """The number of constants of a scan, and the number of values that it carries."""
+    """The numbers of constants and of carried arrays of `jax.lax.scan`.
+
+    `params` has the parameters of the scan's equation in a jaxpr.
+    """
     if "ft_in" in params:  # JAX 0.11 and later.
         consts, carried, _ = params["ft_in"].unpack()
         return len(list(consts)), len(list(carried))

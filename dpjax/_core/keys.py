@@ -4,12 +4,12 @@ In JAX `split(key)[i]` and `fold_in(key, i)` are the same key (Threefry). A cons
 a key, such as a sampler or a noise transformation, usually derives a key for each step
 or leaf from the number of the step or leaf. Two consumers of the same key would then
 draw the same random numbers, so that a sampler's order could depend on the noise. So
-each consumer first derives a separate key, called a stream, from the user's key and a
-name. From this stream, the consumer derives the keys of its steps, leaves and levels. A
-consumer derives its stream once, where it receives the user's key: in a
-transformation's `init`, or at the beginning of a function. A stream only separates
-types of consumers: two transformations of one type, on the same tree and with the same
-key, draw the same noise.
+each consumer first derives a separate key, called a stream, from the user's key and the
+consumer's name. From this stream, the consumer derives the keys of its steps and
+leaves. A consumer derives its stream once, where it receives the user's key: in a
+transformation's `init`, or at the beginning of a function. Streams separate types of
+consumers only. Two transformations of one type, on the same tree and with the same key,
+draw the same noise.
 """
 
 import collections
@@ -31,7 +31,7 @@ from dpjax._core.typing import ArrayLike, Bits, Key, Shaped
 
 
 def random_key(impl: str | None = None) -> Key:
-    """A new typed key from the operating system's entropy, of the full width.
+    """A new typed key, all of whose bits come from the operating system's entropy.
 
     The key is the secret of a private run: anyone who has or guesses the key can draw
     the same noise and subtract it. Without `jax_enable_x64`, `jax.random.key(seed)`
@@ -41,9 +41,10 @@ def random_key(impl: str | None = None) -> Key:
 
     With `impl="chacha20"` the key has 256 bits, and `jax.random` draws from it by
     ChaCha20, the stream cipher of RFC 8439. JAX's default, Threefry-2x32, has keys of
-    64 bits and is no standardised cipher. Faster functions, with keys that the
-    generator draws, compute the order of more than 2¹⁶ examples in
-    `sampling.random_bins`, and of more than 2¹⁴ in `sampling.reshuffled_step`.
+    64 bits and is no standardised cipher. Two samplers compute the order of many
+    examples by faster functions, which are no standardised ciphers either:
+    `sampling.random_bins` for more than 2¹⁶ examples, and `sampling.reshuffled` for
+    more than 2¹⁴ examples. The generator draws the keys of these functions.
 
     Args:
       impl: "chacha20", or one of JAX's generators, as for `jax.random.key`. If None,
@@ -96,7 +97,10 @@ def random_key(impl: str | None = None) -> Key:
 
 
 def generator_of(name: str | None) -> Any:
-    """A generator by name, as a value for the argument `impl` of JAX's functions."""
+    """A random generator by name, as the argument `impl` of JAX's functions of keys.
+
+    None stands for the default generator of JAX.
+    """
     # JAX has no public function to register the name of a generator.
     return chacha.PRNG if name == chacha.NAME else name
 
@@ -104,7 +108,7 @@ def generator_of(name: str | None) -> Any:
 def words(name: str) -> tuple[int, int]:
     """A hash of a name, as two 32-bit numbers, each at least 2³¹.
 
-    The highest bits are set, so that no number of a step or of a leaf equals a hash.
+    So no number below 2³¹, such as the number of a step, equals a hash.
     """
     digest = hashlib.sha256(name.encode()).digest()
     high, low = (int.from_bytes(digest[i : i + 4], "big") for i in (0, 4))
@@ -112,7 +116,11 @@ def words(name: str) -> tuple[int, int]:
 
 
 def stream(key: Key, consumer: str) -> Key:
-    """The key for one kind of consumer, derived from the user's key."""
+    """Derive a key from the user's key and the name of a consumer of random numbers.
+
+    A consumer is a function or transformation that draws random numbers, for example
+    "correlated noise". Consumers with different names get different keys.
+    """
     pair = np.array(words(f"dpjax {consumer}"), np.uint32)
     key = _order_dependent_key(key)
     data = jax.random.key_data(key)
@@ -152,11 +160,15 @@ _TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
 def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
-    """The output words of Threefry-2x32 for the counters (0, x), both u32[b].
+    """The two output words of Threefry-2x32 for each counter (0, x), u32[b] each.
 
-    Threefry-2x32 is the default generator of JAX. The key data of
-    `jax.random.fold_in(key, number)` is the output words for the counter (0, number).
-    As the rounds are written out here, XLA fuses them with the code around them.
+    Threefry-2x32 is the default generator of JAX. The two output words for the counter
+    (0, number) are the key data of `jax.random.fold_in(key, number)`. The rounds of
+    Threefry are written out here, so that XLA fuses them with the code around them.
+
+    Args:
+      key: the two words of the key's data.
+      x: the second words of the counters, u32[b].
 
     Reference: Salmon et al. (2011), https://doi.org/10.1145/2063384.2063405.
     """
@@ -184,9 +196,10 @@ def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
 
 
 def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-    """Two independent words for each entry of an array, u32[shape] each.
+    """Draw two independent arrays of random 32-bit words, u32[*shape] each.
 
-    Threefry hashes a counter to two words, which `jax.random.bits` combines into one.
+    With Threefry, both words of an entry come from the same hash of the entry's index.
+    `jax.random.bits` would combine these two words into one.
     """
     if not _has_word_pairs(key, shape):
         first, second = jax.random.bits(key, (2, *shape), jnp.uint32)
@@ -201,10 +214,10 @@ def _has_word_pairs(key: Key, shape: Sequence[int]) -> bool:
 
 
 def two_keys(key: Key) -> tuple[Key, Key]:
-    """Two new keys, of a generator that draws the same bits under `jax.vmap`.
+    """Derive two keys of a generator that draws the same bits under `jax.vmap`.
 
-    JAX's generators rbg and unsafe_rbg do not have this property. For their keys, the
-    result is two keys of Threefry, made of random bits.
+    JAX's generators rbg and unsafe_rbg draw other bits under `jax.vmap`. The results
+    are keys of ChaCha20 if the given key is, and otherwise keys of Threefry.
     """
     if generator_name(key) == chacha.NAME:
         one, other = jax.random.split(key)
@@ -227,10 +240,10 @@ def _order_dependent_key(key: Key) -> Key:
 
 
 def generator_name(key: Key) -> str:
-    """The name of the generator with which a key's streams draw.
+    """The name of the generator with which dpjax draws from a key.
 
-    Keys with equal data and equal generator names draw the same numbers in all of
-    dpjax.
+    The name is "rbg" for keys of unsafe_rbg (`_order_dependent_key`). Keys with equal
+    data and equal generator names draw the same numbers in all of dpjax.
     """
     return str(jax.random.key_impl(_order_dependent_key(key)))
 

@@ -3,9 +3,9 @@
 JAX's meshes have three kinds of axes. Along *explicit* axes, JAX's default, an array's
 type says how the array is sharded. An operation raises an error if the types do not
 determine its output's sharding. Along *auto* axes the compiler decides the sharding.
-Along *manual* axes (`jax.shard_map`) code sees one device's shard. The engines run a
-loss as `vmap(grad(loss))` would, for every kind of axis. They leave the sharding of
-their own computations around the loss to the compiler.
+Along *manual* axes (`jax.shard_map`) code sees one device's shard. For every kind of
+axis, the code that computes clipped gradients evaluates the loss as `vmap(grad(loss))`
+would. The compiler decides the sharding of all computations around the loss.
 
 Zeros and noise are sharded like the arrays to which they belong. Inside
 `jax.shard_map`, the type of a shard says along which axes the shards' values vary.
@@ -63,13 +63,14 @@ def like(
     *,
     leading: _Entry = None,
 ) -> jax.ShapeDtypeStruct:
-    """The type of an array whose last axes are sharded like a variable's last axes.
+    """The type of an array whose last axes are sharded like those of another array.
 
     Args:
-      aval: the variable's type.
-      shape: the variable's shape, with leading axes added or removed.
+      aval: the type of the other array.
+      shape: the shape of the other array, with leading axes added or removed.
       dtype: any dtype.
-      leading: how the first added axis is sharded; other added axes are not sharded.
+      leading: the mesh axes over which the first added axis is sharded. All other added
+        axes are not sharded.
     """
     axes, mesh = aval.manual_axis_type, aval.sharding.mesh
     explicit = bool(mesh.explicit_axes)
@@ -101,16 +102,17 @@ def sharded_zeros(
     leading: _Entry = None,
     mesh: AbstractMesh | None = None,
 ) -> jax.Array:
-    """Zeros whose last axes are sharded like the last axes of a variable.
+    """Zeros whose last axes are sharded like the last axes of another array.
 
     Args:
-      aval: the variable's type.
-      shape: the shape of the zeros, which is the variable's shape with leading axes
-        added or removed.
-      leading: how the first added axis is sharded; other added axes are not sharded.
-      mesh: the mesh of the zeros if the variable has no explicit sharding. Only the
-        first axis of the zeros is then sharded, as `leading` says. None for JAX's
-        default sharding.
+      aval: the type of the other array.
+      shape: the shape of the zeros: the other array's shape, with leading axes added or
+        removed.
+      leading: the mesh axes over which the first added axis is sharded. All other added
+        axes are not sharded.
+      mesh: the mesh of the zeros if the other array has no explicit sharding. Then only
+        the first axis of the zeros is sharded, over the mesh axes in `leading`. If mesh
+        is None, the zeros have JAX's default sharding.
     """
     wanted = like(aval, shape, aval.dtype, leading=leading)
     sharding = wanted.sharding
@@ -165,7 +167,7 @@ def varying_axes(of: jax.core.ShapedArray) -> frozenset[str]:
 
 
 def add_varying_axes(tree: Shaped, axes: frozenset[str]) -> Shaped:
-    """The tree with the same values, whose types also vary along the given axes."""
+    """Mark the values of a tree as varying along manual axes of `jax.shard_map`."""
 
     def cast(x: jax.Array) -> jax.Array:
         # pcast accepts only axes along which x does not vary yet.
@@ -248,17 +250,21 @@ def zeros_like(
 
 
 def wide_zeros_like(tree: Tree, leading: Sequence[int] = ()) -> Tree:
-    """A tree with the zeros of `zeros_like` for each leaf, in float32 or wider."""
+    """Replace each leaf x by zeros of shape (*leading, *x.shape), sharded like x.
+
+    The dtype is that of the leaf, or float32 if the leaf's dtype is narrower.
+    """
     return jax.tree.map(
         lambda x: zeros_like(x, at_least_float32(jnp.result_type(x)), leading), tree
     )
 
 
 def shard_like(state: Shaped, params: Tree) -> Shaped:
-    """An optimizer's state, with leaves sharded like the parameters of the same paths.
+    """Shard the leaves of an optimizer's state like the parameters.
 
-    A leaf of the state belongs to the parameter whose path is the end of the leaf's
-    path, if leaf and parameter have the same shape.
+    The path of a leaf such as a momentum ends with the path of a parameter. If leaf and
+    parameter also have the same shape, the leaf gets the sharding of this parameter.
+    Only shardings that the compiler chooses (traced parameters) need this copy.
     """
     places = dict(jax.tree_util.tree_flatten_with_path(params)[0])
 
@@ -279,10 +285,9 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
 def _copy_sharding(x: jax.Array, other: jax.Array) -> jax.Array:
     """The values of x, with the sharding that the compiler chooses for another array.
 
-    Only the compiler knows the sharding of the other array, and the compiler may place
-    a constant on any device. A select gives its operands the same sharding. The
-    condition of the select is constant. The compiler propagates shardings first, and
-    removes the select only after that.
+    The sharding of the other array is not known before compilation. So the result is a
+    select between both arrays, with a constant condition. The compiler gives the
+    operands of a select the same sharding. It removes the select only later.
     """
     return jnp.where(False, other, x)
 
@@ -314,7 +319,7 @@ def draw_like(
         compiled.
       key: a typed key.
       x: an array. If x is replicated over devices, so are the numbers.
-      setting: the third argument of `draw`, which is hashable.
+      setting: the third argument of `draw`, which is hashable, such as a dtype.
     """
     kind, sharding = jax.typeof(x), None
     if isinstance(x, Tracer):

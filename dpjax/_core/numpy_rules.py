@@ -22,7 +22,7 @@ Rule = Callable[[Mapping[str, Any]], Function]
 
 
 class NotEvaluatedError(NotImplementedError):
-    """NumPy has no rule for an operation of a jaxpr, or would take too long."""
+    """NumPy cannot evaluate an operation of a jaxpr, or would take too long."""
 
 
 def _divide(params: Mapping[str, Any]) -> Function:
@@ -128,7 +128,10 @@ def _dynamic_update(params: Mapping[str, Any]) -> Function:
 
 
 def _gather(params: Mapping[str, Any]) -> Function:
-    """The rule of gather operations, to which JAX lowers `x[index]`."""
+    """Make a NumPy function for a gather, the operation to which JAX lowers `x[index]`.
+
+    `params` has the parameters of the gather's equation in a jaxpr.
+    """
     dims, sizes = params["dimension_numbers"], params["slice_sizes"]
     batched = _pairs(dims.operand_batching_dims, dims.start_indices_batching_dims)
     fills = "FILL" in str(params["mode"]).upper()
@@ -174,7 +177,19 @@ def _pairs(axes: Iterable[int], values: Iterable[int]) -> dict[int, int]:
 def _starts(
     axis: int, rows: np.ndarray, mapped: Sequence[int], batched: Mapping[int, int]
 ) -> np.ndarray:
-    """The first index of each slice along one axis, for each row of indices."""
+    """The first index along one axis of each slice of a gather or scatter.
+
+    Args:
+      axis: an axis of the array from which slices are read, or to which they are added.
+      rows: the start indices, i[..., k], as in `jax.lax.gather`. A row gives the first
+        index of a slice along k axes.
+      mapped: the k axes, in the order of a row's entries.
+      batched: for each batch axis of the array, the same batch axis of `rows`.
+
+    Returns:
+      The first indices, i[...]. They are 0 along an axis that is neither mapped nor a
+      batch axis.
+    """
     shape = rows.shape[:-1]
     if axis in mapped:
         return rows[..., mapped.index(axis)].astype(np.int64)
@@ -185,15 +200,15 @@ def _starts(
 
 
 def _count_along(axis: int, size: int, ndim: int) -> np.ndarray:
-    """The indices 0, ..., size − 1 of an axis, shaped to broadcast with other axes."""
+    """The indices 0, ..., size − 1 along one of ndim axes; other axes have length 1."""
     return np.arange(size).reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
 def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
-    """The rule of scatter operations, to which JAX lowers `x.at[index].add(updates)`.
+    """Make the NumPy form of a scatter, to which JAX lowers `x.at[index].add(updates)`.
 
-    Updates outside of the array are dropped. The argument `combine` writes updates into
-    an array at indices.
+    The function `combine` of an array, indices and updates combines the updates with
+    the array's entries in place. Updates outside of the array are dropped.
     """
 
     def rule(params: Mapping[str, Any]) -> Function:
@@ -233,7 +248,11 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
 
 
 def _convolution(params: Mapping[str, Any]) -> Function:
-    """The rule of convolutions along one axis, as in `jax.numpy.convolve`."""
+    """Make a NumPy function for a convolution along one axis.
+
+    `params` has the parameters of the convolution's equation in a jaxpr, to which JAX
+    lowers `jax.numpy.convolve`.
+    """
     dilations = (*params["lhs_dilation"], *params["rhs_dilation"])
     groups = params["feature_group_count"], params["batch_group_count"]
     left, right, out = params["dimension_numbers"]
@@ -321,7 +340,10 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
 
 
 def _total_order(compare: Function) -> Function:
-    """The comparison `compare` in an order with −0 before 0, and NaNs at the ends."""
+    """Compare floats by `compare` in IEEE 754's total order, in which −0 is below 0.
+
+    A NaN with a sign is below all numbers, and any other NaN is above all numbers.
+    """
 
     def key(x: np.ndarray) -> np.ndarray:
         if not np.issubdtype(x.dtype, np.floating):
@@ -400,7 +422,11 @@ def _convert(params: Mapping[str, Any]) -> Function:
 
 
 def _shift_right(x: np.ndarray, by: np.ndarray, kind: str) -> np.ndarray:
-    """Shift the bits of x as numbers of a kind: "i" with a sign, "u" without one."""
+    """Shift the bits of integers to the right.
+
+    With the kind "i" the integers are signed, so that copies of the sign bit fill the
+    free bits. With the kind "u" the integers are unsigned, and zeros fill these bits.
+    """
     bits = 8 * x.dtype.itemsize
     shifted = x.view(f"{kind}{x.dtype.itemsize}") >> np.minimum(by, bits - 1)
     return np.where(by < bits, shifted, shifted >> 1).astype(x.dtype)

@@ -1,8 +1,9 @@
-"""Records as plain values: the only writer and the only reader of records in JSON.
+"""Convert records to plain values that JSON can represent, and read them back.
 
 A record is a frozen dataclass or a `NamedTuple` whose fields are numbers, strings,
-members of an enum, other records, or tuples of these. The annotations of its fields
-determine what the reader accepts.
+members of an enum, other records, or tuples of such values. The annotations of a
+record's fields determine the plain values from which the record can be read. No other
+code of dpjax writes or reads records as JSON.
 """
 
 import dataclasses
@@ -20,7 +21,10 @@ _PLAIN = {float: (float, int), int: (int,), str: (str,), bool: (bool,)}
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, Any] | None:
-    """The type of each field of a record's class; None for all other types."""
+    """The types of the fields of a dataclass or named tuple, by the fields' names.
+
+    The result is None for any other type.
+    """
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
@@ -62,15 +66,17 @@ def to_plain(value: Any, name: str = "value") -> Any:
 
 
 def from_plain(kind: Any, value: Any, name: str) -> Any:
-    """Undo `to_plain`: the value of a given type that has these plain values.
+    """Read a value of a given type from plain dictionaries, lists, strings and numbers.
+
+    This function is the inverse of `to_plain`.
 
     Args:
       kind: the type, such as a record's class, `int`, or a union of types.
-      value: the plain values, or a copy of them read from JSON.
+      value: a result of `to_plain`, or a copy of such a result read from JSON.
       name: the name of the value in error messages.
 
     Raises:
-      ValueError: no value of this type has these plain values.
+      ValueError: the plain value does not describe a value of this type.
     """
     kind = getattr(kind, "__value__", kind)  # the type for which a named alias stands
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)

@@ -5,22 +5,23 @@ that each result is off by a factor 1 + δ with |δ| at most the unit roundoff u
 float32). Then the error of a sum of k products is at most γ_k = k u / (1 − k u) times
 the sum of the products' absolute values. This holds for every order of summation, with
 or without fused multiply-adds (Higham, *Accuracy and Stability of Numerical
-Algorithms*, section 3.1). Results that underflow to zero add less than 1e-30, in units
-of the clip norm, where no clipping is needed. CPUs and GPUs follow the model in
-element-wise arithmetic, sums, and products at `Precision.HIGHEST`. TPUs compute such a
-product from six products of bfloat16 parts, which is outside the model.
+Algorithms*, section 3.1). The model ignores results that underflow to zero. Together
+these results add less than 1e-30, in units of the clip norm, to gradients that need no
+clipping. CPUs and GPUs follow the model in element-wise arithmetic, sums, and products
+at `Precision.HIGHEST`. TPUs do not follow the model in such products, since they
+compute a product from six products of bfloat16 parts.
 
 To keep k small for arrays of every size, sums are computed in stages of about a
 thousand terms. Optimization barriers between the stages prevent XLA from merging them.
 (There is also a barrier after each reshape, for speed: on CPUs, a sum with which a
 reshape is fused is ten times slower.)
 
-**Noise and decay** are rounded for training. Accountants compute with a noise of 0.7
-and a decay of 0.99, but training uses float32. The float32 number nearest to 0.7 is
-smaller by 1.2e-8, and the one nearest to 0.99 is larger by 1e-8. Every bound falls with
-the noise and grows with the decay (a bound's terms are powers of the decay). So
-training rounds the noise up and the decay down to float32, and the bound holds for the
-rounded numbers.
+**Noise and decay** are rounded for training. An accountant may compute with a noise
+multiplier of 0.7 and a momentum decay of 0.99, but training uses float32. The float32
+number nearest to 0.7 is smaller than 0.7 by 1.2e-8. The float32 number nearest to 0.99
+is larger than 0.99 by 1e-8. Every privacy bound falls with the noise. Every bound grows
+with the decay, since its terms are powers of the decay. So training rounds the noise up
+and the decay down to float32, and the bound also holds for the rounded numbers.
 
 Python numbers, which are in float64, are taken as exact. But an array may be the result
 of rounding a Python number (as in `optax.inject_hyperparams`), and the exact number may
@@ -72,9 +73,10 @@ def staged_sum(
 ) -> tuple[jax.Array, int]:
     """The sum of term(x) over all axes but the first `kept` axes, and a number k.
 
-    k is the number of terms in one stage, added up over the stages. With the unit
-    roundoff u, the rounding error of the sum is at most γ_k = k u / (1 − k u) times the
-    sum of |term(x)|.
+    The sum is computed in stages: the first stage adds the terms in groups, and each
+    further stage adds the results of the stage before it. k is the number of terms in
+    a group, summed over all stages. Let u be the unit roundoff. Then the rounding error
+    of the result is at most γ_k = k u / (1 − k u) times the sum of |term(x)|.
     """
     terms = 0
     while x.ndim > kept:

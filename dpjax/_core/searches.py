@@ -1,15 +1,17 @@
-"""Searches for roots that end on the side on which a bound holds, with derivatives.
+"""Search for the root of a function, and end on the side on which a bound holds.
 
-A search ends near the root, at a distance up to its last step, but a bound must hold
-exactly. So every search of this module ends on the side that its caller calls good,
-despite rounding errors. JAX does not differentiate through the searches. Instead, the
-implicit function theorem gives the derivatives of a root from the function at the root.
+A search ends near the root, but not exactly at the root, and a privacy bound holds only
+on one side of the root. The caller calls this side good. `bisect`, `nudge` and `close`
+end on the good side, despite rounding errors. JAX does not differentiate through the
+searches. Instead, the implicit function theorem gives the derivatives of a root from
+the function at the root.
 
 `bracket` and `close` find the parameter at which a monotone function crosses zero.
-`secants` finds it in few evaluations. `minimize` minimizes a function. `bracket` walks
-until the function has changed its sign, and `close` then narrows the bracket. With
-concrete numbers, both call the function directly, so that a caller may compile it, and
-NumPy evaluates the search's own arithmetic.
+`bracket` takes steps until the function has changed its sign. `close` then narrows the
+interval between the last two points. With concrete numbers, both call the function
+directly, so that a caller may compile the function, and NumPy evaluates the search's
+own arithmetic. `secants` needs few evaluations for functions that are nearly linear in
+the log of the parameter. `minimize` minimizes a function.
 """
 
 import functools
@@ -56,9 +58,11 @@ def newton(fn: _Function, start: jax.Array) -> jax.Array:
 
 
 def nudge(holds: _Function, x: jax.Array, direction: float) -> jax.Array:
-    """Move x in a direction until holds(x), by steps that double from a few ulps.
+    """Move x up or down until the condition `holds` is true at x.
 
-    The direction is 1.0 or −1.0; the result is at least 0.
+    The first step is a few units in the last place, and each further step is twice as
+    long. The direction is 1.0 or −1.0. The result is at least 0. If the steps become
+    infinite, the search ends, and the condition may be false at the result.
     """
 
     def cond(state):
@@ -96,11 +100,12 @@ def bisect(
 def implicit_derivative(
     residual: Callable[..., jax.Array], root: jax.Array, met: ArrayLike = True
 ) -> jax.Array:
-    """The root of a function, with derivatives by the implicit function theorem.
+    """Return the known root of the function `residual`, with its derivatives.
 
-    The function `residual` is evaluated only for derivatives. If `met` is false, the
-    search found no root, and the derivatives are zero. With the residual x - f(), the
-    result is the given root with the derivatives of f().
+    By the implicit function theorem, the root has derivatives with respect to the
+    values that `residual` captures. The function is evaluated only for derivatives. If
+    `met` is false, `root` is not a root, and the derivatives are zero. With the
+    residual x - f(), the result is `root` with the derivatives of f().
     """
     # JAX's custom rules see explicit arguments only. So captured tracers become
     # arguments.
@@ -135,13 +140,14 @@ def implicit_derivative(
 
 
 class Seen(NamedTuple):
-    """A point x of the search of `secants` for the zero of a function of log x.
+    """A point x at which `secants` evaluated the function whose zero it searches for.
 
     Attributes:
       log: log x.
-      excess: the value of the function at this point, clipped to ±_FAR.
-      slope: an estimate of the mean slope from this point to the zero.
-      next: the log of the next x.
+      excess: the value of the function at x, clipped to the interval from −2 to 2.
+      slope: an estimate of the function's mean derivative with respect to log x,
+        between x and the zero.
+      next: the log of the next x at which to evaluate the function.
     """
 
     log: float
@@ -226,7 +232,7 @@ _LEAST_STRIDE = 1e-3  # the minimum log of a first stride; ten squarings exceed 
 
 
 class Point(NamedTuple):
-    """A parameter, and the value there of the function whose zero is searched for.
+    """An evaluation of the function of one parameter whose zero is searched for.
 
     Attributes:
       at: the parameter.
@@ -238,12 +244,12 @@ class Point(NamedTuple):
 
 
 class _Walk(NamedTuple):
-    """The state of the walk of `bracket`: the last two points and the next stride.
+    """The state of the function `bracket` between two evaluations.
 
     Attributes:
-      before: the point before the last one.
-      now: the last point.
-      stride: the factor by which the parameter changes next.
+      before: the point at which the function was evaluated before `now`.
+      now: the last point at which the function was evaluated.
+      stride: the factor by which the parameter is multiplied or divided next.
     """
 
     before: Point
@@ -252,14 +258,18 @@ class _Walk(NamedTuple):
 
 
 class _Bracket(NamedTuple):
-    """The state of the search of `close`: a bracket and the parameters of ITP.
+    """The state of the function `close`: a bracket, and two parameters of its method.
+
+    The method is ITP (interpolate, truncate, project). The zero of the function is
+    between the ends of the bracket.
 
     Attributes:
-      bad: the point at which the excess is positive.
-      good: the point at which the excess is at most zero.
-      radius: half the width of the bracket that bisection would have after as many
-        steps, with one step to spare.
-      curvature: κ₁. The next point is at the distance κ₁ width² from the secant's zero.
+      bad: the end of the bracket at which the function is positive.
+      good: the end at which the function is at most zero.
+      radius: an upper bound on half the width of the bracket. The bound halves in each
+        step, and the choice of the next point ensures that the bound holds.
+      curvature: κ₁ of ITP. Unless another limit applies, the next point is at the
+        distance κ₁ · width² from the zero of the secant.
     """
 
     bad: Point
@@ -288,14 +298,16 @@ def bracket(
     increasing: bool,
     ends: tuple[float, float],
 ) -> tuple[Point, Point]:
-    """Walk from start, squaring the stride, until the sign of the excess changes.
+    """Find two parameters between which a monotone function changes its sign.
 
-    The first stride is at most a factor of two, and is smaller if the first excess is
-    small. The reason is that log ε usually falls at least as fast as the log of the
-    parameter grows.
+    From `start`, the parameter is multiplied or divided by a factor, which is squared
+    after each step. The first factor is at most 2, and closer to 1 if the function is
+    nearly 0 at `start`. The reason is that the function usually is log ε minus the log
+    of a target, and that log ε usually changes at least as fast as the log of the
+    parameter.
 
     Args:
-      excess: the function, positive if the target is missed.
+      excess: the function, which is positive where the caller's condition fails.
       start: the first parameter.
       increasing: whether the function grows with the parameter.
       ends: the minimum and the maximum parameter to evaluate.
@@ -340,12 +352,13 @@ def _next_point(
 
 @without_compiler
 def find_bracket(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
-    """Whether the excess changes its sign between two points, and the bracket's ends.
+    """Sort the two points that `bracket` returned by the sign of the function.
 
-    The ends are the bad one, at which the excess is positive, and then the good one, at
-    which the excess is at most 0. If the excess does not change its sign, the walk
-    stopped at an end of the range. The bracket is then a fixed bracket of width zero,
-    whose result is not used.
+    Returns:
+      Whether the function changes its sign between the points; the bad point, at which
+      the function is positive; and the good point, at which the function is at most 0.
+      If the sign does not change, both points are placeholders at the same parameter,
+      and the caller must not use the result of the search.
     """
     crossed = (first.excess > 0) != (second.excess > 0)
 
@@ -365,18 +378,19 @@ def close(
     *,
     log: bool = False,
 ) -> jax.Array:
-    """Narrow a bracket to a width of at most the tolerance; return its good end.
+    """Narrow an interval around a zero (a bracket), and return its good end.
 
-    The method is ITP, which evaluates the function near the zero of the secant. For any
-    function, ITP needs hardly more steps than bisection. The result is the given good
-    end, or a point at which the excess was evaluated and is at most 0.
+    The method is ITP (interpolate, truncate, project), which evaluates the function
+    near the zero of the secant. For any function, ITP needs hardly more steps than
+    bisection. The result is the parameter of the given good end, or a parameter at
+    which the function was evaluated and is at most 0.
 
     Args:
-      excess: the function, at most 0 at the good end.
-      bad: an end of the bracket. The excess at both ends may be an estimate, since the
-        estimate only affects the speed.
-      good: the other end.
-      tolerance: the width, relative if `log` is true.
+      excess: the function.
+      bad: the end of the bracket at which the function is positive. The values of the
+        function in `bad` and `good` may be estimates, which only affect the speed.
+      good: the end of the bracket at which the function is at most 0.
+      tolerance: the maximum width of the result's bracket, relative if `log` is true.
       log: whether to search in the log of the parameter, in which most accountants are
         nearly linear.
 
@@ -422,9 +436,11 @@ def _is_open(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array
 
 @_with_log
 def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
-    """The next parameter to evaluate: near the secant's zero, within the radius of ITP.
+    """The next parameter at which `close` evaluates the function.
 
-    Because of the radius, the search needs at most one step more than bisection.
+    This parameter is near the zero of the secant through the ends of the bracket. It
+    divides the bracket into two parts whose widths are at most the bracket's `radius`.
+    Hence `close` needs at most one step more than bisection.
     """
     high, low = bracket.bad.excess, bracket.good.excess
     ends = bracket.bad.at, bracket.good.at

@@ -174,7 +174,7 @@ def static_int(name: str, value: object, *, minimum: int) -> int:
 
 
 def at_most(name: str, value: int, most: int, which: str = "") -> None:
-    """Raise unless value <= most; the message describes `most` by `which`."""
+    """Raise unless value <= most; the phrase `which` precedes `most` in the message."""
     if value > most:
         raise ValueError(f"{name} must be at most {which}{most}; got {value!r}.")
 

@@ -1,9 +1,9 @@
 """Correlation matrices and workloads as plain data, for training and accounting.
 
 1. `toeplitz`: lower-triangular Toeplitz matrices and their power series.
-2. `strategy`: strategies, which are the matrices C of correlated noise C⁻¹z, and
-   workloads, which are the linear maps that an optimizer applies to the sums of all
-   steps.
-3. `spec`: a strategy as plain numbers, for accountants and records.
+2. `strategy`: strategies and workloads. A strategy is the matrix C of correlated noise
+   C⁻¹z, where z is independent Gaussian noise. A workload is the linear map that an
+   optimizer applies to the gradient sums of all steps.
+3. `spec`: a strategy as plain numbers, for accountants and for JSON.
 4. `streaming`: a strategy's noise, generated one step after the other.
 """

@@ -1,4 +1,8 @@
-"""A strategy as plain Python numbers, which can be compared, hashed and serialized."""
+"""Strategies as plain Python numbers, which can be compared, hashed and serialized.
+
+A strategy is the lower-triangular matrix C of correlated noise C⁻¹z, where z is
+independent Gaussian noise.
+"""
 
 from typing import NamedTuple
 
@@ -17,15 +21,18 @@ from dpjax._matrices.toeplitz import Toeplitz
 
 
 class StrategySpec(NamedTuple):
-    """The numbers of a strategy C: a scaled Toeplitz matrix, or the matrix of a tree.
+    """The numbers that determine the matrix C of correlated noise C⁻¹z.
 
-    With L the shift by one step, C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f).
+    C is the matrix of the binary tree mechanism (`Tree`), or a Toeplitz matrix with
+    rescaled columns: C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f). Here L is the
+    shift by one step.
 
     Attributes:
       numerator: n_1, n_2, ...
       denominator: d_1, d_2, ...
-      factors: f, one number for each step; () where all factors are 1.
-      tree_decay: the decay β of a tree; None if the strategy is not a tree.
+      factors: f, one number for each step; () if all factors are 1.
+      tree_decay: the decay β of the momentum for which `Tree` is made; None if C is a
+        Toeplitz matrix with rescaled columns.
     """
 
     numerator: tuple[float, ...] = ()
@@ -47,8 +54,8 @@ class StrategySpec(NamedTuple):
     def toeplitz(self, num_steps: int) -> Toeplitz:
         """The Toeplitz matrix T of C = T diag(1 / f), for a run of num_steps steps.
 
-        Each polynomial has at most num_steps coefficients. Later coefficients have no
-        influence on the first num_steps rows of C.
+        The result has at most num_steps coefficients n_k and as many d_k. Further
+        coefficients do not change the first num_steps rows of C.
         """
         rows = self.numerator, self.denominator
         return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
@@ -68,7 +75,7 @@ class StrategySpec(NamedTuple):
 
 
 def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:
-    """The specification of a strategy for a run of num_steps steps.
+    """The plain numbers of a strategy, for a run of num_steps steps.
 
     Raises:
       ValueError: a number is traced, float32 cannot represent a number exactly, or the

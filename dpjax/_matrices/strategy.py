@@ -1,7 +1,9 @@
 """Strategies and workloads as data, for both training and the accountants.
 
-A strategy is a lower-triangular matrix C. C is a `Toeplitz` matrix, a `Scaled` matrix
-(Toeplitz with rescaled columns), or the matrix of the binary `Tree`.
+A strategy is the lower-triangular matrix C of correlated noise C⁻¹z, where z is
+independent Gaussian noise. C is a `Toeplitz` matrix, a `Scaled` matrix (Toeplitz with
+rescaled columns), or the matrix of the binary `Tree`. A workload is the linear map that
+an optimizer applies to the gradient sums of all steps.
 """
 
 from typing import NamedTuple
@@ -90,14 +92,16 @@ class Scaled(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The strategy of the binary tree mechanism, for momentum with decay β.
+    """The strategy C of the binary tree mechanism, for momentum with decay β.
 
-    Steps count from 1. The largest tree node that step t completes is the node of the
-    steps t − 2^j < s <= t, where j is the index of the lowest set bit of t. Row t of C
-    holds β^{t−s} at the steps s of this node. Row t of C⁻¹ has 1 in column t, and
-    −β^{2^i} in column t − 2^i for all i < j. Let z_t be the noise of the node and N_t
-    the noise of the momentum. Then N_t = z_t + β^{2^j} N_{t−2^j}, and the noise of step
-    t is N_t − β N_{t−1}.
+    The noise is C⁻¹z with independent Gaussian z_t. Steps count from 1. Each node of
+    the binary tree covers a range of steps. Let j be the index of the lowest set bit of
+    t. Then the largest node that ends with step t covers the steps s with
+    t − 2^j < s <= t. Entry (t, s) of C is β^{t−s} for these steps s, and 0 for all
+    others. Row t of C⁻¹ has 1 in column t, and −β^{2^i} in column t − 2^i for each
+    i < j. Let N_t be the sum of the noise of all steps s <= t with the weights β^{t−s},
+    which is the noise in the momentum. Then N_t = z_t + β^{2^j} N_{t−2^j}, and the
+    noise of step t is N_t − β N_{t−1}.
 
     Attributes:
       decay: β, f[].

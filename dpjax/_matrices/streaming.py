@@ -1,9 +1,11 @@
-"""The noise (C⁻¹z)_t step by step, from a buffer or by recomputing earlier draws.
+"""Generate the correlated noise (C⁻¹z)_t step by step, for the matrix C of a strategy.
 
-Steps count from 1. The function `draw` maps a step t to the Gaussian vector z_t, and
-gives the same z_t in every call with the same t. The memory (buffer) of a stream is a
-pytree with the structure of the parameters. Each leaf of the memory has an additional
-leading axis, the rows.
+Steps count from 1. The function `draw` maps a step t to the independent Gaussian vector
+z_t, and gives the same z_t in every call with the same t. The noise of a step depends
+on draws of earlier steps. A stream either stores sums of earlier draws in a memory, or
+calls `draw` again for earlier steps. The memory is a pytree with the structure of the
+parameters. Each leaf of the memory has an additional leading axis, whose entries are
+called rows.
 """
 
 from collections.abc import Callable
@@ -26,12 +28,14 @@ Draw = Callable[[jax.Array], Leaves]
 class NoiseStream(NamedTuple):
     """A generator of the correlated noise (C⁻¹z)_t, step by step.
 
+    C is the matrix of a strategy. The function `draw` maps a step t to the independent
+    Gaussian vector z_t. The memory stores sums of draws, which later steps need.
+
     Attributes:
       rows: the number of vectors of the parameters' size in the memory; 0 without
         memory.
-      noise: a function of `draw`, the step and the memory, which returns the step's
-        noise and the memory for the next step. `draw` maps a step t to the Gaussian
-        vector z_t.
+      noise: a function of `draw`, the step and the memory. The function returns the
+        step's noise and the memory for the next step.
     """
 
     rows: int
@@ -39,7 +43,10 @@ class NoiseStream(NamedTuple):
 
 
 def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """The stream of a strategy's noise with one draw in each step, and a memory."""
+    """Make a stream of a strategy's noise that stores earlier draws in a memory.
+
+    The stream draws one Gaussian vector in each step.
+    """
     if isinstance(strategy, Scaled):
         return _scale_stream(buffered_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
@@ -48,12 +55,12 @@ def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """The stream of a strategy's noise without a memory, which repeats earlier draws.
+    """Make a stream of a strategy's noise that has no memory and repeats earlier draws.
 
     Raises:
       ValueError: the strategy is a Toeplitz matrix, possibly scaled, whose inverse C⁻¹
-        is not banded. (For a `Tree`, C⁻¹ is not banded either, but its noise is a sum
-        of few earlier draws, which can be repeated.)
+        is not banded. (For a `Tree`, C⁻¹ is not banded either. But the noise of a
+        `Tree` in each step is a weighted sum of few draws, which can be repeated.)
     """
     if isinstance(strategy, Scaled):
         return _scale_stream(recomputed_stream(strategy.strategy, num_steps), strategy)
@@ -69,10 +76,11 @@ def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """The stream of (C s)_t, where `draw` maps a step t to the sum s_t.
+    """Make a stream of the vectors (C s)_t, for a strategy C and sums s_t of gradients.
 
-    The recursion needs the sum of the current step alone. The rows of the memory have
-    the dtype of the sums, and depend on the data. C is the strategy's matrix.
+    Here the stream's argument `draw` maps a step t to the sum s_t, and is called for
+    the current step only. The memory has the dtype of the sums. The memory depends on
+    the data and is not private.
     """
     if isinstance(strategy, Scaled):
         return _divide_stream(forward_stream(strategy.strategy, num_steps), strategy)
@@ -85,11 +93,10 @@ def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def rounding_gain(strategy: Strategy, num_steps: int) -> float:
-    """A bound on the rounding errors of `forward_stream`, in units of u B.
+    """A bound on the rounding errors of the vectors from `forward_stream`.
 
-    Here B bounds the magnitude of the sums that `draw` returns, and u is the unit
-    roundoff of the dtype. A result of the stream is off by at most this bound times
-    u B.
+    The bound is in units of u B. Here B bounds the magnitude of the sums that `draw`
+    returns, and u is the unit roundoff of the dtype.
     """
     if isinstance(strategy, Scaled):
         smallest = float(np.min(_concrete("factors", strategy.factors, 1)))
@@ -119,7 +126,7 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
 
 
 def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """The given stream, with the input of each step t divided by the factor f_t."""
+    """Change a stream: the input `draw(t)` is divided by the strategy's factor f_t."""
     factors = _checked_factors(strategy)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -163,14 +170,18 @@ def _float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked_factors(strategy: Scaled) -> np.ndarray:
-    """The factors of a scaled strategy, f32[T], not traced and in range."""
+    """Return the factors of a scaled strategy, f32[T].
+
+    Raises:
+      ValueError: the factors are traced, out of range, or not exact in float32.
+    """
     f = _concrete("factors", strategy.factors, 1)
     _in_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
     return f.astype(np.float32)
 
 
 def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
-    """The given stream, with the noise of each step t multiplied by the factor f_t."""
+    """Change a stream: the noise of step t is scaled by the strategy's factor f_t."""
     factors = _checked_factors(strategy)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -182,11 +193,12 @@ def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
 
 
 def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> NoiseStream:
-    """The stream of the noise y = D(L) / N(L) z, a filter in transposed direct form II.
+    """Make a stream of the noise y = D(L) / N(L) z, where the z_t are the draws.
 
     L is the shift by one step. The polynomials N and D have the coefficients n_k and
-    d_k after a leading 1. Row k of the memory is s_k. The noise of step t is
-    y_t = z_t + s_1. Then s_k becomes s_{k+1} + d_k z_t − n_k y_t.
+    d_k after a leading 1. The filter is in transposed direct form II: let s_k be row k
+    of the memory. The noise of step t is y_t = z_t + s_1. Then s_k becomes
+    s_{k+1} + d_k z_t − n_k y_t.
     """
     order = max(numerator.size, denominator.size)
     # Both polynomials get the longer length, so that one row update serves both.
@@ -218,7 +230,10 @@ def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Noise
 
 
 def _recomputed_sum(denominator: np.ndarray) -> NoiseStream:
-    """The stream of the noise y_t = z_t + Σ_k d_k z_{t−k}, without a memory."""
+    """Make a stream of the noise y_t = z_t + Σ_k d_k z_{t−k}, without a memory.
+
+    z_t is the draw of step t. The d_k are the entries of `denominator`.
+    """
     weights = np.append(1.0, denominator).astype(np.float32)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -240,10 +255,12 @@ def _plus(noise: Leaves, weight: jax.Array, z: Leaves) -> Leaves:
 
 
 def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
-    """The weights −β^{2^i} of the tree nodes whose noise later steps subtract, f32[k].
+    """The weights −β^{2^i} for i = 0, ..., k − 1, f32[k], where β is the decay.
 
-    There is one weight for each level i of the tree from which some step of the run
-    subtracts a node. If a traced decay is not in [0, 1), the weights are NaN.
+    Here k = ⌊log₂ num_steps⌋. In the binary tree mechanism (`Tree`), weight i belongs
+    to the noise of a tree node that covers 2^i steps. The noise of a later step
+    contains this noise, times weight i. If a traced decay is not in [0, 1), the weights
+    are NaN.
 
     Raises:
       ValueError: a concrete decay is not in [0, 1), or a traced decay is not a float32.
@@ -259,9 +276,10 @@ def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
 
 
 def node_level(step: jax.Array) -> jax.Array:
-    """The level of the largest node that a step completes, i32[]; 32 for step 0.
+    """The level of the largest node of a binary tree that ends with a step, i32[].
 
-    The level is the number of trailing zero bits of the step.
+    A node of level j covers 2^j steps. The level is the number of trailing zero bits of
+    the step, and 32 for step 0.
     """
     # x & −x isolates the lowest set bit. Subtracting one from that bit gives a one for
     # each trailing zero.
@@ -271,16 +289,16 @@ def node_level(step: jax.Array) -> jax.Array:
 def buffered_tree(
     weights: np.ndarray | jax.Array, *, keeps_result: bool = False
 ) -> NoiseStream:
-    """The stream of the noise y_t = z_t − Σ_{i<j} β^{2^i} z_{t−2^i} of the binary tree.
+    """Make a stream of the noise y_t = z_t + Σ_{i<j} w_i z_{t−2^i} of a binary tree.
 
-    z_t is the noise of the tree node that step t completes, and j is the level of this
-    node. The sum is over the latest nodes of all levels below j. Row i of the memory
-    holds the noise of the latest node of level i. The last level has no row, because no
-    step subtracts its node. The noise of this node overwrites the row of the level
-    below, which no later step reads.
+    The w_i are the weights. A node of level j covers 2^j steps. The draw z_t is the
+    noise of the largest node that ends with step t, and j is the level of this node.
+    Row i of the memory stores the noise of the latest node of level i. The highest
+    level in the run has a single node, whose noise no later step needs, and no row.
+    This noise overwrites the last row, which no later step reads.
 
-    With `keeps_result` the memory holds y in place of z, and so the stream is
-    y_t = z_t + Σ_{i<j} w_i y_{t−2^i} for weights w_i.
+    With `keeps_result` the memory stores y in place of z. The stream is then
+    y_t = z_t + Σ_{i<j} w_i y_{t−2^i}.
     """
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
@@ -309,9 +327,9 @@ def buffered_tree(
 
 
 def _recomputed_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
-    """The stream of `buffered_tree` without a memory, which draws earlier nodes again.
+    """Make the stream of `buffered_tree` without a memory, by repeating earlier draws.
 
-    A step makes one additional draw on average.
+    A step repeats one earlier draw on average.
     """
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:

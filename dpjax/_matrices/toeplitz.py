@@ -2,8 +2,9 @@
 
 With L the shift by one step, a matrix is N(L) / D(L), and both polynomials begin with
 1. The inverse is D(L) / N(L), and a product of matrices multiplies their numerators and
-their denominators. A recursion applies the matrix to a stream. The recursion stores as
-many vectors as the longer polynomial has coefficients after its leading 1.
+their denominators. A recursion applies the matrix to vectors that arrive one step after
+the other. The recursion stores as many vectors as the longer polynomial has
+coefficients after its leading 1.
 """
 
 import functools
@@ -23,8 +24,9 @@ _SHORT = 4
 class Toeplitz(NamedTuple):
     """The strategy C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k), L the shift by one step.
 
+    C is the matrix of correlated noise C⁻¹z, where z is independent Gaussian noise.
     This class is pure data and a pytree. `dpjax.correlated_noise` and the accountants
-    read it.
+    read the data.
 
     Attributes:
       numerator: n_1, n_2, ..., f[k].
@@ -44,7 +46,8 @@ class Toeplitz(NamedTuple):
     def inverse_coefficients(self, n: int) -> jax.Array:
         """The first n coefficients of C⁻¹, f[n], which begin with 1.
 
-        Let b be these coefficients. Then the noise of step t is Σ_j b_j z_{t−j}.
+        Let b be these coefficients, and let z_t be independent Gaussian vectors. Then
+        the correlated noise of step t is Σ_j b_j z_{t−j}.
         """
         return series(self.denominator, self.numerator, n)
 
@@ -54,7 +57,10 @@ class Toeplitz(NamedTuple):
 
     @property
     def num_vectors(self) -> int:
-        """The number of vectors of the parameters' size that buffered noise stores."""
+        """The number of vectors that a recursion for the noise C⁻¹z stores.
+
+        Each vector has the size of the parameters.
+        """
         return max(np.shape(x)[-1] for x in self)
 
 
@@ -114,11 +120,12 @@ def series(numerator: ArrayLike, denominator: ArrayLike, n: int) -> jax.Array:
 def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     """An upper bound on the L2 norm of the rounding errors of h, f[].
 
-    h holds the coefficients of the strategy N / D that `series` computed. The
-    coefficients satisfy D h = N − r, where r holds the rounding errors of the
-    recursion's steps. So the error of h is r / D. For series cut off at n terms the
-    norms obey ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁. If g is the computed 1 / D,
-    and s holds the rounding errors of the recursion for g, then 1 / D = g / (1 − s).
+    The strategy is N / D for two polynomials N and D. h has the first n coefficients
+    of its power series, as `series` computed them by a recursion. Let r be the rounding
+    errors of the recursion's steps. Then D h = N − r, and the error of h is r / D. Let
+    g be the computed coefficients of 1 / D, and s the rounding errors of the recursion
+    for g. Then 1 / D = g / (1 − s). For power series a and b cut off at n terms,
+    ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁.
     """
     n, bottom = h.size, jnp.asarray(strategy.denominator, h.dtype)
     if not bottom.size:

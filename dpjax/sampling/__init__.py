@@ -2,20 +2,22 @@
 
 Every sampler is a pure function of static sizes, a key and an epoch or step number. The
 same arguments give the same batches under jit, in a scan, and in a run resumed from any
-step. (Key implementations whose bits depend on `jax.vmap`, such as "rbg", give other
-batches under `jax.vmap`.) For a large data set, the time to sample one step is
-proportional to its batch size. For `random_bins_step`, the time grows slightly faster.
+step. (Keys of JAX's random generators "rbg" and "unsafe_rbg" give other batches under
+`jax.vmap`.) For a large data set, the time to sample one step is nearly proportional to
+the batch size. `random_allocation_step` is an exception, whose time is proportional to
+the number of examples.
 
 1. `Batch`: the indices of the examples that take part, and a mask that is False for
    padding.
 2. Samplers in which every example takes part once per epoch. `cyclic` uses the data's
-   own order. `reshuffled` uses a random order: a permutation that is evaluated only at
-   the positions that a batch needs. In `random_bins` every example picks a step at
-   random. `cyclic_step`, `reshuffled_step` and `random_bins_step` give a single step.
-   `random_allocation_step` is for examples that take part k times per epoch.
-3. Samplers that draw a new batch in every step. `fixed_size` draws distinct numbers
-   (without replacement). `poisson` draws a binomial count, and then this many distinct
-   numbers. `cyclic_poisson` samples from one group of the examples after another.
+   own order. `reshuffled` uses a random order. In `random_bins` every example picks a
+   step at random. `cyclic_step`, `reshuffled_step` and `random_bins_step` compute the
+   batch of a single step. In `random_allocation_step` every example takes part k times
+   per epoch.
+3. Samplers that draw a new batch in every step. `fixed_size` draws a given number of
+   examples without replacement. In `poisson` every example takes part with the same
+   probability, independently of all others. `cyclic_poisson` does the same for one
+   group of the examples, which changes from step to step.
 4. `bound_contributions_of_fixed_graph` selects examples before a run, such that no
    owner owns more than a given number of the selected examples.
 """

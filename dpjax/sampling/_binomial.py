@@ -1,8 +1,9 @@
 """Draw the number of examples in a step from a binomial distribution, to 128 bits.
 
-For each number n of examples, sampling rate q and maximum b, exact integer arithmetic
-tabulates the distribution of min(Binomial(n, q), b) once. A draw looks up 128 random
-bits in the table of cumulative probabilities, and so does not take time of order n.
+Let n be the number of examples, q the sampling rate and b the maximum batch size. Exact
+integer arithmetic tabulates the distribution of min(Binomial(n, q), b) once. A draw
+looks up 128 random bits in the table of cumulative probabilities, and so does not take
+time of order n.
 """
 
 import functools
@@ -40,10 +41,12 @@ class Table(NamedTuple):
 
 
 def _tail(n: int, mode: int, taken: int, left: int) -> list[int]:
-    """Integer weights of the counts above the mode, up to the first weight that is 0.
+    """Integer weights of the counts mode + 1, mode + 2, ... of a binomial distribution.
 
-    The weights are proportional to the probabilities of Binomial(n, taken / (taken +
-    left)). The weight of the mode, which is not in the list, is 2²⁵⁶.
+    The list ends with the first weight that is 0, or with the weight of n. The weights
+    are proportional to the probabilities of Binomial(n, taken / (taken + left)), up to
+    rounding down. The most probable count, mode, is not in the list. Its weight is
+    2²⁵⁶.
     """
     weights, weight, k = [], 1 << _WEIGHT_BITS, mode
     # P(k + 1) / P(k) = (n − k) q / ((k + 1) (1 − q)) is at most 1 from the mode on.
@@ -57,14 +60,16 @@ def _tail(n: int, mode: int, taken: int, left: int) -> list[int]:
 def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
     """Integer weights proportional to the probabilities of a binomial distribution.
 
-    The distribution is Binomial(n, taken / (taken + left)). The weight of its mode is
-    2²⁵⁶, and every other weight is rounded down. On both sides of the mode, the weights
-    extend until a weight rounds to zero. Each weight is its neighbour's weight times a
-    ratio of at most 1, so that a rounding error does not grow. So each of fewer than
-    2³¹ weights is too small by less than 2³¹.
+    The distribution is Binomial(n, taken / (taken + left)). The weight of the most
+    probable count (the mode) is 2²⁵⁶, and every other weight is rounded down. On both
+    sides of the mode, the weights extend until a weight rounds to zero. From the mode
+    outwards, each weight is the weight before it times a ratio of at most 1, so that a
+    rounding error does not grow. There are fewer than 2³¹ weights on each side. So each
+    weight is too small by less than 2³¹.
 
     Returns:
-      The count of the first weight, and the weights in the order of their counts.
+      The smallest count that has a weight, and the weights of this count and of all
+      larger ones, in ascending order of the counts.
     """
     mode = min((n + 1) * taken // (taken + left), n)
     above = _tail(n, mode, taken, left)
@@ -75,7 +80,7 @@ def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
 
 @functools.lru_cache(maxsize=256)
 def table(n: int, rate: float, most: int) -> Table:
-    """The table from which `draw` samples min(Binomial(n, rate), most).
+    """Tabulate the distribution of min(Binomial(n, rate), most).
 
     n is below 2³¹, and `most` is at most n. Each cumulative probability is rounded up
     by less than 2⁻¹²⁷. So for every k, the probability that a drawn count exceeds k is
@@ -112,7 +117,7 @@ def table(n: int, rate: float, most: int) -> Table:
 
 
 def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
-    """Draw min(Binomial(n, rate), most) with one lookup in its table, i32[]."""
+    """Draw min(Binomial(n, rate), most), i32[], with one lookup in a `Table`."""
     thresholds, first = table(n, rate, most)
     if not len(thresholds):
         return jnp.zeros((), jnp.int32)
@@ -122,7 +127,10 @@ def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
 
 
 def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
-    """Whether 128-bit integers u32[..., 4] are at least thresholds u32[..., 4]."""
+    """Whether 128-bit integers are at least thresholds, bool[...].
+
+    Both arguments are u32[..., 4], with the most significant word first.
+    """
     passed = jnp.ones((), bool)
     # The loop starts at the least significant word. A more significant word overrides
     # the result so far unless its two words are equal.
@@ -133,13 +141,19 @@ def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
 
 
 def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
-    """Independent draws of Binomial(n, rate), i32[times], by bisection in its table."""
+    """Draw `times` independent counts from Binomial(n, rate), i32[times].
+
+    Each draw is found in a `Table` by bisection.
+    """
     rows, first = table(n, rate, n)
     thresholds = jnp.asarray(rows)
     words = jax.random.bits(key, (times, 4), jnp.uint32)
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
-        """Halve each range low..high, which holds a draw's count of thresholds <= u."""
+        """Halve the interval from low to high that contains the result of each draw.
+
+        The result is the number of thresholds that the draw's random integer reaches.
+        """
         low, high = ends
         middle = (low + high) // 2
         passed = _passed(words, thresholds[middle])

@@ -1,22 +1,23 @@
 """Random assignment: every example independently picks one batch (bin) of an epoch.
 
-The choices of the examples are independent of each other. In contrast, in a random
-order of full batches, the positions of all other examples determine the position of the
-last one.
+The choices of the examples are independent of each other. In contrast, if a random
+order is divided into full batches, the batches of all other examples determine the
+batch of the last example.
 
 With at most 2¹⁶ examples, every example's choice is drawn, and a bin is the set of
-examples that chose it. With more examples, two numbers are drawn first, as sums of coin
-flips: the number of examples in the earlier bins, and the number in this bin. In a
-random order of all examples (`_order`), each bin takes the positions after those of the
-earlier bins. The examples at the positions of this bin are its members.
+examples that chose it. With more examples, a step first draws two numbers, as sums of
+coin flips: the number of examples in earlier bins, and the number of examples in its
+own bin. All examples then have a random order (`_order`), in which the members of the
+bins follow each other, bin after bin. So the two numbers give the positions of the
+members of the step's bin in this order, and only these positions are evaluated.
 
 **Counts.** The number of examples in the first j of m bins is the count of n uniform
-numbers in [0, 1) that are below the cut j / m. The count of numbers below 1/2 has the
-distribution Binomial(n, 1/2), and the same holds recursively within each half. The
-binary digits of the cut select one half after another, until no number is left in the
-selected interval. The key of each binomial draw is a function of the digits before it.
-So under one key, the counts for all cuts are counts of the same n numbers, although
-these numbers are never drawn.
+numbers in [0, 1) that are below j / m. This fraction is called a cut. The count of
+numbers below 1/2 has the distribution Binomial(n, 1/2), and the same holds recursively
+within each half. The binary digits of the cut select one half after another, until no
+number is left in the selected interval. The key of each binomial draw is a function of
+the digits before it. So under one key, the counts for all cuts are counts of the same n
+numbers, although these numbers are never drawn.
 """
 
 import functools
@@ -39,12 +40,13 @@ _DIGIT = 8
 def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
     """The number of heads in n coin flips, which is Binomial(n, 1/2), i32[].
 
-    n is at most `most`, which is static and below 2³¹. Write n in base 2⁸. The coins of
-    the last digit are flipped one by one, which is exact. For every other digit a_k,
-    the numbers of heads in a_k groups of 2⁸ᵏ coins each are drawn from a table, with an
-    error in total variation of less than 2⁻¹²⁸ for each row of the table. The table has
-    at most one row more than a group has coins. So the error of the whole draw is less
-    than n 2⁻¹²⁷.
+    n is at most `most`, which is static and below 2³¹. Let a_0, a_1, ... be the digits
+    of n in base 2⁸, from the last digit to the first. a_0 coins are flipped one by one,
+    which is exact. For every k above 0, the other coins contain a_k groups of 2⁸ᵏ coins
+    each. The number of heads in each group is drawn from a table of the binomial
+    distribution. The error in total variation is less than 2⁻¹²⁸ for each row of the
+    table. The table has at most one row more than a group has coins. So the error of
+    the result is less than n 2⁻¹²⁷.
     """
     own, key = jax.random.split(key)
     # `most` is static and n is not. So the shape is the largest digit, and a mask
@@ -130,7 +132,7 @@ def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
 
 
 def _bins(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
-    """The bin, from 0 to m − 1, of each of n examples in an epoch, i32[n]."""
+    """The step of an epoch, from 0 to m − 1, that each of n examples picks, i32[n]."""
     return _choices(n, m, sampler_key(key, "sampling.random_bins", "epoch", epoch))
 
 
@@ -144,7 +146,10 @@ def _gather(takes_part: jax.Array, b: int) -> Batch:
 def _members(
     n: int, m: int, b: int, key: Key, epoch: ArrayLike, step: ArrayLike
 ) -> Batch:
-    """The examples of one of m bins, at most b of them, in time O(b log n)."""
+    """At most b of the examples that picked a given step out of m steps of an epoch.
+
+    The time is O(b log n).
+    """
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     # All steps of an epoch must see the same counts and the same order.
     count_key, order_key = two_keys(key)
@@ -189,15 +194,15 @@ def random_bins(
         is out of range; key is not a typed key.
 
     Privacy: if no bin overflows, an example takes part in any given step with
-    probability 1 / m, to within (m / 2³²)⁴, whatever is known of all other examples.
-    The sampler is random allocation, in which each example takes part in one uniformly
-    random step of each epoch, independently of all others. This holds under any
-    adjacency, provided that the random bits are uniform and secret. If n is
-    above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of random allocation in
-    total variation. This is below 2e-27, and adds less than (1 + e^ε) 2e-27 to δ for
-    each epoch drawn. Leaving examples out on overflow is a different mechanism.
-    `accounting.truncation.overflow_delta` gives its cost, for sampling rate 1 / m and m
-    steps for each epoch whose bins are drawn.
+    probability 1 / m, up to an error of (m / 2³²)⁴, whatever an adversary knows about
+    all other examples. The sampler is random allocation, in which each example takes
+    part in one uniformly random step of each epoch, independently of all others. This
+    statement holds under any adjacency, provided that the random bits are uniform and
+    secret. If n is above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of
+    random allocation in total variation. This distance is below 2e-27, and adds less
+    than (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is
+    a different mechanism. `accounting.truncation.overflow_delta` gives the cost of this
+    mechanism, for sampling rate 1 / m and m steps for each epoch whose bins are drawn.
 
     Reference: Hoang, Morris and Rogaway (2012), https://arxiv.org/abs/1208.1176, and
     Morris and Rogaway (2014), https://eprint.iacr.org/2013/560, for n above 2¹⁶.
@@ -311,11 +316,11 @@ def random_allocation_step(
         above num_steps; a static epoch or step is not an integer from 0 to 2³² − 1; key
         is not a typed key.
 
-    Privacy: if no step has more than b examples, this is the random allocation of
-    `accounting.allocation` with `num_selected=k`, to within k (m / 2³²)⁴ in total
-    variation, provided that the random bits are uniform and secret. Leaving examples
-    out is a different mechanism. `accounting.truncation.overflow_delta` gives its cost,
-    for sampling rate k / m and m steps for each epoch.
+    Privacy: if no step has more than b examples, the sampler is the random allocation
+    of `accounting.allocation` with `num_selected=k`. The distance in total variation is
+    at most k (m / 2³²)⁴, provided that the random bits are uniform and secret. Leaving
+    examples out is a different mechanism. `accounting.truncation.overflow_delta` gives
+    its cost, for sampling rate k / m and m steps for each epoch.
 
     Reference: Bentley and Floyd (1987), https://doi.org/10.1145/30401.315746, for
     drawing a set of k distinct numbers.

@@ -4,14 +4,16 @@
 bits are uniform, and takes some hundred rounds. A sampler needs this proof if its
 privacy depends on the order.
 
-A round draws a random K, and pairs every position x with the position K − x modulo n.
-For each pair, a random bit decides whether the examples at the two positions are
-swapped. To bound the distance from uniform, condition on the K of all rounds and on the
-positions of q examples. Let a_x be the probability that one further example is at
-position x, minus the uniform probability. If none of the q examples is at position
-K − x, a round replaces a_x and a_{K−x} by their mean; otherwise a round moves a_x to
-another position. On average, a round multiplies Σ a_x² by (n + q) / 2n. After r rounds,
-the joint distribution of q positions is within
+The order is the result of rounds of swaps. A round draws a random number K from 0 to
+n − 1, and pairs every position x with the position K − x modulo n. For each pair, a
+random bit decides whether the examples at the two positions are swapped.
+
+The distance of the order from uniform has the following bound. Condition on the K of
+all rounds, and on the positions of q examples in all rounds. Let a_x be the probability
+that one further example is at position x, minus 1 / (n − q). If none of the q examples
+is at position K − x, a round replaces a_x and a_{K−x} by their mean. Otherwise a round
+retains a_x or moves it to position K − x. On average, a round multiplies Σ a_x² by
+(n + q) / 2n. After r rounds, the joint distribution of q positions is within
 
     ½ √n Σ_{l<q} ((n + l) / 2n)^{r/2} <= 2 n^{3/2} / (r + 2) ((n + q) / 2n)^{r/2 + 1}
 
@@ -22,14 +24,14 @@ are then permuted in the same way, and so on recursively.
 Reference: Hoang, Morris and Rogaway (2012) for a round, Morris and Rogaway (2014) for
 the recursion on halves.
 
-**The permutation of `values_at`** is faster, but only pseudo-random. Like the order
-above, it is evaluated at given positions alone.
+**The permutation of `values_at`** is faster, but only pseudo-random for large n. Like
+the order of `examples_at`, the permutation is evaluated only at given positions.
 
 **`permutation` and `distinct`** return numbers in an exactly uniform random order. A
 draw fails if two random sort keys are equal, or if there are too few distinct numbers.
-Then the functions draw everything again. The order remains exactly uniform, since
-renaming the numbers changes neither the distribution of the draws nor the probability
-of a failure. So all orders are equally likely in an accepted draw.
+If a draw fails, the functions draw everything again. The order remains exactly uniform,
+since renaming the numbers changes neither the distribution of the draws nor the
+probability of a failure. So all orders are equally likely in an accepted draw.
 """
 
 import math
@@ -133,15 +135,17 @@ _BITS = 90  # the bound on the total variation distance is 2⁻⁹⁰
 
 
 def rounds(n: int) -> int:
-    """How many rounds bring the order of `examples_at` within 2⁻⁹⁰ of uniform.
+    """How many rounds of swaps bring the order of `examples_at` near to uniform.
 
-    The distance is in total variation. The order is composed of permutations of the
-    first n, ⌈n/2⌉, ... positions, and each permutation has this number of rounds.
+    The distance in total variation is at most 2⁻⁹⁰. The order is composed of
+    permutations of the first n, ⌈n/2⌉, ... positions, and each permutation has this
+    number of rounds.
 
-    The number follows from the bound in the module's docstring. The sum of n^{3/2} over
-    n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The probability of each value of K is at most
-    (1 + 2⁻³²) / n. The solution omits the bound's factor 1 / (r + 2), which more than
-    makes up for the excess over 1 / n.
+    The number follows from the bound in the module's docstring for r rounds. The sum of
+    n^{3/2} over the sizes n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The probability of each
+    value of the random number K of a round is at most (1 + 2⁻³²) / n instead of 1 / n.
+    The solution for r omits the factor 1 / (r + 2) of the bound, which more than makes
+    up for this difference.
     """
     # 4 n^{3/2} (3/4)^{r/2} <= 2⁻⁹⁰ solved for r; q <= n / 2 gives (n + q) / 2n <= 3/4.
     return math.ceil(2 * (_BITS + 2 + 1.5 * math.log2(n)) / math.log2(4 / 3))
@@ -163,7 +167,11 @@ def _modulo(high: jax.Array, low: jax.Array, n: jax.Array) -> jax.Array:
 
 
 def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
-    """Apply `times` random rounds on n positions; return the images u32[b] of x."""
+    """Apply rounds of random swaps to n positions; return where the positions x move.
+
+    The result is u32[b]. The module's docstring defines a round. `times` is the number
+    of rounds.
+    """
     words = jax.random.bits(key, (4, times), jnp.uint32)
     # 64 random bits modulo n are close enough to uniform; see `rounds`.
     centres = _modulo(words[0], words[1], n)
@@ -181,9 +189,9 @@ def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
 def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     """The examples at given positions of a nearly uniform random order, i32[b].
 
-    A position in the last half of the order takes `rounds(n)` rounds, a position in the
-    quarter before this half takes twice as many, and so on. The smallest given position
-    determines the number of rounds for all given positions.
+    A position in the last half of the order takes `rounds(n)` rounds of random swaps. A
+    position in the quarter before this half takes twice as many rounds, and so on. The
+    smallest given position determines the number of rounds for all given positions.
 
     Args:
       key: one typed key, which determines the order.
@@ -203,10 +211,10 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     sizes, times = np.asarray(halves, np.uint32), rounds(n)
 
     def level(i: jax.Array, x: jax.Array) -> jax.Array:
-        """Apply the rounds on one range, which is the first ⌈n / 2^k⌉ positions.
+        """Apply rounds of random swaps to the first ⌈n / 2^k⌉ positions.
 
-        The loop begins with the smallest range, and ends with all n positions, where k
-        is 0. Positions outside the range do not change.
+        The loop counter i determines k. The loop begins with the largest k and ends
+        with k = 0, for all n positions. All other positions do not change.
         """
         which = len(halves) - 1 - i
         own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
@@ -224,10 +232,10 @@ _ROUNDS = 12  # the rounds of the Feistel network, half of them for each coordin
 
 
 def _hash(x: jax.Array, key: jax.Array) -> jax.Array:
-    """A hash of 32-bit words under a 64-bit key.
+    """A hash of 32-bit words under a key of two 32-bit words.
 
-    Reference: Wellons (2018), hash prospector. Here the second word of the key is mixed
-    in half-way.
+    Reference: Wellons (2018), hash prospector. In this variant, the first word of the
+    key is mixed in at the beginning and the second word half-way.
     """
     x = x ^ key[0]
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
@@ -239,12 +247,14 @@ def _hash(x: jax.Array, key: jax.Array) -> jax.Array:
 def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     """The values at given positions of a pseudo-random permutation, i32[...].
 
-    The permutation is of 0, ..., n − 1. It is uniformly random for n up to `SORTED`.
-    For n above `SORTED`, the permutation is a Feistel network on a grid of nearly √n by
-    √n cells, the smallest grid with at least n cells. Each round rotates one coordinate
-    by a hash of the other coordinate, which is invertible. A value outside [0, n)
-    passes through the network again until it is in [0, n). The result is still a
-    permutation (Black and Rogaway, 2002, sections 3 and 4).
+    The permutation is of the numbers 0, ..., n − 1. For n up to 2¹⁴ (`SORTED`) the
+    permutation is uniformly random. For larger n, the permutation is a Feistel network:
+    each number becomes a pair of coordinates, row and column, each with about √n
+    values. A round adds a hash of one coordinate to the other coordinate, modulo its
+    number of values, which is invertible. There are slightly more than n pairs. A pair
+    whose number is n or more passes through the network again, until its number is
+    below n. The result is still a permutation (Black and Rogaway, 2002, sections 3
+    and 4).
 
     Args:
       key: one typed key, which determines the permutation.

@@ -1,4 +1,7 @@
-"""Select examples such that each owner has at most a given number of them."""
+"""Select examples such that each owner has at most a given number of them.
+
+An owner is a person or another unit whose examples are protected together.
+"""
 
 from collections.abc import Collection, Hashable, Sequence
 

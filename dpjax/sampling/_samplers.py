@@ -62,7 +62,7 @@ def sampler_key(key: Key, consumer: str, name: str, number: ArrayLike) -> jax.Ar
 
     Args:
       key: the run's typed key.
-      consumer: the name of the sampler's key stream.
+      consumer: the sampler's name, from which a separate key is derived.
       name: "step" or "epoch", for error messages.
       number: the number of the step or epoch.
     """
@@ -234,12 +234,13 @@ def cyclic_poisson(
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
-    """The positions of each step's examples in an epoch's order, and their mask.
+    """The positions in an epoch's order of the examples of each step, and a mask.
 
-    An epoch has n examples in k = ⌈n / b⌉ steps.
+    The epoch has n examples and k = ⌈n / b⌉ steps with at most b examples each.
 
     Returns:
-      The positions, u32[k, b], which are 0 in padding; and the mask, bool[k, b].
+      The positions, u32[k, b], which are 0 in padding; and the mask, bool[k, b], which
+      is False in padding.
     """
     steps = jnp.arange(-(-n // b), dtype=jnp.uint32)
     return jax.vmap(lambda step: _step(n, b, step))(steps)
@@ -393,6 +394,9 @@ def reshuffled_step(
 def _permuted_examples(
     n: int, places: jax.Array, mask: jax.Array, key: Key, epoch: ArrayLike
 ) -> Batch:
-    """The batch of the examples at given positions of the epoch's random order."""
+    """The batch of the examples at given positions of an epoch's random order.
+
+    `mask` is False for padding, whose indices become 0.
+    """
     key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
     return Batch(jnp.where(mask, _order.values_at(key, n, places), 0), mask)

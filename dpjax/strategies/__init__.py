@@ -1,24 +1,25 @@
 """Strategies: how the noise of a step is correlated with the noise of earlier steps.
 
-A strategy is a lower-triangular matrix C. Its diagonal is 1, unless `scaled` gave the
-noise of each step another size. The sums x_t are released as x + C⁻¹z, where z is white
-Gaussian noise. This release is as private as the release of C x + z, because each can
-be computed from the other. So privacy depends on C alone (`accounting.correlated.mu`),
-and the optimizer's noise depends on C⁻¹ alone (`accounting.correlated.error`).
+A strategy is a lower-triangular matrix C. Its diagonal is 1, unless `scaled` multiplied
+the noise of each step by a factor. Let x_t be the gradient sums. A run releases
+x + C⁻¹z, where z is white Gaussian noise. This release is as private as the release of
+C x + z, because each of the two can be computed from the other. So privacy depends on C
+alone (`accounting.correlated.mu`), and the optimizer's noise depends on C⁻¹ alone
+(`accounting.correlated.error`).
 
 1. `independent`, `geometric`, `rational`, `banded` and `banded_inverse` make a
-   `Toeplitz` strategy, which is the same from step to step. `scaled` makes a strategy
-   whose noise has another size in each step. `tree` makes the strategy of the binary
-   tree.
-2. A workload is the linear map that an optimizer applies to the sums
+   `Toeplitz` strategy. `scaled` multiplies the noise of a Toeplitz strategy by a factor
+   in each step. `tree` makes the strategy of the binary tree mechanism.
+2. A workload is the linear map that an optimizer applies to the gradient sums
    (`dpjax.workloads`). `optimize` finds the Toeplitz strategy of a given kind with the
-   least error in a workload. It also bounds the ratio of this error to the least error
-   of any strategy.
-3. `scheduled` finds the best size of the noise in each step.
+   least error in a workload. `optimize` also bounds the ratio of this error to the
+   least error of any strategy.
+3. `scheduled` finds the best factor for the noise of each step.
 4. `amplified` searches for the best strategy for batches that are drawn at random.
 
-`_matrices` has the data types of strategies, which training and accounting import. The
-searches in this package call the accountants. So training never imports this package.
+The data types of strategies are in the package `_matrices`, which training and
+accounting import. The searches in this package call the accountants, so that training
+never imports this package.
 """
 
 from dpjax._matrices.strategy import Scaled as Scaled

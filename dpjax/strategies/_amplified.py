@@ -1,12 +1,15 @@
 """Search for the best correlation of noise for batches that are drawn at random.
 
-At the same noise multiplier, correlated noise has a smaller error in a workload than
-independent noise. However, random batches amplify privacy less with correlated noise,
-because the releases of several steps together reveal in which steps an example takes
-part. The best compromise depends on ε. So the search estimates, for each strategy, the
-noise multiplier that the target ε requires. It compares the errors in the workload at
-these noise multipliers. The exact noise multiplier is computed only for the best
-strategy.
+A strategy is the matrix C of correlated noise C⁻¹z, where z is independent Gaussian
+noise. A workload is the linear map that an optimizer applies to the gradient sums. The
+error is the size of the workload's output if its input is the noise alone.
+
+At the same noise multiplier, correlated noise can have a smaller error than independent
+noise. However, random batches amplify privacy less with correlated noise, because the
+releases of several steps together reveal in which steps an example takes part. The best
+compromise depends on ε. So the search estimates, for each strategy, the noise
+multiplier that the target ε requires. The search compares the errors at these noise
+multipliers. The exact noise multiplier is computed only for the best strategy.
 """
 
 import functools
@@ -44,7 +47,7 @@ _LEAST_SLOPE, _MOST_SLOPE = 0.7, 1.5
 
 
 class Amplified(NamedTuple):
-    """A strategy for batches that are drawn at random, with the noise that it needs.
+    """A strategy for random batches, with the noise multiplier that the strategy needs.
 
     Attributes:
       strategy: the matrix C. The noise is C⁻¹z, where z is independent Gaussian noise.
@@ -52,8 +55,8 @@ class Amplified(NamedTuple):
         groups of examples.
       noise_multiplier: the minimum noise multiplier, the standard deviation of z over
         the clip norm, for which the run has the requested ε.
-      error: the root mean square of the noise in the workload, in units of the clip
-        norm.
+      error: the root mean square of the workload's output if the input is the noise
+        alone, over all steps, in units of the clip norm.
     """
 
     strategy: Toeplitz
@@ -78,9 +81,11 @@ class _Goal(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The start of a secant search: a noise multiplier, and the slope of log ε there.
+    """The first point of a secant search for the noise multiplier σ that gives an ε.
 
-    The slope is the derivative with respect to the log of the noise multiplier.
+    Attributes:
+      noise_multiplier: the first σ at which to compute ε.
+      slope: an estimate of the derivative of log ε with respect to log σ.
     """
 
     noise_multiplier: float
@@ -100,15 +105,15 @@ def amplified(
     """The strategy with the least noise in a workload, for random batches and one ε.
 
     Args:
-      workload: the linear map that the optimizer applies to the sums. Its numbers must
-        be concrete, not traced.
+      workload: the linear map that the optimizer applies to the gradient sums. Its
+        numbers must be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       epsilon: ε of the whole run, positive.
       delta: δ, strictly between 0 and 1.
       sampling: as for `accounting.correlated.epsilon`. For "cyclic_poisson" the search
-        compares banded strategies with 1, 2, 4, ... bands. For the two kinds of bins it
-        compares geometric strategies.
+        compares banded strategies with 1, 2, 4, ... bands. For "random_bins" and
+        "fresh_bins" the search compares geometric strategies.
       adjacency: the relation between the data sets that the guarantee compares.
 
     Returns:
@@ -154,11 +159,13 @@ def amplified(
 def estimate(
     workload: Workload, *, epsilon: float, delta: float, **asked: Any
 ) -> tuple[Amplified, Start]:
-    """The result of `amplified` with an estimated noise multiplier, and a `Start`.
+    """Estimate the result of `amplified`, in less time.
 
-    At the estimate, ε differs from the target by about a part in a thousand. The second
-    result is the start of a search for the exact noise multiplier. `asked` has the
-    other arguments of `amplified`. Only the workload is checked.
+    At the estimated noise multiplier, ε differs from the target by about a part in a
+    thousand. `asked` has the other arguments of `amplified`, which are not checked.
+
+    Returns:
+      The estimate, and the first point of a search for the exact noise multiplier.
     """
     workload = check_workload(workload, asked["num_steps"])
     best, start = _search(_Goal(workload, epsilon, delta, asked))
@@ -166,9 +173,10 @@ def estimate(
 
 
 def _search(goal: _Goal) -> tuple[Amplified, Start]:
-    """The strategy with the least error, with an estimate of its noise multiplier.
+    """Find the strategy with the least error, and estimate its noise multiplier.
 
-    The second result is the start of a search for the exact noise multiplier.
+    Returns:
+      The estimate, and the first point of a search for the exact noise multiplier.
     """
     workload, epsilon, delta, asked = goal
     at = functools.partial(_estimate_noise, goal)
@@ -197,9 +205,11 @@ def _search(goal: _Goal) -> tuple[Amplified, Start]:
 
 
 def _mu(asked: dict[str, Any], strategy: Toeplitz) -> float:
-    """The GDP parameter μ at noise multiplier 1, without amplification by sampling.
+    """The GDP parameter μ of a strategy at noise multiplier 1, without amplification.
 
     This μ holds even if the attacker knows the steps in which the example takes part.
+    `asked` has the keyword arguments of `accounting.correlated.epsilon` that describe
+    the run.
     """
     sizes = {name: x for name, x in asked.items() if name != "sampling"}
     order = "fixed" if asked["sampling"] == "random_bins" else "reshuffled"
@@ -207,15 +217,16 @@ def _mu(asked: dict[str, Any], strategy: Toeplitz) -> float:
 
 
 def _simplify(found: Amplified) -> Amplified:
-    """The given result, with `strategies.independent()` if all coefficients are 0."""
+    """Replace a strategy whose coefficients are all 0 by `strategies.independent()`."""
     known = any(np.any(x) for x in found.strategy)
     return found if known else found._replace(strategy=_making.independent())
 
 
 def _required_noise(goal: _Goal, strategy: Toeplitz, start: float) -> Amplified:
-    """A strategy's minimum noise multiplier for ε, and its error with this noise.
+    """Compute a strategy's minimum noise multiplier for ε, and its error in a workload.
 
-    The search for the noise multiplier begins at `start`.
+    The error is that at this noise multiplier. The search for the noise multiplier
+    begins at `start`.
     """
     sigma = calibrate.solve(
         lambda noise: epsilon_of(strategy, noise, goal.delta, **goal.asked),
@@ -255,9 +266,10 @@ def central_limit(
 def refine(
     start: Start, event: Callable[[float], Composed], epsilon: float, delta: float
 ) -> Start:
-    """A better start for sampled Gaussian steps, from estimates of ε.
+    """Move the start of a secant search nearer to its solution, by estimates of ε.
 
-    The argument `event` maps a noise multiplier to the event of the run.
+    The function `event` maps a noise multiplier to the description of a run of
+    Poisson-sampled Gaussian steps.
     """
     # The grid of an estimate is too coarse for a very large ε.
     if epsilon > _LARGEST:
@@ -277,14 +289,17 @@ def refine(
 
 
 class _Look(NamedTuple):
-    """The results for the geometric strategy with λ = 1 − e^{−x}.
+    """The evaluation of the geometric strategy C = 1 / (1 − λL) for one λ.
+
+    L is the shift by one step.
 
     Attributes:
       x: −log(1 − λ).
       unit: the GDP parameter μ at noise multiplier 1, for an attacker who knows the
         steps in which an example takes part.
-      found: the strategy with an estimate of its noise and error.
-      start: the estimate of the noise, and the slope at this estimate.
+      found: the strategy, with estimates of its noise multiplier and of its error.
+      start: the estimate of the noise multiplier σ, and the derivative of log ε with
+        respect to log σ at this estimate.
     """
 
     x: float
@@ -296,17 +311,17 @@ class _Look(NamedTuple):
 def _estimate_noise(
     goal: _Goal, strategy: Toeplitz, start: Start, limit: float = math.inf
 ) -> tuple[Amplified, Start]:
-    """A strategy's noise multiplier for ε and its error, from few evaluations of ε.
+    """Estimate a strategy's noise multiplier for ε and its error in a workload.
 
     The noise multiplier σ is an estimate: at this σ, log ε differs from its target by
-    about 0.001 or less. The secant method solves for log σ, of which log ε is nearly a
-    linear function. If the method does not converge, `_required_noise` computes the
-    minimum σ instead.
+    about 0.001 or less. The secant method solves for log σ in few evaluations, since
+    log ε is nearly a linear function of log σ. If the method does not converge,
+    `_required_noise` computes the minimum σ instead.
 
     Args:
       goal: the workload, the target of ε, and the run.
       strategy: the strategy.
-      start: a noise multiplier, and the slope of log ε in log σ, for the first step.
+      start: the first σ, and the derivative of log ε with respect to log σ there.
       limit: the search ends early if the strategy's error is certainly above the limit.
 
     Returns:
@@ -337,8 +352,20 @@ def _best_bands(
 ) -> tuple[Amplified, Start]:
     """The strategy with the least error among banded strategies of 1, 2, 4, ... bands.
 
-    `at` estimates the noise multiplier of a strategy. The search stops once two
-    consecutive numbers of bands do not lower the error.
+    The search stops once two consecutive numbers of bands do not lower the error.
+
+    Args:
+      at: a function of a strategy, the start of a secant search, and optionally a limit
+        of the error above which no result is needed. The function estimates the
+        strategy's noise multiplier and error, as `_estimate_noise` does.
+      start: the start of the first secant search.
+      workload: the workload in which the error is measured.
+      num_steps: the number of steps.
+      n_b: the number of steps per epoch.
+
+    Returns:
+      The strategy with its noise multiplier and error, and the start of a search for a
+      similar strategy.
     """
     best, start = at(_making.independent(), start)
     worse, bands = 0, 2
@@ -363,10 +390,21 @@ def _best_bands(
 def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
     """The geometric strategy C = 1 / (1 − λL) with the least error, for λ on a grid.
 
-    `at` estimates the noise multiplier of a strategy, and mu_of computes the μ of a
-    strategy at noise multiplier 1. A second, finer grid surrounds the best λ of the
-    first grid. The search on the first grid stops once two consecutive values of λ do
-    not lower the error.
+    L is the shift by one step. A second, finer grid surrounds the best λ of the first
+    grid. The search on the first grid stops once two consecutive values of λ do not
+    lower the error.
+
+    Args:
+      at: a function of a strategy, the start of a secant search, and a limit of the
+        error above which no result is needed. The function estimates the strategy's
+        noise multiplier and error, as `_estimate_noise` does.
+      start: the start of the first secant search.
+      mu_of: a function that computes a strategy's GDP parameter μ at noise multiplier
+        1, as `_mu` does.
+
+    Returns:
+      The strategy with its noise multiplier and error, and the start of a search for a
+      similar strategy.
     """
     looks: list[_Look] = []
 

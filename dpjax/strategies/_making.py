@@ -27,7 +27,8 @@ def independent() -> Toeplitz:
 def geometric(decay: ArrayLike) -> Toeplitz:
     """The strategy with C⁻¹ = I − λL: step t adds the noise z_t − λ z_{t−1}.
 
-    L is the shift by one step. The coefficients of C are λ^k.
+    L is the shift by one step, and the z_t are independent Gaussian vectors. The
+    coefficients of C are λ^k.
 
     Args:
       decay: λ, f[], in [0, 1).
@@ -57,8 +58,8 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
     The noise needs as many stored vectors as there are poles.
 
     Args:
-      zeros: a, f[d], in (−1, 1). The influence of an earlier draw on the noise fades
-        like the powers of the zeros.
+      zeros: a, f[d], in (−1, 1). The noise of step t contains the draws of earlier
+        steps, with weights that decay like powers of the zeros.
       poles: b, f[d], in (−1, 1). Choose poles above the zeros, so that the noise of a
         step cancels some of the noise of earlier steps.
 
@@ -82,7 +83,10 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
 
 
 def banded(coefficients: ArrayLike) -> Toeplitz:
-    """A strategy C with p bands: an example in one sum moves p rows of C x.
+    """The strategy with p bands, C = Σ_k c_k L^k for k < p; L is the shift by one step.
+
+    Let x be the gradient sums of all steps. If only the sum of one step changes, at
+    most p rows of C x change.
 
     Args:
       coefficients: c_0, ..., c_{p−1}, f[p], finite, with c_0 = 1. The noise is computed
@@ -103,7 +107,10 @@ def banded(coefficients: ArrayLike) -> Toeplitz:
 
 
 def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
-    """A strategy whose C⁻¹ has p bands: each step's noise sums the last p draws of z.
+    """The strategy whose inverse C⁻¹ has p bands.
+
+    The noise of a step is a weighted sum of the independent draws z of this step and of
+    the p − 1 steps before it.
 
     Args:
       coefficients: the coefficients of C⁻¹, f[p], finite; the first coefficient is 1.
@@ -121,7 +128,7 @@ def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
 
 
 def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
-    """The strategy with a Toeplitz strategy's noise times factors[t] in step t.
+    """Multiply the noise of a Toeplitz strategy by factors[t] in each step t.
 
     Args:
       strategy: a Toeplitz strategy.
@@ -152,9 +159,9 @@ def tree(decay: ArrayLike) -> Tree:
     """The strategy of the binary tree mechanism, for momentum with the given decay.
 
     Put `optax.trace`, or another momentum with the same decay, after this noise. The
-    momentum then contains the noise that `dpjax.tree_momentum` adds. Buffered noise
-    stores ⌊log₂ T⌋ vectors. Recomputed noise stores none and makes one more draw per
-    step, on average.
+    momentum then contains the noise that `dpjax.tree_momentum` adds. In a run of T
+    steps, buffered noise stores ⌊log₂ T⌋ vectors. Recomputed noise stores no vector,
+    and repeats one earlier draw per step on average.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).

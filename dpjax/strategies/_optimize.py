@@ -1,21 +1,26 @@
 """Search for the strategy of a given kind with the least error at the same privacy.
 
-The search minimizes the product of the error and μ, both at noise multiplier 1. This
-product does not depend on the scale of the noise.
+A strategy is the matrix C of correlated noise C⁻¹z, where z is independent Gaussian
+noise. A workload is the linear map A that an optimizer applies to the gradient sums x.
+The error is the root mean square of A C⁻¹z over all steps, and μ is the parameter of
+Gaussian differential privacy. The search minimizes the product of the error and μ. This
+product does not depend on the scale of the noise, and is computed at noise
+multiplier 1.
 
-**A lower bound** holds for the error of any strategy C at a given privacy. Let A be the
-matrix of the workload, E the number of epochs, and n_b the number of steps per epoch.
-Let sens be the sensitivity, the maximum distance by which one example moves C x. An
-example contributes at the same position in every epoch, and its contributions may have
-any signs. A vector of these signs, with zeros at all other steps, is called a pattern
-here. For θ in [0, 1] the matrix W = R ⊗ I / n_b, with R = (1 − θ) I + θ 11ᵀ of size E,
-is an average of the outer products of patterns. Hence sens² >= ‖C W^{1/2}‖_F². As
-‖X‖_F ‖Y‖_F >= ‖XY‖_* (the nuclear norm),
+**A lower bound** on this product holds for all strategies. Let E be the number of
+epochs, n_b the number of steps per epoch, and T the number of steps. Let sens be the
+sensitivity, the maximum distance by which one example moves C x. The product is
+sens · ‖A C⁻¹‖_F / √T. An example contributes at the same position in every epoch, and
+its contributions may have any signs. A pattern is a vector over all steps that has
+these signs at the example's steps and zeros elsewhere. For θ in [0, 1] let
+R = (1 − θ) I + θ 11ᵀ, a matrix of size E. Then W = R ⊗ I / n_b is an average of outer
+products of patterns. Hence sens² >= ‖C W^{1/2}‖_F². Let ‖·‖_* be the nuclear norm.
+Since ‖X‖_F ‖Y‖_F >= ‖XY‖_*,
 
     sens · ‖A C⁻¹‖_F >= ‖A C⁻¹‖_F ‖C W^{1/2}‖_F >= ‖A W^{1/2}‖_*,
 
-for every C, lower-triangular or not. If an order of examples allows more patterns, its
-sensitivity is at least this large. So the bound also holds for such an order.
+for every C, lower-triangular or not. If an order of examples allows more patterns, the
+sensitivity is at least as large. So the bound also holds for such an order.
 """
 
 import functools
@@ -51,9 +56,10 @@ _ROUNDING = 1e-9
 def coefficients(workload: Workload, num_steps: int) -> np.ndarray:
     """The first column of a workload's matrix, f64[T].
 
-    The column has the coefficients of rate · N(L) / (D(L) (1 − keep L)), with the names
-    of `Workload`. If the workload's rates or keep factors vary with the step, their
-    means take the place of rate and keep.
+    The column has the coefficients of rate · N(L) / (D(L) (1 − keep L)), where L is the
+    shift by one step. The polynomials N and D have the workload's numerator and
+    denominator as coefficients. rate and keep are the means of the workload's rates and
+    keep factors over the steps.
     """
     top, bottom = (np.append(1.0, np.asarray(x)) for x in workload[:2])
     rate, keep = (float(np.mean(np.asarray(x))) for x in workload[2:])
@@ -76,10 +82,11 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
 
 
 def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
-    """A lower bound on the product of μ and the error, for all strategies.
+    """A lower bound on the GDP parameter μ times the error, for all strategies.
 
-    Both μ and the error are for noise multiplier 1. The numbers of the workload must be
-    the same in every step.
+    Both μ and the error in the workload are at noise multiplier 1. The workload's rates
+    and keep factors must be the same in all steps. n_b is the number of steps per
+    epoch.
     """
     from scipy.optimize import fminbound
 
@@ -90,12 +97,14 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
     sums = _diagonals(a, n_b)
 
     def bound(theta: float) -> float:
-        """A lower bound on the nuclear norm of X = A W^{1/2}, for the W of one θ.
+        """A lower bound on the nuclear norm of X = A W^{1/2}.
 
-        The bound is the maximum of tr(UᵀX) over blocks U of unitary circulant matrices.
-        The spectral norm of U is at most 1, so that the nuclear norm of X is at least
-        tr(UᵀX). Let d be the sums of X along its diagonals. The eigenvalues of the best
-        circulant have the phases of d's Fourier transform.
+        A is the matrix of the workload, and W is the matrix of the module's docstring
+        for this θ. Let U be a block of a unitary circulant matrix. The spectral norm of
+        U is at most 1, so that the nuclear norm of X is at least tr(UᵀX). The result is
+        the maximum of tr(UᵀX) over all such U. Let d be the sums of X along its
+        diagonals. At the maximum, the eigenvalues of the circulant matrix have the
+        phases of the Fourier transform of d.
         """
         alpha, gamma = _weights(theta, a.size // n_b, n_b)
         d = alpha * sums[0] + gamma * sums[1]
@@ -110,17 +119,17 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
 
 
 def _weights(theta: float, epochs: int, n_b: int) -> tuple[float, float]:
-    """The coefficients α and γ of the square root of the matrix W = R ⊗ I / n_b.
+    """The numbers α and γ for which W^{1/2} = α I + γ (11ᵀ / E) ⊗ I.
 
-    The module's docstring defines W for θ in [0, 1] and R = (1 − θ) I + θ 11ᵀ. With E
-    epochs of n_b steps, W^{1/2} = α I + γ (11ᵀ / E) ⊗ I, since 11ᵀ / E is a projection.
+    Here W = R ⊗ I / n_b with R = (1 − θ) I + θ 11ᵀ, for E epochs of n_b steps. The root
+    has this form since 11ᵀ / E is a projection.
     """
     alpha = np.sqrt((1 - theta) / n_b)
     return alpha, np.sqrt((1 - theta + theta * epochs) / n_b) - alpha
 
 
 def _nuclear_norm(a: np.ndarray, n_b: int, theta: float) -> float:
-    """The nuclear norm ‖A W^{1/2}‖_*, where a is the first column of a Toeplitz A.
+    """The nuclear norm of A W^{1/2}, for the Toeplitz matrix A with the first column a.
 
     W^{1/2} = α I + γ (11ᵀ / E) ⊗ I for E epochs of n_b steps. `_weights` computes α and
     γ from θ.
@@ -137,10 +146,11 @@ def _nuclear_norm(a: np.ndarray, n_b: int, theta: float) -> float:
 
 
 def _diagonals(a: np.ndarray, n_b: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sums along the diagonals −T < l < T of A, and of A ((11ᵀ / E) ⊗ I).
+    """The sums along all diagonals of the matrices A and A ((11ᵀ / E) ⊗ I).
 
-    A is the lower-triangular Toeplitz matrix with the first column a. Each result is
-    f64[2T − 1]. Neither matrix is formed.
+    A is the lower-triangular Toeplitz matrix with the first column a, f64[T]. E is the
+    number of epochs of n_b steps. Each result is f64[2T − 1], for the diagonals
+    −T < l < T. Neither matrix is formed.
     """
     steps, epochs = a.size, a.size // n_b
     lags = np.arange(-steps + 1, steps)
@@ -165,29 +175,26 @@ _MOST_SECONDS = 0.05
 
 @without_compiler
 def _roots(x: jax.Array | np.ndarray) -> jax.Array:
-    """Roots in (0, 1), f[k], from unconstrained parameters f[k].
+    """Map real numbers x to numbers in (0, 1), 1 − e^{−softplus(x)}, f[k].
 
-    The distance of a root from 1 is e^{−softplus(x)}.
+    The results are the zeros and poles of a strategy. The search changes x.
     """
     return -jnp.expm1(-jax.nn.softplus(x))
 
 
 def _free(distance: np.ndarray) -> np.ndarray:
-    """The unconstrained parameters, f[k], of roots at these distances from 1.
-
-    This function is the inverse of `_roots`.
-    """
+    """The real numbers x, f[k], that `_roots` maps to 1 − distance."""
     # The distances 0 and 1 would give infinite parameters.
     p = -np.log(np.clip(distance, 1e-9, 1 - 1e-9))
     return p + np.log(-np.expm1(-p))
 
 
 def _bands(x: jax.Array | np.ndarray) -> jax.Array:
-    """A polynomial's coefficients after the leading 1, f[k], from free parameters f[k].
+    """Map real numbers x, f[k], to a polynomial with zeros outside of the unit circle.
 
-    The polynomial's zeros are outside of the unit circle. So the coefficients of its
-    inverse decay. The Levinson recursion computes the polynomial from its reflection
-    coefficients, which are tanh x.
+    The result has the polynomial's coefficients after the leading 1, f[k]. The power
+    series of the polynomial's reciprocal decays. The Levinson recursion computes the
+    polynomial from its reflection coefficients, which are tanh x.
     """
     a = jnp.zeros(0)
     for k in jnp.tanh(x):
@@ -196,10 +203,10 @@ def _bands(x: jax.Array | np.ndarray) -> jax.Array:
 
 
 def _free_bands(a: np.ndarray) -> np.ndarray:
-    """Unconstrained parameters, f[k], from which `_bands` computes the coefficients a.
+    """The real numbers x, f[k], that `_bands` maps to the coefficients a.
 
-    Reflection coefficients are clipped to ±0.9999. If one of them is beyond, the result
-    gives coefficients other than a.
+    The reflection coefficients of a are clipped to the range from −0.9999 to 0.9999. If
+    one is out of this range, `_bands` maps the result to other coefficients.
     """
     x = []
     while a.size:
@@ -244,8 +251,10 @@ def _value_and_grad(
 ) -> tuple[jax.Array, jax.Array]:
     """The logarithm of the product of μ and the error, f[], and its gradient, f[k].
 
-    The gradient is with respect to the unconstrained parameters x. For order "fixed"
-    and a strategy C with negative entries, μ is replaced by an upper bound.
+    μ is the parameter of Gaussian differential privacy, and the error is the root mean
+    square of the noise in the workload. The gradient is with respect to the strategy's
+    unconstrained parameters x. For order "fixed" and a strategy C with negative
+    entries, μ is replaced by an upper bound.
     """
 
     def value(x: jax.Array) -> jax.Array:
@@ -262,11 +271,12 @@ def _value_and_grad(
 
 
 def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndarray:
-    """The unconstrained parameters at which the descent starts, f[k].
+    """The unconstrained parameters of a strategy, at which the search starts.
 
+    The result is f[2 size] for the kind "rational", and f[size] for all other kinds.
     The strategy of these parameters approximates A^{1/2}, the square root of the
-    workload's matrix A. If no example takes part twice, the error of A^{1/2} is near
-    the least error.
+    workload's matrix A. If no example takes part twice, the error of the strategy
+    A^{1/2} is near the least error.
     """
     if kind in ("banded", "banded_inverse"):
         a = coefficients(workload, size + 1)
@@ -291,11 +301,11 @@ def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndar
 
 
 class Optimized(Toeplitz):
-    """A `Toeplitz` strategy with a bound on how far it is from the best strategy.
+    """A `Toeplitz` strategy with a bound on the ratio of its error to the least error.
 
     Attributes:
-      product: the error in the strategy's workload at noise multiplier 1, times μ at
-        noise multiplier 1 under `ZERO_OUT`.
+      product: the error in the workload for which the strategy was optimized, times the
+        GDP parameter μ under `ZERO_OUT`, both at noise multiplier 1.
       run: the workload, the number of steps, and the number of steps per epoch.
     """
 
@@ -304,7 +314,10 @@ class Optimized(Toeplitz):
 
     @functools.cached_property
     def bound(self) -> float:
-        """A lower bound on the product for any strategy; NaN if no bound is known."""
+        """A lower bound on the attribute `product` of any strategy, or NaN.
+
+        The bound is NaN if the workload's rates or keep factors vary with the step.
+        """
         # The lower bound is proven only for workloads with the same numbers in every
         # step.
         if self.run is None or any(np.size(x) > 1 for x in self.run[0][2:]):
@@ -334,8 +347,8 @@ def optimize(
     Args:
       kind: "geometric" (stores no vector), "rational" (num_vectors poles), "banded" or
         "banded_inverse" (num_vectors + 1 bands).
-      workload: the linear map that the optimizer applies to the sums. Its numbers must
-        be concrete, not traced.
+      workload: the linear map that the optimizer applies to the gradient sums. Its
+        numbers must be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.
@@ -346,11 +359,11 @@ def optimize(
 
     Returns:
       A strategy, with coefficients rounded to float32. Its `gap` is proven: at the same
-      μ, the error of any strategy of any kind and memory is at least 1 / gap of this
-      strategy's error. This holds for examples at a fixed position in every epoch, and
-      for orders that allow more patterns, up to the rounding of
-      `accounting.correlated.error`. If the workload's rates or keep factors vary with
-      the step, no lower bound on the error is known, and `gap` is NaN.
+      μ, the error of any strategy of any kind and memory is at least 1 / gap times this
+      strategy's error, up to the rounding of `accounting.correlated.error`. The proof
+      covers every order, since every order allows an example to take part at the same
+      position of each epoch. If the workload's rates or keep factors vary with the
+      step, no lower bound on the error is known, and `gap` is NaN.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
@@ -386,10 +399,11 @@ def optimize(
 def _candidates(
     kind: Kind, size: int, workload: Workload, asked: dict[str, Any]
 ) -> Iterator[Optimized]:
-    """Yield the strategies at which the descents end, rounded to float32.
+    """Yield the strategies that the searches find, rounded to float32.
 
-    For "rational" there is one descent for each number of poles up to `size`, since
-    more poles may be worse after the coefficients are rounded.
+    For the kind "rational" there is one search for each number of poles up to `size`,
+    since more poles may be worse after the coefficients are rounded. `asked` has the
+    values of num_steps, steps_per_epoch and order.
     """
     num_steps = asked["num_steps"]
     for fewer in range(1 if kind == "rational" else size, size + 1):

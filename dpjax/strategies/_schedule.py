@@ -1,15 +1,18 @@
 """Search for the best size of the noise in each step, for a given workload.
 
-The noise of a Toeplitz matrix T is multiplied by factors f_t = 1 / s_t, so that
-C = T diag(s). The error is ‖A diag(f) T⁻¹‖_F. An example that takes part at the steps π
-moves C x by at most the root of sᵀG_π s, where G_π holds the entries of |TᵀT| in π × π.
-At the best s, this sensitivity is the same for every position in the epoch. So each s_t
-is divided by the sensitivity of its position, and the search then minimizes the error
-alone.
+Let x be the gradient sums, and A the workload, the linear map that an optimizer applies
+to x. The strategy is C = T diag(s), where T is a Toeplitz matrix and s has a weight for
+each step. The noise is C⁻¹z for independent Gaussian z. In step t this noise is
+(T⁻¹z)_t times the factor f_t = 1 / s_t. The error is proportional to ‖A diag(f) T⁻¹‖_F.
+The sensitivity of an example is the maximum distance by which this example moves C x.
+Let π be the steps in which the example takes part, and let G_π have the entries of
+|TᵀT| in π × π. Then the sensitivity is at most the root of sᵀG_π s. At the best s, the
+bound is the same for every position in the epoch. So each s_t is divided by the bound
+for its position, and the search then minimizes the error alone.
 
-For independent noise, the squared error is Σ_t w_t / s_t², where w_t is the squared
-norm of column t of A. An example's squared sensitivity is Σ_{t∈π} s_t². By Lagrange's
-multiplier, s_t⁴ is proportional to w_t.
+For independent noise, T = I. Then the squared error is proportional to Σ_t w_t / s_t²,
+where w_t is the squared norm of column t of A. An example's squared sensitivity is
+Σ_{t∈π} s_t². By Lagrange's multiplier, s_t⁴ is proportional to w_t.
 """
 
 import functools
@@ -37,12 +40,13 @@ _LEAST = 1e-12
 def _columns(
     strategy: Toeplitz, s: jax.Array, num_steps: int, n_b: int, order: Order
 ) -> jax.Array:
-    """The column weights of C = T diag(s), rescaled to sensitivity 1, f[num_steps].
+    """Rescale the weights s of C = T diag(s) to sensitivity 1, f[num_steps].
 
-    T is the Toeplitz strategy. For the order "fixed", the input s has one weight for
-    each step, and each weight is divided by the sensitivity of its position in the
-    epoch. For "reshuffled", s has one weight for each epoch, and all weights are
-    divided by the same number.
+    T is the Toeplitz strategy. The sensitivity is a bound on the distance by which one
+    example moves C x. For the order "fixed", the input s has one weight for each step.
+    Each weight is divided by the sensitivity for the examples at the step's position in
+    the epoch. For "reshuffled", the input s has one weight for each epoch, and all
+    weights are divided by the same number.
     """
     if order == "fixed":
         c = strategy.coefficients(num_steps)
@@ -56,9 +60,10 @@ def _columns(
 def _in_closed_form(
     workload: Workload, *, num_steps: int, n_b: int, order: Order
 ) -> jax.Array:
-    """The best column weights of C = diag(s) in a workload, f[T], at sensitivity 1.
+    """The weights s for which C = diag(s) has the least error in a workload, f[T].
 
-    The noise of C = diag(s) is independent from step to step.
+    The weights are scaled such that one example moves C x by at most 1. The noise of
+    C = diag(s) is independent from step to step.
     """
     nothing = Toeplitz(jnp.zeros(0), jnp.zeros(0))
     # The squared error is Σ_t w_t f_t². So its derivative at f = 1 is 2 w, and the
@@ -83,10 +88,10 @@ def _value_and_grad(
     n_b: int,
     order: Order,
 ) -> tuple[jax.Array, jax.Array]:
-    """The logarithm of the error at sensitivity 1, f[], and its gradient by log s.
+    """The logarithm of the error of C = T diag(s), f[], and its gradient by log s.
 
-    The error is that of C = T diag(s), for the Toeplitz strategy T. The free parameter
-    is the logarithm of s, so that s is positive.
+    T is the Toeplitz strategy. The positive weights s are first rescaled to sensitivity
+    1 by `_columns`. The error is the root mean square of the noise in the workload.
     """
 
     def value(log_s: jax.Array) -> jax.Array:
@@ -111,8 +116,8 @@ def scheduled(
 
     Args:
       strategy: a Toeplitz strategy, such as a result of `optimize`.
-      workload: the linear map that the optimizer applies to the sums. Its numbers must
-        be concrete, not traced.
+      workload: the linear map that the optimizer applies to the gradient sums. Its
+        numbers must be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" or "reshuffled", as for `accounting.correlated.mu`. For
