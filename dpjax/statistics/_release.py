@@ -1,22 +1,25 @@
-"""Release sums over private examples with Gaussian noise, and state the event.
+"""Release sums over private examples with Gaussian noise, and state the privacy cost.
 
-A statistic uses noisy sums of contributions c(x) of norm at most 1. A release has three
-parts:
+A statistic is computed from noisy sums over all examples x of a contribution c(x), a
+vector of L2 norm at most 1. A release has three parts:
 
 1. **Sum.** `sum_exactly` truncates each contribution towards zero to a multiple of
    2⁻³², which makes no contribution longer, and adds up integers. The sum therefore has
    no rounding error in any order and with any blocks, and one example moves the sum
    only by its own truncated contribution.
-2. **Noise.** Each of t sums receives noise of standard deviation σ = z √t per
-   coordinate. A sum may depend on all earlier noisy sums. With
-   `arithmetic="discrete"`, the sum is rounded to a lattice. σ then grows by the factor
-   by which this rounding increases the sensitivity.
-3. **Event.** If one example moves each sum by at most r in norm, the release is
-   r / z-GDP: t adaptive Gaussian mechanisms with μ = r / (z √t) compose to the root of
-   the sum of their μ² (Dong, Roth and Su 2022, Corollary 2).
+2. **Noise.** Let z be the noise multiplier and t the number of sums. Each sum receives
+   noise of standard deviation σ = z √t per coordinate. A sum may depend on all earlier
+   noisy sums. With `arithmetic="discrete"`, the sum is rounded to a lattice, the
+   multiples of a fixed spacing. σ then grows by the factor by which this rounding
+   increases the sensitivity.
+3. **Event.** The event describes the mechanism to accountants. If one example changes
+   each sum by at most r in norm, each sum is a Gaussian mechanism with μ = r / (z √t).
+   The release composes t such mechanisms adaptively. The release is therefore μ-GDP
+   with μ = r / z, the root of the sum of their μ² (Dong, Roth and Su 2022, Corollary
+   2).
 
-The rest of a statistic uses only the noisy sums, and is post-processing. At the end of
-the module are checks of arguments that several statistics share.
+The rest of a statistic uses only the noisy sums, and is post-processing. The module
+ends with checks of arguments that several statistics share.
 """
 
 import dataclasses
@@ -52,17 +55,19 @@ _LATTICE_RANGE = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Released:
-    """A private result, and the event from which accountants compute its cost.
+    """A private result, and an event from which accountants compute the privacy cost.
 
-    A `Released` is a pytree. An event of plain numbers is part of the tree's structure,
-    so that `jax.jit` and `jax.vmap` do not round it. The event is that of one release:
-    n releases by `jax.vmap` have n such events. One row is one example, and the event
-    protects a user only if every user has at most one row.
+    A `Released` is a pytree. An event that contains only Python numbers is part of the
+    tree's structure, so that `jax.jit` and `jax.vmap` do not round the numbers. The
+    event describes one release. If `jax.vmap` makes n releases, each of them costs one
+    such event. One row of the data is one example, and the guarantee protects a user
+    only if every user has at most one row.
 
     Attributes:
-      value: the private result, an array or a record of arrays.
-      event: `events.Gaussian`, or `events.OnLattice` with `arithmetic="discrete"`.
-      adjacency: the relation between the data sets that the event compares.
+      value: the private result, an array or a NamedTuple of arrays.
+      event: the description of the mechanism for accountants, an `events.Gaussian`, or
+        an `events.OnLattice` with `arithmetic="discrete"`.
+      adjacency: the relation between the data sets that the guarantee compares.
     """
 
     value: Any
@@ -89,14 +94,14 @@ jax.tree_util.register_pytree_with_keys(Released, _flatten, _unflatten)
 
 
 class Release(NamedTuple):
-    """A function that adds noise to the sums of a statistic.
+    """A function that adds noise to the sums from which a statistic is computed.
 
     The statistic's value may depend on the data only through the noisy sums.
 
     Attributes:
       key: a key for this statistic, derived from the user's key.
-      stddev: σ, f64[].
-      arithmetic: "real" or "discrete".
+      stddev: the standard deviation of the noise in each coordinate, f64[].
+      arithmetic: "real", or "discrete" for noise on a lattice.
     """
 
     key: Key
@@ -104,7 +109,7 @@ class Release(NamedTuple):
     arithmetic: Arithmetic
 
     def __call__(self, sums: jax.Array, step: ArrayLike = 0) -> jax.Array:
-        """Add the noise of one step to sums f64[k]."""
+        """Add noise to sums f64[k]; each step of a statistic has independent noise."""
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
             noise = _discrete.LatticeNoise(self.stddev, _DRAWS)
@@ -122,11 +127,11 @@ class Terms(NamedTuple):
     """The arguments that all statistics share.
 
     Attributes:
-      noise_multiplier: z, the noise standard deviation divided by the maximum norm of
+      noise_multiplier: the noise standard deviation divided by the maximum L2 norm of
         one example's contribution, f[].
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      arithmetic: "real" or "discrete".
+      adjacency: the relation between the data sets that the guarantee compares.
+      arithmetic: "real", or "discrete" for noise on a lattice.
     """
 
     noise_multiplier: ArrayLike
@@ -146,19 +151,22 @@ def release(
     num_sums: int = 1,
     replaced: float = 2.0,
 ) -> Released:
-    """Release a statistic of private data, with its event.
+    """Release a statistic of private data, with an event for accountants.
 
     Args:
-      name: the name from which the statistic's key is derived.
-      statistic: a module-level function, which releases `num_sums` sums of
-        contributions of norm at most 1.
-      data: arrays with a leading axis of examples, as `as_examples` makes.
-      params: public numbers.
-      terms: the arguments that all statistics share.
+      name: the name of the statistic. The statistic's key is derived from the user's
+        key and this name.
+      statistic: a module-level function of the data, the public parameters and a
+        function that adds noise. The statistic may use the data only in `num_sums`
+        noisy sums, to which each example contributes a vector of L2 norm at most 1.
+      data: arrays with a leading axis of examples, as `as_examples` returns.
+      params: the public parameters of the statistic, a pytree.
+      terms: the noise multiplier, the key, the adjacency and the arithmetic.
       dimension: the number of entries of one sum.
       num_sums: the number of sums.
-      replaced: a bound on the distance of two examples' contributions, at least 1. Two
-        contributions of norm at most 1 have a distance of at most 2.
+      replaced: an upper bound on the distance between the contributions of two examples
+        to one sum, at least 1. Two vectors of norm at most 1 have a distance of at most
+        2.
     """
     validate.adjacency(terms.adjacency)
     validate.typed_key("key", terms.key)
@@ -222,11 +230,12 @@ def _run(
 def sum_exactly(
     contribute: Callable[[jax.Array], jax.Array], rows: jax.Array
 ) -> jax.Array:
-    """The sum Σ_i c(x_i), f64[k], of contributions truncated to multiples of 2⁻³².
+    """Sum the contributions of all rows, f64[k], truncated to multiples of 2⁻³².
 
     Args:
-      contribute: a function from rows f64[b, m] to contributions f64[b, k] of norm at
-        most 1. A row of NaN contributes zero.
+      contribute: a function from rows f64[b, m] to their contributions f64[b, k], each
+        of L2 norm at most 1. The contribution of a row of NaN must be zero or NaN,
+        since such rows pad the data.
       rows: the examples, f64[n, m].
     """
 
@@ -256,7 +265,11 @@ def sum_exactly(
 def _lattice_stddev(
     z: float | jax.Array, dimension: int, num_sums: int, num_examples: int
 ) -> ArrayLike:
-    """The standard deviation of the noise for sums that are rounded to the lattice."""
+    """Compute the noise's standard deviation for sums that are rounded to a lattice.
+
+    Rounding increases the sensitivity, and the result exceeds z √num_sums by the same
+    factor, where z is the noise multiplier.
+    """
     if not isinstance(z, float):
         raise ValueError(
             "noise_multiplier must be a concrete number, not a traced value, with "
