@@ -48,17 +48,18 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The findings of `check`, which print as a table.
+    """The result of `check`, which prints as a table.
 
     Attributes:
-      findings: the worst finding for each kind of change.
+      findings: for each kind of change of the batch, the change of this kind that moved
+        the function's result the farthest.
     """
 
     findings: tuple[Finding, ...]
 
     @property
     def worst(self) -> Finding:
-        """The finding with the largest ratio of distance to allowed distance."""
+        """The change with the largest ratio of its distance to its allowed distance."""
         # The allowed distance may be 0 for a change that must not move the result.
         return max(self.findings, key=lambda x: x.distance / max(x.allowed, 1e-300))
 
@@ -156,11 +157,11 @@ def _findings(
     claimed: float,
     adjacency: Adjacency,
 ) -> Iterator[Finding]:
-    """Yield a finding for each change of the batch that the test makes.
+    """Make all changes of the batch, and yield the distance that each moves the result.
 
-    The changes are from a batch to a neighbouring batch, and changes that must not move
-    the result: other values at masked positions, another order of the batch, and more
-    masked positions.
+    A change may lead from a batch to a neighbouring batch, for which `claimed` is the
+    maximum allowed distance. All other changes must not move the result: other values
+    at masked positions, another order of the batch, and more masked positions.
     """
     size = len(jax.tree.leaves(data)[0])
     tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))
@@ -211,7 +212,7 @@ def _findings(
 
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
-    """Yield a name for each change of example i, and the batch with this change."""
+    """Change example i in several ways, and yield each change's name and batch."""
     leaves, treedef = jax.tree.flatten(data)
     size = len(leaves[0])
     floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]

@@ -19,13 +19,13 @@ from dpjax._core.typing import Key, Tree
 
 
 class Outputs(NamedTuple):
-    """The outputs of runs, or the scores of these outputs.
+    """The outputs of runs on two neighbouring data sets, or the scores of the outputs.
 
     Attributes:
-      inside: the outputs of runs on the data set with the example, stacked along a
+      inside: the outputs of the runs on the data set with the audited example, stacked
+        along a leading axis.
+      outside: the outputs of the runs on the neighbouring data set, stacked along a
         leading axis.
-      outside: the outputs of runs on the neighbouring data set, stacked along a leading
-        axis.
     """
 
     inside: Tree
@@ -151,7 +151,8 @@ class Shadows(NamedTuple):
     """Models trained in the same way, each on a random half of the same examples.
 
     Attributes:
-      included: whether a model was trained on an example, by fair coins, bool[s, n].
+      included: whether each of s models was trained on each of n examples, bool[s, n].
+        Independent fair coins decided this.
       outputs: the retained outputs of each model, a tree of arrays with leading axes s.
     """
 
@@ -262,8 +263,8 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
     Raises:
       ValueError: the shapes differ.
 
-    Reference: Carlini et al. (2022), Algorithm 1, on the models themselves, and without
-    the augmentation of examples.
+    Reference: Carlini et al. (2022), Algorithm 1, without the augmentation of examples.
+    The other models have the role of the shadow models.
 
     Example:
       >>> import jax, jax.numpy as jnp
