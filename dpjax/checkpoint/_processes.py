@@ -26,10 +26,11 @@ def everywhere(do: Callable[[], T]) -> T:
     """Call the function `do` in every process, and return this process's result.
 
     The function must not communicate with other processes. If the function fails in
-    this process, `everywhere` raises its exception. If the function fails only in other
-    processes, `everywhere` raises a new exception with the number and the message of
-    the first process that failed. Its type is the first type of `_KINDS` of which the
-    failed process's exception is an instance, and RuntimeError if there is none.
+    this process, `everywhere` raises the function's exception. If the function fails
+    only in other processes, `everywhere` raises a new exception with the number and the
+    message of the first process that failed. If that process raised a ValueError, an
+    OSError or an ImportError, the new exception has the same one of these types.
+    Otherwise, the new exception is a RuntimeError.
     """
     if jax.process_count() == 1:
         return do()
@@ -49,9 +50,9 @@ def everywhere(do: Callable[[], T]) -> T:
 
 
 def _number(error: Exception) -> int:
-    """The index in `_KINDS` of the first type of which the error is an instance.
+    """The index of the first exception type in `_KINDS` that describes an error.
 
-    The result is the last index if the error is an instance of none of the types.
+    If the error is an instance of none of these types, the result is the last index.
     """
     of_these = [isinstance(error, kind) for kind in _KINDS[:-1]]
     return [*of_these, True].index(True)

@@ -313,7 +313,12 @@ class Budget:
         return cost
 
     def _check(self, release: Any) -> Event:
-        """Return a release's event; raise if its adjacency or unit is not the budget's."""
+        """Return the event that a release states.
+
+        Raises:
+          ValueError: the release has another adjacency or unit than the budget, or
+            states no event.
+        """
         if isinstance(release, Plan):
             release = release.guarantee
         stated = getattr(release, "plan", release)
