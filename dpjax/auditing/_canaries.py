@@ -32,7 +32,8 @@ class Planted(NamedTuple, Generic[Params]):
 
     Attributes:
       params: the parameters of the model.
-      slots: the extra coordinates, f[k]. Only canary i has a gradient along slot i.
+      slots: the extra coordinates, f[k], one for each of k canaries. Only canary i has
+        a gradient along slot i.
     """
 
     params: Params
@@ -64,7 +65,8 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
         norm, then clipping scales the gradient down to the clip norm.
 
     Returns:
-      A loss of `Planted(params, slots)` and one `Marked(example, canary)`. A canary's
+      A loss, as a function of `Planted(params, slots)` and one `Marked(example,
+      canary)`. Each canary has its own extra coordinate, called slot. A canary's
       gradient is `norm` along its slot and zero in all other coordinates. The gradient
       of any other example is unchanged, and zero along the slots. If a canary did not
       take part, the released value along its slot is therefore only noise.

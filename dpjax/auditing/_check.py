@@ -157,11 +157,11 @@ def _findings(
     claimed: float,
     adjacency: Adjacency,
 ) -> Iterator[Finding]:
-    """Make all changes of the batch, and yield the distance that each moves the result.
+    """Change the batch in many ways, and yield how far each change moves the result.
 
-    A change may lead from a batch to a neighbouring batch, for which `claimed` is the
-    maximum allowed distance. All other changes must not move the result: other values
-    at masked positions, another order of the batch, and more masked positions.
+    Most changes lead from a batch to a neighbouring batch, and may move the result by
+    at most `claimed`. Other changes must not move the result: other values at masked
+    positions, another order of the batch, and more masked positions.
     """
     size = len(jax.tree.leaves(data)[0])
     tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))

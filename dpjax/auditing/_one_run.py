@@ -139,7 +139,7 @@ def _check(
     confidence: ArrayLike,
     delta: ArrayLike = 0.0,
 ) -> dict[str, int]:
-    """Check the arguments of a bound, and return guess_in and guess_out by name."""
+    """Check the arguments of a bound; return guess_in and guess_out in a dictionary."""
     check_attack(confidence, delta=delta, scores=scores, included=included)
     if jnp.shape(scores)[-1] != jnp.shape(included)[-1]:
         raise ValueError(

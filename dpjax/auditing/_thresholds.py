@@ -8,11 +8,11 @@ then b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ. If the mechanism is μ
 Pearson's confidence intervals bound the rates, and assume that the scores are
 independent draws.
 
-The threshold may be one of the scores, say the kth largest. The probability that a new
-score is above this threshold is at most the upper confidence bound for k − 1 successes.
-The probability that a new score is at least this threshold is at least the lower
-confidence bound for k successes. A union bound over k therefore gives a confidence band
-over all thresholds.
+The threshold may be one of n scores, say the kth largest. The probability that a new
+score is above this threshold is at most the upper confidence bound for k − 1 successes
+in n trials. The probability that a new score is at least this threshold is at least the
+lower confidence bound for k successes in n trials. A union bound over k therefore gives
+a confidence band over all thresholds.
 
 The module ends with estimates of an attack's success, which have no confidence bound.
 """
@@ -257,17 +257,17 @@ def epsilon_lower(
 
     Returns:
       A lower bound ε, f[*b], rounded down: with this confidence, no (ε′, δ) guarantee
-      with ε′ < ε holds. The bound is the largest over many thresholds, and a
-      union bound covers this choice. The union is over bounds on the true-positive rate
-      at about 2π√n of the n scores_in, and over bounds on the false-positive rate at
-      about 2π√m of the m scores_out.
+      with ε′ < ε holds. The bound is the largest over many thresholds, and a union
+      bound covers this choice. The union is over bounds on the true-positive rate at
+      about 2π√n of the n scores_in, and over bounds on the false-positive rate at about
+      2π√m of the m scores_out.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
 
-    Privacy: the result bounds the mechanism's ε from below, and is no guarantee. It
-    assumes that all scores are independent: scores of runs with separate keys, or of
-    canaries in one run with independent noise. For dependent scores, use
+    Privacy: the result bounds the mechanism's ε from below, and is no guarantee. The
+    bound assumes that all scores are independent: scores of runs with separate keys, or
+    of canaries in one run with independent noise. For dependent scores, use
     `one_run_epsilon_lower`.
 
     Reference: Wasserman and Zhou (2010), Theorem 2.4, with rates by Clopper and

@@ -257,8 +257,8 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
       fewer than two other models were trained with the example, or fewer than two
       without it. Since the scores depend on each other, no bound for independent scores
       applies. `one_run_mu_lower` and `one_run_epsilon_lower` allow dependent scores:
-      pass the scores and coins of one model. The coins of this model must be
-      independent of the coins of all other models, as in `train_shadows`.
+      pass one model's row of the scores and of `included`. This row of `included` must
+      be independent of all other rows of `included`, as in `train_shadows`.
 
     Raises:
       ValueError: the shapes differ.

@@ -397,7 +397,10 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
 
 
 def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
-    """Whether a folder is an intact checkpoint with this step and digest of the key."""
+    """Whether a folder is an intact checkpoint of this step, whose key has this digest.
+
+    `save` and orbax wrote all files of such a folder.
+    """
     try:
         return _is_ours(path) and _read(path.parent, step).key == key
     except ValueError:  # the checkpoint is damaged, and is left for the user

@@ -29,8 +29,8 @@ def everywhere(do: Callable[[], T]) -> T:
     this process, `everywhere` raises the function's exception. If the function fails
     only in other processes, `everywhere` raises a new exception with the number and the
     message of the first process that failed. If that process raised a ValueError, an
-    OSError or an ImportError, the new exception has the same one of these types.
-    Otherwise, the new exception is a RuntimeError.
+    OSError or an ImportError, `everywhere` does so, too. Otherwise, `everywhere` raises
+    a RuntimeError.
     """
     if jax.process_count() == 1:
         return do()
@@ -50,9 +50,9 @@ def everywhere(do: Callable[[], T]) -> T:
 
 
 def _number(error: Exception) -> int:
-    """The index of the first exception type in `_KINDS` that describes an error.
+    """The index of an error's type in `_KINDS`, the types that `everywhere` raises.
 
-    If the error is an instance of none of these types, the result is the last index.
+    An error of any other type gets the last index, that of RuntimeError.
     """
     of_these = [isinstance(error, kind) for kind in _KINDS[:-1]]
     return [*of_these, True].index(True)

@@ -3,8 +3,8 @@
 `restore` compares the record with the caller's plan and run before it restores arrays.
 The record contains a digest of the arrays, which is a hash of their names, dtypes,
 shapes and values. The file ends with a second digest, of all values in the record. This
-digest uses no secret key. It detects damage and mistakes, but not a change by anyone
-who recomputes the digest.
+digest uses no secret key. Therefore, it detects damage and mistakes, but not a change
+by anyone who recomputes the digest.
 """
 
 import dataclasses
@@ -251,7 +251,7 @@ def _verify(found: Any, step: int) -> Record:
 
 
 def check(plan: Plan, run: Run) -> None:
-    """Raise a ValueError unless `run` is a `Run` with at most the plan's steps."""
+    """Raise a ValueError unless `run` is a `Run` whose step is within the plan."""
     if not isinstance(plan, Plan):
         raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
     if not isinstance(run, Run):

@@ -32,7 +32,8 @@ class Draw:
       name: a description of the released value.
       event: the description of the mechanism for accountants.
       cost: the cost of the mechanism to a budget with adaptive composition: a GDP
-        parameter, and a part of δ. The GDP parameter is NaN in other budgets.
+        parameter, a slack and a distance in total variation. The GDP parameter is NaN
+        in a budget with fixed composition.
     """
 
     name: str
@@ -235,7 +236,7 @@ class Budget:
 
     @property
     def _mu(self) -> float:
-        """The GDP parameter μ of all mechanisms together, at most, rounded down."""
+        """The maximum GDP parameter μ of all draws together, rounded down."""
         # For fixed draws, the total uses all of δ.
         reserved = 0.0 if self.composition == "fixed" else self.slack
         with scope():
@@ -263,13 +264,13 @@ class Budget:
         return cost.slack + self._of_total_variation * cost.total_variation
 
     def _total(self, *more: Event) -> float:
-        """The ε of all draws and the events `more`, if all were fixed beforehand."""
+        """The ε of all draws so far and the events `more`, if all were fixed before."""
         events = [*(x.event for x in self.draws), *more]
         with scope():
             return composition.epsilon(events, self.delta)
 
     def _used(self, event: Event, slack: float | None) -> float:
-        """The μ that `plan` compares with its goal.
+        """The μ of an event that `plan` compares with the available μ.
 
         With adaptive composition, this is the μ of the event alone. With fixed
         composition, this is the μ of the event and all draws together.
@@ -336,10 +337,10 @@ class Budget:
 
 
 def _check_adjacency(event: Any, adjacency: Adjacency) -> None:
-    """Raise a ValueError if an event, or an event inside it, has another adjacency.
+    """Check that an event, and all events inside the event, have the given adjacency.
 
     Raises:
-      ValueError: also if the object is not an event.
+      ValueError: an event has another adjacency, or `event` is not an event.
     """
     if not isinstance(event, Event):
         raise ValueError(

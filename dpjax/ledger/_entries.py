@@ -27,8 +27,9 @@ class Release:
     Attributes:
       run: the run's name.
       plan: the fingerprint of the plan and of the run's random draws.
-      event: the mechanism of all steps of the plan, whose cost the ledger counts.
-      so_far: the mechanism of the steps up to this release.
+      event: an accounting event for all steps of the plan, whose cost the ledger
+        counts.
+      so_far: an accounting event for the steps up to this release.
       start: the number of the run's steps at the release before this one; 0 for the
         first release, or if `repeated`.
       stop: the number of the run's steps at this release.
@@ -70,8 +71,8 @@ class End:
 
     Attributes:
       run: the run's name.
-      event: the mechanism of the released steps, whose cost the ledger counts from now
-        on.
+      event: an accounting event for the released steps, whose cost the ledger counts
+        from now on.
       stop: the number of released steps of the run.
       why: the reason.
       time: the time at which the entry was written, UTC.
@@ -138,10 +139,10 @@ class Ledger:
     head: str
 
     def runs(self) -> dict[str, Event]:
-        """The mechanism whose cost the ledger counts for a run, by the run's name.
+        """Map each run's name to an event for the steps whose cost the ledger counts.
 
-        The mechanism has all steps of the plan. For a run that `end` ended, the
-        mechanism has only the released steps.
+        These are all steps of the run's plan. For a run that `end` ended, these are
+        only the released steps.
         """
         return {x.run: x.event for x in self.entries if not isinstance(x, Other)}
 

@@ -104,12 +104,12 @@ def compare(
 
     Returns:
       The Axes with three panels, which are its `child_axes`: the noise multiplier, ε
-      rounded up, and the signal-to-noise ratio of a run. The signal is the
-      norm of a batch's sum of clipped gradients, if all of them have the clip norm and
-      the same direction. The noise is the standard deviation of the noise along this
-      direction. With batch size b and noise
-      multiplier σ, the ratio is b / σ for one step, and √T b / σ for T steps with
-      independent noise. If b and σ vary from step to step, it is sqrt(Σ (b / σ)²).
+      rounded up, and the signal-to-noise ratio of a run. The signal is the norm of a
+      batch's sum of clipped gradients, if all of them have the clip norm and the same
+      direction. The noise is the standard deviation of the noise along this direction.
+      With batch size b and noise multiplier σ, the ratio is b / σ for one step, and
+      √T b / σ for T steps with independent noise. If b and σ vary from step to step,
+      the ratio is the root of the sum of (b / σ)² over steps.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -274,7 +274,7 @@ def _name(plan: Plan) -> str:
 
 
 def _at(deltas: Sequence[float]) -> str:
-    """Describe the δ of several plans in a label, by the value if all are equal."""
+    """The words "at δ = ..." if all δ are equal, or else "at the δ of each plan"."""
     same = len(set(deltas)) == 1
     return f"at δ = {deltas[0]:g}" if same else "at the δ of each plan"
 

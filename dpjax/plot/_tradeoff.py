@@ -1,4 +1,4 @@
-"""Plots of the error rates that guarantees allow, and of those of a single attack."""
+"""Plots of the error rates that guarantees allow, and that a single attack achieves."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple

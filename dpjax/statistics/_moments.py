@@ -5,8 +5,8 @@ mean, and the scale is the square root of a private variance.
 
 A row x is one example, which is clipped to the L2 norm C. The row u = x / C then has a
 norm of at most 1. One example's contribution to a release is a vector c(u). The table
-states upper bounds on the norm of c(u), and on its distance from the contribution c(v)
-of another example:
+states upper bounds on the norm of c(u), and on the distance of c(u) from the
+contribution c(v) of another example. S(u) is a vector of products of u's entries:
 
 | release | c(u) | ‖c(u)‖ | ‖c(u) − c(v)‖ |
 | --- | --- | --- | --- |

@@ -3,10 +3,10 @@
 A statistic is computed from noisy sums over all examples x of a contribution c(x), a
 vector of L2 norm at most 1. A release has three parts:
 
-1. **Sum.** `sum_exactly` truncates each contribution towards zero to a multiple of
-   2⁻³², which makes no contribution longer, and adds up integers. The sum therefore has
-   no rounding error in any order and with any blocks, and one example moves the sum
-   only by its own truncated contribution.
+1. **Sum.** `sum_exactly` truncates each entry of a contribution towards zero to a
+   multiple of 2⁻³². Truncation makes no contribution longer. `sum_exactly` then adds up
+   integers. The sum therefore has no rounding error, whatever the order and the blocks
+   of the addition. One example changes the sum only by its truncated contribution.
 2. **Noise.** Let z be the noise multiplier and t the number of sums. Each sum receives
    noise of standard deviation σ = z √t per coordinate. A sum may depend on all earlier
    noisy sums. With `arithmetic="discrete"`, the sum is rounded to a lattice, the
