@@ -11,7 +11,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _release
-from dpjax.statistics._release import Release, Released, Terms
+from dpjax.statistics._release import Noise, Released, SharedArguments
 
 
 def histogram(
@@ -73,19 +73,19 @@ def histogram(
     else:
         params = increasing("edges", edges)
         size = len(params) - 1
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     return _release.release(
         "histogram",
         _histogram,
         data,
         params,
-        terms,
+        shared,
         replaced=_release.root_up(2),
         dimension=size,
     )
 
 
-def _histogram(data: jax.Array, edges: jax.Array, noise: Release) -> jax.Array:
+def _histogram(data: jax.Array, edges: jax.Array, noise: Noise) -> jax.Array:
     return noise(count(bins_of(data, edges), len(edges) - 1))
 
 
@@ -229,7 +229,7 @@ def quantile(
         _quantile,
         data,
         _Bisection(np.asarray(shares), lower, upper, norm, np.arange(num_steps)),
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        SharedArguments(noise_multiplier, key, adjacency, arithmetic),
         # max(q, 1 − q) is at most 1, so this is at least 1. The margin is as above.
         replaced=max(1.0, math.sqrt(given.size) / norm * (1 + 2.0**-39)),
         dimension=given.size,
@@ -237,7 +237,7 @@ def quantile(
     )
 
 
-def _quantile(data: jax.Array, params: _Bisection, noise: Release) -> jax.Array:
+def _quantile(data: jax.Array, params: _Bisection, noise: Noise) -> jax.Array:
     """Find a quantile for each of params.shares, by bisection with noisy counts."""
     rows, shares = data[:, None], jnp.atleast_1d(params.shares)
 

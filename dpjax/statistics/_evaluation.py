@@ -14,7 +14,7 @@ import numpy as np
 
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _counts, _release
-from dpjax.statistics._release import Release, Released, Terms
+from dpjax.statistics._release import Noise, Released, SharedArguments
 
 
 class _Mean(NamedTuple):
@@ -78,12 +78,12 @@ def loss(
     """
     losses = _release.as_examples("losses", losses, ndim=1)
     divisor = _release.as_num_examples(num_examples, len(losses), adjacency)
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(_release.as_positive("bound", bound), divisor)
-    return _release.release("loss", _loss, losses, params, terms, dimension=1)
+    return _release.release("loss", _loss, losses, params, shared, dimension=1)
 
 
-def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
+def _loss(data: jax.Array, params: _Mean, noise: Noise) -> jax.Array:
     """Compute the noisy mean of values clipped to [0, params.bound].
 
     Before the sum, each value is mapped to a contribution in [−1, 1].
@@ -140,9 +140,9 @@ def accuracy(
     predictions, labels = _of_equal_length(predictions=predictions, labels=labels)
     correct = predictions == labels
     divisor = _release.as_num_examples(num_examples, len(correct), adjacency)
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(1.0, divisor)
-    return _release.release("accuracy", _loss, correct, params, terms, dimension=1)
+    return _release.release("accuracy", _loss, correct, params, shared, dimension=1)
 
 
 def auc(
@@ -203,13 +203,13 @@ def auc(
         _auc,
         data,
         public,
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        SharedArguments(noise_multiplier, key, adjacency, arithmetic),
         replaced=_release.root_up(2),
         dimension=2 * (len(public) - 1),
     )
 
 
-def _auc(data: Any, edges: jax.Array, noise: Release) -> jax.Array:
+def _auc(data: Any, edges: jax.Array, noise: Noise) -> jax.Array:
     scores, labels = data
     size = len(edges) - 1
     bins = _counts.bins_of(jnp.clip(scores, edges[0], edges[-1]), edges)

@@ -37,7 +37,7 @@ from dpjax._core import keys, validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.statistics import _release
-from dpjax.statistics._release import Release, Released, Terms
+from dpjax.statistics._release import Noise, Released, SharedArguments
 from dpjax.statistics._sums import flat, mean, row_size, unit_rows
 
 
@@ -115,13 +115,13 @@ def variance(
         _variance,
         data,
         _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        SharedArguments(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=row_size(data) * (1 if center is not None else 2),
     )
 
 
-def _variance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
+def _variance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
     """Compute noisy variances of features, without bias from the noise in the means."""
     first, second, added = _moments(data, params, noise, jnp.square)
     return (second - first**2 + added).reshape(data.shape[1:])
@@ -187,13 +187,13 @@ def covariance(
         _covariance,
         data,
         _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        SharedArguments(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=size * (size + 1) // 2 + (size if center is None else 0),
     )
 
 
-def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
+def _covariance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
     """Compute a noisy covariance matrix, without bias from the noise in the means."""
     rows, columns = np.triu_indices(data.shape[1])
     weights = np.where(rows == columns, 1.0, math.sqrt(2))
@@ -211,7 +211,7 @@ def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
 def _moments(
     data: jax.Array,
     params: _Moments,
-    noise: Release,
+    noise: Noise,
     squares: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute the noisy mean and the noisy second moments of clipped rows.

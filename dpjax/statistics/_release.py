@@ -93,7 +93,7 @@ def _unflatten(structure: Any, children: Any) -> Released:
 jax.tree_util.register_pytree_with_keys(Released, _flatten, _unflatten)
 
 
-class Release(NamedTuple):
+class Noise(NamedTuple):
     """A function that adds noise to the sums from which a statistic is computed.
 
     The statistic's value may depend on the data only through the noisy sums.
@@ -119,11 +119,11 @@ class Release(NamedTuple):
         return sums + self.stddev * noise.astype(jnp.float64)
 
 
-# A function of data, public parameters and a `Release` that returns a private value.
-Statistic = Callable[[Any, Any, Release], Any]
+# A function of data, public parameters and a `Noise` that returns a private value.
+Statistic = Callable[[Any, Any, Noise], Any]
 
 
-class Terms(NamedTuple):
+class SharedArguments(NamedTuple):
     """The arguments that all statistics share.
 
     Attributes:
@@ -145,7 +145,7 @@ def release(
     statistic: Statistic,
     data: Any,
     params: Any,
-    terms: Terms,
+    shared: SharedArguments,
     *,
     dimension: int,
     num_sums: int = 1,
@@ -161,27 +161,27 @@ def release(
         noisy sums, to which each example contributes a vector of L2 norm at most 1.
       data: arrays with a leading axis of examples, as `as_examples` returns.
       params: the public parameters of the statistic, a pytree.
-      terms: the noise multiplier, the key, the adjacency and the arithmetic.
+      shared: the noise multiplier, the key, the adjacency and the arithmetic.
       dimension: the number of entries of one sum.
       num_sums: the number of sums.
       replaced: an upper bound on the distance between the contributions of two examples
         to one sum, at least 1. Two vectors of norm at most 1 have a distance of at most
         2.
     """
-    validate.adjacency(terms.adjacency)
-    validate.typed_key("key", terms.key)
-    validate.one_of("arithmetic", terms.arithmetic, ("real", "discrete"))
+    validate.adjacency(shared.adjacency)
+    validate.typed_key("key", shared.key)
+    validate.one_of("arithmetic", shared.arithmetic, ("real", "discrete"))
     num_examples = len(jax.tree.leaves(data)[0])
     if num_examples >= _MOST_EXAMPLES:
         raise ValueError(f"data must have fewer than 2**31 rows; got {num_examples}.")
-    validate.scalar("noise_multiplier", terms.noise_multiplier)
-    validate.nonnegative("noise_multiplier", terms.noise_multiplier)
-    known = validate.concrete(terms.noise_multiplier)
-    z = jnp.asarray(terms.noise_multiplier) if known is None else float(known)
+    validate.scalar("noise_multiplier", shared.noise_multiplier)
+    validate.nonnegative("noise_multiplier", shared.noise_multiplier)
+    known = validate.concrete(shared.noise_multiplier)
+    z = jnp.asarray(shared.noise_multiplier) if known is None else float(known)
     # An example that leaves or enters moves each sum only by its own contribution.
-    factor = replaced if terms.adjacency is Adjacency.REPLACE else 1.0
+    factor = replaced if shared.adjacency is Adjacency.REPLACE else 1.0
     event: events.Gaussian | events.OnLattice = events.Gaussian(divide_up(factor, z))
-    if terms.arithmetic == "discrete":
+    if shared.arithmetic == "discrete":
         stddev = _lattice_stddev(z, dimension, num_sums, num_examples)
         # The factor two covers e^{±4ϑ(2)} for rounding and draws, within 1e-33 of 1.
         draws = _DRAWS * dimension * num_sums
@@ -194,9 +194,9 @@ def release(
     # In this context, JAX traces and runs statistics in float64.
     with jax.enable_x64(True), promotion, ranks:
         value = _run(
-            name, statistic, data, params, terms.key, stddev, terms.arithmetic, dtype
+            name, statistic, data, params, shared.key, stddev, shared.arithmetic, dtype
         )
-    return Released(value, event, terms.adjacency)
+    return Released(value, event, shared.adjacency)
 
 
 @functools.partial(
@@ -218,7 +218,7 @@ def _run(
         return jnp.asarray(x).astype(jnp.float64)
 
     def compute(data: Any, params: Any, key: Key, stddev: ArrayLike) -> Any:
-        noise = Release(stream(key, f"statistics {name}"), widen(stddev), arithmetic)
+        noise = Noise(stream(key, f"statistics {name}"), widen(stddev), arithmetic)
         data, params = jax.tree.map(widen, (data, params))
         value = statistic(data, params, noise)
         return jax.tree.map(lambda x: x.astype(dtype), value)

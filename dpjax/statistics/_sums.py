@@ -8,7 +8,7 @@ import jax
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.clipping._clip import apply_scales, clip_scales, group_squares
 from dpjax.statistics import _release
-from dpjax.statistics._release import Release, Released, Terms
+from dpjax.statistics._release import Noise, Released, SharedArguments
 
 
 class _Sums(NamedTuple):
@@ -77,10 +77,10 @@ def mean(
     """
     data = _release.as_examples("data", data)
     divisor = _release.as_num_examples(num_examples, len(data), adjacency)
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     params = _Sums(_release.as_positive("clip_norm", clip_norm), divisor)
     size = row_size(data)
-    return _release.release("mean", _sum, data, params, terms, dimension=size)
+    return _release.release("mean", _sum, data, params, shared, dimension=size)
 
 
 def sum(  # noqa: A001  (read as `statistics.sum`)
@@ -121,13 +121,13 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
       1.500
     """
     data = _release.as_examples("data", data)
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     params = _Sums(_release.as_positive("clip_norm", clip_norm))
     size = row_size(data)
-    return _release.release("sum", _sum, data, params, terms, dimension=size)
+    return _release.release("sum", _sum, data, params, shared, dimension=size)
 
 
-def _sum(data: jax.Array, params: _Sums, noise: Release) -> jax.Array:
+def _sum(data: jax.Array, params: _Sums, noise: Noise) -> jax.Array:
     """Compute the noisy sum of clipped rows, divided by params.num_examples."""
     norm = params.clip_norm
     noisy = noise(_release.sum_exactly(lambda x: unit_rows(x, norm), flat(data)))
