@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
     Attributes:
       change: a description of the change.
-      distance: the L2 distance between the two results.
+      distance: the L2 distance between the results without and with the change.
       allowed: the maximum allowed distance, including rounding.
       example: the index in the batch of the changed example.
     """
@@ -99,7 +99,8 @@ def check(
         one example moves the result.
       adjacency: the relation between the data sets that the claim compares. Under
         REPLACE, `check` compares the result with a changed example to the result with
-        the original example; under other adjacencies, to the result without it.
+        the original example. Under other adjacencies, `check` compares it to the result
+        without the example.
 
     Returns:
       A `Report`, on which `assert report.passed, report` is a test. Each change removes
@@ -232,7 +233,7 @@ def _norm(tree: Tree) -> float:
 
 
 def _machine_epsilon(tree: Tree) -> float:
-    """The largest machine epsilon among the floating-point leaves; 0 without any."""
+    """The largest machine epsilon of the floating-point leaves; 0 if there are none."""
     dtypes = [jnp.result_type(x) for x in jax.tree.leaves(tree)]
     floats = [x for x in dtypes if jnp.issubdtype(x, jnp.floating)]
     return max((float(jnp.finfo(x).eps) for x in floats), default=0.0)

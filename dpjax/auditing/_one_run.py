@@ -183,8 +183,8 @@ def one_run_epsilon_lower(
 
     Returns:
       A lower bound on ε, f[*b], rounded down. If you compute several bounds for
-      different numbers of guesses and use the best, give each a share of
-      1 − confidence.
+      different numbers of guesses and use the best one, divide the error probability
+      1 − confidence among these bounds.
 
     Raises:
       ValueError: an argument is out of range.

@@ -295,8 +295,9 @@ def epsilon_at(
     """A lower confidence bound on ε, from an attack with one threshold.
 
     Args:
-      scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: as for `epsilon_lower`, f[*b, m].
+      scores_in: the attack's scores with the example's participation, f[*b, n], as for
+        `epsilon_lower`.
+      scores_out: the scores without the example's participation, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       threshold: the attack guesses participation for a score above this number, f[*b].
         The threshold must not depend on these scores: choose it from other scores, by
@@ -338,8 +339,9 @@ def best_threshold(
     Use the threshold in `epsilon_at`, with other scores than these.
 
     Args:
-      scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: as for `epsilon_lower`, f[*b, m].
+      scores_in: the attack's scores with the example's participation, f[*b, n], as for
+        `epsilon_lower`.
+      scores_out: the scores without the example's participation, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       confidence: the confidence of the later bound, f[*b], in (0.5, 1).
 
@@ -365,8 +367,9 @@ def mu_lower(
     """A lower confidence bound on μ, from an attack's scores at all thresholds.
 
     Args:
-      scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: as for `epsilon_lower`, f[*b, m].
+      scores_in: the attack's scores with the example's participation, f[*b, n], as for
+        `epsilon_lower`.
+      scores_out: the scores without the example's participation, f[*b, m].
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
@@ -444,12 +447,12 @@ def true_positive_rate(
     Args:
       scores_in: the scores with the example's participation, f[*b, n].
       scores_out: the scores without the example's participation, f[*b, m].
-      false_positive_rate: the maximum share of scores_out above the threshold, f[*b],
-        in [0, 1].
+      false_positive_rate: the maximum share of scores_out that may be above the
+        threshold of the attack, f[*b], in [0, 1].
 
     Returns:
-      The share of scores_in above this threshold, f[*b]. The maximum rate that a
-      guarantee allows is `accounting.fdp.true_positive_rate`.
+      The share of scores_in above the lowest such threshold, f[*b]. The maximum rate
+      that a guarantee allows is `accounting.fdp.true_positive_rate`.
 
     Raises:
       ValueError: there are no scores, or the rate is out of range.

@@ -179,7 +179,7 @@ def train_shadows(
         train on, and one typed key. `train_shadows` vmaps and jits the function.
       num_examples: n, static, at least 1.
       num_models: s, static, at least 1. For instance, the first model is the attacked
-        model, and all others are the attacker's.
+        model, and the attacker has trained all other models.
       key: one typed key, used for nothing else.
       batch_size: the number of models that are trained at the same time; None for all.
 

@@ -44,8 +44,8 @@ class Run(NamedTuple):
       step: the number of completed steps.
       params: the current parameters.
       opt_state: the state of the plan's optimizer.
-      released: the digest of the parameters of this run that `dpjax.ledger` recorded
-        last as released; "" if there are none.
+      released: the digest of the run's parameters that were released last, as
+        `dpjax.ledger` recorded them; "" if no parameters were released.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax
@@ -203,7 +203,7 @@ def now() -> str:
 
 
 def encode_record(record: Record) -> bytes:
-    """The content of a record's file, which is the record with its digest as JSON."""
+    """Encode a record and its digest as JSON, the content of the record's file."""
     found = to_plain(record)
     sealed = found | {"digest": digest_of(found)}
     return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()

@@ -1,4 +1,4 @@
-"""A privacy budget from which all mechanisms that read the data draw."""
+"""A privacy budget that is shared by all mechanisms that read the data."""
 
 import dataclasses
 import math

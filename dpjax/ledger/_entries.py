@@ -117,7 +117,7 @@ Entry = Release | End | Other
 
 
 def entry_of(line: dict[str, Any], path: Path) -> Entry:
-    """Convert a line of the file to the entry in it, without the line's hashes.
+    """Convert a line of a ledger's file to a typed entry, without the line's hashes.
 
     Raises:
       ValueError: the line is no entry, such as one in another format.

@@ -1,4 +1,4 @@
-"""The functions that record an entry before a release, and the checks of entries."""
+"""Record releases in a ledger, and check each new entry against earlier entries."""
 
 import hashlib
 import pathlib

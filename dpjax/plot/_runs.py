@@ -44,12 +44,12 @@ def epsilon_by_step(
       ValueError: there is no plan, or an argument is not a plan; the number of labels
         is not the number of plans; delta is out of range.
 
-    Privacy: the drawn ε is that of `plan.guarantee.at(t)`. If μ is known, ε is computed
-    at up to 400 steps. Between two such steps, the line has the ε of the later step,
-    which is an upper bound. If no μ is known, ε is computed at up to 30 steps, which
-    have markers. The straight lines between markers are no bounds. The ε at t holds if
-    t was fixed before the run. If the run's results determined t, only the ε of the
-    whole plan holds.
+    Privacy: the drawn ε is that of `plan.guarantee.at(t)`. If the GDP parameter of a
+    run is known, ε is computed at up to 400 steps. Between two such steps, the line has
+    the ε of the later step, which is an upper bound. Otherwise, ε is computed at up to
+    30 steps, which have markers. The straight lines between markers are no bounds. The
+    ε at t holds if t was fixed before the run. If the run's results determined t, only
+    the ε of the whole plan holds.
 
     Example:
       >>> import dpjax

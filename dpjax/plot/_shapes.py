@@ -22,11 +22,11 @@ def noise(
     """Draw the standard deviation of noise in the optimizer's update at each step.
 
     Args:
-      *shapes: a linear map from independent standard Gaussians z to the noise of T
-        steps, for each line. A matrix A, f[T, k], stands for the noise Σ_j A[t, j] z_j
-        at step t. Coefficients c, f[T], stand for the noise Σ_{j<=t} c_j z_{t−j}. Both
-        include the scale of the noise, such as the noise multiplier times the clip
-        norm, divided by the batch size.
+      *shapes: for each line of the plot, a linear map from independent standard
+        Gaussians z to the noise of T steps. A matrix A, f[T, k], stands for the noise
+        Σ_j A[t, j] z_j at step t. Coefficients c, f[T], stand for the noise
+        Σ_{j<=t} c_j z_{t−j}. Both include the scale of the noise, such as the noise
+        multiplier times the clip norm, divided by the batch size.
       labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
