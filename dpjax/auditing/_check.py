@@ -97,10 +97,10 @@ def check(
       data: a batch, a tree of arrays with a leading axis b, at least 2.
       sensitivity: the claimed sensitivity, which is the maximum L2 distance by which
         one example moves the result.
-      adjacency: the relation between the data sets that the claim compares. Under
-        REPLACE, `check` compares the result with a changed example to the result with
-        the original example. Under other adjacencies, `check` compares it to the result
-        without the example.
+      adjacency: the relation between the data sets that the claim compares. `check`
+        compares the result for a changed example with a second result. Under REPLACE,
+        this is the result for the original example. Under other adjacencies, this is
+        the result without the example.
 
     Returns:
       A `Report`, on which `assert report.passed, report` is a test. Each change removes
