@@ -50,15 +50,16 @@ def save(
       data: a name for the current content of the data set, such as its digest. `save`
         stores this name, and `restore` compares it.
       keep: the number of newest checkpoints that `save` retains, at least 1. Older
-        checkpoints are useful only for going back, and contain the key. `save` never
-        removes a damaged checkpoint, nor a folder with names that `save` does not use.
+        checkpoints contain the key, and are useful only to go back to an earlier step.
+        `save` never removes a damaged checkpoint, nor a folder that contains names that
+        `save` does not use.
 
     Raises:
-      ValueError: the folder belongs to another run, or has a checkpoint of this step
-        with other bits, because the run was resumed from an earlier step and continued
-        differently. Or the folder's newest checkpoint is damaged, or the checkpoint's
-        name is that of a file or folder that `save` did not write. Or an argument has
-        the wrong type, or differs between processes.
+      ValueError: the folder belongs to another run; the folder has a checkpoint of this
+        step with other bits, because the run was resumed from an earlier step and
+        continued differently; the folder's newest checkpoint is damaged; a file or
+        folder that `save` did not write has the name of the checkpoint; or an argument
+        has the wrong type, or differs between processes.
       OSError: the disk is full or fails. Earlier checkpoints remain intact. If one of
         several processes cannot write, the others raise OSError five minutes later,
         after a timeout of orbax. Then restart all processes.

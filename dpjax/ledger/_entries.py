@@ -181,7 +181,7 @@ class Ledger:
         return composition.epsilon([*self.runs().values(), *others], delta)
 
     def spend(self, budget: Budget) -> Budget:
-        """Draw all runs and other releases of this ledger from a budget.
+        """Draw the costs of all runs and other releases of this ledger from a budget.
 
         Args:
           budget: a budget from `dpjax.budget`, which was fixed before the first
@@ -191,8 +191,8 @@ class Ledger:
           The new budget.
 
         Raises:
-          ValueError: the releases take more than the budget, have another adjacency or
-            unit, or used a noise twice.
+          ValueError: the releases take more than the budget, or have another adjacency
+            or unit; or two releases used the same noise.
 
         Privacy: with "adaptive" composition, the budget's ε and δ hold for all releases
         together, provided that each release was drawn from the budget before it was

@@ -56,9 +56,9 @@ def run_name(key: Key) -> str:
 def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
     """Record the release of a run's parameters, before the parameters are used.
 
-    Save the run by `dpjax.checkpoint.save` first, so that you never have to repeat its
-    steps. After resuming the run, call `release` again: the same parameters are the
-    same release, and add no entry.
+    Save the run by `dpjax.checkpoint.save` first, so that you never have to repeat the
+    run's steps. After resuming the run, call `release` again. If the parameters are the
+    same as before, they are the same release, and `release` adds no entry.
 
     Args:
       path: the ledger's file, one for all releases from one data set. The function
@@ -79,8 +79,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
         that the data are the same.
       OSError: the entry could not be written. Do not use the parameters then.
 
-    Privacy: the entry holds a digest of the parameters, the plan's event, and
-      `run_name`.
+    Privacy: the entry contains a digest of the parameters, the plan's event, and the
+      run's name from `run_name`.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, pathlib, tempfile
