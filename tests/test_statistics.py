@@ -77,7 +77,7 @@ def sums_in_units(name, monkeypatch, batches):
     def spied(statistic_name, statistic, data, params, key, stddev, *static):
         taken = []
 
-        class Spy(_release.Release):
+        class Spy(_release.Noise):
             def __call__(self, sums, step=0):
                 taken.append(sums)
                 return jnp.zeros_like(sums) + (-1.0) ** len(taken)

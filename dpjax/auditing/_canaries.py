@@ -5,11 +5,13 @@ parameter space. With `plant`, no other example moves the parameters along this
 direction. The released value along the direction then contains everything that the
 mechanism reveals about the canary.
 
-A canary's score is that of a matched filter. Let y be white noise z of standard
-deviation s, or h + z with a known signal h. Then ⟨h, y⟩ / ‖h‖ is a sufficient statistic
-for whether y contains h. Its distribution is N(0, s²) without the signal and N(‖h‖, s²)
-with the signal, as for a Gaussian mechanism with μ = ‖h‖ / s. Correlated noise of a
-strategy or a tree is first whitened by a linear map that depends only on the mechanism.
+A canary's score is that of a matched filter. Let h be the known contribution of a
+canary to the released values y along its direction. Let y be h + z if the canary took
+part, and z otherwise, where z is white noise of standard deviation s. Then the score
+⟨h, y⟩ / ‖h‖ is a sufficient statistic for the canary's participation. The distribution
+of the score is N(‖h‖, s²) with the canary and N(0, s²) without the canary, as for a
+Gaussian mechanism with μ = ‖h‖ / s. If the mechanism correlates the noise of its steps,
+a linear map that depends only on the mechanism first makes the noise white.
 """
 
 from collections.abc import Callable
@@ -30,7 +32,8 @@ class Planted(NamedTuple, Generic[Params]):
 
     Attributes:
       params: the parameters of the model.
-      slots: the extra coordinates, f[k]. Only canary i has a gradient along slot i.
+      slots: the extra coordinates, f[k], one for each of k canaries. Only canary i has
+        a gradient along slot i.
     """
 
     params: Params
@@ -53,15 +56,17 @@ class Marked(NamedTuple):
 def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
     """Add canaries to a loss, in extra coordinates that the model does not use.
 
-    The audit covers all later stages unchanged: clipping, masks, the sum and the noise.
+    Clipping, masks, the sum and the noise treat a canary like any other example. An
+    audit with canaries therefore covers all of these stages.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a scalar.
       norm: the L2 norm of a canary's gradient, f[]. If this norm is at least the clip
-        norm, then the clipped gradient has exactly the clip norm.
+        norm, then clipping scales the gradient down to the clip norm.
 
     Returns:
-      A loss of `Planted(params, slots)` and one `Marked(example, canary)`. A canary's
+      A loss, as a function of `Planted(params, slots)` and one `Marked(example,
+      canary)`. Each canary has its own extra coordinate, called slot. A canary's
       gradient is `norm` along its slot and zero in all other coordinates. The gradient
       of any other example is unchanged, and zero along the slots. If a canary did not
       take part, the released value along its slot is therefore only noise.
@@ -97,7 +102,7 @@ Whiten: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
 def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
-    """Run a mechanism on given sums of T steps, and return its releases.
+    """Run a mechanism on given sums of gradients, and return the released values.
 
     Args:
       transformation: the mechanism, as made by `dpjax.add_gaussian_noise` or
@@ -128,24 +133,27 @@ def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
 
 
 def white_by_strategy(strategy: Strategy) -> Whiten:
-    """The linear map y ↦ C y, which whitens the noise C⁻¹z of `dpjax.correlated_noise`.
+    """Return the linear map that makes the noise of `dpjax.correlated_noise` white.
 
-    `dpjax.tree_momentum` with decay β releases momenta m_t. The values
-    (m_t − β m_{t−1}) / (1 − β) are sums with the noise of `strategies.tree(β)`, and
-    the map for `strategies.tree(β)` whitens this noise.
+    The noise of the mechanism is C⁻¹z, where C is the matrix of the strategy and z is
+    white noise. The linear map is y ↦ C y.
+
+    `dpjax.tree_momentum` with decay β releases the momentum m_t at step t. The value
+    (m_t − β m_{t−1}) / (1 − β) is a sum with the noise of `strategies.tree(β)`. The map
+    for `strategies.tree(β)` makes this noise white.
 
     Args:
-      strategy: C, as made by `dpjax.strategies`.
+      strategy: the strategy of the mechanism, as made by `dpjax.strategies`.
 
     Returns:
-      A linear map from f[T, k] to f[T, k].
+      A linear map of released values in T steps, from f[T, k] to f[T, k].
 
     Raises:
       ValueError: the map is called with a number T of steps that the strategy does not
         support.
 
-    Reference: Denisov et al. (2022): releasing x + C⁻¹z is equivalent to releasing
-    C x + z.
+    Reference: Denisov et al. (2022): for sums x, releasing x + C⁻¹z is equivalent to
+    releasing C x + z.
 
     Example:
       >>> import jax.numpy as jnp
@@ -170,8 +178,8 @@ def matched_filter(
     """Compute a score for each canary from all releases of a Gaussian mechanism.
 
     Args:
-      seen: the released values along each canary's direction, f[T, k], such as the
-        slots of `plant`.
+      seen: the released values in T steps along the directions of k canaries, f[T, k],
+        such as the slots of `plant`.
       expected: the contribution of a participating canary to seen, f[T, k] or f[T, 1].
         To compute the contribution, call `released` with the sums of the canary alone
         and with the mechanism for noise of standard deviation 0.
@@ -179,10 +187,10 @@ def matched_filter(
         already white.
 
     Returns:
-      Scores f[k]. Let the noise have the standard deviation s after `whiten`, and let
-      the mechanism be μ-GDP at the canary's steps. Then a score is N(μ s, s²) if the
-      canary took part, and N(0, s²) if it did not. `gaussian_mu_lower` computes a bound
-      from scores.
+      Scores f[k]. Let s be the standard deviation of the noise after `whiten`, and let
+      all steps in which a canary takes part be μ-GDP together. Then the canary's score
+      is N(μ s, s²) if the canary took part, and N(0, s²) otherwise. From the scores,
+      `gaussian_mu_lower` computes a lower bound on μ.
 
     Raises:
       ValueError: the shapes do not match.
@@ -213,21 +221,22 @@ def matched_filter(
 def mixture_scores(
     seen: jax.Array, cases: jax.Array, probabilities: ArrayLike, stddev: ArrayLike
 ) -> jax.Array:
-    """Compute scores of canaries that took part in a way that was chosen at random.
+    """Compute scores of canaries that took part in steps chosen at random.
 
     Args:
-      seen: the released values along each canary's direction, f[T, k], with white
-        noise.
+      seen: the released values in T steps along the directions of k canaries, f[T, k],
+        with white noise.
       cases: the possible contributions of a canary to seen, f[c, T], one row for each
-        way of taking part.
-      probabilities: the probability of each way, f[c].
+        of c random choices of steps.
+      probabilities: the probability of each row of cases, f[c].
       stddev: s, the standard deviation of the noise, f[], positive.
 
     Returns:
       Scores f[k]. A score is the logarithm of a likelihood ratio: the likelihood of the
-      seen values with the canary, divided by that without the canary. No attack on
-      these values is better. If a canary takes part in each step independently, as
-      under Poisson sampling, the scores of steps add up.
+      seen values with the canary, divided by their likelihood without the canary. No
+      attack on these values is better. If a canary takes part in each step
+      independently, as under Poisson sampling, then the canary's score for all steps is
+      the sum of the canary's scores for single steps.
 
     Raises:
       ValueError: the shapes do not match, or stddev is not positive.

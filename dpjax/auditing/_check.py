@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
     Attributes:
       change: a description of the change.
-      distance: the L2 distance between the two results.
+      distance: the L2 distance between the results without and with the change.
       allowed: the maximum allowed distance, including rounding.
       example: the index in the batch of the changed example.
     """
@@ -48,17 +48,18 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The findings of `check`, which print as a table.
+    """The result of `check`, which prints as a table.
 
     Attributes:
-      findings: the worst finding for each kind of change.
+      findings: for each kind of change of the batch, the change of this kind that moved
+        the function's result the farthest.
     """
 
     findings: tuple[Finding, ...]
 
     @property
     def worst(self) -> Finding:
-        """The finding with the largest ratio of distance to allowed distance."""
+        """The change with the largest ratio of its distance to its allowed distance."""
         # The allowed distance may be 0 for a change that must not move the result.
         return max(self.findings, key=lambda x: x.distance / max(x.allowed, 1e-300))
 
@@ -96,9 +97,10 @@ def check(
       data: a batch, a tree of arrays with a leading axis b, at least 2.
       sensitivity: the claimed sensitivity, which is the maximum L2 distance by which
         one example moves the result.
-      adjacency: the relation between the data sets that the claim compares. Under
-        REPLACE, `check` compares the result with a changed example to the result with
-        the original example; under other adjacencies, to the result without it.
+      adjacency: the relation between the data sets that the claim compares. `check`
+        compares the result for a changed example with a second result. Under REPLACE,
+        this is the result for the original example. Under other adjacencies, this is
+        the result without the example.
 
     Returns:
       A `Report`, on which `assert report.passed, report` is a test. Each change removes
@@ -156,11 +158,11 @@ def _findings(
     claimed: float,
     adjacency: Adjacency,
 ) -> Iterator[Finding]:
-    """Yield a finding for each change of the batch that the test makes.
+    """Change the batch in many ways, and yield how far each change moves the result.
 
-    The changes are from a batch to a neighbouring batch, and changes that must not move
-    the result: other values at masked positions, another order of the batch, and more
-    masked positions.
+    Most changes lead from a batch to a neighbouring batch, and may move the result by
+    at most `claimed`. Other changes must not move the result: other values at masked
+    positions, another order of the batch, and more masked positions.
     """
     size = len(jax.tree.leaves(data)[0])
     tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))
@@ -211,7 +213,7 @@ def _findings(
 
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
-    """Yield a name for each change of example i, and the batch with this change."""
+    """Change example i in several ways, and yield each change's name and batch."""
     leaves, treedef = jax.tree.flatten(data)
     size = len(leaves[0])
     floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
@@ -231,7 +233,7 @@ def _norm(tree: Tree) -> float:
 
 
 def _machine_epsilon(tree: Tree) -> float:
-    """The largest machine epsilon among the floating-point leaves; 0 without any."""
+    """The largest machine epsilon of the floating-point leaves; 0 if there are none."""
     dtypes = [jnp.result_type(x) for x in jax.tree.leaves(tree)]
     floats = [x for x in dtypes if jnp.issubdtype(x, jnp.floating)]
     return max((float(jnp.finfo(x).eps) for x in floats), default=0.0)

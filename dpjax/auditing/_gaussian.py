@@ -1,4 +1,4 @@
-"""A lower confidence bound on two Gaussian means' distance in standard deviations."""
+"""A lower confidence bound on the μ of a Gaussian mechanism, from Gaussian scores."""
 
 import jax
 import jax.numpy as jnp
@@ -87,11 +87,12 @@ def gaussian_mu_lower(
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      A lower bound μ, f[*b], rounded down. The bound fails with exact probability
-      1 − confidence, except for an allowance for the rounding of scores: each score may
-      be off by two units in the last place of the largest score. Without any noise, the
-      bound is inf if scores_in are larger than scores_out by more than this allowance,
-      and 0 otherwise. The bound is 0 if a score is NaN.
+      A lower bound μ, f[*b], rounded down. For exact scores, a bound without margins
+      would fail with a probability of exactly 1 − confidence. The returned bound is
+      slightly lower. Its margin for rounding allows each score to be off by two units
+      in the last place of the largest score. If the scores contain no noise, the bound
+      is inf if scores_in exceed scores_out by more than this margin, and 0 otherwise.
+      The bound is 0 if a score is NaN.
 
     Raises:
       ValueError: an argument is out of range, or there are too few scores.
@@ -103,7 +104,7 @@ def gaussian_mu_lower(
     `correlated_noise` at canaries of equal norm give such scores. For all other scores,
     such as mixtures over samples, use `mu_lower`.
 
-    Reference: Owen (1968), on Student's t with a non-centrality.
+    Reference: Owen (1968), on the non-central t distribution.
 
     Example:
       >>> import numpy as np

@@ -5,14 +5,17 @@ canaries with the highest scores took part, and that the canaries with the lowes
 did not. For all other canaries, the attack makes no guess. The bounds depend on the
 number of right guesses, and do not assume that scores are independent.
 
-A bound is a parameter (ε or μ) that the number of right guesses refutes. Bisection
-finds the bound, which is valid whether or not larger parameters are also refuted.
-Proof: a mechanism that satisfies the true parameter also satisfies every larger
-parameter. Each parameter has a minimum number of right guesses that refutes it, and all
-larger numbers refute it, too. If a bound exceeds the true parameter, then the number of
-right guesses is at least the smallest of these minima over all larger parameters. Under
-the parameter with this minimum, so many right guesses have a probability of at most
-1 − confidence.
+A number of right guesses refutes a value of the parameter (ε or μ) if so many right
+guesses have a probability of at most 1 − confidence for every mechanism that satisfies
+this value. The bound is a refuted value, which bisection finds. The bound is valid
+whether or not larger values are also refuted.
+
+*Proof.* Each value has a minimum number of right guesses that refutes the value, and
+all larger numbers also refute the value. A mechanism that satisfies the true value also
+satisfies every larger value. Of all larger values, let θ be the one with the smallest
+minimum. If the bound exceeds the true value, then the number of right guesses is at
+least the minimum of θ. Since the mechanism satisfies θ, so many right guesses have a
+probability of at most 1 − confidence.
 """
 
 from collections.abc import Callable
@@ -39,7 +42,12 @@ _STATIC = ("guess_in", "guess_out")
 def _right(
     scores: jax.Array, included: jax.Array, guess_in: int, guess_out: int
 ) -> jax.Array:
-    """Count the right guesses, i[]; canaries with equal scores retain their order."""
+    """Count the right guesses of an attack on canaries, i[].
+
+    The attack guesses that the `guess_in` canaries with the highest scores took part,
+    and that the `guess_out` canaries with the lowest scores did not. Of canaries with
+    equal scores, the later ones count as higher.
+    """
     ordered = included[jnp.argsort(scores)]
     right = jnp.sum(ordered[ordered.size - guess_in :] > 0)
     return right + jnp.sum(ordered[:guess_out] == 0)
@@ -112,11 +120,11 @@ def _mu64(
 
 
 def _largest(is_refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Find a refuted parameter by bisection, or 0 if the guesses do not refute 0.
+    """Find, by bisection, a value of ε or μ that the attack's guesses refute.
 
-    `is_refuted(parameter)` states whether the guesses refute the parameter. If the
-    guesses refute all parameters up to a largest one and no others, the result is the
-    largest one, up to the precision of the bisection.
+    `is_refuted(value)` states whether the guesses refute a value. If the guesses refute
+    all values up to a limit and no others, the result is this limit, up to the
+    precision of the bisection. If the guesses do not refute 0, the result is 0.
     """
     zero = jnp.zeros(())
     largest = bisect(is_refuted, jnp.asarray(_LARGEST), zero, times=48)
@@ -131,7 +139,7 @@ def _check(
     confidence: ArrayLike,
     delta: ArrayLike = 0.0,
 ) -> dict[str, int]:
-    """Check the arguments, and return the static numbers of guesses by name."""
+    """Check the arguments of a bound; return guess_in and guess_out in a dictionary."""
     check_attack(confidence, delta=delta, scores=scores, included=included)
     if jnp.shape(scores)[-1] != jnp.shape(included)[-1]:
         raise ValueError(
@@ -175,8 +183,8 @@ def one_run_epsilon_lower(
 
     Returns:
       A lower bound on ε, f[*b], rounded down. If you compute several bounds for
-      different numbers of guesses and use the best, give each a share of
-      1 − confidence.
+      different numbers of guesses and use the best one, divide the error probability
+      1 − confidence among these bounds.
 
     Raises:
       ValueError: an argument is out of range.

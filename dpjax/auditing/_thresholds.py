@@ -1,16 +1,18 @@
 """Lower bounds on ε and μ from the error rates of tests that compare scores.
 
-A test guesses that the example took part if its score is above a threshold. Let a be
-the test's false-positive rate and b its true-positive rate. If the mechanism is
-(ε, δ)-DP, then b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ. If the mechanism is μ-GDP,
-then Φ⁻¹(b) − Φ⁻¹(a) <= μ. Clopper and Pearson's confidence intervals bound the rates,
-and assume that the scores are independent draws.
+An attack gives a score to each run of a mechanism, with or without an example. A test
+guesses that the example took part if the score is above a threshold. Let a be the
+test's false-positive rate and b its true-positive rate. If the mechanism is (ε, δ)-DP,
+then b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ. If the mechanism is μ-GDP, then
+Φ⁻¹(b) − Φ⁻¹(a) <= μ, where Φ is the standard normal distribution function. Clopper and
+Pearson's confidence intervals bound the rates, and assume that the scores are
+independent draws.
 
-The threshold may be one of the scores, say the kth largest. The probability that a draw
-is above this threshold is at most the upper confidence bound for k − 1 successes. The
-probability that a draw is at least this threshold is at least the lower confidence
-bound for k successes. A union bound over k therefore gives a confidence band over all
-thresholds.
+The threshold may be one of n scores, say the kth largest. The probability that a new
+score is above this threshold is at most the upper confidence bound for k − 1 successes
+in n trials. The probability that a new score is at least this threshold is at least the
+lower confidence bound for k successes in n trials. A union bound over k therefore gives
+a confidence band over all thresholds.
 
 The module ends with estimates of an attack's success, which have no confidence bound.
 """
@@ -73,12 +75,11 @@ def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
 
 
 def counts(trials: int) -> np.ndarray:
-    """Choose numbers k, i[*].
+    """Choose some of the ranks 1, ..., n of n = trials sorted scores, i[*].
 
-    For each of these k, `band` uses the kth largest score as a threshold. The numbers
-    are from 1 to n = trials. Neighbouring numbers differ by one, or by about
-    √(k (1 − k/n)) / 2, which is half of a binomial standard deviation. Equal steps of
-    arcsin √(k/n) have this size.
+    For each chosen rank k, `band` uses the kth largest score as a threshold.
+    Neighbouring ranks differ by one, or by about √(k (1 − k/n)) / 2, which is half of a
+    binomial standard deviation. Equal steps of arcsin √(k/n) give these differences.
     """
     # With few counts, the union bound costs little. The loss between counts is small.
     steps = int(np.ceil(2 * np.pi * np.sqrt(trials)))
@@ -87,16 +88,22 @@ def counts(trials: int) -> np.ndarray:
 
 
 class _Rates(NamedTuple):
-    """Upper bounds on false-positive rates, and lower bounds on true-positive rates."""
+    """Confidence bounds on the error rates of a test at each threshold.
+
+    Attributes:
+      false_positive: upper bounds on the false-positive rates, f64[*k].
+      true_positive: lower bounds on the true-positive rates, f64[*k].
+    """
 
     false_positive: jax.Array
     true_positive: jax.Array
 
 
 def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
-    """The maximum ε for which a test's error rates contradict (ε, δ)-DP.
+    """The maximum ε for which the bounds on a test's rates refute (ε, δ)-DP, f64[*k].
 
-    There are two inequalities, since the two errors may be exchanged.
+    Two inequalities can refute (ε, δ)-DP. The second one exchanges the roles of false
+    positives and false negatives.
     """
     a, b = rates
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:
@@ -109,7 +116,7 @@ def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
 
 
 def _mu(rates: _Rates) -> jax.Array:
-    """The maximum μ that the bounds on a test's rates refute."""
+    """The maximum μ for which the bounds on a test's rates refute μ-GDP, f64[*k]."""
     a, b = rates
     # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
     # 1 − b >= Φ(Φ⁻¹(1 − a) − μ).
@@ -121,7 +128,7 @@ def _mu(rates: _Rates) -> jax.Array:
 def replace_nan_scores(
     scores_in: jax.Array, scores_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Replace each NaN by the score with which the attack guesses wrongly."""
+    """Replace each NaN by ±inf, with the sign for which the attack guesses wrongly."""
     return (
         jnp.where(jnp.isnan(scores_in), -jnp.inf, scores_in),
         jnp.where(jnp.isnan(scores_out), jnp.inf, scores_out),
@@ -141,9 +148,9 @@ def band(
         bounds hold only at a single threshold that is fixed in advance.
 
     Returns:
-      The thresholds, which are scores of scores_out: with `union`, those that `counts`
-      selects, otherwise all of them. The bounds are a lower bound on the true-positive
-      rate and an upper bound on the false-positive rate at each threshold.
+      The thresholds, and bounds on the rates at each threshold. With `union`, the
+      thresholds are those scores of scores_out whose ranks `counts` selects. Otherwise,
+      they are all of scores_out.
     """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (
@@ -250,16 +257,17 @@ def epsilon_lower(
 
     Returns:
       A lower bound ε, f[*b], rounded down: with this confidence, no (ε′, δ) guarantee
-      with ε′ < ε holds. The bound is the largest over many thresholds, and pays for
-      this choice by a union bound. The true-positive rate is bounded at about 2π√n of
-      the n scores_in, and the false-positive rate at about 2π√m of the m scores_out.
+      with ε′ < ε holds. The bound is the largest over many thresholds, and a union
+      bound covers this choice. The union is over bounds on the true-positive rate at
+      about 2π√n of the n scores_in, and over bounds on the false-positive rate at about
+      2π√m of the m scores_out.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
 
-    Privacy: the result bounds the mechanism's ε from below, and is no guarantee. It
-    assumes that all scores are independent: scores of runs with separate keys, or of
-    canaries in one run with independent noise. For dependent scores, use
+    Privacy: the result bounds the mechanism's ε from below, and is no guarantee. The
+    bound assumes that all scores are independent: scores of runs with separate keys, or
+    of canaries in one run with independent noise. For dependent scores, use
     `one_run_epsilon_lower`.
 
     Reference: Wasserman and Zhou (2010), Theorem 2.4, with rates by Clopper and
@@ -287,8 +295,9 @@ def epsilon_at(
     """A lower confidence bound on ε, from an attack with one threshold.
 
     Args:
-      scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: as for `epsilon_lower`, f[*b, m].
+      scores_in: the attack's scores with the example's participation, f[*b, n], as for
+        `epsilon_lower`.
+      scores_out: the scores without the example's participation, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       threshold: the attack guesses participation for a score above this number, f[*b].
         The threshold must not depend on these scores: choose it from other scores, by
@@ -330,8 +339,9 @@ def best_threshold(
     Use the threshold in `epsilon_at`, with other scores than these.
 
     Args:
-      scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: as for `epsilon_lower`, f[*b, m].
+      scores_in: the attack's scores with the example's participation, f[*b, n], as for
+        `epsilon_lower`.
+      scores_out: the scores without the example's participation, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       confidence: the confidence of the later bound, f[*b], in (0.5, 1).
 
@@ -357,8 +367,9 @@ def mu_lower(
     """A lower confidence bound on μ, from an attack's scores at all thresholds.
 
     Args:
-      scores_in: as for `epsilon_lower`, f[*b, n].
-      scores_out: as for `epsilon_lower`, f[*b, m].
+      scores_in: the attack's scores with the example's participation, f[*b, n], as for
+        `epsilon_lower`.
+      scores_out: the scores without the example's participation, f[*b, m].
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
@@ -436,12 +447,12 @@ def true_positive_rate(
     Args:
       scores_in: the scores with the example's participation, f[*b, n].
       scores_out: the scores without the example's participation, f[*b, m].
-      false_positive_rate: the maximum share of scores_out above the threshold, f[*b],
-        in [0, 1].
+      false_positive_rate: the maximum share of scores_out that may be above the
+        threshold of the attack, f[*b], in [0, 1].
 
     Returns:
-      The share of scores_in above this threshold, f[*b]. The maximum rate that a
-      guarantee allows is `accounting.fdp.true_positive_rate`.
+      The share of scores_in above the lowest such threshold, f[*b]. The maximum rate
+      that a guarantee allows is `accounting.fdp.true_positive_rate`.
 
     Raises:
       ValueError: there are no scores, or the rate is out of range.

@@ -19,13 +19,13 @@ from dpjax._core.typing import Key, Tree
 
 
 class Outputs(NamedTuple):
-    """The outputs of runs, or the scores of these outputs.
+    """The outputs of runs on two neighbouring data sets, or the scores of the outputs.
 
     Attributes:
-      inside: the outputs of runs on the data set with the example, stacked along a
+      inside: the outputs of the runs on the data set with the audited example, stacked
+        along a leading axis.
+      outside: the outputs of the runs on the neighbouring data set, stacked along a
         leading axis.
-      outside: the outputs of runs on the neighbouring data set, stacked along a leading
-        axis.
     """
 
     inside: Tree
@@ -151,7 +151,8 @@ class Shadows(NamedTuple):
     """Models trained in the same way, each on a random half of the same examples.
 
     Attributes:
-      included: whether a model was trained on an example, by fair coins, bool[s, n].
+      included: whether each of s models was trained on each of n examples, bool[s, n].
+        Independent fair coins decided this.
       outputs: the retained outputs of each model, a tree of arrays with leading axes s.
     """
 
@@ -178,7 +179,7 @@ def train_shadows(
         train on, and one typed key. `train_shadows` vmaps and jits the function.
       num_examples: n, static, at least 1.
       num_models: s, static, at least 1. For instance, the first model is the attacked
-        model, and all others are the attacker's.
+        model, and the attacker has trained all other models.
       key: one typed key, used for nothing else.
       batch_size: the number of models that are trained at the same time; None for all.
 
@@ -256,14 +257,14 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
       fewer than two other models were trained with the example, or fewer than two
       without it. Since the scores depend on each other, no bound for independent scores
       applies. `one_run_mu_lower` and `one_run_epsilon_lower` allow dependent scores:
-      pass the scores and coins of one model. The coins of this model must be
-      independent of the coins of all other models, as in `train_shadows`.
+      pass one model's row of the scores and of `included`. This row of `included` must
+      be independent of all other rows of `included`, as in `train_shadows`.
 
     Raises:
       ValueError: the shapes differ.
 
-    Reference: Carlini et al. (2022), Algorithm 1, on the models themselves, and without
-    the augmentation of examples.
+    Reference: Carlini et al. (2022), Algorithm 1, without the augmentation of examples.
+    The other models have the role of the shadow models.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -1,21 +1,21 @@
 """Checkpoints of a private run: a resumed run has the guarantee of a single run.
 
 **Idea.** The same key gives the same noise. You can therefore resume an interrupted run
-exactly. For the same reason, resuming a run with other data, another plan or another
-order of draws breaks its guarantee: the same noise then hides two different sums, and
+exactly. For the same reason, resuming a run with other data, another plan or other
+random draws breaks the guarantee: the same noise then hides two different sums, and
 their difference has no noise. A checkpoint therefore contains all arrays and numbers
-that a run needs to continue bit for bit, and a fingerprint. The fingerprint covers the
-plan and the random draws, which must not change. `restore` refuses a checkpoint with
-another fingerprint.
+that a run needs to continue bit for bit. A checkpoint also contains the plan, the name
+of the data set and a description of the random draws. `restore` refuses a checkpoint if
+one of these three differs.
 
 A `Run` is the key, the step, the parameters and the optimizer's state. The modules, in
 the order in which the data passes through them:
 
-1. `_fingerprint`: the plan's numbers, and the batches and noise that a public key draws
-   under that plan in this environment.
+1. `_fingerprint`: the plan's numbers, and a digest of the batches and noise that a
+   public key gives under that plan in this environment.
 2. `_record`: the run's arrays by name, the digest of their bits, and the record of the
-   run and its fingerprint. `save` writes the record beside the arrays, and `restore`
-   compares it before it restores anything.
+   run. `save` writes the record beside the arrays. `restore` compares the record with
+   the caller's plan and run, and only then restores the arrays.
 3. `_processes`: actions of several processes that succeed in all of them or in none.
 4. `_arrays`: orbax (the extra `checkpoint`) saves arrays shard by shard, and restores
    them with the sharding that the caller requests.

@@ -1,10 +1,10 @@
 """The arrays of a checkpoint, which orbax saves and restores shard by shard.
 
-Orbax receives a flat dictionary from leaf numbers to arrays, so that orbax needs to
-know neither the classes of the pytree nor typed keys. With several processes, each
-process writes its own shards of an array that is sharded over all of them. An array
-that each process holds for itself, such as the count of steps, is equal in all
-processes, and the first process writes it.
+Orbax receives a dictionary from the number of each leaf to the leaf's array. Orbax
+therefore needs to know neither the classes of the pytree nor typed keys. An array may
+be sharded over several processes. Each process then writes its own shards. Of any other
+array, such as the count of steps, all processes have equal copies, and the first
+process writes the array.
 """
 
 import pathlib
@@ -61,9 +61,9 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
 
 
 def _checkpointer(ocp: Any) -> Any:
-    """An orbax checkpointer that waits only some minutes for other processes.
+    """Make an orbax checkpointer that waits only some minutes for other processes.
 
-    Given the set of active processes, orbax synchronises them with a timeout.
+    Orbax waits with a timeout if the options state the set of active processes.
     """
     several = jax.process_count() > 1
     options = ocp.options.MultiprocessingOptions(
@@ -91,7 +91,11 @@ def _nonempty(leaf: object) -> bool:
 
 
 def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
-    """Describe where to restore a leaf: to its sharding, or uncommitted to the host."""
+    """Describe for orbax how to restore a leaf.
+
+    Orbax restores a leaf that is committed to devices with the leaf's sharding. Orbax
+    restores any other leaf as a NumPy array.
+    """
     as_array = _as_orbax_array(leaf)
     if isinstance(as_array, jax.Array) and leaf.committed:
         return jax.ShapeDtypeStruct(

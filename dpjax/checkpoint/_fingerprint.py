@@ -1,4 +1,4 @@
-"""The fingerprint of a run's plan and random draws, which must not change in a run."""
+"""A fingerprint of a run's plan and random draws, which detects changes of either."""
 
 import functools
 import hashlib
@@ -30,27 +30,27 @@ _SIGNS = 64
 
 
 def fingerprint(plan: Plan, key: Key) -> str:
-    """A fingerprint of a plan and of the key's generator, as 32 hexadecimal digits.
+    """Compute a fingerprint of a plan and its random draws, of 32 hexadecimal digits.
 
-    The fingerprint includes the draws of a public key of the same generator under the
-    plan. The fingerprint does not depend on the secret bits of the key.
+    The fingerprint covers the draws from a public key with the same generator as `key`.
+    The fingerprint does not depend on the secret bits of `key`.
     """
     found = {"plan": primary_fields(plan), "draws": describe_draws(plan, key)}
     return digest_of(found)[:32]
 
 
 def primary_fields(run: RunParameters) -> dict[str, Any]:
-    """A plan's fields as plain values, without fields that are computed from others."""
+    """Return a plan's fields as JSON values, without fields computed from others."""
     fields = to_plain(run.parameters())
     return {name: x for name, x in fields.items() if name not in _DERIVED}
 
 
 def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
-    """The facts that determine which batches and noise a key gives, as JSON values.
+    """Describe how a key gives batches and noise under a plan, as JSON values.
 
-    The facts are the key's generator, a setting of JAX, the version of the draws, and a
-    digest of the draws of a public key. The facts do not depend on the secret bits of
-    the key.
+    The description contains the name of the key's generator, a setting of JAX, the
+    version of dpjax's random draws, and a digest of the draws from a public key. The
+    description does not depend on the secret bits of the key.
     """
     generator = keys.generator_name(key)
     # This setting of JAX changes the bits that a threefry key gives.
@@ -111,7 +111,11 @@ def digest_of(value: Any) -> str:
 
 
 def differences(kept: Any, given: Any, name: str) -> list[str]:
-    """The names and values of the fields in which two records differ."""
+    """List the fields in which a saved and a given JSON value differ.
+
+    Each line of the list has the name of a field, which begins with `name`, and both
+    values of this field.
+    """
     if isinstance(kept, dict) and isinstance(given, dict):
         return [
             line

@@ -50,15 +50,16 @@ def save(
       data: a name for the current content of the data set, such as its digest. `save`
         stores this name, and `restore` compares it.
       keep: the number of newest checkpoints that `save` retains, at least 1. Older
-        checkpoints are useful only for going back, and contain the key. `save` never
-        removes a damaged checkpoint, nor a folder with names that `save` does not use.
+        checkpoints contain the key, and are useful only to go back to an earlier step.
+        `save` never removes a damaged checkpoint, nor a folder that contains names that
+        `save` does not use.
 
     Raises:
-      ValueError: the folder belongs to another run, or has a checkpoint of this step
-        with other bits, because the run was resumed from an earlier step and continued
-        differently. Or the folder's newest checkpoint is damaged, or the checkpoint's
-        name is that of a file or folder that `save` did not write. Or an argument has
-        the wrong type, or differs between processes.
+      ValueError: the folder belongs to another run; the folder has a checkpoint of this
+        step with other bits, because the run was resumed from an earlier step and
+        continued differently; the folder's newest checkpoint is damaged; a file or
+        folder that `save` did not write has the name of the checkpoint; or an argument
+        has the wrong type, or differs between processes.
       OSError: the disk is full or fails. Earlier checkpoints remain intact. If one of
         several processes cannot write, the others raise OSError five minutes later,
         after a timeout of orbax. Then restart all processes.
@@ -215,7 +216,7 @@ def steps(folder: Folder) -> tuple[int, ...]:
 
 
 def plan_of(folder: Folder) -> Plan:
-    """The plan of the run whose checkpoints are in a folder, with all digits.
+    """Return the plan of the run whose checkpoints are in a folder, exactly as saved.
 
     If `dpjax.plan` solves for the noise multiplier, the last digits of the result may
     differ between machines. The saved plan has the digits of the original run.
@@ -270,11 +271,12 @@ def _refuse_another(
 def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
     """Whether the checkpoints in the folder make a checkpoint of this step unnecessary.
 
-    A checkpoint is unnecessary if the folder has one of this step, or if the folder has
-    none of this step but one of a later step.
+    The checkpoint is unnecessary if the folder already has a checkpoint of this step,
+    or of a later step.
 
     Raises:
-      ValueError: the folder has a checkpoint of this step with other bits.
+      ValueError: the folder has a checkpoint of this step whose arrays have another
+        digest than `bits`.
     """
     kept = steps(folder)
     if step not in kept:
@@ -293,7 +295,11 @@ def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
 
 
 def _choose_step(folder: pathlib.Path, step: int | None) -> int:
-    """Return the given step, or the newest for None; raise if it has no checkpoint."""
+    """Return the step of a checkpoint in the folder: `step`, or the newest for None.
+
+    Raises:
+      ValueError: the folder has no such checkpoint.
+    """
     kept = steps(folder)
     if not kept or (step is not None and step not in kept):
         raise ValueError(
@@ -310,7 +316,11 @@ def _is_step(name: str) -> bool:
 
 
 def _write(folder: pathlib.Path, step: int, tree: Any, record: Record) -> None:
-    """Write arrays and record to a temporary folder, and rename it to a checkpoint."""
+    """Write a checkpoint: the arrays of a tree, and the record of a run.
+
+    The files are written to a temporary folder. When all files are on the disk, the
+    folder gets the name of a complete checkpoint.
+    """
     final, target = folder / str(step), _temporary_folder(folder, step)
 
     def finish() -> None:
@@ -370,7 +380,10 @@ def _is_ours(path: pathlib.Path) -> bool:
 
 
 def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
-    """Remove the run's checkpoints of steps not in `kept`, and unfinished folders."""
+    """Remove unfinished folders, and a run's checkpoints of steps not in `kept`.
+
+    The run is the one with the digest `key` of its key.
+    """
     for path in list(folder.glob(f"*{_UNFINISHED}")):
         if _is_step(path.stem) and _is_ours(path):
             shutil.rmtree(path)
@@ -385,7 +398,10 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
 
 
 def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
-    """Whether a folder contains only an intact checkpoint of this step and key."""
+    """Whether a folder is an intact checkpoint of this step, whose key has this digest.
+
+    `save` and orbax wrote all files of such a folder.
+    """
     try:
         return _is_ours(path) and _read(path.parent, step).key == key
     except ValueError:  # the checkpoint is damaged, and is left for the user

@@ -26,10 +26,11 @@ def everywhere(do: Callable[[], T]) -> T:
     """Call the function `do` in every process, and return this process's result.
 
     The function must not communicate with other processes. If the function fails in
-    this process, `everywhere` raises its exception. If the function fails only in other
-    processes, `everywhere` raises a new exception with the number and the message of
-    the first process that failed. Its type is the first type of `_KINDS` of which the
-    failed process's exception is an instance, and RuntimeError if there is none.
+    this process, `everywhere` raises the function's exception. If the function fails
+    only in other processes, `everywhere` raises a new exception with the number and the
+    message of the first process that failed. If that process raised a ValueError, an
+    OSError or an ImportError, `everywhere` does so, too. Otherwise, `everywhere` raises
+    a RuntimeError.
     """
     if jax.process_count() == 1:
         return do()
@@ -49,9 +50,9 @@ def everywhere(do: Callable[[], T]) -> T:
 
 
 def _number(error: Exception) -> int:
-    """The index in `_KINDS` of the first type of which the error is an instance.
+    """The index of an error's type in `_KINDS`, the types that `everywhere` raises.
 
-    The result is the last index if the error is an instance of none of the types.
+    An error of any other type gets the last index, that of RuntimeError.
     """
     of_these = [isinstance(error, kind) for kind in _KINDS[:-1]]
     return [*of_these, True].index(True)

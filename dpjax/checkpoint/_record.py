@@ -1,10 +1,10 @@
-"""The record of a checkpoint, which `restore` compares before it restores arrays.
+"""The record of a checkpoint, a JSON file that describes the run and its arrays.
 
-The file of a record ends with a digest of all values in the record, including the
-digest of the arrays. The digest uses no secret key: it detects damage and mistakes, but
-not a change by anyone who recomputes the digest.
-
-The digest of the arrays is a hash of their names, dtypes, shapes and values.
+`restore` compares the record with the caller's plan and run before it restores arrays.
+The record contains a digest of the arrays, which is a hash of their names, dtypes,
+shapes and values. The file ends with a second digest, of all values in the record. This
+digest uses no secret key. Therefore, it detects damage and mistakes, but not a change
+by anyone who recomputes the digest.
 """
 
 import dataclasses
@@ -44,8 +44,8 @@ class Run(NamedTuple):
       step: the number of completed steps.
       params: the current parameters.
       opt_state: the state of the plan's optimizer.
-      released: the digest of the parameters of this run that `dpjax.ledger` recorded
-        last as released; "" if there are none.
+      released: the digest of the run's parameters that were released last, as
+        `dpjax.ledger` recorded them; "" if no parameters were released.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax
@@ -150,20 +150,20 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The record of a run at one of its steps.
+    """The description of a run at one step, which is saved beside the run's arrays.
 
     Attributes:
       format: the version of the record's fields.
       step: the number of completed steps.
-      released: the digest of the parameters that were released last.
+      released: the SHA-256 of the parameters that were released last; "" for none.
       plan: the run's plan.
       data: the caller's name for the data set.
-      draws: the facts that determine the draws from the key.
-      key: the digest of the key.
-      leaves: the dtype and shape of each array, by number and path.
-      arrays: the digest of the arrays.
+      draws: a description of how the key gives batches and noise.
+      key: the SHA-256 of the run's key.
+      leaves: the dtype and shape of each leaf, by the leaf's number and path.
+      arrays: the SHA-256 of the names, dtypes, shapes and values of all arrays.
       time: the time at which the record was made, UTC.
-      versions: the versions of dpjax and JAX.
+      versions: the versions of dpjax and JAX that made the record.
     """
 
     format: int
@@ -180,7 +180,7 @@ class Record:
 
 
 def make_record(plan: Plan, run: Run, data: str) -> Record:
-    """The record of a run at its current step."""
+    """Make the record of a run at the run's current step."""
     tree = tree_of(run)
     return Record(
         format=_FORMAT,
@@ -203,7 +203,7 @@ def now() -> str:
 
 
 def encode_record(record: Record) -> bytes:
-    """The content of a record's file, which is the record with its digest as JSON."""
+    """Encode a record and its digest as JSON, the content of the record's file."""
     found = to_plain(record)
     sealed = found | {"digest": digest_of(found)}
     return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()
@@ -218,7 +218,7 @@ def decode_record(content: bytes, step: int, where: pathlib.Path) -> Record:
       where: the checkpoint's folder, for error messages.
 
     Raises:
-      ValueError: the record is damaged, in another format, or of another step.
+      ValueError: the record is damaged, has another format, or is of another step.
     """
     try:
         return _verify(json.loads(content), step)
@@ -251,7 +251,7 @@ def _verify(found: Any, step: int) -> Record:
 
 
 def check(plan: Plan, run: Run) -> None:
-    """Raise a ValueError unless `run` is a `Run` within the steps of the plan."""
+    """Raise a ValueError unless `run` is a `Run` whose step is within the plan."""
     if not isinstance(plan, Plan):
         raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
     if not isinstance(run, Run):
@@ -280,8 +280,8 @@ def refuse_another(
 ) -> None:
     """Raise a ValueError if a run differs from the run whose record is `kept`.
 
-    The function compares the plan, the name of the data set, the structure of the
-    arrays and the draws. `folder` is for error messages.
+    The function compares the plan, the name of the data set, the dtypes and shapes of
+    the arrays, and how the key gives random draws. `folder` is for error messages.
     """
     changes = [
         *differences(kept.data, data, "data"),

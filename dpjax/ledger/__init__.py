@@ -23,9 +23,9 @@ writes, and the others receive the result.
 The modules, in the order in which the data passes through them:
 
 1. `_chain`: lines of JSON with their hashes, and the atomic appending of a line.
-2. `_entries`: the typed records in lines, which describe mechanisms by events, and the
-   ε of all releases by composition, which holds if all plans were fixed before any
-   output was seen.
+2. `_entries`: the typed records in the lines, which describe mechanisms by events, and
+   the total ε of all releases. This ε holds if all plans were fixed before any output
+   was seen.
 3. `_release`: the functions that record an entry, and the checks that refuse one.
 4. `_budget`: one (ε, δ) from which plans, statistics and other mechanisms draw.
    Outputs of earlier draws may determine the next draw.

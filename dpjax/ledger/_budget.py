@@ -1,4 +1,4 @@
-"""A privacy budget from which all mechanisms that read the data draw."""
+"""A privacy budget that is shared by all mechanisms that read the data."""
 
 import dataclasses
 import math
@@ -26,12 +26,14 @@ _TRIALS, _UNUSED = 6, 2e-3
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """One mechanism that has drawn from a budget.
+    """One mechanism whose privacy cost was drawn from a budget.
 
     Attributes:
       name: a description of the released value.
-      event: the event of the mechanism.
-      cost: the cost of the mechanism to a budget for adaptive composition.
+      event: the description of the mechanism for accountants.
+      cost: the cost of the mechanism to a budget with adaptive composition: a GDP
+        parameter, a slack and a distance in total variation. The GDP parameter is NaN
+        in a budget with fixed composition.
     """
 
     name: str
@@ -41,15 +43,16 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """A privacy budget and all mechanisms that have drawn from it.
+    """A privacy budget, and all mechanisms that have drawn from the budget.
 
     `dpjax.budget` makes a budget. A budget is immutable: `draw` returns a new one.
 
     Attributes:
-      epsilon: the limit on the ε of all draws together, earlier and later ones.
-      delta: the limit on the δ of all draws together, earlier and later ones.
+      epsilon: the limit on the ε of all mechanisms together, past and future ones.
+      delta: the limit on the δ of all mechanisms together, past and future ones.
       adjacency: the relation between the data sets that the guarantee compares.
-      composition: "adaptive" or "fixed".
+      composition: "adaptive" if outputs of earlier mechanisms may determine a later
+        mechanism; "fixed" if all mechanisms are fixed before any output is seen.
       slack: the share of δ that is reserved for mechanisms without a GDP parameter.
       unit: the unit of privacy, "example" or "user".
       draws: the mechanisms that have drawn from the budget.
@@ -65,13 +68,14 @@ class Budget:
 
     @property
     def left(self) -> GaussianBound:
-        """The part of an adaptive budget that further draws may take.
+        """The part of an adaptive budget that further mechanisms may take.
 
         `mu` is the GDP parameter of a mechanism that would take all of the rest.
         `slack` is the remaining part of δ for mechanisms without a GDP parameter.
-        `total_variation` is the distance, for noise on a lattice, that would cost all
-        of `slack`. The property raises a ValueError for composition "fixed", for which
-        costs are not sums of μ².
+        Mechanisms with noise on a lattice have a distance in total variation from
+        mechanisms with continuous noise. `total_variation` is the distance that would
+        take all of `slack`. For composition "fixed", in which costs are not sums of μ²,
+        the property raises a ValueError.
         """
         if self.composition == "fixed":
             raise ValueError(
@@ -102,13 +106,13 @@ class Budget:
         Args:
           release: an event of `accounting.events`, or a record that contains an event:
             a `Plan`, a plan's `guarantee`, or a result of `dpjax.statistics`. Pass the
-            record if you have one, since a Gaussian event states no adjacency. Draw n
-            times for n releases by `jax.vmap`. `draw` checks the unit only for plans,
-            since an event states no unit.
+            record if you have one, since a Gaussian event states no adjacency. If
+            `jax.vmap` makes n releases, call `draw` n times. `draw` checks the unit
+            only for plans, since an event states no unit.
           slack: for adaptive composition, the amount of δ, such as 1e-7, that a
             mechanism without a GDP parameter takes; None for half of the amount that is
-            left, `left.slack`. With a larger amount, the mechanism takes less of μ². In
-            contrast, the budget's own `slack` is a share of δ.
+            left, `left.slack`. With a larger amount, the mechanism takes less of the
+            budget's μ². In contrast, the budget's own `slack` is a share of δ.
           name: a description of the released value.
 
         Returns:
@@ -116,7 +120,7 @@ class Budget:
 
         Raises:
           ValueError: the mechanism takes more than the rest of the budget, has no
-            bound, or is stated for another adjacency or unit.
+            finite cost, or is stated for another adjacency or unit.
         """
         event = self._check(release)
         name = name or type(event).__name__
@@ -138,10 +142,11 @@ class Budget:
         """Make a plan for a run that takes the rest of the budget, or a share of it.
 
         Args:
-          share: the share of the remaining μ², in (0, 1]; must be 1 for "fixed" draws.
+          share: the share of the budget's remaining μ² that the run takes, in (0, 1];
+            must be 1 with composition "fixed".
           slack: as for `draw`.
           **arguments: the arguments of `dpjax.plan`, except epsilon, delta, adjacency
-            and unit, which the budget determines. The plan's epsilon is that of its own
+            and unit, which the budget determines. The plan's epsilon is the ε of this
             run alone, at the budget's δ.
 
         Returns:
@@ -210,9 +215,9 @@ class Budget:
     def __str__(self) -> str:
         """The budget in words.
 
-        For "adaptive", the text states the shares of μ² and δ that each draw takes, and
-        the shares that are left. For "fixed", it states the event of each draw, and the
-        ε of all draws so far.
+        For composition "adaptive", the text states the shares of the budget's μ² and δ
+        that each mechanism has taken, and the remaining shares. For "fixed", the text
+        states the event of each mechanism, and the ε of all mechanisms so far.
         """
         lines = [
             f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP under "
@@ -231,7 +236,7 @@ class Budget:
 
     @property
     def _mu(self) -> float:
-        """The μ that all draws together may take, rounded down."""
+        """The maximum GDP parameter μ of all draws together, rounded down."""
         # For fixed draws, the total uses all of δ.
         reserved = 0.0 if self.composition == "fixed" else self.slack
         with scope():
@@ -240,39 +245,51 @@ class Budget:
 
     @property
     def _of_total_variation(self) -> float:
-        """The factor 1 + e^ε by which total variation costs δ, rounded up."""
+        """The factor 1 + e^ε, rounded up.
+
+        If noise on a lattice moves a mechanism's outputs by τ in total variation, the
+        mechanism takes (1 + e^ε) τ of the budget's δ.
+        """
         return (1 + math.exp(min(self.epsilon, 700.0))) * (1 + _ROUNDING)
 
     @property
     def _spent(self) -> tuple[float, float]:
-        """The sum of the μ² of all draws, and the part of δ they take, rounded up."""
+        """The μ² and the part of δ that all draws together have taken, rounded up."""
         costs = [x.cost for x in self.draws]
         squares = add_up(x.mu**2 for x in costs)
         return squares, add_up(map(self._probability, costs))
 
     def _probability(self, cost: GaussianBound) -> float:
-        """The part of δ that a mechanism with this cost takes."""
+        """The part of δ that a mechanism takes, for its slack and total variation."""
         return cost.slack + self._of_total_variation * cost.total_variation
 
     def _total(self, *more: Event) -> float:
-        """The ε of all draws and further events, if all were fixed beforehand."""
+        """The ε of all draws so far and the events `more`, if all were fixed before."""
         events = [*(x.event for x in self.draws), *more]
         with scope():
             return composition.epsilon(events, self.delta)
 
     def _used(self, event: Event, slack: float | None) -> float:
-        """The μ of an event; with fixed composition, of all draws and the event."""
+        """The μ of an event that `plan` compares with the available μ.
+
+        With adaptive composition, this is the μ of the event alone. With fixed
+        composition, this is the μ of the event and all draws together.
+        """
         if self.composition == "adaptive":
             return composition.gaussian_bound(event, self._slack_of_draw(slack)).mu
         with scope():
             return float(gdp.mu(self._total(event), self.delta))
 
     def _slack_of_draw(self, slack: float | None) -> float:
-        """Return the given slack, or by default half of the slack that is left."""
+        """The part of δ for a draw: `slack`, or half of the remaining slack if None."""
         return self.left.slack / 2 if slack is None else slack
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:
-        """Return an event's cost to an adaptive budget; raise if too little is left."""
+        """Return an event's cost to an adaptive budget.
+
+        Raises:
+          ValueError: the cost is infinite, or exceeds the rest of the budget.
+        """
         squares, probability = self._spent
         given = self._slack_of_draw(slack)
         cost = composition.gaussian_bound(event, given)
@@ -297,7 +314,12 @@ class Budget:
         return cost
 
     def _check(self, release: Any) -> Event:
-        """Check the adjacency and unit of a release, and return its event."""
+        """Return the event that a release states.
+
+        Raises:
+          ValueError: the release has another adjacency or unit than the budget, or
+            states no event.
+        """
         if isinstance(release, Plan):
             release = release.guarantee
         stated = getattr(release, "plan", release)
@@ -315,10 +337,10 @@ class Budget:
 
 
 def _check_adjacency(event: Any, adjacency: Adjacency) -> None:
-    """Raise a ValueError if an event, or an event inside it, has another adjacency.
+    """Check that an event, and all events inside the event, have the given adjacency.
 
     Raises:
-      ValueError: also if the object is not an event.
+      ValueError: an event has another adjacency, or `event` is not an event.
     """
     if not isinstance(event, Event):
         raise ValueError(
@@ -344,16 +366,17 @@ def budget(
 ) -> Budget:
     """Make a privacy budget (ε, δ) for all mechanisms that read the data.
 
-    Statistics, searches, plans and evaluations draw from the budget by their events.
+    Statistics, searches, plans and evaluations draw from the budget: before a mechanism
+    runs, `Budget.draw` subtracts the mechanism's cost.
 
     Args:
       epsilon: the ε of all draws together, positive.
       delta: the δ of all draws together, in (0, 1).
       adjacency: the relation between the data sets that the guarantee compares. All
         draws must be stated for this adjacency.
-      composition: "adaptive" if outputs of earlier draws may determine a draw: its
-        mechanism, its noise, its length, or whether it happens. "fixed" if the events
-        of all draws are fixed before any output is seen.
+      composition: "adaptive" if outputs of earlier mechanisms may determine a later
+        mechanism, its noise, its number of steps, or whether the mechanism runs.
+        "fixed" if all mechanisms are fixed before any output is seen.
       slack: the share of δ, in [0, 1), that is reserved for mechanisms without a GDP
         parameter, such as plans with Poisson batches or noise on a lattice. Only
         "adaptive" uses it. With 0, mechanisms with a GDP parameter have all of δ.

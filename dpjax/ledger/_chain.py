@@ -1,10 +1,11 @@
 """A chain of JSON lines, each of which contains the hash of the line before it.
 
-`append` writes a line first atomically to a file beside the ledger (`*.next`), and then
-at the ledger's end, and finally removes `*.next`. A process that is killed between the
-two writes therefore leaves the complete line in `*.next`, and the next reader counts
-that line as written. A crash leaves one of the following states. Readers refuse any
-other state:
+The lines are those of a ledger's file. `append` first writes a new line atomically to
+another file beside the ledger, whose name ends in `.next`. `append` then writes the
+line at the ledger's end, and finally removes `*.next`. A process that is killed between
+the two writes therefore leaves the complete line in `*.next`, and the next reader
+counts that line as written. A crash leaves one of the following states. Readers refuse
+any other state:
 
 - `*.next` does not exist, and the ledger is empty or ends with a complete line;
 - `*.next` is one complete line, and the ledger ends with the same line;
@@ -45,7 +46,7 @@ def read(path: pathlib.Path) -> list[Line]:
     if not path.exists():
         return []
     with _open_locked(path, os.O_RDONLY) as opened:
-        return _verify_lines(path, _split_lines(path, opened))
+        return _verify_lines(path, _read_complete_lines(path, opened))
 
 
 def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> None:
@@ -59,7 +60,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
     _refuse_missing(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     with _open_locked(path, flags) as opened:
-        whole = _split_lines(path, opened)
+        whole = _read_complete_lines(path, opened)
         lines = _verify_lines(path, whole)
         if _next(path).exists():
             _finish(path, opened)  # completes the write of a process that was killed
@@ -85,7 +86,10 @@ def _content(opened: int) -> bytes:
 
 
 def _refuse_missing(path: pathlib.Path) -> None:
-    """Raise a ValueError if `*.next` exists but the ledger itself does not."""
+    """Raise a ValueError if a ledger's file is missing although `*.next` exists.
+
+    `*.next` is the file beside the ledger to which `append` first writes a new line.
+    """
     # The test for `*.next` is first. A process creates the ledger before it begins a
     # line, so that another process at work cannot cause an error here.
     if _next(path).exists() and not path.exists():
@@ -96,8 +100,11 @@ def _refuse_missing(path: pathlib.Path) -> None:
         )
 
 
-def _split_lines(path: pathlib.Path, opened: int) -> bytes:
-    """Return the bytes of all complete lines, including one of an interrupted write.
+def _read_complete_lines(path: pathlib.Path, opened: int) -> bytes:
+    """Return the bytes of all complete lines of a ledger.
+
+    If an interrupted write left a complete line only in the file `*.next`, the result
+    includes this line.
 
     Raises:
       ValueError: the files are in a state that the module's docstring does not list.
@@ -133,9 +140,10 @@ def _split_lines(path: pathlib.Path, opened: int) -> bytes:
 
 
 def _finish(path: pathlib.Path, opened: int) -> None:
-    """Append the line in `*.next` to the ledger, and then remove `*.next`.
+    """Append the line in the file `*.next` to the ledger, and then remove the file.
 
-    The line replaces a partial copy of itself at the ledger's end.
+    If an interrupted write left a part of the line at the ledger's end, the complete
+    line replaces this part.
     """
     begun, content = _next(path).read_bytes(), _content(opened)
     whole = content[: content.rfind(b"\n") + 1]

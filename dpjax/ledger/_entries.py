@@ -26,16 +26,18 @@ class Release:
 
     Attributes:
       run: the run's name.
-      plan: the fingerprint of the plan and of its random draws.
-      event: the event of all steps of the plan, whose cost the ledger counts.
-      so_far: the event of the steps up to this release.
-      start: the number of steps of the run that were released before.
-      stop: the number of steps of the run that are released now.
+      plan: the fingerprint of the plan and of the run's random draws.
+      event: an accounting event for all steps of the plan, whose cost the ledger
+        counts.
+      so_far: an accounting event for the steps up to this release.
+      start: the number of the run's steps at the release before this one; 0 for the
+        first release, or if `repeated`.
+      stop: the number of the run's steps at this release.
       epsilon: the ε of the whole plan; inf if there is no bound.
       delta: the δ for which epsilon holds.
-      adjacency: the relation between the data sets that the event compares.
-      unit: the unit of privacy.
-      released: the digest of the parameters.
+      adjacency: the relation between the data sets that the guarantee compares.
+      unit: the unit of privacy, "example" or "user".
+      released: the digest of the released parameters.
       repeated: whether another release has used the noise of this release.
       time: the time at which the entry was written, UTC.
     """
@@ -69,7 +71,8 @@ class End:
 
     Attributes:
       run: the run's name.
-      event: the event of the released steps, whose cost the ledger counts from now on.
+      event: an accounting event for the released steps, whose cost the ledger counts
+        from now on.
       stop: the number of released steps of the run.
       why: the reason.
       time: the time at which the entry was written, UTC.
@@ -88,13 +91,13 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Other:
-    """A release without a plan.
+    """A release that has no `dpjax.Plan`, such as a statistic.
 
     Attributes:
       what: a description of the released value.
       event: the ε and δ of the release.
       adjacency: the adjacency for which ε and δ hold.
-      unit: the unit of privacy.
+      unit: the unit of privacy, "example" or "user".
       time: the time at which the entry was written, UTC.
     """
 
@@ -114,7 +117,7 @@ Entry = Release | End | Other
 
 
 def entry_of(line: dict[str, Any], path: Path) -> Entry:
-    """Convert a line of the file to the entry in it, without the line's hashes.
+    """Convert a line of a ledger's file to a typed entry, without the line's hashes.
 
     Raises:
       ValueError: the line is no entry, such as one in another format.
@@ -136,9 +139,10 @@ class Ledger:
     head: str
 
     def runs(self) -> dict[str, Event]:
-        """The event whose cost the ledger counts for each run, by the name of the run.
+        """Map each run's name to an event for the steps whose cost the ledger counts.
 
-        The event covers all steps of the plan, or after `end`, only the released steps.
+        These are all steps of the run's plan. For a run that `end` ended, these are
+        only the released steps.
         """
         return {x.run: x.event for x in self.entries if not isinstance(x, Other)}
 
@@ -152,10 +156,10 @@ class Ledger:
           The total ε, rounded up, which is a sum of several ε. The first ε is that of
           all runs whose plans have a privacy-loss distribution or a GDP parameter,
           composed by privacy-loss distributions. Each other run, and each release
-          without a plan, adds its own ε. Releases without a plan take their own δ; the
-          composition and each other run share the rest of δ equally. The result is
-          infinite if a noise was used twice, or if releases without a plan take more
-          than δ, or leave no δ for the runs.
+          without a plan, adds its own ε. Each release without a plan also takes its own
+          δ. The rest of δ is divided equally between the composition and each of the
+          other runs. The result is infinite if the same noise was used twice, or if
+          releases without a plan take more than δ, or leave no δ for the runs.
 
         Raises:
           ValueError: delta is out of range.
@@ -177,7 +181,7 @@ class Ledger:
         return composition.epsilon([*self.runs().values(), *others], delta)
 
     def spend(self, budget: Budget) -> Budget:
-        """Draw all runs and other releases of this ledger from a budget.
+        """Draw the costs of all runs and other releases of this ledger from a budget.
 
         Args:
           budget: a budget from `dpjax.budget`, which was fixed before the first
@@ -187,8 +191,8 @@ class Ledger:
           The new budget.
 
         Raises:
-          ValueError: the releases take more than the budget, have another adjacency or
-            unit, or used a noise twice.
+          ValueError: the releases take more than the budget, or have another adjacency
+            or unit; or two releases used the same noise.
 
         Privacy: with "adaptive" composition, the budget's ε and δ hold for all releases
         together, provided that each release was drawn from the budget before it was

@@ -1,4 +1,4 @@
-"""The functions that record an entry before a release, and the checks of entries."""
+"""Record releases in a ledger, and check each new entry against earlier entries."""
 
 import hashlib
 import pathlib
@@ -56,9 +56,9 @@ def run_name(key: Key) -> str:
 def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
     """Record the release of a run's parameters, before the parameters are used.
 
-    Save the run by `dpjax.checkpoint.save` first, so that you never have to repeat its
-    steps. After resuming the run, call `release` again: the same parameters are the
-    same release, and add no entry.
+    Save the run by `dpjax.checkpoint.save` first, so that you never have to repeat the
+    run's steps. After resuming the run, call `release` again. If the parameters are the
+    same as before, they are the same release, and `release` adds no entry.
 
     Args:
       path: the ledger's file, one for all releases from one data set. The function
@@ -79,8 +79,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
         that the data are the same.
       OSError: the entry could not be written. Do not use the parameters then.
 
-    Privacy: the entry holds a digest of the parameters, the plan's event, and
-      `run_name`.
+    Privacy: the entry contains a digest of the parameters, the plan's event, and the
+      run's name from `run_name`.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, pathlib, tempfile
@@ -198,7 +198,7 @@ def other(
     adjacency: Adjacency,
     unit: str = "example",
 ) -> None:
-    """Record a release without a plan, such as a statistic or the result of a solver.
+    """Record a release that has no plan, such as a statistic or a solver's result.
 
     Args:
       path: the ledger's file.
@@ -239,9 +239,10 @@ def other(
 
 
 def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
-    """Append the entry that `make` returns for the existing entries, unless it is None.
+    """Append an entry to a ledger's file.
 
-    The first process appends the entry. The file is locked while `make` runs.
+    `make` returns the new entry for the existing entries, or None for no new entry. The
+    file is locked while `make` runs. Only the first of several processes appends.
     """
 
     def line(lines: list[Line]) -> Line | None:
@@ -251,11 +252,13 @@ def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
 
 
 def _find_conflict(own: list[Release], of_plan: str, step: int, before: str) -> str:
-    """The reason why a run does not continue its key's last release; "" if it does.
+    """Find the reason why a run's parameters must not be released; "" if none exists.
+
+    A run that has released parameters must continue from its last release.
 
     Args:
-      own: the ledger's release entries of the run's key.
-      of_plan: the fingerprint of the run's plan and draws.
+      own: the ledger's earlier releases with the run's key.
+      of_plan: the fingerprint of the run's plan and random draws.
       step: the number of completed steps of the run.
       before: the digest of the parameters that the run released last.
     """

@@ -8,8 +8,8 @@ colour.
 1. `tradeoff` draws the best trade-off of error rates that any attack can achieve.
    `attack` draws the error rates that one attack achieved.
 2. `epsilon_by_step` draws the privacy cost of a run that stops early. `compare` draws
-   several plans. `comparison` draws the mechanisms from which a plan was chosen.
-   `budget` draws the cost of each release to a budget.
+   several plans. `comparison` draws the noise of the mechanisms among which
+   `dpjax.plan` chose. `budget` draws the cost of each mechanism to a budget.
 3. `noise` draws the standard deviation of noise by step, and `spectrum` draws the power
    of noise by frequency.
 

@@ -44,12 +44,12 @@ def epsilon_by_step(
       ValueError: there is no plan, or an argument is not a plan; the number of labels
         is not the number of plans; delta is out of range.
 
-    Privacy: the drawn ε is that of `plan.guarantee.at(t)`. If μ is known, ε is computed
-    at up to 400 steps. Between two such steps, the line has the ε of the later step,
-    which is an upper bound. If no μ is known, ε is computed at up to 30 steps, which
-    have markers. The straight lines between markers are no bounds. The ε at t holds if
-    t was fixed before the run. If the run's results determined t, only the ε of the
-    whole plan holds.
+    Privacy: the drawn ε is that of `plan.guarantee.at(t)`. If the GDP parameter of a
+    run is known, ε is computed at up to 400 steps. Between two such steps, the line has
+    the ε of the later step, which is an upper bound. Otherwise, ε is computed at up to
+    30 steps, which have markers. The straight lines between markers are no bounds. The
+    ε at t holds if t was fixed before the run. If the run's results determined t, only
+    the ε of the whole plan holds.
 
     Example:
       >>> import dpjax
@@ -104,11 +104,12 @@ def compare(
 
     Returns:
       The Axes with three panels, which are its `child_axes`: the noise multiplier, ε
-      rounded up, and the signal-to-noise ratio of a run. The signal is the maximum,
-      with all gradients of the clip norm and in the same direction. The noise is the
-      standard deviation of the noise along this direction. With batch size b and noise
-      multiplier σ, the ratio is b / σ for one step, and √T b / σ for T steps with
-      independent noise. If b and σ vary from step to step, it is sqrt(Σ (b / σ)²).
+      rounded up, and the signal-to-noise ratio of a run. The signal is the norm of a
+      batch's sum of clipped gradients, if all of them have the clip norm and the same
+      direction. The noise is the standard deviation of the noise along this direction.
+      With batch size b and noise multiplier σ, the ratio is b / σ for one step, and
+      √T b / σ for T steps with independent noise. If b and σ vary from step to step,
+      the ratio is the root of the sum of (b / σ)² over steps.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -143,24 +144,24 @@ def compare(
 
 
 def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw the noise of each mechanism from which a plan was chosen.
+    """Draw the noise of all mechanisms among which a plan's mechanism was chosen.
 
     Args:
-      run: a plan that was chosen among several mechanisms, such as by
+      run: a plan whose mechanism `dpjax.plan` chose among several, such as with
         `sampling="auto"`.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
       The Axes, with a row for each mechanism. If a mechanism has a plan, its row has a
-      bar. The bar's length is the noise in the workload, divided by the minimum of all
-      mechanisms. The noise in the workload is the root mean square, over steps, of the
-      noise in the output of the optimizer that the workload describes. The bar's label
-      gives the bar's length and the noise multiplier. For a mechanism without a plan,
-      the row has the text "no plan" in place of a bar.
+      bar. The bar's length is the root mean square, over steps, of the noise in the
+      optimizer's output, divided by the minimum of all mechanisms. The plan's workload
+      describes this optimizer. The bar's label gives the bar's length and the noise
+      multiplier. For a mechanism without a plan, the row has the text "no plan" in
+      place of a bar.
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: run is not a plan, or the caller chose its mechanism.
+      ValueError: run is not a plan, or the caller of `dpjax.plan` chose the mechanism.
 
     Example:
       >>> import dpjax
@@ -199,7 +200,7 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
 def _bars(
     panel: "Axes", values: list[float], texts: list[str], labels: list[str]
 ) -> None:
-    """Draw one panel with a bar for each value, and its text at the end of the bar."""
+    """Draw one panel with a bar for each value, and a text at the end of each bar."""
     places = np.arange(len(values))
     # An infinite value has no bar, only a text.
     drawn = [value if math.isfinite(value) else 0.0 for value in values]
@@ -220,7 +221,8 @@ def _bars(
 def signal_to_noise(plan: Plan) -> float:
     """The signal-to-noise ratio of a plan: the square root of Σ (b / σ)² over steps.
 
-    b is the batch size of a step, and σ the noise multiplier of its gradients.
+    Here, b is the batch size of a step, and σ is the standard deviation of the noise in
+    the step's sum of clipped gradients, divided by the clip norm.
     """
     sigma = _gradients_noise(plan)
     if not plan.schedule:
@@ -233,9 +235,10 @@ def signal_to_noise(plan: Plan) -> float:
 
 
 def _gradients_noise(plan: Plan) -> float:
-    """The noise multiplier of the gradients, without the noise of other sums.
+    """The standard deviation of the noise in a sum of gradients, over the clip norm.
 
-    A plan with `QuantileClip` also adds noise to counts.
+    A plan with `QuantileClip` also releases noisy counts. For such a plan, this number
+    exceeds the plan's noise multiplier.
     """
     if plan.quantile is None:
         return plan.noise_multiplier
@@ -243,7 +246,7 @@ def _gradients_noise(plan: Plan) -> float:
 
 
 def _steps(plan: Plan) -> np.ndarray:
-    """The steps at which ε is computed, i64[k].
+    """Choose the steps at which `epsilon_by_step` computes ε, i64[k].
 
     In a short run, these are all steps. In a longer run, the steps are closer together
     at the start, with a spacing that does not depend on ε.
@@ -271,7 +274,7 @@ def _name(plan: Plan) -> str:
 
 
 def _at(deltas: Sequence[float]) -> str:
-    """Describe δ in a label, by its value if all plans have the same δ."""
+    """The words "at δ = ..." if all δ are equal, or else "at the δ of each plan"."""
     same = len(set(deltas)) == 1
     return f"at δ = {deltas[0]:g}" if same else "at the δ of each plan"
 
@@ -284,8 +287,9 @@ def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes, with a bar for each mechanism, whose length is its share of μ². A bar
-      begins at the end of the one before. The last bar is the rest.
+      The Axes, with a bar for each mechanism. The bar's length is the mechanism's share
+      of the budget's μ². Each bar begins where the bar before it ends. The last bar is
+      the rest of the budget.
 
     Raises:
       ValueError: composition is "fixed", for which mechanisms have no shares.

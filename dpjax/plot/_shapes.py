@@ -22,11 +22,11 @@ def noise(
     """Draw the standard deviation of noise in the optimizer's update at each step.
 
     Args:
-      *shapes: a linear map from independent standard Gaussians z to the noise of T
-        steps, for each line. A matrix A, f[T, k], stands for the noise Σ_j A[t, j] z_j
-        at step t. Coefficients c, f[T], stand for the noise Σ_{j<=t} c_j z_{t−j}. Both
-        include the scale of the noise, such as the noise multiplier times the clip
-        norm, divided by the batch size.
+      *shapes: for each line of the plot, a linear map from independent standard
+        Gaussians z to the noise of T steps. A matrix A, f[T, k], stands for the noise
+        Σ_j A[t, j] z_j at step t. Coefficients c, f[T], stand for the noise
+        Σ_{j<=t} c_j z_{t−j}. Both include the scale of the noise, such as the noise
+        multiplier times the clip norm, divided by the batch size.
       labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
@@ -65,7 +65,7 @@ def spectrum(
     Noise of low frequencies moves parameters the farthest.
 
     Args:
-      *shapes: as for `noise`.
+      *shapes: linear maps from white noise to the noise of T steps, as for `noise`.
       labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
@@ -77,8 +77,8 @@ def spectrum(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: there is no shape; a shape is not finite, has other axes, or has a
-        single step; the number of labels is not the number of shapes.
+      ValueError: there is no shape; a shape is not finite, is neither a matrix nor a
+        vector, or has a single step; the number of labels is not the number of shapes.
 
     Example:
       >>> ax = spectrum(np.eye(8), labels=["independent noise"])
@@ -99,16 +99,22 @@ def spectrum(
 
 
 def deviations(shape: np.ndarray) -> np.ndarray:
-    """The standard deviation of a shape's noise at each step, f64[T]."""
+    """Compute the standard deviation of noise at each of T steps, f64[T].
+
+    `shape` is the linear map from white noise to this noise: a matrix f[T, k], or the
+    coefficients f[T] of a filter.
+    """
     if shape.ndim == 1:
         return np.sqrt(np.cumsum(shape**2))
     return np.sqrt(np.sum(shape**2, axis=1))
 
 
 def power(shape: np.ndarray) -> np.ndarray:
-    """The expected periodogram of the noise that a shape makes, f64[T].
+    """Compute the expected periodogram of the noise of T steps, f64[T].
 
-    The frequencies are 0, 1/T, …, (T − 1)/T cycles per step.
+    `shape` is the linear map from white noise to this noise: a matrix f[T, k], or the
+    coefficients f[T] of a filter. The frequencies are 0, 1/T, …, (T − 1)/T cycles per
+    step.
     """
     count = len(shape)
     if shape.ndim == 2:
@@ -124,7 +130,10 @@ def power(shape: np.ndarray) -> np.ndarray:
 
 
 def _sparse(number: int, count: int) -> dict:
-    """The style of a line with a few markers, at different points for each line."""
+    """The style of line `number` of a plot, with markers at a few of `count` points.
+
+    Each line has markers at different points.
+    """
     every = max(1, count // 6)
     return {**strokes(number), "markevery": (number * every // 5 % every, every)}
 
@@ -132,7 +141,7 @@ def _sparse(number: int, count: int) -> dict:
 def _check_shapes(
     shapes: Sequence[ArrayLike], labels: Sequence[str] | None
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Check the shapes, and return the shapes in float64, and a label for each shape.
+    """Check linear maps of noise; return them in float64, and a label for each map.
 
     Raises:
       ValueError: there is no shape; a shape is neither a matrix nor a vector, or is not

@@ -1,4 +1,4 @@
-"""Plots of the trade-off curves that bound every attack, and of an attack's errors."""
+"""Plots of the error rates that guarantees allow, and that a single attack achieves."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,7 +57,7 @@ def tradeoff(
     at two dozen values of δ. This bound is also proven, and differs from the exact
     curve by less than a line's width.
 
-    Reference: Dong, Roth and Su (2022), Proposition 3, for profiles.
+    Reference: Dong, Roth and Su (2022), Proposition 3, for the bound from values of ε.
 
     Example:
       >>> ax = tradeoff(0.5, 1.0, labels=["little", "more"])
@@ -71,7 +71,14 @@ def tradeoff(
 
 
 class Line(NamedTuple):
-    """The error rates f64[k] of a curve, its legend entry and its marker's index."""
+    """A line of error rates in a plot.
+
+    Attributes:
+      false_positive: the false-positive rate at each point, f64[k].
+      false_negative: the false-negative rate at each point, f64[k].
+      label: the line's entry in the legend.
+      marked: the index of the point that has a marker.
+    """
 
     false_positive: np.ndarray
     false_negative: np.ndarray
@@ -108,7 +115,7 @@ def draw_curves(
     false_positive_rate: float,
     title: str = "true-positive rate at most,",
 ) -> "Axes":
-    """Draw the lines, a legend, and reference lines for perfect and no privacy."""
+    """Draw lines and a legend, with lines for perfect privacy and for no privacy."""
     for number, (rates, missed, label, marked) in enumerate(lines):
         ax.plot(rates, missed, **strokes(number), label=label, markevery=[marked])
     ax.plot([0, 1], [1, 0], ":", color=GREY, linewidth=1, label="perfect privacy")
@@ -124,7 +131,11 @@ def draw_curves(
 
 
 def _profile(guarantee: Any) -> Profile:
-    """The profile of a guarantee, a PLD or the μ of GDP."""
+    """Return the privacy profile of a guarantee, a PLD, or a number μ of GDP.
+
+    Raises:
+      ValueError: the argument is none of these.
+    """
     profile = getattr(guarantee, "profile", guarantee)
     if all(callable(getattr(profile, name, None)) for name in ("epsilon", "delta")):
         return profile
@@ -140,7 +151,7 @@ def _profile(guarantee: Any) -> Profile:
 
 
 def _name(guarantee: Any, profile: Profile) -> str:
-    """The default label of a guarantee with a profile."""
+    """The default legend entry of a guarantee that has the given privacy profile."""
     if isinstance(guarantee, RunGuarantee):
         delta = guarantee.plan.delta
         return f"ε = {up(float(guarantee.epsilon(delta)), 2)}, δ = {delta:g}"
@@ -164,7 +175,7 @@ def achieved_lines(
       scores_in: the scores of runs with the example's participation, f[n].
       scores_out: the scores of runs without the example's participation, f[m].
       confidence: the confidence of the proven rates.
-      false_positive_rate: the rate at which the lines have markers.
+      false_positive_rate: the false-positive rate at which the lines have markers.
 
     Returns:
       The line of the observed rates, and the line of upper bounds on the true rates.
@@ -208,11 +219,11 @@ def attack(
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes of `tradeoff`, with two more lines for the tests "the score is above a
-      threshold". One line shows the observed error rates, which are estimates. The
-      other shows proven upper bounds on the error rates. The area between the two lines
-      is the uncertainty. If the proven line is anywhere below the line of a guarantee,
-      this guarantee is refuted.
+      The Axes of `tradeoff`, with two more lines for tests that compare the score with
+      a threshold, at all thresholds. One line shows the observed error rates, which are
+      estimates. The other line shows proven upper bounds on the error rates. The area
+      between the two lines is the uncertainty. If the proven line is anywhere below the
+      line of a guarantee, this guarantee is refuted.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -251,7 +262,7 @@ def attack(
 
 
 def _line(alarms: ArrayLike, missed: ArrayLike, name: str, rate: float) -> Line:
-    """The minimum false-negative rate of an attack at each false-positive rate.
+    """Make the line of an attack's minimum false-negative rates.
 
     Args:
       alarms: the false-positive rate of the test at each threshold, f[k].
@@ -260,7 +271,7 @@ def _line(alarms: ArrayLike, missed: ArrayLike, name: str, rate: float) -> Line:
       rate: the false-positive rate at which the line has a marker.
 
     Returns:
-      A step function with corners from (0, 1) to (1, 0).
+      A `Line` through the corners of a step function from (0, 1) to (1, 0).
     """
     alarms, missed = np.asarray(alarms), np.asarray(missed)
     order = np.argsort(alarms, kind="stable")
@@ -276,6 +287,6 @@ def _line(alarms: ArrayLike, missed: ArrayLike, name: str, rate: float) -> Line:
 
 
 def _step_function(line: Line, rates: np.ndarray) -> np.ndarray:
-    """The values of a step function at the given false-positive rates."""
+    """The false-negative rates of a step function at given false-positive rates."""
     places = np.searchsorted(line.false_positive, rates, side="right") - 1
     return line.false_negative[places]

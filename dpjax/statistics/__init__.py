@@ -1,9 +1,10 @@
-"""Private statistics: pure functions from private data to a result and its event.
+"""Private statistics: pure functions from private data to a private value.
 
 Each function clips or counts the examples, adds Gaussian noise to a sum, and returns a
-`Released`: the private value and an event. From the event, `accounting.profiles.of`, a
-ledger or a composition computes the privacy cost. All functions work under `jax.jit`,
-also with traced data, and under `jax.vmap` over keys.
+`Released`: the private value, and an event that describes the mechanism. From the
+event, `accounting.profiles.of`, a ledger or a composition computes the privacy cost.
+All functions work under `jax.jit`, also with traced data, and under `jax.vmap` over
+keys.
 
 1. **Sums of clipped rows**: `sum` and `mean`. `variance` and `covariance` also use
    second moments. `standardize` returns a `Standardization` of features.

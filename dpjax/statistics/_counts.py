@@ -11,7 +11,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _release
-from dpjax.statistics._release import Release, Released, Terms
+from dpjax.statistics._release import Noise, Released, SharedArguments
 
 
 def histogram(
@@ -31,25 +31,26 @@ def histogram(
       noise_multiplier: z, the standard deviation of the noise in each count, at least
         0.
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
+      adjacency: the relation between the data sets that the guarantee compares.
       edges: the public edges of k bins, f[k + 1], increasing. A bin contains its left
         edge, and the last bin also contains its right edge. None if num_categories is
         given.
       num_categories: k, if the examples are the numbers 0, ..., k − 1. None if edges
         are given.
-      arithmetic: "real" or "discrete", as in `mean`.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
-      A `Released`: the counts f[k], and the event. Noise can make a count negative.
+      A `Released`: the counts f[k], and an event that describes the mechanism to
+      accountants. Noise can make a count negative.
 
     Raises:
       ValueError: as for `mean`; data is not f[n]; edges and num_categories are both
         given or both None; edges are not increasing numbers.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z, since
-    an example is in at most one bin. Under REPLACE, one count loses an example and
-    another count gains one, so μ = √2 / z. A NaN, or a value outside all bins, is not
-    counted.
+    an example is in at most one bin. Under REPLACE, one count may fall by 1 and
+    another count may rise by 1, so μ = √2 / z. A NaN, or a value outside all bins, is
+    not counted.
 
     Example:
       >>> import jax
@@ -72,24 +73,27 @@ def histogram(
     else:
         params = increasing("edges", edges)
         size = len(params) - 1
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     return _release.release(
         "histogram",
         _histogram,
         data,
         params,
-        terms,
+        shared,
         replaced=_release.root_up(2),
         dimension=size,
     )
 
 
-def _histogram(data: jax.Array, edges: jax.Array, noise: Release) -> jax.Array:
+def _histogram(data: jax.Array, edges: jax.Array, noise: Noise) -> jax.Array:
     return noise(count(bins_of(data, edges), len(edges) - 1))
 
 
 def bins_of(values: jax.Array, edges: jax.Array) -> jax.Array:
-    """The bin of each value, i[n]; a value outside all bins gets the number of bins."""
+    """Find the index of each value's bin, i[n].
+
+    A value outside all bins gets the index len(edges) − 1, which is the number of bins.
+    """
     size = len(edges) - 1
     bins = jnp.searchsorted(edges, values, side="right") - 1
     bins = jnp.where(values == edges[-1], size - 1, bins)
@@ -102,8 +106,8 @@ def count(bins: jax.Array, size: int) -> jax.Array:
     """Count the examples in each bin, f64[size].
 
     Args:
-      bins: the number of each example's bin, i[n]. The number `size` stands for an
-        example outside all bins, which is not counted.
+      bins: the index of each example's bin, i[n]. An example with the index `size` is
+        outside all bins, and is not counted.
       size: the number of bins.
     """
     # Sums of integers are exact, and an example adds 1 to at most one count.
@@ -129,14 +133,16 @@ def increasing(name: str, value: Any) -> Any:
 
 
 class _Bisection(NamedTuple):
-    """The public numbers of a release of quantiles.
+    """The public parameters of a private search for quantiles by bisection.
 
     Attributes:
-      shares: for each quantile, the share q of the examples below it, f[] or f[k].
-      lower: the lower end of the search, f[].
-      upper: the upper end of the search, f[].
-      norm: an upper bound on the norm of one example's contribution to one step, f[].
-      steps: the numbers 0, 1, ... of the steps of the bisection, i[t].
+      shares: for each quantile, the share of the examples below the quantile, f[] or
+        f[k].
+      lower: the lower end of the interval in which the search begins, f[].
+      upper: the upper end of the interval in which the search begins, f[].
+      norm: an upper bound on the L2 norm of one example's contribution to the sums of
+        one step, f[].
+      steps: the indices 0, 1, ..., t − 1 of the steps of the bisection, i[t].
     """
 
     shares: np.ndarray
@@ -160,29 +166,29 @@ def quantile(
 ) -> Released:
     """Find quantiles between public bounds, by bisection with noisy counts.
 
-    Each step halves an interval. A noisy count decides whether more than a share q of
-    the examples is at or below the middle, and the step selects the half that contains
-    the quantile.
+    Each step halves an interval. From a noisy count, the step decides whether more than
+    a share q of the examples is at or below the middle of the interval. If so, the
+    search continues in the lower half, and otherwise in the upper half.
 
     Args:
       data: the private examples, f[n].
       shares: q, one number or k numbers in (0, 1), such as 0.5 for the median.
       lower: a public lower bound of the quantiles, below upper.
       upper: a public upper bound of the quantiles.
-      noise_multiplier: z, the noise standard deviation divided by the maximum norm of
-        one example's contributions to all counts, at least 0.
+      noise_multiplier: z, the noise standard deviation divided by the maximum L2 norm
+        of one example's contributions to the counts of all steps, at least 0.
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
+      adjacency: the relation between the data sets that the guarantee compares.
       num_steps: t, the number of bisections, 1 to 52. More steps give a finer result
         and more noise in each count.
-      arithmetic: "real" or "discrete", as in `mean`.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
-      A `Released`: the quantiles, in the shape f[] or f[k] of shares, and the event.
-      Each quantile is the middle of an interval of length (upper − lower) / 2ᵗ. The
-      noise in the count of each step has standard deviation
-      z √t √(Σ_j max(q_j, 1 − q_j)²). The search for each share is separate, so that
-      quantiles may be out of order.
+      A `Released`: the quantiles, in the shape f[] or f[k] of shares, and an event that
+      describes the mechanism to accountants. Each quantile is the middle of an interval
+      of length (upper − lower) / 2ᵗ. The noise in the count of each step has standard
+      deviation z √t √(Σ_j max(q_j, 1 − q_j)²), where q_j is share number j. The search
+      for each share is separate, so that quantiles may be out of order.
 
     Raises:
       ValueError: as for `mean`; data is not f[n]; a share is not in (0, 1); lower is
@@ -191,10 +197,12 @@ def quantile(
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
     REPLACE, μ is at most 2 / z. A NaN or an infinity contributes zero.
 
-    Reason: with a threshold m_j, a step releases Σ_i (1[x_i <= m_j] − q_j) for each j.
-    This sum needs no number of examples. The norm of one example's contributions is at
-    most s = √(Σ_j max(q_j, 1 − q_j)²), and those of two examples differ by at most √k,
-    which is at most 2s. Thresholds depend only on earlier noisy counts.
+    Reason: let m_j be the middle of the interval for the share q_j. A step releases,
+    for each j, the noisy sum of 1[x <= m_j] − q_j over all examples x. The sum does not
+    use the number of examples. The k contributions of one example have an L2 norm of at
+    most s = √(Σ_j max(q_j, 1 − q_j)²). The contributions of two examples have a
+    distance of at most √k, which is at most 2s. Each m_j depends only on noisy sums of
+    earlier steps.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -221,7 +229,7 @@ def quantile(
         _quantile,
         data,
         _Bisection(np.asarray(shares), lower, upper, norm, np.arange(num_steps)),
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        SharedArguments(noise_multiplier, key, adjacency, arithmetic),
         # max(q, 1 − q) is at most 1, so this is at least 1. The margin is as above.
         replaced=max(1.0, math.sqrt(given.size) / norm * (1 + 2.0**-39)),
         dimension=given.size,
@@ -229,8 +237,8 @@ def quantile(
     )
 
 
-def _quantile(data: jax.Array, params: _Bisection, noise: Release) -> jax.Array:
-    """Bisect by noisy counts, and return quantiles in the shape of the shares."""
+def _quantile(data: jax.Array, params: _Bisection, noise: Noise) -> jax.Array:
+    """Find a quantile for each of params.shares, by bisection with noisy counts."""
     rows, shares = data[:, None], jnp.atleast_1d(params.shares)
 
     def halve(ends: tuple[jax.Array, jax.Array], step: jax.Array) -> Any:

@@ -1,8 +1,9 @@
 """Private accuracy, loss and AUC of a model on held-out data that is also private.
 
-Values v in [0, B] are centered: an example contributes 2 v / B − 1, which is in
-[−1, 1]. Centering halves the noise in the mean at the same privacy: an added example
-moves Σ (v − B/2) by at most B/2, but moves Σ v by up to B.
+Let each example have a value v, such as its loss, between 0 and a bound B. The example
+then contributes the centered value 2 v / B − 1, which is in [−1, 1]. Centering halves
+the noise in the mean at the same privacy. The reason is that an added example changes
+the sum of v − B / 2 by at most B / 2, but changes the sum of v by up to B.
 """
 
 from typing import Any, NamedTuple
@@ -13,11 +14,16 @@ import numpy as np
 
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.statistics import _counts, _release
-from dpjax.statistics._release import Release, Released, Terms
+from dpjax.statistics._release import Noise, Released, SharedArguments
 
 
 class _Mean(NamedTuple):
-    """The public numbers of a mean of values: their bound and the divisor."""
+    """The public parameters of a private mean of values.
+
+    Attributes:
+      bound: the upper limit to which the values are clipped, f[].
+      num_examples: the number by which the sum of the values is divided, f[].
+    """
 
     bound: ArrayLike
     num_examples: ArrayLike
@@ -43,15 +49,17 @@ def loss(
       noise_multiplier: z, the standard deviation of the noise in the sum of losses,
         divided by B / 2; at least 0.
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      num_examples: the public number to divide by, as in `mean`. If this number differs
-        from n under ADD_REMOVE, the result for a mean loss m is
-        (n m + (num_examples − n) B / 2) / num_examples.
-      arithmetic: "real" or "discrete", as in `mean`.
+      adjacency: the relation between the data sets that the guarantee compares.
+      num_examples: the public number by which the sum is divided; None for n, as in
+        `mean`. Under ADD_REMOVE, this number may differ from n. If clipped losses have
+        the mean m, the result is (n m + (num_examples − n) B / 2) / num_examples, plus
+        noise.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
       A `Released`: the mean f[] with noise of standard deviation
-      z B / (2 num_examples), and the event. Noise can move the mean out of [0, B].
+      z B / (2 num_examples), and an event that describes the mechanism to accountants.
+      Noise can move the mean out of [0, B].
 
     Raises:
       ValueError: as for `mean`; losses is not f[n]; bound is not positive.
@@ -70,13 +78,16 @@ def loss(
     """
     losses = _release.as_examples("losses", losses, ndim=1)
     divisor = _release.as_num_examples(num_examples, len(losses), adjacency)
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(_release.as_positive("bound", bound), divisor)
-    return _release.release("loss", _loss, losses, params, terms, dimension=1)
+    return _release.release("loss", _loss, losses, params, shared, dimension=1)
 
 
-def _loss(data: jax.Array, params: _Mean, noise: Release) -> jax.Array:
-    """The noisy mean of values clipped to [0, bound], from contributions in [−1, 1]."""
+def _loss(data: jax.Array, params: _Mean, noise: Noise) -> jax.Array:
+    """Compute the noisy mean of values clipped to [0, params.bound].
+
+    Before the sum, each value is mapped to a contribution in [−1, 1].
+    """
     half = params.bound / 2
     known = jnp.where(jnp.isnan(data), params.bound, data)
     rows = jnp.clip(known[:, None] / half - 1, -1.0, 1.0)
@@ -99,16 +110,18 @@ def accuracy(
     Args:
       predictions: the predicted class of each private example, i[n].
       labels: the class of each private example, i[n].
-      noise_multiplier: z, the standard deviation of the noise in the number of correct
-        predictions, divided by 1/2; at least 0.
+      noise_multiplier: z, at least 0. The noise in the number of correct predictions
+        has standard deviation z / 2.
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      num_examples: the public number to divide by, as in `loss`.
-      arithmetic: "real" or "discrete", as in `mean`.
+      adjacency: the relation between the data sets that the guarantee compares.
+      num_examples: the public number by which the number of correct predictions is
+        divided; None for n, as in `loss`.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
       A `Released`: the accuracy f[] with noise of standard deviation
-      z / (2 num_examples), and the event. Noise can move the accuracy out of [0, 1].
+      z / (2 num_examples), and an event that describes the mechanism to accountants.
+      Noise can move the accuracy out of [0, 1].
 
     Raises:
       ValueError: as for `mean`; predictions and labels are not both of shape [n].
@@ -127,9 +140,9 @@ def accuracy(
     predictions, labels = _of_equal_length(predictions=predictions, labels=labels)
     correct = predictions == labels
     divisor = _release.as_num_examples(num_examples, len(correct), adjacency)
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     params = _Mean(1.0, divisor)
-    return _release.release("accuracy", _loss, correct, params, terms, dimension=1)
+    return _release.release("accuracy", _loss, correct, params, shared, dimension=1)
 
 
 def auc(
@@ -158,12 +171,12 @@ def auc(
       noise_multiplier: z, the standard deviation of the noise in each count, at least
         0.
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      arithmetic: "real" or "discrete", as in `mean`.
+      adjacency: the relation between the data sets that the guarantee compares.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
-      A `Released`: the area f[], clipped to [0, 1], and the event. If a class has few
-      examples, the result is mostly noise.
+      A `Released`: the area f[], clipped to [0, 1], and an event that describes the
+      mechanism to accountants. If a class has few examples, the result is mostly noise.
 
     Raises:
       ValueError: as for `histogram`; scores and labels are not both of shape [n].
@@ -190,13 +203,13 @@ def auc(
         _auc,
         data,
         public,
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        SharedArguments(noise_multiplier, key, adjacency, arithmetic),
         replaced=_release.root_up(2),
         dimension=2 * (len(public) - 1),
     )
 
 
-def _auc(data: Any, edges: jax.Array, noise: Release) -> jax.Array:
+def _auc(data: Any, edges: jax.Array, noise: Noise) -> jax.Array:
     scores, labels = data
     size = len(edges) - 1
     bins = _counts.bins_of(jnp.clip(scores, edges[0], edges[-1]), edges)

@@ -1,9 +1,12 @@
-"""Private variances and covariances of clipped rows, with the mean or about a center.
+"""Private variances and covariances of clipped rows, about the mean or a known center.
 
-`standardize` releases a center and a scale of features, from a mean and variances.
+`standardize` releases the center and the scale of each feature. The center is a private
+mean, and the scale is the square root of a private variance.
 
-A row x is clipped to the norm C, and u = x / C then has a norm of at most 1. One
-example's contribution to a release is a vector c(u):
+A row x is one example, which is clipped to the L2 norm C. The row u = x / C then has a
+norm of at most 1. One example's contribution to a release is a vector c(u). The table
+states upper bounds on the norm of c(u), and on the distance of c(u) from the
+contribution c(v) of another example. S(u) is a vector of products of u's entries:
 
 | release | c(u) | ‖c(u)‖ | ‖c(u) − c(v)‖ |
 | --- | --- | --- | --- |
@@ -14,11 +17,11 @@ example's contribution to a release is a vector c(u):
 For covariances, S(u) is the upper triangle of u uᵀ, with factors √2 off the diagonal.
 For variances, S(u) is only the diagonal (u_i²).
 
-*Proof.* The norm of the weighted triangle is the Frobenius norm of u uᵀ, ‖u‖². Let
-s = ‖u‖², t = ‖v‖² and g = ⟨u, v⟩. Then ‖S(u) − S(v)‖² = s² + t² − 2g² <= 2, and
-‖u − v‖² + ‖S(u) − S(v)‖² = s + t − 2g + s² + t² − 2g². This sum grows with s and t, and
-at s = t = 1 it is 4 − 2g − 2g² <= 4.5, with equality at g = −1/2. The root of half of
-4.5 is 3/2. The diagonal has only some of the triangle's entries, so that its distances
+*Proof.* For covariances, the norm of S(u) is the Frobenius norm of u uᵀ, which is ‖u‖².
+Let s = ‖u‖², t = ‖v‖² and g = ⟨u, v⟩. Then ‖S(u) − S(v)‖² = s² + t² − 2g² <= 2, and
+‖u − v‖² + ‖S(u) − S(v)‖² = s + t − 2g + s² + t² − 2g². This sum grows with s and t. At
+s = t = 1, the sum is 4 − 2g − 2g² <= 4.5, with equality at g = −1/2. The square root of
+4.5 / 2 is 3/2. For variances, S(u) has only some of these entries, and the distances
 are no larger.
 """
 
@@ -34,17 +37,18 @@ from dpjax._core import keys, validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.statistics import _release
-from dpjax.statistics._release import Release, Released, Terms
+from dpjax.statistics._release import Noise, Released, SharedArguments
 from dpjax.statistics._sums import flat, mean, row_size, unit_rows
 
 
 class _Moments(NamedTuple):
-    """The public numbers of a release of moments.
+    """The public parameters of a release of second moments.
 
     Attributes:
-      clip_norm: C.
-      num_examples: n, by which sums are divided.
-      center: the known center f[...]. If center is None, the mean is released, too.
+      clip_norm: the L2 norm to which rows are clipped, f[].
+      num_examples: the number by which sums are divided, f[].
+      center: the known center f[...], which is subtracted from each example. None to
+        release the mean together with the second moments.
     """
 
     clip_norm: ArrayLike
@@ -68,22 +72,25 @@ def variance(
     Args:
       data: the private examples, f[n, ...].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, the standard deviation of the noise, divided by the maximum
-        norm of an example's contribution; at least 0.
+      noise_multiplier: z, the standard deviation of the noise in the sum of the
+        examples' contributions, divided by the maximum L2 norm of one contribution; at
+        least 0.
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      num_examples: the public number to divide by, as in `mean`.
+      adjacency: the relation between the data sets that the guarantee compares.
+      num_examples: the public number by which sums are divided; None for the number of
+        examples, as in `mean`.
       center: a center f[...] that is public or was released before. With a center, the
-        result is the mean of the squared distances from it, and the noise in second
-        moments has half the variance. None to estimate the mean in the same release.
-      arithmetic: "real" or "discrete", as in `mean`.
+        result is the mean squared distance of each feature from the center. With None,
+        the same release also estimates the mean.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
-      A `Released`: the variances f[...], and the event. Without a center, a variance is
-      Σ x² / n − (Σ x / n)² for clipped rows x, without bias from the noise. Noise can
-      make a variance negative. The noise in Σ x² / n has standard deviation √2 z C² / n
-      and the noise in Σ x / n has √2 z C / n. With a center, the noise in the result
-      has standard deviation z C² / n.
+      A `Released`: the variances f[...], and an event that describes the mechanism to
+      accountants. Let n be num_examples. Without a center, a variance is
+      Σ x² / n − (Σ x / n)², where x are the values of a feature in the clipped rows.
+      The noise adds no bias, but can make a variance negative. The noise has standard
+      deviation √2 z C² / n in Σ x² / n, and √2 z C / n in Σ x / n. With a center, the
+      noise in the result has standard deviation z C² / n.
 
     Raises:
       ValueError: as for `mean`.
@@ -108,14 +115,14 @@ def variance(
         _variance,
         data,
         _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        SharedArguments(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=row_size(data) * (1 if center is not None else 2),
     )
 
 
-def _variance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
-    """Return noisy variances of features, corrected for the noise in the means."""
+def _variance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
+    """Compute noisy variances of features, without bias from the noise in the means."""
     first, second, added = _moments(data, params, noise, jnp.square)
     return (second - first**2 + added).reshape(data.shape[1:])
 
@@ -136,20 +143,23 @@ def covariance(
     Args:
       data: the private examples, f[n, d].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, the standard deviation of the noise, divided by the maximum
-        norm of an example's contribution; at least 0.
+      noise_multiplier: z, the standard deviation of the noise in the sum of the
+        examples' contributions, divided by the maximum L2 norm of one contribution; at
+        least 0.
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      num_examples: the public number to divide by, as in `mean`.
+      adjacency: the relation between the data sets that the guarantee compares.
+      num_examples: the public number by which sums are divided; None for the number of
+        examples, as in `mean`.
       center: a center f[d] that is public or was released before, as in `variance`.
-        None to estimate the mean in the same release.
-      arithmetic: "real" or "discrete", as in `mean`.
+        With None, the same release also estimates the mean.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
-      A `Released`: a symmetric matrix f[d, d] without bias from the noise, and the
-      event. Noise can make eigenvalues negative. With a center, the noise has standard
-      deviation z C² / n on the diagonal, and z C² / (√2 n) off the diagonal. Without a
-      center, the noise in second moments is √2 times as large.
+      A `Released`: a symmetric matrix f[d, d], and an event that describes the
+      mechanism to accountants. The noise adds no bias, but can make eigenvalues
+      negative. Let n be num_examples. With a center, the noise has standard deviation
+      z C² / n on the diagonal, and z C² / (√2 n) off the diagonal. Without a center,
+      the noise in second moments is √2 times as large.
 
     Raises:
       ValueError: as for `mean`; data is not f[n, d].
@@ -177,14 +187,14 @@ def covariance(
         _covariance,
         data,
         _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
-        Terms(noise_multiplier, key, adjacency, arithmetic),
+        SharedArguments(noise_multiplier, key, adjacency, arithmetic),
         replaced=_replaced(center),
         dimension=size * (size + 1) // 2 + (size if center is None else 0),
     )
 
 
-def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
-    """Return a noisy covariance matrix, corrected for the noise in the means."""
+def _covariance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
+    """Compute a noisy covariance matrix, without bias from the noise in the means."""
     rows, columns = np.triu_indices(data.shape[1])
     weights = np.where(rows == columns, 1.0, math.sqrt(2))
 
@@ -201,20 +211,20 @@ def _covariance(data: jax.Array, params: _Moments, noise: Release) -> jax.Array:
 def _moments(
     data: jax.Array,
     params: _Moments,
-    noise: Release,
+    noise: Noise,
     squares: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The noisy mean and second moments of clipped rows.
+    """Compute the noisy mean and the noisy second moments of clipped rows.
 
-    If `params.center` is given, it is subtracted from all rows before clipping, and the
-    second moments are about this center.
+    If `params.center` is given, the function subtracts the center from all rows before
+    clipping, and the second moments are about this center.
 
     Args:
-      data: the examples, f[n, ...], of size d each.
+      data: the examples, f[n, ...], with d features each.
       params: the clip norm, the number of examples and the center.
       noise: the function that adds the noise to a sum.
-      squares: a function from rows u of norm at most 1 to their contributions to the
-        second moments, f[n, k].
+      squares: a function from rows f[b, d] of norm at most 1 to their contributions to
+        the second moments, f[b, k].
 
     Returns:
       The mean f64[d], zero if a center is given; the second moments f64[k]; and the
@@ -256,7 +266,7 @@ class Standardization(NamedTuple):
     scale: jax.Array
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        """The standardized features f[*b, ...], for features x of this shape."""
+        """Standardize features f[*b, ...], whose last axes are those of `center`."""
         # Arrays of equal rank broadcast, even if JAX is set to refuse other ranks.
         x = jnp.asarray(x)
         shape = (1,) * (x.ndim - self.center.ndim) + self.center.shape
@@ -278,20 +288,23 @@ def standardize(
 
     Args:
       data: the private examples, f[n, ...].
-      clip_norm: C, positive, the bound on two L2 norms: that of an example for the
-        mean, and that of an example minus the center for the variances.
+      clip_norm: C, positive. For the mean, each example is clipped to the L2 norm C.
+        For the variances, each example minus the center is clipped to the L2 norm C.
       noise_multiplier: z, positive and not traced. The whole release costs as much
         privacy as one `mean` with the noise multiplier z.
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      share: the share of μ² that the center costs, in (0, 1). The scale costs the rest.
-      num_examples: the public number to divide by, as in `mean`.
-      arithmetic: "real" or "discrete", as in `mean`.
+      adjacency: the relation between the data sets that the guarantee compares.
+      share: the share of the release's μ² that the center costs, in (0, 1). The scale
+        costs the rest.
+      num_examples: the public number by which sums are divided; None for the number of
+        examples, as in `mean`.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
-      A `Released`: a `Standardization` with arrays f[...], and the event of both
-      releases. If a variance is below the standard deviation of its noise, this
-      standard deviation replaces it, so that mere noise is not scaled up.
+      A `Released`: a `Standardization` with arrays f[...], and an event that describes
+      both mechanisms to accountants. If a variance is below the standard deviation of
+      its noise, this standard deviation replaces the variance. Noise alone is therefore
+      not scaled up.
 
     Raises:
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or
@@ -350,10 +363,10 @@ def standardize(
 def _scale(
     variances: jax.Array, clip_norm: ArrayLike, z: ArrayLike, divisor: ArrayLike
 ) -> jax.Array:
-    """The square root of each noisy variance, after small variances are raised.
+    """Compute the scale of each feature, the square root of its noisy variance.
 
-    A noisy variance below the standard deviation of its own noise is first raised to
-    this standard deviation.
+    If a variance is below the standard deviation of its noise, z clip_norm² / divisor,
+    the function replaces the variance by this standard deviation.
     """
     least = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
     return jnp.sqrt(jnp.maximum(variances, least))

@@ -1,22 +1,25 @@
-"""Release sums over private examples with Gaussian noise, and state the event.
+"""Release sums over private examples with Gaussian noise, and state the privacy cost.
 
-A statistic uses noisy sums of contributions c(x) of norm at most 1. A release has three
-parts:
+A statistic is computed from noisy sums over all examples x of a contribution c(x), a
+vector of L2 norm at most 1. A release has three parts:
 
-1. **Sum.** `sum_exactly` truncates each contribution towards zero to a multiple of
-   2⁻³², which makes no contribution longer, and adds up integers. The sum therefore has
-   no rounding error in any order and with any blocks, and one example moves the sum
-   only by its own truncated contribution.
-2. **Noise.** Each of t sums receives noise of standard deviation σ = z √t per
-   coordinate. A sum may depend on all earlier noisy sums. With
-   `arithmetic="discrete"`, the sum is rounded to a lattice. σ then grows by the factor
-   by which this rounding increases the sensitivity.
-3. **Event.** If one example moves each sum by at most r in norm, the release is
-   r / z-GDP: t adaptive Gaussian mechanisms with μ = r / (z √t) compose to the root of
-   the sum of their μ² (Dong, Roth and Su 2022, Corollary 2).
+1. **Sum.** `sum_exactly` truncates each entry of a contribution towards zero to a
+   multiple of 2⁻³². Truncation makes no contribution longer. `sum_exactly` then adds up
+   integers. The sum therefore has no rounding error, whatever the order and the blocks
+   of the addition. One example changes the sum only by its truncated contribution.
+2. **Noise.** Let z be the noise multiplier and t the number of sums. Each sum receives
+   noise of standard deviation σ = z √t per coordinate. A sum may depend on all earlier
+   noisy sums. With `arithmetic="discrete"`, the sum is rounded to a lattice, the
+   multiples of a fixed spacing. σ then grows by the factor by which this rounding
+   increases the sensitivity.
+3. **Event.** The event describes the mechanism to accountants. If one example changes
+   each sum by at most r in norm, each sum is a Gaussian mechanism with μ = r / (z √t).
+   The release composes t such mechanisms adaptively. The release is therefore μ-GDP
+   with μ = r / z, the root of the sum of their μ² (Dong, Roth and Su 2022, Corollary
+   2).
 
-The rest of a statistic uses only the noisy sums, and is post-processing. At the end of
-the module are checks of arguments that several statistics share.
+The rest of a statistic uses only the noisy sums, and is post-processing. The module
+ends with checks of arguments that several statistics share.
 """
 
 import dataclasses
@@ -52,17 +55,19 @@ _LATTICE_RANGE = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Released:
-    """A private result, and the event from which accountants compute its cost.
+    """A private result, and an event from which accountants compute the privacy cost.
 
-    A `Released` is a pytree. An event of plain numbers is part of the tree's structure,
-    so that `jax.jit` and `jax.vmap` do not round it. The event is that of one release:
-    n releases by `jax.vmap` have n such events. One row is one example, and the event
-    protects a user only if every user has at most one row.
+    A `Released` is a pytree. An event that contains only Python numbers is part of the
+    tree's structure, so that `jax.jit` and `jax.vmap` do not round the numbers. The
+    event describes one release. If `jax.vmap` makes n releases, each of them costs one
+    such event. One row of the data is one example, and the guarantee protects a user
+    only if every user has at most one row.
 
     Attributes:
-      value: the private result, an array or a record of arrays.
-      event: `events.Gaussian`, or `events.OnLattice` with `arithmetic="discrete"`.
-      adjacency: the relation between the data sets that the event compares.
+      value: the private result, an array or a NamedTuple of arrays.
+      event: the description of the mechanism for accountants, an `events.Gaussian`, or
+        an `events.OnLattice` with `arithmetic="discrete"`.
+      adjacency: the relation between the data sets that the guarantee compares.
     """
 
     value: Any
@@ -88,15 +93,15 @@ def _unflatten(structure: Any, children: Any) -> Released:
 jax.tree_util.register_pytree_with_keys(Released, _flatten, _unflatten)
 
 
-class Release(NamedTuple):
-    """A function that adds noise to the sums of a statistic.
+class Noise(NamedTuple):
+    """A function that adds noise to the sums from which a statistic is computed.
 
     The statistic's value may depend on the data only through the noisy sums.
 
     Attributes:
       key: a key for this statistic, derived from the user's key.
-      stddev: σ, f64[].
-      arithmetic: "real" or "discrete".
+      stddev: the standard deviation of the noise in each coordinate, f64[].
+      arithmetic: "real", or "discrete" for noise on a lattice.
     """
 
     key: Key
@@ -104,7 +109,7 @@ class Release(NamedTuple):
     arithmetic: Arithmetic
 
     def __call__(self, sums: jax.Array, step: ArrayLike = 0) -> jax.Array:
-        """Add the noise of one step to sums f64[k]."""
+        """Add noise to sums f64[k]; each step of a statistic has independent noise."""
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
             noise = _discrete.LatticeNoise(self.stddev, _DRAWS)
@@ -114,19 +119,19 @@ class Release(NamedTuple):
         return sums + self.stddev * noise.astype(jnp.float64)
 
 
-# A function of data, public parameters and a `Release` that returns a private value.
-Statistic = Callable[[Any, Any, Release], Any]
+# A function of data, public parameters and a `Noise` that returns a private value.
+Statistic = Callable[[Any, Any, Noise], Any]
 
 
-class Terms(NamedTuple):
+class SharedArguments(NamedTuple):
     """The arguments that all statistics share.
 
     Attributes:
-      noise_multiplier: z, the noise standard deviation divided by the maximum norm of
+      noise_multiplier: the noise standard deviation divided by the maximum L2 norm of
         one example's contribution, f[].
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      arithmetic: "real" or "discrete".
+      adjacency: the relation between the data sets that the guarantee compares.
+      arithmetic: "real", or "discrete" for noise on a lattice.
     """
 
     noise_multiplier: ArrayLike
@@ -140,40 +145,43 @@ def release(
     statistic: Statistic,
     data: Any,
     params: Any,
-    terms: Terms,
+    shared: SharedArguments,
     *,
     dimension: int,
     num_sums: int = 1,
     replaced: float = 2.0,
 ) -> Released:
-    """Release a statistic of private data, with its event.
+    """Release a statistic of private data, with an event for accountants.
 
     Args:
-      name: the name from which the statistic's key is derived.
-      statistic: a module-level function, which releases `num_sums` sums of
-        contributions of norm at most 1.
-      data: arrays with a leading axis of examples, as `as_examples` makes.
-      params: public numbers.
-      terms: the arguments that all statistics share.
+      name: the name of the statistic. The statistic's key is derived from the user's
+        key and this name.
+      statistic: a module-level function of the data, the public parameters and a
+        function that adds noise. The statistic may use the data only in `num_sums`
+        noisy sums, to which each example contributes a vector of L2 norm at most 1.
+      data: arrays with a leading axis of examples, as `as_examples` returns.
+      params: the public parameters of the statistic, a pytree.
+      shared: the noise multiplier, the key, the adjacency and the arithmetic.
       dimension: the number of entries of one sum.
       num_sums: the number of sums.
-      replaced: a bound on the distance of two examples' contributions, at least 1. Two
-        contributions of norm at most 1 have a distance of at most 2.
+      replaced: an upper bound on the distance between the contributions of two examples
+        to one sum, at least 1. Two vectors of norm at most 1 have a distance of at most
+        2.
     """
-    validate.adjacency(terms.adjacency)
-    validate.typed_key("key", terms.key)
-    validate.one_of("arithmetic", terms.arithmetic, ("real", "discrete"))
+    validate.adjacency(shared.adjacency)
+    validate.typed_key("key", shared.key)
+    validate.one_of("arithmetic", shared.arithmetic, ("real", "discrete"))
     num_examples = len(jax.tree.leaves(data)[0])
     if num_examples >= _MOST_EXAMPLES:
         raise ValueError(f"data must have fewer than 2**31 rows; got {num_examples}.")
-    validate.scalar("noise_multiplier", terms.noise_multiplier)
-    validate.nonnegative("noise_multiplier", terms.noise_multiplier)
-    known = validate.concrete(terms.noise_multiplier)
-    z = jnp.asarray(terms.noise_multiplier) if known is None else float(known)
+    validate.scalar("noise_multiplier", shared.noise_multiplier)
+    validate.nonnegative("noise_multiplier", shared.noise_multiplier)
+    known = validate.concrete(shared.noise_multiplier)
+    z = jnp.asarray(shared.noise_multiplier) if known is None else float(known)
     # An example that leaves or enters moves each sum only by its own contribution.
-    factor = replaced if terms.adjacency is Adjacency.REPLACE else 1.0
+    factor = replaced if shared.adjacency is Adjacency.REPLACE else 1.0
     event: events.Gaussian | events.OnLattice = events.Gaussian(divide_up(factor, z))
-    if terms.arithmetic == "discrete":
+    if shared.arithmetic == "discrete":
         stddev = _lattice_stddev(z, dimension, num_sums, num_examples)
         # The factor two covers e^{±4ϑ(2)} for rounding and draws, within 1e-33 of 1.
         draws = _DRAWS * dimension * num_sums
@@ -186,9 +194,9 @@ def release(
     # In this context, JAX traces and runs statistics in float64.
     with jax.enable_x64(True), promotion, ranks:
         value = _run(
-            name, statistic, data, params, terms.key, stddev, terms.arithmetic, dtype
+            name, statistic, data, params, shared.key, stddev, shared.arithmetic, dtype
         )
-    return Released(value, event, terms.adjacency)
+    return Released(value, event, shared.adjacency)
 
 
 @functools.partial(
@@ -210,7 +218,7 @@ def _run(
         return jnp.asarray(x).astype(jnp.float64)
 
     def compute(data: Any, params: Any, key: Key, stddev: ArrayLike) -> Any:
-        noise = Release(stream(key, f"statistics {name}"), widen(stddev), arithmetic)
+        noise = Noise(stream(key, f"statistics {name}"), widen(stddev), arithmetic)
         data, params = jax.tree.map(widen, (data, params))
         value = statistic(data, params, noise)
         return jax.tree.map(lambda x: x.astype(dtype), value)
@@ -222,11 +230,12 @@ def _run(
 def sum_exactly(
     contribute: Callable[[jax.Array], jax.Array], rows: jax.Array
 ) -> jax.Array:
-    """The sum Σ_i c(x_i), f64[k], of contributions truncated to multiples of 2⁻³².
+    """Sum the contributions of all rows, f64[k], truncated to multiples of 2⁻³².
 
     Args:
-      contribute: a function from rows f64[b, m] to contributions f64[b, k] of norm at
-        most 1. A row of NaN contributes zero.
+      contribute: a function from rows f64[b, m] to their contributions f64[b, k], each
+        of L2 norm at most 1. The contribution of a row of NaN must be zero or NaN,
+        since such rows pad the data.
       rows: the examples, f64[n, m].
     """
 
@@ -256,7 +265,11 @@ def sum_exactly(
 def _lattice_stddev(
     z: float | jax.Array, dimension: int, num_sums: int, num_examples: int
 ) -> ArrayLike:
-    """The standard deviation of the noise for sums that are rounded to the lattice."""
+    """Compute the noise's standard deviation for sums that are rounded to a lattice.
+
+    Rounding increases the sensitivity, and the result exceeds z √num_sums by the same
+    factor, where z is the noise multiplier.
+    """
     if not isinstance(z, float):
         raise ValueError(
             "noise_multiplier must be a concrete number, not a traced value, with "

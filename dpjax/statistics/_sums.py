@@ -8,11 +8,16 @@ import jax
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.clipping._clip import apply_scales, clip_scales, group_squares
 from dpjax.statistics import _release
-from dpjax.statistics._release import Release, Released, Terms
+from dpjax.statistics._release import Noise, Released, SharedArguments
 
 
 class _Sums(NamedTuple):
-    """The public numbers of a sum: the clip norm, and the divisor of the sum."""
+    """The public parameters of a private sum.
+
+    Attributes:
+      clip_norm: the L2 norm to which rows are clipped, f[].
+      num_examples: the number by which the sum is divided, f[]; 1 for no division.
+    """
 
     clip_norm: ArrayLike
     num_examples: ArrayLike = 1.0
@@ -36,19 +41,19 @@ def mean(
       noise_multiplier: z, the standard deviation of the noise in the sum, divided by C;
         at least 0. With z = 0, the result is not private.
       key: one typed key, such as from `dpjax.random_key`, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      num_examples: the public number to divide by, positive. None stands for n, and is
-        invalid under ADD_REMOVE, since n is private there. Under ADD_REMOVE, give a
-        number that does not depend on the data; the mean is off by the factor
-        n / num_examples.
+      adjacency: the relation between the data sets that the guarantee compares.
+      num_examples: the public number by which the sum is divided, positive. None stands
+        for n, and is invalid under ADD_REMOVE, since n is private there. Under
+        ADD_REMOVE, give a number that does not depend on the data. The result is then
+        the mean times n / num_examples, plus noise.
       arithmetic: "real", or "discrete" for noise on a lattice and a guarantee for the
         bits that are released.
 
     Returns:
-      A `Released`: the mean f[...], with noise of standard deviation
-      z C / num_examples in each coordinate, and the event. The mean has the default
-      float dtype. With "discrete" and d coordinates, the noise is larger by a factor of
-      about 1 / (1 − z √d / 131,000).
+      A `Released`: the mean f[...] in the default float dtype, and an event that
+      describes the mechanism to accountants. The noise has standard deviation
+      z C / num_examples in each coordinate. With "discrete" and d coordinates, the
+      noise is larger by a factor of about 1 / (1 − z √d / 131,000).
 
     Raises:
       ValueError: an argument is out of range; num_examples is missing under ADD_REMOVE;
@@ -72,10 +77,10 @@ def mean(
     """
     data = _release.as_examples("data", data)
     divisor = _release.as_num_examples(num_examples, len(data), adjacency)
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     params = _Sums(_release.as_positive("clip_norm", clip_norm), divisor)
     size = row_size(data)
-    return _release.release("mean", _sum, data, params, terms, dimension=size)
+    return _release.release("mean", _sum, data, params, shared, dimension=size)
 
 
 def sum(  # noqa: A001  (read as `statistics.sum`)
@@ -94,12 +99,12 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
       clip_norm: C, the bound on the L2 norm of an example, positive.
       noise_multiplier: z, the standard deviation of the noise divided by C, at least 0.
       key: one typed key, used only for this release.
-      adjacency: the relation between the data sets that the event compares.
-      arithmetic: "real" or "discrete", as in `mean`.
+      adjacency: the relation between the data sets that the guarantee compares.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
       A `Released`: the sum f[...], with noise of standard deviation z C in each
-      coordinate, and the event.
+      coordinate, and an event that describes the mechanism to accountants.
 
     Raises:
       ValueError: as for `mean`.
@@ -116,25 +121,24 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
       1.500
     """
     data = _release.as_examples("data", data)
-    terms = Terms(noise_multiplier, key, adjacency, arithmetic)
+    shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     params = _Sums(_release.as_positive("clip_norm", clip_norm))
     size = row_size(data)
-    return _release.release("sum", _sum, data, params, terms, dimension=size)
+    return _release.release("sum", _sum, data, params, shared, dimension=size)
 
 
-def _sum(data: jax.Array, params: _Sums, noise: Release) -> jax.Array:
-    """The noisy sum of clipped rows, divided by params.num_examples (1 for a sum)."""
+def _sum(data: jax.Array, params: _Sums, noise: Noise) -> jax.Array:
+    """Compute the noisy sum of clipped rows, divided by params.num_examples."""
     norm = params.clip_norm
     noisy = noise(_release.sum_exactly(lambda x: unit_rows(x, norm), flat(data)))
     return (noisy * norm / params.num_examples).reshape(data.shape[1:])
 
 
 def unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
-    """Clip rows f64[b, d] to C = clip_norm, and divide them by C.
+    """Clip rows f64[b, d] to the L2 norm clip_norm, and divide them by clip_norm.
 
-    The clipping factors aim at norms of at most 1 − 2⁻²⁰ after the division. The
-    rounded results have norms of at most 1 − 2⁻²¹. A row that is not finite becomes
-    zero.
+    Without rounding, the results would have norms of at most 1 − 2⁻²⁰. With rounding,
+    the results have norms of at most 1 − 2⁻²¹. A row that is not finite becomes zero.
     """
     squares = group_squares([rows], [0], [clip_norm], kept=1)
     finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
@@ -147,5 +151,5 @@ def row_size(data: Any) -> int:
 
 
 def flat(data: jax.Array) -> jax.Array:
-    """Reshape examples f[n, ...] to rows f[n, d]."""
+    """Reshape examples f[n, ...] to rows f[n, d] of d features each."""
     return data.reshape(len(data), row_size(data))
