@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from dpjax._plan.plan import Plan as Plan
     from dpjax._plan.quantile import Bounded as Bounded
     from dpjax._plan.quantile import QuantileClip as QuantileClip
+    from dpjax._plan.recipe import recipe as recipe
     from dpjax._plan.solve import plan as plan
+    from dpjax._plan.tuning import tune as tune
     from dpjax._plan.users import by_user as by_user
-    from dpjax._recipe import recipe as recipe
-    from dpjax._tuning import tune as tune
     from dpjax.clipping._clip import clip_and_sum as clip_and_sum
     from dpjax.clipping._clipped_grad import PerExample as PerExample
     from dpjax.clipping._clipped_grad import clipped_grad as clipped_grad
@@ -67,8 +67,8 @@ _NAMES = {
     "_plan.quantile": ("Bounded", "QuantileClip"),
     "_plan.solve": ("plan",),
     "_plan.users": ("by_user",),
-    "_recipe": ("recipe",),
-    "_tuning": ("tune",),
+    "_plan.recipe": ("recipe",),
+    "_plan.tuning": ("tune",),
     "clipping._clip": ("clip_and_sum",),
     "clipping._clipped_grad": ("PerExample", "clipped_grad", "explain"),
     "clipping._metrics": ("metrics",),

@@ -26,7 +26,7 @@ LAYERS = (
     ("_matrices",),
     ("workloads", "features", "sampling", "clipping", "accounting"),
     ("noise", "strategies", "auditing"),
-    ("solvers", "statistics", "_plan", "_recipe", "_tuning"),
+    ("solvers", "statistics", "_plan"),
     ("checkpoint",),
     ("ledger",),
     ("plot", "_cli"),

@@ -25,4 +25,6 @@ gradient, the optimizer and the guarantee from its numbers.
 7. `guarantee`: the guarantee, as a sentence for a paper and as a record for a machine,
    with the papers to cite.
 8. `plan`: the class `Plan`, whose methods call the files above.
+9. `recipe`: the numbers of a run for a linear model, chosen without a search. `tuning`:
+   a search over the settings of a run, which releases the best run.
 """
