@@ -1,7 +1,7 @@
 """An upper bound on δ(ε) of composed privacy losses, by Fourier inversion.
 
-Let Y be the sum of all losses and K its cumulant generating function, K(s) = log E
-e^{sY}. For every tilt λ > 0 the function g and its Fourier transform ĝ are
+Let Y be the sum of all losses, and K its cumulant generating function, the log of E
+e^{sY} at s. For every tilt λ > 0 the function g and its Fourier transform ĝ are
 
     g(ε) = e^{λε} δ(ε) = e^{λε} E[(1 − e^{ε−Y})₊],   ĝ(t) = e^{K(s)} / (s(s + 1)),
 

@@ -63,7 +63,7 @@ class Cumulants(NamedTuple):
 
 
 def log_sum(losses: DiscreteLosses, rate: jax.Array) -> jax.Array:
-    """The log of Σ m e^{λx} over the last axis, with losses x, masses m and λ = rate."""
+    """The log of Σ m e^{λx} over the last axis: losses x, masses m and λ = rate."""
     exponent = losses.log_mass + rate * losses.loss
     top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
     return jnp.log(jnp.sum(jnp.exp(exponent - top), axis=-1)) + top[..., 0]
