@@ -63,7 +63,8 @@ class Setting(TypedDict):
 class Bounds(NamedTuple):
     """The bounds for a run, f[*b] each; inf where a bound does not apply.
 
-    The bounds are GDP parameters, or values of ε if the function says so.
+    The bounds are GDP parameters, or values of ε if the function says so. A shift
+    reduces the distance of two coupled runs on neighbouring data sets, at a cost in μ.
 
     Attributes:
       composition: the bound that treats every step as released.
@@ -110,11 +111,13 @@ class Assumed(NamedTuple):
     """The static assumptions of a `Setting`.
 
     Attributes:
-      keeps: whether a gradient step stays a contraction: gradients are not clipped, or
-        each example's gradient has a fixed direction.
+      keeps: whether clipping cannot raise the Lipschitz constant of a step, apart from
+        the loss of strong convexity. True if gradients are not clipped, or if each
+        example's gradient has a fixed direction.
       bounded: whether the diameter can be finite.
       factor: the sensitivity of a sum of gradients, in units of gradient_norm.
-      convex: whether losses are known to be convex.
+      convex: whether losses are known to be convex and `keeps` is true, so that no step
+        increases a distance.
     """
 
     keeps: bool
@@ -126,7 +129,8 @@ class Assumed(NamedTuple):
 class Step(NamedTuple):
     """The numbers of a step, with distances in units of its noise's standard deviation.
 
-    One example's difference moves the two runs' iterates apart by `shift` in a step.
+    One differing example moves the iterates of two coupled runs apart by `shift` in a
+    step.
     """
 
     log_lipschitz: jax.Array  # f64[], 0 where unknown
@@ -242,9 +246,9 @@ def check(
 
 
 def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
-    """The numbers of a step, from the scalars and the static assumptions of a setting.
+    """The numbers of a step, from the numbers and static assumptions of a `Setting`.
 
-    `valid` is False for numbers out of range: callers then return inf.
+    The field `valid` is False for numbers out of range. Callers then return inf.
     """
     noise, batch, eta, norm, M, weak, strong, added, diameter = numbers
     valid = (noise > 0) & (batch > 0) & (eta > 0) & (eta < jnp.inf) & (norm > 0)

@@ -1,11 +1,12 @@
 """The last iterate of any maps, and of cyclic gradient descent with schedules.
 
-In each step, a shift reduces the distance between two coupled runs. The cost of a shift
-depends on its ratio to the noise of the step. `_minorant` computes the shifts with the
-least total cost, which give the smallest μ that shifted interpolation proves.
+In each step, a shift reduces the distance between two coupled runs on neighbouring data
+sets. The cost of a shift depends on its ratio to the noise of the step. `_minorant`
+computes the shifts with the least total cost, which give the smallest μ that shifted
+interpolation proves.
 
 If examples are assigned to batches once and at random, δ is the mean over the positions
-of an example.
+that an example can have in an epoch.
 """
 
 from typing import Unpack
@@ -58,8 +59,8 @@ def optimal_shift_mu(
     function. The result is the smallest μ that shifted interpolation can prove for X_T.
 
     Args:
-      lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] or a number for
-        all steps, at least 0.
+      lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] for T steps, or
+        a number for all steps, at least 0.
       sensitivity: s_k, the maximum distance between the maps of two neighbouring data
         sets, f[*b, T] or a number, at least 0. s_k is 0 where the differing example
         takes no part.
@@ -69,8 +70,9 @@ def optimal_shift_mu(
 
     Returns:
       μ, f[*b], rounded up. μ is inf if no noise follows a part of the distance, and for
-      traced arguments out of range. With a diameter, at most 65,535 restarts are
-      compared. For more steps, μ may therefore be above the minimum.
+      traced arguments out of range. With a diameter, the bound may ignore all steps up
+      to some step k, and begin with the diameter as the distance after step k. At most
+      65,535 values of k are compared. With more steps, μ may be above the minimum.
 
     Raises:
       ValueError: a static argument is negative or not finite, or lengths differ.
