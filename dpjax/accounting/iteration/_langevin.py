@@ -5,8 +5,9 @@ one data set and F′ for the other, are noisy gradient descent on data sets of 
 example. Let L be the Lipschitz constant of F − F′, D the diameter of the set onto which
 Π projects, and c the Lipschitz constant of a step without noise. In units of the
 noise's standard deviation, one step moves the runs apart by r = L sqrt(η/2), and the
-diameter is Δ = D/sqrt(2η). The bound on μ² over the last n steps is (c^n Δ + r(1 −
-c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
+diameter is Δ = D/sqrt(2η). The bound on μ² over the last n steps is
+
+    (c^n Δ + r(1 − c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
 """
 
 import jax

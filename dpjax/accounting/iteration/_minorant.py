@@ -154,7 +154,7 @@ def ends(each: Block) -> Ends:
 
     Returns:
       `Ends`: for each k, the first edge, the first step after this edge, and the cost
-        of the whole minorant, the sum of rise² / run over its edges.
+      of the whole minorant, the sum of rise² / run over its edges.
     """
     steps = each.rise.shape[0]
     # The empty minorant is an edge with a run of 0, which no edge absorbs.

@@ -58,10 +58,10 @@ class Normal(NamedTuple):
 
 
 def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
-    """A grid of n points for log L ~ N(−v/2, v), where v is the variance.
+    """A grid of n points for the log-likelihood ratio log L of P to Q.
 
-    The distributions N(−v/2, v) and N(v/2, v), of log L under Q and under P, each have
-    about the mass `tail` outside of the grid.
+    With v the variance, log L ~ N(−v/2, v) under Q and log L ~ N(v/2, v) under P. P and
+    Q each have about the mass `tail` outside of the grid.
     """
     variance = jax.lax.stop_gradient(variance)
     end = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
@@ -190,7 +190,7 @@ def choose_window(
 
     Returns:
       The index, and the factor: 2 if more than n points of the grid have to be
-        retained, and otherwise 1. The caller multiplies the spacing by this factor.
+      retained, and otherwise 1. The caller multiplies the spacing by this factor.
     """
     below = jnp.max(jnp.cumsum(mass, axis=1), axis=0)
     above = jnp.max(jnp.cumsum(weight[:, ::-1], axis=1), axis=0)
@@ -278,7 +278,7 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
 
     Returns:
       The mass at each point of the grid with half the spacing, f[2n]. The weighted mean
-        of two points lies between them, so that no mass leaves the grid.
+      of two points lies between them, so that no mass leaves the grid.
     """
     n = left.shape[1]
     # The entries outside of 0, ..., n − 1 are zero.

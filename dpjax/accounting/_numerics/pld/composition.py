@@ -68,8 +68,9 @@ def compose(
 def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     """The larger of the bounds on δ or ε for the two orders of the data sets.
 
-    `parts` has the discrete losses of each mechanism and its count, for both orders of
-    the data sets or for one. `bound` computes a bound from the losses for one order.
+    `parts` has the discrete losses and the number of steps of each mechanism, for both
+    orders of the data sets or for one. `bound` computes a bound from the losses for one
+    order.
     """
     if not parts:
         return bound([])
@@ -88,9 +89,9 @@ def _log_delta(
 ) -> Callable[[jax.Array], jax.Array]:
     """A function from ε to an upper bound on log δ(ε), for a given tilt.
 
-    `parts` has the discrete losses of each mechanism and its count, for one order of
-    the data sets, and variance is μ² of a Gaussian mechanism that is composed with
-    them. The tilt `where` has the parameters of the Fourier inversion.
+    `parts` has the discrete losses and the number of steps of each mechanism, for one
+    order of the data sets, and variance is μ² of a Gaussian mechanism that is composed
+    with them. The tilt `where` has the parameters of the Fourier inversion.
     """
     wave = inversion.spectrum(parts, variance, where)
 
@@ -149,9 +150,9 @@ def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candi
 def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     """Move very small masses of positive losses to an infinite loss.
 
-    `parts` has the discrete losses of each mechanism and its count. The moved masses
-    add up to a small fraction of δ. The result gives an upper bound on δ, and its
-    exponential moments are smaller.
+    `parts` has the discrete losses and the number of steps of each mechanism. The moved
+    masses add up to a small fraction of δ. The result gives an upper bound on δ, and
+    its exponential moments are smaller.
     """
     trimmed = []
     for losses, count in parts:
@@ -177,8 +178,8 @@ def bound_delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Arr
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """An upper bound on δ(ε) of discrete losses composed with a Gaussian mechanism.
 
-    `parts` has the discrete losses of each mechanism and its count. The Gaussian
-    mechanism has μ² = variance.
+    `parts` has the discrete losses and the number of steps of each mechanism. The
+    Gaussian mechanism has μ² = variance.
     """
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     asked = jnp.where(inside, epsilon, 1.0)
@@ -223,8 +224,8 @@ def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Arr
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
     """An upper bound on ε(δ) of discrete losses composed with a Gaussian mechanism.
 
-    `parts` has the discrete losses of each mechanism and its count. The Gaussian
-    mechanism has μ² = variance.
+    `parts` has the discrete losses and the number of steps of each mechanism. The
+    Gaussian mechanism has μ² = variance.
     """
     inside = (delta > 0) & (delta < 1)
     target = jnp.log(jnp.where(inside, delta, 0.5))
@@ -306,8 +307,8 @@ def for_callers(
 
     Returns:
       A function of ε or δ and of the events. Its result is 0 if no event releases
-        anything, `worst` if a parameter is out of range or NaN, `worst` if `core`
-        returns NaN, and otherwise the result of `core`.
+      anything, `worst` if a parameter is out of range or NaN, `worst` if `core` returns
+      NaN, and otherwise the result of `core`.
     """
 
     @float64(rounding, static=("structure",), one_by_one=True)

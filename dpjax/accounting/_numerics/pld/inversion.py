@@ -51,8 +51,8 @@ class Spectrum(NamedTuple):
       log_mass: K(λ), f[].
       variance: the variance of all Gaussian losses, the added one included, f[].
       discrete: the part of K(λ) that the discrete losses contribute, f[].
-      real, imaginary: the real and imaginary parts of the transform at t_j, f[side,
-        side]. Values at t_j > 0 are doubled, to count the values at −t_j.
+      real, imaginary: the real and imaginary parts of the transform at t_j,
+        f[side, side]. Values at t_j > 0 are doubled, to count the values at −t_j.
       error: two numbers x and y, f[] each: x + y |ε| bounds the error of the sum of all
         values in the inverse transform at ε.
       scale: a bound on the relative error of e^{K(λ)}, f[].
@@ -158,9 +158,9 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
 def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     """The `Spectrum` of composed mechanisms, for one order of the data sets.
 
-    `parts` has the discrete losses of each mechanism and its count, the number of its
-    steps. These losses are composed with a Gaussian loss, whose variance is `variance`
-    plus the variance that the tilt adds.
+    `parts` has the discrete losses and the number of steps of each mechanism. These
+    losses are composed with a Gaussian loss, whose variance is `variance` plus the
+    variance that the tilt adds.
     """
     # Sums of the logs and angles of all characteristic functions, with their errors.
     rate, step = tilt.rate, 2 * np.pi / tilt.period
@@ -286,12 +286,12 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """The log of a bound on δ(ε) that adds the δ of all steps; inf with Gaussian noise.
 
-    `parts` has the discrete losses of each mechanism and its count, and variance is
-    that of a Gaussian loss. Mechanism i has T_i steps, and δ_i is the δ of one of them.
-    The bound is Σ_i T_i δ_i(ε / Σ_i T_i). The bound is exact for a single step. The
-    bound is also nearly exact at ε = 0 for many steps whose privacy loss is seldom
-    positive. For such steps the bound by inversion is loose, because inversion adds a
-    Gaussian mechanism.
+    `parts` has the discrete losses and the number of steps of each mechanism, and
+    variance is that of a Gaussian loss. Mechanism i has T_i steps, and δ_i is the δ of
+    one of them. The bound is Σ_i T_i δ_i(ε / Σ_i T_i). The bound is exact for a single
+    step. The bound is also nearly exact at ε = 0 for many steps whose privacy loss is
+    seldom positive. For such steps the bound by Fourier inversion is loose, because
+    inversion adds a Gaussian mechanism.
 
     Another bound follows from the largest possible sum of losses. The function returns
     the log of the smaller bound.

@@ -53,7 +53,7 @@ def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
 def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
     """A lower bound on δ(ε): the largest δ(ε) of a single step.
 
-    `parts` has the discrete losses of each mechanism and its count.
+    `parts` has the discrete losses and the number of steps of each mechanism.
     """
     largest = jnp.zeros(())
     for losses, count in parts:
@@ -97,9 +97,9 @@ def _other_terms(
 def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Array]):
     """A function from ε to a lower bound on δ(ε) of composed losses.
 
-    `parts` has the discrete losses of each mechanism and its count, and variance is
-    that of a Gaussian loss. `about` is a pair of an ε and an estimate of log δ(ε), for
-    which the bound is tight.
+    `parts` has the discrete losses and the number of steps of each mechanism, and
+    variance is that of a Gaussian loss. `about` is a pair of an ε and an estimate of
+    log δ(ε), for which the bound is tight.
     """
 
     def simple(epsilon: jax.Array) -> jax.Array:
@@ -150,8 +150,8 @@ def _compose(
     distance is between the composed events and the composition of the returned losses.
 
     Returns:
-      The discrete losses with their counts, the Gaussian variance, the probability of
-        an infinite loss, and a bound on the total variation distance.
+      The discrete losses and numbers of steps, the Gaussian variance, the probability
+      of an infinite loss, and a bound on the total variation distance.
     """
     parts, variance = composition.compose(steps, delta, merged.finite_losses)
     finite, distance = jnp.zeros(2)

@@ -32,7 +32,7 @@ class Domain(NamedTuple):
 
 
 def _of_loss(x: ArrayLike) -> Domain:
-    """The conditions on a bound on privacy loss x, such as μ or ε."""
+    """The valid range of a bound x on privacy loss, such as μ or ε, as a `Domain`."""
     x = jnp.asarray(x)
     return Domain(x >= 0, x == 0, x < jnp.inf)
 
@@ -46,7 +46,7 @@ def _of_rate(x: jax.Array) -> Domain:
 
 
 def _both(x: Domain, y: Domain) -> Domain:
-    """The conditions on two numbers, each of which may make the mechanism silent.
+    """The valid range of two numbers, each of which may make the mechanism silent.
 
     A silent mechanism releases nothing.
     """
@@ -125,7 +125,7 @@ _HARMLESS = {
 
 
 def domain(event: Any) -> Domain:
-    """The conditions on the numbers of an event, as a `Domain`."""
+    """The valid range of an event's numbers, as a `Domain`."""
     if type(event) in _DOMAINS:
         return _DOMAINS[type(event)](event)
     domains = (

@@ -167,8 +167,8 @@ def divide_masses(
 
     Args:
       loss: the losses at the ends of the m cells, f[m + 1].
-      inner: the growth of the loss from the start of a cell to each of 8 nodes, f[8,
-        m].
+      inner: the growth of the loss from the start of a cell to each of 8 nodes,
+        f[8, m].
       whole: the growth of the loss over a cell, f[1, m].
       mass: P's mass at each node, f[8, m].
       outside: the masses above the last cell and below the first cell (columns), of P

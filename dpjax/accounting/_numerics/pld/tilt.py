@@ -81,8 +81,8 @@ def log_markov(rate: jax.Array) -> jax.Array:
 def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
     """The `Cumulants` of discrete losses composed with a Gaussian mechanism.
 
-    `parts` has the discrete losses of each mechanism and its count, for one order of
-    the data sets. The Gaussian mechanism has μ² = variance.
+    `parts` has the discrete losses and the number of steps of each mechanism, for one
+    order of the data sets. The Gaussian mechanism has μ² = variance.
     """
     rates = jnp.asarray(TILTS)
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
@@ -140,8 +140,8 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 
     Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
     derivatives at each λ in the constant TILTS. The tilted loss has the density of Y
-    times e^{λY − K(λ)}. The approximation is around the λ at which this density puts
-    its mean closest to ε.
+    times e^{λY − K(λ)}. The approximation is around the λ at which the mean of the
+    tilted loss is closest to ε.
     """
     log_mass, mean, variance, _ = cumulants
     rates, variance = jnp.asarray(TILTS), variance + SMALL
@@ -168,8 +168,8 @@ def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
 
     Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
     derivatives at each λ in the constant TILTS. The tilted loss has the density of Y
-    times e^{λY − K(λ)}. The approximation is around the λ at which this density puts
-    its mean closest to ε.
+    times e^{λY − K(λ)}. The approximation is around the λ at which the mean of the
+    tilted loss is closest to ε.
     """
     log_mass, mean, variance, _ = cumulants
     rates = jnp.asarray(TILTS)
