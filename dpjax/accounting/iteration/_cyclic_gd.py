@@ -212,11 +212,12 @@ def noisy_cyclic_gd_mu(
 
     Returns:
       μ, f[*b], rounded up: the smallest of three bounds. The first bound is
-      composition. The others shift one of two coupled runs towards the other, at a
-      cost in μ, and minimise the cost. The second bound has such shifts in all steps.
-      The third bound has them in the last steps alone, before which the runs are at
-      most `diameter` apart. The result holds for the worst positions of an example. In
-      a fixed order, that is the last batch of an epoch. μ is inf for traced arguments
+      composition. The two other bounds couple the runs on two neighbouring data sets,
+      and shift one run towards the other. Each shift has a cost in μ, and the total
+      cost is minimal. The second bound has shifts in all steps. The third bound has
+      shifts in the last steps alone, before which the runs are at most `diameter`
+      apart. The result holds for the worst positions of an example. In a fixed order,
+      the worst position is the last batch of an epoch. μ is inf for traced arguments
       out of range.
 
     Raises:
@@ -347,10 +348,11 @@ def noisy_gd_mu(
 
     Returns:
       μ, f[*b], rounded up: the smallest of three bounds. The first bound is
-      composition. The others shift one of two coupled runs towards the other, at a
-      cost in μ, and minimise the cost. The second bound has such shifts in all steps.
-      The third bound has them in the last steps alone, before which the runs are at
-      most `diameter` apart. μ is inf for traced arguments out of range.
+      composition. The two other bounds couple the runs on two neighbouring data sets,
+      and shift one run towards the other. Each shift has a cost in μ, and the total
+      cost is minimal. The second bound has shifts in all steps. The third bound has
+      shifts in the last steps alone, before which the runs are at most `diameter`
+      apart. μ is inf for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

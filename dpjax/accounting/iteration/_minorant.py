@@ -39,9 +39,12 @@ class Block(NamedTuple):
     """A block of consecutive steps, which is one edge of a greatest convex minorant.
 
     The minorant is that of the points (cumulative noise variance, cumulative
-    sensitivity) of the steps, both weighted. The horizontal difference of the edge's
-    end points is 4^exponent · run, and the vertical difference is 2^exponent · rise.
-    The separate exponent avoids overflow.
+    sensitivity) of the steps, both weighted. The separate exponent avoids overflow.
+
+    Attributes:
+      exponent: an exponent of 2 for both differences below, i32[*b].
+      rise: the vertical difference of the edge's end points over 2^exponent, f[*b].
+      run: the horizontal difference of the edge's end points over 4^exponent, f[*b].
     """
 
     exponent: jax.Array

@@ -129,16 +129,23 @@ class Assumed(NamedTuple):
 class Step(NamedTuple):
     """The numbers of a step, with distances in units of its noise's standard deviation.
 
-    One differing example moves the iterates of two coupled runs apart by `shift` in a
-    step.
+    Attributes:
+      log_lipschitz: the log of the step's Lipschitz constant, f64[], 0 where unknown.
+      known: whether the Lipschitz constant is known, bool[].
+      shift: the distance by which one differing example moves two coupled runs apart in
+        the step, f64[].
+      diameter: the diameter of the set that contains the iterates, f64[], 1 where not
+        bounded.
+      bounded: whether the diameter is finite, bool[].
+      valid: whether the numbers of the run are in range, bool[].
     """
 
-    log_lipschitz: jax.Array  # f64[], 0 where unknown
-    known: jax.Array  # bool[], whether the Lipschitz constant is known
-    shift: jax.Array  # f64[], how far one differing example moves the step
-    diameter: jax.Array  # f64[], 1 where not bounded
-    bounded: jax.Array  # bool[], whether the diameter is finite
-    valid: jax.Array  # bool[], whether the numbers are in range
+    log_lipschitz: jax.Array
+    known: jax.Array
+    shift: jax.Array
+    diameter: jax.Array
+    bounded: jax.Array
+    valid: jax.Array
 
 
 class SettingError(TypeError, ValueError):

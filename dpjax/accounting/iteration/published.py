@@ -88,7 +88,7 @@ def contraction_mu(
 def diameter_mu(
     sensitivity: ArrayLike, diameter: ArrayLike, *, batches_per_epoch: ArrayLike
 ) -> jax.Array:
-    """The published μ of convex losses on a bounded set, after Δ/r epochs or more.
+    """The published μ of convex losses on a bounded set, for at least Δ/r epochs.
 
     Args:
       sensitivity: r, the change of a step by one example over the standard deviation
@@ -116,7 +116,7 @@ def expansion_mu(
     num_epochs: ArrayLike,
     batches_per_epoch: ArrayLike,
 ) -> jax.Array:
-    """The published μ of a cycle in which noise hides each use before the next.
+    """The published μ of a cycle of batches, with one epoch's noise to hide each use.
 
     Args:
       sensitivity: r, the change of a step by one example over the standard deviation

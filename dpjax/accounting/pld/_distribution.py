@@ -274,8 +274,8 @@ def epsilon_lower(pld: PLD, delta: ArrayLike) -> jax.Array:
       ε, f[*b], rounded down; 0 for numbers out of range. The result is mostly within
       0.5 % of the upper bound `epsilon`, or within 0.005 if that bound is small. For
       `subsampled_gdp`, the result may be 15 % below the upper bound, because no data
-      sets are known that attain the dominating pair.
-      JAX cannot trace this function, and the result has no derivative.
+      sets are known that attain the dominating pair. JAX cannot trace this function,
+      and the result has no derivative.
 
     Raises:
       ValueError: a number is traced; δ is not strictly between 0 and 1; an event is
