@@ -164,7 +164,7 @@ def noisy_cyclic_gd_bounds(
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[*b], positive.
       order: "fixed" or "reshuffled".
-      **setting: all assumptions of `Setting`.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
       `Bounds` on μ, f[*b] each. `noisy_cyclic_gd_mu` is their minimum.
@@ -208,7 +208,7 @@ def noisy_cyclic_gd_mu(
       batch_size: b, by which sums of gradients are divided, f[*b], positive.
       order: "fixed" if every epoch has the same batches in the same order; "reshuffled"
         if an example takes part in one step of each epoch, which may be any step.
-      **setting: all assumptions of `Setting`.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
       μ, f[*b], rounded up: the smallest of three bounds. The first bound is
@@ -263,11 +263,12 @@ def noisy_cyclic_gd_mus(
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[].
-      **setting: all assumptions of `Setting`, f[] each.
+      **setting: the required keyword arguments of `Setting`, f[] each.
 
     Returns:
-      μ for the first to the last batch of an epoch, f[l], rounded up. If examples were
-      assigned to batches at random, `random_assignment_delta` averages over positions.
+      μ of an example in the first, …, last batch of an epoch, f[l], rounded up. If
+      examples were assigned to batches at random, `random_assignment_delta` computes
+      the mean of δ over these positions.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -306,7 +307,7 @@ def noisy_gd_bounds(
         All arguments are as for `noisy_gd_mu`.
       num_steps: T, static, at least 1.
       num_examples: n, f[*b], positive.
-      **setting: all assumptions of `Setting`.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
       `Bounds` on μ, f[*b] each. `noisy_gd_mu` is their minimum.
@@ -344,7 +345,7 @@ def noisy_gd_mu(
         divided by gradient_norm, f[*b], at least 0.
       num_steps: T, static, at least 1.
       num_examples: n, by which sums of gradients are divided, f[*b], positive.
-      **setting: all assumptions of `Setting`.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
       μ, f[*b], rounded up: the smallest of three bounds. The first bound is
@@ -402,7 +403,7 @@ def last_iterate_rdp(
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[*b], positive.
       order: "fixed" or "reshuffled", as for `noisy_cyclic_gd_mu`.
-      **setting: all assumptions of `Setting`.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
       a μ²/2, f[*b], rounded up, with the μ of `noisy_cyclic_gd_mu`. Converting μ to ε
@@ -465,19 +466,21 @@ def gradient_descent_sensitivity(
       num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
         is rounded up, and derivatives by T are taken at the whole number.
       num_examples: n, by which sums of gradients are divided, f[*b], positive.
-      **setting: all assumptions of `Setting`. There is no noise.
+      **setting: the required keyword arguments of `Setting`. There is no noise.
 
     Returns:
       An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, and at most the
-      diameter. Here C is the gradient norm, s is 2 under REPLACE and 1 under ZERO_OUT,
-      and c is the Lipschitz constant of a step. Δ is inf where smoothness is inf.
+      diameter. Here η is the step size, C is gradient_norm, s is 2 under REPLACE and 1
+      under ZERO_OUT, and c is the Lipschitz constant of a step. Δ is inf where
+      smoothness is inf.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3. Their constants are 3
-    in place of 2, and 5 (M + m) / (m M) in place of at most 2 / m.
+    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3, with smaller constants
+    here: s <= 2 in place of 3, and for curvatures between m > 0 and M at most 2 / m in
+    place of 5 (M + m) / (m M).
 
     Example:
       >>> from dpjax import Adjacency

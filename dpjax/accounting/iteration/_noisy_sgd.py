@@ -260,7 +260,8 @@ def noisy_sgd_bounds(
       num_steps: t, static, at least 1.
       batch_size: b, f[*b], positive.
       num_examples: n, f[*b], at least b.
-      **setting: all assumptions of `Setting`. The adjacency must be REPLACE.
+      **setting: the required keyword arguments of `Setting`. The adjacency must be
+        REPLACE.
 
     Returns:
       `Bounds` on ε, f[*b] each. `noisy_sgd_epsilon` is their minimum.
@@ -319,7 +320,8 @@ def noisy_sgd_epsilon(
       batch_size: b, f[*b]. Each batch is a uniformly random subset of b examples, drawn
         anew in each step.
       num_examples: n, f[*b], at least b.
-      **setting: all assumptions of `Setting`. The adjacency must be REPLACE.
+      **setting: the required keyword arguments of `Setting`. The adjacency must be
+        REPLACE.
 
     Returns:
       ε, f[*b], rounded up: the minimum of composition and of two bounds that hold for

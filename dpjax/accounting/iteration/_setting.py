@@ -18,8 +18,8 @@ class Setting(TypedDict):
     """The assumptions of a bound on the last iterate, as required keyword arguments.
 
     A step is x ↦ Π(x − η(mean of the batch's gradients + λ x + noise)), where Π is the
-    prox of a convex function or the projection onto a convex set. Π does not depend on
-    the data.
+    proximal map of a convex function or the projection onto a convex set. Π does not
+    depend on the data.
 
     Attributes:
       step_size: η, f[*b], positive. At most 2 / (smoothness + regularization), unless

@@ -55,8 +55,9 @@ def optimal_shift_mu(
 ) -> jax.Array:
     """The GDP parameter of the last iterate of a noisy iteration, by optimal shifts.
 
-    Step k is X_k = Π_k(φ_k(X_{k−1}) + N(0, τ_k² I)), with Π_k the prox of a convex
-    function. The result is the smallest μ that shifted interpolation can prove for X_T.
+    Step k is X_k = Π_k(φ_k(X_{k−1}) + N(0, τ_k² I)), with Π_k the proximal map of a
+    convex function. The result is the smallest μ that shifted interpolation can prove
+    for X_T.
 
     Args:
       lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] for T steps, or
@@ -153,16 +154,16 @@ def scheduled_cyclic_gd_mu(
 ) -> jax.Array:
     """The GDP parameter of the last iterate of cyclic descent with schedules.
 
-    The function extends `noisy_cyclic_gd_mu` for a fixed order to step sizes and noise
-    that may be different in every step.
+    The order of batches is fixed, as for `noisy_cyclic_gd_mu` with order="fixed". Step
+    sizes and noise may be different in each of the T steps.
 
     Args:
       noise_multiplier: standard deviation of the noise on the batch's sum of gradients
         over gradient_norm, f[T] or a number, at least 0.
       batches_per_epoch: l, static, at least 1. Step k has batch k mod l.
-      batch_size: b, by which sums are divided, positive.
-      **setting: all assumptions of `Setting`, with step_size a number or f[T].
-      Arguments that are not numbers must have length T.
+      batch_size: b, by which sums of gradients are divided, positive.
+      **setting: the required keyword arguments of `Setting`, with step_size a number or
+        f[T]. All arguments that are not numbers must have the same length T.
 
     Returns:
       μ, f[], rounded up: the maximum over the positions of an example. The μ of a

@@ -286,9 +286,9 @@ def poisson(
 
 
 def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
-    """The logarithm of Σ_i w_i e^{v_i} over the first axis, precise even near zero.
+    """The logarithm of Σ_i w_i e^{v_i} over the first axis.
 
-    The weights w_i add up to one.
+    The weights w_i add up to one. The result is precise even where it is near zero.
     """
     # Where the sum is near one, log1p of Σ w_i (e^{v_i} − 1) is precise, because the
     # weights add up to one. Elsewhere the logarithm is not small, and the largest term
