@@ -471,8 +471,8 @@ def gradient_descent_sensitivity(
     Returns:
       An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, and at most the
       diameter. Here η is the step size, C is gradient_norm, s is 2 under REPLACE and 1
-      under ZERO_OUT, and c is the Lipschitz constant of a step. Δ is inf where
-      smoothness is inf.
+      otherwise, and c is the Lipschitz constant of a step. Δ is inf where smoothness is
+      inf.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
