@@ -60,9 +60,9 @@ def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:
 def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
     """The log of R(a) − R(a + μ), where R is Mills' ratio.
 
-    For μ < 1, one quadrature gives the difference divided by μ, so that nothing
-    underflows unless a is huge. For μ >= 1, the integrand of that quadrature is too
-    steep for the nodes, so that the function subtracts two ratios.
+    For μ < 1, one quadrature gives the difference divided by μ, and a small difference
+    does not underflow unless a is huge. For μ >= 1, the integrand of that quadrature is
+    too steep to integrate, and the function subtracts two values of R.
     """
     small = mu < 1.0
     below = jnp.where(small, mu, 1.0)
@@ -76,9 +76,10 @@ def log_phi(x: jax.Array) -> jax.Array:
 
 
 def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The numbers a = ε/μ − μ/2 and b = ε/μ + μ/2.
+    """The numbers a = ε/μ − μ/2 and b = ε/μ + μ/2, with δ(ε) = Φ(−a) − e^ε Φ(−b).
 
-    The squares of a and b are finite, unless μ is so large that δ(ε) is 1.
+    ε/μ is capped, so that the squares of a and b are finite, unless μ is so large that
+    δ(ε) is 1.
     """
     # The cap of 1e154 keeps the squares below the overflow threshold.
     steps = jnp.minimum(epsilon / mu, 1e154)
@@ -113,7 +114,11 @@ def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
 @jax.custom_jvp
 @scoped
 def delta_of(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """An upper bound on δ(ε) under μ-GDP, for arguments of any value."""
+    """An upper bound on δ(ε) under μ-GDP.
+
+    The result is 0 for μ = 0 or ε = ∞. For other arguments outside 0 < μ < ∞ and 0 <= ε
+    < ∞, NaN included, it is 1.
+    """
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
     value = jnp.maximum(jnp.exp(log_delta(mu_, epsilon_)), TINY)
@@ -148,8 +153,8 @@ def slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
 def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
     """An upper bound on ε(δ) under μ-GDP.
 
-    The result is 0 for δ >= 1 or μ = 0. For other arguments outside 0 < μ < ∞ and
-    0 < δ < 1, NaN included, it is inf.
+    The result is 0 for δ >= 1 or μ = 0. For other arguments outside 0 < μ < ∞ and 0 < δ
+    < 1, NaN included, the result is inf.
     """
     regular = (mu > 0) & (mu < jnp.inf) & (delta > 0) & (delta < 1)
     mu_, delta_ = jnp.where(regular, mu, 1.0), jnp.where(regular, delta, 0.5)
@@ -173,7 +178,8 @@ def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
 def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     """A lower bound on the largest μ for which μ-GDP implies (ε, δ)-DP.
 
-    The arguments may have any value.
+    The result is inf for ε = ∞ or δ >= 1. For other arguments outside 0 <= ε < ∞ and 0
+    < δ < 1, NaN included, the result is 0.
     """
     regular = (epsilon >= 0) & (epsilon < jnp.inf) & (delta > 0) & (delta < 1)
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)
@@ -200,7 +206,11 @@ def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
 @jax.custom_jvp
 @scoped
 def tradeoff(mu: jax.Array, alpha: jax.Array) -> jax.Array:
-    """A lower bound on the trade-off curve G_μ(α), for arguments of any value."""
+    """A lower bound on the trade-off curve G_μ(α), Φ(Φ⁻¹(1 − α) − μ).
+
+    The result is 1 for α <= 0 and finite μ >= 0. For other arguments outside 0 < α < 1
+    and μ >= 0, NaN included, the result is 0.
+    """
     inside = (alpha > 0) & (alpha < 1) & (mu >= 0)
     # Φ⁻¹(1 − α) is computed as −Φ⁻¹(α), which is precise for small α.
     z = ndtri(jnp.where(inside, alpha, 0.5))

@@ -1,29 +1,32 @@
 """Upper bounds on Rényi curves for arguments of any value, and on δ(ε) and ε(δ).
 
 A Rényi curve is the Rényi divergence of a mechanism as a function of the order a. One
-quadrature gives the curve of the Poisson-subsampled Gaussian at every order, for noise
-multipliers from 0.1 to 1e60. For smaller noise multipliers, convexity gives a bound
-that is looser than the quadrature. For larger noise multipliers, the first term of an
-expansion gives the curve. Each order of a curve gives one bound on δ(ε) and one on
-ε(δ).
+quadrature gives the curve of the Poisson-subsampled Gaussian mechanism at every order,
+for noise multipliers from 0.1 to 1e60. For smaller noise multipliers, convexity gives a
+bound that is looser than the quadrature. For larger noise multipliers, the first term
+of an expansion gives the curve. Each order of a curve gives one bound on δ(ε) and one
+on ε(δ).
 
-**The quadrature.** Let q be the sampling rate and σ the noise multiplier. The
-likelihood ratio of the two output distributions at σu, u ~ N(0, 1), is 1 + y with
-y = q (e^z − 1), z = (u − 1/(2σ)) / σ. Since E y = 0, the moment for the Rényi
-divergence of order a is
+**The quadrature.** Let q be the sampling rate and σ the noise multiplier. The two
+output distributions are (1 − q) N(0, σ²) + q N(1, σ²) and N(0, σ²). At the outcome σu
+with u ~ N(0, 1), their likelihood ratio is 1 + y with y = q (e^z − 1) and z = (u −
+1/(2σ)) / σ. Since E y = 0, the moment for the Rényi divergence of order a is
 
     E (1 + y)^a = 1 + E h(y),    h(y) = (1 + y)^a − 1 − a y >= 0.
 
-A sum of positive numbers approximates E h, so that no precision is lost to
-cancellation, even where E h is 1e-20. The integrand has a bump where y is small,
-between 0 and 2/σ, and may have a second bump as far out as a/σ. Both bumps are at least
-as wide as a unit Gaussian. The integrand is analytic for |Im u| < πσ; its branch points
-lie above and below the crossing, where q e^z = 1 − q. Therefore, one window of nodes
-covers small y, and two more windows lie on the two sides of the crossing. All windows
-are graded towards the crossing on the scale σ. Neither the positions of the nodes nor
-their number changes the integral, so derivatives are those of the integrand alone.
+A sum of positive numbers approximates E h(y), so that no precision is lost to
+cancellation, even where E h(y) is 1e-20. The integrand is h(y) e^{−u²/2} as a function
+of u. It has a bump where y is small, between 0 and 2/σ, and may have a second bump as
+far out as a/σ. Both bumps are at least as wide as a unit Gaussian. The integrand is
+analytic for |Im u| < πσ. Its branch points lie above and below the *crossing*, the real
+u at which q e^z = 1 − q.
 
-The integrand h is a second difference, and is computed without cancellation.
+The nodes are in three windows of u. One window covers small y, and the two others lie
+on the two sides of the crossing. In all windows, the nodes are denser near the
+crossing, on the scale σ. Neither the positions of the nodes nor their number changes
+the integral, so derivatives are those of the integrand alone.
+
+The function h is a second difference, and is computed without cancellation.
 """
 
 import math
@@ -48,8 +51,9 @@ def _likelihood(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The numbers z = (u − 1/(2σ)) / σ, y = q (e^z − 1) and log(1 + y).
 
-    At the outcome σu, z is the log likelihood ratio of N(1, σ²) to N(0, σ²), and
-    log(1 + y) is that of the mixture (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
+    u is the outcome over σ, the noise multiplier, and q is the sampling rate. At the
+    outcome σu, z is the log-likelihood ratio of N(1, σ²) to N(0, σ²), and log(1 + y) is
+    that of the mixture (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
     """
     z = (u - 0.5 / sigma) / sigma
     clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
@@ -68,11 +72,12 @@ def _second_difference(x: jax.Array) -> jax.Array:
 def _integrand(
     y: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The integrand h(y) = (1 + y)^a − 1 − a y for a Poisson batch.
+    """The function h(y) = (1 + y)^a − 1 − a y, as a mantissa and an exponent.
 
-    The arguments are y, log(1 + y) and the order a. The result is a pair (exponent,
-    mantissa) with h = mantissa e^exponent, because h itself may overflow at a large
-    order. The mantissa is precise to a few dozen ulps.
+    The likelihood ratio of a Poisson-sampled step is 1 + y, log_ratio is its log, and a
+    is the order of the Rényi divergence. The result is a pair (exponent, mantissa) with
+    h = mantissa e^exponent, because h itself may overflow at a large order. The
+    mantissa is precise to a few dozen ulps.
     """
     small = jnp.abs(a * log_ratio) < 0.25
     # With L = log(1 + y) and e^x = 1 + x + x² ψ(x): h = a L² (a ψ(a L) − ψ(L)).
@@ -110,7 +115,12 @@ _QUADRATURE_ERROR = 1e-10
 def _log_integrand(
     u: jax.Array, sigma: jax.Array, q: jax.Array, a: jax.Array
 ) -> jax.Array:
-    """The log of the integrand h(y) e^{−u²/2} at u."""
+    """The log of the integrand h(y) e^{−u²/2}, with h(y) = (1 + y)^a − 1 − a y.
+
+    1 + y is the likelihood ratio at the outcome σu of a Gaussian mechanism with the
+    noise multiplier σ = sigma on a Poisson sample with the rate q. The Rényi order is
+    a.
+    """
     _, y, log_ratio = _likelihood(u, sigma, q)
     exponent, mantissa = _integrand(y, log_ratio, a)
     return exponent + jnp.log(jnp.maximum(mantissa, SMALL)) - 0.5 * u * u
@@ -121,13 +131,15 @@ def _peaks(
 ) -> tuple[jax.Array, jax.Array]:
     """The maxima over u of a log(1 + y) − u²/2, left and right of the crossing.
 
-    The crossing is the u at which q e^z = 1 − q. A maximum satisfies
-    u = (a/σ) logistic(v) with v = (u − crossing) / σ, and v < 0 on the left. On the
-    left, the right-hand side of this equation is convex, and Newton's method ascends
-    from 0 to the first solution. On the right, the right-hand side is concave, and
-    Newton's method descends from a/σ to the last solution. If a side has no solution,
-    the function returns the crossing for this side, or 0 for the left side of a
-    negative crossing.
+    1 + y is the likelihood ratio at the outcome σu, with y = q (e^z − 1) and z = (u −
+    1/(2σ)) / σ. The crossing is the u at which q e^z = 1 − q. At a maximum, u = (a/σ)
+    logistic(v) with v = (u − crossing) / σ.
+
+    Left of the crossing, the right-hand side of this equation is convex. Newton's
+    method ascends from 0 to the smallest solution. Right of the crossing, the
+    right-hand side is concave. Newton's method descends from a/σ to the largest
+    solution. If a side has no solution, the result for this side is the crossing, or 0
+    for the left side of a negative crossing.
     """
 
     def newton(u: jax.Array) -> jax.Array:
@@ -149,11 +161,12 @@ def _peaks(
 def _edge(
     start: jax.Array, limit: jax.Array, floor: jax.Array, density: _Density
 ) -> jax.Array:
-    """The ends of windows: the points u at which the log of the integrand is `floor`.
+    """Points u near which the integrand falls to e^floor, between `start` and `limit`.
 
-    Each search goes from `start` towards `limit`, and returns a point just past such a
-    u. The search bisects on a scale that is linear near start and geometric farther
-    away. The first axis of the arrays counts the searches.
+    The integrand is h(y) e^{−u²/2} for the σ, q and order a in `density`. Each search
+    goes from `start` towards `limit`, and returns a point just past such a u. The first
+    axis of the arrays counts the searches. The search bisects on a scale that is linear
+    near `start` and geometric farther away.
     """
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
@@ -169,13 +182,15 @@ def _edge(
 
 
 class _Windows(NamedTuple):
-    """The windows of u over which the integrand is integrated.
+    """The windows of u over which h(y) e^{−u²/2} is integrated.
+
+    1 + y is the likelihood ratio at the outcome σu, with y = q (e^z − 1). The first
+    window, which covers small y, begins at −_TAIL.
 
     Attributes:
       highest: the log of the integrand's maximum, for scaling, f[*b].
       crossing: the u at which q e^z = 1 − q, near which the nodes are densest, f[*b].
-      split: the end of the window of small y, equal for all orders, f[*b]. The window
-        begins at −_TAIL.
+      split: the end of the first window, equal for all orders, f[*b].
       lows, highs: the lower and upper ends of the other two windows, f[2, *b].
     """
 
@@ -187,7 +202,10 @@ class _Windows(NamedTuple):
 
 
 def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
-    """The windows of u outside of which the integrand is negligible."""
+    """The windows of u outside of which the integrand h(y) e^{−u²/2} is negligible.
+
+    σ = sigma is the noise multiplier, q is the sampling rate, and a is the Rényi order.
+    """
     log_odds = jnp.log1p(-jnp.minimum(q, 1 - ULP)) - jnp.log(q)
     crossing = sigma * log_odds + 0.5 / sigma
     bump = jnp.minimum(2.0 / sigma, jnp.maximum(crossing, 0.0))
@@ -219,12 +237,13 @@ def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array
 def _window_sum(
     low: jax.Array, high: jax.Array, rule: Any, windows: _Windows, density: _Density
 ) -> jax.Array:
-    """The integral of h(y) e^{−u²/2 − highest} over u from low to high.
+    """The integral of h(y) e^{−u²/2 − highest} over u from low to high, rounded up.
 
-    The integral includes a bound on the rounding error of each term. The quadrature
-    rule has nodes and weights, and is applied to w, where u = crossing + c sinh(w) for
-    a scale c. Each node u is computed by its distance from low, because a distant
-    crossing would cancel the digits of that distance.
+    `density` has σ, q and the order a, which determine y and h; `windows` has the
+    number highest and the crossing. The quadrature rule has nodes and weights for an
+    integral over w, where u = crossing + c sinh(w) for a scale c. Each node u is
+    computed by its distance from low, because a distant crossing would cancel the
+    digits of that distance. A bound on the rounding error is added to each term.
     """
     sigma, q, a = density
     crossing, highest = windows.crossing, windows.highest
@@ -265,8 +284,10 @@ def _window_sum(
 def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     """An upper bound on log E h(y) for Poisson sampling, h(y) = (1 + y)^a − 1 − a y.
 
-    The Rényi divergence of order a is log(1 + E h(y)) / (a − 1). The noise multiplier
-    is sigma >= 0.1, the sampling rate is q, 1e-60 <= q <= 1, and the order is a > 1.
+    1 + y is the likelihood ratio of the two output distributions, and the mean is over
+    outcomes without the differing example. The Rényi divergence of order a is log(1 + E
+    h(y)) / (a − 1). The noise multiplier is sigma >= 0.1, the sampling rate is q, 1e-60
+    <= q <= 1, and the order is a > 1.
     """
     # Windows are not differentiated, since their positions do not change the integral.
     # The derivatives are computed in forward mode (`float64`), which stores no terms of

@@ -4,9 +4,10 @@ The noise of each step hides part of the privacy loss of earlier steps, and a
 contractive step reduces the rest. Shifted interpolation, a proof that uses both
 effects, couples the runs on two neighbouring data sets. In each step a shift reduces
 the distance between the two runs, at a cost in μ² that depends on the ratio of the
-shift to the step's noise. A greatest convex minorant gives the shifts of least cost
-(`optimal_shift_mu`). Composition and the published closed forms correspond to special
-choices of the shifts, so that their μ is never smaller.
+shift to the step's noise. The shifts with the least total cost, the *optimal shifts*,
+follow from a greatest convex minorant (`optimal_shift_mu`). Composition and the
+published closed forms correspond to special choices of the shifts, so that their μ is
+never smaller.
 
 **Files**, in the order in which a bound is made:
 
@@ -14,13 +15,14 @@ choices of the shifts, so that their μ is never smaller.
    a distance.
 2. `_setting`: the assumptions on loss, steps and data, checked in one place, and the
    numbers of a step in units of its own noise.
-3. `_minorant`: the optimal shifts of any schedule, from the last step on.
-   `_periodic`: the optimal shifts in closed form, for identical steps of which every
-   l-th uses the differing example.
+3. `_minorant`: the optimal shifts of any schedule, computed from the last step to the
+   first. `_periodic`: the optimal shifts in closed form, for identical steps of which
+   every l-th uses the differing example.
 4. Algorithms: `_shifts` for arbitrary maps, for schedules of steps and noise, and for δ
-   averaged over the positions that an example can have; `_cyclic_gd` for full batches
-   and cycles of batches, and for full batches without noise; `_noisy_sgd` for random
-   batches; `_langevin` for Langevin Monte Carlo and the exponential mechanism.
+   averaged over the positions that an example can have in an epoch; `_cyclic_gd` for
+   full batches and cycles of batches, and for full batches without noise; `_noisy_sgd`
+   for random batches; `_langevin` for Langevin Monte Carlo and the exponential
+   mechanism.
 5. `published`: closed forms as published, for comparison.
 
 docs/iteration.md lists the assumptions that each bound needs.

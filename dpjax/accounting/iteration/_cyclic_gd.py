@@ -1,12 +1,14 @@
 """The last iterate of gradient descent, on full batches or a cycle of batches.
 
 Each bound is a separate function of the run's numbers and of an example's *tail*. The
-tail is the number of steps from the example's last use to the end of the run. The last
-batch of an epoch has the shortest tail, one step. The last batch is the worst position
-of an example, because no later step's noise hides the use.
+tail is the number of steps from the last step that uses the example to the end of the
+run, that step included. The examples of the last batch of an epoch have the shortest
+tail, one step. They have the worst position, because no later step's noise hides their
+last use.
 
-Steps and noise are constant; `_shifts` has a bound for schedules. Without noise, one
-example changes the last iterate by a bounded distance, the sensitivity.
+Step sizes and noise are the same in all steps; `_shifts` has a bound for schedules.
+Without noise, one example changes the last iterate by a bounded distance, the
+sensitivity.
 """
 
 from collections.abc import Callable
@@ -29,7 +31,7 @@ _WORST_POSITION = 1.0  # the shortest tail
 
 
 def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
-    """The GDP parameter μ from μ² / shift², rounded up; 0 only if shift is 0.
+    """The GDP parameter μ from square = μ² / shift², rounded up; 0 only if shift is 0.
 
     The shift is the distance by which one example can move the iterate in a step,
     divided by the standard deviation of the step's noise. `cycle` has the number of
@@ -90,10 +92,11 @@ _Bound = Callable[[Step, jax.Array, Cycle], jax.Array]
 
 
 def _mu(tail: jax.Array, numbers: Numbers, *, bound: _Bound, cycle: Cycle):
-    """A bound for an example's tail and a run's numbers; inf for invalid numbers.
+    """A bound on μ for an example with a given tail; inf for invalid numbers of a run.
 
-    The tail is the number of steps from the example's last use to the end of the run.
-    The tail includes the use.
+    The tail is the number of steps from the last step that uses the example to the end
+    of the run, that step included. `bound` computes the bound from a step's numbers,
+    the tail and the cycle of batches.
     """
     step = _setting.step(numbers, cycle.assumed)
     place = jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
@@ -105,7 +108,11 @@ _mu64 = float64("up", static=("bound", "cycle"), elementwise=True)(_mu)
 
 @float64("up", static=("cycle",), elementwise=True)
 def _rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, *, cycle: Cycle):
-    """The Rényi divergence a μ²/2 of each order a, with μ from the best bound."""
+    """The Rényi divergence a μ²/2 of each order a, where μ is the smallest bound.
+
+    The tail is the number of steps from the last step that uses the example to the end
+    of the run, that step included.
+    """
     mu = _mu(tail, numbers, bound=_best, cycle=cycle)
     finite = mu < jnp.inf
     value = orders * jnp.square(jnp.where(finite, mu, 1.0)) / 2 * (1 + 4 * ULP)
@@ -114,7 +121,7 @@ def _rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, *, cycle: Cycle
 
 
 def _bounds(numbers: Numbers[ArrayLike], cycle: Cycle) -> Bounds:
-    """All bounds for the worst position that an example can have."""
+    """All bounds on μ for an example in the last batch, the worst position."""
 
     def of(bound: _Bound) -> jax.Array:
         return _mu64(_WORST_POSITION, numbers, bound=bound, cycle=cycle)
@@ -157,7 +164,7 @@ def noisy_cyclic_gd_bounds(
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[*b], positive.
       order: "fixed" or "reshuffled".
-      **setting: all assumptions of `Setting`.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
       `Bounds` on μ, f[*b] each. `noisy_cyclic_gd_mu` is their minimum.
@@ -198,18 +205,20 @@ def noisy_cyclic_gd_mu(
         gradients, divided by gradient_norm, f[*b], at least 0.
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
-      batch_size: b, by which sums are divided, f[*b], positive.
+      batch_size: b, by which sums of gradients are divided, f[*b], positive.
       order: "fixed" if every epoch has the same batches in the same order; "reshuffled"
         if an example takes part in one step of each epoch, which may be any step.
-      **setting: all assumptions of `Setting`.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
       μ, f[*b], rounded up: the smallest of three bounds. The first bound is
-      composition, and the second bound has optimal shifts in all steps. The third bound
-      has optimal shifts in the last steps alone, and begins with the distance
-      `diameter` at the best step. The result holds for the worst position of an
-      example, which is the last of an epoch. μ is inf for traced arguments out of
-      range.
+      composition. The two other bounds couple the runs on two neighbouring data sets,
+      and shift one run towards the other. Each shift has a cost in μ, and the total
+      cost is minimal. The second bound has shifts in all steps. The third bound has
+      shifts in the last steps alone, before which the runs are at most `diameter`
+      apart. The result holds for the worst positions of an example. In a fixed order,
+      the worst position is the last batch of an epoch. μ is inf for traced arguments
+      out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -254,11 +263,12 @@ def noisy_cyclic_gd_mus(
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[].
-      **setting: all assumptions of `Setting`, f[] each.
+      **setting: the required keyword arguments of `Setting`, f[] each.
 
     Returns:
-      μ for the first to the last batch of an epoch, f[l], rounded up. If examples were
-      assigned to batches at random, `random_assignment_delta` averages over positions.
+      μ of an example in the first, …, last batch of an epoch, f[l], rounded up. If
+      examples were assigned to batches at random, `random_assignment_delta` computes
+      the mean of δ over these positions.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -297,7 +307,7 @@ def noisy_gd_bounds(
         All arguments are as for `noisy_gd_mu`.
       num_steps: T, static, at least 1.
       num_examples: n, f[*b], positive.
-      **setting: all assumptions of `Setting`.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
       `Bounds` on μ, f[*b] each. `noisy_gd_mu` is their minimum.
@@ -334,22 +344,25 @@ def noisy_gd_mu(
       noise_multiplier: the standard deviation of the noise on the sum of gradients,
         divided by gradient_norm, f[*b], at least 0.
       num_steps: T, static, at least 1.
-      num_examples: n, by which sums are divided, f[*b], positive.
-      **setting: all assumptions of `Setting`.
+      num_examples: n, by which sums of gradients are divided, f[*b], positive.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
       μ, f[*b], rounded up: the smallest of three bounds. The first bound is
-      composition, and the second bound has optimal shifts in all steps. The third bound
-      has optimal shifts in the last steps alone, and begins with the distance
-      `diameter` at the best step. μ is inf for traced arguments out of range.
+      composition. The two other bounds couple the runs on two neighbouring data sets,
+      and shift one run towards the other. Each shift has a cost in μ, and the total
+      cost is minimal. The second bound has shifts in all steps. The third bound has
+      shifts in the last steps alone, before which the runs are at most `diameter`
+      apart. μ is inf for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
     Privacy: the last iterate alone, and anything computed from it, is μ-GDP under the
-    adjacency. For strongly convex losses, step sizes up to 2 / (M + m) and REPLACE, μ
-    is exact.
+    adjacency. Let m and M be the least and the largest curvature of the losses, with
+    the regulariser. Under REPLACE, μ is exact if m > 0 and the step size is at most
+    2 / (M + m).
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.1 to 4.3, with optimal shifts.
 
@@ -390,11 +403,11 @@ def last_iterate_rdp(
       batches_per_epoch: l, static, at least 1.
       batch_size: b, f[*b], positive.
       order: "fixed" or "reshuffled", as for `noisy_cyclic_gd_mu`.
-      **setting: all assumptions of `Setting`.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      a μ²/2, f[*b], rounded up. Converting μ to ε with `accounting.gdp` gives a smaller
-      ε than converting this divergence.
+      a μ²/2, f[*b], rounded up, with the μ of `noisy_cyclic_gd_mu`. Converting μ to ε
+      with `accounting.gdp` gives a smaller ε than converting this divergence.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -453,19 +466,21 @@ def gradient_descent_sensitivity(
       num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
         is rounded up, and derivatives by T are taken at the whole number.
       num_examples: n, by which sums of gradients are divided, f[*b], positive.
-      **setting: all assumptions of `Setting`. There is no noise.
+      **setting: the required keyword arguments of `Setting`. There is no noise.
 
     Returns:
       An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, and at most the
-      diameter. Here C is the gradient norm, s is 2 under REPLACE and 1 under ZERO_OUT,
-      and c is the Lipschitz constant of a step. Δ is inf where smoothness is inf.
+      diameter. Here η is the step size, C is gradient_norm, s is 2 under REPLACE and 1
+      otherwise, and c is the Lipschitz constant of a step. Δ is inf where smoothness is
+      inf.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3. Their constants are 3
-    in place of 2, and 5 (M + m) / (m M) in place of at most 2 / m.
+    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3, with smaller constants
+    here: s <= 2 in place of 3, and for curvatures between m > 0 and M at most 2 / m in
+    place of 5 (M + m) / (m M).
 
     Example:
       >>> from dpjax import Adjacency

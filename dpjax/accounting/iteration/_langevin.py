@@ -1,11 +1,13 @@
 """Langevin Monte Carlo and the exponential mechanism, as cases of noisy descent.
 
-Two runs X ↦ Π(X − η∇F(X) + N(0, 2ηI)) with the potentials F and F′ are noisy gradient
-descent on data sets of one example. Let L be the Lipschitz constant of F − F′, and D
-the diameter of the set onto which Π projects. In units of the noise, one step moves the
-runs apart by r = L sqrt(η/2), and the diameter is Δ = D/sqrt(2η). With the contraction
-factor c, the bound on μ² over the last n steps is
-(c^n Δ + r(1 − c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
+Two runs of Langevin Monte Carlo, X ↦ Π(X − η∇F(X) + N(0, 2ηI)) with a potential F for
+one data set and F′ for the other, are noisy gradient descent on data sets of one
+example. Let L be the Lipschitz constant of F − F′, D the diameter of the set onto which
+Π projects, and c the Lipschitz constant of a step without noise. In units of the
+noise's standard deviation, one step moves the runs apart by r = L sqrt(η/2), and the
+diameter is Δ = D/sqrt(2η). The bound on μ² over the last n steps is
+
+    (c^n Δ + r(1 − c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
 """
 
 import jax
@@ -22,7 +24,7 @@ _LONG = 2.0**40  # a finite number of steps, large enough for a restart
 
 
 def _finish(mu: jax.Array, lipschitz: jax.Array, valid: jax.Array) -> jax.Array:
-    """μ rounded up, or inf if not valid. μ is 0 only for a Lipschitz constant of 0."""
+    """μ rounded up, or inf if not valid; 0 only if the Lipschitz constant is 0."""
     mu = jnp.maximum(mu * (1 + 256 * ULP), jnp.where(lipschitz > 0, TINY, 0.0))
     return jnp.where(valid, mu, jnp.inf)
 
@@ -98,8 +100,9 @@ def langevin_mu(
     """The GDP parameter of the last iterate of Langevin Monte Carlo.
 
     Args:
-      lipschitz: L, the Lipschitz constant of F − F′ over all neighbouring data sets,
-        f[*b], at least 0 (2G if each potential is G-Lipschitz).
+      lipschitz: L, f[*b], at least 0. Over all neighbouring data sets with potentials F
+        and F′, L is the largest Lipschitz constant of F − F′ (at most 2G if each
+        potential is G-Lipschitz).
       step_size: η, f[*b], positive, at most 2 / smoothness. A step adds noise of
         variance 2η.
       num_steps: T, at least 1; inf for the stationary distribution.
@@ -111,10 +114,12 @@ def langevin_mu(
 
     Returns:
       μ, f[*b], rounded up. Without a diameter, μ is L sqrt(η/2) sqrt((1 − c^T)(1 + c) /
-      ((1 + c^T)(1 − c))), which is attained for η up to 2 / (M + m). With a diameter, μ
-      is the minimum of this value and of the bound with the best restart. μ is inf for
-      traced arguments out of range, and for the stationary distribution of convex
-      potentials without a diameter.
+      ((1 + c^T)(1 − c))), where c is the Lipschitz constant of a step without noise.
+      This value is attained for η up to 2 / (M + m). With a diameter, another bound
+      uses the last n steps alone, before which two runs are at most D apart. μ is then
+      the minimum of the value and of this bound for the best n. μ is inf for traced
+      arguments out of range, and for the stationary distribution of convex potentials
+      without a diameter.
 
     Raises:
       ValueError: a static argument is out of range, or η > 2 / M, where a step is no
@@ -155,22 +160,23 @@ def exponential_mechanism_mu(
     """The GDP parameter of one sample of a density proportional to e^{−F} on a set.
 
     Args:
-      lipschitz: L, the Lipschitz constant of F − F′ over all neighbouring data sets,
-        f[*b], at least 0 (2G if each potential is G-Lipschitz).
+      lipschitz: L, f[*b], at least 0. Over all neighbouring data sets with potentials F
+        and F′, L is the largest Lipschitz constant of F − F′ (at most 2G if each
+        potential is G-Lipschitz).
       strong_convexity: m, the least curvature of each potential, f[*b]; 0 for convex
         potentials. All potentials are smooth.
       diameter: D, the diameter of the convex set, f[*b], positive; inf for the whole
-        space. The set has an interior.
+        space. The set must have an interior.
 
     Returns:
       μ, f[*b], rounded up: L / sqrt(m) where mD >= L, and otherwise sqrt(2LD − mD²). μ
-      is inf where m = 0 and D = inf, and for traced arguments out of range.
+      is inf where m = 0, D = inf and L > 0, and for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4; if m > 0 and D is
-    finite, the limit of `langevin_mu` with optimal shifts as η → 0.
+    Reference: Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4. If m > 0 and D is
+    finite, μ is the limit of `langevin_mu` as η → 0.
 
     Example:
       >>> mu = exponential_mechanism_mu(2.0, strong_convexity=0.0, diameter=0.5)

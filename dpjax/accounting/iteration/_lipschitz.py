@@ -1,16 +1,17 @@
 """Lipschitz constants of a gradient step, exact under the assumptions on the loss.
 
 The loss of one example has curvature between a and M (a = −m for a weakly convex loss).
-The step is x ↦ x − η (mean gradient). Without clipping its Lipschitz constant is
-max(|1 − ηa|, |1 − ηM|).
+The step is x ↦ x − η (mean gradient), with the step size η. Without clipping its
+Lipschitz constant is max(|1 − ηa|, |1 − ηM|).
 
-With clipping, this value is too small. Clipping is the prox of a convex function. Let
-two points differ by d, and their gradients before clipping by Δ. The difference of the
-clipped gradients is a point of the ball with diameter [0, Δ]. The difference Δ itself
-is in the ball around (M − m)/2 · d of radius (M + m)/2 · ‖d‖. With κ = η(M − m)/2 and ρ
-= η(M + m)/2, the distance ‖d − η (clipped difference)‖ is largest where an ellipse with
-foci 0 and 2d touches the second ball, scaled by η. For ‖d‖ = 1 the largest distance is
-sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for convex losses.
+With clipping, the constant can be larger than this value. Clipping is the proximal map
+of a convex function. Let two points differ by d, and their gradients before clipping by
+Δ. The difference of the clipped gradients then lies in the ball with diameter [0, Δ].
+The difference Δ itself lies in the ball around (M − m)/2 · d of radius (M + m)/2 · ‖d‖.
+Let κ = η(M − m)/2 and ρ = η(M + m)/2. The distance ‖d − η (clipped difference)‖ is
+largest where an ellipse with foci 0 and 2d touches the second ball, scaled by η. For
+‖d‖ = 1 the largest distance is sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for
+convex losses.
 
 A gradient of the form (scalar function of ⟨w, x⟩) · x has a fixed direction, and its
 clipped version is the gradient of another loss of the same form, with curvature between
@@ -30,10 +31,11 @@ from dpjax._core.typing import ArrayLike
 def excess(
     step_size: jax.Array, lower: jax.Array, upper: jax.Array, scale: jax.Array
 ) -> jax.Array:
-    """C − 1, rounded up, for the Lipschitz constant C of a step without clipping.
+    """The Lipschitz constant of a gradient step without clipping, minus 1, rounded up.
 
-    The curvature is between lower and upper. The argument scale is a bound on the terms
-    whose sum is lower, from which follows a bound on the rounding error of lower.
+    The curvature of the loss is between lower and upper. The number lower is a sum of
+    terms, and scale is the sum of their absolute values, which bounds the rounding
+    error of lower.
     """
     # Bok, Su and Altschuler (2024), Lemma 2.8, https://arxiv.org/abs/2403.00278:
     # max(|1 − η lower|, |1 − η upper|), less 1, so that short steps retain precision.
@@ -50,9 +52,9 @@ def excess(
 def clipped_excess(
     step_size: jax.Array, weak: jax.Array, upper: jax.Array
 ) -> jax.Array:
-    """C − 1, rounded up, for the Lipschitz constant C of a step with clipping.
+    """The Lipschitz constant of a step along clipped gradients, minus 1, rounded up.
 
-    The curvature is between −weak and upper.
+    The curvature of the loss before clipping is between −weak and upper.
     """
     # In place of Kong and Ribero (2024), Proposition 3.4(b),
     # https://arxiv.org/abs/2407.05237, whose L_λ(0, M) = 1 does not hold: the ellipse

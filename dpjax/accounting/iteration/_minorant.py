@@ -1,21 +1,24 @@
 """The optimal shifts of a noisy iteration, as a greatest convex minorant.
 
-Step k moves two coupled runs apart by at most s_k, multiplies their distance by at most
-c_k, and adds noise of standard deviation τ_k. With w_k = Π_{j>k} c_j, the points
+Two runs on neighbouring data sets are coupled. Step k moves the runs apart by at most
+s_k, multiplies their distance by at most c_k, and adds noise of standard deviation τ_k.
+A shift in each step reduces the distance at a cost in μ², and the optimal shifts have
+the least total cost. Let w_k = Π_{j>k} c_j be the weight of step k. The points
 (Σ_{i<=k} w_i² τ_i², Σ_{i<=k} w_i s_i) have a greatest convex minorant, and
 
     μ² = Σ over its edges of (rise)² / run.
 
-Each edge of the minorant is a block of consecutive steps, and the slopes of the edges
-increase.
+The rise and the run of an edge are the differences of the coordinates of its end
+points. Each edge of the minorant is a block of consecutive steps, and the slopes of the
+edges increase.
 
-The edges are computed for the minorants from each step on. The rise and the run of an
-edge are the differences of the coordinates of the edge's end points. The algorithm goes
-from the last step to the first. The first edge of the minorant from step k on begins as
-step k alone. As long as this edge is steeper than the edge that follows, the algorithm
-pools both edges. The later edges are those of the minorant from the end of the pooled
-edge on. The minorants therefore form a tree, in which each step has a first edge and a
-pointer to the end of that edge. The algorithm has O(T) sequential operations.
+For each step k, the algorithm finds the minorant of the steps from k on. The algorithm
+goes from the last step to the first. At step k, the new first edge is step k alone. As
+long as this edge is steeper than the next one, the algorithm pools the two edges. The
+minorant of step k is then the pooled edge, followed by the minorant of the step after
+it. The minorants therefore form a tree, in which each step has a first edge and a
+pointer to the end of that edge. The algorithm has O(T) sequential operations for T
+steps.
 
 The weights of steps may span more than the range of a float, so that rises and runs are
 stored with a separate power of two.
@@ -35,10 +38,13 @@ _NONE = -(2**29)  # the exponent of an empty block, below every other exponent
 class Block(NamedTuple):
     """A block of consecutive steps, which is one edge of a greatest convex minorant.
 
-    The rise and the run are the differences of the edge's end points in the two
-    coordinates of the module's docstring.
+    The minorant is that of the points (cumulative noise variance, cumulative
+    sensitivity) of the steps, both weighted. The separate exponent avoids overflow.
 
-    The edge's rise is 2^exponent · rise, and its run is 4^exponent · run.
+    Attributes:
+      exponent: an exponent of 2 for both differences below, i32[*b].
+      rise: the vertical difference of the edge's end points over 2^exponent, f[*b].
+      run: the horizontal difference of the edge's end points over 4^exponent, f[*b].
     """
 
     exponent: jax.Array
@@ -49,12 +55,14 @@ class Block(NamedTuple):
 class Ends(NamedTuple):
     """For each step k, the greatest convex minorant of the steps k, …, T.
 
-    The arrays have an entry for each step, and a last entry for the empty minorant.
+    The points of the minorant are (cumulative noise variance, cumulative sensitivity).
+    The arrays have an entry for each of the T steps, and a last entry for the empty
+    minorant.
 
     Attributes:
       edge: the first edge of each minorant.
       following: the first step after that edge, i32[T + 1].
-      cost: the sum of rise² / run over all edges, f[T + 1].
+      cost: the sum of rise² / run over all edges of each minorant, f[T + 1].
     """
 
     edge: Block
@@ -76,6 +84,7 @@ def _exp2(k: jax.Array) -> jax.Array:
 def pool(x: Block, y: Block) -> Block:
     """Pool two adjacent blocks of steps into one, and add their rises and runs.
 
+    The rise of a block stands for 2^exponent · rise, and its run for 4^exponent · run.
     The result has the larger of the two exponents.
     """
     below = x.exponent < y.exponent
@@ -86,7 +95,10 @@ def pool(x: Block, y: Block) -> Block:
 
 
 def steeper(x: Block, y: Block) -> jax.Array:
-    """Whether edge x has a larger slope than edge y. A run of 0 gives the slope inf."""
+    """Whether edge x of a minorant has a larger slope (rise over run) than edge y.
+
+    A run of 0 gives an infinite slope.
+    """
     mine, other = (
         jnp.where(b.run > 0, b.rise / jnp.where(b.run > 0, b.run, 1.0), jnp.inf)
         for b in (x, y)
@@ -99,7 +111,10 @@ def steeper(x: Block, y: Block) -> jax.Array:
 
 
 def cost(rise: jax.Array, run: jax.Array) -> jax.Array:
-    """The rise² / run of an edge: inf if only the run is 0, and 0 if both are 0."""
+    """The contribution rise² / run of an edge of a minorant to μ².
+
+    The result is inf if only the run is 0, and 0 if both are 0.
+    """
     some = run > 0
     never = jnp.where(rise > 0, jnp.inf, 0.0)
     return jnp.where(some, rise * rise / jnp.where(some, run, 1.0), never)
@@ -116,7 +131,11 @@ def where(mask: jax.Array, x: _Record, y: _Record) -> _Record:
 
 
 def single(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
-    """The block of each single step, for weights e^log_w, shifts s and noise tau."""
+    """The block of each single step, from log weights, sensitivities and noise.
+
+    Step k has the weight w = e^log_w, the sensitivity s and the noise standard
+    deviation tau. Its block has the rise w s and the run (w tau)².
+    """
     # w_k = 2^e w with 1 <= w < 2, so that no product below overflows or underflows
     # because of the weight.
     e = jnp.floor(log_w / np.log(2.0))
@@ -127,19 +146,18 @@ def single(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
 
 
 def ends(each: Block) -> Ends:
-    """For each step k, the first edge of the greatest convex minorant of steps k, …, T.
+    """For each step k, the greatest convex minorant of the steps k, …, T.
 
-    The minorant is that of the points (cumulative run, cumulative rise) of these steps,
-    and an edge is a straight piece of the minorant. The module's docstring defines both
-    coordinates.
+    The minorant is that of the points (cumulative run, cumulative rise) of these steps.
+    An edge is a straight piece of the minorant. A step's run is its weighted noise
+    variance, and its rise is its weighted sensitivity.
 
     Args:
-      each: for each step, the edge from the point before the step to the point after
-        it.
+      each: the run and the rise of each step.
 
     Returns:
       `Ends`: for each k, the first edge, the first step after this edge, and the cost
-      of the whole minorant.
+      of the whole minorant, the sum of rise² / run over its edges.
     """
     steps = each.rise.shape[0]
     # The empty minorant is an edge with a run of 0, which no edge absorbs.
@@ -166,13 +184,14 @@ def ends(each: Block) -> Ends:
 
 
 def costs_from(starts: Block, found: Ends) -> jax.Array:
-    """The costs of minorants, each of a starting block and the later steps, f[T].
+    """For each step k, the cost of a given block followed by the steps after k, f[T].
 
-    A cost is the sum of rise² / run over a minorant's edges. `starts` has one block for
-    each step k, followed by the steps after k, and `found` is the result of `ends`. The
-    block absorbs the first edges of the minorant of the later steps, as long as the
-    pooled edge is steeper than the edge that follows. The function finds the number of
-    absorbed edges bit by bit, from pools of 1, 2, 4, … edges.
+    The cost is the sum of rise² / run over the edges of the greatest convex minorant.
+    The block of step k is starts[k], and `found` is the result of `ends`, with the
+    minorants of the later steps alone. The block absorbs the first edges of such a
+    minorant, as long as the pooled edge is steeper than the edge that follows. The
+    function finds the number of absorbed edges bit by bit, from pools of 1, 2, 4, …
+    edges.
     """
     steps = starts.rise.shape[0]
 
@@ -208,15 +227,15 @@ _GRID = 65535
 
 
 def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
-    """The index of the edge of the minorant to which each step belongs, i32[T].
+    """For each step, the index of the minorant's edge that contains it, i32[T].
 
     An edge of the greatest convex minorant is a block of consecutive steps. Edges are
     counted from 0.
 
     Args:
-      log_w: the logarithms of the weights w_k, f[T].
-      s: the sensitivities s_k, f[T].
-      tau: the noise standard deviations τ_k, f[T].
+      log_w: the logarithms of the steps' weights, f[T].
+      s: the sensitivities of the steps, f[T].
+      tau: the noise standard deviations of the steps, f[T].
     """
     following = ends(single(log_w, s, tau)).following
 
@@ -231,9 +250,10 @@ def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
 
 
 def _log_weights(lipschitz: jax.Array) -> jax.Array:
-    """The logarithms log w_k = Σ_{j>k} log c_j of the weights of all steps, f[T].
+    """The logarithms of the weights w_k = Π_{j>k} c_j of all steps k, f[T].
 
-    A Lipschitz constant c_j below the smallest normal float is replaced by that float.
+    The Lipschitz constants of the steps are c_j. A constant below the smallest normal
+    float is replaced by that float.
     """
     logs = jnp.log(jnp.maximum(lipschitz, TINY))
     later = jnp.cumsum(logs[1:][::-1])[::-1]
@@ -243,8 +263,9 @@ def _log_weights(lipschitz: jax.Array) -> jax.Array:
 def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     """The value of μ² for one schedule, and a bound on the relative error of μ².
 
-    A small change of almost any schedule does not change the blocks. At a schedule
-    where two blocks merge, the merged and the separate blocks give the same μ² to first
+    The value is a sum over blocks of steps, the edges of a greatest convex minorant. A
+    small change of almost any schedule does not change the blocks. At a schedule where
+    two blocks merge, the merged and the separate blocks give the same μ² to first
     order. The derivative is therefore that of the sum over fixed blocks.
     """
     log_w = _log_weights(lipschitz)
@@ -278,10 +299,19 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     """A mask that is true at the step of the best restart, bool[T].
 
     A restart after a step replaces all steps up to that step by one fact: the distance
-    of the two runs is at most `start`. The mask is false everywhere if no restart
-    lowers the bound. The cost of a restart is the cost of the minorant of the later
-    steps, after a rise by `start` without a run. The function compares all restarts if
-    there are at most _GRID steps, and otherwise only every stride-th restart.
+    of the two coupled runs is at most `start`. The mask is false everywhere if no
+    restart lowers the bound on μ.
+
+    The cost of a restart is that of the greatest convex minorant of the later steps,
+    which begins with a rise by the weighted distance at a run of 0. The function
+    compares all restarts if there are at most _GRID steps, and otherwise restarts at
+    evenly spaced steps.
+
+    Args:
+      log_w: the logarithms of the steps' weights, f[T].
+      s: the sensitivities of the steps, f[T].
+      tau: the noise standard deviations of the steps, f[T].
+      start: the bound on the distance, f[].
     """
     steps = s.shape[0]
     # The sums are over rows of the grid. Each row's largest weight divides its weights.
@@ -308,10 +338,14 @@ def schedule_mu(
 ) -> jax.Array:
     """The GDP parameter μ of the last iterate of one schedule, f[], rounded up.
 
-    The inputs are f[T], and f[] for the diameter. So that no square overflows or
-    underflows, the sensitivities and the noise are divided by their largest values, and
-    the result is multiplied by the ratio of these values. A diameter for which a square
-    would still overflow or underflow is replaced by a larger diameter.
+    The Lipschitz constant, the sensitivity and the noise standard deviation of each
+    step are f[T], and the diameter is f[]. If bounded is false, the diameter is not
+    used.
+
+    So that no square overflows or underflows, the sensitivities and the noise are
+    divided by their largest values, and the result is multiplied by the ratio of these
+    values. A diameter for which a square would still overflow or underflow is replaced
+    by a larger diameter.
     """
     # The result does not depend on the scales, so that the scales need no derivative.
     shift, noise = (

@@ -1,24 +1,28 @@
 """The last iterate of noisy gradient descent on random batches of fixed size.
 
-The bounds account for about the last n of t steps as subsampled releases, with a larger
-sensitivity than under composition. After the earlier steps, the runs on two
-neighbouring data sets are at a distance. A Gaussian mechanism accounts for that
-distance. One use of the differing example moves the runs apart by r noise standard
-deviations, and c is the Lipschitz constant of a step. There are two bounds:
+A bound treats about the last n of t steps as subsampled releases: their outputs count
+as released, and a batch contains the differing example with the sampling rate. For
+these steps the sensitivity is larger than under composition. After the earlier steps,
+the coupled runs on two neighbouring data sets are at a distance. A Gaussian mechanism
+accounts for that distance. A part of the later noise with the variance 1/α², in units
+of a step's noise, hides the distance. The other part, with the variance 1/β², is the
+noise of the subsampled releases. A step that uses the differing example moves the runs
+apart by r noise standard deviations, and c is the Lipschitz constant of a step. There
+are two bounds:
 
 - Without a bounded set, two interpolated processes follow the two runs. Each step that
   uses the differing example moves the processes apart by 2r noise standard deviations.
-  The noise of the last step is split into parts of variance 1/α² and 1/β². That step
-  and the n before it are subsampled releases, and the earlier steps leave the distance
-  2r Σ_{n<i<t} c^i (Theorem C.13 with the choice that gives Theorem 4.9, for any c).
-- On a set of diameter Δ, one process interpolates from a distance Δ at n steps before
-  the end, and the noise of each step is split. The shifts of the minorant reduce the
-  distance to zero, and cost Δ c^n / sqrt(Σ_{i<n} c^{2i}) (Theorem 4.10, there for c =
-  1).
+  Only the noise of the last step is split. That step and the n before it are subsampled
+  releases, and the earlier steps leave the distance 2r Σ_{n<i<t} c^i (Theorem C.13 with
+  the choice that gives Theorem 4.9, for any c).
+- On a set of diameter Δ, in units of the noise, one process interpolates from a
+  distance Δ at n steps before the end, and the noise of each step is split. Shifts (see
+  `_minorant`) reduce the distance to zero, and cost Δ c^n / sqrt(Σ_{i<n} c^{2i})
+  (Theorem 4.10, there for c = 1).
 
 Every n and every split with 1/α² + 1/β² = 1 gives a valid bound. A Gaussian
-approximation chooses n and the splits. The validity of the reported ε does not depend
-on the approximation.
+approximation chooses n and the split. The validity of the reported ε does not depend on
+the approximation. The theorems are those of Bok, Su and Altschuler (2024).
 """
 
 from collections.abc import Callable
@@ -42,11 +46,12 @@ _MARGIN = 1 + 64 * ULP  # a factor that rounds up
 
 
 def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """The distance of two runs due to uses before the last n + 1 steps.
+    """The distance that all steps but the last n + 1 leave between two coupled runs.
 
-    The distance is in standard deviations of a step's noise. A Gaussian mechanism with
-    the part 1/α² of the noise's variance accounts for these uses. The μ of that
-    mechanism is α times the distance.
+    The runs are on neighbouring data sets, and the result is in standard deviations of
+    a step's noise. A part of the last step's noise, with 1/α² of its variance, hides
+    the distance. The early steps then cost no more than a Gaussian mechanism with μ = α
+    times the result.
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
@@ -55,11 +60,12 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
 
 
 def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """The cost of reducing the distance Δ to zero within the last n steps.
+    """The cost of reducing the distance of two runs from the diameter to 0 in n steps.
 
-    A Gaussian mechanism with the part 1/α² of the noise's variance accounts for all
-    steps before the last n. The μ of that mechanism is α times the result (Bok, Su and
-    Altschuler 2024, Theorem 4.10).
+    Two coupled runs on neighbouring data sets are at most the diameter apart before the
+    last n steps. A part of the noise of each of these steps, with 1/α² of its variance,
+    hides this distance. All earlier steps then cost no more than a Gaussian mechanism
+    with μ = α times the result (Bok, Su and Altschuler 2024, Theorem 4.10).
     """
     # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
@@ -70,7 +76,10 @@ def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
 
 
 def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
-    """The μ² per step of the Gaussian limit of many subsampled releases, f[*b]."""
+    """An approximation of μ² per step of many μ-GDP releases on random batches, f[*b].
+
+    The composition of many such releases is approximately Gaussian.
+    """
     # Bok, Su and Altschuler (2024), Lemma A.5, https://arxiv.org/abs/2403.00278. The
     # limit may under-report the privacy loss, so that it only chooses candidates.
     square = jnp.minimum(mu * mu, 500.0)  # more could overflow the exp
@@ -83,16 +92,17 @@ def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
 def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Array:
     """β times the distance by which one use of the differing example moves an iterate.
 
-    The distance is divided by the standard deviation of a step's noise.
+    The distance is divided by the standard deviation of a step's noise. The result is
+    rounded up, and inf for numbers out of range.
     """
     step = _setting.step(numbers, assumed)
     return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
 
 
 class _Run(NamedTuple):
-    """A run, by the `Numbers` of its `Setting` and by its static assumptions.
+    """A run: its numbers and static assumptions, sampling rate, δ and number of steps.
 
-    The run also has a sampling rate, a δ, and a number of steps.
+    `numbers` and `assumed` have the values of the run's `Setting`.
     """
 
     numbers: Numbers
@@ -102,7 +112,7 @@ class _Run(NamedTuple):
     steps: int
 
     def release(self, beta: ArrayLike) -> pld.PLD:
-        """The PLD of a subsampled step with β times the sensitivity."""
+        """The PLD of one step on a random batch, with β times its sensitivity."""
         mu = _shift64(beta, self.numbers, assumed=self.assumed)
         return pld.subsampled_gdp(mu, self.rate)
 
@@ -110,10 +120,13 @@ class _Run(NamedTuple):
 class _Way(NamedTuple):
     """The functions that define one of the two last-iterate bounds.
 
+    A bound treats about the last n steps as subsampled releases, and 1/α² + 1/β² = 1
+    splits the noise between the earlier steps and these releases.
+
     Attributes:
       covered: maps a step, n and the number of all steps to μ/α. A Gaussian mechanism
         with this μ accounts for the earlier steps.
-      uses: maps a step, β, n and the sampling rate to the approximate variance of the
+      uses: maps a step, β, n and the sampling rate to an approximation of μ² of all
         subsampled releases.
       applies: maps a step to whether the bound holds.
       releases: maps a run, β and n to the PLD of the subsampled releases.
@@ -154,8 +167,10 @@ _DIAMETER = _Way(_distance, _all_split, lambda step: step.bounded, _release_all_
 class _Asked(NamedTuple):
     """The static inputs of `_cost`.
 
-    Attributes are one of the two last-iterate bounds, the number of steps, and the
-    assumptions of the setting.
+    Attributes:
+      way: one of the two last-iterate bounds.
+      steps: the number of all steps.
+      assumed: the static assumptions of the run's `Setting`.
     """
 
     way: _Way
@@ -164,7 +179,11 @@ class _Asked(NamedTuple):
 
 
 def _cost(n: jax.Array, rate: jax.Array, numbers: Numbers, asked: _Asked) -> jax.Array:
-    """μ² of a bound in the Gaussian approximation, for every β in _SPLITS, f[200]."""
+    """An approximation of μ² of a last-iterate bound, for every β in _SPLITS, f[200].
+
+    The bound treats about the last n steps as subsampled releases. The part of the
+    noise for these releases has the variance 1/β².
+    """
     step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
     # α² = β² / (β² − 1).
     beta, covered = jnp.asarray(_SPLITS), asked.way.covered(step, n, asked.steps)
@@ -195,10 +214,10 @@ def _early_steps_mu64(
     """The μ of a Gaussian mechanism that bounds the privacy loss of all early steps.
 
     Early steps are all steps before the last n, or n + 1, that the bound treats as
-    subsampled releases. The early steps leave a distance between the iterates of the
-    two runs, and a part of the later noise hides this distance. The part has the
-    variance 1/α² of a step's noise, and 1/α² + 1/β² = 1. μ is inf if the bound does not
-    apply.
+    subsampled releases. The early steps leave a distance between the iterates of two
+    coupled runs, and a part of the later noise hides this distance. The part has the
+    variance 1/α² in units of a step's noise, and 1/α² + 1/β² = 1. μ is inf if the bound
+    does not apply.
     """
     step = _setting.step(numbers, asked.assumed)
     alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1
@@ -207,7 +226,10 @@ def _early_steps_mu64(
 
 
 def _epsilon(run: _Run, way: _Way, most: int) -> jax.Array:
-    """The minimum ε of a last-iterate bound over candidates for n, at most `most`."""
+    """The smallest ε of a last-iterate bound over several n, each at most `most`.
+
+    The bound treats about the last n steps as subsampled releases.
+    """
     asked = _Asked(way, run.steps, run.assumed)
     axes = max(jnp.ndim(x) for x in (*run.numbers, run.rate, run.delta))
     around = np.array(_AROUND).reshape(-1, *[1] * axes)
@@ -238,7 +260,8 @@ def noisy_sgd_bounds(
       num_steps: t, static, at least 1.
       batch_size: b, f[*b], positive.
       num_examples: n, f[*b], at least b.
-      **setting: all assumptions of `Setting`. The adjacency must be REPLACE.
+      **setting: the required keyword arguments of `Setting`. The adjacency must be
+        REPLACE.
 
     Returns:
       `Bounds` on ε, f[*b] each. `noisy_sgd_epsilon` is their minimum.
@@ -297,13 +320,14 @@ def noisy_sgd_epsilon(
       batch_size: b, f[*b]. Each batch is a uniformly random subset of b examples, drawn
         anew in each step.
       num_examples: n, f[*b], at least b.
-      **setting: all assumptions of `Setting`. The adjacency must be REPLACE.
+      **setting: the required keyword arguments of `Setting`. The adjacency must be
+        REPLACE.
 
     Returns:
-      ε, f[*b], rounded up: the minimum of composition and of the two last-iterate
-      bounds. Each last-iterate bound is the minimum over 9 choices of n, each with a
-      split of the noise. `accounting.pld` composes the mechanisms of a bound
-      numerically.
+      ε, f[*b], rounded up: the minimum of composition and of two bounds that hold for
+      the last iterate alone. Each of these two is the minimum over up to 9 choices of
+      the number of last steps that count as released. `accounting.pld` composes the
+      mechanisms of a bound numerically.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

@@ -1,14 +1,16 @@
 """The minorant in closed form, for identical steps with the same cycle of batches.
 
-One of every l steps uses the differing example and moves the two runs apart by r noise
-standard deviations. All steps are c-Lipschitz. The number of steps from the last use to
-the end, including the use, is m. The points of the minorant of `_minorant` rise only at
-uses. The last n uses therefore make n blocks. Each block has l steps, except for the
-last block, which has m steps. If the runs start at distance Δ just after an earlier
-use, another block of l − 1 steps precedes these blocks.
+A step *uses* the differing example if its batch contains this example. One of every l
+steps is a use, and moves two coupled runs apart by r noise standard deviations. All
+steps have the Lipschitz constant c. The number of steps from the last use to the end,
+that use included, is m. The points of the minorant of `_minorant` rise only at uses.
+The last n uses therefore make n blocks of steps, each of which begins with a use. Each
+block has l steps, except for the last block, which has m steps. If the runs start at
+distance Δ just after an earlier use, another block of l − 1 steps precedes these
+blocks. A block has a rise and a run, and rise over run is its slope.
 
-For c <= 1 the slopes of the blocks between the first and the last decrease. These
-blocks are pooled, which leaves a minorant of three blocks. For c > 1 the slopes
+For c <= 1 the slopes of the blocks between the first and the last decrease. The
+minorant pools these blocks, which leaves at most three blocks. For c > 1 the slopes
 increase: each block stays separate, except those that the initial distance Δ absorbs.
 
 The bound on μ is proportional to r if Δ / r is fixed. In this module r is 1, so that
@@ -35,8 +37,9 @@ class Cycle(NamedTuple):
       epochs: E, the number of times that each example is used.
       period: l, the number of batches of an epoch.
       reshuffled: whether the order of batches may differ between epochs.
-      assumed: the static assumptions. If losses are known to be convex, steps with
-        c > 1 are not expected, and the code does not compute a bound for such steps.
+      assumed: the static assumptions. If losses are known to be convex, steps with a
+        Lipschitz constant above 1 are not expected, and the code does not compute a
+        bound for such steps.
     """
 
     epochs: int
@@ -84,29 +87,29 @@ def _pool(a: _Block, b: _Block) -> _Block:
 
 
 def _steep(a: _Block, b: _Block) -> jax.Array:
-    """Whether block a is at least as steep as the next block b.
+    """Whether block a of steps has at least the slope of the next block b.
 
-    The slope of a block is its rise over its run. The greatest convex minorant pools a
-    block with the next one if it is at least as steep.
+    A block is a pair (rise, run), and its slope is its rise over its run. A greatest
+    convex minorant pools both blocks if the result is true.
     """
     # The slopes are compared without a division, since runs may be 0.
     return a[0] * b[1] >= b[0] * a[1]
 
 
 def _two(a: _Block, b: _Block) -> jax.Array:
-    """The sum of rise²/run over the edges of the minorant of two blocks.
+    """The sum of rise²/run over the edges of the greatest convex minorant of 2 blocks.
 
-    A block of steps is an edge with a rise and a run, and b follows a. The minorant is
-    the greatest convex one.
+    A block of steps is a pair (rise, run), and b follows a. An edge is a block, or both
+    blocks pooled.
     """
     return jnp.where(_steep(a, b), cost(*_pool(a, b)), cost(*a) + cost(*b))
 
 
 def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
-    """The sum of rise²/run over the edges of the minorant of three blocks in order.
+    """The sum of rise²/run over the edges of the greatest convex minorant of 3 blocks.
 
-    A block of steps is an edge with a rise and a run. The minorant is the greatest
-    convex one.
+    A block of steps is a pair (rise, run), and the order is a, b, c. An edge is a
+    block, or adjacent blocks pooled.
     """
     apart = cost(*a) + cost(*b) + cost(*c)
     rest = jnp.where(_steep(b, c), _two(a, _pool(b, c)), apart)
@@ -118,10 +121,10 @@ def _falling_blocks(
 ) -> tuple[_Block, _Block]:
     """The two blocks of the minorant of the last n uses, for c = e^y <= 1.
 
-    A use is a step whose batch contains the differing example. The last use is m steps
-    before the end of the run, including the use. The first block pools all of these
-    uses but the last, and has an entry for each n = 1, …, uses. The second block is the
-    last use.
+    A use is a step whose batch contains the differing example, c is the Lipschitz
+    constant of a step, and a block is a pair (rise, run). The last use is the first of
+    the last m steps of the run. The first block pools all of the n uses but the last,
+    and has an entry for each n = 1, …, uses. The second block is the last use.
     """
     runs = powers(2 * y, period)
     last = jnp.exp((m - 1) * y), runs[m]
@@ -131,10 +134,13 @@ def _falling_blocks(
 
 
 def _best_contracting_restart(y, start, m, period: int, epochs: int) -> jax.Array:
-    """The least μ² / r² over restarts right after a use, if c = e^y <= 1.
+    """The smallest bound on μ² / r² over all restarts, if c = e^y <= 1.
 
-    A restart ignores all steps up to the use, and begins with the two runs at the
-    distance `start`, in units of the distance r of one use.
+    A use is a step whose batch contains the differing example, and moves two coupled
+    runs apart by r noise standard deviations. A restart right after a use ignores all
+    steps up to this use. At a restart, the runs are at most r · start noise standard
+    deviations apart. The last use is the first of the last m steps, and c is the
+    Lipschitz constant of a step.
     """
     runs = powers(2 * y, period)
     # A restart after the last use leaves one block: the m − 1 steps after this use.
@@ -151,12 +157,18 @@ def _best_contracting_restart(y, start, m, period: int, epochs: int) -> jax.Arra
 
 
 def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
-    """The least μ² / r² over restarts right after a use, for c = e^y > 1.
+    """The smallest bound on μ² / r² over the best candidates for a restart, if e^y > 1.
 
-    A restart ignores all steps up to the use. The candidates are restarts, with the
-    distance start, whose first block pools all later uses, or all but the last. An
-    earlier restart would pool fewer uses. An earlier restart is never better: the uses
-    that it does not pool have a cost, and a later restart ignores these uses.
+    A use is a step whose batch contains the differing example, and moves two coupled
+    runs apart by r noise standard deviations. A restart right after a use ignores all
+    steps up to this use. At a restart, the runs are at most r · start noise standard
+    deviations apart. The last use is the first of the last m steps, and e^y is the
+    Lipschitz constant of a step.
+
+    The candidates are the restarts whose first block of steps contains all later uses,
+    or all but the last. The first block of an earlier restart would contain fewer of
+    the later uses. Such a restart is never better: the uses outside of its first block
+    have a cost, and a later restart ignores these uses.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)
@@ -179,14 +191,18 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
 
 
 def contraction(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
-    """The value of μ² / r² for all uses of the example in a run, f[].
+    """The bound on μ² / r² for all uses of the example in a run, f[].
 
-    Every step has the Lipschitz constant c = e^y. For c > 1, the value is inf if losses
-    are known to be convex. If batches are reshuffled, m has to be 1. For c <= 1, moving
-    a use to a later step never lowers the bound. The last step of each epoch is
-    therefore the worst position. For c > 1, a use that is g steps before the next one
-    costs 1 / Σ_{i<g} c^{−2i}. The cost is convex in g, so that the worst positions
-    alternate between the last and the first of an epoch.
+    A use is a step whose batch contains the differing example, and moves two coupled
+    runs apart by r noise standard deviations. The last use is the first of the last m
+    steps, and m has to be 1 if batches are reshuffled. Every step has the Lipschitz
+    constant c = e^y. For c > 1, the result is inf if losses are known to be convex.
+
+    If batches are reshuffled, the bound is for the worst positions of the uses. For c
+    <= 1, moving a use to a later step never lowers the bound. The worst position is
+    therefore the last step of each epoch. For c > 1, a use that is g steps before the
+    next use costs 1 / Σ_{i<g} c^{−2i}. This cost is convex in g, so that the worst
+    positions alternate between the last and the first step of an epoch.
     """
     epochs, period, reshuffled, assumed = cycle
     down = jnp.where(y <= 0, y, 0.0)
@@ -207,12 +223,16 @@ def contraction(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
 def restart_variance(
     y: jax.Array, start: jax.Array, m: jax.Array, cycle: Cycle
 ) -> jax.Array:
-    """The value of μ² / r² for a run with iterates in a set of diameter `start`, f[].
+    """The bound on μ² / r² for a run with iterates in a bounded set, f[].
 
-    The bound starts at the best step, where the distance of the two runs is at most
-    `start`, and ignores all uses before that step. The candidates are the steps right
-    after a use. For reshuffled batches and a Lipschitz constant e^y > 1 the last step
-    is the only candidate.
+    A use is a step whose batch contains the differing example, and moves two coupled
+    runs apart by r noise standard deviations. The diameter of the set is r · start
+    noise standard deviations. The bound starts right after the best use, where the runs
+    are at most this diameter apart, and ignores all steps up to this use. The last use
+    is the first of the last m steps.
+
+    For reshuffled batches and a Lipschitz constant e^y > 1, the bound always starts
+    right before the last step.
     """
     epochs, period, reshuffled, assumed = cycle
     down = jnp.where(y <= 0, y, 0.0)

@@ -18,8 +18,8 @@ class Setting(TypedDict):
     """The assumptions of a bound on the last iterate, as required keyword arguments.
 
     A step is x ↦ Π(x − η(mean of the batch's gradients + λ x + noise)), where Π is the
-    prox of a convex function or the projection onto a convex set. Π does not depend on
-    the data.
+    proximal map of a convex function or the projection onto a convex set. Π does not
+    depend on the data.
 
     Attributes:
       step_size: η, f[*b], positive. At most 2 / (smoothness + regularization), unless
@@ -63,7 +63,8 @@ class Setting(TypedDict):
 class Bounds(NamedTuple):
     """The bounds for a run, f[*b] each; inf where a bound does not apply.
 
-    The bounds are GDP parameters, or values of ε if the function says so.
+    The bounds are GDP parameters, or values of ε if the function says so. A shift
+    reduces the distance of two coupled runs on neighbouring data sets, at a cost in μ.
 
     Attributes:
       composition: the bound that treats every step as released.
@@ -110,11 +111,13 @@ class Assumed(NamedTuple):
     """The static assumptions of a `Setting`.
 
     Attributes:
-      keeps: whether a gradient step stays a contraction: gradients are not clipped, or
-        each example's gradient has a fixed direction.
+      keeps: whether clipping cannot raise the Lipschitz constant of a step, apart from
+        the loss of strong convexity. True if gradients are not clipped, or if each
+        example's gradient has a fixed direction.
       bounded: whether the diameter can be finite.
       factor: the sensitivity of a sum of gradients, in units of gradient_norm.
-      convex: whether losses are known to be convex.
+      convex: whether losses are known to be convex and `keeps` is true, so that no step
+        increases a distance.
     """
 
     keeps: bool
@@ -126,15 +129,23 @@ class Assumed(NamedTuple):
 class Step(NamedTuple):
     """The numbers of a step, with distances in units of its noise's standard deviation.
 
-    One example's difference moves the two runs' iterates apart by `shift` in a step.
+    Attributes:
+      log_lipschitz: the log of the step's Lipschitz constant, f64[], 0 where unknown.
+      known: whether the Lipschitz constant is known, bool[].
+      shift: the distance by which one differing example moves two coupled runs apart in
+        the step, f64[].
+      diameter: the diameter of the set that contains the iterates, f64[], 1 where not
+        bounded.
+      bounded: whether the diameter is finite, bool[].
+      valid: whether the numbers of the run are in range, bool[].
     """
 
-    log_lipschitz: jax.Array  # f64[], 0 where unknown
-    known: jax.Array  # bool[], whether the Lipschitz constant is known
-    shift: jax.Array  # f64[], how far one differing example moves the step
-    diameter: jax.Array  # f64[], 1 where not bounded
-    bounded: jax.Array  # bool[], whether the diameter is finite
-    valid: jax.Array  # bool[], whether the numbers are in range
+    log_lipschitz: jax.Array
+    known: jax.Array
+    shift: jax.Array
+    diameter: jax.Array
+    bounded: jax.Array
+    valid: jax.Array
 
 
 class SettingError(TypeError, ValueError):
@@ -242,9 +253,9 @@ def check(
 
 
 def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
-    """The numbers of a step, from the scalars and the static assumptions of a setting.
+    """The numbers of a step, from the numbers and static assumptions of a `Setting`.
 
-    `valid` is False for numbers out of range: callers then return inf.
+    The field `valid` is False for numbers out of range. Callers then return inf.
     """
     noise, batch, eta, norm, M, weak, strong, added, diameter = numbers
     valid = (noise > 0) & (batch > 0) & (eta > 0) & (eta < jnp.inf) & (norm > 0)

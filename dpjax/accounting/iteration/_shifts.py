@@ -1,11 +1,12 @@
 """The last iterate of any maps, and of cyclic gradient descent with schedules.
 
-In each step, a shift reduces the distance between two coupled runs. The cost of a shift
-depends on its ratio to the noise of the step. `_minorant` computes the shifts with the
-least total cost, which give the smallest μ that shifted interpolation proves.
+In each step, a shift reduces the distance between two coupled runs on neighbouring data
+sets. The cost of a shift depends on its ratio to the noise of the step. `_minorant`
+computes the shifts with the least total cost, which give the smallest μ that shifted
+interpolation proves.
 
 If examples are assigned to batches once and at random, δ is the mean over the positions
-of an example.
+that an example can have in an epoch.
 """
 
 from typing import Unpack
@@ -54,12 +55,13 @@ def optimal_shift_mu(
 ) -> jax.Array:
     """The GDP parameter of the last iterate of a noisy iteration, by optimal shifts.
 
-    Step k is X_k = Π_k(φ_k(X_{k−1}) + N(0, τ_k² I)), with Π_k the prox of a convex
-    function. The result is the smallest μ that shifted interpolation can prove for X_T.
+    Step k is X_k = Π_k(φ_k(X_{k−1}) + N(0, τ_k² I)), with Π_k the proximal map of a
+    convex function. The result is the smallest μ that shifted interpolation can prove
+    for X_T.
 
     Args:
-      lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] or a number for
-        all steps, at least 0.
+      lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] for T steps, or
+        a number for all steps, at least 0.
       sensitivity: s_k, the maximum distance between the maps of two neighbouring data
         sets, f[*b, T] or a number, at least 0. s_k is 0 where the differing example
         takes no part.
@@ -69,8 +71,9 @@ def optimal_shift_mu(
 
     Returns:
       μ, f[*b], rounded up. μ is inf if no noise follows a part of the distance, and for
-      traced arguments out of range. With a diameter, at most 65,535 restarts are
-      compared. For more steps, μ may therefore be above the minimum.
+      traced arguments out of range. With a diameter, the bound may ignore all steps up
+      to some step k, and begin with the diameter as the distance after step k. At most
+      65,535 values of k are compared. With more steps, μ may be above the minimum.
 
     Raises:
       ValueError: a static argument is negative or not finite, or lengths differ.
@@ -151,16 +154,16 @@ def scheduled_cyclic_gd_mu(
 ) -> jax.Array:
     """The GDP parameter of the last iterate of cyclic descent with schedules.
 
-    The function extends `noisy_cyclic_gd_mu` for a fixed order to step sizes and noise
-    that may be different in every step.
+    The order of batches is fixed, as for `noisy_cyclic_gd_mu` with order="fixed". Step
+    sizes and noise may be different in each of the T steps.
 
     Args:
       noise_multiplier: standard deviation of the noise on the batch's sum of gradients
         over gradient_norm, f[T] or a number, at least 0.
       batches_per_epoch: l, static, at least 1. Step k has batch k mod l.
-      batch_size: b, by which sums are divided, positive.
-      **setting: all assumptions of `Setting`, with step_size a number or f[T].
-      Arguments that are not numbers must have length T.
+      batch_size: b, by which sums of gradients are divided, positive.
+      **setting: the required keyword arguments of `Setting`, with step_size a number or
+        f[T]. All arguments that are not numbers must have the same length T.
 
     Returns:
       μ, f[], rounded up: the maximum over the positions of an example. The μ of a

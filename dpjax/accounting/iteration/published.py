@@ -1,10 +1,10 @@
 """Closed forms from papers, for comparison with the bounds of this package.
 
 `iteration.noisy_gd_mu` and `iteration.noisy_cyclic_gd_mu` are never larger than these
-closed forms, and they check the assumptions. Here r = L/(bσ): the gradient sensitivity
-L, divided by the batch size b and by the noise standard deviation σ on the mean
-gradient. c is the Lipschitz constant of a step. Values are rounded to nearest, since no
-guarantee depends on them.
+closed forms, and both functions check the assumptions. Here r = L/(bσ): the gradient
+sensitivity L, divided by the batch size b and by the noise standard deviation σ on the
+mean gradient. c is the Lipschitz constant of a step. Values are rounded to nearest,
+since no guarantee depends on them.
 """
 
 import jax
@@ -64,8 +64,10 @@ def contraction_mu(
     """The published μ by contraction alone, for full batches or an epoch's last batch.
 
     Args:
-      sensitivity: r, f[*b].
-      lipschitz: c, f[*b], in (0, 1]; a larger value gives inf.
+      sensitivity: r, the change of a step by one example over the standard deviation
+        of the step's noise, f[*b].
+      lipschitz: c, the Lipschitz constant of a step, f[*b], in (0, 1]; a larger value
+        gives inf.
       num_epochs: E, f[*b]. For full batches, E is the number of steps.
       batches_per_epoch: l, f[*b], 1 for full batches.
 
@@ -86,11 +88,13 @@ def contraction_mu(
 def diameter_mu(
     sensitivity: ArrayLike, diameter: ArrayLike, *, batches_per_epoch: ArrayLike
 ) -> jax.Array:
-    """The published μ of convex losses on a bounded set, after Δ/r epochs or more.
+    """The published μ of convex losses on a bounded set, for at least Δ/r epochs.
 
     Args:
-      sensitivity: r, f[*b], positive.
-      diameter: Δ = D/(ησ), f[*b], for a set of diameter D and the step size η.
+      sensitivity: r, the change of a step by one example over the standard deviation
+        of the step's noise, f[*b], positive.
+      diameter: Δ = D/(ησ), f[*b], for a set of diameter D, the step size η and the
+        noise standard deviation σ on the mean gradient.
       batches_per_epoch: l, f[*b], 1 for full batches.
 
     Returns:
@@ -112,11 +116,13 @@ def expansion_mu(
     num_epochs: ArrayLike,
     batches_per_epoch: ArrayLike,
 ) -> jax.Array:
-    """The published μ of a cycle in which noise hides each use before the next.
+    """The published μ of a cycle of batches, with one epoch's noise to hide each use.
 
     Args:
-      sensitivity: r, f[*b].
-      lipschitz: c, f[*b], positive. For c >= 1, optimal shifts give no smaller μ.
+      sensitivity: r, the change of a step by one example over the standard deviation
+        of the step's noise, f[*b].
+      lipschitz: c, the Lipschitz constant of a step, f[*b], positive. For c >= 1 and
+        without a bounded set, shifted interpolation gives no smaller μ.
       num_epochs: E, f[*b].
       batches_per_epoch: l, f[*b].
 

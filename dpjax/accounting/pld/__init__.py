@@ -2,10 +2,11 @@
 
 A PLD in this package is a list of events with their counts, not a grid of losses.
 Composition therefore takes no time, and every call of `delta` or `epsilon` makes a grid
-of its own (`_numerics.pld.composition`). A call has two stages. The first stage makes a
-discrete pair of distributions that dominates the mechanism (`pairs` and
-`atoms` in `_numerics.pld`). The second stage inverts the composed characteristic
-function of that pair (`_numerics.pld.inversion`). Each stage gives an upper bound.
+of its own (`_numerics.pld.composition`). A call has two stages. The first stage makes,
+for each mechanism, a pair of discrete distributions that dominates the mechanism
+(`pairs` and `atoms` in `_numerics.pld`). The second stage inverts the characteristic
+function of the composed pairs (`_numerics.pld.inversion`). Each stage gives an upper
+bound.
 """
 
 from dpjax.accounting.pld._distribution import PLD as PLD

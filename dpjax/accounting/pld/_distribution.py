@@ -30,7 +30,7 @@ class PLD:
 
     @property
     def mu(self) -> None:
-        """None, because no GDP parameter is known."""
+        """None: a PLD in general has no GDP parameter."""
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the composition is (ε, δ)-DP, for δ in (0, 1), rounded up."""
@@ -118,9 +118,9 @@ def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
 def convolve(a: PLD, b: PLD) -> PLD:
     """The privacy-loss distribution of two mechanisms that run on the same data.
 
-    The second mechanism may depend on the output of the first one if b holds for the
-    second mechanism whatever that output is. Both PLDs must be fixed before any output
-    is seen. Otherwise the result is not valid.
+    The second mechanism may depend on the output of the first one. In that case, b must
+    be a PLD of the second mechanism for every possible output of the first one. Both
+    PLDs must be fixed before any output is seen. Otherwise the result is not valid.
 
     Args:
       a: the PLD of one mechanism. Exchanging a and b changes nothing.
@@ -189,12 +189,12 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
     Returns:
       ε, f[*b], rounded up. For ε below about 40 and δ from 1e-15, ε is within 1e-3 of
       the exact ε, or within 3e-3 if δ is above a tenth of steps times sampling rate.
-      For δ down to 1e-100, ε is finite and mostly as close to exact, but up to a tenth
-      off if examples seldom take part. For sampled steps with a noise multiplier below
-      0.03, ε may be several times too large. For noise multipliers below 0.006 (below
-      0.03 at rate 1) ε is inf, since the intervals of the discrete pair are then too
-      wide to integrate over. The result is inf for a traced δ at or below 0 and for a
-      NaN.
+      For δ down to 1e-100, ε is finite. There, its error is mostly as small, but up to
+      a tenth if examples seldom take part. For sampled steps with a noise multiplier
+      below 0.03, ε may be several times too large. For noise multipliers below 0.006
+      (below 0.03 at sampling rate 1) ε is inf, because the numerical integration of the
+      step's distributions is then not precise enough. The result is inf for a traced δ
+      at or below 0 and for a NaN.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.
@@ -247,10 +247,11 @@ def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
         which `allocation.epsilon_lower` has a bound.
 
     Privacy: two neighbouring data sets exist whose outputs need at least this δ. In
-    these data sets, no other example contributes, or, for `subsampled_gdp`, all others
-    contribute the opposite. For a `TruncatedPoissonGaussian`, the probability that a
-    sample exceeds the capacity is subtracted. For events that state only ε or (ε, δ),
-    the worst such mechanism has at least this δ.
+    these data sets, all examples but the differing one contribute zero. For
+    `subsampled_gdp`, all other examples contribute the opposite of this example. For a
+    `TruncatedPoissonGaussian`, the bound subtracts a term for the probability that a
+    sample exceeds the capacity. For events that state only ε or (ε, δ), the worst
+    mechanism with this guarantee has at least this δ.
 
     Example:
       >>> from dpjax.accounting import pld
@@ -270,10 +271,11 @@ def epsilon_lower(pld: PLD, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded down; 0 for numbers out of range. ε is mostly within 0.5 % of
-      `epsilon`, or within 0.005 of it if `epsilon` is small. For `subsampled_gdp`, ε
-      may be 15 % below, because no data sets are known that attain its dominating pair.
-      JAX cannot trace this function, and the result has no derivative.
+      ε, f[*b], rounded down; 0 for numbers out of range. The result is mostly within
+      0.5 % of the upper bound `epsilon`, or within 0.005 if that bound is small. For
+      `subsampled_gdp`, the result may be 15 % below the upper bound, because no data
+      sets are known that attain the dominating pair. JAX cannot trace this function,
+      and the result has no derivative.
 
     Raises:
       ValueError: a number is traced; δ is not strictly between 0 and 1; an event is

@@ -97,7 +97,7 @@ def subsampled_gdp(mu: ArrayLike, sampling_rate: ArrayLike) -> PLD:
     size, drawn without replacement and anew in each step.
 
     Reference: Bok, Su and Altschuler (2024), Proposition D.4, for the trade-off curve
-    C_p(G_μ).
+    C_p(G_μ) of the batch with the sampling rate p.
 
     Example:
       >>> from dpjax.accounting import pld
@@ -124,8 +124,8 @@ def gaussian_mixture(
         positive.
       sensitivities: the possible norms of an example's contribution, each f[*b], finite
         and at least 0. An example that does not take part contributes 0.
-      weights: the probability of each sensitivity, f[*b] each, at least 0. The sum must
-        be 1 up to 1e-6, and the function divides the weights by this sum.
+      weights: the probability of each sensitivity, f[*b] each, at least 0. Their sum
+        may differ from 1 by at most 1e-6, and the weights are divided by their sum.
       adjacency: ADD_REMOVE or ZERO_OUT.
 
     Returns:
@@ -137,9 +137,10 @@ def gaussian_mixture(
 
     Privacy: the contribution is drawn independently of all other examples and steps. If
     only a bound on the contribution's norm is known, then P[norm > s] must be at most
-    P[sensitivity > s] for each s. The dominating pair is N(0, σ²) against Σ w_i N(s_i,
-    σ²), in the worse of both directions. This pair on a line dominates vector
-    contributions of any directions, too. No such statement is proven for REPLACE.
+    P[sensitivity > s] for each s. With weights w_i, sensitivities s_i and the noise
+    multiplier σ, the dominating pair is N(0, σ²) against Σ w_i N(s_i, σ²), in the worse
+    of both orders. This one-dimensional pair also dominates vector contributions of any
+    directions. No such statement is proven for REPLACE.
 
     Reference: Choquette-Choo, Ganesh, Steinke and Thakurta (2024), Corollary 4.7.
 
@@ -213,7 +214,7 @@ def discrete_laplace(scale: ArrayLike, sensitivity: int) -> PLD:
       sensitivity: the L1 sensitivity, an integer, at least 0.
 
     Returns:
-      A `PLD`. The discrete pair of a single mechanism is exact if sensitivity is at
+      A `PLD`. The privacy losses of a single mechanism are exact if sensitivity is at
       most 2048.
 
     Raises:
@@ -278,7 +279,7 @@ def randomized_response(noise_parameter: ArrayLike, num_buckets: ArrayLike) -> P
       num_buckets: the number k of buckets, f[*b], a whole number, at least 1.
 
     Returns:
-      A `PLD`, whose discrete pair is exact. The largest loss is log(1 + k (1 − p) / p).
+      A `PLD` with exact losses. The largest loss is log(1 + k (1 − p) / p).
 
     Raises:
       ValueError: a static argument is out of range.
@@ -312,18 +313,18 @@ def pure(epsilon: ArrayLike) -> PLD:
     | report-noisy-max: exponential or Laplace noise of scale t | 2Δ / t |
     | sparse vector: c positive answers, noise of scales t and s | Δ / t + 2cΔ / s |
 
-    The first three mechanisms release the chosen option alone, without its score. If no
-    score rises, or no score falls, between two neighbouring data sets, as for counts
-    under ADD_REMOVE, their ε is Δ / t in place of 2Δ / t. Sparse vector draws Laplace
-    noise of scale t for the threshold once, and of scale s for every score. Sparse
-    vector releases only whether each noisy score exceeds the noisy threshold, and stops
-    after the c-th score that exceeds the threshold.
+    The first three mechanisms release the chosen option alone, without its score. Their
+    ε is Δ / t in place of 2Δ / t if no score rises, or if no score falls, between two
+    neighbouring data sets. Counts under ADD_REMOVE are an example. Sparse vector draws
+    Laplace noise of scale t for the threshold once, and of scale s for every score.
+    Sparse vector releases only whether each noisy score exceeds the noisy threshold,
+    and stops after the c-th score that exceeds the threshold.
 
     Args:
       epsilon: ε at δ = 0, f[*b], at least 0.
 
     Returns:
-      A `PLD` with the pair of randomised response, whose losses are ±ε.
+      A `PLD` with the dominating pair of randomised response, whose losses are ±ε.
 
     Raises:
       ValueError: a static ε is negative.

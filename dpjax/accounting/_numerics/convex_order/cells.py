@@ -1,9 +1,11 @@
 """Lower bounds in convex order: the conditional means of a likelihood ratio L on cells.
 
-A distribution is stored as the masses of P and Q in cells, where L = dP/dQ. The mean of
-L in a cell is exactly the ratio of the two masses. The label of a cell is a grid point
-near this mean. Labels determine only to which cell the mass of a pair of cells moves.
-Every choice of labels therefore gives a bound (Jensen's inequality).
+A cell is an interval of values of L = dP/dQ. A distribution is stored as the masses of
+P and Q in each cell. The mean of L in a cell is exactly the ratio of the two masses.
+The label of a cell is a grid point near this mean. When two independent ratios are
+combined, the labels of two cells determine the cell to which their joint mass moves.
+Labels have no other use. Every choice of labels therefore gives a valid bound (Jensen's
+inequality).
 """
 
 from typing import NamedTuple
@@ -24,13 +26,13 @@ _TAIL = 1e-12
 
 
 class Masses(NamedTuple):
-    """The masses of distributions P and Q in cells of their likelihood ratio L = dP/dQ.
+    """The masses of distributions P and Q in cells, intervals of L = dP/dQ.
 
-    The axes *b are for a batch of pairs (P, Q).
+    The leading axes *b are a batch of pairs (P, Q).
 
     Attributes:
-      mass: Q's mass in each cell, f[*b, n].
-      weight: P's mass in each cell, f[*b, n]: the mean of L there times Q's mass.
+      mass: Q's mass in each of the n cells, f[*b, n].
+      weight: P's mass in each cell, f[*b, n]: Q's mass times the mean of L in the cell.
     """
 
     mass: jax.Array
@@ -46,8 +48,9 @@ Law = grids.Law[Masses]
 def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     """A lower bound, in convex order, on the likelihood ratio L of N(√v, 1) to N(0, 1).
 
-    The argument variance is v. Under N(0, 1), log L ~ N(−v/2, v). The result has n
-    cells, and about the mass `tail` is beyond the labels at each end.
+    The argument variance is v: under N(0, 1), log L ~ N(−v/2, v). The result is a
+    distribution of L on n cells (intervals of L). About the mass `tail` is merged into
+    the first cell, and as much into the last cell.
     """
     grid = grids.make_grid(variance, tail, n)
     # Cells are centred on grid points. The tails belong to the first and last cell.
@@ -60,11 +63,13 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 
 
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
-    """Restrict distributions on about 2n cells to a window of n cells.
+    """Restrict likelihood ratios L = dP/dQ on about 2n cells to n adjacent cells.
 
-    About the mass `tail` lies outside the window at each end, and is merged into the
-    window's end cell. If such a window needs more than n cells, pairs of neighbouring
-    cells are merged first.
+    A cell is an interval of L, and `masses` may be a batch of distributions. At the
+    lower end, Q has about the mass `tail` outside of the n cells. At the upper end, P
+    has about this mass outside. These masses are merged into the first and the last
+    cell. If the restriction needs more than n cells, pairs of neighbouring cells are
+    merged first.
     """
     start, factor = grids.choose_window(grid, *masses, tail, n)
     first = jnp.floor(start / factor)
@@ -82,9 +87,11 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """A lower bound, in convex order, on the mean of independent copies of L ~ law.
+    """A lower bound, in convex order, on the mean of independent copies of a ratio L.
 
-    The argument count is the number of copies.
+    The argument law is the distribution of the likelihood ratio L, and count is the
+    number of copies. Each doubling of the number of copies merges about the mass `tail`
+    at each end into the end cells.
     """
     n = law.masses.mass.shape[-1]
 
@@ -106,9 +113,11 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
 
 def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """A lower bound, in convex order, on the product of independent copies of L ~ law.
+    """A lower bound, in convex order, on a product of independent copies of a ratio L.
 
-    The argument count is the number of copies.
+    The argument law is the distribution of the likelihood ratio L, and count is the
+    number of copies. Each doubling of the number of copies merges about the mass `tail`
+    at each end into the end cells.
     """
     n = law.masses.mass.shape[-1]
 
@@ -128,10 +137,11 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
 
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
-    """A lower bound on δ(ε): the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊ for L ~ law.
+    """A lower bound on δ(ε): the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊.
 
-    The bound on the rounding errors grows with `count`, the number of independent
-    copies that were combined to compute the distribution.
+    The argument law is the distribution of the likelihood ratio L, and count is the
+    number of independent copies that were combined to compute it. The subtracted bound
+    on rounding errors grows with count.
     """
     q, p = law.masses
     error = grids.rounding(q.size, count)
@@ -148,8 +158,9 @@ def law_of_allocation(
 ) -> Law:
     """A lower bound, in convex order, on the likelihood ratio of random allocation.
 
-    An example takes part in one random step of each epoch. The result is the
-    distribution of the likelihood ratio of all epochs.
+    In random allocation, an example takes part in one random step of each epoch. The
+    result is the distribution of the likelihood ratio of the outputs of all num_epochs
+    epochs, each of which has num_steps steps.
     """
     tail = jnp.asarray(_TAIL)
     one = mean(lognormal(1 / noise_multiplier**2, tail, _POINTS), num_steps, tail)
@@ -163,7 +174,7 @@ def epsilon_lower64(
     num_steps: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """A lower bound on ε(δ) if an example takes part in one random step per epoch."""
+    """A lower bound on ε(δ), δ = asked, if an example has one random step per epoch."""
     known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
     noise_multiplier = jnp.where(known, noise_multiplier, 1.0)
     law = law_of_allocation(noise_multiplier, num_steps, num_epochs)

@@ -1,11 +1,11 @@
 """Grids of likelihood ratios L that are evenly spaced in log L, and masses on them.
 
-Grids are not differentiated, since a grid changes how tight a bound is, not its
-validity.
+Grids are not differentiated. A grid changes how tight a bound is, but not whether the
+bound is valid.
 
 `combine_pairs` computes the distribution of the mean of two independent ratios from all
 pairs of grid points. `copies` computes the distribution of the mean or product of many
-independent ratios by doubling.
+independent ratios. `copies` repeatedly doubles the number of ratios.
 """
 
 import math
@@ -41,15 +41,15 @@ class Grid(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """The masses of a normal log L in m cells and outside of them.
+    """The masses of a normal variable log L in m adjacent intervals and outside.
 
-    Each attribute is a pair: the mass under Q, where log L ~ N(−v/2, v), and the mass
-    under P, where log L ~ N(v/2, v).
+    L = dP/dQ is a likelihood ratio. Each attribute is a pair: the mass under Q, where
+    log L ~ N(−v/2, v), and the mass under P, where log L ~ N(v/2, v).
 
     Attributes:
-      nodes: the mass at each of the k nodes of Gauss's rule in each cell, f[k, m].
-      below: the mass below the first cell, f[].
-      above: the mass above the last cell, f[].
+      nodes: the mass at each of the k Gauss-Legendre nodes in each interval, f[k, m].
+      below: the mass below the first interval, f[].
+      above: the mass above the last interval, f[].
     """
 
     nodes: tuple[jax.Array, jax.Array]
@@ -58,10 +58,10 @@ class Normal(NamedTuple):
 
 
 def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
-    """A grid of n points for log L ~ N(−v/2, v), where v is the variance.
+    """A grid of n points for the log-likelihood ratio log L of P to Q.
 
-    The distributions N(−v/2, v) and N(v/2, v), of log L under Q and under P, each have
-    about the mass `tail` outside of the grid.
+    With v the variance, log L ~ N(−v/2, v) under Q and log L ~ N(v/2, v) under P. P and
+    Q each have about the mass `tail` outside of the grid.
     """
     variance = jax.lax.stop_gradient(variance)
     end = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
@@ -70,13 +70,14 @@ def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
 
 
 def normal(variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array):
-    """The masses of log L ~ N(−v/2, v) in adjacent cells of the width `spacing`.
+    """The masses of a log-likelihood ratio log L ~ N(−v/2, v) in adjacent intervals.
 
-    The result is a `Normal`. The first cell begins at start. Each cell has 4 panels. On
-    a panel, the error of Gauss's rule with 8 nodes is 1.7e-23 times the 16th power of
-    the panel's width times the 16th derivative of the density. For a cell of width at
-    most √v, which is at most 16 √v away from both means ±v/2, this error is at most
-    1e-12 of the mass.
+    The first interval begins at start, and each interval has the width `spacing`. The
+    result is a `Normal`, which has the masses at 8 Gauss-Legendre nodes in each of the
+    4 equal parts of every interval. In a part of width w, the quadrature error is
+    1.7e-23 w^16 times the 16th derivative of the density. This error is at most 1e-12
+    of the mass if the interval is at most √v wide and at most 16 √v away from both
+    means ±v/2.
     """
     deviation = jnp.sqrt(variance)
     ends = (start + spacing * jnp.arange(cells + 1) + variance / 2) / deviation
@@ -95,10 +96,11 @@ def normal(variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array
 
 
 def rounding(n: int, count: jax.Array) -> jax.Array:
-    """A bound on the relative error of each mass of a mean or product of count copies.
+    """A bound on the relative rounding error of each mass after `copies`.
 
-    The distributions have n points. Each doubling sums products of masses over 2n pairs
-    of points, and the relative errors of the two factors of a product add up.
+    `copies` computes the mean or product of count independent likelihood ratios on n
+    grid points. Each doubling of the number of ratios sums products of masses over 2n
+    pairs of points, and the relative errors of the two factors of a product add up.
     """
     # The bound is at most one half, so that 1 − error stays positive in `cells.delta`.
     return jnp.minimum(ULP * (4.0 * n + 128) * count, 0.5)
@@ -117,9 +119,10 @@ class Law(NamedTuple, Generic[_On]):
     """The distribution of a likelihood ratio L = dP/dQ.
 
     Attributes:
-      grid: the points of the masses in an upper bound, the labels of cells in a lower
-        bound.
-      masses: the masses at the points, or in the cells.
+      grid: values of L. In an upper bound, the masses are at these values. In a lower
+        bound, the masses are in cells (intervals of L), and each value labels a cell.
+      masses: the masses of P and Q at these values or in these cells, as
+        `spread.Masses` or `cells.Masses`.
     """
 
     grid: Grid
@@ -134,18 +137,19 @@ Combine = Callable[[Law[_On], _On, jax.Array], Law[_On]]
 def copies(
     combine: Combine[_On], law: Law[_On], none: _On, count: jax.Array
 ) -> Law[_On]:
-    """The distribution of a mean or product of count independent copies of L ~ law.
+    """The distribution of a mean or product of count independent likelihood ratios.
 
-    The state of the loop consists of the distributions for c and for c + 1 copies, on
-    the same grid. An iteration computes from them the distributions for 2c + b and for
-    2c + b + 1 copies, where b is the next binary digit of the count.
+    The state of the loop has the distributions for c and for c + 1 ratios, on the same
+    grid. An iteration computes from them the distributions for 2c + b and for 2c + b +
+    1 ratios, where b is the next binary digit of the count.
 
     Args:
       combine: combines each of two distributions with a third one, by a mean or
-        product.
-      law: the distribution of one copy.
-      none: the masses of no copies, on the same grid.
-      count: the number of copies, a whole number, at least 1.
+        product. Its arguments are the two distributions as one `Law`, the masses of the
+        third one, and the weight of each of the two in its combination, f[2].
+      law: the distribution of one ratio.
+      none: the masses of a mean or product of no ratios, on the same grid.
+      count: the number of ratios, a whole number, at least 1.
     """
     count = count.astype(jnp.int64)
     # The number of binary digits of the count.
@@ -171,11 +175,22 @@ def copies(
 def choose_window(
     grid: Grid, mass: jax.Array, weight: jax.Array, tail: jax.Array, n: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The first index of a window of n points, and the factor of its spacing.
+    """The first index of n adjacent grid points to retain, and a spacing factor.
 
-    About the mass `tail` lies outside the window at each end: Q's mass f[k, m] below
-    the window, and P's mass, the weight f[k, m], above the window. The index is on the
-    given grid. The factor is 2 if the window needs more than n points, and otherwise 1.
+    L = dP/dQ is a likelihood ratio, and the k distributions of L share one grid. Q has
+    about the mass `tail` below the retained points, and P has about this mass above
+    them.
+
+    Args:
+      grid: the grid of m points. The returned index is on this grid.
+      mass: Q's mass at each point, f[k, m].
+      weight: P's mass at each point, f[k, m].
+      tail: the mass to leave outside at each end, f[].
+      n: the number of points to retain.
+
+    Returns:
+      The index, and the factor: 2 if more than n points of the grid have to be
+      retained, and otherwise 1. The caller multiplies the spacing by this factor.
     """
     below = jnp.max(jnp.cumsum(mass, axis=1), axis=0)
     above = jnp.max(jnp.cumsum(weight[:, ::-1], axis=1), axis=0)
@@ -191,17 +206,16 @@ _CHUNK = 2**16
 
 
 class Moves(NamedTuple):
-    """The targets to which the masses of pairs of grid points i and j move.
+    """The points of a finer grid to which the mass of each pair of grid points moves.
 
-    A target depends on d = j − i alone, |d| < n. The points i and j are on a grid with
-    spacing h. The mass of a pair moves to a grid with spacing h/2, whose even points
-    are the points of the first grid.
+    The grid has n points, evenly spaced by h in log L, for a likelihood ratio L. The
+    finer grid has the spacing h/2, and contains the points of the first grid. A pair
+    has the indices i and j, and d = j − i, |d| < n, determines the move relative to i.
 
     Attributes:
-      rows: the difference between the target's index and i on the first grid, for each
-        d, i32[2n − 1].
-      shares: the shares of the mass that move to the even point at the target, the odd
-        point after it and the next even point, f[2n − 1, 3].
+      rows: for each d, an index on the first grid minus i, i32[2n − 1].
+      shares: for each d, the shares of the mass that move to the point at this index,
+        to the next point of the finer grid, and to the one after that, f[2n − 1, 3].
     """
 
     rows: jax.Array
@@ -211,19 +225,20 @@ class Moves(NamedTuple):
 def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
-    The result is f[2n − 1], for points that are −n < d < n grid points apart. The
-    distance is log(w + (1 − w) e^{hd}), in units of h/2, where h is the spacing and w
-    is `share`, the weight of the first point.
+    Let h be the grid's spacing in log L, and w = share the weight of the first point in
+    the mean. The second point is d grid points away, −n < d < n. The distance is log(w
+    + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
     """
     apart = spacing * jnp.arange(-(n - 1.0), n)
     return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + apart) / (spacing / 2)
 
 
 def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """The moves of each pair's mass to the two grid points next to the pair's mean.
+    """Split the mass of each pair of grid points between the neighbours of their mean.
 
-    The share is the weight of the pair's first point in this mean. The moves do not
-    change the mean of L.
+    The grid points are likelihood ratios L, and share is the weight of a pair's first
+    point in the mean of the pair. The mass moves to the two points of a grid with half
+    the spacing that are next to this mean. The split does not change the mean of L.
     """
     place = _offsets(share, spacing, n)
     point = jnp.floor(place)
@@ -237,9 +252,10 @@ def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
 
 
 def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
-    """The moves of each pair's mass to the grid point nearest to the pair's mean.
+    """Move the mass of each pair of grid points to the point nearest to their mean.
 
-    The share is the weight of the pair's first point in this mean.
+    The grid points are likelihood ratios, and share is the weight of a pair's first
+    point in the mean of the pair. The nearest point is on a grid with half the spacing.
     """
     point = jnp.round(_offsets(share, spacing, n))
     odd = (point % 2).astype(point.dtype)
@@ -250,13 +266,15 @@ def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
 def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
     """The distribution of the weighted mean of two variables on the same grid.
 
-    The pair of the grid's points i and j has the mass Σ_k left[k, i] right[k, j]. This
-    mass moves to points of a finer grid near the weighted mean of the two points.
+    The pair of grid points with the indices i and j has the mass Σ_k left[k, i]
+    right[k, j]. This mass moves to points of a finer grid near the weighted mean of the
+    two points.
 
     Args:
-      left: the factors of the masses for the first variable, f[r, n].
-      right: the factors of the masses for the second variable, f[r, n].
-      moves: the points of the finer grid to which the mass of each pair moves.
+      left: r arrays of factors of the masses, for the first variable, f[r, n].
+      right: r arrays of factors of the masses, for the second variable, f[r, n].
+      moves: the points of the finer grid to which the mass of each pair moves. `moves`
+        also determines the weights of the mean.
 
     Returns:
       The mass at each point of the grid with half the spacing, f[2n]. The weighted mean

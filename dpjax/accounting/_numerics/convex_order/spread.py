@@ -3,8 +3,8 @@
 The distribution of a likelihood ratio L = dP/dQ moves to grid points. Mass at u,
 between neighbouring points x < y, moves to y with probability (u − x) / (y − x), and to
 x otherwise. Mass below the first point moves to that point and to 0. Mass above the
-last point moves to that point and to infinity, where Q has no mass and P has the rest
-of the mean.
+last point moves to that point and to infinity. Q has no mass at infinity, and P has
+there the mass that the move would otherwise remove from the mean of L.
 """
 
 from typing import NamedTuple
@@ -42,9 +42,10 @@ Law = grids.Law[Masses]
 
 
 def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
-    """An upper bound, in convex order, on L with log L ~ N(−v/2, v).
+    """An upper bound, in convex order, on a likelihood ratio L with log L ~ N(−v/2, v).
 
-    The argument variance is v. The result has masses at n points of the grid.
+    The argument variance is v. The result has the masses at the first n points of the
+    grid, at L = 0 and at infinite L.
     """
     log = grid.log(n)
     law = grids.normal(variance, log[0], n - 1, grid.spacing)
@@ -65,11 +66,11 @@ def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
 
 
 def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
-    """An upper bound, in convex order, on the ratio L of N(√v, 1) to N(0, 1).
+    """An upper bound, in convex order, on the likelihood ratio of N(√v, 1) to N(0, 1).
 
-    The argument variance is v. Under N(0, 1), log L ~ N(−v/2, v). The result has n grid
-    points, and P = N(√v, 1) and Q = N(0, 1) each have about the mass `tail` outside of
-    the grid.
+    The argument variance is v: under N(0, 1), the log of the ratio is N(−v/2, v). The
+    result is a distribution on n grid points. P = N(√v, 1) and Q = N(0, 1) each have
+    about the mass `tail` outside of the grid.
     """
     # make_grid has no derivative: masses are differentiated on a fixed grid.
     grid = grids.make_grid(variance, tail, n)
@@ -77,11 +78,11 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 
 
 def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array, Grid]:
-    """Spread the masses f[k, m] to a grid of `factor` times the spacing.
+    """Spread masses on a grid to a grid whose spacing is `factor` times as large.
 
-    The function returns the masses f[k, m + 1] and the new grid. The factor is a traced
-    whole number, so that the shape cannot depend on the factor. Unused entries are
-    zero.
+    The function takes the masses of k distributions at m points, f[k, m], and returns
+    the masses f[k, m + 1] and the new grid. The factor is a traced whole number, so
+    that the shape cannot depend on it. Unused entries at the end are zero.
     """
     m = mass.shape[1]
     point = grid.first + jnp.arange(m)
@@ -95,11 +96,13 @@ def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
 
 
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
-    """Restrict distributions on about 2n points to a window of n points.
+    """Restrict likelihood ratios L = dP/dQ on about 2n grid points to n of the points.
 
-    About the mass `tail` lies outside the window at each end, and moves to the window's
-    end, to 0 or to infinity. If such a window needs more than n points, the spacing is
-    doubled first.
+    `masses` is a batch of distributions, and the n points are adjacent. Q has about the
+    mass `tail` below these points, and P has about this mass above them. These masses
+    move to the first and last of the n points, to 0 and to infinity, such that the mean
+    of L stays the same. If the restriction needs more than n points, the spacing of the
+    grid is doubled first.
     """
     mass, zero, lost = masses
     x = jnp.exp(grid.log(mass.shape[1]))[None]
@@ -128,8 +131,9 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
 def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Masses:
     """The masses of the weighted mean of two independent likelihood ratios.
 
-    The share is the weight of the first ratio in the mean. The result has twice as many
-    grid points.
+    The arguments own and other are the masses of the two ratios on the same grid, and
+    share is the weight of the first ratio in the mean. The result has twice as many
+    grid points, with half the spacing.
     """
     moves = grids.to_neighbours(share, spacing, own.mass.size)
     mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
@@ -142,9 +146,11 @@ def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Ma
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
-    """An upper bound, in convex order, on the mean of independent copies of L ~ law.
+    """An upper bound, in convex order, on the mean of independent copies of a ratio L.
 
-    The argument count is the number of copies.
+    The argument law is the distribution of the likelihood ratio L, and count is the
+    number of copies. Each doubling of the number of copies moves about the mass `tail`
+    at each end to the grid's ends, to 0 and to infinity.
     """
     n = law.masses.mass.size
 
@@ -159,24 +165,33 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
 
 def _in_own_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
-    """Restrict one distribution to a window of n points; see `_window`."""
+    """Restrict one distribution on about 2n grid points to n adjacent points.
+
+    The distribution is that of a likelihood ratio L = dP/dQ. Q has about the mass
+    `tail` below the n points, and P has about this mass above them.
+    """
     grid, masses = _window(grid, jax.tree.map(lambda x: x[None], masses), tail, n)
     return Law(grid, jax.tree.map(lambda x: x[0], masses))
 
 
 def double(law: Law, tail: jax.Array) -> Law:
-    """An upper bound, in convex order, on the mean of two independent L ~ law."""
+    """An upper bound, in convex order, on the mean of two independent ratios.
+
+    The argument law is the distribution of both likelihood ratios. About the mass
+    `tail` at each end moves to the grid's ends, to 0 and to infinity.
+    """
     (first, spacing), masses = law
     both = _sum(masses, masses, jnp.asarray(0.5), spacing)
     return _in_own_window(Grid(2 * first, spacing / 2), both, tail, masses.mass.size)
 
 
 def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
-    """An upper bound, in convex order, on L times a lognormal variable of mean one.
+    """An upper bound, in convex order, on L times an independent lognormal variable.
 
-    L has the given law, and the lognormal variable is independent of L. The log of the
-    lognormal variable has the given variance, at least h² > 0, where h is the grid's
-    spacing.
+    The likelihood ratio L has the distribution `law`. The lognormal variable has the
+    mean one, and its log has the given variance, at least h² > 0, where h is the
+    spacing of the law's grid. About the mass `tail` at each end of the product leaves
+    the grid.
     """
     mass, zero, lost = law.masses
     n = mass.size
@@ -195,10 +210,11 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
 
 
 def losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses of two distributions with likelihood ratio L ~ law.
+    """The privacy losses of two distributions P and Q, from that of L = dP/dQ.
 
-    The result has both directions. The bound on the rounding errors grows with `count`,
-    the number of independent copies that were combined to compute the distribution.
+    The argument law is the distribution of L. The result has the losses of P against Q,
+    and of Q against P. Their bound on rounding errors grows with `count`, the number of
+    independent copies that were combined to compute the law.
     """
     (mass, zero, lost), n = law.masses, law.masses.mass.size
     # OFF makes every loss larger by the bound on the error of log L.
@@ -214,13 +230,18 @@ def losses(law: Law, count: jax.Array) -> DiscreteLosses:
 def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     """The privacy losses between two runs, from the ratio of each run to a third run.
 
-    The likelihood ratios L and L′ of the two runs to the third run both have the
-    distribution `law`. The bound holds for every joint distribution of L and L′. For
-    any s, (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊, with equality for some s if L′
-    decreases as L grows. Let F be the quantile function of the distribution. Then the
-    worst case is L = F(u) and L′ = F(1 − u). At each depth t < 1/2 there are two pairs
-    of the lower quantile F(t) and the upper quantile F(1 − t), one pair for each order
-    of the two runs.
+    The two runs are on data sets that differ in a replaced example, and the third run
+    is without this example. The likelihood ratios L and L′ of the two runs to the third
+    run both have the distribution `law`. The result bounds the losses for every joint
+    distribution of L and L′.
+
+    For any s, (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊. Equality holds for some s if
+    L′ decreases as L grows. With F the quantile function of the law, the worst case is
+    therefore L = F(u) and L′ = F(1 − u), for a uniform u. For each t < 1/2, the result
+    has two losses: one of F(1 − t) to F(t), and one of F(t) to F(1 − t).
+
+    The bound on rounding errors grows with `count`, the number of independent copies
+    that were combined to compute the law.
     """
     (mass, zero, lost), n = law.masses, law.masses.mass.size
     # Cumulative masses from both ends, each with relative precision in its own tail.
@@ -252,27 +273,30 @@ def allocation(
 ) -> Law:
     """An upper bound, in convex order, on the likelihood ratio of random allocation.
 
-    An example takes part in one of num_steps steps, drawn uniformly at random. The
-    bound is the mean of num_steps independent ratios.
+    In random allocation, an example takes part in one of num_steps steps, drawn
+    uniformly at random. The likelihood ratio is the mean of num_steps independent
+    ratios, one for each step. About the mass `tail` at each end of a distribution
+    leaves the grid.
     """
     one = lognormal(1 / noise_multiplier**2, tail, POINTS)
     return mean(one, num_steps, tail)
 
 
 def narrow(tail: jax.Array) -> jax.Array:
-    """The mass to truncate before `replacement_losses`, which is smaller than tail.
+    """The mass to truncate at each end of a distribution before `replacement_losses`.
 
-    `replacement_losses` pairs the mass that is truncated at small ratios with the
-    largest ratios.
+    `replacement_losses` pairs the mass that is truncated at small likelihood ratios
+    with the largest ratios, which makes this mass count more. The mass is therefore
+    smaller than `tail`, the mass that may move to an infinite loss.
     """
     return tail**1.5
 
 
 def epsilon(law: Law, delta: jax.Array) -> jax.Array:
-    """The ε at which δ(ε) is delta, f[]; the result does not bound its rounding error.
+    """The ε at which δ(ε) is delta, f[], without a bound on rounding errors.
 
-    δ(ε) is the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊ for L ~ law. The result is
-    negative if δ(0) is less than delta.
+    The argument law is the distribution of a likelihood ratio L, and δ(ε) is the larger
+    of E(L − e^ε)₊ and E(1 − e^ε L)₊. The result is negative if δ(0) is less than delta.
     """
     mass, zero, lost = law.masses
     weight = mass * jnp.exp(law.grid.log(mass.size))

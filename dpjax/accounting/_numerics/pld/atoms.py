@@ -1,6 +1,7 @@
-"""Dominating pairs of mechanisms with few losses or with a lattice of losses.
+"""Dominating pairs of mechanisms with few losses or with evenly spaced losses.
 
-Every pair in this module is symmetric, so that both directions have the same losses.
+Every dominating pair in this module is symmetric: the losses of P against Q and of Q
+against P are the same.
 """
 
 from typing import Any, NamedTuple
@@ -26,10 +27,11 @@ MAX_GROUP = 2.0**16
 def two_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses ±ε of randomised response, and an infinite loss with probability δ.
 
-    The event is an `events.EpsilonDelta`, or an `events.Pure`, for which δ is 0.
+    The event is an `events.EpsilonDelta`, or an `events.Pure`, for which δ is 0. The
+    argument tail is not used, since there is no mass to truncate.
 
-    Reference: Kairouz, Oh and Viswanath (2015), Theorem 3.3 and its proof: every
-    (ε, δ)-DP mechanism is a post-processing of this pair.
+    Reference: Kairouz, Oh and Viswanath (2015), Theorem 3.3 and its proof: every (ε,
+    δ)-DP mechanism is a post-processing of a mechanism with these losses.
     """
     epsilon, delta = event.epsilon, getattr(event, "delta", jnp.zeros(()))
     # https://arxiv.org/abs/1311.0776: the masses of ε and −ε are
@@ -41,11 +43,12 @@ def two_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
 
 
 def randomized_response(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of an answer that is uniform over k buckets with probability p.
+    """The losses of randomised response, an `events.RandomizedResponse`.
 
-    With probability 1 − p the answer is the true one. On each data set, the true answer
-    therefore has the probability 1 − p + p/k. An answer that is true on neither data
-    set has the probability p/k on both.
+    With probability p, the answer is uniform over k buckets. With probability 1 − p,
+    the answer is the true one. On each data set, the true answer therefore has the
+    probability 1 − p + p/k. An answer that is true on neither data set has the
+    probability p/k on both. The argument tail is not used.
     """
     parameter, buckets = event.noise_parameter, event.num_buckets
     other = parameter / buckets
@@ -60,23 +63,31 @@ def randomized_response(event: Any, tail: jax.Array) -> DiscreteLosses:
 
 
 def laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of Laplace noise on a number, at evenly spaced outcomes."""
+    """The losses of continuous Laplace noise, an `events.Laplace`.
+
+    All mass moves to evenly spaced outcomes between 0 and the sensitivity. The argument
+    tail is not used, since all losses are finite.
+    """
     return _laplace(1 / event.scale, even_points())
 
 
 def discrete_laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of Laplace noise on an integer, at all or some integers."""
+    """The losses of discrete Laplace noise on an integer, an `events.DiscreteLaplace`.
+
+    All mass moves to the integers from 0 to the sensitivity, or to some of these
+    integers. The argument tail is not used, since all losses are finite.
+    """
     sensitivity = max(event.sensitivity, 1)
     return _laplace(sensitivity / event.scale, integer_points(sensitivity))
 
 
 def _laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
-    """The losses of Laplace noise, with all mass moved to the losses at `points`.
+    """The losses of Laplace noise, with the mass of other outcomes moved to `points`.
 
     Args:
-      epsilon: ε, the shift over the scale of the noise.
-      points: outcomes divided by the shift, increasing from 0 to 1. The loss at a point
-        p is ε (1 − 2p).
+      epsilon: ε, the sensitivity over the scale of the noise.
+      points: outcomes divided by the sensitivity, increasing from 0 to 1. The loss at a
+        point p is ε (1 − 2p).
     """
     # The pair of Lap(0, 1) and Lap(ε, 1) has δ(x) = 1 − e^{(x − ε)/2} for x in [−ε, ε].
     # The mass of the outcomes from y to y + h moves to y and to y + h, such that the
@@ -92,18 +103,18 @@ def _laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
 
 
 def even_points() -> np.ndarray:
-    """The argument `points` of `_laplace` for continuous noise, evenly spaced."""
+    """INTERVALS + 1 evenly spaced numbers from 0 to 1: the `points` of `_laplace`."""
     return np.linspace(0.0, 1.0, INTERVALS + 1)
 
 
 def integer_points(sensitivity: int) -> np.ndarray:
-    """The argument `points` of `_laplace` for noise on the integers.
+    """The `points` of `_laplace` for an integer: i / sensitivity for integers i.
 
-    The points are the integers from 0 to the sensitivity, divided by the sensitivity.
-    If the sensitivity exceeds `INTERVALS`, only INTERVALS + 1 of these integers are
-    used, about evenly spaced. The δ(ε) of discrete Laplace noise is that of Laplace
-    noise where ε is the loss at an integer, and is linear in e^ε between these values.
-    If all integers are points, the losses are therefore exact.
+    The integers go from 0 to the sensitivity. If the sensitivity exceeds the constant
+    `INTERVALS`, only INTERVALS + 1 of them are used, about evenly spaced. At an ε that
+    is the loss of an integer, discrete Laplace noise has the δ(ε) of Laplace noise.
+    Between two such ε, δ(ε) is linear in e^ε. If all integers are used, the losses are
+    therefore exact.
     """
     count = min(sensitivity, INTERVALS)
     # These are Python's integers, because the product of two of them may exceed 64
@@ -113,19 +124,20 @@ def integer_points(sensitivity: int) -> np.ndarray:
 
 
 class _Groups(NamedTuple):
-    """Groups of consecutive integers z, with weights e^{−z²/2σ²}.
+    """Groups of consecutive integers z, and sums of e^{−z²/2σ²} over each group.
 
-    The groups cover a window of integers around 0.
+    The groups cover the integers from −reach to reach, and σ is the noise's `stddev`.
+    The privacy loss decreases from one integer to the next.
 
     Attributes:
-      reach: the largest integer of the window.
-      size: the number of integers in a group.
+      reach: the largest integer in the groups, f[].
+      size: the number of integers in a group, f[].
       start: the first integer of each group, f[GROUPS].
-      total: the sum of weights over each group.
-      up: the part of `total` that moves to the loss at the start of the group, the
-        larger of the losses at its two ends.
-      other: the sum of weight · (e^{−x} − 1) over each group, where x is the loss of an
-        integer minus the loss at the start of the next group.
+      total: the sum of the weights e^{−z²/2σ²} over each group, f[GROUPS].
+      up: the part of `total` that moves to the loss at the start of the group,
+        f[GROUPS]. The rest moves to the loss at the start of the next group.
+      other: the sum of weight · (e^{−x} − 1) over each group, f[GROUPS]. Here x is the
+        loss at an integer minus the loss at the start of the next group.
       error: a bound on the relative rounding error of each sum, f[].
     """
 
@@ -139,10 +151,11 @@ class _Groups(NamedTuple):
 
 
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
-    """The groups of integers for losses that decrease by `slope` per integer.
+    """Divide the integers around 0 into at most GROUPS groups.
 
-    The window leaves out about the mass `tail` of the noise, and the groups divide it
-    into at most GROUPS parts.
+    The privacy loss decreases by `slope` from one integer to the next. The integers
+    that are left out have about the mass `tail` of the discrete Gaussian noise at each
+    end.
     """
     reach = jnp.ceil(jax.lax.stop_gradient(stddev) * tail_quantile(tail)) + 1
     size = jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
@@ -150,7 +163,7 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
 
     def add_integers(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The sums over groups, after one more integer is added to each group."""
+        """The sums over all groups after the next integer of each group is added."""
         j, total, up, other = state
         z = start + j
         weight = jnp.exp(-0.5 * (z / stddev) ** 2)
@@ -170,11 +183,11 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
 
 
 def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of discrete Gaussian noise on the integers, shifted by a whole number.
+    """The losses of discrete Gaussian noise on an integer (`events.DiscreteGaussian`).
 
     The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is the
-    event's `stddev`. With a shift by k, the loss at z is (k² − 2kz) / 2σ². The shift is
-    the event's sensitivity.
+    event's `stddev`. With the event's sensitivity k, the loss at z is (k² − 2kz) / 2σ².
+    At one end, about the mass `tail` moves to an infinite loss.
     """
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)
@@ -198,9 +211,9 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
 def discrete_gaussian_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of a post-processed discrete Gaussian mechanism, for lower bounds.
 
-    The mechanism releases an integer. The post-processing tells only which group of
-    integers contains this integer. Integers far from 0, which have about the mass
-    `tail`, are left out, as in `merged`.
+    The mechanism releases an integer. The post-processing only tells which group of
+    consecutive integers contains this integer. Integers far from 0, with about the mass
+    `tail` at each end, are left out, which makes δ(ε) smaller.
     """
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)

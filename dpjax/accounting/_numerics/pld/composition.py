@@ -1,8 +1,9 @@
 """The δ(ε) and ε(δ) of composed events, with their derivatives.
 
-The compiled functions take the leaves of a pytree of events, which are numbers, and its
-structure, which is static. `delta_of` and `epsilon_of` take discrete losses instead,
-and therefore also apply to a mechanism that no event describes.
+The functions `delta64` and `epsilon64` are compiled. They take a pytree of events: the
+leaves are numbers, and the structure is static. `delta_of` and `epsilon_of` take
+discrete losses instead, and therefore also apply to a mechanism that no event
+describes.
 """
 
 import dataclasses
@@ -35,8 +36,8 @@ def share_of(
 ) -> jax.Array:
     """The mass that one mechanism may move to an infinite loss in each of its steps.
 
-    The mechanism has `count` steps, and is one of `all_of_them`. Together, all steps of
-    all mechanisms may move a small fixed share of delta.
+    The mechanism has `count` steps, and is one of `all_of_them`, a list of mechanisms.
+    Together, all steps of all mechanisms may move the fraction _LOST of delta.
     """
     return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
 
@@ -49,9 +50,10 @@ def compose(
 ) -> tuple[Parts, jax.Array]:
     """The discrete losses of all events with their counts, and the Gaussian variance.
 
-    `losses_of` maps an event that is not Gaussian and the mass to truncate to losses,
-    which are truncated for a δ of about the given size or larger. The variance is the
-    sum of μ² over all Gaussian mechanisms.
+    The variance is the sum of μ² over all steps of Gaussian mechanisms. For every other
+    event, `losses_of` maps the event and a mass to the event's losses. This mass may be
+    truncated, and is small compared with delta. The losses are therefore precise enough
+    for a δ of about the size `delta` or larger.
     """
     variance, parts = jnp.zeros(()), []
     for event, count in ((step.event, step.count) for step in steps):
@@ -64,10 +66,11 @@ def compose(
 
 
 def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
-    """The larger of the bounds on δ or ε in the two directions of the losses.
+    """The larger of the bounds on δ or ε for the two orders of the data sets.
 
-    There is one direction for each order of the two data sets. `bound` computes the
-    bound from the losses in one direction.
+    `parts` has the discrete losses and the number of steps of each mechanism, for both
+    orders of the data sets or for one. `bound` computes a bound from the losses for one
+    order.
     """
     if not parts:
         return bound([])
@@ -84,7 +87,12 @@ def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
 def _log_delta(
     parts: Parts, variance: jax.Array, where: Tilt
 ) -> Callable[[jax.Array], jax.Array]:
-    """A function from ε to an upper bound on log δ(ε) of the losses, by one tilt."""
+    """A function from ε to an upper bound on log δ(ε), for a given tilt.
+
+    `parts` has the discrete losses and the number of steps of each mechanism, for one
+    order of the data sets, and variance is μ² of a Gaussian mechanism that is composed
+    with them. The tilt `where` has the parameters of the Fourier inversion.
+    """
     wave = inversion.spectrum(parts, variance, where)
 
     def of(epsilon: jax.Array) -> jax.Array:
@@ -98,13 +106,14 @@ def _log_delta(
 class _Candidate(NamedTuple):
     """A bound on the answer, from a tilt that was chosen for an estimate of the answer.
 
-    The answer is log δ for a given ε, or ε for a given δ.
+    The answer is log δ for a given ε, or ε for a given δ. A tilt has the parameters of
+    the Fourier inversion.
 
     Attributes:
-      found: an upper bound on the answer.
-      about: the estimate for which the tilt was chosen.
+      found: an upper bound on the answer, f[].
+      about: the estimate for which the tilt was chosen, f[].
       tilt: the tilt that gives the bound.
-      further: the next estimate to try, or NaN if the estimate was near enough.
+      further: the next estimate to try, f[], or NaN if the estimate was near enough.
     """
 
     found: jax.Array
@@ -114,11 +123,11 @@ class _Candidate(NamedTuple):
 
 
 def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candidate:
-    """The smallest of the bounds that `look` finds for a sequence of estimates.
+    """The candidate with the smallest bound, over a sequence of estimates.
 
-    The first estimate is `about`, and each result of `look` proposes the next one. The
-    search ends when a result proposes no further estimate, or after _EVALUATIONS
-    results.
+    `look` maps an estimate to a bound and to the next estimate. The first estimate is
+    `about`. The search ends when `look` returns NaN as the next estimate, or after
+    _EVALUATIONS estimates.
     """
     structure = jax.tree.structure(_Candidate(about, about, Tilt(*[about] * 3), about))
 
@@ -139,10 +148,11 @@ def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candi
 
 
 def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
-    """Replace losses whose mass is too small to matter for δ by an infinite loss.
+    """Move very small masses of positive losses to an infinite loss.
 
-    The replacement gives an upper bound on δ, and makes the sums of tilted masses
-    smaller.
+    `parts` has the discrete losses and the number of steps of each mechanism. The moved
+    masses add up to a small fraction of δ. The result gives an upper bound on δ, and
+    its exponential moments are smaller.
     """
     trimmed = []
     for losses, count in parts:
@@ -168,7 +178,8 @@ def bound_delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Arr
 def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """An upper bound on δ(ε) of discrete losses composed with a Gaussian mechanism.
 
-    The Gaussian mechanism has μ² = variance.
+    `parts` has the discrete losses and the number of steps of each mechanism. The
+    Gaussian mechanism has μ² = variance.
     """
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     asked = jnp.where(inside, epsilon, 1.0)
@@ -213,7 +224,8 @@ def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Arr
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
     """An upper bound on ε(δ) of discrete losses composed with a Gaussian mechanism.
 
-    The Gaussian mechanism has μ² = variance.
+    `parts` has the discrete losses and the number of steps of each mechanism. The
+    Gaussian mechanism has μ² = variance.
     """
     inside = (delta > 0) & (delta < 1)
     target = jnp.log(jnp.where(inside, delta, 0.5))
@@ -252,10 +264,11 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
 def _smallest_epsilon(
     excess: Callable[[jax.Array], jax.Array], top: jax.Array
 ) -> jax.Array:
-    """Search for the smallest ε <= 3 top at which the function `excess` is at most 0.
+    """Search for the smallest ε < 3 top at which the function `excess` is at most 0.
 
-    The result is inf if the search finds no such ε. At every finite result the excess
-    is at most 0, but the search may miss the smallest such ε.
+    The search starts at `top`. The result is inf if the search finds no such ε. At
+    every finite result the excess is at most 0, but the search may miss the smallest
+    such ε.
     """
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
     # opposite sign, so that the search evaluates at top first, then between 0 and top
@@ -267,10 +280,10 @@ def _smallest_epsilon(
 
 
 def _flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
-    """The numbers of events and their structure, with ADD_REMOVE in place of ZERO_OUT.
+    """The leaves and the structure of a pytree of events, with ADD_REMOVE for ZERO_OUT.
 
-    ADD_REMOVE and ZERO_OUT have the same losses. With one structure for both, events of
-    both adjacencies share a compiled program.
+    The adjacencies ADD_REMOVE and ZERO_OUT have the same losses. After the replacement,
+    events of both adjacencies have the same structure and share a compiled program.
     """
     same = []
     for step in steps:
@@ -284,7 +297,7 @@ def _flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
 def for_callers(
     core: Callable[..., jax.Array], worst: float, rounding: Direction = "up"
 ) -> Callable[[ArrayLike, Sequence[events.Repeated]], jax.Array]:
-    """A bound as a function of ε or δ and of events, with numbers of any dtype.
+    """Make a compiled bound, for arguments of any dtype and value, from one in float64.
 
     Args:
       core: maps ε and the events to δ, or δ and the events to ε, in float64.

@@ -1,25 +1,28 @@
 """An upper bound on δ(ε) of composed privacy losses, by Fourier inversion.
 
-Let Y be the sum of all losses and K its cumulant generating function. For every λ > 0
-the function g and its Fourier transform ĝ are
+Let Y be the sum of all losses, and K its cumulant generating function, the log of E
+e^{sY} at s. For every tilt λ > 0 the function g and its Fourier transform ĝ are
 
     g(ε) = e^{λε} δ(ε) = e^{λε} E[(1 − e^{ε−Y})₊],   ĝ(t) = e^{K(s)} / (s(s + 1)),
 
-with s = λ + it. For the inverse transform, the trapezoidal rule with step 2π/L gives
-Σ_k g(ε + kL) in place of g(ε) (Poisson's summation). Every term of that sum is
-positive, so the rule errs upwards only. K is a sum over mechanisms, so a million steps
-cost as much as one step. The sum over t is truncated at t_J. A Gaussian mechanism with
-a small μ is therefore composed with the other mechanisms if they have too little
-Gaussian noise of their own: this composition can only lose privacy, and makes ĝ vanish
-beyond t_J. Bounds on the truncated tail and on rounding are added to the sum.
+with s = λ + it at the frequency t. For the inverse transform, the trapezoidal rule with
+step 2π/L gives Σ_k g(ε + kL), over all integers k, in place of g(ε) (Poisson's
+summation). Every term of that sum is positive, so the rule errs upwards only. K is a
+sum over mechanisms, so a million steps cost as much as one step.
 
-The tilt λ is near the saddle point, where e^{K(λ) − λε} is nearly δ(ε), so that all
-errors are relative to δ and not to 1. If an example seldom takes part in a run, no λ
-has this property, because nearly all mass of Y is one atom at 0. The code therefore
-transforms the difference from such an atom (convolved with the Gaussian mechanism's
-loss). This difference is computed from φ − 1, with φ the characteristic function, and
-never from φ, so that errors are relative to the mass outside the atom. For the atom, a
-bound on the sum over k has a closed form.
+The sum over frequencies t is truncated at the largest frequency t_J. The terms beyond
+t_J are small if the losses have enough Gaussian noise. If they have too little, an
+additional Gaussian mechanism with a small μ is composed with them. This composition can
+only lose privacy. Bounds on the truncated terms and on rounding are added to the sum.
+
+The tilt λ is near the saddle point, where e^{K(λ) − λε} is nearly δ(ε). All errors are
+then relative to δ and not to 1. If an example seldom takes part in a run, no λ has this
+property, because Y is nearly always 0. The distribution of the discrete losses is
+therefore split into an atom (a mass of one at 0) and the difference from this atom. The
+code transforms the difference alone. The difference is computed from φ − 1, with φ the
+characteristic function, and never from φ, so that errors are relative to the mass
+outside the atom. For the atom, which the Gaussian losses still spread, a bound on the
+sum over k has a closed form.
 """
 
 from typing import NamedTuple
@@ -36,22 +39,23 @@ from dpjax.accounting._numerics.pld.tilt import FREQUENCIES, SIDE, Parts, Tilt
 
 
 class Spectrum(NamedTuple):
-    """The values ĝ(t_j) e^{−K(λ)} of composed losses, minus those of an atom at zero.
+    """The Fourier transform of g(ε) = e^{λε} δ(ε) for composed losses, over E e^{λY}.
 
-    ĝ is the Fourier transform of g(ε) = e^{λε} δ(ε). The atom is a discrete loss of
-    zero, composed with the same Gaussian loss. Frequency t_j is in row j // side and
-    column j % side of the arrays f[side, side].
+    Y is the sum of all losses, K(λ) = log E e^{λY}, and λ is the tilt. Frequency t_j is
+    in row j // side and column j % side of the arrays f[side, side]. The transform of
+    an atom is subtracted: the case that all discrete losses are 0 and only Gaussian
+    losses remain.
 
     Attributes:
       tilt: the tilt λ, the period and the added Gaussian variance, f[] each.
-      log_mass: K(λ), the log of E e^{λY} for the composed loss Y.
-      variance: the variance of all Gaussian losses, the added one included.
-      discrete: the part of K(λ) that the discrete losses contribute.
-      real, imaginary: the real and imaginary parts of ĝ(t_j) e^{−K}, f[side, side].
-        Values at t_j > 0 are doubled, to count the values at −t_j.
-      error: a bound on the error of the sum of all values, f[], and the factor of |ε|
-        in the part of that bound that grows with |ε|.
-      scale: a bound on the relative error of e^K, f[].
+      log_mass: K(λ), f[].
+      variance: the variance of all Gaussian losses, the added one included, f[].
+      discrete: the part of K(λ) that the discrete losses contribute, f[].
+      real, imaginary: the real and imaginary parts of the transform at t_j,
+        f[side, side]. Values at t_j > 0 are doubled, to count the values at −t_j.
+      error: two numbers x and y, f[] each: x + y |ε| bounds the error of the sum of all
+        values in the inverse transform at ε.
+      scale: a bound on the relative error of e^{K(λ)}, f[].
       lost: the probability of an infinite loss, f[].
     """
 
@@ -70,6 +74,7 @@ class _Wave(NamedTuple):
     """The tilted characteristic function φ of one mechanism, at all frequencies t_j.
 
     φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], with Y the loss of one step and λ the tilt.
+    Frequency t_j is in row j // side and column j % side.
 
     Attributes:
       log_sum: log E[e^{λY}], f[].
@@ -87,7 +92,8 @@ class _Wave(NamedTuple):
 def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The real and imaginary parts of e^{ikα} − 1 for k = 0, ..., count − 1.
 
-    α is the angle. The parts are computed by a recursion in k, whose roundings add up.
+    α is the angle. The parts are computed by a recursion in k, which sums rounding
+    errors.
     """
     # cos α − 1 as −2 sin²(α/2), which does not cancel for small α.
     half = jnp.sin(angle / 2)
@@ -102,12 +108,13 @@ def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
-    """The tilted characteristic function φ of one mechanism.
+    """The characteristic function φ of a step's privacy loss Y, tilted by λ = rate.
 
-    The argument rate is the tilt λ, and step is the distance of two frequencies. Every
-    frequency is the first frequency of its row plus an offset within the row. By the
-    addition theorem, φ − 1 at all frequencies is therefore one matrix product of the
-    values at row starts and at offsets, plus the weighted sums of both.
+    φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], at the frequencies t = 0, step, 2 step, … in a
+    square array. Every frequency is the first frequency of its row plus an offset
+    within the row. By the addition theorems of sine and cosine, φ − 1 at all
+    frequencies is therefore a matrix product plus two weighted sums. The factors of the
+    product and the terms of the sums depend on a row or on an offset alone.
     """
     # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for a
     # loss near zero, so that an atom at zero costs no digits.
@@ -149,10 +156,11 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
 
 @jax.jit  # JAX traces the second of two equal calls faster
 def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
-    """The `Spectrum` of mechanisms in one direction, composed with Gaussian noise.
+    """The `Spectrum` of composed mechanisms, for one order of the data sets.
 
-    Each mechanism has a count, the number of its steps. The noise has the Gaussian
-    variance `variance` plus the variance that the tilt adds.
+    `parts` has the discrete losses and the number of steps of each mechanism. These
+    losses are composed with a Gaussian loss, whose variance is `variance` plus the
+    variance that the tilt adds.
     """
     # Sums of the logs and angles of all characteristic functions, with their errors.
     rate, step = tilt.rate, 2 * np.pi / tilt.period
@@ -209,12 +217,12 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
 
 
 def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """An upper bound on the atom's part of the sum Σ_k g(ε + kL) e^{−K(λ)}.
+    """An upper bound on the part of Σ_k g(ε + kL) e^{−K(λ)} that a `Spectrum` omits.
 
-    The atom, which a `Spectrum` omits, is the case that all discrete losses are zero,
-    so that only the Gaussian loss remains. In the atom's part, g(ε) is e^{λε} δ(ε) for
-    the δ of the Gaussian loss alone, whereas K(λ) is that of all losses. λ is the rate
-    of the tilt, and L is its period.
+    The omitted part, an atom, is the case that all discrete losses are 0 and only the
+    Gaussian loss remains. Here g(ε) is e^{λε} δ(ε), where δ(ε) is that of the Gaussian
+    loss alone. K(λ) = log E e^{λY} is that of the sum Y of all losses. λ is the rate of
+    the tilt, and L is its period.
     """
     rate, period = wave.tilt.rate, wave.tilt.period
     deviation = jnp.sqrt(wave.variance)
@@ -240,14 +248,12 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The discrete inverse Fourier transform of a `Spectrum` at ε, times the period.
 
-    With Y the composed loss and g(ε) = e^{λε} δ(ε) for the tilt λ, a `Spectrum` has the
-    Fourier transform of g, divided by E e^{λY}, at the frequencies t_j = 2πj/L, where L
-    is the period. The share of an atom at zero is subtracted. The sum over j of these
-    values times e^{i t_j ε}, divided by L, approximates g(ε) / E e^{λY} without the
-    atom's share.
+    The result divided by the period approximates e^{λε} δ(ε) / E e^{λY}, where Y is the
+    sum of all losses and λ is the tilt. The case that all discrete losses are 0, which
+    a `Spectrum` omits, is not included (`_atom` bounds it).
 
     Returns:
-      The real part of the sum, f[], and a bound on its error, f[].
+      The real part of the transform, f[], and a bound on its error, f[].
     """
     period = wave.tilt.period
     # The addition theorem gives cos and sin of t_j ε from 2 side values, not side².
@@ -263,7 +269,7 @@ def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]
 def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     """An upper bound on log δ(ε) from a `Spectrum`.
 
-    The bound is at most the bound by Markov's inequality.
+    The bound is never larger than the bound by Markov's inequality at the same tilt.
     """
     rate, period = wave.tilt.rate, wave.tilt.period
     total, error = sum_waves(wave, epsilon)
@@ -278,14 +284,17 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """The log of Σ_i T_i δ_i(ε / Σ_i T_i), for mechanisms i without Gaussian noise.
+    """The log of a bound on δ(ε) that adds the δ of all steps; inf with Gaussian noise.
 
-    Mechanism i has T_i steps, and δ_i is the δ of one of them. The bound treats each of
-    the Σ_i T_i steps separately, and is exact for a single step. The bound is also
-    nearly exact at ε = 0 for many steps whose privacy loss is seldom positive. For such
-    steps the bound by inversion is loose, because inversion adds a Gaussian mechanism.
-    If the largest sum of losses is at most slightly above ε, the result is a smaller
-    bound. With Gaussian variance the result is infinite.
+    `parts` has the discrete losses and the number of steps of each mechanism, and
+    variance is that of a Gaussian loss. Mechanism i has T_i steps, and δ_i is the δ of
+    one of them. The bound is Σ_i T_i δ_i(ε / Σ_i T_i). The bound is exact for a single
+    step. The bound is also nearly exact at ε = 0 for many steps whose privacy loss is
+    seldom positive. For such steps the bound by Fourier inversion is loose, because
+    inversion adds a Gaussian mechanism.
+
+    Another bound follows from the largest possible sum of losses. The function returns
+    the log of the smaller bound.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)

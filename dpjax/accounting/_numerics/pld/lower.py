@@ -1,16 +1,16 @@
 """Lower bounds on δ(ε) and ε(δ) of composed events, for numbers that are not traced.
 
-The losses of the events are the losses of `merged`. Let Y be their sum, with all
-Gaussian mechanisms, and f(y) = (1 − e^{ε − y})₊, so that δ(ε) = E f(Y). The inversion
-adds a Gaussian loss G ~ N(v/2, v) to Y. Because f increases, f(Y) is at least
-f(Y + G − c) wherever G <= c:
+The losses of the events are the losses of `merged`. Let Y be the sum of these losses
+and of the losses of all Gaussian mechanisms, and f(y) = (1 − e^{ε − y})₊, so that δ(ε)
+= E f(Y). The inversion adds a Gaussian loss G ~ N(v/2, v) to Y. For any number c, f(Y)
+is at least f(Y + G − c) wherever G <= c, because f increases:
 
     δ(ε) >= E f(Y + G − c) − E[f(Y + G − c); G > c].
 
-The first term is δ(ε + c) of Y + G. `inversion` computes this term up to a bound on its
-error and up to the terms at ε + c + kL of Poisson's summation. Markov's inequality with
-rate λ bounds the second term. Markov's inequality with other rates bounds the terms of
-the summation.
+The first term is δ(ε + c) of Y + G. `inversion` computes the first term, but with a
+bounded error and with additional terms at ε + c + kL, for k ≠ 0 and the period L.
+Markov's inequality with the tilt λ bounds the second term. Markov's inequality with
+other tilts bounds the additional terms.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,10 @@ def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 
 def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
-    """A lower bound on the largest δ(ε) that one of the steps has alone."""
+    """A lower bound on δ(ε): the largest δ(ε) of a single step.
+
+    `parts` has the discrete losses and the number of steps of each mechanism.
+    """
     largest = jnp.zeros(())
     for losses, count in parts:
         over = -jnp.expm1(jnp.minimum(epsilon - losses.loss, 0.0))
@@ -64,10 +67,17 @@ def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
 def _other_terms(
     cumulants: Cumulants, where: Tilt, log_mass: jax.Array, at: jax.Array
 ) -> jax.Array:
-    """A bound on Σ g(ε + kL) e^{−K} over all k but 0, by Markov's inequality.
+    """A bound on the terms that the inversion adds to g(ε) = e^{λε} δ(ε).
 
-    These are the terms that Poisson's summation adds to g(ε) = e^{λε} δ(ε). The tilt
-    `where` has λ and the period L, log_mass is K(λ), and ε is `at`.
+    By Poisson's summation, these terms are g(ε + kL) for all integers k except 0.
+    Markov's inequality bounds them. The result is divided by e^{K(λ)}.
+
+    Args:
+      cumulants: K at several tilts, without the Gaussian variance that `where` adds.
+        K(λ) is log E e^{λY} of the composed loss Y.
+      where: the tilt λ, the period L and the added Gaussian variance.
+      log_mass: K(λ) with the added variance, f[].
+      at: ε, f[].
     """
     rate, period, added = where
     rates = jnp.asarray(TILTS)
@@ -87,7 +97,9 @@ def _other_terms(
 def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Array]):
     """A function from ε to a lower bound on δ(ε) of composed losses.
 
-    The pair `about` has an ε and its estimated log δ(ε), for which the tilt is chosen.
+    `parts` has the discrete losses and the number of steps of each mechanism, and
+    variance is that of a Gaussian loss. `about` is a pair of an ε and an estimate of
+    log δ(ε), for which the bound is tight.
     """
 
     def simple(epsilon: jax.Array) -> jax.Array:
@@ -134,9 +146,12 @@ def _compose(
 ) -> tuple[Parts, jax.Array, jax.Array, jax.Array]:
     """The losses and numbers that determine the lower bounds for composed events.
 
-    The result has the discrete losses with their counts, the Gaussian variance, the
-    probability of an infinite loss, and a total variation distance. The events'
-    composition is within this distance of the composition of the returned losses.
+    The losses are truncated for a δ of about the size `delta`. The total variation
+    distance is between the composed events and the composition of the returned losses.
+
+    Returns:
+      The discrete losses and numbers of steps, the Gaussian variance, the probability
+      of an infinite loss, and a bound on the total variation distance.
     """
     parts, variance = composition.compose(steps, delta, merged.finite_losses)
     finite, distance = jnp.zeros(2)
@@ -156,11 +171,11 @@ def _compose(
 def _with_infinite_losses(
     of: Any, lost: jax.Array, distance: jax.Array, epsilon: jax.Array
 ):
-    """A lower bound on δ(ε) from a bound for finite losses and from two corrections.
+    """A lower bound on δ(ε) with two corrections of a bound for finite losses.
 
-    `of` bounds the δ(ε) of finite losses, and `lost` is the probability of an infinite
-    loss. The mechanism is within the total variation `distance` of the one with these
-    losses.
+    `of` maps ε to a lower bound on δ(ε) for the finite losses, and `lost` is the
+    probability of an infinite loss. The outputs of the mechanism are within the total
+    variation `distance` of outputs with these losses.
     """
     far = (1 + jnp.exp(jnp.minimum(epsilon, 700.0))) * distance * (1 + _MARGIN)
     return (of(epsilon) + lost) * (1 - _MARGIN) - far

@@ -1,4 +1,4 @@
-"""The losses of each type of event, and the valid range (domain) of its numbers."""
+"""The losses of each type of event, and the valid range of its numbers."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ class Domain(NamedTuple):
 
 
 def _of_loss(x: ArrayLike) -> Domain:
-    """The `Domain` of a bound on privacy loss, such as μ or ε."""
+    """The valid range of a bound x on privacy loss, such as μ or ε, as a `Domain`."""
     x = jnp.asarray(x)
     return Domain(x >= 0, x == 0, x < jnp.inf)
 
@@ -46,7 +46,10 @@ def _of_rate(x: jax.Array) -> Domain:
 
 
 def _both(x: Domain, y: Domain) -> Domain:
-    """The `Domain` of two numbers, each of which may make the mechanism silent."""
+    """The valid range of two numbers, each of which may make the mechanism silent.
+
+    A silent mechanism releases nothing.
+    """
     return Domain(x.allowed & y.allowed, x.silent | y.silent, x.private & y.private)
 
 
@@ -122,7 +125,7 @@ _HARMLESS = {
 
 
 def domain(event: Any) -> Domain:
-    """The `Domain` of an event's numbers."""
+    """The valid range of an event's numbers, as a `Domain`."""
     if type(event) in _DOMAINS:
         return _DOMAINS[type(event)](event)
     domains = (
@@ -134,7 +137,7 @@ def domain(event: Any) -> Domain:
 
 
 def replace_unless(usable: jax.Array, event: Any) -> Any:
-    """The event, with all its numbers replaced by harmless ones if usable is false."""
+    """The event, with valid default numbers in place of its own if usable is false."""
     changes = {
         name: jax.tree.map(
             lambda x, value=value: jnp.where(usable, x, value), getattr(event, name)
@@ -148,6 +151,7 @@ def replace_unless(usable: jax.Array, event: Any) -> Any:
 def finite_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     """The discrete losses of an event that is not `events.Gaussian`.
 
-    About the mass `tail` may move to an infinite loss.
+    The losses are finite, except that about the mass `tail` may move to an infinite
+    loss.
     """
     return _LOSSES[type(event)](event, tail)

@@ -1,9 +1,10 @@
-"""Discrete pairs that are harder to distinguish than the outputs of a mechanism.
+"""Discrete pairs of distributions for lower bounds on δ.
 
-Cut the outcomes into cells, as for the upper bounds (`pairs`), and release only the
-cell of an outcome. The cell is a post-processing of the mechanism, so that the δ of the
-cells' two distributions is a lower bound. Outcomes beyond the last cells are left out,
-which makes δ smaller. The pairs of mechanisms with few losses are exact, as in `atoms`.
+Cut the outcomes of a mechanism into cells (intervals of outcomes), as for the upper
+bounds (`pairs`), and release only the cell of an outcome. The cell is a post-processing
+of the mechanism, so that the δ of the two distributions of cells is a lower bound.
+Outcomes beyond the last cells are left out, which makes δ smaller. The pairs of
+mechanisms with few losses are exact, as in `atoms`.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,10 @@ def _log(mass: jax.Array) -> jax.Array:
 
 
 def _both_directions(cells: Cells) -> DiscreteLosses:
-    """The losses of merged cells for P against Q, and for Q against P."""
+    """The losses of P against Q and of Q against P, if only the cell is released.
+
+    A cell is an interval of outcomes.
+    """
     loss, log_mass = cells.merged_loss, _log(cells.merged_mass)
     return DiscreteLosses(
         jnp.stack([loss, -loss]),
@@ -35,7 +39,11 @@ def _both_directions(cells: Cells) -> DiscreteLosses:
 
 
 def _sampled(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of a Poisson-sampled step whose other examples contribute nothing."""
+    """The losses of a Poisson-sampled step, in which other examples contribute zero.
+
+    Only the interval that contains an outcome is released. The intervals leave out
+    about the mass `tail` at each end.
+    """
     return pairs.poisson(event, tail, _both_directions)
 
 
@@ -51,7 +59,11 @@ def _mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
 
 
 def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
-    """The losses of Laplace noise on a number, with cells between 0 and the shift."""
+    """The losses of Laplace noise, if only the interval of an outcome is released.
+
+    The intervals have equal widths between 0 and the sensitivity. The outcomes below 0
+    are one more interval, and the outcomes above the sensitivity are another.
+    """
     epsilon, points = 1 / jnp.asarray(event.scale), atoms.even_points()
     # The outcomes from y to y + h have the mass e^{−y} (1 − e^{−h}) / 2, and the loss
     # at their middle. The outcomes beyond 0 and ε have the losses ±ε.
@@ -65,10 +77,11 @@ def _laplace(event: events.Laplace, tail: jax.Array) -> DiscreteLosses:
 
 
 def _discrete_laplace(event: events.DiscreteLaplace, tail: jax.Array) -> DiscreteLosses:
-    """The losses of discrete Laplace noise, in cells of consecutive integers.
+    """The losses of discrete Laplace noise, if only a group of integers is released.
 
-    Each cell between 0 and the sensitivity k is a group of consecutive integers. The
-    integers up to 0 are one more cell, and the integers from k on are another.
+    The integers between 0 and the sensitivity k are divided into groups of consecutive
+    integers. The integers up to 0 are one more group, and the integers from k on are
+    another.
     """
     k = max(event.sensitivity, 1)
     ratio = jnp.exp(-1 / jnp.asarray(event.scale))
@@ -105,12 +118,15 @@ _MERGED: dict[type, Callable[[Any, jax.Array], DiscreteLosses]] = {
 
 
 def has_losses(event: Any) -> bool:
-    """Whether there is a lower bound for this type of event."""
+    """Whether lower bounds on δ and ε exist for this type of event."""
     return isinstance(event, events.Gaussian) or type(event) in _MERGED
 
 
 def finite_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of an event that is not `events.Gaussian`, rounded down."""
+    """The losses of an event that is not `events.Gaussian`, for lower bounds on δ.
+
+    The losses are rounded down. About the mass `tail` may be left out at each end.
+    """
     losses = _MERGED[type(event)](event, tail)
     # A loss is the log of a ratio of two masses, each with a relative error.
     loss = losses.loss - 4 * losses.error * (1 + jnp.abs(losses.loss))

@@ -1,12 +1,13 @@
 """The dominating pair of a Poisson-sampled step whose batch may overflow.
 
-Let n be the number of examples, q the sampling rate and b the capacity of a batch. The
-n − 1 examples other than a given one fill the batch with probability p = P[D >= b], D ~
-Binomial(n − 1, q), which does not depend on the given example. If the other examples do
-not fill the batch, the step is an ordinary Poisson-sampled step. If they fill the
-batch, the given example takes part with probability r = q E[b / (D + 1) | D >= b] and
-displaces another example, so that the sum of gradients moves by at most two clip norms.
-docs/accounting.md has the proof.
+Two neighbouring data sets differ in one example, the differing example. Let n be the
+number of examples, q the sampling rate and b the capacity of a batch. Of the other
+examples, D ~ Binomial(n − 1, q) are sampled. The other examples fill the batch with
+probability p = P[D >= b], which does not depend on the differing example. If they do
+not fill the batch, the step is an ordinary Poisson-sampled step. If they do, the
+differing example takes part with probability r = q E[b / (D + 1) | D >= b]. In that
+case it displaces another example, so that the sum of gradients moves by at most two
+clip norms. docs/accounting.md has the proof.
 """
 
 from typing import Any
@@ -91,7 +92,7 @@ def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     """P[Binomial(n, q) >= k], f[], for integers k, n >= 1 and the rate q.
 
-    The relative error is at most _ERROR for probabilities above 1e-300.
+    The relative error is at most the constant _ERROR for probabilities above 1e-300.
     """
     inside = (k <= n) & (rate > 0) & (rate < 1)
     certain = (k <= n) & (rate >= 1)
@@ -108,14 +109,16 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 def truncated_poisson(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     """The losses of a Poisson-sampled step whose batch may overflow.
 
-    Whether the other examples fill the batch does not depend on the given example, so
-    that the bound may assume that the attacker knows whether they do. Let p be the
-    probability that the given example is in a batch that overflows. If p is at most
-    `tail`, the mass that each step may move to an infinite loss, the bound replaces the
-    loss by an infinite loss with probability p. This gives an upper bound: a full batch
-    without the example reveals nothing about the example, and a step without overflow
-    reveals at least as much. If max_batch_size is at least num_examples, no mass moves
-    to an infinite loss.
+    Two neighbouring data sets differ in one example. Whether the other examples fill
+    the batch does not depend on this example. The bound may therefore assume that the
+    attacker knows whether they fill it.
+
+    Let p be the probability that the differing example is in a batch that overflows. If
+    p is at most `tail`, the mass that each step may move to an infinite loss, the bound
+    replaces the loss by an infinite loss with probability p. The bound stays valid: a
+    full batch without the differing example reveals nothing about it, and a step
+    without overflow reveals at least as much. If max_batch_size is at least
+    num_examples, p is 0.
     """
     pair = pairs.poisson(event, tail)  # the losses without overflow
     n, b = event.num_examples, event.max_batch_size

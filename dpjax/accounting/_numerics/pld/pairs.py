@@ -1,18 +1,19 @@
 """Discrete pairs of distributions that dominate the pair of a mechanism.
 
-Cut the line of outcomes z into intervals. Within an interval, the likelihood ratio of P
-and Q lies between its values at the two ends. Move all mass of the interval to the
-ends, such that the masses of both P and Q on the interval stay the same. This move only
-helps an attacker, because outcomes at the ends can simulate an outcome within the
-interval. (Doroshenko et al. 2022 do this on a grid of losses; here the ends are evenly
-spaced in z.) The move adds h²/6 to the variance of a loss that is spread over an
-interval of length h. The increase is (Δz)²/6 of the variance, for any noise and
-sampling rate.
+The pair (P, Q) of a mechanism has its output distributions on two neighbouring data
+sets. Cut the line of outcomes z into intervals. Within an interval, the likelihood
+ratio of P and Q lies between its values at the two ends. Move all mass of the interval
+to the ends, such that the masses of both P and Q on the interval stay the same. This
+move only helps an attacker, because outcomes at the ends can simulate an outcome within
+the interval. (Doroshenko et al. 2022 do this on a grid of losses; here the ends are
+evenly spaced in z.) If a loss is spread evenly over an interval of length h, the move
+adds h²/6 to its variance. With intervals of width Δz, the increase is the fraction
+(Δz)²/6 of the variance, for any noise and sampling rate.
 
 All mechanisms in this module are mixtures of unit Gaussians (`atoms` has the other
-mechanisms). The loss of a mixture of two Gaussians is
-
-    x(z) = N(μz − μ²/2) [ − N(−μz − μ²/2) ],   N(v) = log(1 − q + q e^v).
+mechanisms). Let q be the sampling rate, and N(v) = log(1 − q + q e^v). At the outcome
+z, the loss of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1) is N(μz − μ²/2). Against the
+mirror image (1 − q) N(0, 1) + q N(−μ, 1), the loss is N(μz − μ²/2) − N(−μz − μ²/2).
 """
 
 from collections.abc import Callable
@@ -54,16 +55,17 @@ class DiscreteLosses(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The masses of a pair (P, Q) in m cells of outcomes, in two alternative forms.
+    """The masses of a pair (P, Q) in m cells, which are intervals of outcomes.
 
-    All mass of a cell moves either to the two ends of the cell, or to one loss per
-    cell.
+    The masses are given in two alternative forms. In the first form, the mass of a cell
+    moves to the outcomes at its two ends, for upper bounds on δ. In the second form,
+    only the cell of an outcome is released, for lower bounds on δ.
 
     Attributes:
       loss: the losses at the ends of cells, increasing, f[m + 1].
       mass: P's mass at each end after all mass has moved to the ends, f[m + 1].
-      merged_loss: the log of the ratio of P's and Q's masses of each cell, f[m].
-      merged_mass: P's mass of each cell, f[m].
+      merged_loss: the log of the ratio of P's mass to Q's mass in each cell, f[m].
+      merged_mass: P's mass in each cell, f[m].
       outside: the masses above the last cell and below the first cell (columns), of P
         and of Q (rows), f[2, 2].
       error: a bound on the relative error of each mass, f[].
@@ -78,7 +80,11 @@ class Cells(NamedTuple):
 
 
 def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
-    """The log ratio N(v) = log(1 − q + q e^v), precise for all rates q and all v."""
+    """The log-likelihood ratio N(v) = log(1 − q + q e^v) of a mixture with the rate q.
+
+    The result is precise for all rates and all v, the log-likelihood ratio of the
+    component with the weight q.
+    """
     # log(1 + q (e^v − 1)) is precise unless the argument of the log is near 0. Where
     # this argument is near 0, and where e^v or a derivative could overflow, logaddexp
     # gives log((1 − q) + q e^v). That sum is far from 1 unless q is tiny, and if q is
@@ -97,7 +103,7 @@ def phi(z: jax.Array) -> jax.Array:
 
 
 def raise_rate(rate: jax.Array) -> jax.Array:
-    """The sampling rate, raised to at least SMALL, so that its log is finite."""
+    """The sampling rate, raised to at least SMALL (a tiny float), with a finite log."""
     # The derivative stays one, also where the rate is raised.
     return rate + jax.lax.stop_gradient(jnp.maximum(rate, SMALL) - rate)
 
@@ -105,19 +111,21 @@ def raise_rate(rate: jax.Array) -> jax.Array:
 def split(
     mu: jax.Array, rate: jax.Array, start: jax.Array, stop: jax.Array, *, count, mirror
 ) -> Cells:
-    """The cells between count + 1 evenly spaced outcomes from start to stop.
+    """Cut the outcomes from start to stop into count cells of equal width.
 
-    The cells are for the pair (P, Q) with P = (1 − q) N(0, 1) + q N(μ, 1), where q is
-    the rate. If mirror is true, Q is the reflection of P at zero; otherwise Q is
-    N(0, 1).
+    A cell is an interval of outcomes. The result has the masses and losses of P and Q
+    in these cells. P is (1 − q) N(0, 1) + q N(μ, 1), where q is the rate and μ is mu.
+    If mirror is false, Q is N(0, 1). If mirror is true, Q is the reflection of P at
+    zero; the field `outside` then has the masses of N(0, 1) in place of those of Q.
     """
     width = (stop - start) / count
     ends = start + width * np.arange(count + 1.0)
 
     def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The log ratio N(v) at all points, and N′(v) at each cell's lower point.
+        """The log-likelihood ratio N(v) at cell ends, and N′(v) at cell starts.
 
-        N(v) = log(1 − q + q e^v), and N′(v) is the share of N(μ, 1) in the mixture.
+        N(v) = log(1 − q + q e^v), and N′(v) is the fraction of the density of (1 − q)
+        N(0, 1) + q N(μ, 1) that comes from N(μ, 1).
         """
         log_ratio = log_mixture(v, rate)
         return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
@@ -129,9 +137,10 @@ def split(
         loss = loss - away
 
     def climb(step: jax.Array) -> jax.Array:
-        """The growth of the loss when μz grows by `step`.
+        """The increase of the loss when μz increases by `step`.
 
-        z is the start of each cell. This form does not subtract nearly equal numbers.
+        Before the increase, z is the start of each cell. This form does not subtract
+        nearly equal numbers.
         """
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
@@ -154,15 +163,18 @@ def divide_masses(
     outside: jax.Array,
     sharp: jax.Array,
 ) -> Cells:
-    """The `Cells` of outcomes, from the losses and masses at nodes of Gauss's rule.
+    """The `Cells` of P and Q, from the losses and masses at Gauss-Legendre nodes.
 
     Args:
-      loss: the losses at the ends of cells, f[m + 1].
-      inner: the growth of the loss from the start of a cell to each node, f[8, m].
+      loss: the losses at the ends of the m cells, f[m + 1].
+      inner: the growth of the loss from the start of a cell to each of 8 nodes,
+        f[8, m].
       whole: the growth of the loss over a cell, f[1, m].
       mass: P's mass at each node, f[8, m].
-      outside: the masses outside of the cells, as in `Cells`, f[2, 2].
-      sharp: the width of a cell times the largest distance of an outcome from a mean.
+      outside: the masses above the last cell and below the first cell (columns), of P
+        and of Q (rows), f[2, 2].
+      sharp: the width of a cell times the largest distance of an outcome from the mean
+        of a component of P or Q, f[].
     """
     # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of the mass at a loss
     # x in [a, b], the share (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) moves to the upper
@@ -200,7 +212,7 @@ def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
     """The outcomes below and above which about the mass `tail` may be truncated, f[2].
 
     N(0, 1) has about this mass below the first outcome. The mixture (1 − q) N(0, 1) + q
-    N(μ, 1) has about this mass above the second outcome.
+    N(μ, 1), with the rate q, has about this mass above the second outcome.
     """
     mu, rate = jax.lax.stop_gradient((mu, rate))
     idle, touched = tail_quantile(tail / jnp.stack([jnp.ones_like(rate), rate]))
@@ -219,7 +231,10 @@ def _log(mass: jax.Array) -> jax.Array:
 def poisson_cells(
     mu: jax.Array, rate: jax.Array, tail: jax.Array, mirror: bool
 ) -> Cells:
-    """The `split` of all outcomes, except for about the mass `tail` at each end."""
+    """The `split` of outcomes that leaves out about the mass `tail` at each end.
+
+    P and Q are those of `split`, for the sampling rate `rate`.
+    """
     rate = raise_rate(rate)
     start, stop = find_ends(mu, rate, tail)
     start = -stop if mirror else start
@@ -227,7 +242,11 @@ def poisson_cells(
 
 
 def both_directions(cells: Cells) -> DiscreteLosses:
-    """The losses of P against Q and of Q against P, for masses at the ends of cells."""
+    """The losses of P against Q and of Q against P, if mass moves to the ends of cells.
+
+    A cell is an interval of outcomes. The mass outside of all cells moves to an
+    infinite loss or to the smallest loss.
+    """
     # The truncated mass at large losses gets an infinite loss. The truncated mass at
     # small losses gets the smallest loss of the grid, which is at least the loss of the
     # truncated mass.
@@ -248,13 +267,14 @@ def poisson(
     tail: jax.Array,
     losses_of: Callable[[Cells], DiscreteLosses] = both_directions,
 ) -> DiscreteLosses:
-    """The losses of a Poisson-sampled step whose batch holds the whole sample.
+    """The losses of a Poisson-sampled step whose batch holds all sampled examples.
 
-    The pair is (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in both directions. Under
-    REPLACE, the pair is (1 − q) N(0, 1) + q N(μ, 1) against (1 − q) N(0, 1) + q N(−μ,
-    1). Each of these two distributions is the mirror image of the other, so that both
-    directions have the same losses. About the mass `tail` is truncated at each end of
-    the outcomes. `losses_of` maps cells to losses in both directions.
+    With the sampling rate q, the dominating pair is (1 − q) N(0, 1) + q N(μ, 1) against
+    N(0, 1), in both orders. Under REPLACE, the pair is (1 − q) N(0, 1) + q N(μ, 1)
+    against (1 − q) N(0, 1) + q N(−μ, 1). Each of these two distributions is the mirror
+    image of the other, so that both orders have the same losses. About the mass `tail`
+    is truncated at each end of the outcomes. `losses_of` maps the masses in intervals
+    of outcomes to losses in both orders.
     """
     # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the pair
     # is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
@@ -266,9 +286,9 @@ def poisson(
 
 
 def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
-    """The logarithm of Σ_i w_i e^{v_i} over the first axis, precise even near zero.
+    """The logarithm of Σ_i w_i e^{v_i} over the first axis.
 
-    The weights w_i add up to one.
+    The weights w_i add up to one. The result is precise even where it is near zero.
     """
     # Where the sum is near one, log1p of Σ w_i (e^{v_i} − 1) is precise, because the
     # weights add up to one. Elsewhere the logarithm is not small, and the largest term
@@ -283,13 +303,12 @@ def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def mixture_cells(event: Any, tail: jax.Array) -> Cells:
-    """The cells of Σ w_i N(μ_i, 1) against N(0, 1), for an `events.GaussianMixture`.
+    """The `Cells` of Σ w_i N(μ_i, 1) against N(0, 1), for an `events.GaussianMixture`.
 
-    With sensitivities s_i ≥ 0, weights w_i and μ_i = s_i/σ, the loss at the outcome z
-    is x(z) = log Σ w_i e^{v_i}, v_i = μ_i z − μ_i²/2, which increases with z because no
-    μ_i is negative.
-
-    Each of the masses beyond an end of the cells' range is at most about `tail`.
+    The sensitivities s_i >= 0 have the weights w_i, and μ_i = s_i/σ for the noise
+    multiplier σ. The loss at the outcome z is x(z) = log Σ w_i e^{v_i} with v_i = μ_i z
+    − μ_i²/2. The loss increases with z, because no μ_i is negative. Each of the two
+    distributions has at most about the mass `tail` beyond each end of the cells.
     """
     mean = jnp.stack([s / event.noise_multiplier for s in event.sensitivities])
     # Weights are raised to at least SMALL, so that their logs are finite. Then they are
@@ -325,15 +344,21 @@ def mixture_cells(event: Any, tail: jax.Array) -> Cells:
 
 
 def mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of an `events.GaussianMixture`, in both directions."""
+    """The losses of an `events.GaussianMixture`, for both orders of the data sets.
+
+    About the mass `tail` is truncated at each end of the outcomes.
+    """
     return both_directions(mixture_cells(event, tail))
 
 
 def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
     """The losses of the symmetric pair (P, Q) whose trade-off curve is C_q(G_μ).
 
-    The positive losses are those of `poisson`. The negative losses are the mirror image
-    of the positive losses, with Q's masses. The rest of the mass has a loss of zero.
+    C_q(G_μ) is the curve of a μ-GDP mechanism on a random batch of fixed size, with the
+    sampling rate q. The positive losses and their masses are those of (1 − q) N(0, 1) +
+    q N(μ, 1) against N(0, 1). For each positive loss x, the loss −x has e^{−x} times
+    the mass of x. The rest of the mass has a loss of zero. About the mass `tail` moves
+    to an infinite loss.
 
     Reference: Bok, Su and Altschuler (2024), Proposition D.4.
     """

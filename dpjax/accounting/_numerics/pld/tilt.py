@@ -1,8 +1,9 @@
 """The choice of a tilt for δ(ε) and ε(δ) of composed losses, and estimates of both.
 
-`inversion` integrates with a tilt, which is a rate λ, a period L and an added Gaussian
-variance. A poor choice of a tilt, or a poor estimate, makes bounds loose but never too
-small. In this module only the bound by Markov's inequality has to be valid.
+A tilt has the parameters of the Fourier inversion in `inversion`: a rate λ, a period L
+and an added Gaussian variance. A poor choice of a tilt, or a poor estimate, makes
+bounds loose but never too small. In this module only the bound by Markov's inequality
+has to be valid.
 """
 
 from collections.abc import Sequence
@@ -28,12 +29,12 @@ Parts = Sequence[tuple[DiscreteLosses, jax.Array]]
 
 
 class Tilt(NamedTuple):
-    """The parameters of the inversion integral, f[] each.
+    """The parameters of the Fourier inversion of a composed loss Y, f[] each.
 
     Attributes:
-      rate: λ, the real part of the integration line.
-      period: L; frequencies are multiples of 2π/L.
-      variance: the Gaussian variance that is added to the composed loss.
+      rate: λ: the inversion uses E e^{(λ + it)Y} at real frequencies t.
+      period: L: frequencies are multiples of 2π/L.
+      variance: the Gaussian variance that the inversion adds to Y.
     """
 
     rate: jax.Array
@@ -42,7 +43,7 @@ class Tilt(NamedTuple):
 
 
 class Cumulants(NamedTuple):
-    """The cumulants of the composed loss Y at each λ in TILTS, f[80] each.
+    """The cumulants of the composed loss Y at each λ in the constant TILTS, f[80] each.
 
     K(λ) is log E e^{λY}. The tilted loss has the density of Y times e^{λY − K(λ)}.
 
@@ -50,8 +51,9 @@ class Cumulants(NamedTuple):
       log_mass: K(λ).
       mean: K′(λ), the mean of the tilted loss.
       variance: K″(λ), the variance of the tilted loss.
-      log_touched: the log of e^K Σ E[min(1, (1 + λ)|loss|)], a sum over all steps, to
-        which rounding errors are relative.
+      log_touched: the log of e^{K(λ)} Σ E[min(1, (1 + λ)|x|)]. The sum is over all
+        steps, and x is the tilted discrete loss of a step. Rounding errors are relative
+        to this number.
     """
 
     log_mass: jax.Array
@@ -61,7 +63,7 @@ class Cumulants(NamedTuple):
 
 
 def log_sum(losses: DiscreteLosses, rate: jax.Array) -> jax.Array:
-    """The log of Σ mass e^{λ loss}, summed over the last axis; λ is the rate."""
+    """The log of Σ m e^{λx} over the last axis: losses x, masses m and λ = rate."""
     exponent = losses.log_mass + rate * losses.loss
     top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
     return jnp.log(jnp.sum(jnp.exp(exponent - top), axis=-1)) + top[..., 0]
@@ -77,7 +79,11 @@ def log_markov(rate: jax.Array) -> jax.Array:
 
 
 def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
-    """The `Cumulants` of losses composed with a Gaussian mechanism, μ² = variance."""
+    """The `Cumulants` of discrete losses composed with a Gaussian mechanism.
+
+    `parts` has the discrete losses and the number of steps of each mechanism, for one
+    order of the data sets. The Gaussian mechanism has μ² = variance.
+    """
     rates = jnp.asarray(TILTS)
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
     spread, touched = jnp.full_like(rates, variance), jnp.zeros_like(rates)
@@ -103,8 +109,9 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
 def _log_share(cumulants: Cumulants) -> jax.Array:
     """An estimate of log E[e^{−λX} (1 − e^{−X})₊] for a Gaussian X, at each λ in TILTS.
 
-    X has mean zero and the variance of the tilted loss. The expectation is a difference
-    of two Mills' ratios, each about 1 / (x + 0.8).
+    X has mean zero and the variance of the tilted loss (see `Cumulants`). With Mills'
+    ratio R, the expectation is a multiple of a difference of two values of R. The
+    estimate replaces R(x) by 1 / (x + 0.8).
     """
     rates, deviation = jnp.asarray(TILTS), jnp.sqrt(cumulants.variance) + SMALL
     share = (rates * deviation + 0.8) * ((1 + rates) * deviation + 0.8)
@@ -112,7 +119,7 @@ def _log_share(cumulants: Cumulants) -> jax.Array:
 
 
 def _minimum(values: jax.Array) -> jax.Array:
-    """The minimum of the values over all rates."""
+    """The minimum of f[80] values, one for each λ in TILTS."""
     # Two axes, because XLA compiles a reduction over one long axis into two programs.
     return jnp.min(values.reshape(8, -1))
 
@@ -120,7 +127,8 @@ def _minimum(values: jax.Array) -> jax.Array:
 def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
     """For each array of values, its entry at the position where `key` is smallest.
 
-    In a tie, the result for an array is the largest of its entries at these positions.
+    In a tie, the result for an array is the largest of its entries at the tied
+    positions.
     """
     best = (key <= _minimum(key))[None]
     chosen = jnp.where(best, jnp.stack(values), -jnp.inf)
@@ -131,8 +139,9 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """An estimate of ε(δ), from a quadratic approximation of the log moments of Y.
 
     Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
-    derivatives at each λ in TILTS. The approximation is around the λ at which the
-    tilted loss, with the density of Y times e^{λY − K(λ)}, has a mean closest to ε.
+    derivatives at each λ in the constant TILTS. The tilted loss has the density of Y
+    times e^{λY − K(λ)}. The approximation is around the λ at which the mean of the
+    tilted loss is closest to ε.
     """
     log_mass, mean, variance, _ = cumulants
     rates, variance = jnp.asarray(TILTS), variance + SMALL
@@ -146,8 +155,8 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """The upper bound on ε(δ) by Markov's inequality, the best over λ in TILTS.
 
-    `cumulants` has log E e^{λY} for the composed loss Y at each λ. The bound is valid
-    if no loss is infinite.
+    `cumulants` has log E e^{λY} of the composed loss Y at each λ in the constant TILTS.
+    The bound is valid if no loss is infinite.
     """
     rates = jnp.asarray(TILTS)
     exponent = cumulants.log_mass + log_markov(rates) - log_delta
@@ -158,8 +167,9 @@ def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
     """An estimate of log δ(ε), from a quadratic approximation of the log moments of Y.
 
     Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
-    derivatives at each λ in TILTS. The approximation is around the λ at which the
-    tilted loss, with the density of Y times e^{λY − K(λ)}, has a mean closest to ε.
+    derivatives at each λ in the constant TILTS. The tilted loss has the density of Y
+    times e^{λY − K(λ)}. The approximation is around the λ at which the mean of the
+    tilted loss is closest to ε.
     """
     log_mass, mean, variance, _ = cumulants
     rates = jnp.asarray(TILTS)
@@ -176,10 +186,10 @@ def choose(
     epsilon: jax.Array,
     log_delta: jax.Array,
 ) -> Tilt:
-    """The `Tilt` with the smallest estimated error of δ(ε).
+    """Choose the inversion parameters with the smallest estimated error of δ(ε).
 
     Args:
-      cumulants: the log moments of the composed loss.
+      cumulants: the log moments of the composed loss, at several rates λ.
       variance: the Gaussian variance that the composed loss already has, f[].
       epsilon: ε, f[].
       log_delta: an estimate of log δ(ε), f[].
