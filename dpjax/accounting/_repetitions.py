@@ -1,7 +1,8 @@
-"""Probability laws of a search's number of repetitions K, with generating functions.
+"""Probability distributions of K, the number of runs of a search.
 
-The generating function of K is G(x) = E[x^K]. A search draws K independently of the
-data. `_selected` needs only G and the derivative G′ of G.
+A search makes K runs of a mechanism and releases the best one. K is drawn independently
+of the data. The generating function of K is G(x) = E[x^K]. From G and its derivative
+G′, the module `_selected` bounds the privacy loss of a search.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from dpjax._core.typing import ArrayLike, Key
 
 
 class _Drawn:
-    """A law of the number of repetitions K, drawn from uniform random bits."""
+    """The number K of runs of a search, drawn at random from uniform random bits."""
 
     mean: float
 
@@ -29,7 +30,10 @@ class _Drawn:
 
     @property
     def total_variation(self) -> float:
-        """A bound on the total variation distance from `sample`'s draws to the law."""
+        """A bound on the rounding error of `sample`, as a total variation distance.
+
+        The distance is between the draws of `sample` and the exact distribution of K.
+        """
         # The cumulative sum in 128-bit integers is exact. The k-th probability of a
         # recursion has an error of 4 k roundings. A Poisson probability has the errors
         # of its logarithm, which has three terms of up to k log k each.
@@ -50,7 +54,11 @@ class _Drawn:
 
 
 class _NegativeBinomial(_Drawn):
-    """A truncated negative binomial law of K, with η = `shape` and γ = `stop`."""
+    """A truncated negative binomial number K of runs, with the parameters η and γ.
+
+    η is the attribute `shape`, and γ is the property `stop`. P(K = k) is proportional
+    to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, ….
+    """
 
     shape: float
 
@@ -63,7 +71,7 @@ class _NegativeBinomial(_Drawn):
 
     @functools.cached_property
     def stop(self) -> float:
-        """The parameter γ in (0, 1) at which the law has the given mean."""
+        """The parameter γ in (0, 1) at which E[K] is the given mean."""
         if self.shape == 1:
             return 1 / self.mean
         low, high = -700.0, -1e-15  # bounds on log γ: E[K] falls from inf to 1
@@ -109,10 +117,11 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
     """A negative binomial number K of repetitions, conditioned on K >= 1.
 
     P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. At the same
-    mean, a law with a smaller shape has heavier tails and costs less privacy.
+    mean, a distribution with a smaller shape has heavier tails and costs less privacy.
 
     Attributes:
-      shape: η, above -1. The law is `Geometric` for η = 1, and `Logarithmic` for η = 0.
+      shape: η, above -1. η = 1 gives the distribution `Geometric`, and η = 0 gives
+        `Logarithmic`.
       mean: E[K], above 1. The mean determines γ, the property `stop`.
 
     Reference: Papernot and Steinke (2022), Definition 1.
@@ -241,7 +250,7 @@ Repetitions = Geometric | Logarithmic | Poisson | TruncatedNegativeBinomial | Fi
 
 
 def check(repetitions: object) -> None:
-    """Raise a ValueError unless the argument is a law of the number of repetitions."""
+    """Raise a ValueError unless the argument is a distribution of this module."""
     if not isinstance(repetitions, Repetitions):
         raise ValueError(
             "repetitions must be a distribution of dpjax.accounting.selection, such "
