@@ -80,8 +80,8 @@ class Profile(Protocol):
 class Curve(NamedTuple):
     """A piecewise linear upper bound on h(t) = ∫ [r − t]₊ dQ for one run.
 
-    P and Q are the distributions of one run's output on neighbouring data sets, and r =
-    dP/dQ.
+    P and Q are the distributions of one run's output on neighbouring data sets. r is
+    the likelihood ratio dP/dQ.
 
     Attributes:
       ratio: the points t, f64[n], increasing from 0.

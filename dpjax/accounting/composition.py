@@ -266,12 +266,13 @@ def _mu_by_interval(
 ) -> np.ndarray:
     """The smallest μ with δ(ε) <= slack + (1 − slack) δ_μ(ε), for each interval of ε.
 
-    δ_μ is the profile of μ-GDP. δ(ε) is convex in e^ε, as the supremum of P(S) − e^ε
-    Q(S) over events S. So between two values of ε, δ(ε) is at most the chord, the
-    straight line in e^ε through both points. The function compares the chord with δ_μ
-    on a finer grid. The chord and δ_μ decrease in ε. Between two points of that grid,
-    the chord is therefore at most the chord at the first point, and δ_μ is at least δ_μ
-    at the second point. Beyond the last ε, δ(ε) is at most slack.
+    δ_μ is the profile of μ-GDP. δ(ε) is the supremum over events S of P(S) − e^ε Q(S),
+    for the output distributions P and Q on neighbouring data sets. So δ(ε) is convex in
+    e^ε. Between two values of ε, δ(ε) is therefore at most the chord, the straight line
+    in e^ε through both points. The function compares the chord with δ_μ on a finer
+    grid. The chord and δ_μ decrease in ε. Between two points of that grid, the chord is
+    therefore at most the chord at the first point, and δ_μ is at least δ_μ at the
+    second point. Beyond the last ε, δ(ε) is at most slack.
 
     Args:
       top: an upper bound on δ(0).
@@ -280,8 +281,7 @@ def _mu_by_interval(
       slack: the number in the inequality above.
 
     Returns:
-      The μ of the interval that ends at each ε, f[n]. The first interval begins at ε =
-      0.
+      The μ of the interval that ends at each ε, f[n]. The first interval begins at 0.
     """
     if not np.all(np.isfinite(found)):
         return np.full(found.size, np.inf)

@@ -355,7 +355,7 @@ class Selection:
 
     Attributes:
       event: one run, with its score.
-      repetitions: the law of K, from `selection`.
+      repetitions: the distribution of K, from `selection`.
     """
 
     event: "Event"

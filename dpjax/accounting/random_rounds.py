@@ -98,8 +98,8 @@ def delta(
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2; the bound here replaces
     their Theorem 4. Each round has the trade-off curve C_p(G_μ) of Bok, Su and
-    Altschuler (2024), Proposition D.4, with p = sampling_rate and μ = 2 /
-    noise_multiplier.
+    Altschuler (2024), Proposition D.4. Here p is the sampling rate, and μ is 2 divided
+    by the noise multiplier.
 
     Example:
       >>> rounds = group(np.full(1000, 0.001), groups=8)

@@ -137,8 +137,9 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
       count: the number of repetitions, f[*b], whole numbers, at least 0.
 
     Returns:
-      count times the sum, f[*b, k], rounded up. A traced count that is not whole is
-      rounded up to the next whole number, at which derivatives by the count are taken.
+      count times the sum of the curves, f[*b, k], rounded up. A traced count that is
+      not whole is rounded up to the next whole number, at which derivatives by the
+      count are taken.
       The result is inf for a negative count and for a NaN.
 
     Raises:

@@ -91,10 +91,10 @@ def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Ar
 def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     """The squared sensitivity of the left children of a tree, by position, f[n_b].
 
-    An example at position p takes part at the steps p + e n_b of all epochs e. Its
-    squared sensitivity is Σ_nodes (Σ_e β^{z − p − e n_b})². Here z is the step at which
-    a node ends, and β is the decay. The sum over e is over the example's steps in the
-    node.
+    An epoch has n_b steps. An example at position p takes part at the steps p + e n_b
+    of all epochs e. Its squared sensitivity is Σ_nodes (Σ_e β^{z − p − e n_b})². Here z
+    is the step at which a node ends, and β is the decay. The sum over e is over the
+    example's steps in the node.
 
     Let gap = (z − p) mod n_b. The node then contains the example's steps z − gap,
     z − gap − n_b, …. The inner sum is geometric and depends only on the gap and the
@@ -309,8 +309,8 @@ def reduced_momentum_mu(
       noise_multipliers: for each of three trees, the noise standard deviation of a node
         divided by the bound on one example's term, f[*b], at least 0. The trees are for
         gradients at the first iterate of an epoch (anchor terms), for the changes of
-        these gradients between epochs, and for changes of gradients within an epoch
-        (drift terms).
+        these gradients between epochs (change terms), and for changes of gradients
+        within an epoch (drift terms).
       num_steps: T, static, at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
       steps_per_epoch: n, static, at least 1. Every epoch must have the same batches in

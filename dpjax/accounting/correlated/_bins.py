@@ -68,11 +68,11 @@ def _correlation(c: jax.Array, size: int) -> jax.Array:
 def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
     """Bounds on the covariance of two patterns by the distance of their first steps.
 
-    A pattern is the set of steps in which an example takes part. Distances are around
-    the circle of an epoch. Entry k of the input g, f[n_b], bounds the covariance of two
-    patterns that start at steps s and s′ of an epoch with |s − s′| = k. Entry d of the
-    result, f[n_b // 2 + 1], bounds the covariance if min(|s − s′|, n_b − |s − s′|) >=
-    d.
+    A pattern is the set of steps in which an example takes part. The two patterns start
+    at steps s and s′ of an epoch. Entry k of the input g, f[n_b], bounds the covariance
+    if |s − s′| = k. Entry d of the result, f[n_b // 2 + 1], bounds the covariance if
+    min(|s − s′|, n_b − |s − s′|), the distance around the circle of an epoch, is at
+    least d.
     """
     # A distance d around the circle is d or n_b − d along the line. The cumulative
     # maximum from the end covers all distances of at least d.

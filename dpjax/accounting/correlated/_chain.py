@@ -93,11 +93,11 @@ def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
 
 
 def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
-    """The Gaussian chain with the least E L² whose covariances bound the given ones.
+    """The Gaussian chain with the least E L², from the covariances that it must bound.
 
-    L is the likelihood ratio of a chain, for an example that picks a random position.
-    The n_b steps of an epoch form a circle, which is cut at a gap. The function
-    compares one chain for each length of the gap.
+    A chain bounds the covariances from above. L is the likelihood ratio of a chain, for
+    an example that picks a random position. The n_b steps of an epoch form a circle,
+    which is cut at a gap. The function compares one chain for each length of the gap.
 
     Args:
       by_gap: the covariance of two steps by their distance around the circle, padded

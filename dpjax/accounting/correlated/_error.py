@@ -49,10 +49,10 @@ def variances(
 
     The strategy is a filter C = N_C / D_C, with a numerator and a denominator. Its
     noise is y = (D_C / N_C) z, with z white noise of variance 1. The noise of the sum
-    at step t is g_t = f_t y_t, with the factor f_t. The workload computes h = (N_A /
-    D_A) g with a second filter, and from h the outputs x_t = k_t x_{t−1} + r_t h_t.
-    Here k stands for `keep` and r for `rates`. The variance comes from a recursion for
-    the covariance of the filters' states.
+    at step t is g_t = f_t y_t, with the factor f_t. The workload computes
+    h = (N_A / D_A) g with a second filter, and from h the outputs
+    x_t = k_t x_{t−1} + r_t h_t. Here k stands for `keep` and r for `rates`. The
+    variance comes from a recursion for the covariance of the filters' states.
     """
     inner, drive = _state_space(strategy.denominator, strategy.numerator)
     outer, drive_h = _state_space(workload.numerator, workload.denominator)
@@ -83,10 +83,10 @@ def _state_space(
 ) -> tuple[jax.Array, jax.Array]:
     """The matrix F and the vector g of the state-space form of a filter N / D.
 
-    N and D are the polynomials of `numerator` and `denominator`, without their first
-    coefficient 1. The filter maps u to y by y_t = u_t + e₀ᵀs_t and s_{t+1} = F s_t + g
-    u_t, in transposed direct form II. The state s has at least one entry, since code
-    that reads the first entry cannot index an empty state.
+    N and D are polynomials with the first coefficient 1. The arguments hold their other
+    coefficients. The filter maps u to y by y_t = u_t + e₀ᵀs_t and
+    s_{t+1} = F s_t + g u_t, in transposed direct form II. The state s has at least one
+    entry, since code that reads the first entry cannot index an empty state.
     """
     order = max(np.shape(numerator)[-1], np.shape(denominator)[-1], 1)
     n, d = (

@@ -132,9 +132,10 @@ def few_separated_steps(
 def few_reshuffled_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
 ) -> jax.Array:
-    """The bound of `reshuffled_order` if an example takes part in at most `most` epochs.
+    """The bound of `reshuffled_order` for an example that takes part in few epochs.
 
-    In each of these epochs, the example takes part in one step, which may be any step.
+    In each of at most `most` epochs, the example takes part in one step, which may be
+    any step.
     """
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jax.lax.cummax(columns, reverse=True)[::n_b]
@@ -267,13 +268,14 @@ def _by_state(
 
 
 def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
-    """The bound of `reshuffled_order` for a matrix C with non-increasing coefficients c.
+    """The bound of `reshuffled_order` for C with non-increasing coefficients c.
 
-    An example takes part in one step of each epoch. The squared sensitivity is a sum of
-    one term for each ordered pair of epochs. The term is (CᵀC)_st for the example's
-    steps s and t in the two epochs, multiplied by the weights of both epochs, from
-    f[E]. Let g(k) bound (CᵀC)_st for the gap k = |t − s|. If the steps have the
-    positions r_e and r_f in epochs e < f, their gap is (f − e) n_b + r_f − r_e.
+    C is the Toeplitz matrix that correlates the noise. An example takes part in one
+    step of each epoch. The squared sensitivity is a sum of one term for each ordered
+    pair of epochs. The term is (CᵀC)_st for the example's steps s and t in the two
+    epochs, multiplied by the weights of both epochs, from f[E]. Let g(k) bound (CᵀC)_st
+    for the gap k = |t − s|. If the steps have the positions r_e and r_f in epochs
+    e < f, their gap is (f − e) n_b + r_f − r_e.
 
     For adjacent epochs a dynamic programme finds the worst positions, up to the width
     of the intervals into which positions are divided. For other pairs, one bound on g

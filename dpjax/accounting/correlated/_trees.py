@@ -6,9 +6,9 @@ into a group of four, and so on. Each join leaves a gap between its two parts. T
 group is repeated around the circle of an epoch. Positions in different parts of a join
 are at least the join's gap apart, so that the covariance at that gap is an upper bound
 (docs/amplification.md). Let L be the likelihood ratio of the outputs with and without
-an example that has a random position of the tree. L is computed from the leaves
-upwards: each join takes the mean of two independent copies and multiplies it by a
-lognormal factor that both share.
+an example that has a random position of the tree. The distribution of L is computed
+from the leaves upwards: each join takes the mean of two independent copies and
+multiplies it by a lognormal factor that both share.
 
 The tree leaves out the positions in the gaps. The mean over all positions is the mean,
 over the n_b rotations of the tree, of the means over the rotated trees. By Jensen's
@@ -138,10 +138,10 @@ def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
     """The log of the second moment E L² of the likelihood ratio L for a tree.
 
     L is the likelihood ratio of the outputs with and without an example. A position is
-    the step of the epoch at which the example takes part. L is the mean of exp(X_i −
-    Var X_i / 2) over the tree's positions i, for a Gaussian X with the covariances of
-    the tree. So E L² is the mean of e^{Cov(X_i, X_j)} over all ordered pairs (i, j) of
-    positions, including i = j.
+    the step of the epoch at which the example takes part. L is the mean of
+    exp(X_i − Var X_i / 2) over the tree's positions i, for a Gaussian X with the
+    covariances of the tree. So E L² is the mean of e^{Cov(X_i, X_j)} over all ordered
+    pairs (i, j) of positions, including i = j.
 
     Args:
       tree: the tree of positions.
