@@ -122,7 +122,7 @@ class _Run:
         return above - np.exp(self.losses) * other
 
     def epsilon(self, delta: float) -> float:
-        """ε(δ), by linear interpolation in log δ between the losses of the grid."""
+        """ε(δ), by linear interpolation in log δ between the numbers of `losses`."""
         at = max(int(np.argmax(self.deltas <= delta)), 1)
         before, after = np.log(np.maximum(self.deltas[at - 1 : at + 1], TINY) / delta)
         return float(self.losses[at - 1] + self.losses[1] * before / (before - after))

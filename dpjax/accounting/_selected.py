@@ -200,7 +200,10 @@ def price_of(curve: Curve, repetitions: Repetitions) -> Price:
 
 
 def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
-    """The profile of releasing all K runs; None if K is random or no PLD is known."""
+    """The profile of releasing all runs of a search, or None.
+
+    The result is None if the number of runs is random or if no PLD of a run is known.
+    """
     if not isinstance(repetitions, Fixed):
         return None
     if profile.mu is not None:

@@ -228,11 +228,11 @@ def _noise_of_sum64(
 def _one_of(
     noise_multiplier: ArrayLike, t: int, k: int, num_epochs: int
 ) -> tuple[ArrayLike, int, int]:
-    """A run with num_selected = 1 whose exact ε is at most that of the given run.
+    """Parameters of a run with num_selected = 1 and an ε of at most the given run's ε.
 
-    In the given run, examples take part in k of t steps. The results are the noise
-    multiplier, the number of steps in an epoch and the number of epochs of the run with
-    num_selected = 1.
+    Both ε are exact. In the given run, examples take part in k of t steps. The results
+    are the noise multiplier, the number of steps in an epoch and the number of epochs
+    of the run with num_selected = 1.
     """
     if k == 1:
         return noise_multiplier, t, num_epochs

@@ -103,7 +103,7 @@ class FunctionProfile:
         *args: Any,
         **kwargs: Any,
     ) -> "FunctionProfile":
-        """A profile whose two functions get a mechanism's args and kwargs."""
+        """A profile whose functions get args and kwargs as further arguments."""
         return cls(*(functools.partial(f, *args, **kwargs) for f in (epsilon, delta)))
 
 

@@ -127,7 +127,7 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
 
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
-    """The absolute values |c_t| of the first column of the matrix C, f[num_steps].
+    """The absolute values of the first column of the strategy's matrix, f[num_steps].
 
     The second result is a bound on the L2 norm of the rounding errors of this column.
     """

@@ -1,4 +1,4 @@
-"""The ε of a run whose noise a strategy correlates, for each sampling scheme."""
+"""The ε of a run with correlated noise, for each sampling scheme."""
 
 from typing import Any, Literal, get_args
 
