@@ -65,10 +65,13 @@ def _corners(
 ) -> tuple[np.ndarray, jax.Array]:
     """The norms ‖v_j‖ / L of the corners, f[k], and constants c_j, f[tangents, k].
 
-    The module's docstring defines the corners v_j (step 4), the bound L on gradients,
-    and the constants c_j. For logistic losses, each row of c_j belongs to one tangent
-    (step 5). Other losses have one row. `curvature` is β/Λ, and `replaced` says whether
-    each data set has an example that the other one lacks.
+    Corners are vectors v_j whose convex hull contains the difference of the gradients
+    of two neighbouring data sets. L bounds the norm of an example's gradient. The
+    privacy loss at corner j is at most c_j above that of a Gaussian mechanism with the
+    sensitivity ‖v_j‖. For logistic losses, each row of c_j is one valid choice, from
+    one tangent (step 5 of the module's docstring). Other losses have one row.
+    `curvature` is β/Λ, as for `delta`. `replaced` says whether each data set has an
+    example that the other data set lacks.
     """
     if not logistic:
         # v is in the box with corners ±L x/‖x‖ ± L x'/‖x'‖. Their norms come in two
