@@ -22,15 +22,16 @@ _GRID, _OUTCOMES = 2**14, 2_000
 
 
 class Overflow(NamedTuple):
-    """The estimated effect of overflow, which is a batch that exceeds its capacity.
+    """The estimated effect of batches that exceed their capacity on a run's δ and ε.
 
-    The function `overflow` computes the estimate for a given share of δ.
+    The function `overflow` computes the estimate. The argument `share` of that function
+    is the fraction of δ that is reserved for these batches.
 
     Attributes:
-      log_full: the logarithm of a probability. If the batch of a step is full with this
-        probability, overflow increases δ by the given share.
-      spare: the increase of ε if δ is reduced by the given share; TINY if this increase
-        is not known.
+      log_full: the logarithm of a probability p. If the batch of each step exceeds its
+        capacity with probability p, δ increases by the reserved fraction.
+      spare: the increase of ε if δ is reduced by the reserved fraction; TINY, the least
+        positive normal float, if this increase is not known.
     """
 
     log_full: float
@@ -38,7 +39,11 @@ class Overflow(NamedTuple):
 
 
 def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Privacy losses of a step and their probabilities, for a full batch if `full`."""
+    """The privacy losses of one step and their probabilities, f[n] each.
+
+    `event` describes a Gaussian step on a random sample. If `full` is true, the batch
+    of the step is at its capacity.
+    """
     rate, fixed = event.sampling_rate, full or hasattr(event, "mu")
     mu = (
         event.mu
@@ -63,13 +68,15 @@ def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Run:
-    """The estimated distribution of a run's composed privacy loss, on a grid.
+    """The estimated distribution of the total privacy loss of a run, on a grid.
 
-    The argument `epsilon` is a rough value of the run's ε, which determines the grid.
+    The grid has evenly spaced privacy losses. The argument `epsilon`, a rough value of
+    the run's ε, determines the spacing.
 
     Attributes:
-      losses: the privacy losses of the grid that are at least 0.
-      deltas: δ(ε) for an ε equal to each of these losses.
+      losses: the losses of the grid that are at least 0, f[n].
+      transform: the Fourier transform of the distribution, c[n + 1].
+      deltas: δ(ε) for an ε equal to each of `losses`, f[n].
     """
 
     def __init__(self, steps: Composed, epsilon: float) -> None:
@@ -87,7 +94,12 @@ class _Run:
         self.deltas = self.deltas_of(self.transform)
 
     def of_step(self, loss: np.ndarray, mass: np.ndarray) -> np.ndarray:
-        """The Fourier transform of one step's privacy losses, moved to the grid."""
+        """The Fourier transform of the distribution of one step's privacy loss.
+
+        `loss`, f[k], has the privacy losses of the step, and `mass`, f[k], their
+        probabilities. The probability of each loss is divided among three points of the
+        grid.
+        """
         at = loss / self.losses[1]
         point = np.rint(at)
         off = at - point
@@ -98,7 +110,11 @@ class _Run:
         return np.fft.rfft(np.bincount(points, masses, _GRID))
 
     def deltas_of(self, transform: np.ndarray) -> np.ndarray:
-        """δ(ε) for an ε equal to each of `losses`, from the run's transform."""
+        """δ(ε) for an ε equal to each of `losses`, f[n].
+
+        `transform` is the Fourier transform of the distribution of the total privacy
+        loss.
+        """
         mass = np.fft.irfft(transform)[: self.losses.size]
         above, other = (
             np.cumsum(x[::-1])[::-1] for x in (mass, mass * np.exp(-self.losses))
@@ -106,7 +122,7 @@ class _Run:
         return above - np.exp(self.losses) * other
 
     def epsilon(self, delta: float) -> float:
-        """ε(δ), by linear interpolation in log δ between the losses of the grid."""
+        """ε(δ), by linear interpolation in log δ between the numbers of `losses`."""
         at = max(int(np.argmax(self.deltas <= delta)), 1)
         before, after = np.log(np.maximum(self.deltas[at - 1 : at + 1], TINY) / delta)
         return float(self.losses[at - 1] + self.losses[1] * before / (before - after))
@@ -120,9 +136,11 @@ def epsilon(steps: Composed, delta: float, about: float) -> float:
 
 @np.errstate(all="ignore")
 def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Overflow:
-    """The estimated effect of overflow on a run, as an `Overflow`.
+    """Estimate how batches that exceed their capacity change the δ and ε of a run.
 
-    The given ε is that of the run without overflow at (1 − share) δ.
+    The argument `share` is the fraction of δ that is reserved for these batches. The
+    argument `epsilon` is the ε of the run at (1 − share) δ if no batch exceeds its
+    capacity.
     """
     run = _Run(steps, epsilon)
     sampled: Any = steps.steps

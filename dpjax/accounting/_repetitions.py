@@ -1,7 +1,8 @@
-"""Probability laws of a search's number of repetitions K, with generating functions.
+"""Probability distributions of K, the number of runs of a search.
 
-The generating function of K is G(x) = E[x^K]. A search draws K independently of the
-data. `_selected` needs only G and the derivative G′ of G.
+A search makes K runs of a mechanism and releases the best one. K is drawn independently
+of the data. The generating function of K is G(x) = E[x^K]. From G and its derivative
+G′, the module `_selected` bounds the privacy loss of a search.
 """
 
 import dataclasses
@@ -19,24 +20,27 @@ from dpjax._core.typing import ArrayLike, Key
 
 
 class _Drawn:
-    """A law of the number of repetitions K, drawn from uniform random bits."""
+    """The number K of runs of a search, drawn at random from uniform random bits."""
 
     mean: float
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """Yield the pairs (k, P(K = k)), with k in increasing order."""
+        """Yield each number of runs and its probability, in increasing order."""
         raise NotImplementedError
 
     @property
     def total_variation(self) -> float:
-        """A bound on the total variation distance from `sample`'s draws to the law."""
+        """A bound on the rounding error of `sample`, as a total variation distance.
+
+        The distance is between the draws of `sample` and the exact distribution of K.
+        """
         # The cumulative sum in 128-bit integers is exact. The k-th probability of a
         # recursion has an error of 4 k roundings. A Poisson probability has the errors
         # of its logarithm, which has three terms of up to k log k each.
         return 16 * ULP * (self.mean + 4) * math.log(self.mean + 8)
 
     def sample(self, key: Key) -> int:
-        """A random draw of K, which depends on the key alone."""
+        """A random number of runs, which depends on the key alone."""
         words = np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist()
         below = sum(word << 32 * i for i, word in enumerate(words))
         cumulative = 0
@@ -50,7 +54,11 @@ class _Drawn:
 
 
 class _NegativeBinomial(_Drawn):
-    """A truncated negative binomial law of K, with η = `shape` and γ = `stop`."""
+    """A truncated negative binomial number K of runs, with the parameters η and γ.
+
+    η is the attribute `shape`, and γ is the property `stop`. P(K = k) is proportional
+    to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, ….
+    """
 
     shape: float
 
@@ -63,7 +71,7 @@ class _NegativeBinomial(_Drawn):
 
     @functools.cached_property
     def stop(self) -> float:
-        """The parameter γ in (0, 1) at which the law has the given mean."""
+        """The parameter γ in (0, 1) at which the mean number of runs is `mean`."""
         if self.shape == 1:
             return 1 / self.mean
         low, high = -700.0, -1e-15  # bounds on log γ: E[K] falls from inf to 1
@@ -74,7 +82,10 @@ class _NegativeBinomial(_Drawn):
         return math.exp(high)
 
     def _mean(self, stop: float) -> float:
-        """E[K] = η (1 − γ) / (γ (1 − γ^η)), with γ = stop and η = shape."""
+        """The mean η (1 − γ) / (γ (1 − γ^η)) of the number of runs.
+
+        Here γ is `stop`, and η is `shape`.
+        """
         lost = self.shape * math.log(stop)
         # The limit of η / (1 − γ^η) for η → 0 is 1 / log(1/γ).
         quotient = lost / math.expm1(min(lost, 700.0)) if lost else 1.0
@@ -83,11 +94,14 @@ class _NegativeBinomial(_Drawn):
 
     @property
     def steepness(self) -> float:
-        """A bound on G″(x) / G′(x) for x in [0, 1], with G(x) = E[x^K]."""
+        """A bound on G″(x) / G′(x) for x in [0, 1].
+
+        G(x) = E[x^K] is the generating function of the number K of runs.
+        """
         return (1 + self.shape) / self.stop
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """Yield the pairs (k, P(K = k)), with k in increasing order."""
+        """Yield each number of runs and its probability, in increasing order."""
         k, kept, eta = 1, 1 - self.stop, self.shape
         probability = float(np.asarray(self.derivative(0.0)))
         while True:
@@ -96,9 +110,10 @@ class _NegativeBinomial(_Drawn):
             k += 1
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
-        """The derivative of the generating function E[x^K] for x in [0, 1].
+        """The derivative of the generating function E[x^K] of the number K of runs.
 
-        G′(x) = E[K] (γ / (1 − (1 − γ) x))^(1 + η), with γ = stop and η = shape.
+        For x in [0, 1] the derivative is E[K] (γ / (1 − (1 − γ) x))^(1 + η), where γ is
+        `stop` and η is `shape`.
         """
         remainder = self.stop + (1 - self.stop) * (1 - x)
         return self.mean * (self.stop / remainder) ** (1 + self.shape)
@@ -109,10 +124,11 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
     """A negative binomial number K of repetitions, conditioned on K >= 1.
 
     P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. At the same
-    mean, a law with a smaller shape has heavier tails and costs less privacy.
+    mean, a distribution with a smaller shape has heavier tails and costs less privacy.
 
     Attributes:
-      shape: η, above -1. The law is `Geometric` for η = 1, and `Logarithmic` for η = 0.
+      shape: η, above -1. η = 1 gives the distribution `Geometric`, and η = 0 gives
+        `Logarithmic`.
       mean: E[K], above 1. The mean determines γ, the property `stop`.
 
     Reference: Papernot and Steinke (2022), Definition 1.
@@ -132,7 +148,7 @@ class Geometric(_NegativeBinomial):
     """A geometric number of repetitions. Each one is the last with probability 1/mean.
 
     Attributes:
-      mean: E[K], above 1.
+      mean: the mean number of repetitions, above 1.
 
     Example:
       >>> [round(p, 3) for (_, p), _ in zip(Geometric(4.0).probabilities(), range(3))]
@@ -145,7 +161,7 @@ class Geometric(_NegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class Logarithmic(_NegativeBinomial):
-    """A logarithmic number of repetitions, with P(K = k) proportional to (1 − γ)^k / k.
+    """A logarithmic number K of repetitions: P(K = k) is proportional to (1 − γ)^k / k.
 
     Attributes:
       mean: E[K], above 1. The mean determines γ, the property `stop`.
@@ -178,11 +194,14 @@ class Poisson(_Drawn):
 
     @property
     def steepness(self) -> float:
-        """A bound on G″(x) / G′(x) for x in [0, 1], with G(x) = E[x^K]."""
+        """A bound on G″(x) / G′(x) for x in [0, 1].
+
+        G(x) = E[x^K] is the generating function of the number K of runs.
+        """
         return self.mean
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """Yield the pairs (k, P(K = k)), with k in increasing order."""
+        """Yield each number of runs and its probability, in increasing order."""
         k = 0
         while True:
             # The code uses logarithms, since e^−mean underflows for a large mean.
@@ -191,7 +210,10 @@ class Poisson(_Drawn):
             k += 1
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
-        """The derivative mean e^(mean (x − 1)) of the generating function E[x^K]."""
+        """The derivative of the generating function E[x^K] of the number K of runs.
+
+        The derivative is mean e^(mean (x − 1)).
+        """
         return self.mean * np.exp(self.mean * (x - 1))
 
 
@@ -200,7 +222,7 @@ class Fixed:
     """A fixed number of repetitions, which need not be secret.
 
     Attributes:
-      count: K, at least 1.
+      count: the number of repetitions, at least 1.
 
     Example:
       >>> Fixed(3).derivative(0.5)
@@ -215,12 +237,15 @@ class Fixed:
 
     @property
     def mean(self) -> float:
-        """E[K], which is the count."""
+        """The mean number of runs, which is the count."""
         return float(self.count)
 
     @property
     def steepness(self) -> float:
-        """A bound on x G″(x) / G′(x) for x in [0, 1], with G(x) = E[x^K]."""
+        """A bound on x G″(x) / G′(x) for x in [0, 1].
+
+        G(x) = x^count is the generating function of the fixed number of runs.
+        """
         return float(self.count)
 
     def sample(self, key: Key) -> int:
@@ -229,11 +254,11 @@ class Fixed:
         return self.count
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """Yield the only pair (k, P(K = k)), which is (count, 1)."""
+        """Yield the count and its probability, which is 1."""
         yield self.count, 1.0
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
-        """The derivative count x^(count − 1) of the generating function E[x^K]."""
+        """The derivative count x^(count − 1) of the generating function x^count."""
         return self.count * x ** (self.count - 1)
 
 
@@ -241,7 +266,7 @@ Repetitions = Geometric | Logarithmic | Poisson | TruncatedNegativeBinomial | Fi
 
 
 def check(repetitions: object) -> None:
-    """Raise a ValueError unless the argument is a law of the number of repetitions."""
+    """Raise a ValueError unless the argument is a distribution of this module."""
     if not isinstance(repetitions, Repetitions):
         raise ValueError(
             "repetitions must be a distribution of dpjax.accounting.selection, such "

@@ -1,4 +1,4 @@
-"""The steps of a run in which an example may take part, and μ from its sensitivity."""
+"""The steps of a run in which an example may take part, and μ from a sensitivity."""
 
 from typing import Literal, NamedTuple
 
@@ -13,7 +13,7 @@ Order = Literal["fixed", "reshuffled", "separated"]
 
 
 class Schedule(NamedTuple):
-    """The static numbers that determine the sensitivity of a run to one example.
+    """The static parameters of a run that determine its sensitivity to one example.
 
     Attributes:
       num_steps: T, the number of steps of the run.
@@ -21,7 +21,8 @@ class Schedule(NamedTuple):
       order: "fixed" if an example has the same position in every epoch. "reshuffled" if
         an example takes part in at most one step of each epoch, in any step.
         "separated" if the steps of an example are at least n_b apart.
-      factor: the sensitivity of a clipped sum over the clip norm, by the adjacency.
+      factor: the sensitivity of a sum of clipped gradients, divided by the clip norm: 2
+        under REPLACE, and otherwise 1.
       max_participations: the maximum number of steps in which an example takes part;
         None if only the order limits these steps.
     """
@@ -36,7 +37,7 @@ class Schedule(NamedTuple):
 def check(
     num_steps: int, steps_per_epoch: int, order: Order, adjacency: Adjacency
 ) -> Schedule:
-    """The `Schedule` of these numbers; raise ValueError if a number is out of range."""
+    """The `Schedule` of these parameters; raise ValueError if one is out of range."""
     return Schedule(
         validate.static_int("num_steps", num_steps, minimum=1),
         validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1),
@@ -46,7 +47,11 @@ def check(
 
 
 def mu_of_sensitivity(sensitivity: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
-    """The sensitivity over the noise, above 0 for finite noise; inf without noise."""
+    """The GDP parameter μ, which is the sensitivity divided by the noise multiplier.
+
+    The result is inf without noise. For finite noise, the result is positive even if
+    the quotient underflows.
+    """
     noiseless = ~(noise_multiplier > 0)
     mu = sensitivity / jnp.where(noiseless, 1.0, noise_multiplier)
     # An underflow must not report perfect privacy.

@@ -2,25 +2,27 @@
 
 A search runs a mechanism K times, with K drawn independently of the data, and releases
 the run with the best score. The score is part of the mechanism's output, and ties are
-resolved at random. Let P and Q be the laws of one output on neighbouring data sets,
-with likelihood ratio r, and let G be the generating function of K. Let v(y) and u(y) be
-the probabilities, under P and Q, that a run scores below y. The output of the best run
-is y with density G′(v(y)) dP, or G′(u(y)) dQ, since all other K − 1 runs must score
-below y. So
+resolved at random. Let P and Q be the distributions of one run's output on neighbouring
+data sets, with the likelihood ratio r = dP/dQ. Let G(x) = E[x^K] be the generating
+function of K. Let v(y) and u(y) be the probabilities, under P and Q, that a run scores
+below the output y. The output of the best run is y with density G′(v(y)) dP, or
+G′(u(y)) dQ, since all other K − 1 runs must score below y. So
 
     δ(ε) = ∫ [r G′(v) − e^ε G′(u)]₊ dQ,    for any ε >= 0.
 
-If K = 0, the output is the same under both laws and adds nothing. The set of outputs
-below y is an event, so that (u, v) lies in the region R of all pairs of probabilities
-that one event can have under Q and P. At each r, the integrand is at most its maximum
-over R:
+If K = 0, the output has the same distribution on both data sets and adds nothing to δ.
+The outputs that score below y are an event. The pair (u, v) therefore lies in the
+region R of the pairs (Q(S), P(S)) for all events S. At each r, the integrand is at most
+its maximum over R:
 
     δ(ε) <= ∫ φ(r) dQ,    φ(r) = max over (u, v) in R of [r G′(v) − e^ε G′(u)]₊.    (1)
 
-R and the integral of a convex function of r grow with the hockey-stick divergences
-h(t) = ∫ [r − t]₊ dQ. So both may be computed from upper bounds h(e^ε') = δ(ε') of one
-run. φ is convex and piecewise linear, hence a sum of weights w_j times [r − e^ε s_j]₊,
-and (1) is
+Let h(t) = ∫ [r − t]₊ dQ be the hockey-stick divergences of one run. Then h(e^ε) is the
+δ(ε) of one run. If h is replaced by an upper bound, R grows, and so does the bound on
+the integral of any convex function of r. Upper bounds on h therefore suffice. φ is
+convex. The code bounds φ from above by a convex, piecewise linear function. This
+function is a sum of terms w_j [r − e^ε s_j]₊, with kinks at r = e^ε s_j and positive
+weights w_j. So (1) becomes
 
     δ(ε) <= Σ_j w_j h(e^ε s_j).                                                     (2)
 
@@ -78,7 +80,8 @@ class Profile(Protocol):
 class Curve(NamedTuple):
     """A piecewise linear upper bound on h(t) = ∫ [r − t]₊ dQ for one run.
 
-    P and Q are the laws of one run's output on neighbouring data sets, and r = dP/dQ.
+    P and Q are the distributions of one run's output on neighbouring data sets. r is
+    the likelihood ratio dP/dQ.
 
     Attributes:
       ratio: the points t, f64[n], increasing from 0.
@@ -90,7 +93,10 @@ class Curve(NamedTuple):
     value: np.ndarray
 
     def at(self, t: np.ndarray) -> np.ndarray:
-        """The bound on h(t) for each t, accurate even where h falls steeply."""
+        """The bound on h(t) = ∫ [r − t]₊ dQ for each t, f64[m], by interpolation.
+
+        The relative rounding error is small even where the bound falls steeply.
+        """
         t = np.minimum(t, self.ratio[-1])
         i = np.clip(np.searchsorted(self.ratio, t) - 1, 0, len(self.ratio) - 2)
         x, y = self.ratio, self.value
@@ -98,20 +104,24 @@ class Curve(NamedTuple):
         return (left * y[i] + right * y[i + 1]) / (x[i + 1] - x[i])
 
     def most(self, u: np.ndarray) -> np.ndarray:
-        """A bound on P(S) for all events S with Q(S) = u, for each u."""
+        """An upper bound on P(S) over all events S with Q(S) = u, for each u, f64[m].
+
+        P and Q are the distributions of one run's output on neighbouring data sets.
+        """
         # An event with probabilities (u, v) has v − t u <= h(t), for every t >= 0.
         bounds = self.value[:, None] + self.ratio[:, None] * u
         return np.minimum(np.min(bounds, axis=0) * (1 + 4 * ULP), 1.0)
 
 
 class Price(NamedTuple):
-    """The bound δ(ε) <= Σ_j weight_j h(e^ε ratio_j) on the best of K runs.
+    """The bound δ(ε) <= Σ_j weight_j h(e^ε ratio_j) for the best of K runs.
 
-    The function h is that of one run, which a `Curve` bounds.
+    Here h(t) is the hockey-stick divergence ∫ [dP/dQ − t]₊ dQ of one run, where P and Q
+    are the distributions of the run's output on neighbouring data sets.
 
     Attributes:
-      weight: f64[m], positive.
-      ratio: f64[m], increasing.
+      weight: the factor weight_j of each term, f64[m], positive.
+      ratio: the number ratio_j of each term, f64[m], increasing.
     """
 
     weight: np.ndarray
@@ -133,7 +143,10 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def curve_of(profile: Profile, tail: float) -> Curve:
-    """The `Curve` of one run, from the run's profile at δ(0) down to a δ of `tail`."""
+    """The `Curve` of one run, from the privacy profile of one run.
+
+    The function evaluates the profile at values of δ from δ(0) down to about `tail`.
+    """
     total = float(profile.delta(0.0))  # the total variation of P and Q
     # For large ε, δ(ε) is about e^{−x²} with x proportional to ε.
     x = np.sqrt(-np.log(np.clip([total, tail], _LEAST, 1.0)))
@@ -158,7 +171,10 @@ def curve_of(profile: Profile, tail: float) -> Curve:
 
 
 def price_of(curve: Curve, repetitions: Repetitions) -> Price:
-    """The `Price` of the best of K runs, from one run's `Curve` and the law of K."""
+    """The `Price` that bounds the δ of the best of K runs, from the `Curve` of one run.
+
+    `repetitions` is the distribution of K.
+    """
     slope = repetitions.derivative
     near = np.geomspace(1e-15, 0.1, 512)
     even = np.linspace(0, 1, 1025)
@@ -184,7 +200,10 @@ def price_of(curve: Curve, repetitions: Repetitions) -> Price:
 
 
 def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
-    """The profile of releasing all K runs; None if K is random or no PLD is known."""
+    """The profile of releasing all runs of a search, or None.
+
+    The result is None if the number of runs is random or if no PLD of a run is known.
+    """
     if not isinstance(repetitions, Fixed):
         return None
     if profile.mu is not None:
@@ -236,7 +255,7 @@ class Selected(NamedTuple):
 
     Attributes:
       profile: the profile of one run.
-      repetitions: the law of K.
+      repetitions: the distribution of K.
     """
 
     profile: Profile

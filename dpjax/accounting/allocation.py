@@ -1,21 +1,23 @@
 """Random allocation: every example takes part in random steps of each epoch.
 
-In each epoch, each example picks one step uniformly, as balls are thrown into bins. The
-choice is independent of all other examples and of other epochs. Consider the likelihood
-ratio of the outputs with and without one example. In convex order this ratio is at most
-the mean of independent lognormal variables, one for each step (docs/amplification.md
-has the proof). `_numerics.convex_order` has an upper bound on this mean, and a lower
-bound that shows how tight the upper bound is.
+In each epoch, each example picks one step uniformly at random. The choice is
+independent of all other examples and of other epochs. Consider the likelihood ratio of
+the outputs with and without one example. In convex order this ratio is at most the mean
+of independent lognormal variables, one for each step (docs/amplification.md has the
+proof). `_numerics.convex_order` has an upper bound on this mean, and a lower bound that
+shows how tight the upper bound is.
 
 **Several steps in an epoch.** An example may pick a uniformly random set of k of the t
 steps. Divide the steps at random into k groups, of ⌊t/k⌋ or ⌈t/k⌉ steps, and pick one
-step of each group: by symmetry the set is uniform. The groups have the same
-distribution for both data sets. By joint convexity, δ(ε) is therefore at most the mean
-of δ(ε) over groups that the attacker knows. For known groups, the comparison of
-Gaussian processes bounds the likelihood ratio by a product over groups of independent
-means of lognormal variables. This bound holds for any order of the steps, and for sums
-that depend on all earlier releases. So k of t steps cost at most the composition of k
-allocations of one step among ⌊t/k⌋ or ⌈t/k⌉ steps, under each adjacency.
+step of each group. By symmetry, the set of these steps is uniformly random. The groups
+have the same distribution for both data sets. Suppose that the attacker also learns the
+groups. By joint convexity, δ(ε) is at most the mean, over the random groups, of δ(ε)
+for known groups. For known groups, let each group have an independent mean of lognormal
+variables, one for each step of the group. The comparison of Gaussian processes (Kahane
+1986) bounds the likelihood ratio by the product of these means. This bound holds for
+any order of the steps, and for sums that depend on all earlier releases. So k of t
+steps cost at most the composition of k allocations of one step among ⌊t/k⌋ or ⌈t/k⌉
+steps, under each adjacency.
 """
 
 import jax
@@ -153,10 +155,10 @@ def epsilon(
     Privacy: every example takes part in a uniformly random set of k steps of each
     epoch, independently of all other examples and epochs. In each of its steps, an
     example contributes at most one clip norm, and the contribution may depend on all
-    earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the bound is exact up to
-    its distance from `epsilon_lower`. For k > 1 the bound even holds for an attacker
-    who knows k groups of steps, with one step of the example in each group (the
-    module's docstring has the proof). Under REPLACE the bound assumes the worst joint
+    earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the exact ε lies between
+    `epsilon_lower` and this bound. For k > 1 the bound even holds for an attacker who
+    knows k groups of steps, with one step of the example in each group (the module's
+    docstring has the proof). Under REPLACE the bound assumes the worst joint
     distribution of two likelihood ratios: the new example's ratio is as small as
     possible where the old example's ratio is large (docs/amplification.md).
 
@@ -226,11 +228,11 @@ def _noise_of_sum64(
 def _one_of(
     noise_multiplier: ArrayLike, t: int, k: int, num_epochs: int
 ) -> tuple[ArrayLike, int, int]:
-    """A run with num_selected = 1 whose exact ε is at most that of the given run.
+    """Parameters of a run with num_selected = 1 and an ε of at most the given run's ε.
 
-    In the given run, examples take part in k of t steps. The results are the noise
-    multiplier, the number of steps in an epoch and the number of epochs of the run with
-    num_selected = 1.
+    Both ε are exact. In the given run, examples take part in k of t steps. The results
+    are the noise multiplier, the number of steps in an epoch and the number of epochs
+    of the run with num_selected = 1.
     """
     if k == 1:
         return noise_multiplier, t, num_epochs

@@ -26,7 +26,10 @@ class _Ends(NamedTuple):
 
 
 def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
-    """The ends of a search for numbers of this dtype, which are whole if `integer`."""
+    """The smallest and largest number of this dtype that a search may return.
+
+    The largest number is at most `upper`. If `integer` is true, both are whole numbers.
+    """
     least = 1.0 if integer else float(np.finfo(dtype).tiny)
     if not upper >= least:
         raise ValueError(f"upper must be at least {least!r}; got {upper!r}.")
@@ -63,7 +66,12 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
 def _find_parameter(
     crossed: jax.Array, closed: jax.Array, end: searches.Point
 ) -> tuple[jax.Array, jax.Array]:
-    """The parameter at which a search ends, and whether its ε meets the target."""
+    """The parameter at which a search ends, and whether its ε meets the target.
+
+    `crossed` says whether the search found two parameters between which ε crosses the
+    target. If so, the result is `closed`, the best parameter between these two.
+    Otherwise the result is the parameter of `end`, the last point of the search.
+    """
     return jnp.where(crossed, closed, end.at), crossed | (end.excess <= 0)
 
 

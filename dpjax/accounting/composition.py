@@ -1,12 +1,12 @@
 """The privacy cost of several mechanisms, fixed beforehand or not, on the same data.
 
 Mechanisms whose numbers are all fixed before any output is seen compose by their
-privacy-loss distributions (`epsilon`). Where the numbers of a mechanism depend on
-earlier outputs, that composition is not valid, but a *filter* is: the privacy
-parameters add up, and their total must stay within a limit that is fixed beforehand.
-The squares of GDP parameters add up in this way (Smith and Thakurta 2022; Koskela,
-Tobaben and Honkela 2023). `gaussian_bound` gives any mechanism a GDP parameter, up to a
-small probability.
+privacy-loss distributions (`epsilon`). If the numbers of a mechanism depend on earlier
+outputs, this composition is not valid. A *filter* is then valid: the privacy parameters
+of the mechanisms add up, and their total must stay within a limit that is fixed
+beforehand. The squares of GDP parameters add up in this way (Smith and Thakurta 2022;
+Koskela, Tobaben and Honkela 2023). `gaussian_bound` gives any mechanism a GDP
+parameter, up to a small probability.
 """
 
 import math
@@ -42,8 +42,8 @@ def check_event(event: Event, kind: Any = Event) -> None:
     """Raise a ValueError unless the numbers of an event are possible for a mechanism.
 
     The constructor of an event does not check the numbers, since JAX may trace them. A
-    negative number would reduce the total cost. The argument kind is the type of events
-    that may stand in the place of this event.
+    negative number would reduce the total cost. `kind` is the type that the event must
+    have.
     """
     if not isinstance(event, kind):
         raise ValueError(
@@ -82,7 +82,7 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       form one group, composed by privacy-loss distributions. Each other event is a
       group of its own. ε is the sum over all groups. The δs of `EpsilonDelta` events
       are subtracted from `delta`, and the other groups get equal parts of the rest. ε
-      is infinite if nothing is left for them.
+      is infinite if nothing is left for the other groups.
 
     Raises:
       ValueError: delta is out of range.
@@ -149,21 +149,29 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
 
 
 class GaussianBound(NamedTuple):
-    """Costs of a mechanism: mu², slack and total_variation add up over mechanisms.
+    """Privacy parameters that add up over mechanisms: mu², slack, total_variation.
 
-    Let a mechanism be within `total_variation` of another one on each data set. With
-    probability 1 − `slack`, the other mechanism post-processes the output of a Gaussian
-    mechanism with parameter `mu`. With probability `slack`, independently of the data,
-    the other mechanism reveals the data. Let many such mechanisms run, as long as Σ mu²
-    <= μ², Σ slack <= s and Σ total_variation <= τ. Earlier outputs may determine the
-    numbers of later mechanisms. Then all mechanisms together are (ε, δ_μ(ε) + s + (1 +
-    e^ε) τ)-DP for every ε >= 0, where δ_μ is the profile of μ-GDP.
+    The parameters describe a mechanism by means of a second mechanism, which has these
+    properties:
 
-    Reason: replace each mechanism by the other one to which it is close. That changes
-    the law of all outputs by at most τ. Then let each mechanism reveal nothing where it
-    would reveal the data. The probability of this event is at most s in total, and does
-    not depend on the data, given the earlier outputs. The result is a sequence of GDP
-    mechanisms whose Σ mu² never exceeds μ², and such a sequence is μ-GDP.
+    1. On each data set, the outputs of both mechanisms are within `total_variation` of
+       each other, in total variation.
+    2. With probability 1 − `slack`, the second mechanism post-processes the output of a
+       Gaussian mechanism with the GDP parameter `mu`.
+    3. With probability `slack`, independently of the data, the second mechanism reveals
+       the data.
+
+    Let many mechanisms with such parameters run, as long as Σ mu² <= μ², Σ slack <= s
+    and Σ total_variation <= τ. Earlier outputs may determine the numbers of later
+    mechanisms. Then all mechanisms together are (ε, δ_μ(ε) + s + (1 + e^ε) τ)-DP for
+    every ε >= 0, where δ_μ is the profile of μ-GDP.
+
+    Reason: replace each mechanism by its second mechanism. This replacement changes the
+    distribution of all outputs by at most τ in total variation. Then let each second
+    mechanism reveal nothing where it would reveal the data. The probability of this
+    event is at most s in total, and does not depend on the data, given the earlier
+    outputs. The result is a sequence of GDP mechanisms whose Σ mu² never exceeds μ²,
+    and such a sequence is μ-GDP.
 
     Attributes:
       mu: the GDP parameter, f[].
@@ -185,19 +193,20 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
 
     Args:
       event: the mechanism.
-      slack: the slack of the result for a mechanism without a GDP parameter, in [0, 1).
+      slack: the probability of the exception, in [0, 1), for a mechanism without a GDP
+        parameter.
 
     Returns:
-      The `GaussianBound`. Whatever the argument `slack` is, the slack of the result is
-      0 for a mechanism with a GDP parameter, and δ for an `EpsilonDelta` event. For any
-      other mechanism, it is the argument. The mu of such a mechanism is rounded up,
-      mostly by less than 0.5 %, and is infinite if slack is 0.
+      The `GaussianBound`. The slack of the result is 0 for a mechanism with a GDP
+      parameter, δ for an `EpsilonDelta` event, and the argument `slack` for any other
+      mechanism. For such other mechanisms, mu is rounded up, mostly by less than 0.5 %,
+      and is infinite if slack is 0.
 
     Raises:
       ValueError: slack is out of range.
 
-    Reference: Dong, Roth and Su (2022), Proposition 2.12: a mechanism is a
-    post-processing of a pair of distributions if its profile never exceeds the pair's.
+    Reference: Dong, Roth and Su (2022), Proposition 2.12: a mechanism post-processes
+    a pair of distributions if the mechanism's profile is at most the pair's profile.
 
     Example:
       >>> from dpjax import Adjacency
@@ -255,23 +264,24 @@ def _search_mu(profile: profiles.Profile, slack: float) -> float:
 def _mu_by_interval(
     top: float, deltas: np.ndarray, found: np.ndarray, slack: float
 ) -> np.ndarray:
-    """The smallest μ that `_search_mu` needs on each interval between two values of ε.
+    """The smallest μ with δ(ε) <= slack + (1 − slack) δ_μ(ε), for each interval of ε.
 
-    δ(ε) is convex in e^ε, as the supremum of P(S) − e^ε Q(S) over events S. So between
-    two values of ε, δ(ε) is at most the chord in e^ε. The function compares the chord
-    with δ_μ on a finer grid. The chord and δ_μ decrease in ε. Between two points of
-    that grid, the chord is therefore at most the chord at the first point, and δ_μ is
-    at least δ_μ at the second point. Beyond the last ε, δ(ε) is at most slack.
+    δ_μ is the profile of μ-GDP. δ(ε) is the supremum over events S of P(S) − e^ε Q(S),
+    for the output distributions P and Q on neighbouring data sets. So δ(ε) is convex in
+    e^ε. Between two values of ε, δ(ε) is therefore at most the chord, the straight line
+    in e^ε through both points. The function compares the chord with δ_μ on a finer
+    grid. The chord and δ_μ decrease in ε. Between two points of that grid, the chord is
+    therefore at most the chord at the first point, and δ_μ is at least δ_μ at the
+    second point. Beyond the last ε, δ(ε) is at most slack.
 
     Args:
       top: an upper bound on δ(0).
       deltas: values of δ in decreasing order, f[n]; the last value is slack.
       found: ε(δ) for each of these values, f[n].
-      slack: the slack.
+      slack: the number in the inequality above.
 
     Returns:
-      The μ of the interval that ends at each ε, f[n]. The first interval begins at
-      ε = 0.
+      The μ of the interval that ends at each ε, f[n]. The first interval begins at 0.
     """
     if not np.all(np.isfinite(found)):
         return np.full(found.size, np.inf)

@@ -142,7 +142,7 @@ class CorrelatedGaussian:
     Attributes:
       noise_multiplier: the standard deviation of the noise before it is correlated,
         over the clip norm, f[*b].
-      strategy: the correlation between steps.
+      strategy: the matrix C, which correlates the noise of different steps.
       num_steps: the number of steps.
       steps_per_epoch: the number of steps in an epoch. Every example takes part in one
         step of each epoch.
@@ -166,7 +166,8 @@ class RandomBins:
     Attributes:
       noise_multiplier: the standard deviation of the noise before it is correlated,
         over the clip norm.
-      strategy: the correlation between steps; None for independent noise.
+      strategy: the matrix C, which correlates the noise of different steps; None for
+        independent noise.
       num_steps: the number of steps.
       steps_per_epoch: the number of bins.
       num_examples: the size of the larger data set.
@@ -191,7 +192,7 @@ class GaussianMixture:
     """The Gaussian mechanism with a random sensitivity.
 
     Attributes:
-      noise_multiplier: noise standard deviation over the unit of sensitivities, f[*b].
+      noise_multiplier: noise standard deviation in the units of `sensitivities`, f[*b].
       sensitivities: the possible norms of an example's contribution, each f[*b] and at
         least 0.
       weights: the probability of each sensitivity, f[*b] each. Bounds on the
@@ -322,7 +323,7 @@ class Composed:
     be fixed before any output is seen.
 
     Attributes:
-      steps: the events, each with its count.
+      steps: the events in their order, each as a `Repeated` event with its count.
     """
 
     steps: tuple[Repeated, ...]
@@ -330,10 +331,10 @@ class Composed:
 
 @record
 class OnLattice:
-    """A run whose sums lie on a lattice, with discrete instead of Gaussian noise.
+    """A run with discrete noise, on sums that are rounded to a lattice.
 
-    The run's outputs are close to a post-processing of the same run with Gaussian
-    noise.
+    The lattice has the multiples of one number. The run's outputs are close to a
+    post-processing of the same run with Gaussian noise.
 
     Attributes:
       event: the run with Gaussian noise.
@@ -354,7 +355,7 @@ class Selection:
 
     Attributes:
       event: one run, with its score.
-      repetitions: the law of K, from `selection`.
+      repetitions: the distribution of K, from `selection`.
     """
 
     event: "Event"
@@ -519,7 +520,7 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
 
 
 def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
-    """The steps of count runs of a `DpEvent`, without nested compositions."""
+    """Convert `count` runs of a `DpEvent` to events, without nested compositions."""
     dp = _dp_accounting()
     if isinstance(event, dp.ComposedDpEvent):
         return [x for part in event.events for x in _steps(part, count, adjacency)]
@@ -529,7 +530,7 @@ def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
 
 
 def _step(event: Any, adjacency: Adjacency) -> Step:
-    """The event of a `DpEvent` that is not a composition."""
+    """Convert a `DpEvent` that is not a composition to an event."""
     dp, factor = _dp_accounting(), adjacency.sensitivity_factor
     match event:
         case dp.NoOpDpEvent():

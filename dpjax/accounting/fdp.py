@@ -57,8 +57,9 @@ def tradeoff(
       epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
 
     Returns:
-      The largest of max(0, 1 − δ − e^ε α, e^{−ε} (1 − δ − α)), f[*b], rounded down. The
-      result is 0 for a traced rate out of range and for a NaN.
+      The largest value over `epsilons` of max(0, 1 − δ − e^ε α, e^{−ε} (1 − δ − α)),
+      with δ = delta_fn(ε), f[*b], rounded down. The result is 0 for a traced rate out
+      of range and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.

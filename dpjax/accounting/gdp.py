@@ -93,8 +93,9 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded up, so that `delta(mu, epsilon(mu, d)) <= d` before the last
-      cast. The result is inf for a traced δ at or below 0 and for a NaN.
+      ε, f[*b], rounded up, so that `delta(mu, epsilon(mu, d)) <= d` before the cast to
+      the dtype of the result. The result is inf for a traced δ at or below 0 and for a
+      NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -121,8 +122,7 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      μ, f[*b], rounded down. The result is 0 (no mechanism) for a traced argument out
-      of range.
+      μ, f[*b], rounded down. The result is 0 for a traced argument out of range.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -4,16 +4,17 @@ Let an attack on one example have the false-positive rate α. By the profile δ(
 true-positive rate is at most h(α) = min_ε δ(ε) + e^ε α. Consider data sets that differ
 in k examples, and a path between them that changes one example at a time. An attack
 that answers "positive" at the rate α on the first data set does so at most at the rate
-h(α) on the second one, at most h(h(α)) on the third one, and so on: h composed k times
-bounds the true-positive rate for the group. Every choice of ε_1, …, ε_k gives a line
-above that curve, with Σ ε_i in place of ε:
+h(α) on the second one, at most h(h(α)) on the third one, and so on. So the curve
+h(…h(α)…), which is h composed k times, bounds the true-positive rate for the group. For
+any ε_1, …, ε_k, this curve lies below a line with the slope e^{Σ ε_i}. The value of the
+line at α = 0 bounds the δ of the group:
 
     δ_k(Σ_i ε_i) <= Σ_i e^{ε_{i+1} + … + ε_k} δ(ε_i).
 
-Equal ε_i give the simple bound (kε, δ Σ_i e^{iε}). The best ε_i, which give the curve
-itself, are the slopes of h along the path α, h(α), h(h(α)), …. This module evaluates
-δ(ε) at about a hundred points, and follows such paths from many α. Every line is a
-valid bound, whether or not it is the best one.
+Equal ε_i give the simple bound (kε, δ Σ_i e^{iε}). The best ε_i give the curve itself.
+They are the logarithms of the slopes of h at the rates α, h(α), h(h(α)), …. This module
+evaluates δ(ε) at about a hundred points, and follows such sequences of rates from many
+α. Every line is a valid bound, whether or not it is the best one.
 """
 
 import math
@@ -45,14 +46,16 @@ _MARGIN = 1e-9
 
 
 class _Lines(NamedTuple):
-    """Lines e^log_delta + e^epsilon α above a group's true-positive rate.
+    """Lines e^log_delta + e^epsilon α above an attack's true-positive rate.
 
-    α is the false-positive rate, and each line holds for every α.
+    The attack tells apart two data sets that differ in a group of k examples. α is its
+    false-positive rate, and each line holds for every α. A line composes k lines, one
+    for each example, with the slopes e^{ε_1}, …, e^{ε_k}.
 
     Attributes:
-      epsilon: the logarithm of each line's slope, f[n].
+      epsilon: the logarithm of each line's slope, Σ ε_i, f[n].
       log_delta: the logarithm of each line's value at α = 0, f[n].
-      used: |ε_1|, …, |ε_k| for each line, whose epsilon is Σ ε_i, f[n, k].
+      used: |ε_1|, …, |ε_k| for each line, f[n, k].
     """
 
     epsilon: np.ndarray
@@ -66,12 +69,13 @@ def _times64(mu: jax.Array, size: jax.Array) -> jax.Array:
 
 
 def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
-    """The `_Lines` of a group of examples, from a table of δ(ε) for one example.
+    """The `_Lines` for a group of examples, from values of δ(ε) for one example.
 
     Args:
-      table: δ for each ε >= 0.
+      table: δ for each ε >= 0 at which the profile was evaluated.
       size: k, the number of examples.
-      lowest: the logarithm of the least rate α from which a path starts.
+      lowest: the logarithm of the least false-positive rate for which the function
+        chooses a line.
     """
     epsilons = np.array(sorted(table))
     deltas = np.array([table[x] for x in epsilons])
@@ -104,7 +108,10 @@ def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
 
 
 def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
-    """The least δ that the lines prove at ε, and the slice of lines that prove it."""
+    """The group's least δ at ε that the lines prove, and the lines that prove this δ.
+
+    The lines that prove δ are returned as a slice of indices.
+    """
     i = int(np.searchsorted(lines.epsilon, epsilon, side="right"))
     low = math.exp(min(lines.log_delta[i - 1], 0.0))
     if i == len(lines.epsilon):
@@ -118,7 +125,10 @@ def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
 
 
 def _epsilon_at(lines: _Lines, delta: float) -> tuple[float, slice]:
-    """The least ε that the lines prove at δ, and the slice of lines that prove it."""
+    """The group's least ε at δ that the lines prove, and the lines that prove this ε.
+
+    The lines that prove ε are returned as a slice of indices.
+    """
     enough = lines.log_delta <= math.log(delta)
     if not np.any(enough):
         return math.inf, slice(len(enough) - 1, len(enough))
@@ -137,7 +147,12 @@ def _refine(
     at: Callable[[_Lines], tuple[float, slice]],
     lowest: float,
 ) -> float:
-    """The bound of `at`, with δ(ε) evaluated near each ε that the bound uses."""
+    """The bound that `at` reads from the `_Lines` of a group, for a refined grid of ε.
+
+    In each round, the function adds points next to the values of ε that the bound uses,
+    and evaluates δ(ε) for one example at these points. The points lie between 0 and
+    `top`. The argument `lowest` is as for `_lines`.
+    """
     known = {}
 
     def add(points: np.ndarray) -> None:

@@ -22,7 +22,7 @@ class PrivateLosses(NamedTuple):
     """The privacy losses of all examples so far. Never release these private data.
 
     Attributes:
-      squares: μ_i² of each example, f[n], rounded up.
+      squares: the square μ_i² of each example's GDP parameter, f[n], rounded up.
     """
 
     squares: jax.Array

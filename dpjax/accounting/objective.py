@@ -3,34 +3,39 @@
 The release is the minimiser θ of J(θ) = Σ_i ℓ_i(θ) + (Λ/2)‖θ‖² + ⟨b, θ⟩, for one draw b
 of N(0, σ² I). Each loss ℓ_i is a convex function of one linear score ⟨x_i, θ⟩, its
 gradients have norms of at most L, and its curvature is at most β. Then δ(ε) <= Σ_j
-δ_G(m_j, ε − c_j), where δ_G(m, ·) is the curve of the Gaussian mechanism with μ = m,
-and the few pairs (m_j, c_j) are called corners. The proof has six steps.
+δ_G(m_j, ε − c_j), where δ_G(m, ·) is the privacy profile of the Gaussian mechanism with
+μ = m. The few terms j belong to the vectors v_j of step 4, called corners. The proof
+has six steps.
 
 1. **Density.** J has one minimiser θ for each b, and b = b_D(θ) = −(Σ∇ℓ_i(θ) + Λθ). The
    map b_D is Lipschitz, and so is its inverse, because J is Λ-strongly convex. So θ has
-   the density φ_σ(b_D(θ)) |H_D(θ)|, with the determinant of H_D = Σ∇²ℓ_i + ΛI (almost
-   everywhere, where gradients are only Lipschitz).
-2. **Loss.** Let D and D' each be a common data set with one more example or none: z in
-   D, z' in D'. With v(θ) = b_D'(θ) − b_D(θ) and b = b_D(θ), which is N(0, σ² I) for θ
-   of D, log p_D/p_D' = (2⟨b, v⟩ + ‖v‖²) / (2σ²) + log |H_D| − log |H_D'|.
-3. **Determinants.** Let H >= ΛI belong to the common data set. Example z adds the
-   matrix f''(⟨x, θ⟩) x xᵀ of rank one, so 0 <= log |H_D| − log |H| =
-   log(1 + f'' xᵀH⁻¹x) <= log(1 + f'' ‖x‖² / Λ), and −log |H_D'| only helps.
-4. **Corners.** A gradient is s x/‖x‖ with |s| <= L, so v is in the convex hull of
-   vectors v_j that depend on z and z' alone. ⟨b, v⟩ + ‖v‖²/2 is convex in v, so that it
-   is at most its maximum over the v_j, where it is the privacy loss of the Gaussian
-   mechanism with m_j = ‖v_j‖/σ. With all determinants below c, the loss is at most
-   c + max_j X_j, and E(1 − e^{ε − c − max X_j})₊ <= Σ_j E(1 − e^{ε − c − X_j})₊ =
-   Σ_j δ_G(m_j, ε − c).
-5. **Logistic losses** have gradients p x̃ and curvatures p(1 − p) x̃x̃ᵀ, with p in [0, 1]
-   and x̃ = −y x. log(1 + κ p(1 − p)) is concave in p, hence at most its tangent at any
-   point t. A linear function keeps step 4 valid: each corner has a c_j of its own, and
-   at p = 1, where gradients are largest, c_j is small.
+   the density p_D(θ) = φ_σ(b_D(θ)) |H_D(θ)|, with the density φ_σ of b and the
+   determinant of H_D = Σ∇²ℓ_i + ΛI (almost everywhere, where gradients are only
+   Lipschitz).
+2. **Loss.** Let D and D' have the same common examples. D may have one more example z,
+   and D' may have one more example z'. Let v(θ) = b_D'(θ) − b_D(θ) and b = b_D(θ). If
+   the data set is D, then b has the distribution N(0, σ² I). The privacy loss is log
+   p_D/p_D' = (2⟨b, v⟩ + ‖v‖²) / (2σ²) + log |H_D| − log |H_D'|.
+3. **Determinants.** Let H >= ΛI be the matrix of the common examples. Example z adds
+   the matrix f''(⟨x, θ⟩) x xᵀ of rank one, so 0 <= log |H_D| − log |H| = log(1 + f''
+   xᵀH⁻¹x) <= log(1 + f'' ‖x‖² / Λ). In the same way log |H_D'| >= log |H|, so log |H_D|
+   − log |H_D'| has the same upper bound.
+4. **Corners.** The gradient of an example is s x/‖x‖ with |s| <= L, so v is in the
+   convex hull of vectors v_j that depend on z and z' alone. ⟨b, v⟩ + ‖v‖²/2 is convex
+   in v, so that it is at most its maximum over the v_j. At v = v_j, (2⟨b, v⟩ + ‖v‖²) /
+   (2σ²) is X_j, the privacy loss of the Gaussian mechanism with m_j = ‖v_j‖/σ. Let c be
+   an upper bound of step 3. Then the loss is at most c + max_j X_j, and δ(ε) is at most
+   E(1 − e^{ε − c − max X_j})₊ <= Σ_j E(1 − e^{ε − c − X_j})₊ = Σ_j δ_G(m_j, ε − c).
+5. **Logistic losses** have gradients p x̃ and curvatures p(1 − p) x̃x̃ᵀ, where x̃ is −y x
+   and p is in [0, 1]. The bound of step 3 is then log(1 + κ p(1 − p)), with κ = 4β/Λ.
+   This bound is concave in p, hence at most its tangent at any point t. A linear
+   function keeps step 4 valid: each corner has a c_j of its own, and at p = 1, where
+   gradients are largest, c_j is small.
 6. **Other releases.** Let a μ_o-GDP mechanism be composed with this one: statistics
    before it, or noise on θ after it. The privacy loss of the other mechanism adds to
-   every X_j, and the law of b does not depend on that mechanism. So the term of corner
-   j is at most the δ of a composition of two Gaussian mechanisms, and m_j becomes
-   sqrt(m_j² + μ_o²).
+   every X_j, and the distribution of b does not depend on that mechanism. So the term
+   of corner j is at most the δ of a composition of two Gaussian mechanisms, and m_j
+   becomes sqrt(m_j² + μ_o²).
 
 Redberg, Koskela and Wang (2023), https://arxiv.org/abs/2401.00583, have steps 1 to 4
 for an example that leaves or enters, with the constant |log(1 − β/Λ)|.
@@ -58,7 +63,16 @@ _TANGENTS = np.linspace(0.5, 1.0, 17)[:, None]
 def _corners(
     curvature: jax.Array, logistic: bool, replaced: bool
 ) -> tuple[np.ndarray, jax.Array]:
-    """The corners' norms ‖v_j‖ / L, f[k], and costs c_j by tangent, f[tangents, k]."""
+    """The norms ‖v_j‖ / L of the corners, f[k], and constants c_j, f[tangents, k].
+
+    Corners are vectors v_j whose convex hull contains the difference of the gradients
+    of two neighbouring data sets. L bounds the norm of an example's gradient. The
+    privacy loss at corner j is at most c_j above that of a Gaussian mechanism with the
+    sensitivity ‖v_j‖. For logistic losses, each row of c_j is one valid choice, from
+    one tangent (step 5 of the module's docstring). Other losses have one row.
+    `curvature` is β/Λ, as for `delta`. `replaced` says whether each data set has an
+    example that the other data set lacks.
+    """
     if not logistic:
         # v is in the box with corners ±L x/‖x‖ ± L x'/‖x'‖. Their norms come in two
         # pairs, with squares that add up to 4L²: `_delta64` has the worst two.

@@ -1,10 +1,14 @@
 """Privacy profiles, ε(δ) and δ(ε), and guarantees with their assumptions.
 
-`of` returns the profile of an event. An event that is equivalent to a Gaussian
-mechanism has a `Gaussian` profile. An event with a privacy-loss distribution has a
-`pld.PLD`. A run with random bins has a `RandomBinsProfile`. An event of which only one
-pair (ε, δ) is known has a `FunctionProfile`. A run on a lattice has a `LatticeProfile`,
-and the best of several runs has the profile `Selected`.
+`of` returns the profile of an event, a description of a mechanism or of a run:
+
+1. `Gaussian` for an event that is equivalent to a Gaussian mechanism;
+2. `pld.PLD` for an event with a privacy-loss distribution;
+3. `RandomBinsProfile` for a run in which each example picks a random step of an epoch;
+4. `Pure` or `FunctionProfile` for an event of which only an ε at δ = 0 or only one pair
+   (ε, δ) is known;
+5. `LatticeProfile` for a run with discrete noise on rounded sums;
+6. `Selected` for the best of several runs.
 """
 
 import dataclasses
@@ -99,7 +103,7 @@ class FunctionProfile:
         *args: Any,
         **kwargs: Any,
     ) -> "FunctionProfile":
-        """A profile whose two functions get a mechanism's args and kwargs."""
+        """A profile whose functions get args and kwargs as further arguments."""
         return cls(*(functools.partial(f, *args, **kwargs) for f in (epsilon, delta)))
 
 
@@ -139,10 +143,11 @@ def _known64(
 def _epsilon_without_overflow(
     event: events.RandomBins, strategy: StrategySpec, delta: float, dtype: np.dtype
 ) -> float:
-    """The ε of a run with random bins of unlimited capacity, rounded up.
+    """The ε at δ of a run in which examples pick random steps of an epoch, rounded up.
 
-    The strategy takes the place of the event's strategy. The argument dtype is the
-    default float dtype, and is only part of the cache's key.
+    The function ignores the capacity of batches. `strategy` takes the place of the
+    event's strategy. `dtype` is the default float dtype, and only distinguishes entries
+    of the cache.
     """
     value = correlated.epsilon(
         strategy.strategy(event.num_steps),
@@ -157,14 +162,13 @@ def _epsilon_without_overflow(
 
 
 class RandomBinsProfile(NamedTuple):
-    """The profile of a run with random bins whose batches have a limited capacity.
+    """The profile of a run in which each example picks a random step of an epoch.
 
-    δ is divided in two parts. One part, a share of δ, bounds the effect of overflow:
-    bins with more examples than the capacity. The rest of δ is the δ at which ε is
-    computed, for bins without a capacity.
+    Batches have a limited capacity. A fraction of δ bounds the effect of batches that
+    exceed it. ε is computed at the rest of δ, for batches of unlimited capacity.
 
     Attributes:
-      event: the run with random bins.
+      event: the run.
     """
 
     event: events.RandomBins
@@ -188,10 +192,11 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def is_spared(self, epsilon: float, delta: float) -> bool:
-        """Whether the δ of overflow at this ε is at most the least share of this δ.
+        """Whether the smallest reserved fraction of δ covers full batches at this ε.
 
-        If so, and if ε is the ε of the run without overflow at the rest of δ, then
-        overflow does not increase ε.
+        A batch is full if it exceeds the capacity. Suppose that the result is true, and
+        that ε is the ε of the run with unlimited capacity at the rest of δ. Then the
+        limited capacity does not increase ε.
         """
         return bool(self._overflow(epsilon) <= LEAST_SHARE * delta)
 
@@ -217,7 +222,7 @@ class RandomBinsProfile(NamedTuple):
         return jnp.asarray(epsilons).reshape(np.shape(delta))
 
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
-        """A bound on the increase of δ, at this ε, by bins that exceed the capacity."""
+        """A bound on the increase of δ(ε) by batches that exceed their capacity."""
         e = self.event
         # Without fresh bins every epoch has the same bins, so they are drawn once.
         draws = e.num_steps if e.fresh else min(e.num_steps, e.steps_per_epoch)
@@ -236,11 +241,11 @@ SHARES_OF_LATTICE = (2.0**-10, 2.0**-4, 0.5)
 
 
 class LatticeProfile(NamedTuple):
-    """The profile of a run on a lattice, from the profile with Gaussian noise.
+    """The profile of a run with discrete noise, from the profile with Gaussian noise.
 
-    Let the outputs of two mechanisms be within τ in total variation, on each of two
-    neighbouring data sets. If one mechanism is (ε, δ)-DP, the other one is (ε, δ + (1 +
-    e^ε) τ)-DP.
+    On each of two neighbouring data sets, the outputs of the run are within a total
+    variation distance τ of a post-processing of the run with Gaussian noise. If that
+    run is (ε, δ)-DP, the run with discrete noise is (ε, δ + (1 + e^ε) τ)-DP.
 
     Attributes:
       gaussian: the profile of the run with Gaussian noise.
@@ -255,8 +260,9 @@ class LatticeProfile(NamedTuple):
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up.
 
-        The function tries a few shares of δ as bounds on (1 + e^ε) τ. ε is inf if no
-        share suffices.
+        Discrete noise adds (1 + e^ε) `total_variation` to δ. The function tries a few
+        fractions of δ as upper bounds on this addition. ε is inf if no fraction
+        suffices.
         """
         delta = np.asarray(delta, np.float64)
         dtype, best = default_float(), np.full(delta.shape, np.inf)
@@ -279,7 +285,7 @@ class LatticeProfile(NamedTuple):
         return jnp.asarray(np.minimum(total, 1.0), default_float())
 
     def _added(self, epsilon: ArrayLike) -> np.ndarray:
-        """The increase (1 + e^ε) τ of δ due to the lattice, rounded up."""
+        """The increase (1 + e^ε) total_variation of δ by discrete noise, rounded up."""
         # Above 700 the exponential would overflow, and the sum is above 1 long before.
         power = np.exp(np.minimum(np.asarray(epsilon, np.float64), 700.0))
         return (1 + power) * self.total_variation * rounding.MARGIN
@@ -339,10 +345,9 @@ class Guarantee(NamedTuple):
 
     Attributes:
       mechanism: a description of the released output, in words.
-      profile: the functions ε(δ) and δ(ε), in a `Gaussian` profile or in a profile
-        that no μ describes exactly.
+      profile: the privacy profile of the output, with the functions ε(δ) and δ(ε).
       adjacency: the relation between the data sets that the guarantee compares.
-      assumptions: conditions that must hold beyond the code that ran, in words.
+      assumptions: conditions of the guarantee that the code does not ensure, in words.
 
     Example:
       >>> guarantee = Guarantee("a sum", Gaussian(0.5), Adjacency.ZERO_OUT, ())

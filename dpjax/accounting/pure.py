@@ -111,7 +111,7 @@ def mu(pure_epsilon: ArrayLike) -> jax.Array:
       pure_epsilon: f[*b], at least 0.
 
     Returns:
-      2 Φ⁻¹(e^ε / (1 + e^ε)), f[*b], rounded up.
+      2 Φ⁻¹(e^p / (1 + e^p)), with p = pure_epsilon, f[*b], rounded up.
 
     Raises:
       ValueError: a static argument is out of range.

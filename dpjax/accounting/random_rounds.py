@@ -92,13 +92,14 @@ def delta(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: the release of all iterates and of the number of rounds is (ε, δ)-DP, and
-    so is that of the last iterate with this number. Each batch is a fresh uniformly
-    random subset.
+    Privacy: the release of all iterates and of the number of rounds is (ε, δ)-DP. The
+    release of the last iterate and this number is therefore (ε, δ)-DP, too. Each batch
+    is a fresh uniformly random subset.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2; the bound here replaces
     their Theorem 4. Each round has the trade-off curve C_p(G_μ) of Bok, Su and
-    Altschuler (2024), Proposition D.4.
+    Altschuler (2024), Proposition D.4. Here p is the sampling rate, and μ is 2 divided
+    by the noise multiplier.
 
     Example:
       >>> rounds = group(np.full(1000, 0.001), groups=8)

@@ -103,9 +103,9 @@ def poisson_gaussian(
     Returns:
       The curve, f[*b, k], rounded up. For noise multipliers of 0.1 and more the curve
       exceeds the exact divergence at order a by a relative error of at most
-      2e-10 + 1e-14 / (a − 1) before the last cast. Below 0.1 the curve is a looser
-      bound that follows from convexity. The result is inf for a traced argument out of
-      range.
+      2e-10 + 1e-14 / (a − 1) before the cast to the dtype of the result. Below 0.1 the
+      curve is a looser bound that follows from convexity. The result is inf for a
+      traced argument out of range.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -137,8 +137,9 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
       count: the number of repetitions, f[*b], whole numbers, at least 0.
 
     Returns:
-      count times the sum, f[*b, k], rounded up. A traced count that is not whole is
-      rounded up to the next whole number, and derivatives by the count are taken there.
+      count times the sum of the curves, f[*b, k], rounded up. A traced count that is
+      not whole is rounded up to the next whole number, at which derivatives by the
+      count are taken.
       The result is inf for a negative count and for a NaN.
 
     Raises:

@@ -43,7 +43,7 @@ def epsilon(
         `jax.grad` may differentiate once by the event's numbers; `jax.jit` and
         `jax.vmap` may not trace them.
       delta: f[*b], strictly between 0 and 1, a number.
-      repetitions: the law of K, such as `Geometric(10.0)`.
+      repetitions: the distribution of K, such as `Geometric(10.0)`.
 
     Returns:
       ε, f[*b], rounded up; inf where no bound holds. For Gaussian noise and truncated
@@ -51,17 +51,19 @@ def epsilon(
       (docs/selection.md). The derivative is that of the returned bound.
 
     Raises:
-      ValueError: an argument is out of range or traced, or repetitions is not a law.
+      ValueError: an argument is out of range or traced, or repetitions is not a
+        distribution of this module.
 
-    Privacy: K is drawn from the law, independently of the data. The runs are
+    Privacy: K is drawn from `repetitions`, independently of the data. The runs are
     independent of each other, and the output of each run, with its score, has the
     privacy of the mechanism. Only the run with the best score is released. If several
     runs have the best score, one of them is chosen uniformly at random. If K = 0, the
     output that is released does not depend on the data.
 
-    Reference: docs/selection.md proves the bound, which is this library's own. In their
-    settings, the bound is never above those of Papernot and Steinke (2022), Theorem 2,
-    and of Koskela, Redberg and Wang (2024).
+    Reference: docs/selection.md proves the bound, which is this library's own. Two
+    papers have other bounds: Papernot and Steinke (2022), Theorem 2, and Koskela,
+    Redberg and Wang (2024). In the settings of these papers, the bound of this function
+    is never above theirs.
 
     Example:
       >>> from dpjax.accounting import gdp
@@ -80,13 +82,14 @@ def delta(
     Args:
       mechanism: the event or the profile of one run with its score, as for `epsilon`.
       epsilon: f[*b], at least 0.
-      repetitions: the law of K, as for `epsilon`.
+      repetitions: the distribution of K, as for `epsilon`.
 
     Returns:
       δ, f[*b], rounded up.
 
     Raises:
-      ValueError: an argument is out of range, or repetitions is not a law.
+      ValueError: an argument is out of range, or repetitions is not a distribution of
+        this module.
 
     Privacy: as for `epsilon`.
 

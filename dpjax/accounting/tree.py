@@ -11,9 +11,11 @@ changes can have the same direction, and Gaussian mechanisms compose exactly. Th
    sensitivity. Two of the trees release the nodes of sliding windows. The third tree
    releases its left children, as in 1.
 
-**Momentum.** Node [y, z] releases Σ_i β^{z−i} g_i plus noise. An example that takes
-part at the steps P therefore changes the node by at most C Σ_{p in P∩[y,z]} β^{z−p}.
-All contributions can have the same direction, and Gaussian noise on adaptive queries
+**Momentum.** Let g_i be the sum of clipped gradients of step i, C the clip norm, and β
+the momentum coefficient. Node [y, z] contains the steps y, …, z. The node releases
+Σ_i β^{z−i} g_i plus noise of standard deviation σ C. An example that takes part at the
+steps P therefore changes the node by at most C Σ_{p in P∩[y,z]} β^{z−p}. All
+contributions can have the same direction, and Gaussian noise on adaptive queries
 composes exactly. The mechanism is therefore μ-GDP with
 
     μ² = (1/σ²) max_P Σ_{released [y,z]} (Σ_{p in P∩[y,z]} β^{z−p})²,
@@ -21,18 +23,21 @@ composes exactly. The mechanism is therefore μ-GDP with
 and with no smaller μ. The released nodes are the left children, which end at the odd
 multiples of their size. This module evaluates the maximum.
 
-**Momentum with reduced sensitivity.** Three trees release nodes, for T steps with n
-steps in each epoch:
+**Momentum with reduced sensitivity.** An anchor is the iterate at which an epoch
+begins. Three trees release nodes, for T steps with n steps in each epoch:
 
-- *anchor* terms: the nodes that make up the sums of max(t − n, 0) + 1, …, t for t < 2n;
-- *change* terms: the nodes that make up the sums of t − n + 1, …, t for 2n <= t <= T;
-- *drift* terms: the nodes of COMPOSE(1, t) for t <= T, which are the left children.
+- *anchor* terms are gradients at the anchor. The tree releases the nodes that make up
+  the sums of max(t − n, 0) + 1, …, t for t < 2n.
+- *change* terms combine these gradients and their changes from epoch to epoch. The tree
+  releases the nodes that make up the sums of t − n + 1, …, t for 2n <= t <= T.
+- *drift* terms are changes of gradients since the anchor. The tree releases the nodes
+  that make up the sums of 1, …, t for t <= T, which are the left children.
 
 A window is divided into the fewest dyadic nodes: the nodes inside the window whose
-parents are not inside it. A node [y + 1, z] of size s is therefore released if some
+parents are not inside it. A node [y + 1, z] of size m is therefore released if some
 window [t − n + 1, t] in use has t − n <= y and z <= t, and
-  for a left child: t < z + s, as its parent ends with z + s;
-  for a right child: t − n > y − s, as its parent begins after y − s.
+  for a left child: t < z + m, as its parent ends with z + m;
+  for a right child: t − n > y − m, as its parent begins after y − m.
 
 An example takes part at the steps p, p + n, p + 2n, …, which are the same in every
 tree. Its terms have norm at most c. The example changes a node that ends at z by at
@@ -44,8 +49,8 @@ exactly. The mechanism is therefore μ-GDP with
     μ² = max_p Σ_trees (c/s)² Σ_{released nodes} (Σ_i β^{z − i})²,
 
 where s is the noise's standard deviation. No smaller μ holds for terms whose only known
-bound is c. (Change terms are differences of bounded gradients, so that they cannot keep
-the same direction indefinitely. The bound does not use this fact.)
+bound is c. (A change of a bounded gradient cannot keep the same direction indefinitely.
+The bound does not use this fact.)
 """
 
 import math
@@ -84,15 +89,16 @@ def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Ar
 
 
 def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
-    """The squared sensitivity for each position p of an example in an epoch, f[n_b].
+    """The squared sensitivity of the left children of a tree, by position, f[n_b].
 
-    The squared sensitivity is Σ_nodes (Σ_e β^{z − p − e n_b})². Here z is the step at
-    which a node ends, and β is the decay. The position p is a step modulo n_b, the
-    number of steps in an epoch, and e counts epochs.
+    An epoch has n_b steps. An example at position p takes part at the steps p + e n_b
+    of all epochs e. Its squared sensitivity is Σ_nodes (Σ_e β^{z − p − e n_b})². Here z
+    is the step at which a node ends, and β is the decay. The sum over e is over the
+    example's steps in the node.
 
-    A node that ends at z contains the example's steps z − gap, z − gap − n_b, …, where
-    gap = (z − p) mod n_b. The inner sum is geometric and depends only on the gap and
-    the node's size. For each level of the tree, the sum over nodes is a correlation of
+    Let gap = (z − p) mod n_b. The node then contains the example's steps z − gap,
+    z − gap − n_b, …. The inner sum is geometric and depends only on the gap and the
+    node's size. For each level of the tree, the sum over nodes is a correlation of
     these inner sums, as a function of the gap, with the positions z mod n_b at which
     nodes end. These positions are periodic.
     """
@@ -118,14 +124,14 @@ def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array
 def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     """A bound on the squared sensitivity to an example with any one step in each epoch.
 
-    The squared sensitivity is Σ_nodes inner(node)². Here inner(node) is
-    Σ_{p in P∩node} β^{z−p}, for the decay β, the step z at which the node ends, and the
-    steps P of the example. So the squared sensitivity is
-    Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). The factor inner(node) is at most
-    β^{z−p} plus a contribution of each other epoch, which is largest for the epoch's
-    last step in the node. With that bound the sum splits into one term for each epoch,
-    and each term takes the worst step of its epoch. The bound is exact where no node
-    contains steps of two epochs.
+    The squared sensitivity is Σ inner(node)² over the left children of a binary tree.
+    Here inner(node) is Σ_{p in P∩node} β^{z−p}, for the decay β, the step z at which
+    the node ends, and the steps P of the example. So the squared sensitivity is
+    Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). In inner(node), the step p itself
+    has the term β^{z−p}. Any other epoch has at most the term of the epoch's last step
+    in the node. With these bounds the sum splits into one term for each epoch, and each
+    term takes the worst step of its epoch. The bound is exact where no node contains
+    steps of two epochs.
     """
     num_epochs = -(-num_steps // n_b)
     step = jnp.arange(1, num_epochs * n_b + 1)
@@ -225,12 +231,12 @@ def momentum_mu(
 def _window_totals(
     decay: jax.Array, num_steps: int, window: int, first: int, last: int
 ) -> jax.Array:
-    """The squared sensitivity of the nodes of sliding windows, f[n].
+    """The squared sensitivity of the nodes of sliding windows, by position, f[n].
 
-    For each position i mod n of an example in an epoch, the result is the sum of
-    β^{2(z − i)} over all released nodes that contain a step i of the example. Here z is
-    the step at which a node ends, β is the decay, and n is `window`. The released nodes
-    make up the windows of n steps up to t, for t = first, …, last.
+    A window has the last n = `window` steps up to step t, for t = first, …, last. Each
+    window is divided into nodes of a binary tree, and all these nodes are released.
+    Entry i mod n is the sum of β^{2(z − i)} over the released nodes that contain a step
+    i of the example. Here z is the step at which a node ends, and β is the decay.
     """
     step = jnp.arange(1, num_steps + 1)
     total = jnp.zeros(window, decay.dtype)
@@ -300,9 +306,11 @@ def reduced_momentum_mu(
     """The GDP parameter of all momenta of reduced sensitivity together.
 
     Args:
-      noise_multipliers: three numbers, for anchor, change and drift terms: the noise
-        standard deviation of a node, divided by the bound on one example's term, f[*b]
-        each, at least 0.
+      noise_multipliers: for each of three trees, the noise standard deviation of a node
+        divided by the bound on one example's term, f[*b], at least 0. The trees are for
+        gradients at the first iterate of an epoch (anchor terms), for the changes of
+        these gradients between epochs (change terms), and for changes of gradients
+        within an epoch (drift terms).
       num_steps: T, static, at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
       steps_per_epoch: n, static, at least 1. Every epoch must have the same batches in
@@ -318,8 +326,8 @@ def reduced_momentum_mu(
 
     Privacy: releasing all nodes is μ-GDP, and so is every momentum and iterate.
 
-    Reference: Tran and Cutkosky (2022), Algorithms 2 and 4, with the exact sum in place
-    of Theorem 8.
+    Reference: Tran and Cutkosky (2022), Algorithms 2 and 4. The exact sum over all
+    nodes takes the place of their Theorem 8.
 
     Example:
       >>> mu = reduced_momentum_mu(

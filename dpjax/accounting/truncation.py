@@ -63,11 +63,13 @@ def poisson_gaussian(
     Privacy: every example is drawn independently of all others and of other steps. If
     more than b examples are drawn, a uniformly random subset of b examples takes part,
     and each contributes at most one clip norm. If the other examples do not fill the
-    batch, the dominating pair is that of `pld.poisson_gaussian`. If they do, an example
-    takes part with probability r = q E[b / (D + 1) | D >= b], D ~ Binomial(n − 1, q).
-    The example then displaces another one, so that the sum moves by up to two clip
-    norms. The dominating pair is then C_r(G_{2/σ}), as for batches of fixed size
-    (docs/accounting.md has the proof).
+    batch, the dominating pair is that of `pld.poisson_gaussian`. If they fill the
+    batch, an example takes part with probability r = q E[b / (D + 1) | D >= b], where
+    D ~ Binomial(n − 1, q) is the number of other examples that are drawn. The example
+    then displaces another one, so that the sum moves by up to two clip norms. The
+    dominating pair is then that of a step on batches of fixed size, with the sampling
+    rate r and the GDP parameter 2 / noise_multiplier (docs/accounting.md has the
+    proof).
 
     Reference: the setting is that of Chua et al. (2024), "Scalable DP-SGD: Shuffling
     vs. Poisson Subsampling".
@@ -104,10 +106,10 @@ def overflow_delta(
     For accounting by `pld`, `poisson_gaussian` gives a tighter bound than this
     function.
 
-    A step that overflows is not the mechanism that the accountant assumes. On either
-    data set, the run differs from an ideal run without overflow. The probability of a
-    difference is at most p = T P[more than b examples are drawn]. An (ε, δ) guarantee
-    of the ideal run becomes a guarantee of (ε, δ + p + e^ε p) for the actual run.
+    Accountants assume an ideal run, which uses all drawn examples. On each of the two
+    data sets, the actual run differs from the ideal run with a probability of at most
+    p = T P[more than b examples are drawn]. An (ε, δ) guarantee of the ideal run
+    becomes a guarantee of (ε, δ + p + e^ε p) for the actual run.
 
     Args:
       epsilon: the ε at which δ is stated, f[*b], at least 0.

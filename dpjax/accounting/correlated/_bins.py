@@ -1,18 +1,19 @@
-"""The ε for examples in random bins, by the theorem of docs/amplification.md.
+"""The ε of runs in which each example picks a random step of the epoch, its bin.
 
-Each example draws a random step of the epoch, its bin. A pattern is the set of steps in
-which an example takes part. A small first program computes the covariances of patterns.
-This program is compiled for each number of steps. A second program computes ε from
-these covariances, and takes long to compile. Runs of different lengths share the second
-program, because the covariances are padded to a power of two and all other inputs are
-traced scalars.
+The ε follows from the theorem of docs/amplification.md. A pattern is the set of steps
+in which an example takes part. The theorem needs covariances of patterns, which say how
+much two patterns change the same rows of C x. Here x are the sums of clipped gradients,
+one row for each step, and C is the matrix that correlates the noise. A small first
+program computes the covariances of patterns. This program is compiled for each number
+of steps. A second program computes ε from these covariances, and takes long to compile.
+Runs of different lengths share the second program, because the covariances are padded
+to a power of two and all other inputs are traced scalars.
 
-**Covariances** depend on the distance of the starts of two patterns. A pattern is
-identified by the step s at which it begins. Let c_t be the largest norm that the
-pattern adds to (C x)_{s + t}. Two patterns that begin d steps apart have the covariance
-Σ_t c_t c_{t+d}, summed to the end of the run. The sum is largest for the two patterns
-that begin first, so that their covariance bounds the covariance of all other patterns d
-steps apart.
+**Covariances** depend on the distance of the first steps of two patterns. A pattern is
+identified by its first step s. Let c_t be the largest norm that the pattern adds to row
+s + t of C x. Two patterns that begin d steps apart have the covariance Σ_t c_t c_{t+d},
+summed to the end of the run. The sum is largest for the two patterns that begin first.
+Their covariance therefore bounds the covariance of all other patterns d steps apart.
 """
 
 import functools
@@ -36,10 +37,12 @@ from dpjax.accounting.correlated._mu import mu_of
 class Covariances(NamedTuple):
     """Upper bounds on covariances of patterns, for noise of standard deviation 1.
 
-    A pattern is the set of steps in which an example takes part. The covariance of two
-    patterns is Σ_t c_t c′_t, where c_t and c′_t bound the norms that an example with
-    the one or the other pattern adds to (C x)_t. With fresh bins, `by_gap` is for the
-    parts of patterns in one epoch.
+    A pattern is the set of steps in which an example takes part. Let C be the matrix
+    that correlates the noise, and x the sums of clipped gradients. Let c_t and c′_t
+    bound the norms that an example adds to row t of C x under two patterns. The
+    covariance of these patterns is Σ_t c_t c′_t. If examples pick a new step in each
+    epoch, `by_gap` has the covariance within one epoch, and `shared` has the covariance
+    across epochs.
 
     Attributes:
       by_gap: entry d bounds the covariance of any two patterns that begin at steps s
@@ -63,11 +66,13 @@ def _correlation(c: jax.Array, size: int) -> jax.Array:
 
 
 def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
-    """Bounds on the covariance of two patterns by their circular distance.
+    """Bounds on the covariance of two patterns by the distance of their first steps.
 
-    Entry d of the result, f[n_b // 2 + 1], is for any two patterns that begin at steps
-    s and s′ of an epoch with min(|s − s′|, n_b − |s − s′|) >= d. Entry k of the input
-    g, f[n_b], bounds the covariance for |s − s′| = k.
+    A pattern is the set of steps in which an example takes part. The two patterns start
+    at steps s and s′ of an epoch. Entry k of the input g, f[n_b], bounds the covariance
+    if |s − s′| = k. Entry d of the result, f[n_b // 2 + 1], bounds the covariance if
+    min(|s − s′|, n_b − |s − s′|), the distance around the circle of an epoch, is at
+    least d.
     """
     # A distance d around the circle is d or n_b − d along the line. The cumulative
     # maximum from the end covers all distances of at least d.
@@ -80,7 +85,7 @@ def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     """The `Covariances` if an example takes part in the same step of every epoch.
 
     Args:
-      strategy: the matrix C of the correlation.
+      strategy: the matrix C, which correlates the noise of different steps.
       num_steps: T, the number of steps of the run.
       n_b: the number of steps in an epoch.
     """
@@ -100,10 +105,15 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     """The `Covariances` if an example takes part in a new random step of each epoch.
 
     A position is the step of an epoch in which the example takes part. `by_gap` bounds
-    the covariance of two positions in one epoch. `shared` is a sum over all ordered
-    pairs of epochs. Its term is the largest covariance of a position in the one epoch
-    and a position in the other. Positions in epochs e < f are at
-    least (f − e) n_b − (n_b − 1) steps apart.
+    the covariance of two positions in the same epoch. `shared` is a sum over all
+    ordered pairs of two different epochs. The term of a pair is the largest covariance
+    of a position in the first epoch and a position in the second epoch. Positions in
+    epochs e < f are at least (f − e) n_b − (n_b − 1) steps apart.
+
+    Args:
+      strategy: the matrix C, which correlates the noise of different steps.
+      num_steps: T, the number of steps of the run.
+      n_b: the number of steps in an epoch.
     """
     c, off = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)
@@ -117,9 +127,9 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
 
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
-    """The absolute values |c_t| of the first column of the matrix C, f[num_steps].
+    """The absolute values of the first column of the strategy's matrix, f[num_steps].
 
-    The second result is a bound on the L2 norm of their rounding errors.
+    The second result is a bound on the L2 norm of the rounding errors of this column.
     """
     c = strategy.coefficients(num_steps)
     # A bound on rounding errors needs no derivative.
@@ -132,13 +142,13 @@ _LEAST_GAPS = 128  # one program for all gaps up to this, and one for each doubl
 
 
 class _Run(NamedTuple):
-    """The numbers that determine the ε of a run with random bins.
+    """The numbers that determine the ε of a run in which examples pick random steps.
 
     Attributes:
       noise_multiplier: the least noise multiplier of any step, f[].
-      by_gap: `by_gap` of the `Covariances`, which bound the covariance of two patterns
-        by the gap between their first steps; padded with zeros, f[m].
-      shared: `shared` of the `Covariances`, f[].
+      by_gap: `by_gap` of `Covariances`, padded with zeros, f[m]. Entry d bounds the
+        covariance of two steps that an example may pick, at least d steps apart.
+      shared: `shared` of `Covariances`, an additional covariance, f[].
       told: the GDP parameter for an attacker who knows the example's steps, f[].
       places: the number of steps of an epoch in which the example may take part, i[].
         `places` is smaller than the length of an epoch if the run ends within its first
@@ -192,12 +202,14 @@ def _run(
 def _epsilon_in_bins(
     run: _Run, delta: jax.Array, *, few: bool, replace: bool
 ) -> jax.Array:
-    """An upper bound on the ε of a run with random bins, f[].
+    """An upper bound on the ε of a run in which each example picks random steps, f[].
 
-    The bound is the theorem of docs/amplification.md. The covariance K′ of the theorem
-    is that of a tree of positions (`_trees`), which are the steps of an epoch. If `few`
-    is true and `replace` is false, K′ is that of a tree or that of a chain of positions
-    (`_chain`), whichever gives the smaller ε.
+    The theorem of docs/amplification.md proves the bound. Any two steps that an example
+    may pick have a covariance. The theorem replaces these covariances by larger ones,
+    those of a tree (`_trees`). If `few` is true and `replace` is false, the function
+    also tries the covariances of a Gaussian chain (`_chain`), and the smaller ε counts.
+    `few` says that an epoch has few steps, and `replace` says that the adjacency is
+    REPLACE.
     """
     places, epochs = run.places, run.epochs
     known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
@@ -254,10 +266,11 @@ def epsilon64(
     *,
     schedule: Schedule,
 ) -> jax.Array:
-    """An upper bound on the ε of a run with random bins, f[].
+    """An upper bound on the ε of a run in which each example picks random steps, f[].
 
-    The order of the static schedule is that of an attacker who knows the example's
-    steps: "fixed" for the same bin in every epoch, and "reshuffled" for fresh bins.
+    If the order of the static schedule is "fixed", an example takes part in the same
+    step of every epoch. If the order is "reshuffled", an example picks a new step in
+    each epoch. `factors`, f[T] or f[1], multiply the noise of each step.
     """
     run = _run(strategy, factors, noise_multiplier, schedule=schedule)
     few = min(schedule.num_steps, schedule.steps_per_epoch) <= _chain.MOST_PLACES

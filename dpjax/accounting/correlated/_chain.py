@@ -1,12 +1,15 @@
-"""A Gaussian chain whose covariances bound the covariances of patterns from above.
+"""A Gaussian chain whose covariances bound those of an example's possible positions.
 
-The positions lie on a line. The chain X_{i+1} = ρ X_i + noise has covariance a ρ^d at
-distance d. Together with a part κ that all positions share, these covariances are upper
-bounds on the pattern covariances by gap (docs/amplification.md). The likelihood ratio L
-is a sum over positions. Its distribution is computed position by position, jointly for
-the chain's state, on a coarse grid, and for the partial sum, on a fine grid. States and
-partial sums are rounded at random to the two neighbouring grid points, so that their
-means do not change.
+A position is the step of an epoch in which an example takes part. The positions lie on
+a line. Let X_i be a Gaussian variable for position i. The chain X_{i+1} = ρ X_i + noise
+has the covariance a ρ^d at distance d, where a is the variance of X_i. All positions
+also share a variable of variance κ. The covariance κ + a ρ^d is an upper bound on the
+covariance of the patterns, or sets of steps, of two positions at distance d
+(docs/amplification.md). Let L be the likelihood ratio of the outputs with and without
+the example. L is a sum over positions. The distribution of L is computed position by
+position, jointly for the state X_i, on a coarse grid, and for the partial sum of L, on
+a fine grid. States and partial sums are rounded at random to the two neighbouring grid
+points, so that their means do not change.
 
 The positions of an epoch form a circle. To get a line, a few neighbouring positions are
 removed, which leaves one gap. Across that gap the shared part κ alone bounds the
@@ -38,14 +41,16 @@ _FEW, _LESS = 8, 0.995
 
 
 class Chain(NamedTuple):
-    """A Gaussian chain, whose covariance is κ + a ρ^d for positions at distance d.
+    """Gaussian variables for consecutive steps of an epoch, with covariance κ + a ρ^d.
 
-    The positions are consecutive steps of an epoch.
+    Here d is the distance of two steps. The steps are the positions that an example may
+    have. A chain X_{i+1} = ρ X_i + noise gives the part a ρ^d, and a variable that all
+    positions share gives the part κ.
 
     Attributes:
       places: the number of positions, f[].
-      shared: κ, the covariance that all positions share, f[].
-      variance: a, the variance of the chain's state, f[].
+      shared: κ, the variance of the shared variable, f[].
+      variance: a, the variance of each X_i, f[].
       decay: ρ, f[].
     """
 
@@ -56,13 +61,14 @@ class Chain(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The distribution of a normal y after random rounding to the grid of states.
+    """The distribution of a normal variable y after random rounding to a grid.
 
-    y is the chain's state at the next position. `_round_to_neighbours` computes it.
+    y is the value of a Gaussian chain at its next position. The points of the grid are
+    called states. The function `_round_to_neighbours` computes the distribution.
 
     Attributes:
-      mass: the probability of each state, f[m].
-      below: the probability of a y below the first state, f[].
+      mass: the probability of each state after rounding, f[m].
+      below: the probability that y is below the first state, f[].
       excess: the mean of e^y if y is above the last state, and of 0 otherwise, f[].
     """
 
@@ -72,11 +78,12 @@ class Moved(NamedTuple):
 
 
 def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
-    """The log of the second moment E L² of the chain's likelihood ratio L.
+    """The log of the second moment E L² of a likelihood ratio L, for a Gaussian chain.
 
-    E L² is the mean of e^K over all ordered pairs of positions, where K is the
-    covariance κ + a ρ^d of two positions at distance d. `most` is a static upper bound
-    on the number of positions.
+    L is the likelihood ratio of the outputs with and without an example that picks a
+    random position of the chain. E L² is the mean of e^K over all ordered pairs of
+    positions, where K is the covariance κ + a ρ^d of two positions at distance d.
+    `most` is a static upper bound on the number of positions.
     """
     lag = np.arange(float(most))
     pairs = np.where(lag > 0, 2.0, 1.0) * jnp.maximum(chain.places - lag, 0.0)
@@ -86,12 +93,16 @@ def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
 
 
 def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
-    """The chain with the least E L² among chains that bound the given covariances.
+    """The Gaussian chain with the least E L², from the covariances that it must bound.
 
-    L is the likelihood ratio of a chain. There is one chain for each size r of the gap
-    at which the circle of an epoch is cut. The circle has n_b positions. by_gap, f[m],
-    holds the covariances by distance around the circle, padded with zeros beyond the
-    largest distance.
+    A chain bounds the covariances from above. L is the likelihood ratio of a chain, for
+    an example that picks a random position. The n_b steps of an epoch form a circle,
+    which is cut at a gap. The function compares one chain for each length of the gap.
+
+    Args:
+      by_gap: the covariance of two steps by their distance around the circle, padded
+        with zeros beyond the largest distance, f[m].
+      n_b: the number of steps in an epoch, i[].
     """
     apart = np.arange(1, by_gap.size)
     # κ = K_r bounds the covariance of positions at distance r or more. Positions at a
@@ -135,10 +146,11 @@ def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -
 
 
 def _states(chain: Chain, tail: jax.Array) -> Grid:
-    """The grid of values to which the chain's state X_i is rounded.
+    """The grid to which the values X_i of a Gaussian chain are rounded, called states.
 
-    Q is the run without the example, and P the run with it. Under Q, about the mass
-    `tail` is below the grid. Under P, about the mass `tail` is above the grid.
+    The tails are those of output distributions: Q without the example, and P with it.
+    Under Q, a value is below the grid with a probability of about `tail`. Under P, a
+    value is above the grid with a probability of about `tail`.
     """
     deviation = jnp.sqrt(chain.variance)
     low = deviation * tail_quantile(tail / chain.places)
@@ -150,13 +162,15 @@ def _states(chain: Chain, tail: jax.Array) -> Grid:
 class Law(NamedTuple):
     """An upper bound, in convex order, on the distribution of a likelihood ratio L.
 
-    Q is the run without the example, P the run with it, and L = dP/dQ. The points of L
-    are evenly spaced from 0.
+    P and Q are the output distributions with and without an example, and L = dP/dQ. The
+    bound is a distribution on evenly spaced points from 0. To compute the bound, the
+    values of a Gaussian chain are rounded to a grid of states.
 
     Attributes:
-      mass: the mass of each point under Q, f[n].
-      below: the mass under Q of states below the first state, f[].
-      lost: the mass under P beyond the last point or the last state, f[].
+      mass: the probability of each point of L under Q, f[n].
+      below: the probability, under Q, of a value below the first state, f[].
+      lost: the probability, under P, of L beyond the last point or of a value above the
+        last state, f[].
     """
 
     mass: jax.Array
@@ -170,10 +184,12 @@ def _sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
-    """An upper bound on the distribution of the chain's likelihood ratio L.
+    """An upper bound on the distribution of the likelihood ratio L of a Gaussian chain.
 
-    L is a sum over positions. The loop over positions carries the mass of each state,
-    f[m], and of each pair of a state and a partial sum, f[m, n].
+    L is a sum over the positions of the chain. `states` is the grid of the chain's
+    values, and `spacing` is the spacing of the grid of L. The loop over positions
+    carries the probability of each state, f[m], and of each pair of a state and a
+    partial sum of L, f[m, n].
     """
     places, _, variance, decay = chain
     step = variance * (1 - decay) * (1 + decay)
@@ -200,7 +216,11 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     to_last = jnp.where(gap <= 0, 1.0, jnp.where(gap == 1, part, 0.0))
 
     def add_position(mass: jax.Array) -> jax.Array:
-        """The mass f[m, n] after one more position is added to the partial sum."""
+        """Add the term of one more position to the partial sum of L.
+
+        `mass`, f[m, n], has the probability of each pair of a state and a partial sum.
+        The result has these probabilities after the addition.
+        """
         wide = jnp.pad(mass, ((0, 0), (_SUMS, 0)))
         moved = jax.vmap(
             lambda row, n: jax.lax.dynamic_slice(row, (last - n,), (_SUMS,))
@@ -228,10 +248,11 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
 
 
 def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
-    """The privacy losses of the chain's likelihood ratio L, in both directions.
+    """The privacy losses of a Gaussian chain, for both orders of the two data sets.
 
-    L leaves out the factor that all positions share. `limits`, f[2], is about the
-    largest L that the grid must resolve, for each order of the two data sets.
+    The privacy losses are logarithms of the chain's likelihood ratio L, without the
+    factor that all positions share. `limits`, f[2], has the last point of the grid of L
+    for each order.
     """
     places, decay = chain.places, chain.decay
     spacing = jax.lax.stop_gradient(limits) / (_SUMS - 1)
@@ -255,11 +276,12 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
 def _limits(
     chain: Chain, states: Grid, epsilon: jax.Array, num_epochs: jax.Array
 ) -> jax.Array:
-    """An estimate of the largest likelihood ratio L that the grid must resolve, f[2].
+    """An estimate of the largest likelihood ratio L that δ(ε) depends on, f[2].
 
-    There is one limit for each order of the two data sets. With a single epoch, δ(ε)
-    depends on values of L up to e^ε in one order and up to e^{−ε} in the other. With
-    several epochs, L is one factor of a product, and δ(ε) depends on all values of L.
+    There is one estimate for each order of the two data sets. L is the likelihood ratio
+    of a Gaussian chain in one epoch. For a run of one epoch, δ(ε) depends on values of
+    L up to e^ε in the first order and up to e^{−ε} in the second order. For several
+    epochs, L is one factor of a product, and δ(ε) depends on all values of L.
     """
     # The shared Gaussian factor multiplies L: four of its deviations are added, and
     # half of −ε is taken in the second order, as a margin.
@@ -279,22 +301,23 @@ def smaller_epsilon(
     tail: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """The smaller of two upper bounds on the ε of a run with random bins, f[].
+    """The smaller of two upper bounds on the ε of a run with random positions, f[].
 
-    Both bounds replace the covariances of positions, which are the steps of an epoch,
-    by larger ones: those of a tree (`_trees`) or those of a Gaussian chain. The chain's
-    likelihood ratio, without the factor that all its positions share, is composed over
-    the epochs. The shared factors of all epochs are one Gaussian mechanism with
-    μ² = num_epochs · chain.shared + shared.
+    A position is the step of an epoch in which an example takes part. Both bounds
+    replace the covariances of positions by larger ones: those of a tree (`_trees`) or
+    those of a Gaussian chain. The likelihood ratio of the chain, without the factor
+    that all its positions share, is composed over the epochs. The shared factors of all
+    epochs are one Gaussian mechanism with μ² = num_epochs · chain.shared + shared.
 
     Args:
       of_tree: the bound from the tree, f[].
-      square: log E L² for the tree's likelihood ratio L, f[]. If it is not well above
-        the chain's, the chain's bound is not computed.
-      chain: the chain, with covariances divided by σ².
+      square: log E L² for the tree's likelihood ratio L, f[]. Unless the chain has very
+        few positions or a smaller log E L², the chain's bound is not computed.
+      chain: the chain, with covariances divided by σ², where σ is the noise multiplier.
       shared: the μ² that positions in different epochs share, f[].
       delta: δ, f[].
-      tail: the probability that may lie beyond each end of the grid of states, f[].
+      tail: the probability that may lie beyond each end of the grid of the chain's
+        values, f[].
       num_epochs: the number of independent epochs, f[].
     """
     states = _states(chain, tail)

@@ -1,4 +1,4 @@
-"""The ε of a run whose noise a strategy correlates, for each sampling scheme."""
+"""The ε of a run with correlated noise, for each sampling scheme."""
 
 from typing import Any, Literal, get_args
 
@@ -36,8 +36,9 @@ def _cyclic_poisson(
 ) -> jax.Array:
     """The ε of a run with cyclic Poisson sampling, f[*b].
 
-    For p bands and T steps, ε is that of ⌈T / p⌉ Poisson-sampled Gaussian steps. The
-    sensitivity of such a step is the norm of a column of C.
+    The examples form p fixed groups. Step t samples the examples of group t mod p, and
+    the strategy matrix C has p bands. For T steps, ε is that of ⌈T / p⌉ Poisson-sampled
+    Gaussian steps. The sensitivity of such a step is the norm of a column of C.
 
     Raises:
       ValueError: the strategy is not banded.
@@ -80,11 +81,11 @@ def epsilon(
     """An upper bound on the ε of all sums that `dpjax.correlated_noise` releases.
 
     Args:
-      strategy: the matrix C of the correlation, with coefficients f[*b, k]. With bins,
-        C must not be a tree, and a strategy whose noise varies by step counts as if
-        every step had the least noise.
-      noise_multiplier: the standard deviation of the white noise z over the clip norm,
-        f[*b], positive.
+      strategy: the matrix C, which turns white noise z into the correlated noise C⁻¹z,
+        with coefficients f[*b, k]. With random or fresh bins, C must not be a tree, and
+        a strategy whose noise varies by step counts as if every step had the least
+        noise.
+      noise_multiplier: the standard deviation of z over the clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
@@ -100,11 +101,11 @@ def epsilon(
         violate this condition.
 
     Returns:
-      ε, f[*b], rounded up. For random bins, ε comes from an upper bound on the
-      covariances of patterns (docs/amplification.md says how close the bound is), and
-      is at most the ε of `mu` for known steps. For cyclic Poisson sampling, ε is that
-      of `pld`. For the other schemes, ε is that of `mu`. ε is inf for traced values out
-      of range. For random bins, only the derivatives by noise_multiplier and delta are
+      ε, f[*b], rounded up; inf for traced values out of range. For random or fresh
+      bins, ε is an upper bound (docs/amplification.md says how close), and is at most
+      the ε of `mu` for an attacker who knows the steps of an example. For cyclic
+      Poisson sampling, ε is that of `pld`. For the other schemes, ε is that of `mu`.
+      For random or fresh bins, only the derivatives by noise_multiplier and delta are
       correct. A derivative by the strategy leaves out terms of the bound, and is wrong.
 
     Raises:

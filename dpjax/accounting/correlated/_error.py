@@ -1,4 +1,7 @@
-"""The error that a strategy's noise causes in the outputs of a workload."""
+"""The error of an optimizer's outputs, for noise that a strategy matrix correlates.
+
+A workload describes how the optimizer computes the outputs from the noisy sums.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +18,11 @@ from dpjax._matrices.toeplitz import Toeplitz, series, times
 def square_error(
     strategy: Toeplitz, factors: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
-    """The mean squared error ‖A diag(s) C⁻¹‖_F² / T of a Toeplitz strategy C.
+    """The mean squared error ‖A diag(s) C⁻¹‖_F² / T of an optimizer's outputs.
 
-    A is the matrix of the workload. s stands for `factors`, f[T] or f[1], which
-    multiply the noise of each step.
+    The workload's matrix A maps the sums of T steps to the outputs. C is the Toeplitz
+    matrix of the strategy, so that the noise of the sums is diag(s) C⁻¹z, for white
+    noise z of variance 1. The numbers s, f[T] or f[1], are the argument `factors`.
     """
     rates, keep = (jnp.asarray(x) for x in (workload.rates, workload.keep))
     if rates.size == keep.size == factors.size == 1:
@@ -41,12 +45,14 @@ def variances(
     rates: jax.Array,
     keep: jax.Array,
 ) -> jax.Array:
-    """The variance of the noise in each output x_t of a workload, f[T].
+    """The variance of the noise in each output x_t of an optimizer, f[T].
 
-    The noise of the strategy is y = (D_C / N_C) z, with z white noise of variance 1,
-    and the noise of the sums is g_t = f_t y_t. The workload computes h = (N_A / D_A) g,
-    and from h the outputs x_t = k_t x_{t−1} + r_t h_t. The variance comes from a
-    recursion for the covariance of the filters' states.
+    The strategy is a filter C = N_C / D_C, with a numerator and a denominator. Its
+    noise is y = (D_C / N_C) z, with z white noise of variance 1. The noise of the sum
+    at step t is g_t = f_t y_t, with the factor f_t. The workload computes
+    h = (N_A / D_A) g with a second filter, and from h the outputs
+    x_t = k_t x_{t−1} + r_t h_t. Here k stands for `keep` and r for `rates`. The
+    variance comes from a recursion for the covariance of the filters' states.
     """
     inner, drive = _state_space(strategy.denominator, strategy.numerator)
     outer, drive_h = _state_space(workload.numerator, workload.denominator)
@@ -77,9 +83,10 @@ def _state_space(
 ) -> tuple[jax.Array, jax.Array]:
     """The matrix F and the vector g of the state-space form of a filter N / D.
 
-    The filter maps u to y by y_t = u_t + e₀ᵀs_t and s_{t+1} = F s_t + g u_t, in
-    transposed direct form II. The state s has at least one entry, since code that reads
-    the first entry cannot index an empty state.
+    N and D are polynomials with the first coefficient 1. The arguments hold their other
+    coefficients. The filter maps u to y by y_t = u_t + e₀ᵀs_t and
+    s_{t+1} = F s_t + g u_t, in transposed direct form II. The state s has at least one
+    entry, since code that reads the first entry cannot index an empty state.
     """
     order = max(np.shape(numerator)[-1], np.shape(denominator)[-1], 1)
     n, d = (
@@ -91,11 +98,12 @@ def _state_space(
 
 @float64("nearest", static=("num_steps",), vectors=(1,), elementwise=True)
 def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> jax.Array:
-    """The root mean square error ‖A C⁻¹‖_F / √T of a tree strategy C, f[].
+    """The root mean square error ‖A C⁻¹‖_F / √T of an optimizer's outputs, f[].
 
-    A is the matrix of the workload. The squared error is a sum over the levels of the
-    tree. The noise of a node of level j, which step t completes, is added to the noise
-    of step t. β^{2^j} times the same noise is subtracted at step t + 2^j, where β is
+    A is the matrix of the workload, and C⁻¹ is the matrix by which a binary tree
+    correlates noise. The squared error is a sum over the levels of the tree. A node of
+    level j has 2^j steps. The noise of the node is added to the noise of the node's
+    last step t. β^{2^j} times the same noise is subtracted at step t + 2^j, where β is
     the decay.
     """
     # The coefficients of the workload without its rate, a Toeplitz filter.
@@ -141,7 +149,8 @@ def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
     strategies at the same privacy, multiply the error by `mu` at noise multiplier 1.
 
     Args:
-      strategy: the matrix C of the correlation, with coefficients f[*b, k].
+      strategy: the matrix C, which turns the noise z into the correlated noise C⁻¹z,
+        with coefficients f[*b, k].
       workload: the map A from the sums to the optimizer's outputs. The `rates` and the
         `keep` of the workload have length 1 or T.
       num_steps: T, static, at least 1.

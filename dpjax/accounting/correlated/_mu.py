@@ -1,4 +1,4 @@
-"""The GDP parameter of a run whose noise a strategy correlates."""
+"""The GDP parameter of a run with correlated noise."""
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,10 @@ def mu_of(
     The caller must enable float64: the arguments are float64 arrays.
 
     Args:
-      strategy: the matrix C of the correlation.
+      strategy: the matrix C, which turns white noise z into the correlated noise C⁻¹z.
       factors: the factor by which the noise of each step is multiplied, f[T], or one
         factor for all steps, f[1].
-      noise_multiplier: the noise standard deviation over the clip norm, f[].
+      noise_multiplier: the standard deviation of z over the clip norm, f[].
       schedule: the steps in which an example may take part, static.
     """
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ², because releasing x + C⁻¹z is equivalent to
@@ -103,17 +103,18 @@ def mu(
     """The GDP parameter of all sums that `dpjax.correlated_noise` releases.
 
     Args:
-      strategy: the matrix C of the correlation, with coefficients f[*b, k].
-      noise_multiplier: the standard deviation of the white noise z over the clip norm,
-        f[*b], at least 0.
+      strategy: the matrix C, which turns white noise z into the correlated noise C⁻¹z,
+        with coefficients f[*b, k].
+      noise_multiplier: the standard deviation of z over the clip norm, f[*b], at least
+        0.
       num_steps: T, static, at least 1. All T steps count.
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" if an example has the same position in every epoch. μ is then exact
         for C >= 0; for other C it is an upper bound by the absolute values of CᵀC.
         "reshuffled" if an example takes part in at most one step of each epoch, in any
-        step. μ is then an upper bound. If the strategy has one pole, which is above its
-        zero, this bound is at most 0.2 % above the exact μ. "separated" if the steps of
-        an example are at least n_b apart. μ is then exact for C >= 0 with coefficients
+        step. μ is then an upper bound. This bound is at most 0.2 % above the exact μ if
+        C is a filter with one pole and a smaller zero. "separated" if the steps of an
+        example are at least n_b apart. μ is then exact for C >= 0 with coefficients
         that do not grow, and otherwise an upper bound. For a strategy from
         `strategies.scaled`, μ is exact only under "fixed" (for C >= 0). For a tree,
         `tree.momentum_mu` computes μ, but not under "separated".

@@ -1,11 +1,12 @@
-"""The maximum change of C x by one example, over all patterns of an order.
+"""The maximum change of C x by one example, over the steps that an order allows.
 
-Consider an example that takes part at the steps of a pattern π, each time with norm at
-most 1. The example moves C x by at most the square root of Σ_{s,t∈π} |(CᵀC)_st|. The
-bound is attained where CᵀC >= 0 and all contributions of the example have the same
-direction. The functions here return the squared bound at the worst pattern π that an
-order allows. C is a Toeplitz matrix whose columns are scaled by weights, f[T], or f[1]
-if all are equal.
+C is the matrix that correlates the noise, and x are the sums of T steps. A pattern π is
+the set of steps in which an example takes part, each time with norm at most 1. The
+example moves C x by at most the square root of Σ_{s,t∈π} |(CᵀC)_st|. The bound is
+attained where CᵀC >= 0 and all contributions of the example have the same direction.
+The functions here return the squared bound at the worst pattern π that an order allows.
+C is a Toeplitz matrix with the coefficients c_0, …, c_{T−1}, whose columns are scaled
+by weights, f[T], or f[1] if all are equal.
 
 If an example takes part at most k times, then π is any subset of at most k steps of a
 pattern of its order. Let c be non-negative and non-increasing. For s <= t, (CᵀC)_st =
@@ -21,8 +22,9 @@ sum:
   by whole epochs. So the worst subset lies in the first k epochs.
 
 Each weight is replaced by the largest weight at the same step or later. A step that
-moves earlier then has at least its former weight. Any other c is bounded by its
-majorant.
+moves earlier then has at least its former weight. If c has other coefficients, the
+least non-increasing sequence that is at least |c| takes the place of c. This
+replacement never reduces the bound.
 """
 
 from collections.abc import Callable
@@ -48,7 +50,8 @@ def fixed_order(
 ) -> jax.Array:
     """The squared sensitivity of C x if an example has one position in all epochs.
 
-    The value is exact for C >= 0, and an upper bound for other C.
+    C is the matrix that correlates the noise, and x are the sums of the steps. The
+    value is exact for C >= 0, and an upper bound for other C.
 
     Args:
       strategy: the Toeplitz matrix of C.
@@ -68,7 +71,10 @@ def fixed_order(
 
 
 def fixed_order_bound(strategy: Toeplitz, num_steps: int, n_b: int) -> jax.Array:
-    """An upper bound on `fixed_order` with weights of 1, which replaces C by |C|."""
+    """An upper bound on `fixed_order` for weights of 1.
+
+    The bound replaces the coefficients of the matrix C by their absolute values.
+    """
     return _comb(jnp.abs(strategy.coefficients(num_steps)), n_b)
 
 
@@ -77,10 +83,12 @@ def separated_steps(
 ) -> jax.Array:
     """An upper bound on the squared sensitivity of C x for steps at least n_b apart.
 
-    The bound is exact for C >= 0 with non-increasing coefficients and equal weights.
-    Then (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} grows neither with the gap t − s nor with t,
-    so that the worst pattern is the steps 0, n_b, 2 n_b, ... For any other C, the bound
-    is that of such a matrix with larger entries.
+    C is the Toeplitz matrix `strategy` with columns scaled by `weights`, f[T] or f[1],
+    and x are the sums of the steps. The bound is exact for coefficients c >= 0 that do
+    not increase, and for equal weights. Then (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} grows
+    neither with the gap t − s nor with t. The worst steps of an example are therefore
+    0, n_b, 2 n_b, …. For any other C, the bound is that of such a matrix with larger
+    entries.
     """
     c = _majorant(strategy.coefficients(num_steps))
     return jnp.square(jnp.max(weights)) * _comb(c, n_b)
@@ -91,9 +99,10 @@ def reshuffled_order(
 ) -> jax.Array:
     """An upper bound on the squared sensitivity of C x for one step in each epoch.
 
-    An example takes part in exactly one step of each epoch, which may be any step. The
-    bound scales each column by the largest weight of the epoch that contains the
-    column.
+    C is the Toeplitz matrix `strategy` with columns scaled by `weights`, f[T] or f[1],
+    and x are the sums of the steps. An example takes part in exactly one step of each
+    epoch, which may be any step. The bound scales each column by the largest weight of
+    the epoch that contains the column.
     """
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jnp.max(_by_epoch(columns, n_b), axis=1)
@@ -106,7 +115,7 @@ def reshuffled_order(
 def few_separated_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
 ) -> jax.Array:
-    """The bound of `separated_steps` for an example in at most `most` steps.
+    """The bound of `separated_steps` if an example takes part in at most `most` steps.
 
     The steps are at least n_b apart. So the bound also holds for a fixed order, in
     which an example has the same position in all epochs.
@@ -123,9 +132,10 @@ def few_separated_steps(
 def few_reshuffled_steps(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
 ) -> jax.Array:
-    """The bound of `reshuffled_order` for an example in at most `most` epochs.
+    """The bound of `reshuffled_order` for an example that takes part in few epochs.
 
-    In each of these epochs, the example takes part in one step, which may be any step.
+    In each of at most `most` epochs, the example takes part in one step, which may be
+    any step.
     """
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jax.lax.cummax(columns, reverse=True)[::n_b]
@@ -151,9 +161,11 @@ def _by_epoch(x: jax.Array, n_b: int) -> jax.Array:
 
 
 def _comb(c: jax.Array, n_b: int) -> jax.Array:
-    """The squared sensitivity Σ_i (Σ_e c_{i−e n_b})² of the steps 0, n_b, 2 n_b, ….
+    """The squared sensitivity of C x to an example at the steps 0, n_b, 2 n_b, ….
 
-    For C >= 0 these steps are the worst position of an example.
+    C is the Toeplitz matrix with the coefficients c, and x are the sums of the steps.
+    The result is Σ_i (Σ_e c_{i−e n_b})², a sum over steps i and epochs e. For C >= 0 no
+    other position in the epoch has a larger sensitivity.
     """
     moved = jnp.cumsum(_by_epoch(c, n_b), axis=0).ravel()[: c.size]
     return moved @ moved
@@ -162,9 +174,10 @@ def _comb(c: jax.Array, n_b: int) -> jax.Array:
 def by_place(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     """The squared sensitivity of C x for each position of an example, f[n_b].
 
-    An example takes part at the steps π, which have the same position in every epoch.
-    The result is Σ_{s,t∈π} w_s w_t |(CᵀC)_st|, where c holds the coefficients of C, and
-    w the weights, f[T].
+    The columns of C are those of the Toeplitz matrix A with the coefficients c, scaled
+    by the weights w, f[T]. x are the sums of the steps. An example takes part at the
+    steps π, which have the same position in every epoch. The result is
+    Σ_{s,t∈π} w_s w_t |(AᵀA)_st|.
     """
     steps = jnp.arange(c.size)
 
@@ -188,12 +201,13 @@ def _by_state(
 ) -> jax.Array:
     """The bound of `reshuffled_order` for a first-order filter, by dynamic programming.
 
-    With c_k = ρ b^{k−1} the filter is w_t = u_t + ρ v_{t−1}, v_t = b v_{t−1} + u_t. The
-    input u_t is the epoch's weight, from f[E], at the steps of the pattern and 0
-    elsewhere. The value function of the state v is the maximum of Σ w² over the
-    remaining steps. For v >= 0, the value function is a maximum of increasing convex
-    quadratics. The value function is therefore convex, and linear interpolation between
-    grid points is an upper bound.
+    Let the matrix C have the coefficients c_0 = 1 and c_k = ρ b^{k−1}. Then C maps an
+    input u to the output w_t = u_t + ρ v_{t−1}, with the state v_t = b v_{t−1} + u_t.
+    At the step in which the example takes part, u_t is the weight of the epoch, from
+    f[E]. At all other steps u_t is 0. The value function maps the state v to the
+    maximum of Σ w_t² over the remaining steps t. For v >= 0, the value function is a
+    maximum of increasing convex quadratics. The value function is therefore convex, and
+    linear interpolation between grid points is an upper bound.
     """
     a, b = (
         -jnp.sum(jnp.asarray(x, jnp.float64))  # one coefficient, or none: then 0
@@ -218,8 +232,9 @@ def _by_state(
     ) -> jax.Array:
         """The value function at the start of an epoch, on the grid from 0 to top.
 
-        `value` is the value function at the end of the epoch, on the grid from 0 to
-        `end`. The epoch has `size` steps and the weight u.
+        The value function maps a state of the filter to the largest sum of squares of
+        all later outputs. `value` is the value function at the end of the epoch, on the
+        grid from 0 to `end`. The epoch has `size` steps and the weight u.
         """
         r = jnp.arange(size)
         after = sums[size - 1 - r]
@@ -253,14 +268,19 @@ def _by_state(
 
 
 def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
-    """The bound of `reshuffled_order` for non-increasing coefficients.
+    """The bound of `reshuffled_order` for C with non-increasing coefficients c.
 
-    The bound is a sum over pairs of epochs. Let g(k) be (CᵀC)_st at gap k, which the
-    weights f[E] of both epochs multiply. The steps at positions r_e and r_f of epochs
-    e < f have the gap (f − e) n_b + r_f − r_e. For adjacent epochs a dynamic programme
-    finds the worst positions, up to the width of the intervals of positions. For other
-    pairs g is at most its bound given r_e alone, and at most its bound given r_f alone,
-    and so at most the mean of both bounds. For each position, these bounds are summed
+    C is the Toeplitz matrix that correlates the noise. An example takes part in one
+    step of each epoch. The squared sensitivity is a sum of one term for each ordered
+    pair of epochs. The term is (CᵀC)_st for the example's steps s and t in the two
+    epochs, multiplied by the weights of both epochs, from f[E]. Let g(k) bound (CᵀC)_st
+    for the gap k = |t − s|. If the steps have the positions r_e and r_f in epochs
+    e < f, their gap is (f − e) n_b + r_f − r_e.
+
+    For adjacent epochs a dynamic programme finds the worst positions, up to the width
+    of the intervals into which positions are divided. For other pairs, one bound on g
+    holds for given r_e and any r_f, and another bound holds for given r_f and any r_e.
+    So g is at most the mean of both bounds. For each position, these bounds are summed
     over the other epochs.
     """
     num_steps = c.size
@@ -270,7 +290,7 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     spectrum = jnp.fft.rfft(c, 2 * num_steps)
 
     def gram(epoch: jax.Array) -> jax.Array:
-        """Upper bounds on (CᵀC)_st for t in an epoch or later, by the gap t − s."""
+        """Upper bounds on (CᵀC)_st for t in an epoch or later, by t − s, f[T + 1]."""
         kept = jnp.where(jnp.arange(num_steps) < num_steps - epoch * n_b, c, 0.0)
         kept = jnp.conj(jnp.fft.rfft(kept, 2 * num_steps))
         g = jnp.fft.irfft(spectrum * kept, 2 * num_steps)[:num_steps]
@@ -285,8 +305,9 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     def far(f: jax.Array, by_place: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """Bounds on the terms of epoch f and each epoch e <= f − 2, f[E, places].
 
-        The rows of all other epochs are 0. by_place maps f − e, f[E, 1], to bounds by
-        position.
+        The term of two epochs is an entry of CᵀC, multiplied by the weights of both
+        epochs. The function by_place maps the distances f − e, f[E, 1], to bounds on
+        the entry by the position of the example. The rows of all other epochs are 0.
         """
         apart = (f - epochs)[:, None]
         both = (weights[f] * weights)[:, None]

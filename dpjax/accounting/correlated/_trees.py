@@ -1,13 +1,14 @@
-"""Trees of positions, whose covariances bound the covariances of patterns.
+"""Trees of positions, whose covariances bound those of an example's possible positions.
 
-A pattern is the set of steps in which an example takes part, and its position is its
-first step in the epoch. Two positions are joined into a pair, two pairs into a group of
-four, and so on. Each join leaves a gap between its two parts. The final group is
-repeated around the circle of an epoch. Positions in different parts of a join are at
-least the join's gap apart, so that the covariance at that gap is an upper bound
-(docs/amplification.md). The likelihood ratio of a tree is computed from the leaves
-upwards: each join takes the mean of two independent copies and multiplies it by a
-lognormal factor that both share.
+A position is the step of an epoch at which an example takes part for the first time.
+The positions are the leaves of a tree. Two positions are joined into a pair, two pairs
+into a group of four, and so on. Each join leaves a gap between its two parts. The final
+group is repeated around the circle of an epoch. Positions in different parts of a join
+are at least the join's gap apart, so that the covariance at that gap is an upper bound
+(docs/amplification.md). Let L be the likelihood ratio of the outputs with and without
+an example that has a random position of the tree. The distribution of L is computed
+from the leaves upwards: each join takes the mean of two independent copies and
+multiplies it by a lognormal factor that both share.
 
 The tree leaves out the positions in the gaps. The mean over all positions is the mean,
 over the n_b rotations of the tree, of the means over the rotated trees. By Jensen's
@@ -32,9 +33,10 @@ _COARSE = 128  # points of the grid that the comparison of trees uses
 
 
 class Tree(NamedTuple):
-    """A tree of positions, and the copies of the tree around the circle of an epoch.
+    """A tree that joins positions, and its copies around the circle of an epoch.
 
-    Join j combines two parts of 2^j positions each.
+    A position is a step of the epoch at which an example may take part. Join j combines
+    two parts of 2^j positions each.
 
     Attributes:
       gaps: the distance between the two parts of each join, i[most]. Entries from
@@ -52,10 +54,11 @@ class Tree(NamedTuple):
 
 
 def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
-    """Trees in which the covariance falls by an equal factor from join to join.
+    """Trees of positions whose covariances fall by equal factors from join to join.
 
     A tree joins positions, which are steps of an epoch, into groups of 2, 4, 8, …. The
-    trees are stacked along a new first axis.
+    covariance of a join is that of positions in its two parts. The trees are stacked
+    along a new first axis.
 
     Args:
       by_gap: the covariance of two positions by their distance around the circle of an
@@ -95,11 +98,11 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
 def _multiply_lognormal(
     law: spread.Law, variance: jax.Array, tail: jax.Array
 ) -> tuple[spread.Law, jax.Array]:
-    """Multiply L ~ law by an independent lognormal variable of mean one.
+    """Multiply L, with the distribution `law`, by a lognormal variable of mean one.
 
-    The log of the variable has the given variance, and about the mass `tail` may lie
-    beyond the grid of the result. If the standard deviation is below
-    the spacing of the grid of L, L does not change.
+    The lognormal variable is independent of L, and its log has the given variance. The
+    grid of the result leaves out a probability of about `tail`. If the standard
+    deviation is below the spacing of the grid of L, L does not change.
 
     Returns:
       The distribution of the product, and the variance that was left out, or 0.
@@ -115,7 +118,10 @@ def _multiply_lognormal(
 def _covariances(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The covariances of two positions in a tree, from their distances.
+    """The covariances that a tree gives two positions, which are steps of an epoch.
+
+    A join of the tree combines two parts, and the tree has copies around the circle of
+    the n_b positions. The covariances are those of `by_gap` at the gaps of the tree.
 
     Returns:
       For each join, the covariance of positions in different parts of the join, f[m];
@@ -129,17 +135,18 @@ def _covariances(
 
 
 def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
-    """The log of the second moment E L² of a tree's likelihood ratio L.
+    """The log of the second moment E L² of the likelihood ratio L for a tree.
 
-    L = mean over the tree's positions i of exp(X_i − Var X_i / 2), for a Gaussian X
-    with the covariances of the tree. A position is the step of the epoch at which an
-    example takes part. So E L² is the mean of e^{Cov(X_i, X_j)} over all ordered pairs
-    (i, j) of positions, including i = j.
+    L is the likelihood ratio of the outputs with and without an example. A position is
+    the step of the epoch at which the example takes part. L is the mean of
+    exp(X_i − Var X_i / 2) over the tree's positions i, for a Gaussian X with the
+    covariances of the tree. So E L² is the mean of e^{Cov(X_i, X_j)} over all ordered
+    pairs (i, j) of positions, including i = j.
 
     Args:
       tree: the tree of positions.
       by_gap: the covariance of two positions by their distance around the circle of an
-        epoch, divided by σ², f[m].
+        epoch, divided by the square of the noise multiplier, f[m].
       n_b: the number of steps in an epoch, i[].
     """
     of, top = _covariances(tree, by_gap, n_b)
@@ -155,15 +162,19 @@ def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
 def ratio(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array, tail: jax.Array, n: int
 ) -> tuple[spread.Law, jax.Array]:
-    """The two factors of a tree's likelihood ratio: a distribution and a variance.
+    """The likelihood ratio of a tree of positions, as a product of two random factors.
 
-    The first factor has the distribution, on a grid of n points, with about the mass
-    `tail` beyond the grid. The second factor is lognormal, its log has the variance,
-    and a Gaussian mechanism accounts for this factor. by_gap holds the covariances of
-    two positions by their distance around the circle of n_b positions, divided by σ².
-    If the variance of a join is below the resolution
-    of the grid, the variance is added to the next join, whose larger group then shares
-    it. This addition only increases covariances.
+    The likelihood ratio compares the outputs with and without an example that takes
+    part at a random position. The first result is the distribution of the first factor,
+    on a grid of n points that leaves out a probability of about `tail`. The second
+    factor is lognormal, and a Gaussian mechanism accounts for it. The second result is
+    the variance of the log of the second factor. by_gap holds the covariances of two
+    positions by their distance around the circle of n_b positions, divided by the
+    square of the noise multiplier.
+
+    If the variance of a join is below the resolution of the grid, the variance is added
+    to the next join, whose larger group then shares it. This addition only increases
+    covariances.
     """
     of, top = _covariances(tree, by_gap, n_b)
     following = jnp.append(of[1:], top)
@@ -191,11 +202,12 @@ def _estimate(
     delta: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """An estimate of the privacy loss that a tree proves, to compare trees, f[].
+    """An estimate of the privacy loss that a tree of positions proves, f[].
 
-    The estimate uses a coarse grid. by_gap and n_b are as for `ratio`. For one epoch,
-    the estimate approximates ε(δ). For several epochs, the estimate is the sum of the
-    Kullback-Leibler divergences in both directions, which adds up over epochs.
+    The estimate serves to compare trees, and uses a coarse grid. by_gap and n_b are as
+    for `ratio`. For one epoch, the estimate approximates ε(δ). For several epochs, the
+    estimate is the sum of the Kullback-Leibler divergences in both directions, which
+    adds up over epochs.
     """
     tail = 1e-4 * delta
     law, variance = ratio(tree, by_gap, n_b, tail, _COARSE)
@@ -215,11 +227,12 @@ def _estimate(
 def best(
     by_gap: jax.Array, n_b: jax.Array, delta: jax.Array, num_epochs: jax.Array
 ) -> Tree:
-    """The tree with the least estimated privacy loss over num_epochs epochs.
+    """The tree of positions with the least estimated privacy loss of a run.
 
-    by_gap holds the covariances of two positions by their distance around the circle of
-    n_b positions, divided by σ². Any tree gives a valid bound, so that an estimate is
-    enough to choose a tree.
+    Positions are the n_b steps of an epoch, which form a circle. by_gap holds the
+    covariances of two positions by their distance, divided by the square of the noise
+    multiplier. The run has num_epochs independent epochs. Any tree gives a valid bound,
+    so that an estimate is enough to choose a tree.
     """
     by_gap, delta = jax.lax.stop_gradient((by_gap, delta))
     trees = candidates(by_gap, n_b)
