@@ -85,7 +85,7 @@ class Site:
 
     @property
     def tap_variable(self) -> jex.Var:
-        """The variable to which zeros, called the tap, are added to get its cotangent."""
+        """The variable to which zeros (the tap) are added to get its cotangent."""
         return self.operand
 
     def features(self) -> Hashable:

@@ -150,7 +150,7 @@ def _parts(
     rows: bool = True,
     two_passes: bool = False,
 ) -> list[Part]:
-    """Collect the recorded arrays of each component, and choose the source of its norms.
+    """Collect each component's recorded arrays, and choose the source of its norms.
 
     A component is a set of parameter leaves, with the sites: the equations at which
     values computed from these leaves meet the example. The recorded arrays are changed
@@ -227,7 +227,7 @@ def _squares(
 
 
 def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
-    """Enlarge squared norms f[b] of gradients to cover the rounding errors of their sum.
+    """Enlarge squared norms f[b] of gradients to cover the rounding errors of a sum.
 
     If the component has a `Part.reach`, its sum is not made of these gradients, but of
     one product over the batch for each equation. This product rounds in another way.
