@@ -23,7 +23,12 @@ class Groups(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """The positions of parameters and of examples among the arguments of a loss."""
+    """The positions of parameters and of examples among the arguments of a loss.
+
+    Attributes:
+      argnums: the argument or arguments that are parameters.
+      batch_argnums: the arguments that hold a batch of examples.
+    """
 
     argnums: int | tuple[int, ...]
     batch_argnums: tuple[int, ...]

@@ -230,7 +230,7 @@ class Convolution(Rule):
 
     @property
     def layout(self) -> Layout:
-        """Kernel offsets and input features as left axes, output features as right axes.
+        """Kernel offsets and input features as left axes, output features as right.
 
         The left axes are flattened to the first axis of the gradient's matrices, and
         the right axes to the second. Feature groups have no axis of their own in the
@@ -368,7 +368,7 @@ class Gather(Rule):
 
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the input at `position` is a table in which whole slices are looked up.
+        """Whether the input at `position` is a table of which whole slices are read.
 
         Each lookup takes one index on one axis of the table, and all of the other axes.
         """
