@@ -116,9 +116,8 @@ class Plan(NamedTuple):
     def num_row_entries(self) -> int:
         """How many numbers of one example's activations and cotangents are in memory.
 
-        The count is of the rows whose outer products add up to gradients. The rows
-        outside of checkpointed blocks are in memory, and the rows of one block, here
-        the largest.
+        The count is of the rows whose outer products add up to gradients. It covers all
+        rows outside of checkpointed blocks, and the rows of the largest block.
         """
         ruled = (site for site in self.sites if isinstance(site, RuledSite))
         outside = sum(site.size.entries for site in ruled)
@@ -194,8 +193,8 @@ def plan(
         if the parameter leaves are the only ones.
       outputs: the indices of the outputs that are differentiated, and so must depend on
         the example.
-      keep_blocks: whether a rematerialised block stays checkpointed if the leaves that
-        enter it enter no other part of the loss.
+      keep_blocks: whether a rematerialised block stays checkpointed if its parameter
+        leaves enter no other part of the loss.
     """
     num_known = len(groups) if num_known is None else num_known
     inputs = range(len(closed.in_avals))
@@ -293,7 +292,7 @@ class Matched(NamedTuple):
     example. The gradient is a sum of outer products of a left row and a right row.
 
     Attributes:
-      member: the index of the site in its component.
+      member: the index of the site in `Component.sites`.
       site: the site.
       swapped: whether left and right rows must be exchanged, because the site uses the
         transpose of the array. The rows of a lookup stay on the left.
@@ -307,10 +306,11 @@ class Matched(NamedTuple):
 def match_sites(component: Component) -> list[list[Matched]] | None:
     """Group a component's sites by the parameter array that they use.
 
-    A site is an equation that combines a value computed from parameters with the
-    example. Sites are in one group if their values are the same array up to the order
-    of axes (a root). Their rows of activations and cotangents can then be added to one
-    gradient. The result is None if the rows of some group cannot be combined.
+    A component is a set of parameter leaves and of sites. A site is an equation that
+    combines a value computed from these leaves with the example. Sites are in one group
+    if their values are the same array up to the order of axes (a root). Their rows of
+    activations and cotangents can then be added to one gradient. The result is None if
+    the rows of some group cannot be combined.
     """
     # A component with roots has at least one.
     matches = [_match_root(component, root) for root in component.roots or ()]
@@ -340,9 +340,9 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     """The axes of a root in the roles of groups, left side and right side.
 
-    A root is an array to which the operand of the site is equal, up to the order of
-    axes. The site's rule gives the role of each axis of the operand. `axes` maps the
-    axes of the operand to the root's axes.
+    The operand of the equation at `site` is its input computed from parameters alone.
+    It equals the root up to the order of axes. The site's rule gives the role of each
+    axis of the operand. `axes` maps the axes of the operand to the root's axes.
     """
     # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)
@@ -409,8 +409,8 @@ class Row(NamedTuple):
     Attributes:
       parameter: the parameter's path in the tree of parameters.
       shape: the parameter's shape.
-      sites: the primitives that combine the parameter with the example. The name of a
-        rule follows in brackets if the gradient is made of outer products.
+      sites: the primitives that combine the parameter with the example. A name in
+        brackets, such as dense, says that the gradient is made of outer products.
       norm: the source of the norms: "rows" of activations and cotangents; "gradients"
         of each example; or "none" if the loss does not depend on the parameter.
       cost: the estimated cost of the norms and the sum, in multiplications per example.

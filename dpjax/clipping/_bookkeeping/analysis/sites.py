@@ -117,10 +117,10 @@ class RuledSite(Site):
         """The sizes of the factors of one example's gradient, over all iterations.
 
         The factors are the rows whose outer products add up to the gradient of the
-        operand, the equation's input computed from parameters alone. The scans are
-        those around the equation. Iterations that share one operand multiply the number
-        of rows. Iterations with separate operands multiply the number of groups of
-        rows.
+        operand, the equation's input computed from parameters alone. Iterations are
+        those of the scans around the equation. If iterations share one operand, their
+        number multiplies the number of rows. If they have separate operands, it
+        multiplies the number of groups of rows.
         """
         size = self.rule.size
         shared = math.prod(loop.length for loop in self.loops if loop.shared)
@@ -284,7 +284,7 @@ def analyse(
         return RuledSite(*where, f"{name} ({rule.name})", rule)
 
     def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
-        """Whether a custom_vjp has inputs that some scan around it does not change.
+        """Whether a custom_vjp has the same inputs in all iterations of a scan around it.
 
         A custom derivative need not be linear in the cotangent, and JAX applies it in
         each iteration. So the engine must not apply it once, to the sum of the
@@ -443,7 +443,7 @@ def _in_all_iterations(
     """Evaluate an equation that no example enters, for all iterations of outer scans.
 
     Each input has one leading axis for each scan in which it changes from iteration to
-    iteration. The outputs have one for each scan in which an input changes.
+    iteration. Each output has one leading axis for each scan in which an input changes.
     """
 
     def function(*inputs: jax.Array) -> list[jax.Array]:
@@ -479,7 +479,8 @@ _FLAT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
     """The variables whose tangents may enter the given outputs of a jaxpr.
 
-    Every output of an equation, unless it is a scan, counts as depending on all inputs.
+    Every output of an equation, unless the equation is a scan, counts as depending on
+    all inputs.
 
     Args:
       jaxpr: the jaxpr.
@@ -528,5 +529,5 @@ def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ..
 
 
 def _add_real(live: set[jex.Var], atoms: Iterable[Atom]) -> None:
-    """Add to `live` the variables among the atoms whose dtype has tangents."""
+    """Add to `live` those variables of `atoms` whose dtype has tangents."""
     live.update(v for v in atoms if isinstance(v, jex.Var) and eqs.is_inexact(v))

@@ -154,8 +154,8 @@ def _product_of_blocks(
 ) -> jax.Array:
     """The result of `transpose_sum` for a dot_general, in float64.
 
-    The result is a sum of products of blocks of rows (`float64_sums`). The arguments
-    are those of `transpose_sum`.
+    The result is a sum of products of blocks of rows of activations and cotangents
+    (`float64_sums`). The arguments are those of `transpose_sum`.
     """
     left, right = factors_of(Alike(site), others, cotangent)
     product = sum_in_blocks(left, right)

@@ -265,10 +265,12 @@ def _sums(
 ) -> list[jax.Array]:
     """The sum of the examples' scaled gradients for each leaf.
 
-    The sum for a component's leaves comes from the per-example gradients in `kept`, if
-    there are any. Otherwise it comes from one product over the batch for each equation,
-    if the norms cover the rounding errors of these products: the norms come from rows,
-    or were enlarged by `_enlarge`. Otherwise per-example gradients are formed again.
+    The sum for a component's leaves has one of three sources:
+
+    - the per-example gradients in `kept`, if there are any;
+    - one product over the batch for each equation, if the norms come from rows or were
+      enlarged by `_enlarge`, so that they cover the rounding errors of these products;
+    - otherwise per-example gradients, which are formed again.
     """
     total = {}
     for part, held in zip(parts, kept, strict=True):

@@ -52,8 +52,8 @@ _AT_ONCE = 2**13
 def uses_blocks(component: Component, site: Site) -> bool:
     """Whether the float64 sum of gradients is made of products of blocks of rows.
 
-    The gradients are those of one component's array in the equation at `site`. They are
-    sums of outer products of rows, and a block has at most `ROWS` rows.
+    The gradients are those at `site`, an equation that combines a parameter with the
+    example. They are sums of outer products of rows. A block has at most `ROWS` rows.
     """
     if not isinstance(site, RuledSite) or not isinstance(site.rule, Dense):
         return False
@@ -122,9 +122,8 @@ def _error_of_rows(rows: int) -> float:
     one has the example. The result bounds the rounding errors of the example's blocks,
     divided by the clip norm.
 
-    The caller adds this bound to that of `_error_of_examples`. One example may have its
-    whole norm in a parameter where the first bound applies, and other examples in a
-    parameter where the second bound applies.
+    The caller adds this bound to that of `_error_of_examples`. The reason is that other
+    examples may have their whole norm in parameters whose blocks have several examples.
     """
     return margin(min(ROWS, rows), jnp.float32) / fac.CANCELLED
 

@@ -1,9 +1,9 @@
-"""Run a loss forward and backward once, and record the inputs of per-example gradients.
+"""Run a loss forward and backward once, and record activations and cotangents.
 
 A site is an equation that combines a value computed from parameters alone with a value
 that depends on the example. At each site, an array of zeros, the tap, is added to a
-value of the loss. The cotangent of the tap is the cotangent of this value. The records
-are the inputs of the sites' equations and these cotangents.
+value of the loss. The cotangent of the tap is the cotangent of this value. The recorded
+arrays are the inputs of the sites' equations and these cotangents.
 
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. So the
@@ -73,8 +73,8 @@ class AtBlocks(NamedTuple):
 
     Attributes:
       request: whether the blocks compute squared norms or scaled sums for the batch.
-      outputs: a function of a `Request` for one example and the arguments of an
-        `AtBlock`, which returns the outputs of a block; None if the loss has no such
+      outputs: a function that returns the outputs of a block, given the `Request` for
+        one example and the arguments of an `AtBlock`; None if the loss has no such
         block.
     """
 

@@ -156,10 +156,10 @@ class HasFeatures(Protocol):
     """
 
     def features(self) -> Hashable:
-        """A description without variables, equal for parts that compute the same.
+        """A description of the part, equal for parts that compute the same function.
 
-        The description has no hash if a parameter of an equation has none. The part
-        then equals only itself.
+        The description does not depend on the names of variables. It has no hash if a
+        parameter of an equation has none. The part then equals only itself.
         """
         ...
 
@@ -169,7 +169,7 @@ PartT = TypeVar("PartT", bound=HasFeatures)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alike(Generic[PartT]):
-    """A wrapper of a part of a loss, which compares equal if parts compute the same.
+    """A wrapper of a part of a loss, equal for parts that compute the same function.
 
     Two wrappers are equal if the descriptions of their parts, from `features`, are
     equal.
@@ -179,7 +179,7 @@ class Alike(Generic[PartT]):
 
     @functools.cached_property
     def _features(self) -> Hashable:
-        """The part's description from `features`, or its id if that has no hash."""
+        """The part's description, or the part's id if the description has no hash."""
         features = self.part.features()
         try:
             hash(features)
@@ -188,11 +188,11 @@ class Alike(Generic[PartT]):
         return features
 
     def __eq__(self, other: object) -> bool:
-        """Whether `other` wraps a part with the same features."""
+        """Whether `other` wraps a part with an equal description."""
         return isinstance(other, Alike) and self._features == other._features
 
     def __hash__(self) -> int:
-        """The hash of the features."""
+        """The hash of the part's description."""
         return hash(self._features)
 
 

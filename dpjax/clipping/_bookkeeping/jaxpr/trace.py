@@ -152,8 +152,8 @@ def _mixes_examples(what: str) -> ValueError:
 def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
     """Raise ValueError if a jaxpr, or a custom derivative in it, communicates.
 
-    Communication is a collective over a named axis. A custom derivative counts if one
-    of its equation's inputs depends on an active input.
+    Communication is a collective over a named axis. The custom derivative of an
+    equation counts if an input of the equation depends on an active input of the jaxpr.
 
     Args:
       jaxpr: the jaxpr to search.

@@ -54,8 +54,8 @@ class Factors(NamedTuple):
     """The rows of one example's gradient Σ_t a_t ⊗ d_t at one equation.
 
     Attributes:
-      left: the left rows a_t, f[..., g, t, n], for each of g groups of axes of the
-        parameter.
+      left: the left rows a_t, f[..., g, t, n], for each of g groups. Each group is a
+        separate matrix f[n, p] of the gradient.
       right: the right rows d_t, f[..., g, t, p].
     """
 
@@ -390,7 +390,7 @@ def by_position(
 
 
 def _slots(position: jax.Array) -> jax.Array:
-    """The index i[t] of a row of a short table for each position in a long table.
+    """For each position in a long table, the index i[t] of a row in a short table.
 
     Equal positions get the same index: the first index of the position among the sorted
     positions. So the short table needs only as many rows as there are positions, for

@@ -71,7 +71,7 @@ class Rule(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether this rule covers the equation with the input at `position`."""
+        """Whether this rule forms the gradient of the equation's input at `position`."""
 
     @property
     @abc.abstractmethod
@@ -148,7 +148,9 @@ class Dense(Rule):
     def layout(self) -> Layout:
         """The operand's batch axes as groups, contracted axes left, free axes right.
 
-        The operand is the array whose gradient is formed.
+        The operand is the array whose gradient is formed. Each index of the batch axes
+        has its own matrix of the gradient. The left axes are flattened to the first
+        axis of the matrix, and the right axes to the second.
         """
         contracted, free, batch = self._axes(self.position)
         return Layout(batch, contracted, free)
@@ -216,10 +218,11 @@ class Convolution(Rule):
 
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the operand is a real kernel of a convolution without batch groups.
+        """Whether the input at `position` is the kernel of a real convolution.
 
-        JAX makes batch groups when it differentiates a grouped convolution by its
-        kernel. So batch groups occur in losses that contain such a gradient.
+        Convolutions with batch groups are excluded. JAX makes batch groups when it
+        differentiates a grouped convolution by its kernel. So batch groups occur in
+        losses that contain such a gradient.
         """
         return (
             eqn.primitive.name == "conv_general_dilated"
