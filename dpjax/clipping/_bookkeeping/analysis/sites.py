@@ -284,7 +284,7 @@ def analyse(
         return RuledSite(*where, f"{name} ({rule.name})", rule)
 
     def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
-        """Whether a custom_vjp has the same inputs in all iterations of a scan around it.
+        """Whether a custom_vjp has equal inputs in all iterations of a scan around it.
 
         A custom derivative need not be linear in the cotangent, and JAX applies it in
         each iteration. So the engine must not apply it once, to the sum of the

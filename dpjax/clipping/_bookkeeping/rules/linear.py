@@ -71,7 +71,7 @@ class Rule(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether this rule forms the gradient of the equation's input at `position`."""
+        """Whether this rule is for the gradient of the input at `position`."""
 
     @property
     @abc.abstractmethod
