@@ -50,8 +50,8 @@ class Form(NamedTuple):
         False if they come from per-example gradients (the direct form).
       cost: the estimated number of multiplications for each example, with memory
         traffic converted to multiplications.
-      vmap_cost: the estimated cost of the vmap engine for the same leaves, in the same
-        unit.
+      vmap_cost: the estimated cost of engine="vmap" for the same leaves, in the same
+        unit. This engine forms all per-example gradients.
     """
 
     gram: bool
@@ -416,7 +416,7 @@ class Row(NamedTuple):
       cost: the estimated cost of the norms and the sum, in multiplications per example.
         Parameters that are combined before they meet the example all show their common
         cost.
-      vmap_cost: the estimated cost of the vmap engine, in the same unit.
+      vmap_cost: the estimated cost of engine="vmap", in the same unit.
       why: the reason for forming per-example gradients; empty if the norms come from
         rows.
     """

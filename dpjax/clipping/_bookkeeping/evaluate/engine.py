@@ -1,4 +1,8 @@
-"""Compute the clipped sum from one forward and one backward pass."""
+"""Compute clipped sums from the recorded activations and cotangents of a batch.
+
+`clipped_sum` computes norms and sums from one forward and one backward pass. For two
+such passes, `squares_alone` computes the norms, and `sums_alone` the sums.
+"""
 
 from collections.abc import Sequence
 from functools import partial

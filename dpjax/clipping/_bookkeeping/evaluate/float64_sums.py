@@ -2,10 +2,10 @@
 
 A mechanism on a lattice releases functions of floats. Its guarantee needs a bound on
 how much one example changes the computed sum, and not only the exact sum. Consider two
-batches that have the same example in every slot but one. The terms of all other slots
-are then the same floats. This module bounds the difference of the two sums' rounding
-errors, relative to the clip norm C. Here γ_k = k u / (1 − k u) for the unit roundoff u
-(`dpjax._core.rounding`).
+batches that have the same example in every slot but one, where a slot is an index of
+the leading axis. The terms of all other slots are then the same floats. This module
+bounds the difference of the two sums' rounding errors, relative to the clip norm C.
+Here γ_k = k u / (1 − k u) for the unit roundoff u (`dpjax._core.rounding`).
 
 - **Blocks of rows.** The gradient of a matrix is a sum Σ a_t ⊗ d_t of outer products of
   rows of activations and cotangents. A product in float32 covers a block of at most
@@ -68,7 +68,7 @@ def relative_error(plan: Plan | None, batch: int) -> float:
 
     Args:
       plan: the analysis of the loss; None for sums of per-example gradients alone.
-      batch: the number of slots m of the whole batch.
+      batch: the number of slots of the whole batch, with or without an example.
 
     Returns:
       η / C, for the clip norm C and an error η. For two batches that differ in one

@@ -421,10 +421,10 @@ class Gather(Rule):
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Clamp the indices to the table, and set cotangents of dropped lookups to 0.
 
-        In a mode other than "clip", a lookup that is out of bounds reads no row of the
-        table, and the equation's transpose drops the lookup. So its cotangent is set to
-        zero. Then norms and sums use the same row for every lookup, however a compiler
-        treats an index out of bounds.
+        Unless the gather's mode is "clip", a lookup that is out of bounds reads no row
+        of the table, and the equation's transpose drops the lookup. So the lookup's
+        cotangent is set to zero. Then norms and sums use the same row for every lookup,
+        however a compiler treats an index out of bounds.
         """
         params = self.eqn.params
         tops = [n - m for n, m in zip(self.shape, params["slice_sizes"], strict=True)]
