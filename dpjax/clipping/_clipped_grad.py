@@ -354,8 +354,8 @@ def clipped_grad(
         "auto" is "bookkeeping" if at least one parameter meets the example only in
         matrix products, convolutions or lookups, and "vmap" otherwise. But if "ghost"
         would retain the rematerialisation of a block, "auto" is "ghost" or "vmap",
-        which both retain it. In this case "auto" is "vmap" if two conditions hold. No
-        parameter is sharded along an explicit mesh axis. And the gradient of one
+        which both retain it. In this case "auto" is "vmap" if two conditions hold: no
+        parameter is sharded along an explicit mesh axis, and the gradient of one
         example has no more entries than the activations and cotangents of this example
         that "ghost" holds at once. In code lowered for a TPU, "auto" is never "ghost",
         and forms all per-example gradients.

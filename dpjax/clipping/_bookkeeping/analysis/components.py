@@ -43,7 +43,10 @@ def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
 
 
 class Member(NamedTuple):
-    """An operand of a `Root`: an array that equals the root up to the order of axes.
+    """One of several arrays that are equal to one array, the root, up to the order of axes.
+
+    The arrays are operands of a component: values that are computed from its parameter
+    leaves and then meet the example.
 
     Attributes:
       number: the operand's index among the component's operands.

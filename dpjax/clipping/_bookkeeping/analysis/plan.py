@@ -132,7 +132,7 @@ class Plan(NamedTuple):
 
         Args:
           known: the batch-invariant inputs, which depend on no example, parameter
-            leaves first. For a whole loss, the leaves are the only ones.
+            leaves first. For a whole loss, the leaves are the only such inputs.
         """
         values = eqs.values_of_inputs(self.from_leaves, known)
         return [[values[v] for v in c.path.invars] for c in self.components]

@@ -89,7 +89,7 @@ class Site:
         return self.operand
 
     def features(self) -> Hashable:
-        """A hashable description of the operand's type and of the scans around it."""
+        """A hashable description of the operand's type and the scans around the site."""
         return self.loops, aval(self.operand)
 
 
