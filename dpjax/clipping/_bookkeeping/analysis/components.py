@@ -43,10 +43,10 @@ def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
 
 
 class Member(NamedTuple):
-    """One of several arrays that are equal to one array, the root, up to the order of axes.
+    """An array that is equal to another array, the root, up to the order of axes.
 
-    The arrays are operands of a component: values that are computed from its parameter
-    leaves and then meet the example.
+    The array is an operand of a component: a value that is computed from its parameter
+    leaves and then meets the example.
 
     Attributes:
       number: the operand's index among the component's operands.

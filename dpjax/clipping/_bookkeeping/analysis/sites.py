@@ -89,7 +89,7 @@ class Site:
         return self.operand
 
     def features(self) -> Hashable:
-        """A hashable description of the operand's type and the scans around the site."""
+        """A hashable description of the operand's type and of all scans around it."""
         return self.loops, aval(self.operand)
 
 
