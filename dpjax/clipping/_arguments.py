@@ -23,7 +23,12 @@ class Groups(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """The positions of parameters and of examples among the arguments of a loss."""
+    """The positions of parameters and of examples among the arguments of a loss.
+
+    Attributes:
+      argnums: the argument or arguments that are parameters.
+      batch_argnums: the arguments that hold a batch of examples.
+    """
 
     argnums: int | tuple[int, ...]
     batch_argnums: tuple[int, ...]
@@ -101,11 +106,12 @@ class Arguments(NamedTuple):
         return loss_and_aux, self.leaves(args), one
 
     def groups(self, clip_norm: object, args: Sequence[object]) -> Groups:
-        """The group of each parameter leaf, and the clip norm of each group.
+        """The groups of leaves that are clipped together, and the groups' clip norms.
 
         Args:
-          clip_norm: one number for one group of all leaves; or a prefix tree of the
-            arguments in argnums, each of whose numbers is for one group.
+          clip_norm: one number, which puts all leaves into one group; or a prefix tree
+            of the arguments in argnums. Each number of the tree is the clip norm of one
+            group, which has the leaves below this number.
           args: the arguments of a call.
 
         Raises:

@@ -47,8 +47,9 @@ class Scales(NamedTuple):
 
     Attributes:
       finite: whether each gradient is finite, bool[] or bool[b].
-      factors: for each group of leaves, the factors in [0, 1], f[] or f[b]. A factor is
-        zero if the gradient is not finite, or if the mask excludes the example.
+      factors: for each group of leaves that are clipped together, the factors in [0,
+        1], f[] or f[b]. A factor is zero if the gradient is not finite, or if the mask
+        excludes the example.
       norm: the norm of each gradient over all groups, before clipping, f[] or f[b].
     """
 
@@ -149,6 +150,8 @@ def group_squares(
 ) -> list[jax.Array]:
     """For each group of leaves, an upper bound of ‖gradient / C‖² over the group.
 
+    The leaves of a group are clipped together, to the group's bound C.
+
     Args:
       leaves: the leaves of the gradient, or of a batch of gradients.
       groups: for each leaf, the number of its group.
@@ -166,10 +169,11 @@ def group_squares(
 def clip_scales(
     squares: Arrays, clip_norms: Sequence[ArrayLike], keep: ArrayLike
 ) -> Scales:
-    """The clipping factors that bounds of each group's ‖gradient / C‖² determine.
+    """The clipping factors of gradients, from upper bounds of their squared norms.
 
     Args:
-      squares: for each group, an upper bound of ‖gradient / C‖², f[] or f[b].
+      squares: for each group of leaves that are clipped together, an upper bound of
+        ‖gradient / C‖², f[] or f[b].
       clip_norms: for each group, its bound C.
       keep: bool[] or bool[b]; where it is False, the factors are zero.
     """
@@ -208,9 +212,15 @@ def zero_if_not_finite(x: jax.Array, finite: jax.Array) -> jax.Array:
 
 
 def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-    """The sum f[...] over the batch of gradients f[b, ...] times their factors f[b].
+    """The sum over the batch of gradients x times their clipping factors.
 
-    `finite` says which gradients are finite, bool[b]. The others contribute zero.
+    Args:
+      x: one leaf of each gradient, f[b, ...].
+      scale: the clipping factors, f[b].
+      finite: whether each gradient is finite, bool[b]. Other gradients contribute zero.
+
+    Returns:
+      The sum, f[...].
     """
     return jnp.sum(apply_scales(x, scale, finite), axis=0)
 
@@ -226,7 +236,8 @@ def sum_clipped(
     """The sum f[...] of clipped gradients for each leaf, and the gradients' norms f[b].
 
     Args:
-      groups: for each leaf, the number of its group.
+      groups: for each leaf, the number of its group. The leaves of a group are clipped
+        together.
       gradients: the leaves of a batch of gradients, f[b, ...].
       clip_norms: for each group, its bound C.
       keep: bool[] or bool[b]; where it is False, a gradient contributes zero.
@@ -246,8 +257,8 @@ def sum_in_memory(
 ) -> jax.Array:
     """The result of `sum_with_scales`, for gradients that already exist as an array.
 
-    On CPUs, large gradients are summed by a product with ones, which is faster than
-    XLA's sum.
+    On CPUs, large gradients are summed by a product with a vector of ones, which is
+    faster than XLA's sum.
 
     With `wide`, the result is in float64: gradients are added in float32 within blocks
     of `BLOCK` gradients, and the sums of the blocks are added in float64.
@@ -267,8 +278,8 @@ def sum_in_memory(
 def _product_with_ones(x: jax.Array) -> jax.Array:
     """The sum over the leading axis of x, as a product with a vector of ones.
 
-    On CPUs the product is at least as fast as XLA's own sum of a large array, which is
-    several times slower in JAX 0.10.
+    On CPUs the product is at least as fast as XLA's own sum of a large array. In JAX
+    0.10 the sum takes several times longer than the product.
     """
     return jnp.tensordot(jnp.ones(x.shape[:1], x.dtype), x, axes=1, precision=HIGHEST)
 
@@ -276,7 +287,8 @@ def _product_with_ones(x: jax.Array) -> jax.Array:
 def _sum_of_blocks(x: jax.Array) -> jax.Array:
     """The sum over the leading axis of x, f64[...].
 
-    Sums of `BLOCK` entries are computed in float32, and added in float64.
+    Blocks of up to `BLOCK` entries along this axis are summed in float32. The sums of
+    the blocks are added in float64.
     """
     directly = functools.partial(jnp.sum, axis=0)
 

@@ -119,9 +119,14 @@ class ClippedGrad(Generic[Params]):
     ) -> Summed:
         """Sum in float64, for arithmetic="discrete", and collect per-example results.
 
-        The computed floats of the sums have sensitivity C. For this, each gradient is
-        clipped to C / (1 + h), where h bounds rounding: one example changes the
-        rounding error of the sum by at most h C / (1 + h).
+        The computed floats of the sums have sensitivity C, the clip norm. For this,
+        each gradient is clipped to C / (1 + h). Here h is such that one example changes
+        the rounding error of the sum by at most h C / (1 + h).
+
+        Args:
+          closed: the loss's jaxpr.
+          groups: the groups of parameter leaves that are clipped together.
+          inputs: the parameters, the examples and the mask of the batch.
         """
         x64 = bool(default_float() == jnp.float64)
         with jax.enable_x64(True):
@@ -139,7 +144,8 @@ class ClippedGrad(Generic[Params]):
 
         Args:
           closed: the loss's jaxpr.
-          groups: for each parameter leaf, the group of leaves with which it is clipped.
+          groups: for each parameter leaf, the number of the group of leaves with which
+            it is clipped.
         """
         by_vmap = _Chosen(partial(_vmap_sum, closed, groups), None)
         if self.engine == "vmap":
@@ -184,7 +190,8 @@ class ClippedGrad(Generic[Params]):
 
         Args:
           *args: the arguments of a call.
-          keep_blocks: whether rematerialised blocks stay checkpointed where possible.
+          keep_blocks: whether a block of `jax.checkpoint` stays checkpointed if its
+            parameters enter no other part of the loss.
         """
         closed, _ = self._trace(args)
         groups = self._arguments.groups(self.clip_norm, args)
@@ -225,7 +232,8 @@ def _vmap_sum(
     Args:
       closed: the loss's jaxpr, which maps the parameter leaves and one example to the
         loss and aux.
-      groups: for each parameter leaf, the number of its group (`Groups`).
+      groups: for each parameter leaf, the number of its group. The leaves of a group
+        are clipped together.
       clip_norms: for each group, the bound on the norm.
       inputs: the parameters, the examples and the mask of the batch.
       x64: for sums in float64, whether the caller's own `jax_enable_x64` is on; None
@@ -252,7 +260,7 @@ def _vmap_sum(
 
 
 def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
-    """Warn, outside jit, if a batch has valid examples, but no finite gradient."""
+    """Warn, outside jit, if a batch has unmasked examples, but no finite gradient."""
     if not are_concrete([norm, mask]):
         return
     present, finite = np.asarray(mask), np.isfinite(norm)
@@ -343,10 +351,11 @@ def clipped_grad(
         rematerialise blocks to save memory. It is also for losses whose per-example
         gradients must be formed, because it does not store them until the sum. See
         Privacy.
-        "auto" is "bookkeeping" if rules cover at least one parameter, and "vmap"
-        otherwise. But if "ghost" would retain the rematerialisation of a block, "auto"
-        is "ghost" or "vmap", which both retain it. In this case "auto" is "vmap" if no
-        parameter is sharded along an explicit mesh axis, and if the gradient of one
+        "auto" is "bookkeeping" if at least one parameter meets the example only in
+        matrix products, convolutions or lookups, and "vmap" otherwise. But if "ghost"
+        would retain the rematerialisation of a block, "auto" is "ghost" or "vmap",
+        which both retain it. In this case "auto" is "vmap" if two conditions hold: no
+        parameter is sharded along an explicit mesh axis, and the gradient of one
         example has no more entries than the activations and cotangents of this example
         that "ghost" holds at once. In code lowered for a TPU, "auto" is never "ghost",
         and forms all per-example gradients.
@@ -355,13 +364,13 @@ def clipped_grad(
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.
         "discrete" for a sum whose floats have this sensitivity, as mechanisms on a
         lattice need (`add_discrete_gaussian_noise`). The sum is then made in float64,
-        even if `jax_enable_x64` is off, and products of float32 cover at most 128 rows
-        at a time. Gradients are clipped to C / (1 + h), where h bounds the effect of
-        one example on the sum's rounding. h depends on shapes alone. It is about
-        2⁻²³ b, plus .0021, plus .0041 if an example has 64 rows or more, plus the
-        rounding of float64, which is 2e-4 for 4,000 examples of 128 rows
-        (docs/bits.md). "auto" is then "bookkeeping" or "vmap", and "ghost" is not
-        available.
+        even if `jax_enable_x64` is off. Products of float32 cover at most 128 rows at a
+        time, where rows are, for example, the positions of a sequence. Gradients are
+        clipped to C / (1 + h), where h bounds the effect of one example on the sum's
+        rounding. h depends on shapes alone. It is about 2⁻²³ b, plus .0021, plus .0041
+        if an example has 64 rows or more, plus the rounding of float64, which is 2e-4
+        for 4,000 examples of 128 rows (docs/bits.md). "auto" is then "bookkeeping" or
+        "vmap", and "ghost" is not available.
 
     Returns:
       A function `fn(*args, mask=None)` that returns `(grads, per_example)`. grads is
@@ -394,13 +403,13 @@ def clipped_grad(
     one function agree, although a compiler may round them differently. per_example is
     not private.
 
-    With arithmetic="discrete", consider two batches that differ in one slot: every
-    other example is in the same slot of both. The computed floats of their sums differ
-    by at most C, and by 2C if an example is replaced. The batches of `dpjax.plan` are
-    drawn such that this bound suffices. Inside `jax.shard_map` the bound is for the sum
-    of one device, and not for a sum over devices. The bound assumes that a slot's
-    gradient depends on no other slot's example, and that equal blocks of rows have
-    equal products.
+    With arithmetic="discrete", consider two batches that differ in one slot, which is
+    one index of the leading axis: every other example is in the same slot of both. The
+    computed floats of their sums differ by at most C, and by 2C if an example is
+    replaced. The batches of `dpjax.plan` are drawn such that this bound suffices.
+    Inside `jax.shard_map` the bound is for the sum of one device, and not for a sum
+    over devices. The bound assumes that a slot's gradient depends on no other slot's
+    example, and that equal blocks of rows have equal products.
 
     Example:
       >>> import jax.numpy as jnp
@@ -465,9 +474,10 @@ def explain(
 
     Returns:
       An `Explanation` with one row for each parameter. A row has the parameter's path
-      and shape, the equations where the parameter meets the example, and the source of
-      its norm, rows or gradients. It also has the estimated costs per example of this
-      engine and of the vmap engine, and the reason if per-example gradients are formed.
+      and shape, and the equations where the parameter meets the example. The row says
+      whether the norm comes from rows of activations and cotangents, or from
+      per-example gradients, and why. The row also has the estimated costs per example
+      of this engine and of the vmap engine.
       The explanation prints as a table; `.auto` is the engine that engine="auto" takes.
 
     Raises:

@@ -18,7 +18,8 @@ from dpjax.clipping._clip import PerExample, check_mask
 class Metrics(NamedTuple):
     """Summaries over the valid examples of a batch. They are not private.
 
-    Only the curator, who may see the data, may see these values.
+    An example is valid if the mask does not exclude it. Only the curator, who may see
+    the data, may see these values.
 
     Attributes:
       num_examples: the number of valid examples, i[].

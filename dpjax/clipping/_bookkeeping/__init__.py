@@ -3,10 +3,10 @@
 **Idea.** A parameter W meets an example in an equation of the loss, for example in
 h = x W with rows x_t of one example. The gradient of W is Σ_t x_t ⊗ d_t, where d is the
 cotangent of h. The squared norm of this gradient is Σ_ts ⟨x_t, x_s⟩⟨d_t, d_s⟩, which
-needs only x and d. The norms of all parameters give the clipping weights c_i. The
-clipped sum Σ_i c_i Σ_t x_it ⊗ d_it is then one product over the whole batch, as in a
-plain backward pass. For such parameters, a private step costs one forward pass, one
-backward pass to activations, the norms, and the products. No array has the size of
+needs only x and d. The norms of all parameters give the clipping factor c_i of each
+example i. The clipped sum Σ_i c_i Σ_t x_it ⊗ d_it is then one product over the whole
+batch, as in a plain backward pass. For such parameters, a step costs one forward pass,
+one backward pass to activations, the norms, and the products. No array has the size of
 batch times parameters. Other frameworks use hooks on layers to do this. This engine
 reads the loss's jaxpr instead, and so works for any function.
 
@@ -15,8 +15,8 @@ reads the loss's jaxpr instead, and so works for any function.
 1. `jaxpr.trace` traces the loss of one example to a jaxpr, and inlines calls in which a
    parameter may meet the example. It does not inline custom derivatives. It refuses a
    loss that communicates along a named axis, or whose derivative communicates.
-   `jaxpr.equations` reads and evaluates single equations. Its `Alike` finds sites and
-   components that can share one trace.
+   `jaxpr.equations` reads and evaluates single equations. Its `Alike` finds parts of a
+   loss that compute the same, so that JAX traces them only once.
 2. `analysis.sites` finds the sites. A value is *batch-invariant* when no example enters
    it; the code calls such values known. A *site* is an equation where a batch-invariant
    value that depends on a parameter, the *operand*, meets a value that depends on the
@@ -26,19 +26,20 @@ reads the loss's jaxpr instead, and so works for any function.
    infinite derivative would give NaN.
 3. `evaluate.run` evaluates the loss under vmap, which leaves batch-invariant values
    unmapped. It adds a zero, called a *tap*, at every site. One vjp with respect to the
-   taps gives all cotangents. The forward pass records the other inputs of the sites'
-   equations. Equations that repeat, as in a deep network, are traced only once.
-4. `rules` turn an equation's input and output cotangent into rows x_t and d_t
-   (`rules.factors`). There are rules for products, convolutions and gathers. At an
-   equation without a rule the tap is added to the *operand*. The tap's cotangent is
+   taps gives all cotangents. The forward pass records the inputs of the sites'
+   equations, except the operands.
+4. `rules` are for products, convolutions and lookups. A rule takes the recorded inputs
+   and the cotangent of an equation, and returns rows x_t and d_t (`rules.factors`). At
+   an equation without a rule the tap is added to the *operand*. The tap's cotangent is
    then the operand's per-example gradient, formed by the same backward pass. For biases
    and scales no method is cheaper. For other operands without a rule, the cost is that
    of the vmap engine, but for these operands alone.
 5. `analysis.components` groups leaves and operands that computations on parameters
-   connect, for example a transpose, a cast or weight normalisation. These computations
-   are a `Path`. Where the path only moves entries, norms at the operands are norms of
-   the leaves, and the sum is pulled back once. Elsewhere each example's gradient at the
-   operands is pulled back to the leaves. If a leaf has several sites (tied embeddings,
+   connect, for example a transpose, a cast or weight normalisation. Such a group is a
+   *component*, and these computations are its *path*. Where the path only moves
+   entries, norms at the operands are norms of the leaves, and the sum of gradients is
+   pulled back to the leaves once. Elsewhere each example's gradient at the operands is
+   pulled back to the leaves. If a leaf has several sites (tied embeddings,
    recurrences), the gradients from all sites are added before squaring, so that the
    norm includes the cross terms.
 6. `analysis.plan` chooses the form of each component's norm. The norm comes from rows
@@ -46,30 +47,32 @@ reads the loss's jaxpr instead, and so works for any function.
    from per-example gradients (the direct form). Per-example gradients are small in this
    case, and are retained for the sum. Both forms are exact. One-hot rows are added up
    by position instead of in pairs.
-7. `evaluate.engine` computes norms, weights and sums. It takes the recorded inputs and
-   cotangents of a batch from `evaluate.run`, and processes them with
+7. `evaluate.engine` computes norms, clipping factors and sums. It takes the recorded
+   inputs and cotangents of a batch from `evaluate.run`, and processes them with
    `evaluate.at_component`. All computations are in float32 or wider and at the highest
    precision, because the bound on an example's influence rests on the norms. The sum
-   comes from the same pass (book-keeping), or from a second pass (ghost,
-   `evaluate.two_passes`), for which the first pass retains no records.
+   comes from the same pass (book-keeping) or from a second pass (ghost,
+   `evaluate.two_passes`). With a second pass, the first pass retains no activations or
+   cotangents.
 8. `evaluate.two_passes` also handles rematerialised blocks (`jax.checkpoint`). A block
    whose parameters enter no other part of the loss is treated as a loss of its own. Its
-   records exist only while the block's share of the norms, or of the sums, is computed
-   from them. A method with one pass needs all records at the end, so that it does not
-   rematerialise blocks.
+   inputs and cotangents are recorded only while norms, or sums, are computed from them.
+   A method with one pass needs all recorded arrays at the end. So it stores the values
+   inside blocks, and does not compute them again.
 9. `evaluate.reach` bounds the rounding errors of pull-backs. The ghost engine pulls the
    sum of gradients back once if the maps between leaves and operands follow the
    rounding model. The norm then includes a bound on the rounding errors of these maps.
 
-**Rounding.** Where rows cancel, the Gram form is a small difference of large terms.
-`rules.factors.square_norm` adds a bound on the rounding error, by the model in
-`_core.rounding`, so that a norm is never underestimated. It also brings rows to a
-common scale, so that no square overflows. If the sum is not made of the same gradients
-whose norms were taken, a norm is also at least 1/512 of the size of its terms. Larger
-terms that cancel would push other examples out of the sum. docs/clipping.md says how
-much accuracy this costs. Products on TPUs are outside the rounding model. So on TPUs
-engine="auto" takes all norms from per-example gradients, and makes the sum of the same
-gradients. The choice is made at lowering, when the platform is known.
+**Rounding.** The Gram form adds terms ⟨x_t, x_s⟩⟨d_t, d_s⟩ of both signs. Its result
+may be a small difference of large terms. `rules.factors.square_norm` adds a bound on
+the rounding error, by the model in `_core.rounding`, so that a norm is never
+underestimated. It also brings rows to a common scale, so that no square overflows. If
+the sum is not made of the same gradients whose norms were taken, a norm is also at
+least 1/512 of the size of its terms, such as Σ_t ‖x_t‖‖d_t‖. Otherwise large terms that
+cancel would push other examples out of the sum. docs/clipping.md says how much accuracy
+this costs. Products on TPUs are outside the rounding model. So on TPUs engine="auto"
+takes all norms from per-example gradients, and makes the sum of the same gradients. The
+choice is made at lowering, when the platform is known.
 
 **Limits.** The engine forms per-example gradients for a parameter inside cond,
 while_loop or a custom derivative. The engine also forms them for a parameter that

@@ -1,1 +1,1 @@
-"""Find where parameters meet examples in a jaxpr, and choose the form of each norm."""
+"""Find where parameters meet examples in a loss, and how to compute norms there."""

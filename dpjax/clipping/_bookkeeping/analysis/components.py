@@ -1,18 +1,17 @@
-"""Group parameter leaves and operands into components, and choose where to take norms.
+"""Group parameter leaves into components, and choose where to take each group's norms.
 
-An operand is a batch-invariant value that meets the example at a site
-(`analysis.sites`). An operand is computed from parameter leaves alone, for example by a
-transpose, a cast or weight normalisation. Leaves and operands that such computations
-connect form a component. If several operands are the same array up to the order of
+An operand is a value that is computed from parameter leaves alone, for example by a
+transpose, a cast or weight normalisation, and that meets the example in an equation.
+This equation is the operand's site (`analysis.sites`). Leaves and operands that such
+computations connect form a component. The path of a component is the computation from
+its leaves to its operands. If several operands are the same array up to the order of
 axes, this array is their root.
 
-In some components the computations only move the entries of the leaves into the roots,
-each entry to one position at most. The squared norm of the gradient over the leaves is
-then the sum of the squared norms at the roots. In other components the norms at the
-roots do not determine the norm over the leaves, and each example's gradient is pulled
-back to the leaves.
-
-The path of a component is the computation from its leaves to its operands.
+In some components the path only moves the entries of the leaves into the roots, each
+entry to one position at most. The squared norm of the gradient over the leaves is then
+the sum of the squared norms at the roots. In other components the norms at the roots do
+not determine the norm over the leaves. Each example's gradient is then pulled back to
+the leaves.
 """
 
 import math
@@ -38,18 +37,21 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
 
 def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
-    """The wider of `least` and `dtype`, where `dtype` is first widened to float32."""
+    """The wider dtype of `least` and of `dtype` after `dtype` is widened to float32."""
     # JAX does not promote 8-bit floats, nor, in strict mode, floats of two widths.
     return np.promote_types(least, at_least_float32(dtype))
 
 
 class Member(NamedTuple):
-    """An operand that is equal to a root, up to the order of axes.
+    """An array that is equal to another array, the root, up to the order of axes.
+
+    The array is an operand of a component: a value that is computed from its parameter
+    leaves and then meets the example.
 
     Attributes:
       number: the operand's index among the component's operands.
-      axes: a tuple that maps the operand's axes to the root's axes. It has -1 for an
-        axis of size one.
+      axes: for each axis of the operand, the axis of the root; -1 for an axis of size
+        one.
     """
 
     number: int
@@ -61,19 +63,22 @@ Root = tuple[Member, ...]
 
 
 class Component(NamedTuple):
-    """Parameter leaves and operands that computations without examples connect.
+    """Parameter leaves, and operands that are computed from these leaves alone.
+
+    An operand is a value that meets the example in an equation, which is called the
+    operand's site. Leaves are in one component if they share an operand.
 
     Attributes:
       leaves: the indices of the parameter leaves.
-      operands: the indices of the operands, which are the values that meet the example
-        at sites. They are also the numbers of these sites.
+      operands: the indices of the operands among all operands of the loss. The site of
+        an operand has the same index.
       sites: the sites of the operands.
       path: the computation from the leaves to the operands, as a jaxpr. The jaxpr's
         first inputs are the leaves. The other inputs are treated as constants. No
         example enters the path.
       groups: for each leaf, the number of the group of leaves that are clipped with it.
-      roots: the roots of the operands; None if the norms at the operands do not give
-        the norms of the leaves.
+      roots: the arrays to which the operands are equal, up to the order of axes; None
+        if the norms at the operands do not give the norms of the leaves.
       reason: why `roots` is None; empty if there are roots.
     """
 
@@ -87,7 +92,11 @@ class Component(NamedTuple):
 
     @property
     def ruled_sites(self) -> list[RuledSite]:
-        """The component's sites whose equations are covered by rules."""
+        """The sites with a rule, which gives a gradient as a sum of outer products.
+
+        A site is an equation that combines the leaves of this component with the
+        example.
+        """
         return [site for site in self.sites if isinstance(site, RuledSite)]
 
     @property
@@ -95,9 +104,10 @@ class Component(NamedTuple):
         """Whether checkpointed blocks compute all of this component's norms and sums.
 
         A block is a part of the loss that `jax.checkpoint` encloses. Blocks compute the
-        norms and sums if the equation of each site is a checkpointed block, and no
-        entry of a leaf enters a second block or a second iteration. The squared norms
-        from the blocks then add up to the squared norm over the leaves.
+        norms and sums if two conditions hold: the leaves meet the example only in such
+        blocks, and no entry of a leaf enters a second block or a second iteration of a
+        scan. The squared norms from the blocks then add up to the squared norm over the
+        leaves.
         """
         return (
             self.roots is not None
@@ -108,7 +118,7 @@ class Component(NamedTuple):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether the component is one parameter leaf, which is its only operand."""
+        """Whether the component is one parameter leaf, used once and without change."""
         return self.path.outvars == self.path.invars and len(self.leaves) == 1
 
     @property
@@ -122,16 +132,18 @@ class Component(NamedTuple):
 
     @property
     def groups_of_own(self) -> tuple[int, ...]:
-        """For each leaf of the component, the index of its group in `own_groups`."""
+        """For each leaf, the index of its clipping group in the tuple `own_groups`."""
         return tuple(map(self.own_groups.index, self.groups))
 
     def forward(
         self, others: Arrays, *, least: DTypeLike | None
     ) -> Callable[..., list[jax.Array]]:
-        """Make the function that computes the operands' values from the leaves' values.
+        """Make the function from the leaves' values to the operands' values.
+
+        Operands are the values computed from the leaves that meet the example.
 
         Args:
-          others: the values of the path's other inputs.
+          others: the values of the inputs of `path` that follow the leaves.
           least: the dtype to which casts to narrower dtypes are widened; None to leave
             casts unchanged.
         """
@@ -154,11 +166,12 @@ class Component(NamedTuple):
     ) -> list[jax.Array]:
         """The gradients of the leaves, given the gradients of the operands.
 
-        If the path only moves entries, the pull-back is computed in the dtype `least`
-        or wider, whatever casts are on the path.
+        Operands are the values that `path` computes from the leaves. If `path` only
+        moves entries, the pull-back is computed in the dtype `least` or wider, whatever
+        casts are on the path.
 
         Args:
-          inputs: the values of all inputs of the path, the leaves first.
+          inputs: the values of all inputs of `path`, the leaves first.
           cotangents: the gradients of the operands.
           least: float32 or float64.
         """
@@ -179,7 +192,10 @@ class Component(NamedTuple):
         return list(vjp(matched))
 
     def features(self) -> Hashable:
-        """A hashable description, equal for components with the same computation."""
+        """A hashable description without variables' names, for `Alike`.
+
+        The descriptions of two components are equal if both make the same computation.
+        """
         sites, path = tuple(site.features() for site in self.sites), self.path
         computed = eqs.of_function(path.invars, path.eqns, path.outvars)
         return sites, len(self.leaves), computed, self.groups_of_own, self.roots
@@ -188,7 +204,11 @@ class Component(NamedTuple):
 def components(
     closed: jex.ClosedJaxpr, sites: Sequence[Site], groups: Sequence[int]
 ) -> list[Component]:
-    """Split the computation from parameter leaves to operands into components.
+    """Group parameter leaves that are combined before they meet the example.
+
+    An operand is a value that is computed from parameter leaves alone and meets the
+    example in an equation, the operand's site. A component has the leaves and operands
+    that such computations connect.
 
     Args:
       closed: the jaxpr whose first inputs are the parameter leaves, and whose outputs
@@ -232,8 +252,9 @@ def _connected_components(
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The connected components of the graph that connects operands with leaves.
 
-    `reached` gives, for each operand, the leaves on which the operand depends. Each
-    component is a pair: the indices of its leaves, and the indices of its operands.
+    An operand is a value that is computed from parameter leaves. `reached` gives, for
+    each operand, the leaves on which it depends. Each component is a pair: the indices
+    of its leaves, and the indices of its operands.
     """
     parts: list[tuple[frozenset[int], list[int]]] = []
     for operand, leaves in enumerate(reached):
@@ -257,13 +278,14 @@ def _path(
     leaves: Sequence[jex.Var],
     operands: Sequence[jex.Var],
 ) -> jex.Jaxpr:
-    """The path from a component's leaves to its operands.
+    """The equations that compute the given operands from the given leaves, as a jaxpr.
 
     Args:
-      jaxpr: the jaxpr from all leaves to all operands.
+      jaxpr: the jaxpr from all parameter leaves to all operands, the values that meet
+        the example.
       made_by: for each computed variable, its equation.
-      leaves: the variables of the component's leaves.
-      operands: the variables of the component's operands.
+      leaves: the variables of the given leaves.
+      operands: the variables of the given operands.
     """
     pending, entering = list(operands), dict.fromkeys(leaves)
     eqns: dict[int, jex.JaxprEqn] = {}
@@ -346,7 +368,10 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
 
 
 def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
-    """A name for an output, equal for equations that slice the same part of a value."""
+    """A name for an equation's output, which is the same for equal slices.
+
+    If two equations slice the same part of a variable, their outputs get equal names.
+    """
     if (part := _part(eqn, out)) is None:
         return out
     strides = eqn.params.get("strides") or (1,) * len(part)
@@ -363,7 +388,7 @@ def _overlap(one: Part | None, other: Part | None) -> bool:
 
 
 def _moves_entries(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation's outputs take entries of the inputs, each at most once."""
+    """Whether each output entry is an input entry, and no input entry is used twice."""
     moving = {"reshape", "rev", "concatenate", "slice", "split"}
     return eqn.primitive.name in moving or _axis_map(eqn) is not None
 

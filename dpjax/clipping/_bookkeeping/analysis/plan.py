@@ -1,6 +1,8 @@
-"""The book-keeping engine's plan for one loss: its sites, components, forms and costs.
+"""Choose how the book-keeping engine computes the gradient norms of one loss.
 
-`explanation` turns the plan into a table with the source of each parameter's norms.
+The norms are those of per-example gradients. They come either from inner products of
+activations and cotangents, or from the per-example gradients themselves. `explanation`
+turns the choices into a table, with the source of each parameter's norms.
 """
 
 import dataclasses
@@ -37,15 +39,19 @@ _ROOM = 2
 
 
 class Form(NamedTuple):
-    """How to compute the norms of per-example gradients of one component's leaves.
+    """How to compute the per-example gradient norms of the leaves of one component.
+
+    A component is a set of parameter leaves that are combined with each other before
+    they meet the example. A gradient is a sum of outer products of rows of activations
+    and rows of cotangents.
 
     Attributes:
-      gram: True if the norms come from inner products of rows (the Gram form); False if
-        they come from per-example gradients (the direct form).
+      gram: True if the norms come from inner products of these rows (the Gram form);
+        False if they come from per-example gradients (the direct form).
       cost: the estimated number of multiplications for each example, with memory
         traffic converted to multiplications.
-      vmap_cost: the estimated cost of the vmap engine for the same leaves, in the same
-        unit.
+      vmap_cost: the estimated cost of engine="vmap" for the same leaves, in the same
+        unit. This engine forms all per-example gradients.
     """
 
     gram: bool
@@ -56,17 +62,21 @@ class Form(NamedTuple):
 class Plan(NamedTuple):
     """The analysis of a loss, or of a checkpointed block in a loss.
 
+    A site is an equation that combines an operand, a value computed from parameters
+    alone, with a value that depends on the example. A value is batch-invariant if it
+    depends on no example.
+
     Attributes:
       scope: the loss's jaxpr and its sites.
-      sites: all sites of the scope, including sites in scans, in the order of their
+      sites: all sites of the loss, including sites in scans, in the order of their
         numbers.
       from_leaves: the jaxpr that computes the sites' operands from the batch-invariant
         inputs, which begin with the parameter leaves.
       num_leaves: the number of leaves among these inputs.
-      components: the components of leaves and operands.
-      forms: the form of each component.
-      blocks: the rematerialised blocks that stay checkpointed, each with the first of
-        its sites as key.
+      components: the leaves and operands, in sets that computations connect.
+      forms: for each component, how the norms of its gradients are computed.
+      blocks: the rematerialised blocks that stay checkpointed. The key of a block is
+        the first site at the block's equation.
     """
 
     scope: Scope
@@ -83,14 +93,16 @@ class Plan(NamedTuple):
 
         A block that stays checkpointed shows that memory matters more than time. The
         ghost and vmap engines both keep it checkpointed. The ghost engine holds the
-        rows of one block at a time, and takes two passes. The vmap engine holds
-        gradients, and takes one pass. The choice is the engine that holds less, or the
-        ghost engine if a parameter is sharded along explicit axes. JAX would refuse the
-        type of per-example gradients if the batch were sharded along the same axis.
+        activations and cotangents of one block at a time, and takes two passes. The
+        vmap engine holds gradients, and takes one pass. The choice is the engine that
+        holds less, or the ghost engine if a parameter is sharded along explicit axes.
+        JAX would refuse the type of per-example gradients if the batch were sharded
+        along the same axis.
 
-        Without such a block, the choice is book-keeping if rules cover all sites of at
-        least one component. Otherwise book-keeping would compute the same as the vmap
-        engine, and the choice is the vmap engine.
+        Without such a block, the choice is book-keeping or the vmap engine. It is
+        book-keeping if there is a parameter leaf, or a set of leaves that are combined
+        before they meet the example, whose gradient is made of outer products at every
+        equation (`RuledSite`). Otherwise both engines would compute the same.
         """
         if self.blocks:
             leaves = self.scope.closed.in_avals[: self.num_leaves]
@@ -102,10 +114,10 @@ class Plan(NamedTuple):
 
     @property
     def num_row_entries(self) -> int:
-        """The number of entries of one example's rows that are in memory at once.
+        """How many numbers of one example's activations and cotangents are in memory.
 
-        In memory are the rows outside of checkpointed blocks, and the rows of one
-        block.
+        The count is of the rows whose outer products add up to gradients. It covers all
+        rows outside of checkpointed blocks, and the rows of the largest block.
         """
         ruled = (site for site in self.sites if isinstance(site, RuledSite))
         outside = sum(site.size.entries for site in ruled)
@@ -113,14 +125,14 @@ class Plan(NamedTuple):
         return outside + max(inside, default=0)
 
     def inputs(self, known: Arrays) -> list[list[jax.Array]]:
-        """For each component, the values of the inputs of its path.
+        """For each component, the values from which its operands are computed.
 
-        A component's path is the computation from its parameter leaves to the values
-        that meet the example.
+        A component is a set of parameter leaves, and of operands that are computed from
+        these leaves and then meet the example.
 
         Args:
-          known: the batch-invariant inputs, parameter leaves first. For a whole loss,
-            the leaves are the only ones.
+          known: the batch-invariant inputs, which depend on no example, parameter
+            leaves first. For a whole loss, the leaves are the only such inputs.
         """
         values = eqs.values_of_inputs(self.from_leaves, known)
         return [[values[v] for v in c.path.invars] for c in self.components]
@@ -130,15 +142,20 @@ class Plan(NamedTuple):
 class Block:
     """A checkpointed block of a loss, analysed as a function of its own.
 
+    The function has the block's inputs in another order. First come the inputs that are
+    computed from parameters alone, which are the leaves of the function. Then come the
+    other inputs that depend on no example, and then the inputs that depend on the
+    example.
+
     Attributes:
-      plan: the analysis of the block's function. This function takes the leaves that
-        enter the block, then the other batch-invariant inputs, then the inputs that
-        depend on the example.
-      order: for each input of that function, its index among the inputs of the block's
+      plan: the analysis of the function.
+      order: for each input of the function, its index among the inputs of the block's
         equation.
-      num_known: the number of batch-invariant inputs, which include the leaves.
-      of_leaves: for each leaf, the index of its group in `groups`.
-      groups: the groups of the block's leaves, as numbered in the surrounding plan.
+      num_known: the number of inputs that depend on no example, which include the
+        leaves.
+      of_leaves: for each leaf, the index of its clipping group in `groups`.
+      groups: the distinct clipping groups of the leaves, as numbered in the plan of the
+        loss around the block.
       outputs: the indices of the block's outputs that are differentiated.
     """
 
@@ -172,12 +189,12 @@ def plan(
       closed: the loss's jaxpr, as returned by `trace`.
       groups: for each parameter leaf, the index of its group. The leaves of a group are
         clipped together. The parameter leaves are the jaxpr's first inputs.
-      num_known: the number of batch-invariant inputs, which come first. None if the
-        parameter leaves are the only ones.
+      num_known: the number of inputs that depend on no example, which come first. None
+        if the parameter leaves are the only ones.
       outputs: the indices of the outputs that are differentiated, and so must depend on
         the example.
-      keep_blocks: whether a rematerialised block stays checkpointed if the leaves that
-        enter it enter no other part of the loss.
+      keep_blocks: whether a rematerialised block stays checkpointed if its parameter
+        leaves enter no other part of the loss.
     """
     num_known = len(groups) if num_known is None else num_known
     inputs = range(len(closed.in_avals))
@@ -214,9 +231,16 @@ def plan(
 
 
 def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite, Block]:
-    """The checkpointed blocks of a plan, each with the first of its sites as key.
+    """The checkpointed blocks of a loss.
 
-    Blocks that differ only in the names of variables share one analysis.
+    A site of a block is one of its inputs, computed from parameters alone. The key of
+    each block is its first site. Blocks that differ only in the names of variables
+    share one analysis.
+
+    Args:
+      sites: the sites of the loss, including those of blocks.
+      parts: the sets of parameter leaves and sites that computations connect, with the
+        clipping groups of the leaves.
     """
     group = {site: c.groups[0] for c in parts for site in c.sites}
     kept = [site for site in sites if isinstance(site, KeptSite)]
@@ -233,12 +257,13 @@ def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite,
 
 
 def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
-    """Analyse the checkpointed block to which the given sites belong.
+    """Analyse one checkpointed block.
 
     Args:
-      sites: all sites at the block, which belong to one equation.
-      groups: for each site, the number of the group of leaves that are clipped together
-        with the site's leaf.
+      sites: the block's sites, each of which is one input of the block's equation that
+        is computed from parameters alone.
+      groups: for each site, the number of the group of parameter leaves that are
+        clipped together with the leaves from which this input is computed.
     """
     eqn, known = sites[0].eqn, sites[0].known
     leaves = [site.position for site in sites]
@@ -261,13 +286,16 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
 
 
 class Matched(NamedTuple):
-    """A site whose rows can be combined with rows of other sites of the same root.
+    """A site whose gradient can be added to those of other sites of the same array.
+
+    A site is an equation that combines a value computed from parameters with the
+    example. The gradient is a sum of outer products of a left row and a right row.
 
     Attributes:
-      member: the index of the site in its component.
+      member: the index of the site in `Component.sites`.
       site: the site.
-      swapped: whether the site's left and right sides must be exchanged to match the
-        sides of the root's other sites. The rows of a lookup stay on the left.
+      swapped: whether left and right rows must be exchanged, because the site uses the
+        transpose of the array. The rows of a lookup stay on the left.
     """
 
     member: int
@@ -276,11 +304,13 @@ class Matched(NamedTuple):
 
 
 def match_sites(component: Component) -> list[list[Matched]] | None:
-    """The sites of each of a component's roots, for norms from rows.
+    """Group a component's sites by the parameter array that they use.
 
-    A root is an array to which the operands of these sites are equal, up to the order
-    of axes. So their rows can be added to one gradient. The result is None if the rows
-    of some sites of a root cannot be combined.
+    A component is a set of parameter leaves and of sites. A site is an equation that
+    combines a value computed from these leaves with the example. Sites are in one group
+    if their values are the same array up to the order of axes (a root). Their rows of
+    activations and cotangents can then be added to one gradient. The result is None if
+    the rows of some group cannot be combined.
     """
     # A component with roots has at least one.
     matches = [_match_root(component, root) for root in component.roots or ()]
@@ -308,10 +338,11 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
 
 
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
-    """The axes of a root that are groups, left and right, by the rule of one site.
+    """The axes of a root in the roles of groups, left side and right side.
 
-    A root is the array to which the operand of the site is equal, up to the order of
-    axes. `axes` maps the axes of the site's operand to the root's axes.
+    The operand of the equation at `site` is its input computed from parameters alone.
+    It equals the root up to the order of axes. The site's rule gives the role of each
+    axis of the operand. `axes` maps the axes of the operand to the root's axes.
     """
     # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)
@@ -342,7 +373,10 @@ def _form(component: Component) -> Form:
 
 
 def _products(size: Size) -> int:
-    """The multiplications that forming one example's gradient at a site costs."""
+    """The number of multiplications to form one example's gradient at one equation.
+
+    The gradient is a sum of outer products of rows, and `size` has their sizes.
+    """
     # For one-hot rows no multiplication is needed. Each row is added to a row of a
     # table, which costs memory traffic.
     added = _TRAFFIC if size.one_hot else size.left
@@ -350,12 +384,11 @@ def _products(size: Size) -> int:
 
 
 def _pairs(sizes: Sequence[Size]) -> int:
-    """The multiplications that a norm from rows costs for one example.
+    """The number of multiplications for one example's gradient norm from rows.
 
-    The norm is that of the gradient of a root, the array to which the operands of
-    several sites are equal, up to the order of axes. `sizes` has the sizes of the
-    factors at each site of the root. One-hot rows are added up by position; other rows
-    are multiplied in pairs.
+    The gradient is that of one array, which is used by several equations. It is a sum
+    of outer products of rows. `sizes` has the sizes of the rows at each equation.
+    One-hot rows are added up by position; other rows are multiplied in pairs.
     """
     total = 0
     for i, one in enumerate(sizes):
@@ -376,14 +409,16 @@ class Row(NamedTuple):
     Attributes:
       parameter: the parameter's path in the tree of parameters.
       shape: the parameter's shape.
-      sites: the primitives in which the parameter meets the example, each with the name
-        of its rule if there is a rule.
+      sites: the primitives that combine the parameter with the example. A name in
+        brackets, such as dense, says that the gradient is made of outer products.
       norm: the source of the norms: "rows" of activations and cotangents; "gradients"
         of each example; or "none" if the loss does not depend on the parameter.
       cost: the estimated cost of the norms and the sum, in multiplications per example.
-        Parameters that share a computation all show its whole cost.
-      vmap_cost: the estimated cost of the vmap engine, in the same unit.
-      why: the reason for forming per-example gradients; empty if rows are used.
+        Parameters that are combined before they meet the example all show their common
+        cost.
+      vmap_cost: the estimated cost of engine="vmap", in the same unit.
+      why: the reason for forming per-example gradients; empty if the norms come from
+        rows.
     """
 
     parameter: str

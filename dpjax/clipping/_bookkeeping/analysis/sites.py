@@ -1,15 +1,16 @@
-"""Find the sites of a flat jaxpr: the equations in which parameters meet examples.
+"""Find the sites of a loss: the equations that combine parameters with the example.
 
-A value is *batch-invariant* when no example enters it; the code calls such values
+A value is *batch-invariant* when it depends on no example; the code calls such values
 known. Inside scans a batch-invariant value may still differ between iterations. A
-*site* is an equation in which a batch-invariant value that depends on a parameter, the
-*operand*, meets a value that depends on the example.
+*site* is an equation with two kinds of input: the *operand*, a batch-invariant value
+that depends on a parameter, and a value that depends on the example.
 
-Where a rule of book-keeping covers the equation, an array of zeros, called a *tap*, is
-added to the equation's output. The tap's cotangent and the equation's other input
-determine the gradient of the operand. Without a rule, the tap is added to the operand
-itself. The tap's cotangent is then the operand's per-example gradient, as the vmap
-engine would form it.
+At a site, an array of zeros, called a *tap*, is added to a value of the loss, and the
+loss is differentiated by the tap. If a rule (`rules`) gives the operand's gradient as a
+sum of outer products, then the tap is added to the equation's output. The tap's
+cotangent and the equation's other input determine the gradient of the operand. Without
+a rule, the tap is added to the operand itself. The tap's cotangent is then the
+operand's per-example gradient, as the vmap engine would form it.
 
 A value is *live* if its tangent may enter the loss. A loss often computes values that
 are not live: quantities for logging, outputs of a scan that nothing reads, values
@@ -37,11 +38,12 @@ from dpjax.clipping._bookkeeping.rules.linear import Rule, rule_for
 
 
 class Loop(NamedTuple):
-    """A scan around a site.
+    """A scan around a site, an equation that combines parameters with the example.
 
     Attributes:
       length: the number of iterations of the scan.
-      shared: whether the operand of the site is the same in all iterations.
+      shared: whether the equation's operand, which is its input computed from
+        parameters alone, is the same in all iterations.
     """
 
     length: int
@@ -50,19 +52,21 @@ class Loop(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Site:
-    """An equation or output of a jaxpr where an operand meets the example.
+    """A place in a loss where a value computed from parameters alone meets the example.
 
-    An operand is a value that depends on a parameter but on no example. If the site is
-    neither a `RuledSite` nor a `KeptSite`, an array of zeros, the tap, is added to the
-    operand. The cotangent of the tap is then the operand's per-example gradient.
+    This value is the operand. The place is either an equation with another input that
+    depends on the example, or an output of the loss. A tap, an array of zeros, is added
+    to the operand, and the loss is differentiated by the tap. The tap's cotangent is
+    then the operand's per-example gradient. The subclasses `RuledSite` and `KeptSite`
+    compute the gradient in other ways.
 
     Attributes:
       operand: the operand's variable.
       position: the operand's index among the equation's inputs, or among the outputs of
         the jaxpr.
-      loops: the scans around the site, the outermost first.
-      name: the primitive of the equation that takes the operand, with the rule's name
-        if there is a rule; "carry" if the operand is an output of the jaxpr.
+      loops: the scans around the equation, the outermost first.
+      name: the primitive of the equation, with the name of its `Rule` if it has one;
+        "carry" if the operand is an output of the jaxpr.
     """
 
     operand: jex.Var
@@ -72,25 +76,30 @@ class Site:
 
     @property
     def is_tapped_itself(self) -> bool:
-        """Whether the tap's cotangent is the operand's per-example gradient."""
+        """Whether the tap's cotangent is the operand's per-example gradient.
+
+        The operand is the value computed from parameters alone. The tap is the array of
+        zeros that is added to a value, to get this value's cotangent.
+        """
         return not isinstance(self, RuledSite | KeptSite)
 
     @property
     def tap_variable(self) -> jex.Var:
-        """The variable to which the tap is added."""
+        """The variable to which zeros (the tap) are added to get its cotangent."""
         return self.operand
 
     def features(self) -> Hashable:
-        """A hashable description, equal for sites with the same computation."""
+        """A hashable description of the operand's type and of all scans around it."""
         return self.loops, aval(self.operand)
 
 
 @dataclasses.dataclass(eq=False)
 class RuledSite(Site):
-    """A site whose equation is covered by a rule.
+    """A site with a rule that gives the gradient as a sum of outer products.
 
-    The tap, an array of zeros, is added to the equation's output. The tap's cotangent
-    is then that of the output.
+    A site is an equation that combines an operand, which is computed from parameters
+    alone, with the example. A tap, an array of zeros, is added to the equation's
+    output. The tap's cotangent is then that of the output.
 
     Attributes:
       rule: the rule for the operand. `rule.eqn` is the equation.
@@ -100,15 +109,18 @@ class RuledSite(Site):
 
     @property
     def tap_variable(self) -> jex.Var:
-        """The equation's output, so that the tap's cotangent is the output's."""
+        """The equation's output, to which zeros are added to get its cotangent."""
         return self.rule.eqn.outvars[0]
 
     @property
     def size(self) -> Size:
-        """The sizes of the site's factors, over all iterations of the scans around it.
+        """The sizes of the factors of one example's gradient, over all iterations.
 
-        Iterations that share one operand multiply the number of rows. Iterations with
-        separate operands multiply the number of groups.
+        The factors are the rows whose outer products add up to the gradient of the
+        operand, the equation's input computed from parameters alone. Iterations are
+        those of the scans around the equation. If iterations share one operand, their
+        number multiplies the number of rows. If they have separate operands, it
+        multiplies the number of groups of rows.
         """
         size = self.rule.size
         shared = math.prod(loop.length for loop in self.loops if loop.shared)
@@ -116,21 +128,25 @@ class RuledSite(Site):
         return size._replace(groups=size.groups * separate, rows=size.rows * shared)
 
     def features(self) -> Hashable:
-        """A hashable description of the rule, its equation and the scans around it."""
+        """A hashable description of the equation, its rule and the scans around it."""
         rule = self.rule
         return self.position, self.loops, rule.name, eqs.of_equation(rule.eqn)
 
 
 @dataclasses.dataclass(eq=False)
 class KeptSite(Site):
-    """A site where an operand enters a rematerialised block that stays checkpointed.
+    """An operand that enters a rematerialised block which stays checkpointed.
 
-    The block has its own sites inside, and computes their norms and sums. The result of
-    the block is returned as the cotangent of the tap on the operand.
+    The operand is a value computed from parameters alone. The engine evaluates the
+    block as a function with a custom derivative. This function has one more argument
+    for each operand, an array of zeros called a tap. The derivative computes the
+    block's gradient norms or clipped sums, and returns them as the cotangents of the
+    taps.
 
     Attributes:
       eqn: the block's equation.
-      known: for each of the equation's inputs, whether it is batch-invariant.
+      known: for each of the equation's inputs, whether it is batch-invariant, that is,
+        independent of the examples.
       outputs: the indices of the block's outputs that are differentiated.
     """
 
@@ -153,15 +169,18 @@ Kept = Callable[[jex.JaxprEqn], bool]
 class Scope:
     """The jaxpr of a loss or of a scan's body, with its sites.
 
+    A site is an equation that combines a value computed from parameters alone, the
+    operand, with a value that depends on the example.
+
     Attributes:
       closed: the jaxpr.
       steps: for every batch-invariant variable, the scans in which it changes from
         iteration to iteration. A scan is given by its depth; the outermost has depth 0.
+        Variables that depend on the example are left out.
       sites: for each equation, its sites in the order of their operands.
-      scans: a dict from the index of a scan that parameters enter to the scope of its
-        body.
-      outputs: the sites of outputs that must depend on the example, but are
-        batch-invariant.
+      scans: for each scan that parameters enter, the scope of its body. The key is the
+        index of the scan's equation.
+      outputs: the sites for outputs that must depend on the example, but do not.
     """
 
     closed: jex.ClosedJaxpr
@@ -171,9 +190,10 @@ class Scope:
     outputs: list[Site] = dataclasses.field(default_factory=list)
 
     def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
-        """The depths of the scans in which one of the atoms changes between iterations.
+        """The scans in which a variable among the atoms changes between iterations.
 
-        The result is None if one of the atoms depends on an example.
+        Atoms are variables and literals. A scan is given by its depth. The result is
+        None if an atom depends on an example.
         """
         variables = [v for v in atoms if isinstance(v, jex.Var)]
         if not all(v in self.steps for v in variables):
@@ -181,14 +201,18 @@ class Scope:
         return frozenset().union(*(self.steps[v] for v in variables))
 
     def block_sites(self, index: int) -> list[KeptSite]:
-        """The sites of a checkpointed block, given the index of its equation.
+        """The sites of the checkpointed block at the equation with the given index.
 
-        The list is empty if the equation at the index is no such block.
+        Each site is one input of the block that is computed from parameters alone. The
+        list is empty if the equation is no block that stays checkpointed.
         """
         return [site for site in self.sites[index] if isinstance(site, KeptSite)]
 
     def all_sites(self) -> list[Site]:
-        """The sites of this scope and of the scans inside it, in the order of taps."""
+        """All equations where parameters meet the example, also those inside scans.
+
+        The order is that in which `run` takes the arrays to add at these sites.
+        """
         sites: list[Site] = []
         for index, own in enumerate(self.sites):
             sites += own
@@ -206,23 +230,27 @@ def analyse(
     outputs: Sequence[int] = (0,),
     kept: Kept = lambda eqn: False,
 ) -> tuple[Scope, dict[Site, frozenset[int]]]:
-    """Find the sites of a flat jaxpr, and the inputs on which each operand depends.
+    """Find the equations of a jaxpr where parameters meet the example: the sites.
+
+    At a site, an operand, which is a value computed from parameters alone, meets a
+    value that depends on the example.
 
     Args:
-      closed: the jaxpr.
+      closed: the jaxpr, in which calls that parameters enter are inlined.
       steps: for each input, the scans in which it changes from iteration to iteration,
         or None if it depends on an example.
-      differentiable: for each input, whether it depends on a parameter through a
-        derivative.
+      differentiable: for each input, whether it depends on a parameter by a path that
+        is differentiated.
       lengths: the lengths of the scans around the jaxpr, the outermost first.
       outputs: the indices of the outputs that are differentiated. These outputs must
         depend on the example, as the loss must. An equation on which none of them
         depends has no site.
-      kept: whether a rematerialised block inside a scan stays checkpointed. Outside
-        scans, all blocks that do not stay checkpointed are already inlined.
+      kept: a function that says whether a rematerialised block inside a scan stays
+        checkpointed. Outside scans, all blocks that do not stay checkpointed are
+        already inlined.
 
     Returns:
-      The scope of the jaxpr. For each site, including sites in scans, the indices of
+      The jaxpr with its sites. For each site, including sites in scans, the indices of
       the differentiable inputs on which the site's operand depends.
     """
     jaxpr = closed.jaxpr
@@ -256,7 +284,7 @@ def analyse(
         return RuledSite(*where, f"{name} ({rule.name})", rule)
 
     def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
-        """Whether a custom_vjp has the same input in all iterations of some scan.
+        """Whether a custom_vjp has equal inputs in all iterations of a scan around it.
 
         A custom derivative need not be linear in the cotangent, and JAX applies it in
         each iteration. So the engine must not apply it once, to the sum of the
@@ -312,30 +340,33 @@ def _analyse_scan(
 ) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
     """Find the sites in a scan's body, and the scan's inputs to tap before the scan.
 
-    An operand is an input that depends on a parameter but on no example. To tap an
-    operand is to add a zero to the operand: the zero's cotangent is then the operand's
-    per-example gradient. The scan's inputs are of three types:
+    A site is an equation that combines a parameter with the example. An operand is an
+    input that depends on a parameter but on no example. To tap an operand is to add a
+    zero to the operand: the zero's cotangent is then the operand's per-example
+    gradient. The scan's inputs are of three types:
 
-    - The body has sites for a constant of the scan if a rule of book-keeping applies to
-      every use of the constant in the body. Otherwise the constant is tapped before the
-      scan, so that the tap's cotangent is the sum over the iterations.
+    - The body has sites for a constant of the scan if every use of the constant in the
+      body has a rule, which gives the gradient as a sum of outer products. Otherwise
+      the constant is tapped before the scan, so that the tap's cotangent is the sum
+      over the iterations.
     - The body has sites for a scanned input, because each iteration uses another slice.
     - An operand that is the initial value of a carry is tapped before the scan. In the
       body, the carried value is treated as dependent on the example, since the carry of
       later iterations usually depends on it.
 
     Args:
-      outer: the scope around the scan.
+      outer: the jaxpr around the scan, and its sites.
       eqn: the scan's equation.
       operands: the indices of the equation's inputs that are operands.
       lengths: the lengths of the scans around this scan, the outermost first.
       outputs: the indices of the body's outputs that are differentiated.
-      kept: whether a rematerialised block in the body stays checkpointed.
+      kept: a function that says whether a rematerialised block in the body stays
+        checkpointed.
 
     Returns:
-      The scope of the body. The indices of the equation's inputs to tap before the
-      scan. For each site in the body, the indices of the differentiable inputs on which
-      the site's operand depends.
+      The body with its sites. The indices of the equation's inputs to tap before the
+      scan. For each site in the body, the indices of the body's inputs on which the
+      site's operand depends.
     """
     consts, carry = scan_sizes(eqn.params)
     carried = range(consts, consts + carry)
@@ -377,16 +408,15 @@ def _analyse_scan(
 
 
 def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
-    """The values of all operands, in the order of their sites in `scope.all_sites()`.
+    """The values computed from parameters alone that meet the example, for all sites.
 
-    An operand is a value that depends on a parameter but on no example, and meets the
-    example at a site. An operand in a scan's body may differ between iterations. Its
-    value then holds all iterations, and has one leading axis for each scan in which the
-    operand changes from iteration to iteration, the outermost scan first.
+    The order is that of `scope.all_sites()`. A value in a scan's body may differ
+    between iterations. The result then holds the values of all iterations. It has one
+    leading axis for each scan in which the value changes, the outermost scan first.
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
-      inputs: one entry for each input of the scope. If the input does not depend on the
+      inputs: one entry for each input of the jaxpr. If the input does not depend on the
         batch, the entry is its value, with leading axes as above; otherwise None.
     """
     values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
@@ -413,7 +443,7 @@ def _in_all_iterations(
     """Evaluate an equation that no example enters, for all iterations of outer scans.
 
     Each input has one leading axis for each scan in which it changes from iteration to
-    iteration. The outputs have one for each scan in which an input changes.
+    iteration. Each output has one leading axis for each scan in which an input changes.
     """
 
     def function(*inputs: jax.Array) -> list[jax.Array]:
@@ -431,8 +461,8 @@ def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:
 
     Args:
       atoms: variables and literals of the jaxpr; literals depend on no input.
-      sources: for each batch-invariant variable, the indices of the differentiable
-        inputs on which the variable depends.
+      sources: for each batch-invariant variable, which depends on no example, the
+        indices of the differentiable inputs on which the variable depends.
 
     Returns:
       The union of the indices.
@@ -449,7 +479,8 @@ _FLAT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
     """The variables whose tangents may enter the given outputs of a jaxpr.
 
-    Every output of an equation, unless it is a scan, counts as depending on all inputs.
+    Every output of an equation, unless the equation is a scan, counts as depending on
+    all inputs.
 
     Args:
       jaxpr: the jaxpr.
@@ -471,16 +502,19 @@ def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
 
 
 def live_outputs(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
-    """The indices of an equation's live outputs, given the set of live variables."""
+    """The indices of an equation's outputs that are in `live`.
+
+    `live` holds the variables whose tangents may enter the loss.
+    """
     return tuple(i for i, var in enumerate(eqn.outvars) if var in live)
 
 
 def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
     """The indices of the outputs of a scan's body whose tangents may enter the loss.
 
-    These outputs are the live outputs of the scan itself, and the carried values that
-    the live outputs of later iterations need. `live` has the live variables outside of
-    the scan.
+    These outputs belong to two kinds: outputs of the scan whose tangents may enter the
+    loss, and carried values on which such outputs of later iterations depend. `live`
+    holds the variables outside of the scan whose tangents may enter the loss.
     """
     consts, carry = scan_sizes(eqn.params)
     body = eqn.params["jaxpr"].jaxpr
@@ -495,5 +529,5 @@ def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ..
 
 
 def _add_real(live: set[jex.Var], atoms: Iterable[Atom]) -> None:
-    """Add to `live` the variables among the atoms whose dtype has tangents."""
+    """Add to `live` those variables of `atoms` whose dtype has tangents."""
     live.update(v for v in atoms if isinstance(v, jex.Var) and eqs.is_inexact(v))

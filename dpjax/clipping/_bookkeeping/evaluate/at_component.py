@@ -1,15 +1,15 @@
 """Compute norms, gradients and scaled sums of one component from recorded values.
 
-A component is a set of parameter leaves, with the sites at which values computed from
-these leaves meet the example. One forward and backward pass over a batch records the
-inputs and cotangents of the sites' equations. JAX traces each function once for all
-components or sites with the same computation. So a function of a component takes the
-component wrapped in `Alike`, and the `Seen` of a pass over a batch.
+A component is a set of parameter leaves, with the equations (sites) at which values
+computed from these leaves meet the example. One forward and backward pass over a batch
+records the inputs and cotangents of these equations. JAX traces each function once for
+all components, or all sites, with the same computation. So a function of a component
+takes the component wrapped in `Alike`, and its `Records`.
 
 A function of a site takes the site, the recorded values of the equation's other inputs,
-and the cotangent at the site. These arrays have a batch axis and then one axis for each
-scan around the site. The factors of a site are the rows whose outer products add up to
-its gradient (`rules.factors`).
+and the cotangent of the equation's output. These arrays have a batch axis and then one
+axis for each scan around the equation. The factors of a site are the rows whose outer
+products add up to its gradient (`rules.factors`).
 """
 
 import functools
@@ -38,10 +38,12 @@ Out = TypeVar("Out")
 def canonicalize(
     site: Site, records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """The recorded inputs and cotangent at a site, in the canonical form of its rule.
+    """The recorded arrays of a site, after changes that do not change the gradient.
 
-    A site is an equation where a parameter meets the example. Both norms and sums start
-    from these arrays, and so describe the same gradient.
+    A site is an equation where a parameter meets the example. The recorded arrays are
+    its other inputs and its output's cotangent. The site's rule changes them, for
+    example by clamping the indices of a lookup (`Rule.canonicalize`). Both norms and
+    sums start from the changed arrays. So both describe the same gradient.
     """
     # Most rules accept every form as canonical. There is nothing to trace in this case.
     ruled = isinstance(site, RuledSite)
@@ -61,10 +63,12 @@ def _canonicalize(
 def factors_of(
     alike: Alike[RuledSite], records: Arrays, cotangent: jax.Array
 ) -> Factors:
-    """The rows whose outer products sum to the gradient at a site, f[b, g, t, ...].
+    """The rows whose outer products sum to one gradient per example, f[b, g, t, ...].
 
-    The rows are those of all iterations of the scans around the site: b is the batch, g
-    the groups of the operand's axes, and t the rows.
+    The gradient is that of a site's operand, the value computed from parameters that
+    the site's equation combines with the example. Here b is the batch, g the groups of
+    the operand's axes, and t the rows, which come from all iterations of the scans
+    around the equation.
     """
     site = alike.part
     function = _map_rule(site, site.rule.factors)
@@ -80,7 +84,11 @@ def factors_of(
 def _map_rule(
     site: RuledSite, function: Callable[[Arrays, jax.Array], Out]
 ) -> Callable[[Arrays, jax.Array], Out]:
-    """Map a rule's method for one example over the batch and over all iterations."""
+    """Map a function of one example over the batch, and over the scans around a site.
+
+    The function is a method of the site's rule. The scans are those around the site's
+    equation.
+    """
     # One vmap for each scan around the site, and one for the batch.
     for _ in range(len(site.loops) + 1):
         function = jax.vmap(function)
@@ -90,8 +98,9 @@ def _map_rule(
 def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
     """Reshape rows f[b, iterations..., g, t, n] to f[b, g, t, n].
 
-    Iterations that share one operand become rows t. Iterations with separate operands
-    become groups g.
+    The operand is the value computed from parameters in the site's equation. Iterations
+    of scans that share one operand are merged with the rows t. Iterations with separate
+    operands are merged with the groups g.
     """
     # Start with the innermost scan, so that the axes of outer scans do not move.
     for depth in reversed(range(len(site.loops))):
@@ -104,14 +113,17 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
 
 
 def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.Array:
-    """The sum over the batch of gradients with respect to a site's operand.
+    """The sum over the batch of gradients, computed by the transpose of an equation.
 
-    The transpose of the site's equation computes the sum, in the cotangent's dtype.
+    The gradients are those of the equation's operand, its input computed from
+    parameters alone. The sum is computed in the cotangent's dtype.
 
     Args:
-      site: the site.
-      others: the recorded inputs. All floating-point arrays have the cotangent's dtype.
-      cotangent: the cotangent at the site, already scaled for each example.
+      site: the equation and its operand.
+      others: the recorded values of the equation's other inputs. All floating-point
+        arrays have the cotangent's dtype.
+      cotangent: the cotangent of the equation's output, already scaled for each
+        example.
     """
     eqn, dtype = site.rule.eqn, cotangent.dtype
     # The loss may ask for bfloat16 or TF32 products. But the sensitivity bound assumes
@@ -140,9 +152,10 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
 def _product_of_blocks(
     site: RuledSite, others: Arrays, cotangent: jax.Array
 ) -> jax.Array:
-    """The result of `transpose_sum` for a site with the rule `Dense`, in float64.
+    """The result of `transpose_sum` for a dot_general, in float64.
 
-    The result is a sum of products of blocks of rows (`float64_sums`).
+    The result is a sum of products of blocks of rows of activations and cotangents
+    (`float64_sums`). The arguments are those of `transpose_sum`.
     """
     left, right = factors_of(Alike(site), others, cotangent)
     product = sum_in_blocks(left, right)
@@ -160,14 +173,18 @@ def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
     return tuple(widen(x) if is_real(x) else x for x in xs)
 
 
-class Seen(NamedTuple):
-    """The values that one forward and backward pass recorded for one component.
+class Records(NamedTuple):
+    """The arrays of one component that one forward and one backward pass recorded.
+
+    A component is a set of parameter leaves, with the equations (sites) at which values
+    computed from these leaves (operands) meet the example.
 
     Attributes:
-      records: for each of the component's sites, the values of the equation's inputs
-        except the operand, with a leading batch axis; empty for sites without a rule.
-      cotangents: for each site, the cotangent of its tap, with a leading batch axis.
-      inputs: the values of the inputs of the component's path, the parameter leaves
+      records: for each site, the values of the equation's inputs except the operand,
+        with a leading batch axis; empty if the site is not a `RuledSite`.
+      cotangents: for each site, the cotangent of the zeros (tap) added there, with a
+        leading batch axis.
+      inputs: the values from which the operands are computed, the parameter leaves
         first.
     """
 
@@ -178,13 +195,19 @@ class Seen(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0)
 def squares_of_rows(
-    alike: Alike[Component], seen: Seen, clip_norm: ArrayLike
+    alike: Alike[Component], seen: Records, clip_norm: ArrayLike
 ) -> list[jax.Array]:
-    """Upper bounds f[b] of squared norms of a component's gradients, from rows.
+    """Upper bounds f[b] of ‖gradient‖² / C², from inner products of rows.
 
-    The norms are in units of `clip_norm`. The list has one entry for each root of the
-    component, which is an array to which operands are equal, up to the order of axes.
-    The list is empty if the rows of the sites cannot be combined.
+    The rows are the activations and cotangents whose outer products add up to a
+    gradient. C is `clip_norm`. The list has one bound for each array (root) of the
+    component that equations combine with the example. It is empty if the rows of
+    several equations cannot be combined.
+
+    Args:
+      alike: the component: parameter leaves, and the equations that use them.
+      seen: the recorded inputs and cotangents of these equations.
+      clip_norm: the clip norm C of the leaves.
     """
     squares = []
     for root in match_sites(alike.part) or ():
@@ -202,13 +225,19 @@ def squares_of_rows(
 
 @functools.partial(jax.jit, static_argnums=0)
 def form_gradients(
-    alike: Alike[Component], seen: Seen, clip_norms: Sequence[ArrayLike]
+    alike: Alike[Component], seen: Records, clip_norms: Sequence[ArrayLike]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Per-example gradients of a component's leaves, and bounds of their squared norms.
 
-    `clip_norms` has one bound C for each of the component's groups of leaves that are
-    clipped together. The second result has, for each of these groups, an upper bound
-    f[b] of ‖gradient‖² / C².
+    Args:
+      alike: the component: parameter leaves, and the equations that use them.
+      seen: the recorded inputs and cotangents of these equations.
+      clip_norms: for each group of the leaves that are clipped together, the clip norm
+        C.
+
+    Returns:
+      For each leaf, the gradients f[b, ...]. For each group, an upper bound f[b] of
+      ‖gradient‖² / C².
     """
     gradients = per_example_gradients(alike, seen)
     groups = alike.part.groups_of_own
@@ -216,8 +245,12 @@ def form_gradients(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array]:
-    """Per-example gradients of a component's leaves, f[b, ...]."""
+def per_example_gradients(alike: Alike[Component], seen: Records) -> list[jax.Array]:
+    """Per-example gradients f[b, ...] of the parameter leaves of a component.
+
+    `alike` holds the leaves and the equations that use them. `seen` holds the recorded
+    inputs and cotangents of these equations.
+    """
     component, at_operands = alike.part, []
     for site, others, gradient in zip(
         component.sites, seen.records, seen.cotangents, strict=True
@@ -239,13 +272,17 @@ def per_example_gradients(alike: Alike[Component], seen: Seen) -> list[jax.Array
 
 @functools.partial(jax.jit, static_argnums=0)
 def sums_of_gradients(
-    alike: Alike[Component], seen: Seen, scales: Arrays, finite: jax.Array
+    alike: Alike[Component], seen: Records, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
     """The sum of scaled gradients for each leaf, after forming per-example gradients.
 
-    `scales` has the clipping factors f[b] of the examples for each of the component's
-    groups of leaves that are clipped together. Examples whose gradient is not `finite`,
-    bool[b], contribute zero.
+    Args:
+      alike: the component: parameter leaves, and the equations that use them.
+      seen: the recorded inputs and cotangents of these equations.
+      scales: for each group of the leaves that are clipped together, the examples'
+        clipping factors f[b].
+      finite: whether each example's gradient is finite, bool[b]. Other examples
+        contribute zero.
     """
     gradients = per_example_gradients(alike, seen)
     return [
@@ -257,18 +294,25 @@ def sums_of_gradients(
 @functools.partial(jax.jit, static_argnums=0, static_argnames="wide")
 def sums_by_sites(
     alike: Alike[Component],
-    seen: Seen,
+    seen: Records,
     scales: Arrays,
     finite: jax.Array,
     *,
     wide: bool = False,
 ) -> list[jax.Array]:
-    """The sum of scaled gradients for each leaf, from one product for each site.
+    """The sum of scaled gradients for each leaf, without forming per-example gradients.
 
-    Each product is over the batch. `scales` has the clipping factors f[b] of the
-    examples for each of the component's groups of leaves that are clipped together.
-    Examples whose gradient is not `finite`, bool[b], contribute zero. With `wide`, the
-    sum is computed in float64 (`float64_sums`).
+    The sum is made of one product over the whole batch for each site, an equation that
+    combines the leaves with the example.
+
+    Args:
+      alike: the component: parameter leaves and their sites.
+      seen: the recorded inputs and cotangents of the sites' equations.
+      scales: for each group of the leaves that are clipped together, the examples'
+        clipping factors f[b].
+      finite: whether each example's gradient is finite, bool[b]. Other examples
+        contribute zero.
+      wide: whether the sum is computed in float64 (`float64_sums`).
     """
     # A pull-back serves all leaves, but the factors of one group only. So there is one
     # pull-back for each group.
@@ -277,11 +321,16 @@ def sums_by_sites(
 
 
 def _sums_by_sites(
-    component: Component, seen: Seen, scale: jax.Array, finite: jax.Array, *, wide: bool
+    component: Component,
+    seen: Records,
+    scale: jax.Array,
+    finite: jax.Array,
+    *,
+    wide: bool,
 ) -> list[jax.Array]:
-    """The sums for all leaves, with a clipping factor f[b] for each example (`scale`).
+    """The result of `sums_by_sites` if all leaves have the same clipping factors f[b].
 
-    The other arguments are as for `sums_by_sites`.
+    These factors are `scale`. The other arguments are as for `sums_by_sites`.
     """
     records = [
         [_clip.zero_if_not_finite(x, finite) if is_real(x) else x for x in others]

@@ -1,4 +1,8 @@
-"""Compute the clipped sum from one forward and one backward pass."""
+"""Compute clipped sums from the recorded activations and cotangents of a batch.
+
+`clipped_sum` computes norms and sums from one forward and one backward pass. For two
+such passes, `squares_alone` computes the norms, and `sums_alone` the sums.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,31 +20,31 @@ from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
-from dpjax.clipping._bookkeeping.evaluate.at_component import Seen, factors_of
+from dpjax.clipping._bookkeeping.evaluate.at_component import Records, factors_of
 from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
-from dpjax.clipping._bookkeeping.evaluate.run import SiteRecords, keep_books
+from dpjax.clipping._bookkeeping.evaluate.run import SiteRecords, record_sites
 from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._bookkeeping.rules import factors as fac
 from dpjax.clipping._clip import Inputs, PerExample, Summed
 
 
 class Part(NamedTuple):
-    """A component, with the values that one forward and backward pass recorded for it.
+    """A component of a loss, with the arrays that one pass recorded for it.
 
     Attributes:
-      component: parameter leaves, and the sites at which values computed from these
-        leaves meet the example.
-      seen: the recorded inputs and the cotangents of the sites' equations, in the
-        canonical form of their rules, and the inputs of the path from leaves to sites.
-      rows: whether the component's norms come from rows, whose outer products sum to
-        the gradient at a site; if not, the norms come from per-example gradients.
-      reach: a bound on the rounding errors of the pull-back from sites to leaves, if
-        the norms come from per-example gradients, and the sum is pulled back once for
-        the batch; otherwise None.
+      component: parameter leaves, and the sites, which are the equations at which
+        values computed from these leaves meet the example.
+      seen: the inputs of the sites' equations, the cotangents of their outputs, and the
+        inputs of the computation from the leaves to the sites.
+      rows: whether the component's norms come from rows of activations and cotangents;
+        if not, the norms come from per-example gradients.
+      reach: a bound on the rounding errors of pulling a gradient back from the sites to
+        the leaves. It is None unless norms come from per-example gradients, but the sum
+        is made without them and pulled back once for the batch.
     """
 
     component: Component
-    seen: Seen
+    seen: Records
     rows: bool
     reach: Reach | None
 
@@ -70,37 +74,37 @@ def clipped_sum(
     by_platform = by_platform and any(form.gram for form in plan.forms)
 
     def sum_on_platform(
-        books: SiteRecords,
+        recorded: SiteRecords,
         leaves: Arrays,
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> tuple[list[jax.Array], jax.Array]:
         def in_one_pass(
-            books: SiteRecords, leaves: Arrays, mask: jax.Array, *, rows: bool = True
+            recorded: SiteRecords, leaves: Arrays, mask: jax.Array, *, rows: bool = True
         ) -> tuple[list[jax.Array], jax.Array]:
-            parts = _parts(plan, books, leaves, rows=rows)
+            parts = _parts(plan, recorded, leaves, rows=rows)
             squares, kept = _squares(parts, clip_norms, mask.shape)
             finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
             sums = _sums(parts, kept, leaves, scales, finite, wide=x64 is not None)
             return sums, norm
 
         if not by_platform:
-            return in_one_pass(books, leaves, mask)
+            return in_one_pass(recorded, leaves, mask)
         # The platform is chosen at lowering: one trace may serve several platforms.
         directly = partial(in_one_pass, rows=False)
-        return on_platform("tpu", directly, in_one_pass, books, leaves, mask)
+        return on_platform("tpu", directly, in_one_pass, recorded, leaves, mask)
 
     with _clip.loss_scope(x64):
-        (loss, *aux), books = keep_books(plan, inputs.leaves, inputs.examples)
+        (loss, *aux), recorded = record_sites(plan, inputs.leaves, inputs.examples)
     summed = inputs.let_compiler_shard(sum_on_platform)
-    grads, norm = summed(books, inputs.leaves, clip_norms, inputs.mask)
+    grads, norm = summed(recorded, inputs.leaves, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 
 
 def squares_alone(
     plan: Plan,
     batch: tuple[int, ...],
-    books: SiteRecords,
+    recorded: SiteRecords,
     known: Arrays,
     clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
@@ -111,63 +115,63 @@ def squares_alone(
     Args:
       plan: the analysis of the loss.
       batch: the shape of the batch, (b,).
-      books: the inputs and cotangents of all sites' equations, as the pass recorded
-        them.
-      known: the batch-invariant inputs of the loss, the parameters' leaves first.
+      recorded: the inputs and output cotangents of all equations that combine
+        parameters with the example, as recorded in the first pass.
+      known: the inputs of the loss that depend on no example, parameter leaves first.
       clip_norms: for each group of leaves that are clipped together, the bound C.
 
     Returns:
       For each group, an upper bound f[b] of ‖gradient‖² / C².
     """
-    parts = _parts(plan, books, known, two_passes=True)
+    parts = _parts(plan, recorded, known, two_passes=True)
     return _squares(parts, clip_norms, batch)[0]
 
 
 def sums_alone(
-    plan: Plan, books: SiteRecords, known: Arrays, scales: Arrays, finite: jax.Array
+    plan: Plan, recorded: SiteRecords, known: Arrays, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
     """The sum of scaled gradients for each leaf, in the second of two passes.
 
     Args:
       plan: the analysis of the loss.
-      books: the inputs and cotangents of all sites' equations, as the second pass
-        recorded them.
-      known: the batch-invariant inputs of the loss, the parameters' leaves first.
+      recorded: the inputs and output cotangents of all equations that combine
+        parameters with the example, as recorded in the second pass.
+      known: the inputs of the loss that depend on no example, parameter leaves first.
       scales: for each group of leaves that are clipped together, the clipping factors
         f[b].
       finite: whether each example's gradient is finite, bool[b]. Other examples
         contribute zero.
     """
-    parts = _parts(plan, books, known, two_passes=True)
+    parts = _parts(plan, recorded, known, two_passes=True)
     return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
 
 
 def _parts(
     plan: Plan,
-    books: SiteRecords,
+    recorded: SiteRecords,
     known: Arrays,
     *,
     rows: bool = True,
     two_passes: bool = False,
 ) -> list[Part]:
-    """Combine each component with the records of its sites, in canonical form.
+    """Collect each component's recorded arrays, and choose the source of its norms.
 
-    A component is a set of parameter leaves, with the sites at which values computed
-    from them meet the example. The records of a site are its equation's inputs and
-    cotangent. The canonical form is that of the site's rule. Both norms and sums are
-    computed from this form, and so for the same gradient.
+    A component is a set of parameter leaves, with the sites: the equations at which
+    values computed from these leaves meet the example. The recorded arrays are changed
+    by `canonicalize`, which clamps indices. Norms and sums are both computed from the
+    changed arrays. So both describe the same gradient.
 
-    If a component's norms come from per-example gradients, its sum may be made by one
-    product per site only in two passes: in one pass, the gradients formed for the norms
-    are still in memory, and are used for the sum. Also, the rounding error of the path
-    to the leaves must have a bound (`reach`).
+    Some components have norms from per-example gradients. In one pass, these gradients
+    are still in memory, and the sum is made of them. In two passes, the sum is made of
+    one product for each site, if the rounding error of the pull-back from sites to
+    leaves has a bound (`reach`).
 
     Args:
       plan: the analysis of the loss.
-      books: the records of all sites.
-      known: the batch-invariant inputs of the loss, parameter leaves first.
-      rows: whether the norms of components in the Gram form come from rows. If not, all
-        norms come from per-example gradients.
+      recorded: the recorded inputs and cotangents of all sites.
+      known: the inputs of the loss that depend on no example, parameter leaves first.
+      rows: whether norms may come from rows of activations and cotangents, where the
+        plan says so. If not, all norms come from per-example gradients.
       two_passes: whether the pass is only for norms, or only for sums.
     """
     parts = []
@@ -176,7 +180,7 @@ def _parts(
     ):
         records, cotangents = [], []
         for i, site in zip(component.operands, component.sites, strict=True):
-            seen = at.canonicalize(site, books.records[i], books.cotangents[i])
+            seen = at.canonicalize(site, recorded.records[i], recorded.cotangents[i])
             records.append(seen[0])
             cotangents.append(seen[1])
         # With more than MOST_ROWS rows, the bound on the rounding errors of their sum
@@ -184,7 +188,7 @@ def _parts(
         few = all(site.size.rows <= fac.MOST_ROWS for site in component.ruled_sites)
         gram = rows and form.gram
         bound = reach(component, inputs) if two_passes and few and not gram else None
-        seen = Seen(records, cotangents, inputs)
+        seen = Records(records, cotangents, inputs)
         parts.append(Part(component, seen, gram, bound))
     return parts
 
@@ -194,10 +198,9 @@ def _squares(
 ) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
     """Upper bounds of squared norms, and the per-example gradients formed for them.
 
-    If a component has a `Part.reach`, its sum is made by one product per site and
-    pulled back once for the batch. The sum is not made of the per-example gradients
-    formed here. So the norm of these gradients is enlarged by a bound on the rounding
-    errors of both computations.
+    If a component has a `Part.reach`, its sum is not made of the per-example gradients
+    formed here, but of one product over the batch for each equation. So the norm of
+    these gradients is enlarged by a bound on the rounding errors of both computations.
 
     Returns:
       For each group of leaves that are clipped together, an upper bound f[b] of
@@ -228,11 +231,11 @@ def _squares(
 
 
 def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
-    """Enlarge squared norms f[b] of gradients so that they also bound a sum by sites.
+    """Enlarge squared norms f[b] of gradients to cover the rounding errors of a sum.
 
-    If the component has a `Part.reach`, its sum is made by one product per site, which
-    rounds differently from the gradients of the norms. The result includes a bound on
-    the rounding errors of both.
+    If the component has a `Part.reach`, its sum is not made of these gradients, but of
+    one product over the batch for each equation. This product rounds in another way.
+    The result covers the rounding errors of both computations.
     """
     if part.reach is None:
         return square
@@ -266,10 +269,12 @@ def _sums(
 ) -> list[jax.Array]:
     """The sum of the examples' scaled gradients for each leaf.
 
-    A component's sum comes from one product over the batch for each site if its norms
-    come from rows, or include a bound on the rounding errors of these products
-    (`_enlarge`). Otherwise the sum comes from the per-example gradients in `kept`, or
-    from the same gradients formed again if `kept` has None.
+    The sum for a component's leaves has one of three sources:
+
+    - the per-example gradients in `kept`, if there are any;
+    - one product over the batch for each equation, if the norms come from rows or were
+      enlarged by `_enlarge`, so that they cover the rounding errors of these products;
+    - otherwise per-example gradients, which are formed again.
     """
     total = {}
     for part, held in zip(parts, kept, strict=True):

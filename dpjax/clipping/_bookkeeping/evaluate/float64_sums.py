@@ -2,17 +2,18 @@
 
 A mechanism on a lattice releases functions of floats. Its guarantee needs a bound on
 how much one example changes the computed sum, and not only the exact sum. Consider two
-batches that have the same example in every slot but one. The terms of all other slots
-are then the same floats. This module bounds the difference of the two sums' rounding
-errors, relative to the clip norm:
+batches that have the same example in every slot but one, where a slot is an index of
+the leading axis. The terms of all other slots are then the same floats. This module
+bounds the difference of the two sums' rounding errors, relative to the clip norm C.
+Here γ_k = k u / (1 − k u) for the unit roundoff u (`dpjax._core.rounding`).
 
-- **Blocks of rows.** A product in float32 covers at most `ROWS` rows, and the products
-  of blocks are added in float64. Equal blocks have equal products. So only the blocks
-  that contain the changed slot count. The error of the product of a block with k rows
-  is at most γ_k K, where γ_k = k u / (1 − k u) for the unit roundoff u, and K bounds
-  the size Σ ‖a_t‖‖d_t‖ of the block's terms (`dpjax._core.rounding`). If an example has
-  one row, its terms have size at most C. If an example has more rows, its terms have
-  size at most 512 C (`rules.factors`).
+- **Blocks of rows.** The gradient of a matrix is a sum Σ a_t ⊗ d_t of outer products of
+  rows of activations and cotangents. A product in float32 covers a block of at most
+  `ROWS` rows, and the products of blocks are added in float64. Equal blocks have equal
+  products. So only the blocks that contain the changed slot count. The error of the
+  product of a block with k rows is at most γ_k K, where K bounds the size Σ ‖a_t‖‖d_t‖
+  of the block's terms. If an example has one row, its terms have size at most C. If an
+  example has more rows, its terms have size at most 512 C (`rules.factors`).
 - **Per-example gradients** are added in the same way: in float32 within blocks of
   `BLOCK`, and then in float64. A gradient is a term of size at most C.
 - **Products in float64** of float32 factors have an error of at most γ_k times the size
@@ -49,7 +50,11 @@ _AT_ONCE = 2**13
 
 
 def uses_blocks(component: Component, site: Site) -> bool:
-    """Whether the sum of gradients at a site is made of products of blocks of rows."""
+    """Whether the float64 sum of gradients is made of products of blocks of rows.
+
+    The gradients are those at `site`, an equation that combines a parameter with the
+    example. They are sums of outer products of rows. A block has at most `ROWS` rows.
+    """
     if not isinstance(site, RuledSite) or not isinstance(site.rule, Dense):
         return False
     if site.size.rows == 1:
@@ -63,12 +68,12 @@ def relative_error(plan: Plan | None, batch: int) -> float:
 
     Args:
       plan: the analysis of the loss; None for sums of per-example gradients alone.
-      batch: the number of slots m of the whole batch.
+      batch: the number of slots of the whole batch, with or without an example.
 
     Returns:
-      η / C. For two batches that differ in one slot, the L2 distance of the computed
-      sums is at most the exact distance plus η; for a replaced example it is at most
-      2 C + 2 η.
+      η / C, for the clip norm C and an error η. For two batches that differ in one
+      slot, the L2 distance of the computed sums is at most the exact distance plus η.
+      If an example is replaced, the distance is at most 2 C + 2 η.
     """
     # No sum has more terms than these: all rows of a component, in all slots.
     rows, of_rows = 1, 0.0
@@ -112,12 +117,13 @@ def _error_of_examples(batch: int) -> float:
 def _error_of_rows(rows: int) -> float:
     """A bound on the errors of float32 sums over rows of one example, in one batch.
 
-    A block is a float32 product that adds up to `ROWS` rows of the example's gradient.
-    Of two neighbouring batches, only one has the example. The result bounds the
-    rounding errors of the example's blocks, divided by the clip norm.
+    The example's gradient is a sum of outer products, one for each of its rows. A block
+    is a float32 product that adds up to `ROWS` rows. Of two neighbouring batches, only
+    one has the example. The result bounds the rounding errors of the example's blocks,
+    divided by the clip norm.
 
-    This bound is added to that of `_error_of_examples`. The reason is that other
-    examples may have their whole norm in another part of the gradient.
+    The caller adds this bound to that of `_error_of_examples`. The reason is that other
+    examples may have their whole norm in parameters whose blocks have several examples.
     """
     return margin(min(ROWS, rows), jnp.float32) / fac.CANCELLED
 
@@ -128,7 +134,7 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
     The sum is made of float32 products of blocks of rows, which are added in float64.
 
     Args:
-      left: rows f[b, g, t, n].
+      left: rows f[b, g, t, n], for each example b and group g.
       right: rows f[b, g, t, p].
     """
     blocks = _cut(left), _cut(right)
@@ -154,7 +160,11 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _cut(x: jax.Array) -> jax.Array:
-    """Cut rows f[b, g, t, n] into blocks f[block, g, row, n], padded with zeros."""
+    """Cut rows f[b, g, t, n] into blocks f[block, g, row, n], padded with zeros.
+
+    A block has rows of one example; or, if each example has one row, of several
+    examples.
+    """
     batch, groups, rows, size = x.shape
     if rows == 1:
         held = min(BLOCK, batch)

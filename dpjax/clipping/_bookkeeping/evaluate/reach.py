@@ -1,12 +1,14 @@
 """A bound on the terms that a pull-back adds up to make a gradient.
 
-A sum of gradients over the batch can be pulled back from operands to parameter leaves
-in one step. Each example then contributes the terms J_k g_k, where g_k is the example's
-gradient at operand k, and J_k is the transposed Jacobian of the operand by the leaves.
-These terms may cancel. Then the norm of the example's gradient does not bound the
-rounding errors of the terms. Nor does it bound how far large terms shift other examples
-in a partial sum. Let |J| hold the absolute values of the coefficients, summed over all
-paths through the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both effects.
+An operand is a value that is computed from parameter leaves alone, and then meets the
+example. A sum of gradients over the batch can be pulled back from operands to parameter
+leaves in one step. Each example then contributes the terms J_k g_k, where g_k is the
+example's gradient at operand k, and J_k is the transposed Jacobian of the operand by
+the leaves. These terms may cancel. Then the norm of the example's gradient does not
+bound the rounding errors of the terms. Nor does it bound how far large terms shift
+other examples in a partial sum. Let |J| hold the absolute values of the coefficients of
+J, summed over all paths through the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both
+effects.
 
 This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum). It does so for maps
 whose primitives only multiply, add and move real numbers in float32 or wider. Such
@@ -39,16 +41,17 @@ _KNOWN = frozenset(
 
 
 class Reach(NamedTuple):
-    """Bounds for the pull-back of gradients from a component's operands to its leaves.
+    """Bounds for the pull-back of gradients from operands to parameter leaves.
 
-    A component is a set of parameter leaves, with the operands, which are values that
-    are computed from these leaves alone and meet the example.
+    An operand is a value that is computed from these leaves alone, and then meets the
+    example.
 
     Attributes:
-      norms: for each operand k, an upper bound f[] of ‖|J_k|‖, the factor by which the
-        pull-back may enlarge the norm of absolute values.
+      norms: for each operand k, an upper bound f[] of ‖|J_k|‖. Here J_k is the
+        transposed Jacobian of the operand by the leaves, and |J_k| has the absolute
+        values of its coefficients.
       terms: the number of additions and products in the whole pull-back, which bounds
-        the number of roundings on any path through it.
+        the number of roundings between any operand and any leaf.
       dtype: the least precise dtype of the pull-back's computation.
     """
 
@@ -58,12 +61,12 @@ class Reach(NamedTuple):
 
 
 def reach(component: Component, inputs: Arrays) -> Reach | None:
-    """Bound the rounding errors of a pull-back of gradients along a component's path.
+    """Bound the rounding errors of a pull-back of gradients to parameter leaves.
 
     Args:
       component: the parameter leaves, the operands (values that are computed from the
-        leaves alone and meet the example), and the path from leaves to operands.
-      inputs: the values of the inputs of the path, the leaves first.
+        leaves alone and meet the example), and the computation from leaves to operands.
+      inputs: the values of the inputs of this computation, the leaves first.
 
     Returns:
       The bounds; None if the rounding errors of the pull-back have no known bound.
@@ -115,7 +118,7 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
 
 
 def _terms(linear: jex.Jaxpr) -> int:
-    """How many additions and products the transpose of a linear map has.
+    """The number of additions and products in the transpose of a linear map.
 
     The number counts the operations of the whole map. So it bounds the number of
     operations between any input and any output.

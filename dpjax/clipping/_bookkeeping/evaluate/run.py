@@ -1,13 +1,16 @@
-"""Run a loss forward and backward once, and keep inputs and cotangents at its sites.
+"""Run a loss forward and backward once, and record activations and cotangents.
 
-Arrays of zeros, called taps, are added at the sites. The cotangent of a tap is the
-cotangent of the value to which the tap is added.
+A site is an equation that combines a value computed from parameters alone with a value
+that depends on the example. At each site, an array of zeros, the tap, is added to a
+value of the loss. The cotangent of the tap is the cotangent of this value. The recorded
+arrays are the inputs of the sites' equations and these cotangents.
 
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. So the
-loss is cut into segments at every site with a rule. Segments that differ only in
-variable names (`jaxpr.equations.Alike`) share one jitted function, which JAX batches,
-differentiates and transposes once. The compiler still optimises across the calls.
+loss is cut into segments, which begin at the sites with a rule (`RuledSite`). Segments
+that differ only in variable names (`jaxpr.equations.Alike`) share one jitted function,
+which JAX batches, differentiates and transposes once. The compiler still optimises
+across the calls.
 """
 
 import collections
@@ -45,11 +48,11 @@ Ran = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
 AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
 
 
-class Wanted(NamedTuple):
-    """The result that a checkpointed block's backward pass computes from its records.
+class Request(NamedTuple):
+    """The request to compute a checkpointed block's norms or sums in its backward pass.
 
-    The result is the squared norms if `scales` is empty, and otherwise the scaled sums,
-    in the shapes of the block's parameters.
+    The block computes the squared norms of per-example gradients if `scales` is empty.
+    Otherwise it computes the sums of scaled gradients, in the shapes of its parameters.
 
     Attributes:
       clip_norms: for each group of leaves that are clipped together, the bound on the
@@ -69,25 +72,27 @@ class AtBlocks(NamedTuple):
     """How to evaluate the checkpointed blocks of a loss.
 
     Attributes:
-      wanted: the result that the backward passes of the blocks compute for the batch.
-      outputs: a function that evaluates a block, given the `Wanted` of one example and
-        the arguments of an `AtBlock`; None if the loss has no such block.
+      request: whether the blocks compute squared norms or scaled sums for the batch.
+      outputs: a function that returns the outputs of a block, given the `Request` for
+        one example and the arguments of an `AtBlock`; None if the loss has no such
+        block.
     """
 
-    wanted: Wanted
+    request: Request
     outputs: Callable[..., list[jax.Array]] | None
 
 
-NO_BLOCKS = AtBlocks(Wanted(()), None)
+NO_BLOCKS = AtBlocks(Request(()), None)
 
 
-class Stretch(NamedTuple):
-    """A segment: consecutive equations of a loss's jaxpr or of a scan's body.
+class Segment(NamedTuple):
+    """Consecutive equations of a loss's jaxpr or of a scan's body.
 
     Attributes:
       start: the index of the first equation in the jaxpr.
       eqns: the equations of the segment.
-      sites: for each equation, its sites.
+      sites: for each equation, its sites: one for each input that is computed from
+        parameters alone, if the equation combines this input with the example.
       inputs: the variables that the segment reads but does not compute.
       outs: the variables that the segment computes and later equations read.
     """
@@ -99,7 +104,11 @@ class Stretch(NamedTuple):
     outs: tuple[jex.Var, ...]
 
     def features(self) -> Hashable:
-        """A hashable description, equal for segments with equal functions and taps."""
+        """A hashable description, equal for segments that compute the same function.
+
+        The function takes the zeros that are added for cotangents. So segments with
+        equal descriptions add zeros at the same values.
+        """
         taps = tuple(
             tuple((site.position, isinstance(site, RuledSite)) for site in sites)
             for sites in self.sites
@@ -107,11 +116,11 @@ class Stretch(NamedTuple):
         return taps, eqs.of_function(self.inputs, self.eqns, self.outs)
 
 
-def stretches(scope: Scope) -> list[Stretch]:
+def segments(scope: Scope) -> list[Segment]:
     """Cut the equations of a loss, or of a scan's body, into segments.
 
-    A scan that parameters enter is a segment by itself, and so is a checkpointed block,
-    because `run` evaluates both in other ways.
+    A scan that parameters enter is a segment by itself. So is a checkpointed block. The
+    reason is that `run` does not evaluate them like other equations.
     """
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
@@ -134,15 +143,15 @@ def stretches(scope: Scope) -> list[Stretch]:
         entering = (v for eqn in own for v in eqn.invars if isinstance(v, jex.Var))
         inputs = tuple(v for v in dict.fromkeys(entering) if v not in made)
         outs = tuple(v for v in made if last.get(v, -1) >= stop)
-        parts.append(Stretch(start, own, scope.sites[start:stop], inputs, outs))
+        parts.append(Segment(start, own, scope.sites[start:stop], inputs, outs))
     return parts
 
 
-def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
-    stretch, pending = alike.part, iter(taps)
-    values = dict(zip(stretch.inputs, inputs, strict=True))
+def _pass(alike: Alike[Segment], inputs: Arrays, taps: Arrays) -> Ran:
+    segment, pending = alike.part, iter(taps)
+    values = dict(zip(segment.inputs, inputs, strict=True))
     records = []
-    for eqn, sites in zip(stretch.eqns, stretch.sites, strict=True):
+    for eqn, sites in zip(segment.eqns, segment.sites, strict=True):
         args = [eqs.read(v, values) for v in eqn.invars]
         ruled = None
         for site in sites:
@@ -157,7 +166,7 @@ def _pass(alike: Alike[Stretch], inputs: Arrays, taps: Arrays) -> Ran:
             out[0] = plus(out[0], next(pending))
             records.append(tuple(x for i, x in enumerate(args) if i != ruled))
         values.update(zip(eqn.outvars, out, strict=True))
-    return [values[v] for v in stretch.outs], records
+    return [values[v] for v in segment.outs], records
 
 
 _pass_once = jax.jit(_pass, static_argnums=0)
@@ -170,7 +179,7 @@ def run(
 
     A site is an equation at which a value computed from parameters alone, the operand,
     meets the example. A tap is an array of zeros that is added there. Under vmap,
-    batch-invariant values stay unmapped. In a scan, a batch-invariant value is computed
+    values that depend on no example stay unmapped. In a scan, such a value is computed
     in the iteration that needs it, as in the loss itself.
 
     Args:
@@ -181,27 +190,27 @@ def run(
         such blocks.
 
     Returns:
-      The outputs of the jaxpr. For each site with a rule, in order, the values of the
+      The outputs of the jaxpr. For each `RuledSite`, in order, the values of the
       equation's inputs except the operand.
     """
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
     # Segments are in the order of their sites. So they take the taps one by one.
-    pending, parts = iter(taps), [Alike(stretch) for stretch in stretches(scope)]
+    pending, parts = iter(taps), [Alike(segment) for segment in segments(scope)]
     counts = collections.Counter(parts)
     for alike in parts:
-        stretch = alike.part
-        own = list(itertools.islice(pending, sum(map(len, stretch.sites))))
-        body, kept = scope.scans.get(stretch.start), scope.block_sites(stretch.start)
+        segment = alike.part
+        own = list(itertools.islice(pending, sum(map(len, segment.sites))))
+        body, kept = scope.scans.get(segment.start), scope.block_sites(segment.start)
         inside = body.all_sites() if body is not None else []
         if not inside and not kept:
             # A segment that occurs only once is traced in place.
             function = _pass_once if counts[alike] > 1 else _pass
-            out, new = function(alike, [values[v] for v in stretch.inputs], own)
-            values.update(zip(stretch.outs, out, strict=True))
+            out, new = function(alike, [values[v] for v in segment.inputs], own)
+            values.update(zip(segment.outs, out, strict=True))
             records += new
             continue
-        (eqn,), (sites,) = stretch.eqns, stretch.sites
+        (eqn,), (sites,) = segment.eqns, segment.sites
         args = [eqs.read(v, values) for v in eqn.invars]
         if body is None:
             assert at_block is not None
@@ -242,8 +251,8 @@ def _scan(
         `run`.
 
     Returns:
-      The outputs of the scan. For each site with a rule, in order, the values of the
-      site's equation's inputs except the operand, stacked over the iterations.
+      The outputs of the scan. For each `RuledSite`, in order, the values of all inputs
+      of its equation except the operand, stacked over the iterations.
     """
     consts, carry = scan_sizes(eqn.params)
 
@@ -266,26 +275,31 @@ def _scan(
 
 
 class SiteRecords(NamedTuple):
-    """The records of one forward and one backward pass, with a leading batch axis b.
+    """The arrays that are recorded for the norms and sums of a batch's gradients.
+
+    One forward and one backward pass records these arrays at each site, an equation
+    that combines a value computed from parameters alone (the operand) with the example.
+    The arrays have a leading batch axis b.
 
     Attributes:
       records: for each site, the values of the equation's inputs except the operand;
-        empty for a site without a rule.
-      cotangents: for each site, the cotangent of the site's tap; without the axis b
-        where a checkpointed block returns sums.
+        empty if the site is not a `RuledSite`.
+      cotangents: for each site, the cotangent of the zeros added there; without the
+        axis b where a checkpointed block returns sums.
     """
 
     records: list[tuple[jax.Array, ...]]
     cotangents: list[jax.Array]
 
 
-def keep_books(
+def record_sites(
     plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: AtBlocks = NO_BLOCKS
 ) -> tuple[list[jax.Array], SiteRecords]:
-    """Run a loss on a batch, and record inputs and cotangents at its sites.
+    """Run a loss forward and backward on a batch, and record inputs and cotangents.
 
-    To get a cotangent at each site, zeros called taps are added there, and the loss is
-    differentiated by the taps.
+    The records are made at the sites, the equations that combine parameters with the
+    example. Zeros called taps are added there, and the loss is differentiated by the
+    taps. This gives a cotangent at each site.
 
     Args:
       plan: the analysis of the loss.
@@ -294,7 +308,7 @@ def keep_books(
       at_blocks: how checkpointed blocks are evaluated, if the plan has any.
 
     Returns:
-      The loss f[b] and the leaves of aux; and the records.
+      The loss f[b] and the leaves of aux, in one list; and the records.
     """
     axes = varying_axes(plan.scope.closed.out_avals[0])
     taps, forward = run_with_taps(plan, leaves, examples, axes, at_blocks)
@@ -317,10 +331,18 @@ def run_with_taps(
     axes: frozenset[str],
     at_blocks: AtBlocks,
 ) -> tuple[list[jax.Array], Callable[..., Ran]]:
-    """Make zeros to add at sites (taps), and a function that runs a batch with taps.
+    """Make taps, and a function that runs a batch with the taps added.
 
-    The function maps the taps and the examples to the outputs and the records of all
-    sites. `axes` are the mesh axes along which the taps vary.
+    A tap is an array of zeros for one site, an equation that combines parameters with
+    the example. The function takes the taps and the examples. It returns the outputs,
+    and for each site the values of the equation's other inputs.
+
+    Args:
+      plan: the analysis of the loss.
+      known: the inputs that depend on no example, the parameter leaves first.
+      examples: the leaves of the batch arguments, with a leading batch axis.
+      axes: the mesh axes along which the taps vary.
+      at_blocks: how checkpointed blocks are evaluated, if the plan has any.
     """
     batch = examples[0].shape[0]
     leading, mesh = leading_axis(examples), explicit_mesh((known, examples))
@@ -330,8 +352,8 @@ def run_with_taps(
         shape = (batch, *lengths, *kind.shape)
         return sharded_zeros(kind, shape, leading=leading, mesh=mesh)
 
-    wanted, outputs_of = at_blocks
-    sums = bool(wanted.scales)
+    request, outputs_of = at_blocks
+    sums = bool(request.scales)
     in_sum = [sums and isinstance(site, KeptSite) for site in plan.sites]
     taps = []
     for site, summed in zip(plan.sites, in_sum, strict=True):
@@ -352,7 +374,7 @@ def run_with_taps(
     taps = jax.lax.pcast(taps, tuple(sorted(axes)), to="varying")
 
     def forward(taps: Arrays, examples: Arrays) -> Ran:
-        def one(example: Arrays, own: Arrays, wanted: Wanted) -> Ran:
+        def one(example: Arrays, own: Arrays, request: Request) -> Ran:
             given = iter(own)
             # Taps for sums have no batch axis. They are closed over, and not passed to
             # vmap, so that they may be sharded along the same mesh axes as examples.
@@ -361,7 +383,7 @@ def run_with_taps(
                 for tap, summed in zip(taps, in_sum, strict=True)
             ]
             inputs = [*known, *example]
-            at_block = outputs_of and functools.partial(outputs_of, wanted)
+            at_block = outputs_of and functools.partial(outputs_of, request)
             outputs, records = run(plan.scope, inputs, tapped, at_block)
             remaining = iter(records)
             ruled = [isinstance(site, RuledSite) for site in plan.sites]
@@ -369,8 +391,8 @@ def run_with_taps(
 
         own = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
         # Only the clip norms have no batch axis.
-        axes = 0, 0, Wanted._make([None, 0, 0])
+        axes = 0, 0, Request._make([None, 0, 0])
         batched = jax.vmap(one, in_axes=axes, axis_size=batch)
-        return batched(list(examples), own, wanted)
+        return batched(list(examples), own, request)
 
     return taps, forward

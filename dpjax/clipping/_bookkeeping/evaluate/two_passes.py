@@ -1,16 +1,18 @@
 """The clipped sum from two passes: one for the norms, and one for the scaled sum.
 
-The first pass retains the loss, aux and the norms, but no records of the sites.
+The first pass retains the loss, aux and the norms. It drops the activations and
+cotangents from which the norms are computed.
 
-**Checkpointed blocks** have records only during their own backward pass. For a block of
-`jax.checkpoint`, JAX stores only the inputs, and computes the values inside again in
-the backward pass. The engine saves memory in the same way. It turns the block into a
-function with a custom derivative. This derivative starts from the cotangents of the
-block's outputs, and records the inputs and cotangents at the sites inside. It computes
-the result that `Wanted` describes, drops the records, and returns the result as the
-cotangent of the taps at the block's sites. In the pass for the norms, the result is the
-squared norms f[b]; in the pass for the sums, it is the sums. A scan over blocks stacks
-these results as it stacks any cotangent.
+**Checkpointed blocks** have these arrays only during their own backward pass. For a
+block of `jax.checkpoint`, JAX stores only the inputs, and computes the values inside
+again in the backward pass. The engine saves memory in the same way. It turns the block
+into a function with a custom derivative. This derivative starts from the cotangents of
+the block's outputs, and records the activations and cotangents inside. In the pass for
+the norms, it computes the squared norms f[b] of the gradients of the block's
+parameters. In the pass for the sums, it computes the sums of scaled gradients. The
+derivative then drops the recorded arrays. It returns its result as the cotangents of
+taps, which are arrays of zeros that the function takes as further arguments. A scan
+over blocks stacks these results as it stacks any cotangent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +32,9 @@ from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alon
 from dpjax.clipping._bookkeeping.evaluate.run import (
     AtBlocks,
     Ran,
+    Request,
     SiteRecords,
-    Wanted,
-    keep_books,
+    record_sites,
     run_with_taps,
 )
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
@@ -41,8 +43,8 @@ from dpjax.clipping._clip import Inputs, PerExample, Scales, Summed, clip_scales
 
 _Arrays = list[jax.Array]
 # The values of a block's batch-invariant inputs, the values of its other inputs
-# f[b, ...], and the `Wanted` that says whether norms or sums are computed.
-_Saved = tuple[_Arrays, _Arrays, Wanted]
+# f[b, ...], and the `Request` that says whether norms or sums are computed.
+_Saved = tuple[_Arrays, _Arrays, Request]
 
 
 def clipped_sum_in_two_passes(
@@ -50,40 +52,46 @@ def clipped_sum_in_two_passes(
 ) -> Summed:
     """The sum of clipped gradients from two passes, which keep blocks checkpointed.
 
-    The arguments are those of `engine.clipped_sum`. A rematerialised block stays
-    checkpointed if its parameters enter no other part of the loss.
+    A block of `jax.checkpoint` stays checkpointed if its parameters enter no other part
+    of the loss.
+
+    Args:
+      plan: the analysis of the loss.
+      clip_norms: for each group of leaves that are clipped together, the bound on the
+        norm.
+      inputs: the parameters, the examples and the mask of the batch.
     """
 
     def weigh(
-        books: SiteRecords,
+        recorded: SiteRecords,
         leaves: Arrays,
         clip_norms: Sequence[ArrayLike],
         mask: jax.Array,
     ) -> Scales:
-        squares = squares_alone(plan, mask.shape, books, leaves, clip_norms)
+        squares = squares_alone(plan, mask.shape, recorded, leaves, clip_norms)
         return clip_scales(squares, clip_norms, mask)
 
     leaves, examples, mask = inputs
     outputs = partial(_outputs_of_one_example, plan.blocks)
-    in_blocks = AtBlocks(Wanted(clip_norms), outputs)
-    (loss, *aux), books = keep_books(plan, leaves, examples, in_blocks)
+    in_blocks = AtBlocks(Request(clip_norms), outputs)
+    (loss, *aux), recorded = record_sites(plan, leaves, examples, in_blocks)
     arrays = (leaves, examples)
     weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
-    finite, scales, norm = weighed(books, leaves, clip_norms, mask)
+    finite, scales, norm = weighed(recorded, leaves, clip_norms, mask)
     # With the barrier, XLA treats the second pass as a different computation. Otherwise
     # XLA could reuse values of the first pass, and would have to store these values.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
-    in_blocks = AtBlocks(Wanted(clip_norms, scales, [finite]), outputs)
-    _, books = keep_books(plan, leaves, examples, in_blocks)
+    in_blocks = AtBlocks(Request(clip_norms, scales, [finite]), outputs)
+    _, recorded = record_sites(plan, leaves, examples, in_blocks)
     shardings = [spec_of(x) for x in leaves]
     summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
-    grads = summed(books, leaves, scales, finite)
+    grads = summed(recorded, leaves, scales, finite)
     return grads, PerExample(loss, norm, aux)
 
 
 def _outputs_of_one_example(
     blocks: Mapping[KeptSite, Block],
-    wanted: Wanted,
+    request: Request,
     sites: Sequence[KeptSite],
     inputs: Arrays,
     taps: Arrays,
@@ -91,11 +99,13 @@ def _outputs_of_one_example(
     """The outputs of a checkpointed block for one example, with a custom derivative.
 
     Under vmap, a batching rule replaces this function by `_batch`, whose custom
-    derivative is for the whole batch.
+    derivative is for the whole batch. A site of a block is one of its inputs, computed
+    from parameters alone. A tap is an array of zeros for one site. The derivative
+    returns norms or sums as the tap's cotangent.
 
     Args:
-      blocks: the checkpointed blocks, each with the first of its sites as key.
-      wanted: the result that the backward pass computes, for one example.
+      blocks: the checkpointed blocks. The key of each block is its first site.
+      request: whether the backward pass computes norms or sums, for one example.
       sites: the sites of the block.
       inputs: the values of the block's inputs.
       taps: the tap at each site.
@@ -112,15 +122,15 @@ def _outputs_of_one_example(
     known, example = ordered[: block.num_known], ordered[block.num_known :]
     # Inside the block, groups are numbered by first use. So equal blocks of different
     # groups share one trace.
-    own = Wanted(
-        [wanted.clip_norms[group] for group in block.groups],
-        [wanted.scales[group] for group in block.groups if wanted.scales],
-        wanted.finite,
+    own = Request(
+        [request.clip_norms[group] for group in block.groups],
+        [request.scales[group] for group in block.groups if request.scales],
+        request.finite,
     )
 
     @jax.custom_batching.custom_vmap
     def outputs(
-        known: _Arrays, example: _Arrays, taps: _Arrays, wanted: Wanted
+        known: _Arrays, example: _Arrays, taps: _Arrays, request: Request
     ) -> _Arrays:
         return _evaluate_block(block, known, example)
 
@@ -128,13 +138,13 @@ def _outputs_of_one_example(
     def of_batch(
         size: int, mapped: Sequence[Any], *given: Any
     ) -> tuple[_Arrays, list[bool]]:
-        known, example, taps, wanted = given
+        known, example, taps, request = given
         # `_batch` maps over all these inputs. So unmapped inputs get a batch axis.
         examples = [
             x if on else jnp.broadcast_to(x, (size, *x.shape))
             for x, on in zip(example, mapped[1], strict=True)
         ]
-        outs = cast(_Arrays, _batch(block, known, examples, taps, wanted))
+        outs = cast(_Arrays, _batch(block, known, examples, taps, request))
         return outs, [True] * len(outs)
 
     return outputs(known, example, list(taps), own)
@@ -146,12 +156,13 @@ def _evaluate_block(block: Block, known: _Arrays, example: _Arrays) -> _Arrays:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _batch(
-    block: Block, known: _Arrays, examples: _Arrays, taps: _Arrays, wanted: Wanted
+    block: Block, known: _Arrays, examples: _Arrays, taps: _Arrays, request: Request
 ) -> _Arrays:
     """The outputs f[b, ...] of a checkpointed block for a batch.
 
-    `taps` and `wanted` do not enter the outputs. They are arguments so that `_backward`
-    can read `wanted`, and can return its result as the cotangent of `taps`.
+    The arguments `taps` and `request` do not enter the outputs. `_backward` reads
+    `request`, which asks for norms or sums, and returns these norms or sums as the
+    cotangent of `taps`.
     """
     return jax.vmap(partial(_evaluate_block, block, known))(examples)
 
@@ -159,8 +170,8 @@ def _batch(
 def _forward(block: Block, *given: Any) -> tuple[_Arrays, _Saved]:
     # With symbolic_zeros, each argument is a pair of its value and a perturbed flag.
     values = jax.tree.map(lambda x: x.value, given)
-    known, examples, _, wanted = values
-    return _batch(block, *values), (known, examples, wanted)
+    known, examples, _, request = values
+    return _batch(block, *values), (known, examples, request)
 
 
 def _backward(
@@ -178,7 +189,7 @@ def _backward(
     # exist, and must not merge it with the forward pass, which would store all values
     # inside the block. The barrier prevents both.
     saved, real = jax.lax.optimization_barrier((saved, real))
-    of_examples, of_taps = _share(Alike(block), used, saved, real)
+    of_examples, of_taps = _backward_on_batch(Alike(block), used, saved, real)
     return None, of_examples, of_taps, None
 
 
@@ -186,7 +197,7 @@ _batch.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _share(
+def _backward_on_batch(
     alike: Alike[Block],
     used: tuple[bool, ...],
     saved: _Saved,
@@ -195,21 +206,22 @@ def _share(
     """Run the backward pass of a checkpointed block on a batch.
 
     A block is a part of the loss under `jax.checkpoint`. Its backward pass also
-    computes the block's share of the examples' gradient norms, or of the clipped sum.
+    computes the norms of the examples' gradients for the block's parameters, or the
+    sums of the scaled gradients.
 
     Args:
       alike: the block.
       used: for each of the block's outputs, whether it has a cotangent.
-      saved: the values of the block's inputs, and the `Wanted` of the batch.
+      saved: the values of the block's inputs, and the `Request` for norms or sums.
       cotangents: the cotangents of the used outputs, with a leading batch axis.
 
     Returns:
       For each input that depends on the example, its cotangent, or None if it has none.
       For each parameter leaf that the block uses, the scaled sum of its gradients if
-      `Wanted.scales` is given, and otherwise squared norms f[b] (`_squares`).
+      `Request.scales` is given, and otherwise squared norms f[b] (`_squares`).
     """
-    block, (known, examples, wanted) = alike.part, saved
-    inner = AtBlocks(wanted, partial(_outputs_of_one_example, block.plan.blocks))
+    block, (known, examples, request) = alike.part, saved
+    inner = AtBlocks(request, partial(_outputs_of_one_example, block.plan.blocks))
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
     taps, forward = run_with_taps(block.plan, known, examples, axes, inner)
 
@@ -219,25 +231,25 @@ def _share(
 
     _, vjp, records = jax.vjp(used_outputs, taps, examples, has_aux=True)
     of_taps, of_examples = vjp(cotangents)
-    books = SiteRecords(records, of_taps)
+    recorded = SiteRecords(records, of_taps)
     # Only floating-point and complex inputs have cotangents.
     pairs = zip(of_examples, examples, strict=True)
     of_reals = [c if eqs.is_inexact(x) else None for c, x in pairs]
-    if wanted.scales:
-        make, given = partial(sums_alone, block.plan), (wanted.scales, *wanted.finite)
+    if request.scales:
+        make, given = partial(sums_alone, block.plan), (request.scales, *request.finite)
         specs = [spec_of(x) for x in known[: block.plan.num_leaves]]
     else:
         batch = examples[0].shape[:1]
-        make, given = partial(_squares, block, batch), (wanted.clip_norms,)
+        make, given = partial(_squares, block, batch), (request.clip_norms,)
         specs = jax.P(leading_axis(examples))
     made = let_compiler_shard(make, (known, examples), specs)
-    return of_reals, made(books, known, *given)
+    return of_reals, made(recorded, known, *given)
 
 
 def _squares(
     block: Block,
     batch: tuple[int, ...],
-    books: SiteRecords,
+    recorded: SiteRecords,
     known: Arrays,
     clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
@@ -247,7 +259,7 @@ def _squares(
     each group gets the squared norms of the whole group, and other leaves get 0. The
     caller adds the squares of all leaves, so that each group counts once.
     """
-    squares = squares_alone(block.plan, batch, books, known, clip_norms)
+    squares = squares_alone(block.plan, batch, recorded, known, clip_norms)
     out = []
     for i, group in enumerate(block.of_leaves):
         # A cotangent has the dtype of its tap, which is at least float32 but may be

@@ -1,1 +1,1 @@
-"""Trace a loss to a jaxpr, refuse a loss that mixes examples, and share traces."""
+"""Trace a loss to a jaxpr, refuse a loss that mixes examples, and compare equations."""

@@ -2,9 +2,9 @@
 
 **Comparison up to variable names** lets JAX trace equal parts once. A deep network
 repeats its layers, so that the same equations occur with different variables. The
-engine's functions of a site or a component are jitted, with the site or component as a
-static argument. JAX traces and lowers such a function once for all static arguments
-that compare equal. `Alike` defines when two of them compare equal.
+engine's functions of a part of the loss, such as an equation, are jitted, with the part
+as a static argument. JAX traces and lowers such a function once for all static
+arguments that compare equal. `Alike` defines when two parts compare equal.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ _LAYOUT = ("sharding", "out_sharding")
 def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array]:
     """Evaluate one equation, with some of its parameters changed; return the outputs.
 
-    The loss may fix shardings along explicit mesh axes. If the engine lets the compiler
-    choose shardings instead, the loss's own shardings are dropped.
+    The equation may fix shardings along explicit mesh axes. These shardings are dropped
+    while the engine lets the compiler choose shardings (`let_compiler_shard`).
 
     Args:
       eqn: the equation.
@@ -149,17 +149,17 @@ def inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
 
 
 class HasFeatures(Protocol):
-    """An object, such as a site or a component, that `Alike` compares by its features.
+    """A part of a loss, such as an equation, that `Alike` compares by its features.
 
-    Two objects with equal features compute the same function, of variables that may
-    have other names.
+    Two parts with equal features compute the same function, of variables that may have
+    other names.
     """
 
     def features(self) -> Hashable:
-        """A description without variables, equal for objects that compute the same.
+        """A description of the part, equal for parts that compute the same function.
 
-        The description has no hash if a parameter of an equation has none. The object
-        then equals only itself.
+        The description does not depend on the names of variables. It has no hash if a
+        parameter of an equation has none. The part then equals only itself.
         """
         ...
 
@@ -169,13 +169,17 @@ PartT = TypeVar("PartT", bound=HasFeatures)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alike(Generic[PartT]):
-    """A wrapper of a part of a loss, equal to wrappers of parts with equal features."""
+    """A wrapper of a part of a loss, equal for parts that compute the same function.
+
+    Two wrappers are equal if the descriptions of their parts, from `features`, are
+    equal.
+    """
 
     part: PartT
 
     @functools.cached_property
     def _features(self) -> Hashable:
-        """The part's features, or the part's id if its features have no hash."""
+        """The part's description, or the part's id if the description has no hash."""
         features = self.part.features()
         try:
             hash(features)
@@ -184,16 +188,16 @@ class Alike(Generic[PartT]):
         return features
 
     def __eq__(self, other: object) -> bool:
-        """Whether `other` wraps a part with the same features."""
+        """Whether `other` wraps a part with an equal description."""
         return isinstance(other, Alike) and self._features == other._features
 
     def __hash__(self) -> int:
-        """The hash of the features."""
+        """The hash of the part's description."""
         return hash(self._features)
 
 
 def of_equation(eqn: jex.JaxprEqn) -> Hashable:
-    """A hashable description of an equation without its variables' names.
+    """A hashable description of an equation without the names of its variables.
 
     The description has the equation's primitive, its parameters, the types of its
     inputs and outputs, and its context, such as its mesh.

@@ -45,7 +45,7 @@ def trace(
 
     Returns:
       A jaxpr that maps the parameters and the example to the loss and the leaves of
-      aux; and the structure of aux.
+      aux; and the tree structure of aux.
 
     Raises:
       ValueError: the loss, or its derivative with respect to the parameters,
@@ -88,8 +88,8 @@ def inline(
       known: for each input, whether it is batch-invariant: no example enters it.
       parametric: for each input, whether it is batch-invariant and depends on a
         parameter.
-      kept: a function that says whether a rematerialised block that an example enters
-        stays checkpointed.
+      kept: a function that takes the equation of a rematerialised block that an example
+        enters, and says whether the block stays checkpointed.
     """
     outer = closed.jaxpr
     constants = dict(zip(outer.constvars, closed.consts, strict=True))
@@ -150,7 +150,10 @@ def _mixes_examples(what: str) -> ValueError:
 
 
 def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
-    """Raise ValueError if a jaxpr or its derivative by active inputs communicates.
+    """Raise ValueError if a jaxpr, or a custom derivative in it, communicates.
+
+    Communication is a collective over a named axis. The custom derivative of an
+    equation counts if an input of the equation depends on an active input of the jaxpr.
 
     Args:
       jaxpr: the jaxpr to search.
@@ -187,6 +190,8 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
 
 def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) -> None:
     """Raise ValueError if the custom derivative of an equation communicates.
+
+    Communication is a collective over a named axis.
 
     Args:
       eqn: the equation.

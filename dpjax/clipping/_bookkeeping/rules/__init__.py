@@ -1,4 +1,4 @@
-"""Rules that factor the gradient at one equation, given its input and cotangent.
+"""Rules that write the gradient at one equation as a sum of outer products of rows.
 
-A rule gives rows whose outer products add up to the gradient of one of the inputs.
+A rule takes the equation's other inputs and the cotangent of its output.
 """

@@ -1,12 +1,14 @@
-"""Sums of outer products: the form of an operand's gradient at a site with a rule.
+"""Norms of a gradient that is a sum of outer products of rows.
 
-One example's gradient of an operand is, for each of g groups,
+Consider an equation that multiplies a parameter, such as a matrix product, convolution
+or lookup. One example's gradient with respect to this parameter is, for each of g
+groups of the parameter's axes,
 
     Σ_t a_t ⊗ d_t,
 
-where a_t is a row f[n] from the site's input, and d_t is a row f[p] from the cotangent
-of the site's output. The index t runs over the rows, which are sequence positions,
-pixels or iterations. The length of a row is its Euclidean norm.
+where the left row a_t is f[n] from the equation's other input, and the right row d_t is
+f[p] from the cotangent of the equation's output. The index t runs over the rows, which
+are sequence positions, pixels or iterations. The length of a row is its Euclidean norm.
 
 **One-hot rows.** A left row may be a unit vector, whose one selects a position in a
 table. The right rows are then added up by position, in a table with one slot for each
@@ -37,7 +39,9 @@ CANCELLED = 2.0**-9
 
 
 class OneHot(NamedTuple):
-    """Left rows that are unit vectors, stored as the positions of their ones.
+    """Rows that are unit vectors, stored as the positions of their ones.
+
+    They are the left rows a_t of a gradient Σ_t a_t ⊗ d_t, as in a lookup in a table.
 
     Attributes:
       position: i[..., t], at least 0 and less than the length n of the rows.
@@ -47,10 +51,12 @@ class OneHot(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The rows a_t and d_t of a gradient Σ_t a_t ⊗ d_t at one site.
+    """The rows of one example's gradient Σ_t a_t ⊗ d_t at one equation.
 
-    `left` holds the rows a_t, f[..., g, t, n], and `right` the rows d_t, f[..., g, t,
-    p], for each of g groups.
+    Attributes:
+      left: the left rows a_t, f[..., g, t, n], for each of g groups. Each group is a
+        separate matrix f[n, p] of the gradient.
+      right: the right rows d_t, f[..., g, t, p].
     """
 
     left: jax.Array | OneHot
@@ -58,15 +64,19 @@ class Factors(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows of each side, t."""
+        """The number t of outer products whose sum is the gradient."""
         return self.right.shape[-2]
 
 
 class Size(NamedTuple):
-    """The sizes of the factors of one site, and whether the left rows are one-hot.
+    """The number and sizes of the rows of one example's gradient Σ_t a_t ⊗ d_t.
 
-    In the notation of `Factors`, `groups` is g, `rows` is t, `left` is n and `right` is
-    p.
+    Attributes:
+      groups: the number of groups, each with its own sum.
+      rows: the number of outer products in the sum of a group.
+      left: the number of entries of a left row a_t.
+      right: the number of entries of a right row d_t.
+      one_hot: whether the left rows are unit vectors, stored as positions.
     """
 
     groups: int
@@ -77,22 +87,27 @@ class Size(NamedTuple):
 
     @property
     def entries_per_row(self) -> int:
-        """The number of stored entries of one left row and one right row together."""
+        """The number of stored entries of a left row and a right row together.
+
+        A left row that is a unit vector is stored as one position.
+        """
         return (1 if self.one_hot else self.left) + self.right
 
     @property
     def entries(self) -> int:
-        """The number of stored entries of all rows."""
+        """The number of stored entries of all left and right rows of all groups."""
         return self.groups * self.rows * self.entries_per_row
 
 
 def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     """An upper bound f[b] of ‖Σ_t a_t ⊗ d_t / clip_norm‖², computed from rows only.
 
-    The sum is over the left rows a_t and right rows d_t of all sites. Its squared norm
-    is Σ_ts α_ts δ_ts with α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩. These terms may
-    cancel. The errors of the computed inner products α̂ and δ̂ are at most e_α =
-    γ‖a_t‖‖a_s‖ and e_δ = γ'‖d_t‖‖d_s‖ (`dpjax._core.rounding`). Therefore
+    `sites` has the left rows a_t and right rows d_t of all equations that use one
+    parameter, and the sum is over all of them. Its squared norm is Σ_ts α_ts δ_ts with
+    α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩. These terms may cancel. The errors of the
+    computed inner products α̂ and δ̂ are at most e_α = γ‖a_t‖‖a_s‖ and e_δ =
+    γ'‖d_t‖‖d_s‖, where γ and γ' are bounds on the relative rounding errors of sums
+    (`dpjax._core.rounding`). Therefore
 
         α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
 
@@ -100,9 +115,10 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     1. So one-hot rows are added up by position instead of in pairs, which takes time
     and memory linear in the number of rows.
 
-    Scaling the rows, and forming Σ a_t ⊗ d_t for the clipped sum, have rounding errors
-    of at most γ″ Σ ‖a_t‖‖d_t‖. The returned norm includes this bound. It is also at
-    least `CANCELLED` times Σ ‖a_t‖‖d_t‖.
+    Two other computations have rounding errors of at most γ″ Σ ‖a_t‖‖d_t‖, for another
+    such bound γ″: scaling the rows, and forming Σ a_t ⊗ d_t for the clipped sum. The
+    returned norm includes this bound. The returned norm is also at least `CANCELLED`
+    = 1/512 times Σ ‖a_t‖‖d_t‖.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     sides = [(_measure(f.left), _measure(f.right)) for f in sites]
@@ -140,8 +156,8 @@ class Terms(NamedTuple):
 
     Attributes:
       size: the norm f[b] of the sum of the terms' absolute values.
-      rounded: a number k such that the rounding error of the sum is at most γ_k size
-        (`dpjax._core.rounding`).
+      rounded: a number k such that the rounding error of the sum is at most γ_k size,
+        where γ_k = k u / (1 − k u) for the unit roundoff u.
     """
 
     size: jax.Array
@@ -151,11 +167,12 @@ class Terms(NamedTuple):
 def upper_norm(
     formed: jax.Array, terms: Sequence[Terms], dtype: DTypeLike
 ) -> jax.Array:
-    """An upper bound f[b] of the norm of each example's gradient, formed in two ways.
+    """An upper bound f[b] of the norm of each example's gradient, with rounding errors.
 
-    One example's gradient is a sum of terms. It is formed for its norm, and again
-    within the scaled sum over the batch. The bound covers the rounding errors of both
-    computations. It is also at least `CANCELLED` times the size of the terms.
+    One example's gradient is a sum of terms. This sum is computed twice: to take its
+    norm, and as a part of the scaled sum over the batch. The bound covers the rounding
+    errors of both computations. It is also at least `CANCELLED` = 1/512 times the norm
+    of the sum of the terms' absolute values.
 
     Args:
       formed: the computed norm f[b] of each example's gradient.
@@ -172,7 +189,7 @@ def upper_norm(
 def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     """An upper bound f[b] of the norm of Σ_t |a_t| ⊗ |d_t| / clip_norm.
 
-    The factors are the rows a_t and d_t of one example's gradient at one site.
+    `factors` has the rows a_t and d_t of one example's gradient Σ_t a_t ⊗ d_t.
     """
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
     left, right = scaled
@@ -197,11 +214,12 @@ def outer(factors: Factors, left_size: int) -> jax.Array:
 
 
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
-    """Factors of the gradients over the clip norm, with left entries of at most 1.
+    """Divide gradients by the clip norm, and scale left rows to entries of at most 1.
 
-    A left row that is not one-hot is divided by its maximum absolute entry, and its
-    right row is multiplied by this entry. So the squares of either side overflow or
-    vanish only if the squares of their product do.
+    `sites` has the left and right rows of each gradient. A left row that is not one-hot
+    is divided by its maximum absolute entry, and its right row is multiplied by this
+    entry. So the squares of either side overflow or vanish only if the squares of their
+    product do.
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
@@ -228,9 +246,13 @@ def _over_groups(squares: jax.Array) -> jax.Array:
 
 
 class _Side(NamedTuple):
-    """The left or the right rows of a site, with upper bounds f[..., t] of their norms.
+    """The left or the right rows of a gradient, with upper bounds of their norms.
 
-    The gradient at the site is the sum of the outer products of left and right rows.
+    The gradient is the sum of the outer products of left and right rows.
+
+    Attributes:
+      rows: the rows f[..., t, n].
+      lengths: upper bounds f[..., t] of the rows' norms.
     """
 
     rows: jax.Array | OneHot
@@ -238,7 +260,7 @@ class _Side(NamedTuple):
 
 
 def _measure(rows: jax.Array | OneHot) -> _Side:
-    """Pair rows with upper bounds of the rows' norms."""
+    """Return rows f[..., t, n] together with upper bounds f[..., t] of their norms."""
     # The norm of a unit vector is exactly 1.
     if isinstance(rows, OneHot):
         return _Side(rows, jnp.ones(rows.position.shape, jnp.float32))
@@ -247,9 +269,10 @@ def _measure(rows: jax.Array | OneHot) -> _Side:
 
 
 def _join_rows(sites: list[Factors]) -> list[Factors]:
-    """Join the sites with one-hot rows into one site, which is the last of the result.
+    """Join all gradients with one-hot left rows, and append the result to the others.
 
-    All one-hot rows can then be added up by position in one table.
+    Each entry of `sites` has the rows of one gradient. The rows of the joined gradients
+    can then be added up by position in one table.
     """
     dense = [f for f in sites if not isinstance(f.left, OneHot)]
     positions = [f.left.position for f in sites if isinstance(f.left, OneHot)]
@@ -263,13 +286,14 @@ def _join_rows(sites: list[Factors]) -> list[Factors]:
 def _over_pairs(
     one: tuple[_Side, _Side], other: tuple[_Side, _Side], others: int
 ) -> jax.Array:
-    """An upper bound f[..., g] of Σ_ts α_ts δ_ts, over the pairs of rows of two sites.
+    """An upper bound f[..., g] of Σ_ts ⟨a_t, a_s⟩⟨d_t, d_s⟩, in each of g groups.
 
-    See `square_norm` for α and δ.
+    This is the inner product of two gradients Σ_t a_t ⊗ d_t and Σ_s a_s ⊗ d_s, each of
+    which is given by its left rows and right rows.
 
     Args:
-      one: the left and right side whose rows are indexed by t.
-      other: the left and right side whose rows are indexed by s.
+      one: the left rows a_t and the right rows d_t.
+      other: the left rows a_s and the right rows d_s.
       others: the number of further roundings that the bound must cover, besides the
         sums over rows.
     """
@@ -286,7 +310,11 @@ def _over_pairs(
 
 
 def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
-    """Inner products f[..., t, s] of all pairs of rows, and a bound on their errors."""
+    """Inner products f[..., t, s] of the rows of two sides, and bounds on their errors.
+
+    The row t is from `one`, and the row s is from `other`. The bounds have the shape of
+    the products, or are 0 if the rows of `one` are one-hot.
+    """
     # One-hot rows are joined into one site, which is never paired with itself.
     assert not isinstance(other.rows, OneHot)
     if isinstance(one.rows, OneHot):
@@ -311,12 +339,11 @@ def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
 
 
 class Table(NamedTuple):
-    """Bounds for a table to which each row is added at the row's position.
+    """Bounds for a table to which rows are added, each at its own position.
 
     Attributes:
       square: an upper bound f[...] of the table's squared norm.
-      size: the norm f[...] of the table to which lengths of rows are added in place of
-        rows.
+      size: the norm f[...] of the table to which the rows' norms are added instead.
       rounded: a bound f[...] on the norm of the table's rounding error.
     """
 
@@ -330,16 +357,16 @@ def by_position(
 ) -> Table:
     """Bounds for the table to which rows f[..., t, p] are added at positions i[..., t].
 
-    If k rows share a position, the rounding error of their sum is at most γ_k times the
-    sum of their lengths. If no rows share a position, no two rows are added, and the
-    error is close to zero.
+    If k rows share a position, the rounding error of their sum is at most the sum of
+    their norms times γ_k = k u / (1 − k u), for the unit roundoff u. If no rows share a
+    position, no two rows are added, and the error is close to zero.
 
     Args:
       position: the position of each row.
       rows: the rows.
       lengths: upper bounds f[..., t] of the rows' norms.
-      sites: the number of sites whose gradients the caller adds. The bounds cover the
-        rounding errors of this addition.
+      sites: the number of gradients that the caller adds. The bounds cover the rounding
+        errors of this addition.
     """
     slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
     add = jnp.vectorize(
@@ -363,10 +390,11 @@ def by_position(
 
 
 def _slots(position: jax.Array) -> jax.Array:
-    """A slot of a table for each position, i[t]. Equal positions share a slot.
+    """For each position in a long table, the index i[t] of a row in a short table.
 
-    The slot is the first index of the position in the sorted positions. So the table
-    needs only as many slots as there are rows, for any size of the vocabulary.
+    Equal positions get the same index: the first index of the position among the sorted
+    positions. So the short table needs only as many rows as there are positions, for
+    any size of the vocabulary.
     """
     order = jnp.argsort(position)
     ordered = position[order]

@@ -1,11 +1,11 @@
-"""The rules for products, for convolutions, and for lookups of slices of a table.
+"""Rules that write the gradient at one equation as a sum of outer products of rows.
 
-A rule factors the gradient at one equation into rows. The equation is linear in the
-operand, which is one of its inputs. `Rule` is the interface of rules. A product is a
-dot_general, the operation of dense layers, einsum and attention projections. The rule
-for convolutions as functions of their kernel covers any stride, padding, dilation and
-feature groups. Lookups are those of embeddings. `rule_for` chooses the rule for an
-equation.
+A rule is for an equation that is linear in one of its inputs, the operand. There are
+three rules. `Dense` is for dot_general, the operation of dense layers, einsum and
+attention projections. `Convolution` is for convolutions as functions of their kernel,
+with any stride, padding, dilation and feature groups. `Gather` is for lookups of slices
+of a table, such as those of embeddings. `Rule` is their interface, and `rule_for`
+chooses the rule for an equation.
 """
 
 import abc
@@ -28,11 +28,15 @@ from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot, Size, out
 
 
 class Layout(NamedTuple):
-    """Which axes of an operand are groups, the left side and the right side.
+    """How the axes of an array correspond to the axes of its gradient's matrices.
 
-    An operand's gradient has one matrix for each group. The flattened left axes are the
-    first axis of the matrix, and the flattened right axes are the second. Each tuple
-    lists axes in row-major order of the flattened side.
+    The array is the operand of an equation that is linear in it. Its gradient has one
+    matrix for each group.
+
+    Attributes:
+      groups: the axes whose entries number the groups.
+      left: the axes that are flattened, in this order, to the first axis of a matrix.
+      right: the axes that are flattened, in this order, to the second axis of a matrix.
     """
 
     groups: tuple[int, ...]
@@ -44,7 +48,7 @@ class Layout(NamedTuple):
 class Rule(abc.ABC):
     """How to form an input's gradient at an equation that is linear in this input.
 
-    This input is called the operand. Each rule covers one family of equations. All
+    This input is called the operand. Each subclass is for one family of equations. All
     methods are for one example, and for one iteration of the scans around the equation.
     `others` holds the values of the equation's other inputs, and `cotangent` is the
     cotangent of the equation's output.
@@ -61,34 +65,37 @@ class Rule(abc.ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The operand's shape."""
+        """The shape of the input whose gradient this rule forms."""
         return aval(self.eqn.invars[self.position]).shape
 
     @classmethod
     @abc.abstractmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether this rule covers the equation with the input at `position`."""
+        """Whether this rule is for the gradient of the input at `position`."""
 
     @property
     @abc.abstractmethod
     def layout(self) -> Layout:
-        """Which axes of the operand are groups, the left side and the right side."""
+        """Which axes of the operand number groups, and which form rows and columns.
+
+        The operand is the input whose gradient this rule forms. The gradient has one
+        matrix for each group.
+        """
 
     @property
     @abc.abstractmethod
     def size(self) -> Size:
-        """The sizes of the factors of the operand's gradient."""
+        """The number and sizes of the rows whose outer products sum to the gradient."""
 
     def canonicalize(
         self, others: Arrays, cotangent: jax.Array
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """Return the other inputs and the cotangent in the form for norms and sums.
+        """Change the equation's other inputs and the cotangent, but not the gradient.
 
-        The other inputs are the values of the equation's inputs except the operand. A
-        rule may change these arrays but not the gradient: a gather clamps its indices
-        to the table, and sets the cotangents of dropped lookups to 0. Norms and sums
-        are both computed from the returned arrays, and so for the same gradient. By
-        default nothing is changed.
+        The other inputs are all inputs except the operand, whose gradient this rule
+        forms. By default nothing is changed. A lookup clamps its indices to the table,
+        and sets the cotangents of dropped lookups to 0. Norms and sums are both
+        computed from the returned arrays. So both describe the same gradient.
         """
         return tuple(others), cotangent
 
@@ -96,21 +103,23 @@ class Rule(abc.ABC):
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
         """The rows f[g, t, n] and f[g, t, p], whose outer products sum to the gradient.
 
-        The index g runs over the entries of the operand's group axes (`layout.groups`).
-        For each g, the sum of the outer products over t is one matrix of the gradient.
+        The gradient has one matrix f[n, p] for each group g (`layout`). The matrix is
+        the sum of the outer products over t.
         """
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The operand's gradient, in the operand's shape: the product of the factors.
+        """The gradient of the input that is the operand, in the operand's shape.
 
-        A rule may compute the same gradient in a cheaper way.
+        By default it is the product of `factors`. A rule may compute the same gradient
+        in a cheaper way.
         """
         return self.reorder(outer(self.factors(others, cotangent), self.size.left))
 
     def reorder(self, gradient: jax.Array) -> jax.Array:
-        """Bring a gradient with axes groups, left and right into the operand's shape.
+        """Bring a gradient f[g, n, p] into the shape of the operand.
 
-        Each of these axes may be flattened, as it is in the factors.
+        The operand is the input whose gradient this rule forms. The axes are those of
+        `layout`: groups g, left n and right p. Each of them may be flattened or not.
         """
         axes = self.layout.groups + self.layout.left + self.layout.right
         # Sorting the axes by their position gives the inverse permutation.
@@ -121,9 +130,10 @@ class Rule(abc.ABC):
 class Dense(Rule):
     """The rule for dot_general, which multiplies two arrays, for every layout of axes.
 
-    The operand's contracted axes are left, and its free axes are right. The operand's
-    batch axes are groups: each group has its own matrix, input and output. Free axes
-    are neither contracted nor batch axes.
+    The operand is the array whose gradient is formed. Each index of its batch axes
+    gives one matrix of the gradient (a group). In this matrix, the operand's contracted
+    axes are flattened to the first axis, called left. Its free axes, which are all
+    others, are flattened to the second axis, called right.
     """
 
     name = "dense"
@@ -136,13 +146,22 @@ class Dense(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The operand's batch axes as groups, contracted axes left, free axes right."""
+        """The operand's batch axes as groups, contracted axes left, free axes right.
+
+        The operand is the array whose gradient is formed. Each index of the batch axes
+        has its own matrix of the gradient. The left axes are flattened to the first
+        axis of the matrix, and the right axes to the second.
+        """
         contracted, free, batch = self._axes(self.position)
         return Layout(batch, contracted, free)
 
     @property
     def size(self) -> Size:
-        """The sizes of the factors; the rows run over the other input's free axes."""
+        """The number and sizes of the rows whose outer products sum to the gradient.
+
+        The rows run over those axes of the other array that are neither contracted nor
+        batch axes.
+        """
         groups, left, right = (
             math.prod(self.shape[i] for i in axes) for axes in self.layout
         )
@@ -150,7 +169,12 @@ class Dense(Rule):
         return Size(groups, rows, left, right)
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
-        """The other input's rows f[g, t, n] and the cotangent's rows f[g, t, p]."""
+        """The other array as rows f[g, t, n], and the cotangent as rows f[g, t, p].
+
+        The index g runs over batch axes, t over the free axes of the other array, n
+        over contracted axes, and p over the free axes of the operand. Free axes are
+        neither contracted nor batch axes.
+        """
         (x,) = others
         size = self.size
         contracted, free, batch = self._axes(1 - self.position)
@@ -169,7 +193,10 @@ class Dense(Rule):
         )
 
     def _axes(self, position: int) -> tuple[tuple[int, ...], ...]:
-        """The contracted, free and batch axes of the input at `position`."""
+        """The contracted, free and batch axes of the input at `position`.
+
+        Free axes are neither contracted nor batch axes.
+        """
         axes = range(aval(self.eqn.invars[position]).ndim)
         contracted, batch = (
             tuple(both[position]) for both in self.eqn.params["dimension_numbers"]
@@ -179,21 +206,23 @@ class Dense(Rule):
 
 
 class Convolution(Rule):
-    """A convolution as a function of its kernel: a dense layer on the input's patches.
+    """The rule for a convolution's kernel, as a dense layer on patches of the image.
 
-    The kernel is the operand. Feature groups are groups, and each output pixel is a
-    row. The left side is the kernel's offsets and input features, and the right side is
-    its output features.
+    Each feature group has its own matrix of the gradient. Each output pixel gives one
+    outer product: the patch of the input that the pixel reads, and the pixel's
+    cotangent. So the first axis of a matrix (left) is the kernel's offsets and input
+    features, and the second axis (right) is its output features.
     """
 
     name = "convolution"
 
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the operand is a real kernel of a convolution without batch groups.
+        """Whether the input at `position` is the kernel of a real convolution.
 
-        JAX makes batch groups when it differentiates a grouped convolution by its
-        kernel. So batch groups occur in losses that contain such a gradient.
+        Convolutions with batch groups are excluded. JAX makes batch groups when it
+        differentiates a grouped convolution by its kernel. So batch groups occur in
+        losses that contain such a gradient.
         """
         return (
             eqn.primitive.name == "conv_general_dilated"
@@ -204,16 +233,21 @@ class Convolution(Rule):
 
     @property
     def layout(self) -> Layout:
-        """Offsets and input features of the kernel are left, and output features right.
+        """Kernel offsets and input features as left axes, output features as right.
 
-        Feature groups have no axis of their own in the kernel.
+        The left axes are flattened to the first axis of the gradient's matrices, and
+        the right axes to the second. Feature groups have no axis of their own in the
+        kernel.
         """
         out, inside, *window = self._spec.rhs_spec
         return Layout((), (*window, inside), (out,))
 
     @property
     def size(self) -> Size:
-        """The sizes of the factors; the rows are the pixels of all output images."""
+        """The number and sizes of the rows whose outer products sum to the gradient.
+
+        There is one row for each pixel of all output images.
+        """
         features = self.shape[self._spec.rhs_spec[0]]
         out = aval(self.eqn.outvars[0]).shape
         rows = math.prod(out) // out[self._spec.out_spec[1]]
@@ -221,7 +255,11 @@ class Convolution(Rule):
         return Size(self._groups, rows, left, features // self._groups)
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
-        """The input's patches f[g, t, n] and the cotangent's pixels f[g, t, p]."""
+        """The input's patches f[g, t, n], and the cotangent's pixels f[g, t, p].
+
+        Here g are the feature groups, t the output pixels, n the entries of a patch,
+        and p the output features of a group.
+        """
         read = self._reader(others[0])
         patches = jnp.concatenate([read(start) for start in self._starts()], axis=-1)
         return Factors(patches, self._pixels(cotangent))
@@ -229,8 +267,8 @@ class Convolution(Rule):
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The kernel's gradient, computed by one product for each offset in the window.
 
-        The products are computed one after the other, so that the patches for all
-        offsets are never stored together.
+        The window is the kernel's. The products are computed one after the other, so
+        that the patches for all offsets are never stored together.
         """
         read, pixels = self._reader(others[0]), self._pixels(cotangent)
 
@@ -259,17 +297,23 @@ class Convolution(Rule):
         return self.eqn.params["feature_group_count"]
 
     def _split(self, pixels: jax.Array) -> jax.Array:
-        """Reshape pixels f[..., features] to f[g, pixels, features of a group]."""
+        """Split the features of pixels f[..., features] into g feature groups.
+
+        The result is f[g, pixels, features of a group].
+        """
         rows = pixels.reshape(-1, self._groups, pixels.shape[-1] // self._groups)
         return jnp.moveaxis(rows, 1, 0)
 
     def _pixels(self, cotangent: jax.Array) -> jax.Array:
-        """The output's cotangent as rows f[g, pixels, output features of a group]."""
+        """The cotangent of the output as rows f[g, pixels, output features of a group].
+
+        Here g are the feature groups.
+        """
         batch, feature, *space = self._spec.out_spec
         return self._split(cotangent.transpose(batch, *space, feature))
 
     def _starts(self) -> np.ndarray:
-        """For each offset in the window, the first position that it reads in the input.
+        """For each offset in the kernel's window, the first position that it reads.
 
         Positions are in the padded input. The result is i[offset, spatial axis].
         """
@@ -278,9 +322,10 @@ class Convolution(Rule):
         return offsets * np.array(self.eqn.params["rhs_dilation"], np.int32)
 
     def _reader(self, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
-        """A function that gives the input values that output pixels read at an offset.
+        """Make a function that reads all output pixels' inputs at one kernel offset.
 
-        The function maps a row of `_starts` to f[g, pixels, input features of a group].
+        The function takes a row of `_starts`, which gives the offset. It returns
+        f[g, pixels, input features of a group], where g are the feature groups.
         """
         params = self.eqn.params
         batch, feature, *space = self._spec.lhs_spec
@@ -316,17 +361,20 @@ _MODES = {
 
 
 class Gather(Rule):
-    """A lookup of whole slices along one axis, which is a product with one-hot rows.
+    """The rule for the table of a lookup, which is a product with one-hot rows.
 
-    The rule covers gather, which is the primitive of array indexing, and dynamic_slice
-    if it takes one slice.
+    The lookup takes whole slices along one axis. The rule is for gather, which is the
+    primitive of array indexing, and for dynamic_slice if it takes one slice.
     """
 
     name = "gather"
 
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether a lookup takes one index on one axis, and all of the other axes."""
+        """Whether the input at `position` is a table of which whole slices are read.
+
+        Each lookup takes one index on one axis of the table, and all of the other axes.
+        """
         if eqn.primitive.name not in {"gather", "dynamic_slice"} or position != 0:
             return False
         shape, sizes = aval(eqn.invars[0]).shape, eqn.params["slice_sizes"]
@@ -347,7 +395,11 @@ class Gather(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The indexed axis of the table is left, and its other axes are right."""
+        """The indexed axis of the table as the left axis, its other axes as right axes.
+
+        The table's gradient is one matrix. Its first axis is the left axis, and its
+        second axis is made of the right axes.
+        """
         sizes = self.eqn.params["slice_sizes"]
         axes = range(len(self.shape))
         (axis,) = (i for i in axes if sizes[i] != self.shape[i])
@@ -355,7 +407,10 @@ class Gather(Rule):
 
     @property
     def size(self) -> Size:
-        """The sizes of the factors of the table's gradient; each lookup is a row."""
+        """The number and sizes of the rows whose outer products sum to the gradient.
+
+        The gradient is that of the table, and each lookup gives one row.
+        """
         left = self.shape[self.layout.left[0]]
         right = math.prod(self.shape) // left
         rows = aval(self.eqn.outvars[0]).size // right
@@ -366,10 +421,10 @@ class Gather(Rule):
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Clamp the indices to the table, and set cotangents of dropped lookups to 0.
 
-        In a mode other than "clip", a lookup that is out of bounds reads no row of the
-        table, and the equation's transpose drops the lookup. So its cotangent is set to
-        zero. Then norms and sums use the same row for every lookup, however a compiler
-        treats an index out of bounds.
+        Unless the gather's mode is "clip", a lookup that is out of bounds reads no row
+        of the table, and the equation's transpose drops the lookup. So the lookup's
+        cotangent is set to zero. Then norms and sums use the same row for every lookup,
+        however a compiler treats an index out of bounds.
         """
         params = self.eqn.params
         tops = [n - m for n, m in zip(self.shape, params["slice_sizes"], strict=True)]
@@ -386,7 +441,10 @@ class Gather(Rule):
         return (index,), jnp.where(inside, cotangent, jnp.zeros_like(cotangent))
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
-        """The indices as one-hot rows, and the rows f[1, t, p] of the cotangent."""
+        """The indices as one-hot rows, and the cotangent as rows f[1, t, p].
+
+        Each of the t lookups has one row of length p.
+        """
         size, (axis,) = self.size, self.layout.left
         if self.eqn.primitive.name == "dynamic_slice":
             index, right = others[axis], cotangent
@@ -415,8 +473,8 @@ def _clamp_indices(
     """Clamp index vectors i[..., k]: entry j of each vector is clamped to [0, tops[j]].
 
     The comparison is in the dtype of the indices, since int32 may be too narrow for the
-    indices. That dtype may in turn be too narrow for `tops`, which are limited to its
-    maximum.
+    indices. That dtype may in turn be too narrow for the upper limits in `tops`. So
+    these limits are reduced to the maximum of the dtype.
 
     Returns:
       The clamped indices in int32, and whether each vector was in bounds, bool[...].
@@ -430,9 +488,10 @@ def _clamp_indices(
 
 
 def rule_for(eqn: jex.JaxprEqn, position: int) -> Rule | None:
-    """The rule for an equation's input at `position`; None if no rule covers it.
+    """The rule for the gradient of an equation's input; None if there is no such rule.
 
-    No rule covers an equation with an array of size zero.
+    `position` is the index of the input. There is no rule for an equation with an array
+    of size zero.
     """
     for rule in (Dense, Convolution, Gather):
         if rule.matches(eqn, position):
