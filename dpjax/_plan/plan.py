@@ -48,7 +48,7 @@ class Plan(RunParameters):
       arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise;
         "discrete" for a guarantee for the bits that are released.
       schedule: the segments of the run in which the noise, the clip norm and the batch
-        size are constant; () if none of them varies.
+        size are constant; () without schedules.
       quantile: the settings by which the clip norm follows a quantile of the gradient
         norms, starting from clip_norm; None if the clip norm follows no quantile.
       shape: the numbers of the matrix that correlates the noise of steps; None for
