@@ -279,7 +279,7 @@ def _curve(guarantee: RunGuarantee) -> str:
 
 
 def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str:
-    """Draw the maximum true-positive rates of attacks in characters, rounded up."""
+    """Plot the maximum true-positive rate of attacks as text; values are rounded up."""
     rates = np.linspace(0.0, 1.0, width)
     powers = 1 - np.asarray(guarantee.tradeoff(rates), np.float64)
     rows = [[" "] * width for _ in range(height)]

@@ -184,8 +184,9 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workloa
     """Check the caller's arguments `asked` of `dpjax.plan` before a comparison.
 
     Returns:
-      The names of the samplings to compare, the argument `noise`, and the workload (the
-      optimizer's linear map), which is the identity if the caller gave none.
+      The names of the samplings to compare, the argument `noise`, and the workload, the
+      linear map that the optimizer applies to the gradient sums. Without the argument
+      `workload`, this map is the identity.
     """
     given = {name: asked[name] for name in ("epsilon", "num_steps", "batch_size")}
     sigma = asked["noise_multiplier"]
@@ -252,12 +253,13 @@ def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
 
 
 def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:
-    """Return the tree strategy with the least noise in the workload at equal privacy.
+    """Return the tree strategy that leaves the least noise in the workload's outputs.
 
-    The workload is the linear map that the optimizer applies to the gradient sums. It
-    filters the sums by momentum, and then may sum over steps. A tree strategy is the
-    correlation of the binary tree mechanism for momentum with one decay. The function
-    tries each decay of the workload's momentum, and the decay of its sum over steps.
+    The strategies are compared at equal privacy. A tree strategy correlates the noise
+    by the binary tree mechanism, for momentum with one decay. The workload is the
+    linear map that the optimizer applies to the gradient sums. The workload filters the
+    sums by momentum, and then may add the filtered sums over steps. The function tries
+    each decay of the workload's momentum, and the decay of the sum over steps.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
     # of the sums: 1 if the workload sums its steps, 0 if the workload does not.

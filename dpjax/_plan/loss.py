@@ -150,7 +150,7 @@ _NOTE = (
 
 
 class Options(NamedTuple):
-    """The keyword arguments of `Plan.value_and_grad`, which `Plan.metrics` also has."""
+    """The keyword arguments of the methods `value_and_grad` and `metrics` of `Plan`."""
 
     has_aux: bool
     batched: bool
@@ -237,8 +237,9 @@ def _gradient(
     The returned function takes the model, the examples, a tuple of the loss's other
     arguments, and the clip norm (None unless the clip norm follows a quantile).
 
-    It returns the sum of the clipped gradients, the results for each example, the mask
-    of valid examples, and the clip norm of the step.
+    The results of the returned function are the sum of the clipped gradients, the
+    `PerExample` results of the examples (loss, gradient norm and auxiliary output), the
+    mask of valid examples, and the clip norm of the step.
     """
     alerts = Alerts()
 

@@ -112,7 +112,7 @@ class Mechanism:
         """Raise if no accountant covers noise of this correlation with this sampling.
 
         Args:
-          shape: the numbers of the matrix C of the correlated noise C⁻¹z.
+          shape: the numbers of the matrix that correlates the noise of steps.
           batch_size: the expected number of examples in a step.
         """
 
@@ -350,7 +350,7 @@ class CyclicPoisson(Mechanism):
     def groups(self) -> int:
         """The number p of groups of examples, which is the number of bands of C.
 
-        C is the banded matrix that correlates the noise. Step t releases the sum
+        C is the banded matrix that correlates the noise. Step t releases the vector
         s_t + (C⁻¹z)_t, where s_t is the sum of clipped gradients, and z is independent
         Gaussian noise. With p groups, the steps in which one example takes part are at
         least p apart. The columns of C for these steps then have no nonzero row in
@@ -364,12 +364,13 @@ class CyclicPoisson(Mechanism):
         return -(-self.num_examples // self.groups)
 
     def check_strategy(self, shape, batch_size):
-        """Raise unless C is banded and each group has enough examples for a batch.
+        """Raise unless the noise is banded, and each group of examples fills a batch.
 
         Args:
-          shape: the numbers of the matrix C of the correlated noise C⁻¹z. The data set
-            has one group of examples for each band of C.
-          batch_size: the expected number of examples in a step.
+          shape: the numbers of the matrix that correlates the noise of steps. This
+            matrix must be banded. The examples form one group for each band.
+          batch_size: the expected number of examples in a step. This number must be at
+            most the number of examples divided by the number of groups.
         """
         if shape.denominator or shape.factors or shape.tree_decay is not None:
             raise ValueError(
@@ -404,7 +405,7 @@ class CyclicPoisson(Mechanism):
 
         With p groups, at most ⌈T / p⌉ of the T steps sample from one group. Each of
         these steps is a Poisson-sampled Gaussian mechanism with a maximum batch size.
-        Let C be the matrix of the correlated noise C⁻¹z. The L2 norm of a column of C
+        Let C be the matrix that correlates the noise. The L2 norm of a column of C
         multiplies the sensitivity of a step. `accounting.correlated.epsilon` computes
         the same composition without a maximum batch size.
         """
@@ -434,7 +435,7 @@ class CyclicPoisson(Mechanism):
 
 
 class RandomBins(Mechanism):
-    """Every example is assigned to one random step of the epoch, for all epochs."""
+    """Every example is assigned to one random step, which is the same in all epochs."""
 
     fresh: ClassVar[bool] = False  # whether every epoch has a new assignment
     supports_correlation = True
@@ -461,7 +462,7 @@ class RandomBins(Mechanism):
         )
 
     def check_strategy(self, shape, batch_size):
-        """Raise unless the matrix C of the correlated noise C⁻¹z is Toeplitz."""
+        """Raise unless the matrix that correlates the noise is a Toeplitz matrix."""
         if shape.factors or shape.tree_decay is not None:
             raise ValueError(
                 "strategy must be a Toeplitz strategy with sampling 'random_bins' or "
@@ -486,7 +487,7 @@ class RandomBins(Mechanism):
         )
 
     def describe(self, batch_size, max_batch_size):
-        """Describe the random assignment of examples to steps, and the maximum size."""
+        """Describe the random assignment of examples to the steps of an epoch."""
         anew = "anew in every epoch" if self.fresh else "the same in every epoch"
         bins = self.steps_per_epoch(int(batch_size))
         return (

@@ -120,7 +120,7 @@ def _correlated_mean_on_lattice(
     Let s_t be the sum of step t, and C the matrix of `strategy`. The combination
     (C s)_t of sums is rounded to a lattice, the set of all multiples of a small number.
     Discrete Gaussian noise z_t on the lattice is then added. The multiplication by C⁻¹
-    gives s_t + (C⁻¹z)_t up to rounding, and the division by the batch size a mean.
+    gives s_t + (C⁻¹z)_t up to rounding. This vector is divided by the batch size.
     """
     # A sum of m clipped gradients is at most m C, and the spacing of the lattice is
     # about z C / 2²⁵.
@@ -183,7 +183,7 @@ def clip_norm_of(state: Any) -> jax.Array:
 
 
 def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Transform sums of clipped gradients into private means, for a varying plan.
+    """Transform sums of clipped gradients into private means by numbers that vary.
 
     The clip norm, the noise or the batch size of the plan varies from step to step. If
     a schedule varies the clip norm, `Plan.value_and_grad` has rescaled the sums to the
@@ -241,7 +241,10 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
 
 
 def _keep_bits(x: float, bits: int) -> float:
-    """Round a positive number down to its first `bits` binary digits, at least one."""
+    """Round a positive number down to its first `bits` binary digits.
+
+    If bits is below 1, the result has one binary digit.
+    """
     fraction, exponent = math.frexp(x)
     bits = max(bits, 1)
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)

@@ -267,7 +267,7 @@ def _read(
 
 
 def _entry(outputs: Any, i: int) -> Any:
-    """Select the output of run i from the outputs of a chunk."""
+    """Select the output at position i from the outputs of a chunk of runs."""
     return jax.tree.map(lambda x: x[i], outputs)
 
 
