@@ -38,7 +38,7 @@ class Recipe:
       mean_noise_multiplier: the argument noise_multiplier with which `statistics.mean`
         spends this share; infinity for no mean.
       intercept: the constant that is appended to the centered features of norm 1.
-      reasons: a sentence for each number, by the name of the number's attribute.
+      reasons: the reason for each number in words, by the name of the attribute.
     """
 
     batch_size: int
