@@ -84,8 +84,8 @@ class Comparison(NamedTuple):
     """The mechanisms among which `dpjax.plan` chose; a comparison prints as a table.
 
     Attributes:
-      candidates: the mechanisms by increasing error; mechanisms without a plan come
-        last.
+      candidates: the mechanisms, in the order of increasing noise in the optimizer's
+        outputs. Mechanisms without a plan come last.
     """
 
     candidates: tuple[Candidate, ...]

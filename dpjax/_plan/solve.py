@@ -314,8 +314,9 @@ def _schedule(
 def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
     """Round ε up or down to JAX's default float dtype, in which accountants return ε.
 
-    A cost is rounded up, so that it remains an upper bound. A target is rounded down,
-    so that the cost is at most the requested ε even after the cost is rounded up.
+    The ε of a run is rounded up, so that it remains an upper bound. The target, the ε
+    that the caller requests, is rounded down. So the run's ε is at most the target even
+    after the run's ε is rounded up.
     """
     dtype = default_float()
     with scope():
