@@ -1,4 +1,4 @@
-"""Features of one example, with norms of at most 1, which cost no privacy.
+"""Features of one example, which cost no privacy and have norms of at most 1.
 
 Each function maps one example to one vector, and reads no other example, no label and
 no number that was fitted to private data. Private training on features therefore has
@@ -28,14 +28,18 @@ _SHRINK = 1 - 2.0**-20
 def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> jax.Array:
     """The centered histogram of oriented gradients of one image, a unit vector.
 
-    The `orientations` directions are equally spaced on the whole circle. The gradient
-    of each pixel is divided linearly between the two nearest directions, and between
-    the nearest of `cells` × `cells` cells, with weights that depend only on the pixel's
-    position. The histogram of each cell is divided by the root of the mean energy of
-    the 3 × 3 cells around the cell, and each entry is replaced by its square root. Then
-    the mean of all entries is subtracted, and the vector is divided by its norm. The
-    result does not change if you multiply the image by a positive number, or add a
-    constant to the image.
+    The image is divided into a grid of `cells` × `cells` rectangular cells. Each cell
+    has a histogram of the directions of the image's gradient, with `orientations`
+    directions that are equally spaced on the whole circle. A pixel adds the length of
+    its gradient to the histograms. This length is divided linearly between the two
+    nearest directions, and between the nearest cells.
+
+    Let r_c be the root mean square of the norms of the histograms of the 3 × 3 cells
+    around the cell c, and r that of all cells. The histogram of the cell c is divided
+    by √(r_c² + r² / 10), and each entry is replaced by its square root. Then the mean
+    of all entries is subtracted, and the vector is divided by its norm. The result does
+    not change if you multiply the image by a positive number, or add a constant to the
+    image.
 
     Args:
       image: one image f[h, w], or f[h, w, c] with channels. The histograms of channels
@@ -213,7 +217,10 @@ def join(*parts: ArrayLike) -> jax.Array:
 
 
 def _shrink(dtype: np.dtype) -> float:
-    """A factor below 1 that covers the rounding of a unit vector's entries."""
+    """A factor below 1, which ensures that rounding makes no unit vector longer than 1.
+
+    The dtype is that of the vector's entries.
+    """
     return min(_SHRINK, 1 - 4 * float(jnp.finfo(dtype).eps))
 
 
@@ -224,9 +231,16 @@ def _divided(x: jax.Array, by: jax.Array) -> jax.Array:
 
 
 def _cell_weights(size: int, cells: int, dtype: np.dtype) -> jax.Array:
-    """The weight of each pixel in each cell, f[cells, size], along one axis.
+    """Divide each pixel of an image axis between the nearest cells of a grid.
 
-    The weights of a pixel sum to 1.
+    Args:
+      size: the number of pixels along the axis.
+      cells: the number of cells of equal size along the axis.
+      dtype: the dtype of the result.
+
+    Returns:
+      The weight of each pixel in each cell, f[cells, size]. The weights of a pixel sum
+      to 1.
     """
     centers = (np.arange(cells) + 0.5) * size / cells - 0.5
     away = np.abs(np.arange(size)[None] - centers[:, None]) * cells / size

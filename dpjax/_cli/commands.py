@@ -1,8 +1,8 @@
-"""The parser of `python -m dpjax`, which computes the numbers of private runs.
+"""The option parser of `python -m dpjax`, which computes numbers of private runs.
 
-Options have the names of the arguments of `dpjax.plan`, and a plan computes every
-number. The program imports JAX after parsing, so that help texts and errors of the
-option parser appear without the delay of that import.
+Most options have the names of arguments of `dpjax.plan`, and a plan computes every
+number. The program parses its options before it imports JAX. So help texts and errors
+of the option parser appear without the delay of that import.
 """
 
 import argparse
@@ -117,7 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_options(message: str) -> str:
-    """Spell the adjacencies in a library's error message as the command line does."""
+    """Replace names such as ADD_REMOVE in an error message by the values of options.
+
+    The option `--adjacency` has these values, such as add_remove.
+    """
     # "add_remove" replaces both Adjacency.ADD_REMOVE and ADD_REMOVE.
     for one in Adjacency:
         message = message.replace(repr(one), one.name).replace(one.name, one.value)

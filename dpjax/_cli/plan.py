@@ -32,6 +32,10 @@ def show_plan(command: str, given: dict[str, Any], as_json: bool) -> str:
 def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
     """Make a plan from the options of a command.
 
+    Args:
+      command: "epsilon", "noise" or "plan".
+      given: the values of the options, by the names of the options.
+
     Raises:
       ValueError: not exactly one of ε, noise multiplier, steps and batch size is left
         out; momentum is given for independent noise, or missing for other noise; or as
@@ -66,7 +70,17 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
 
 
 def _steps(epochs: int, given: dict[str, Any]) -> int:
-    """The number of steps in the given epochs, each of which has ⌈n / b⌉ steps."""
+    """Compute the number of steps in a given number of epochs.
+
+    An epoch has ⌈n / b⌉ steps, for n examples and the batch size b.
+
+    Args:
+      epochs: the number of epochs.
+      given: the values of the options, by the names of the options.
+
+    Raises:
+      ValueError: there is no batch size; a number is below 1.
+    """
     size, n = given.get("batch_size"), given["num_examples"]
     if size is None:
         raise ValueError(
@@ -82,9 +96,9 @@ def _steps(epochs: int, given: dict[str, Any]) -> int:
 def _as_json(command: str, planned: Plan) -> str:
     """Format a plan as JSON.
 
-    For the command `plan`, the JSON is the record of the plan's guarantee. For the
-    commands `epsilon` and `noise`, the JSON has the GDP parameter μ, the event of the
-    run, and all parameters of the plan except the clip norm.
+    For the command `plan`, the JSON is the output of `plan.guarantee.to_json()`. For
+    the commands `epsilon` and `noise`, the JSON has the GDP parameter μ, the privacy
+    event of the run, and all parameters of the plan except the clip norm.
     """
     if command == "plan":
         return planned.guarantee.to_json()
@@ -96,7 +110,10 @@ def _as_json(command: str, planned: Plan) -> str:
 
 
 def _table(command: str, planned: Plan) -> str:
-    """Format a plan as text, with one number per line and the solved number first."""
+    """Format a plan as text, with one number per line.
+
+    The number that the caller left out, and that the plan computed, is first.
+    """
     record = planned.guarantee.record()
     sampling = record["sampling_means"]
     # If no batch overflows, omit the description of overflow.

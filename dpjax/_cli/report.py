@@ -1,8 +1,8 @@
-"""The command `report`: a statement for a paper, computed again from a record.
+"""The command `report`, which writes a statement for a paper from a record.
 
-A record is the JSON that `plan.guarantee.to_json()` wrote for a run.
-The statement has the form of a text with a plot in characters, of JSON, or of an HTML
-page that loads no other file.
+A record is the JSON that `plan.guarantee.to_json()` wrote for a run. The command
+computes the guarantee again from the numbers in the record. The output is text with a
+plot in characters, JSON, or an HTML page that loads no other file.
 """
 
 import dataclasses
@@ -33,12 +33,18 @@ _NOT_GIVEN |= {"schedule", "quantile", "shape"}
 
 
 def report(path: str, form: Literal["text", "json", "html"]) -> str:
-    """Return the statement for a paper, from a file that `guarantee.to_json` wrote.
+    """Return the statement for a paper, from a file with a run's record.
 
-    The function computes the guarantee again from the run's numbers in the file.
+    The record is the output of `plan.guarantee.to_json()`. The function computes the
+    guarantee again from the numbers in the record.
+
+    Args:
+      path: the file with the record.
+      form: the form of the statement: text with a plot in characters, JSON, or an HTML
+        page.
 
     Raises:
-      ValueError: the file is not JSON or not such a record; no plan has the record's
+      ValueError: the file is not JSON or not a record; no plan has the record's
         numbers; or the record claims more privacy than its numbers give.
     """
     try:
@@ -71,8 +77,9 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
 def guarantee_of(record: Any) -> RunGuarantee:
     """Compute again the guarantee of the run that a record describes.
 
-    The function calls `dpjax.plan` with the arguments in the record, and returns the
-    guarantee after the record's number of steps.
+    The record is the output of `plan.guarantee.to_json()`, read as JSON. The function
+    calls `dpjax.plan` with the arguments in the record, and returns the guarantee after
+    the record's number of steps.
 
     Raises:
       ValueError: the value is not a record, or no plan can have its numbers.
@@ -94,7 +101,12 @@ def guarantee_of(record: Any) -> RunGuarantee:
 
 
 def _field(record: Any, name: str, kind: Any) -> Any:
-    """The value of one field of a record.
+    """Read one field of a record, and convert it to the type `kind`.
+
+    Args:
+      record: the output of `plan.guarantee.to_json()`, read as JSON.
+      name: the name of the field.
+      kind: the type of the field in Python.
 
     Raises:
       ValueError: the field is missing or has another type.
@@ -108,7 +120,11 @@ def _field(record: Any, name: str, kind: Any) -> Any:
 
 
 def _factors(run: RunParameters) -> dict[str, Any]:
-    """The arguments of `dpjax.plan` for a schedule, as functions of the step."""
+    """The schedules of a run as arguments of `dpjax.plan`: functions of the step.
+
+    The result is a dictionary by the names of the arguments, which is empty if the run
+    has no schedule.
+    """
     if not run.schedule:
         return {}
     found: dict[str, Any] = {"noise_schedule": lambda step: run.values_at(step).noise}
@@ -123,17 +139,18 @@ def _factors(run: RunParameters) -> dict[str, Any]:
 
 
 def _check(record: Any, found: RunGuarantee) -> None:
-    """Check the claims of a record against the guarantee computed from its numbers.
+    """Check that a record claims no more privacy than its numbers give.
+
+    The claims are ε, δ, μ, the bounds on attacks, and the noise multipliers and
+    settings of a clip norm that follows a quantile.
 
     Args:
-      record: the record with its claims.
-      found: the guarantee that was computed again.
+      record: the output of `plan.guarantee.to_json()`, read as JSON.
+      found: the guarantee that was computed again from the numbers in the record.
 
     Raises:
-      ValueError: the record's event is not the plan's event; or one of the record's
-        claims promises more privacy than the record's numbers give. The claims are ε,
-        δ, μ, the bounds on attacks, and the numbers of a clip norm that follows a
-        quantile.
+      ValueError: the record claims more privacy than `found` gives, beyond a tolerance
+        for rounding; or the record's privacy event is not that of `found`.
     """
     event = _field(record, "event", Event)
     (claims, structure), (costs, own) = map(jax.tree.flatten, (event, found.event))
@@ -262,7 +279,7 @@ def _curve(guarantee: RunGuarantee) -> str:
 
 
 def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str:
-    """Draw the maximum true-positive rates of attacks in characters, rounded up."""
+    """Plot the maximum true-positive rate of attacks as text; values are rounded up."""
     rates = np.linspace(0.0, 1.0, width)
     powers = 1 - np.asarray(guarantee.tradeoff(rates), np.float64)
     rows = [[" "] * width for _ in range(height)]

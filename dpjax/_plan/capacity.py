@@ -1,7 +1,7 @@
 """The ε of a run, and the capacity of batches of random size.
 
-The capacity is the largest number of examples in a batch. It is above the expected
-number. If more examples are drawn, some of them do not take part (overflow).
+The capacity is the maximum number of examples in a batch. If a step draws more
+examples than the capacity, some of them do not take part. This event is an overflow.
 """
 
 import bisect
@@ -28,7 +28,7 @@ _CLEARLY = 0.02
 
 
 def cost(run: RunParameters) -> float:
-    """Compute the ε of a run at its δ, in float64; the run's own epsilon is ignored."""
+    """Compute the ε of a run at run.delta, in float64, without reading run.epsilon."""
     # The field does not change the cost. With inf for all runs, the cache is hit often.
     return _cost(run.parameters(epsilon=math.inf))
 
@@ -41,43 +41,54 @@ def _cost(run: RunParameters) -> float:
         )
 
 
-def check_sizes(mechanism: Mechanism, batch_size: int | None, room: Any) -> None:
-    """Raise unless batch size and capacity (`room`) are valid for the mechanism."""
+def check_sizes(mechanism: Mechanism, batch_size: int | None, capacity: Any) -> None:
+    """Raise unless the mechanism allows this batch size and this maximum batch size.
+
+    Args:
+      mechanism: the way to draw batches.
+      batch_size: the expected number of examples in a step; None for no check.
+      capacity: the maximum number of examples in a batch; None for no check.
+    """
     n = mechanism.num_examples
     if batch_size is not None:
         validate.at_most("batch_size", batch_size, n, "num_examples, ")
-    if room is None:
+    if capacity is None:
         return
     if not mechanism.overflows:
         raise ValueError(
             "max_batch_size must be None with this sampling, because all batches "
-            f"have the same size; got {room!r}."
+            f"have the same size; got {capacity!r}."
         )
-    validate.static_int("max_batch_size", room, minimum=batch_size or 1)
-    validate.at_most("max_batch_size", room, n, "num_examples, ")
+    validate.static_int("max_batch_size", capacity, minimum=batch_size or 1)
+    validate.at_most("max_batch_size", capacity, n, "num_examples, ")
 
 
 def smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
-    """Find a small capacity at which overflow does not raise ε above solved.epsilon.
+    """Find a small capacity at which the run still costs at most solved.epsilon.
 
-    The ε of `solved` is for batches that never overflow and for less than δ, so that
-    the rest of δ can be spent on overflow. The search starts at three standard
-    deviations above the batch size b, and finds the smallest capacity from there unless
-    the prediction below is wrong. A capacity below b may meet the target, too, since a
-    step on a few of many examples costs little. But such a step also trains little.
+    The capacity is the maximum number of examples in a batch. A batch overflows if a
+    step draws more examples. Overflow adds to the privacy cost.
 
-    For random bins, the probability of an overflow alone determines whether a capacity
-    suffices, and bisection finds the capacity. For other samplings, overflow adds to ε
-    an amount about proportional to the probability that the other examples fill a
-    batch. So each evaluation of ε predicts the capacity. After eight evaluations,
-    bisection takes the place of the prediction. The search ends at a capacity that
-    suffices if the prediction is that the next smaller capacity clearly does not.
+    The ε of `solved` holds without overflow and at less than `delta`, so that the rest
+    of `delta` can be spent on overflow. The search considers only capacities that are
+    at least three standard deviations above the batch size b. A capacity below b may
+    suffice, too, since a step on a few of many examples costs little. But such a step
+    also trains little.
+
+    In random bins, every example takes part in one random step of an epoch. Then the
+    probability of an overflow determines whether a capacity suffices, and bisection
+    finds the smallest sufficient capacity. With other samplings, overflow increases ε
+    about in proportion to the probability that all examples but one fill a batch. So
+    each evaluation of ε predicts the smallest sufficient capacity. After eight
+    evaluations, bisection takes the place of the prediction. The search ends at a
+    sufficient capacity if, by the prediction, the next smaller one is clearly not
+    sufficient. So if the prediction is wrong, the result may not be the smallest.
 
     Args:
-      solved: the run without overflow. Its capacity n is the number of examples from
-        which a step draws, and its ε is for less than δ.
-      delta: the whole δ, at which the result must cost at most solved.epsilon.
-      size: the maximum batch size b of the run.
+      solved: the run without overflow. Here max_batch_size is n, the number of examples
+        from which a step draws, and delta is less than the argument `delta`.
+      delta: the δ at which the run with overflow must cost at most solved.epsilon.
+      size: b, the largest expected batch size of any step.
 
     Returns:
       The capacity, at most n.

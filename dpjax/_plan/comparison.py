@@ -1,15 +1,19 @@
 """Choose the mechanism that leaves the least noise in the sums of the optimizer.
 
-Random batches hide which examples took part, and so need less noise (amplification).
-With correlated noise, later steps cancel some of the noise of earlier steps. So less
-noise remains in the sums that an optimizer computes (its workload). But the longer the
-correlation, the smaller the amplification by random batches. Which effect is larger
-depends on ε, on the number of epochs and on the optimizer. So `best_plan` makes a plan
-for each mechanism at the same ε, and compares the noise that each plan leaves in the
-workload. The choice costs no privacy, since the comparison uses public numbers only.
-The caller names the ways of sampling that the data loader can run.
-`resolve_strategy` returns the correlation of one plan's noise: the caller's strategy,
-or the best one found.
+A mechanism is a way to draw batches, together with a way to draw noise. Random batches
+hide in which steps an example took part. Random batches therefore need less noise than
+batches in a fixed order (amplification). Correlated noise has another advantage: later
+steps cancel some of the noise of earlier steps. So less noise remains in the sums that
+an optimizer computes. But the longer the correlation, the smaller the amplification.
+
+Which effect is larger depends on ε, on the number of epochs and on the optimizer. So
+`best_plan` makes a plan for each mechanism at the same ε, and compares the noise that
+each plan leaves in the optimizer's sums. The caller names the ways of sampling that the
+data loader can run. The choice costs no privacy, since the comparison uses public
+numbers only.
+
+`resolve_strategy` returns the matrix that correlates the noise of one plan. The matrix
+is the caller's, or the best one that was found.
 """
 
 import dataclasses
@@ -52,15 +56,15 @@ class Candidate(NamedTuple):
     """One mechanism of a comparison, with its plan or the reason why it has no plan.
 
     Attributes:
-      sampling: as for `dpjax.plan`.
-      noise: "independent"; "correlated", with the best strategy for the workload; or
+      sampling: the argument `sampling` of `dpjax.plan`.
+      noise: "independent"; "correlated", with the best correlation that was found; or
         "tree", with the correlation of `strategies.tree`.
-      needs: what the mechanism requires of the data loader.
+      needs: a phrase that describes in which order the data loader must read examples.
       plan: the plan that `dpjax.plan` makes for this sampling and noise; None if there
         is no such plan.
-      error: the root mean square, over steps, of the noise in the workload of the mean
-        gradients, in units of the clip norm; inf if there is no plan.
-      reason: why there is no plan; empty if there is a plan.
+      error: the noise that the plan leaves in the optimizer's outputs, as the function
+        `error` computes it; inf if there is no plan.
+      reason: the error message that says why there is no plan; empty if there is one.
     """
 
     sampling: str
@@ -72,7 +76,7 @@ class Candidate(NamedTuple):
 
     @property
     def strategy(self) -> str:
-        """The name of this candidate's strategy in the table of the comparison."""
+        """The name of the noise's correlation in the printed table of mechanisms."""
         return self.noise if self.plan is None else _in_words(self.plan.shape)
 
 
@@ -80,14 +84,14 @@ class Comparison(NamedTuple):
     """The mechanisms among which `dpjax.plan` chose; a comparison prints as a table.
 
     Attributes:
-      candidates: the mechanisms by increasing error; mechanisms without a plan come
-        last.
+      candidates: the mechanisms, in the order of increasing noise in the optimizer's
+        outputs. Mechanisms without a plan come last.
     """
 
     candidates: tuple[Candidate, ...]
 
     def __repr__(self) -> str:
-        """A table with a row for each mechanism, in the order of candidates."""
+        """A table with a row for each mechanism, in the order of `candidates`."""
         head = ("noise left", "sampling", "noise", "multiplier", "batch (capacity)")
         cells: list[tuple[str, ...]] = [(*head, "needs")]
         least = self.candidates[0].error
@@ -108,8 +112,10 @@ class Comparison(NamedTuple):
 def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
     """Plan a run for each mechanism, and return the plan with the least noise.
 
-    The noise is measured in the outputs of the workload. The returned plan holds the
-    comparison of all mechanisms as `comparison`.
+    A mechanism is a way to draw batches, together with a way to draw noise. The noise
+    is measured in the outputs of the workload, the linear map that the optimizer
+    applies to the gradient sums of all steps. The attribute `comparison` of the
+    returned plan is the `Comparison` of all mechanisms.
 
     Args:
       plan: `dpjax.plan`, which is called once for each mechanism.
@@ -159,8 +165,11 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
 def error(plan: RunParameters, workload: Workload) -> float:
     """Return the root mean square, over steps, of the noise in a workload's outputs.
 
-    The unit is the clip norm. For T steps, the workload A, the strategy C and the noise
-    multiplier σ, the value is σ ‖A C⁻¹‖_F / (√T · expected batch size).
+    The workload is the linear map A that the optimizer applies to the mean gradients of
+    all T steps. A mean is a sum divided by the expected batch size b. Let σ be the
+    noise multiplier, and C the matrix of the correlated noise C⁻¹z, where z is
+    independent over steps. In units of the clip norm, the result is
+    σ ‖A C⁻¹‖_F / (√T b).
     """
     strategy = strategies.independent() if plan.strategy is None else plan.strategy
     left = float(correlated.error(strategy, workload, plan.num_steps))
@@ -172,7 +181,13 @@ def error(plan: RunParameters, workload: Workload) -> float:
 
 
 def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
-    """Check the arguments, and return the samplings, noise and workload to compare."""
+    """Check the caller's arguments `asked` of `dpjax.plan` before a comparison.
+
+    Returns:
+      The names of the samplings to compare, the argument `noise`, and the workload, the
+      linear map that the optimizer applies to the gradient sums. Without the argument
+      `workload`, this map is the identity.
+    """
     given = {name: asked[name] for name in ("epsilon", "num_steps", "batch_size")}
     sigma = asked["noise_multiplier"]
     if None in given.values() or sigma is not None:
@@ -222,7 +237,10 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workloa
 
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
-    """The kinds of noise that the comparison combines with one sampling."""
+    """List the kinds of noise that the comparison combines with one sampling.
+
+    The kinds are "independent", "correlated" and "tree", as in `Candidate.noise`.
+    """
     kinds = ["correlated"] if mechanism.supports_correlation else []
     # Here "correlated" includes independent noise, which is a strategy with one band.
     if sampling != "cyclic_poisson":
@@ -235,10 +253,13 @@ def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
 
 
 def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:
-    """Return the tree strategy with the least noise in the workload at equal privacy.
+    """Return the tree strategy that leaves the least noise in the workload's outputs.
 
-    The decay of the tree is one of the decays of the workload's momentum, or the decay
-    of the workload's sums.
+    The strategies are compared at equal privacy. A tree strategy correlates the noise
+    by the binary tree mechanism, for momentum with one decay. The workload is the
+    linear map that the optimizer applies to the gradient sums. The workload filters the
+    sums by momentum, and then may add the filtered sums over steps. The function tries
+    each decay of the workload's momentum, and the decay of the sum over steps.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
     # of the sums: 1 if the workload sums its steps, 0 if the workload does not.
@@ -263,7 +284,7 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
 
 
 def _in_words(shape: StrategySpec | None) -> str:
-    """The name of a correlated-noise strategy in the table of a comparison."""
+    """Name the correlation of a noise in a few words, for the table of mechanisms."""
     if shape is None:
         return "independent"
     if not any(shape[:3]) and shape.tree_decay is None:
@@ -287,13 +308,17 @@ def resolve_strategy(
 ) -> tuple[StrategySpec | None, _amplified.Start | None]:
     """Return the caller's strategy, or find the best strategy for the workload.
 
+    A strategy is the matrix that correlates the noise. The workload is the linear map
+    that the optimizer applies to the gradient sums of all steps.
+
     Returns:
       strategy: the numbers of the strategy; None for independent noise.
       start: where to start the search for the noise multiplier. None unless the search
         for the strategy found correlated noise and estimated its noise multiplier.
 
     Raises:
-      ValueError: workload and strategy do not fit the noise or the sampling.
+      ValueError: workload or strategy does not fit the noise, the sampling, or the
+        number that `dpjax.plan` computes from the others.
     """
     if run.noise == "independent":
         if workload is not None or strategy is not None:
@@ -330,12 +355,15 @@ def _best(
 ) -> tuple[Strategy, _amplified.Start | None]:
     """Find the best strategy for a workload, and estimate its noise multiplier.
 
+    A strategy is the matrix that correlates the noise. The workload is the linear map
+    that the optimizer applies to the gradient sums of all steps.
+
     For batches in a fixed or reshuffled order, the strategy is the best one whose noise
     is computed from one vector in the optimizer's state (`strategies.optimize` with the
-    family "rational"). The estimate is then None, since only `strategies.amplified`
-    computes one. For random batches, the strategy is the best that
-    `strategies.amplified` finds. The estimate is then where the search for the noise
-    multiplier starts, and None if this strategy is independent noise.
+    family "rational"). The function then returns None instead of an estimate. For
+    random batches, the strategy is the best that `strategies.amplified` finds. The
+    search for the noise multiplier starts at the estimate. If this strategy is
+    independent noise, the function returns None instead of an estimate.
     """
     sizes: dict[str, Any] = {
         "num_steps": run.num_steps,

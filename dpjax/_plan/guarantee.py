@@ -111,7 +111,7 @@ class RunGuarantee:
 
     @property
     def event(self) -> events.Event:
-        """The mechanism of the released steps, as an event of `accounting.events`."""
+        """The privacy event of the released steps, from which accountants compute ε."""
         released = self.plan.parameters(num_steps=self.num_steps)
         return mechanism_of(self.plan).released_event(released)
 
@@ -263,13 +263,21 @@ class RunGuarantee:
 
 @functools.lru_cache(maxsize=64)
 def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
-    """The values of δ at which ε bounds attacks, and these ε, both f64[k]."""
+    """Compute ε at the k values of δ that `RunGuarantee.tradeoff` uses.
+
+    Returns:
+      The values of δ and the values of ε, both f64[k].
+    """
     deltas = np.array([guarantee.plan.delta, *_DELTAS])
     return deltas, np.array([float(guarantee.epsilon(delta)) for delta in deltas])
 
 
 def _follows(plan: RunParameters) -> dict[str, float]:
-    """The settings of the plan's `QuantileClip`, and the two noise multipliers."""
+    """The settings of the plan's `QuantileClip`, with two noise multipliers.
+
+    One noise multiplier is for the sum of clipped gradients. The other is for the count
+    of gradients within the clip norm.
+    """
     assert plan.quantile is not None
     sigma, of_count = noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)
     return {
@@ -281,7 +289,7 @@ def _follows(plan: RunParameters) -> dict[str, float]:
 
 
 def _sampling(plan: RunParameters) -> str:
-    """Describe the sampling in words; "b" stands for a batch size that varies."""
+    """Describe the sampling in words; the letter b stands for a varying batch size."""
     sizes = {piece.batch_size for piece in plan.schedule} or {plan.batch_size}
     size = str(sizes.pop()) if len(sizes) == 1 else "b"
     words = mechanism_of(plan).describe(size, plan.max_batch_size)
@@ -334,7 +342,7 @@ def _down(x: float, decimals: int) -> str:
 
 
 def _types(plain: Any) -> Iterator[str]:
-    """Yield the type name of each record in a value that `to_plain` has written."""
+    """Yield the value under "type" of each dictionary in nested dicts and lists."""
     if isinstance(plain, dict):
         yield plain["type"]
         plain = [*plain.values()]

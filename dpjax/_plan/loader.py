@@ -1,8 +1,9 @@
 """The examples of a batch, read from arrays or data sets and placed on devices.
 
-Batches are drawn on the CPU. So drawing does not wait for the accelerator to finish a
-step, and a thread can read batches ahead. On a mesh, all processes draw the same
-positions from the same key, and each process reads only its own devices' examples.
+The CPU draws the positions of a batch's examples in the data set. So drawing does not
+wait for the accelerator to finish a step, and a thread can read batches ahead. On a
+mesh, all processes draw the same positions from the same key. Each process then reads
+only the examples that belong to its own devices.
 """
 
 import collections
@@ -28,15 +29,18 @@ from dpjax.sampling._order import permutation
 
 
 class Examples(NamedTuple):
-    """The examples of a step, padded to the capacity, and the mask of the valid ones.
+    """The examples of a step, padded to a constant number of slots.
+
+    A slot is an index into the leading axis of the arrays.
 
     Attributes:
-      data: a tree of arrays with a leading axis m. Padding slots hold copies of some
-        example, so that the shapes are constant.
+      data: a tree of arrays with a leading axis of m slots. Padding slots hold copies
+        of some example, so that the shapes are constant.
       mask: bool[m], False for padding. `Plan.value_and_grad` leaves padding out of the
         gradient and the mean loss, but the loss's auxiliary output has a row for every
         slot.
-      step: the step's number, i32[], where the clip norm has a schedule; else None.
+      step: the step's number, i32[], if the clip norm varies by a schedule; None
+        otherwise.
       first: for a part of a batch, the slot in the batch at which the part begins,
         i32[]; None for a whole batch.
       plan: the plan that drew the batch, static under jit. The gradient functions of
@@ -50,7 +54,7 @@ class Examples(NamedTuple):
     plan: RunParameters | None = None
 
     def parts(self, size: int) -> "Iterator[Examples]":
-        """Split the batch into parts of `size` slots; the last part is padded."""
+        """Split the leading axis into parts of length `size`; pad the last part."""
         size = validate.static_int("size", size, minimum=1)
         total = np.size(self.mask)
         for first in range(0, total, size):
@@ -63,7 +67,7 @@ class Examples(NamedTuple):
 
 
 def take_examples(data: Any, batch: Batch) -> Examples:
-    """The examples at a batch's positions, from a tree of NumPy or JAX arrays.
+    """Select the examples of a batch from a tree of NumPy or JAX arrays.
 
     Examples from NumPy arrays stay on the host, except under jit.
     """
@@ -86,7 +90,10 @@ def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Exa
 
 
 def check(data: Any, plan: RunParameters) -> None:
-    """Raise for data whose size or unit of privacy differs from the plan's."""
+    """Raise unless data has the plan's number of examples and its unit of privacy.
+
+    The unit of privacy is one example, or one user with all of the user's examples.
+    """
     if isinstance(data, Users | OfUser) != (plan.unit == "user"):
         raise ValueError(
             f"data must {'' if plan.unit == 'user' else 'not '}be made by "
@@ -136,10 +143,11 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
 def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
     """Move a batch's examples to uniformly random slots, with padding in between.
 
-    Let one of two data sets have one example more. After the move, their batches have
-    the distribution of two batches that differ in one slot only. The reason is that if
-    k examples are in uniformly random slots, then k − 1 of them are, too. The bound on
-    the rounding of a float64 sum holds for batches that differ in one slot.
+    A slot is an index into the batch's arrays. The bound on the rounding of a float64
+    sum holds for two batches that differ in one slot only. Consider two data sets, one
+    of which has one example more. If k examples are in uniformly random slots, then any
+    k − 1 of them are in uniformly random slots, too. So the batches of both data sets
+    can be drawn together such that these batches differ in one slot only.
     """
     key = jax.random.fold_in(keys.stream(key, "order of slots"), step)
     # This permutation is exactly uniform. JAX's own permutation is not, since two of
@@ -194,7 +202,12 @@ def batches(
 
 
 def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examples]:
-    """Yield the jobs' results in order; a thread runs up to count jobs ahead."""
+    """Call the functions `jobs` in order, and yield what each of them returns.
+
+    Args:
+      jobs: functions that read one batch each.
+      count: the number of batches that a thread reads ahead; 0 for no thread.
+    """
     if not count:
         for job in jobs:
             yield job()
@@ -217,9 +230,10 @@ def _shard_reader(
     """Return a function that reads a batch and shards it over this process's devices.
 
     Args:
-      read: a function that reads the examples of a batch, or of a part, to the host.
-      sharding: the sharding of the leading axis.
-      size: m, the size of the leading axis.
+      read: a function of the data set and of a `Batch` of positions. It reads the
+        examples at these positions into arrays on the host.
+      sharding: the sharding of the batch's leading axis.
+      size: the length of the leading axis.
     """
     try:
         indices = sharding.addressable_devices_indices_map((size,))
@@ -250,9 +264,12 @@ def _shard_reader(
 
 
 def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
-    """The first slot of a device's shard, and the slot after its last one.
+    """Return the first index of a device's shard of an axis, and the index after it.
 
-    If index is None, the shard is the whole axis.
+    Args:
+      index: the device's value in `sharding.addressable_devices_indices_map`; None if
+        the shard is the whole axis.
+      size: the length of the axis.
     """
     places = slice(None) if index is None else index[0]
     return places.indices(size)[:2]

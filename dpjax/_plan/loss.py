@@ -1,6 +1,7 @@
 """Transform the loss of a training script into the sum of its clipped gradients.
 
-`Alerts` warns about parameters with zero gradients, which only the noise changes.
+`Alerts` warns of parameters whose gradients are zero. Only the noise would change such
+parameters.
 """
 
 import dataclasses
@@ -38,13 +39,14 @@ _BATCH_OF_ONE = (
 
 
 class Alerts:
-    """The state by which a function issues each warning about zero gradients once.
+    """Warnings about zero gradients, each of which is issued at most once.
 
-    Each function that `Plan.value_and_grad` or `Plan.metrics` returns has one `Alerts`.
+    Each function that `Plan.value_and_grad` or `Plan.metrics` returns has one `Alerts`,
+    which remembers whether the function has already issued a warning.
     """
 
     def __init__(self) -> None:
-        """Start in the state in which no warning has been issued."""
+        """Start in a state in which no warning has been issued."""
         self._saw_loss = False
         self._saw_sum = False
         self._zero: list[str] = []
@@ -59,12 +61,13 @@ class Alerts:
         """At the first call, warn of parameters whose gradients are zero for all data.
 
         Args:
-          loss_and_aux: the loss, a function of the trained parameters and one example.
-          loss_of_two: a function of the trained parameters, and of a batch of two
-            examples with the random keys of one example; None if the loss takes no
-            batch axis.
-          parts: the model, as `modules.split` returns it.
-          batch: the pair of the examples and their random keys, with a leading axis m.
+          loss_and_aux: the loss, a function of the trained parameters and of a pair:
+            one example and its random keys.
+          loss_of_two: the loss of a batch, a function of the trained parameters and of
+            a pair: two examples and the random keys of one example. None if the
+            warning should not say whether the loss compares examples of a batch.
+          parts: the model, split into trained parameters and other leaves.
+          batch: the pair of all examples and their random keys, with a leading axis m.
         """
         if self._saw_loss:
             return
@@ -100,14 +103,14 @@ class Alerts:
     def warn_of_sum(
         self, sums: Any, norms: jax.Array, mask: jax.Array, names: Sequence[str]
     ) -> None:
-        """Warn if the clipped sum of a parameter is zero in the first usable batch.
+        """Warn if a parameter's sum of clipped gradients is zero in the first batch.
 
-        A batch is usable if at least one valid example has a finite gradient. Later
-        batches are not checked. Under jit the values are unknown, so that no warning is
-        issued.
+        The first batch is the first one in which a valid example has a finite gradient.
+        Later batches are not checked. Under jit the values are unknown, so that no
+        warning is issued.
 
         Args:
-          sums: the clipped sum, a tree shaped like the trained parameters.
+          sums: the sum of clipped gradients, a tree shaped like the trained parameters.
           norms: the norm of each example's gradient, f[m].
           mask: the mask of valid examples, bool[m].
           names: the path in the model of each leaf of sums.
@@ -147,7 +150,7 @@ _NOTE = (
 
 
 class Options(NamedTuple):
-    """The arguments that `Plan.value_and_grad` and `Plan.metrics` share."""
+    """The keyword arguments of the methods `value_and_grad` and `metrics` of `Plan`."""
 
     has_aux: bool
     batched: bool
@@ -158,7 +161,7 @@ class Options(NamedTuple):
 def value_and_grad(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., Any]:
-    """Transform a loss into its mean and its clipped sum: see `Plan.value_and_grad`."""
+    """Transform a loss as the method `Plan.value_and_grad` documents."""
     gradient = _gradient(loss_fn, plan, options)
 
     def fn(
@@ -184,7 +187,7 @@ def value_and_grad(
 def metrics(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., Metrics]:
-    """Transform a loss into metrics of its gradients: see `Plan.metrics`."""
+    """Transform a loss as the method `Plan.metrics` documents."""
     gradient = _gradient(loss_fn, plan, options)
 
     def fn(
@@ -199,12 +202,15 @@ def metrics(
 def _bound(
     plan: RunParameters, examples: Examples, clip_norm: ArrayLike | None
 ) -> ArrayLike:
-    """The clip norm of a step, from the argument, the plan, or the plan's schedule.
+    """The clip norm of a step.
+
+    If the clip norm follows a quantile, the result is the argument clip_norm. Otherwise
+    the result is the plan's clip norm times the factor of the plan's schedule.
 
     Raises:
-      ValueError: clip_norm is None although the plan has a quantile, or is given
-        although the plan has none; a schedule varies the clip norm, and the examples
-        have no step.
+      ValueError: clip_norm is None although the clip norm follows a quantile, or
+        clip_norm is given although the clip norm follows no quantile; a schedule varies
+        the clip norm, and the examples do not record their step.
     """
     if (clip_norm is None) == (plan.quantile is not None):
         raise ValueError(
@@ -226,11 +232,14 @@ def _bound(
 def _gradient(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., tuple[Any, PerExample, jax.Array, ArrayLike]]:
-    """Return a function that computes a batch's clipped sum and per-example results.
+    """Return a function that sums the clipped gradients of a batch.
 
-    The function takes the model, the examples, a tuple of the loss's other arguments,
-    and the clip norm or None. The function also returns the mask and the clip norm that
-    it used.
+    The returned function takes the model, the examples, a tuple of the loss's other
+    arguments, and the clip norm (None unless the clip norm follows a quantile).
+
+    The results of the returned function are the sum of the clipped gradients, the
+    `PerExample` results of the examples (loss, gradient norm and auxiliary output), the
+    mask of valid examples, and the clip norm of the step.
     """
     alerts = Alerts()
 
@@ -323,12 +332,15 @@ def _gradient(
 def _leave_room_for_casts(
     plan: RunParameters, bound: ArrayLike, slots: int
 ) -> ArrayLike:
-    """Return the clip norm C at which rounded sums have sensitivity `bound`.
+    """Return a clip norm C at which sums have sensitivity `bound` despite rounding.
 
-    In real arithmetic, C is `bound`. In discrete arithmetic, a sum of m clipped
-    gradients is rounded to float32 after `accumulate` has added the sums of the parts,
-    and again if the sum is divided by a clip norm that varies. For each of two
-    neighbouring data sets, each rounding moves the sum by at most 2⁻²⁴ m C.
+    If the plan has arithmetic="real", C is `bound`. If the plan has
+    arithmetic="discrete", C is slightly smaller. The reason is that `accumulate` adds
+    the sums of a batch's parts, and rounds the total of m clipped gradients to float32.
+    If the clip norm varies, the total is also divided by the clip norm of the step, and
+    rounded again. Each rounding changes the total by at most 2⁻²⁴ m C. So for two
+    neighbouring data sets, each rounding changes the difference of the totals by at
+    most twice this value.
     """
     if plan.arithmetic == "real":
         return bound
@@ -338,12 +350,12 @@ def _leave_room_for_casts(
 
 
 def _differences(examples: Examples, plan: RunParameters) -> str:
-    """The text that lists the fields in which a batch's plan differs from `plan`."""
+    """List the fields in which the plan of `examples` differs from `plan`, as text."""
     names = [field.name for field in dataclasses.fields(plan) if field.compare]
     other = [(x, getattr(examples.plan, x), getattr(plan, x)) for x in names]
     return ", ".join(f"{x} ({a!r} and {b!r})" for x, a, b in other if a != b)
 
 
 def _row(x: Any) -> Any:
-    """The single row of an array whose leading axis has size 1; else the array."""
+    """Remove the leading axis of an array if the axis has size 1."""
     return x[0] if jnp.ndim(x) and jnp.shape(x)[0] == 1 else x

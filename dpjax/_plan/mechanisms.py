@@ -1,8 +1,8 @@
 """How a run draws its examples, and the privacy cost of each way of drawing them.
 
-1. `Mechanism` is the interface of a way of sampling. One class holds the draw, the
-   event for accountants and the description for a paper. So no plan can account for
-   one way of sampling and run another.
+1. `Mechanism` is the interface of a way of sampling. One class draws the batches,
+   describes the run to privacy accountants, and describes the sampling for a paper. So
+   no plan can account for one way of sampling and run another.
 2. `Poisson` and `FixedSize`: batches that are drawn anew in every step.
 3. `Cyclic` and `Reshuffled`: batches taken in order, which is the data's own order or a
    new random order in every epoch.
@@ -35,14 +35,16 @@ from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """A way to draw batches from a data set, with the event that accounts for it.
+    """A way to draw batches from a data set, with its privacy event.
+
+    A privacy event describes a run such that accountants can compute ε.
 
     Attributes:
       num_examples: the size of the data set; under ADD_REMOVE, the size of the larger
         one of two neighbouring data sets.
       adjacency: the relation between the data sets that the guarantee compares.
-      shape: the strategy C that correlates the noise from step to step; None for
-        independent noise.
+      shape: the numbers of the matrix C of the correlated noise C⁻¹z, where z is
+        independent over steps; None for independent noise.
     """
 
     num_examples: int
@@ -86,10 +88,11 @@ class Mechanism:
         raise NotImplementedError
 
     def released_event(self, run: RunParameters) -> events.Event:
-        """The privacy event of the run's released values.
+        """The privacy event of the run's released values, from which ε is computed.
 
-        With arithmetic="discrete", the event includes the cost of noise on a lattice.
-        With arithmetic="real", the event is that of `event`.
+        If the run has arithmetic="real", the result is that of the method `event`. If
+        the run has arithmetic="discrete", the result also includes the distance of the
+        discrete noise from the ideal one, in total variation.
         """
         event = self.event(run)
         if run.arithmetic == "real":
@@ -102,22 +105,27 @@ class Mechanism:
 
     @property
     def population(self) -> int:
-        """The number of examples from which one step draws."""
+        """The number of examples from which one step draws its batch."""
         return self.num_examples
 
     def check_strategy(self, shape: StrategySpec, batch_size: int) -> None:
-        """Raise for a strategy that the accountant of this sampling does not cover."""
+        """Raise if no accountant covers noise of this correlation with this sampling.
+
+        Args:
+          shape: the numbers of the matrix that correlates the noise of steps.
+          batch_size: the expected number of examples in a step.
+        """
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """The number of steps per epoch, n / b rounded up."""
+        """The number of steps per epoch: num_examples / batch_size, rounded up."""
         return -(-self.num_examples // batch_size)
 
     def expected_batch_size(self, batch_size: int) -> float:
         """The expected number of examples in a step.
 
-        By default, this number is the batch size b. Subclasses in which every example
-        takes part once per epoch return n divided by the number of steps per epoch,
-        which is at most b.
+        The result is batch_size, unless every example takes part once per epoch. Then
+        the result is num_examples divided by the number of steps per epoch, which may
+        be below batch_size.
         """
         return float(batch_size)
 
@@ -125,10 +133,14 @@ class Mechanism:
 def _compose(
     run: RunParameters, step: Callable[[RunParameters], events.Step]
 ) -> events.Composed:
-    """Compose the events of all steps of a run, which may follow a schedule.
+    """Compose the privacy events of all steps of a run.
 
-    The run is divided into parts with constant noise multiplier and batch size. `step`
-    maps the parameters of a part to the event of one of its steps.
+    The noise multiplier and the batch size may vary by a schedule. So the run is
+    divided into parts in which both are constant.
+
+    Args:
+      run: the parameters of the run.
+      step: a function from the parameters of a part to the event of one of its steps.
     """
     parts = run.constant_runs()
     return events.Composed(
@@ -154,7 +166,7 @@ class Poisson(Mechanism):
         )
 
     def event(self, run):
-        """Compose Poisson-sampled Gaussian steps with batches cut to the capacity."""
+        """Compose Poisson-sampled Gaussian steps with a maximum batch size."""
 
         def step(part):
             noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
@@ -168,7 +180,7 @@ class Poisson(Mechanism):
         return _compose(run, step)
 
     def describe(self, batch_size, max_batch_size):
-        """Describe Poisson sampling: its rate, its capacity, and overflow."""
+        """Describe Poisson sampling: the sampling rate and the maximum batch size."""
         return (
             "every example takes part in each step independently with probability "
             f"{batch_size}/{self.num_examples}; if more than {max_batch_size} take "
@@ -216,7 +228,7 @@ class Cyclic(Mechanism):
     reason = "the removal of one example would move all later examples to other batches"
 
     def expected_batch_size(self, batch_size):
-        """The mean batch size of an epoch: n divided by the number of its steps."""
+        """The mean size: num_examples divided by the number of steps per epoch."""
         return self.num_examples / self.steps_per_epoch(batch_size)
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -260,12 +272,15 @@ class Cyclic(Mechanism):
     def _times(self, costs: np.ndarray) -> float:
         """Bound the total privacy cost of the steps in which one example takes part.
 
-        An example takes part in the same step of every epoch, which is one column of
-        costs. The unit of costs is the cost of one step with the plan's noise
-        multiplier.
+        An example takes part in the same step of every epoch. These steps are a column
+        of `costs`.
 
         Args:
-          costs: the cost of each step in this unit, f64[epochs, steps per epoch].
+          costs: the cost of each step, f64[epochs, steps per epoch]. The unit is the
+            cost of one step with the run's noise multiplier.
+
+        Returns:
+          The bound in the same unit.
         """
         # The factor covers the rounding of the sum.
         return float(np.max(np.sum(costs, axis=0))) * (1 + 2.0**-40)
@@ -296,7 +311,18 @@ class Reshuffled(Cyclic):
         )
 
     def _times(self, costs):
-        """Bound the cost of an example that is in the costliest step of every epoch."""
+        """Bound the total privacy cost of the steps in which one example takes part.
+
+        The bound is the cost of the steps if the example takes part in the most
+        expensive step of every epoch.
+
+        Args:
+          costs: the cost of each step, f64[epochs, steps per epoch]. The unit is the
+            cost of one step with the run's noise multiplier.
+
+        Returns:
+          The bound in the same unit.
+        """
         return float(np.sum(np.max(costs, axis=1))) * (1 + 2.0**-40)
 
     def describe(self, batch_size, max_batch_size):
@@ -309,7 +335,11 @@ class Reshuffled(Cyclic):
 
 
 class CyclicPoisson(Mechanism):
-    """Each step takes examples of one group independently, with equal probability."""
+    """Steps that sample from fixed groups of examples, one group after another.
+
+    In each step, every example of the step's group takes part independently, with equal
+    probability.
+    """
 
     supports_correlation = True
     supports_schedules = False
@@ -318,22 +348,30 @@ class CyclicPoisson(Mechanism):
 
     @property
     def groups(self) -> int:
-        """The number of groups p, which is the number of bands of the strategy C.
+        """The number p of groups of examples, which is the number of bands of C.
 
-        The strategy is the banded matrix C that correlates the noise: step t releases
-        s_t + (C⁻¹z)_t for the sums s and white noise z. With p groups, the steps in
-        which one example takes part are at least p apart. The columns of C for these
-        steps then have no nonzero row in common.
+        C is the banded matrix that correlates the noise. Step t releases the vector
+        s_t + (C⁻¹z)_t, where s_t is the sum of clipped gradients, and z is independent
+        Gaussian noise. With p groups, the steps in which one example takes part are at
+        least p apart. The columns of C for these steps then have no nonzero row in
+        common.
         """
         return 1 if self.shape is None else 1 + len(self.shape.numerator)
 
     @property
     def population(self) -> int:
-        """The number of examples in the largest group."""
+        """The number of examples in the largest of the groups of examples."""
         return -(-self.num_examples // self.groups)
 
     def check_strategy(self, shape, batch_size):
-        """Raise unless the strategy is banded and a group can fill a batch."""
+        """Raise unless the noise is banded, and each group of examples fills a batch.
+
+        Args:
+          shape: the numbers of the matrix that correlates the noise of steps. This
+            matrix must be banded. The examples form one group for each band.
+          batch_size: the expected number of examples in a step. This number must be at
+            most the number of examples divided by the number of groups.
+        """
         if shape.denominator or shape.factors or shape.tree_decay is not None:
             raise ValueError(
                 "strategy must be banded with sampling='cyclic_poisson'; got C "
@@ -348,7 +386,7 @@ class CyclicPoisson(Mechanism):
             )
 
     def rate(self, batch_size: int) -> float:
-        """The probability with which a step takes each example of its group."""
+        """The probability that an example of a step's group takes part in the step."""
         return min(1.0, self.groups * batch_size / self.num_examples)
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -363,12 +401,13 @@ class CyclicPoisson(Mechanism):
         )
 
     def event(self, run):
-        """Compose the steps that draw from the same group.
+        """Compose the privacy events of the steps that sample from the same group.
 
-        With p groups, these are at most ⌈T / p⌉ of the T steps. Each is a
-        Poisson-sampled Gaussian mechanism that truncates its batch, and its sensitivity
-        is the L2 norm of a column of C. `accounting.correlated.epsilon` computes the
-        same composition for batches that never overflow.
+        With p groups, at most ⌈T / p⌉ of the T steps sample from one group. Each of
+        these steps is a Poisson-sampled Gaussian mechanism with a maximum batch size.
+        Let C be the matrix that correlates the noise. The L2 norm of a column of C
+        multiplies the sensitivity of a step. `accounting.correlated.epsilon` computes
+        the same composition without a maximum batch size.
         """
         bands = () if self.shape is None else self.shape.numerator
         # The factor covers the rounding of the norm: the sensitivity is rounded up.
@@ -385,7 +424,7 @@ class CyclicPoisson(Mechanism):
         return events.Composed((events.Repeated(step, steps),))
 
     def describe(self, batch_size, max_batch_size):
-        """Describe cyclic Poisson sampling: groups, rate, capacity, and overflow."""
+        """Describe cyclic Poisson sampling: groups, probability, maximum batch size."""
         return (
             f"example i is in group i mod {self.groups}, and step t uses each example "
             f"of group t mod {self.groups} independently with probability "
@@ -396,7 +435,7 @@ class CyclicPoisson(Mechanism):
 
 
 class RandomBins(Mechanism):
-    """Every example is assigned to one random step of the epoch, for all epochs."""
+    """Every example is assigned to one random step, which is the same in all epochs."""
 
     fresh: ClassVar[bool] = False  # whether every epoch has a new assignment
     supports_correlation = True
@@ -405,7 +444,7 @@ class RandomBins(Mechanism):
     adjacencies = tuple(Adjacency)
 
     def expected_batch_size(self, batch_size):
-        """The expected batch size: n divided by the number of steps per epoch."""
+        """The expected size: num_examples divided by the number of steps per epoch."""
         return self.num_examples / self.steps_per_epoch(batch_size)
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -423,7 +462,7 @@ class RandomBins(Mechanism):
         )
 
     def check_strategy(self, shape, batch_size):
-        """Raise unless the strategy C is a Toeplitz matrix."""
+        """Raise unless the matrix that correlates the noise is a Toeplitz matrix."""
         if shape.factors or shape.tree_decay is not None:
             raise ValueError(
                 "strategy must be a Toeplitz strategy with sampling 'random_bins' or "
@@ -431,10 +470,10 @@ class RandomBins(Mechanism):
             )
 
     def event(self, run):
-        """Return the event of the whole run.
+        """Return the privacy event of the whole run.
 
-        `accounting.correlated.epsilon` computes the cost of the event without
-        overflow. Batches that overflow add `truncation.overflow_delta` to δ.
+        `accounting.correlated.epsilon` computes the cost of batches of any size. The
+        maximum batch size adds `truncation.overflow_delta` to δ.
         """
         return events.RandomBins(
             float(run.noise_multiplier),
@@ -448,7 +487,7 @@ class RandomBins(Mechanism):
         )
 
     def describe(self, batch_size, max_batch_size):
-        """Describe random bins: their number, their capacity, and overflow."""
+        """Describe the random assignment of examples to the steps of an epoch."""
         anew = "anew in every epoch" if self.fresh else "the same in every epoch"
         bins = self.steps_per_epoch(int(batch_size))
         return (

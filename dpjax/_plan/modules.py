@@ -3,9 +3,9 @@
 A model is any tree. Its arrays of floats are trained, and all other leaves are passed
 to the loss unchanged. Modules of flax.nnx are trees that hold more than parameters:
 running averages, keys and counters, which change while the loss runs. In these modules
-only the `nnx.Param`s are trained, and each example gets its own keys. If the loss
-changed any other state, this state would pass one example's data to the others. So
-`Parts.check_unchanged` raises an error in this case.
+only the `nnx.Param`s are trained, and each example gets its own random keys. If the
+loss changed any other state, this state would pass one example's data to the others. So
+`Parts.check_unchanged` raises if the loss changes such state.
 """
 
 import dataclasses
@@ -23,15 +23,17 @@ class Parts:
     """A model, or another argument of the loss, split into parts.
 
     Attributes:
-      merge: a function of a tree like `trained` and one example's random keys. It
-        returns the whole model.
-      trained: the tree of trained parameters, by which the loss is differentiated.
+      merge: a function of a tree shaped like `trained` and of one example's random
+        keys. The function returns the whole model (or the whole argument).
+      trained: the tree of trained parameters, by which the loss is differentiated; ()
+        for an argument that is not the model.
       names: the path in the model of each leaf of `trained`.
-      of_examples: a function that returns each example's random keys, with a leading
-        axis m, for the examples' numbers, i[m].
-      check_unchanged: a function of a merged model. It raises if the loss has changed
-        the model's state.
-      advance: a function that increments the model's own counters, if it has any.
+      of_examples: a function from the examples' positions in the batch, i[m], to each
+        example's random keys, with a leading axis m.
+      check_unchanged: a function of a model that `merge` has returned. It raises if the
+        loss has changed the model's state.
+      advance: a function that adds 1 to the counters in the model from which flax.nnx
+        derives random keys.
       like_model: a function that brings gradients shaped like `trained` into the
         structure that the model's optimizer takes.
     """
@@ -70,10 +72,10 @@ def split(model: Any) -> Parts:
 
 
 def along(x: Any) -> Parts:
-    """Split a leaf of the loss's other arguments, in which nothing is trained.
+    """Split an argument of the loss in which nothing is trained.
 
-    Flax.nnx objects count as leaves. If the leaf holds keys, each example gets its own
-    keys.
+    The argument x is a flax.nnx object or a leaf of a tree. If x holds random keys,
+    each example gets its own keys. Otherwise, all examples get x.
     """
     if is_nnx(x):
         parts = _of_module(x)
@@ -108,7 +110,7 @@ def is_trained(leaf: Any) -> bool:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is an array of typed keys."""
+    """Whether a leaf is an array of typed random keys."""
     array = isinstance(leaf, jax.Array)
     return array and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
@@ -118,7 +120,7 @@ def keys_of_examples(keys: jax.Array, numbers: jax.Array) -> jax.Array:
 
     Args:
       keys: typed keys of any shape.
-      numbers: the examples' numbers, i[m].
+      numbers: a distinct number for each example, i[m].
 
     Returns:
       Typed keys with a leading axis m before the axes of keys.

@@ -1,6 +1,7 @@
-"""The private optimizer, which passes noisy means to the user's optax optimizer.
+"""The private optimizer, which passes noisy mean gradients to the user's optimizer.
 
-`accumulate` sums gradients over the parts of a batch that does not fit on a device.
+If a batch does not fit on a device, `accumulate` computes the sum of clipped gradients
+in parts of the batch.
 """
 
 import math
@@ -32,8 +33,8 @@ def optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Chain the step limit, the noise, the division by b, and the optimizer `inner`.
 
-    The chain transforms a sum of clipped gradients. `Plan.optimizer` describes the
-    arguments.
+    The chain transforms a sum of clipped gradients. b is the expected batch size.
+    `Plan.optimizer` describes the arguments.
     """
     strategy = plan.strategy
     division = limit_steps(plan.num_steps, 1.0 / plan.batch_size)
@@ -59,9 +60,11 @@ def optimizer(
 def _gaussian_noise(
     stddev: ArrayLike, key: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
-    """Make Gaussian noise of standard deviation `stddev` times a step's noise factor.
+    """Make a transformation that adds Gaussian noise to a step's sum.
 
-    The noise factor of a step is the ratio of its noise multiplier to the plan's.
+    The transformation takes a keyword argument `factor`: the noise multiplier of the
+    step, divided by the noise multiplier of the plan. The standard deviation of the
+    noise is `stddev` times this factor.
     """
     noise = _gaussian.add_gaussian_noise(stddev, key=key)
 
@@ -80,10 +83,16 @@ def _gaussian_noise(
 def _on_lattice(
     plan: RunParameters, sensitivity: float, most: float, key: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
-    """Make discrete Gaussian noise for float sums that have the given sensitivity.
+    """Make a transformation that adds discrete Gaussian noise to a step's sum.
 
-    `most` is the maximum noise factor of any step. The noise factor of a step is the
-    ratio of its noise multiplier to the plan's.
+    The transformation takes a keyword argument `factor`: the noise multiplier of the
+    step, divided by the noise multiplier of the plan.
+
+    Args:
+      plan: the numbers of the run.
+      sensitivity: the L2 sensitivity of a step's sum of floats.
+      most: the maximum of `factor` over all steps.
+      key: one typed key for the run.
     """
     z = plan.noise_multiplier
 
@@ -106,10 +115,12 @@ def _on_lattice(
 def _correlated_mean_on_lattice(
     plan: RunParameters, strategy: Strategy, key: jax.Array
 ) -> optax.GradientTransformation:
-    """Transform clipped sums into private means by correlated noise on a lattice.
+    """Transform sums of clipped gradients into private means, with discrete noise.
 
-    A lattice is the set of all multiples of a spacing. Sums are rounded to the lattice,
-    and the noise is a random multiple of the spacing; see `noise._correlated_lattice`.
+    Let s_t be the sum of step t, and C the matrix of `strategy`. The combination
+    (C s)_t of sums is rounded to a lattice, the set of all multiples of a small number.
+    Discrete Gaussian noise z_t on the lattice is then added. The multiplication by C⁻¹
+    gives s_t + (C⁻¹z)_t up to rounding. This vector is divided by the batch size.
     """
     # A sum of m clipped gradients is at most m C, and the spacing of the lattice is
     # about z C / 2²⁵.
@@ -144,9 +155,9 @@ class VaryingState(NamedTuple):
 
     Attributes:
       step: the number of steps done, i32[].
-      clip_norm: the next step's clip norm if it follows a quantile, otherwise the
-        plan's clip norm, f32[].
-      noise: the state of the noise, with its key.
+      clip_norm: the next step's clip norm if the clip norm follows a quantile,
+        otherwise the plan's clip norm, f32[].
+      noise: the state of the transformation that adds noise, with the noise's key.
     """
 
     step: jax.Array
@@ -172,13 +183,15 @@ def clip_norm_of(state: Any) -> jax.Array:
 
 
 def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Transform clipped sums into private means, with numbers that vary by step.
+    """Transform sums of clipped gradients into private means by numbers that vary.
 
-    If a schedule varies the clip norm, `value_and_grad` has rescaled the sums to the
-    plan's clip norm. If the clip norm follows a quantile, `value_and_grad` has divided
-    the sums by it. So the sensitivity is constant. If a step's noise multiplier is r
-    times the plan's, the step divides the sum by r, adds the plan's noise, and
-    multiplies the result by r.
+    The clip norm, the noise or the batch size of the plan varies from step to step. If
+    a schedule varies the clip norm, `Plan.value_and_grad` has rescaled the sums to the
+    plan's clip norm. If the clip norm follows a quantile, `Plan.value_and_grad` has
+    divided the sums by the step's clip norm. So all sums have the same sensitivity.
+
+    If a step's noise multiplier is r times that of the plan, the step gets noise whose
+    standard deviation is r times that of the plan.
     """
     follows, clip_norm = plan.quantile, plan.clip_norm
     sigma, of_count = plan.noise_multiplier, 1.0
@@ -228,7 +241,10 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
 
 
 def _keep_bits(x: float, bits: int) -> float:
-    """Round a positive number down to its first `bits` binary digits, at least one."""
+    """Round a positive number down to its first `bits` binary digits.
+
+    If bits is below 1, the result has one binary digit.
+    """
     fraction, exponent = math.frexp(x)
     bits = max(bits, 1)
     return math.ldexp(math.floor(math.ldexp(fraction, bits)), exponent - bits)
@@ -243,8 +259,9 @@ def _allow_other_leaves(
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimizer for models in which some leaves are not arrays of floats.
 
-    Such a leaf has None as its gradient, and inner gets None in place of the parameter.
-    The leaf's update is zero for an array of numbers or booleans, and None otherwise.
+    A leaf that is not an array of floats has None as its gradient. The optimizer
+    `inner` gets None instead of such a leaf. The leaf's update is zero if the leaf is
+    an array of numbers or booleans, and None otherwise.
     """
 
     def trained_leaves(params: Any) -> Any:
@@ -277,7 +294,7 @@ def _allow_other_leaves(
 
 
 def _refuse_masks(name: str, tree: Any) -> None:
-    """Raise if a part of a tree is masked, since it would be released without noise."""
+    """Raise if `optax.masked` has masked a part of a tree, which would get no noise."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
     if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(
@@ -290,9 +307,11 @@ def _refuse_masks(name: str, tree: Any) -> None:
 
 
 def _zero_updates(update: Any, param: Any) -> Any:
-    """Return the update, or zeros if it is None and the parameter a numeric array.
+    """Return the update, or zeros if there is no update for an array.
 
-    optax.apply_updates cannot add None to an array.
+    If the update is None, and the parameter is an array of numbers or booleans, the
+    result is an array of zeros. The reason is that `optax.apply_updates` cannot add
+    None to an array.
     """
     if update is None and isinstance(param, jax.Array | np.ndarray):
         number = jnp.issubdtype(param.dtype, jnp.number)
@@ -302,7 +321,7 @@ def _zero_updates(update: Any, param: Any) -> Any:
 
 
 def _add(total: Any, more: Any, *, wide: bool) -> Any:
-    """The sum of two trees; if `wide`, in float64 even without `jax_enable_x64`."""
+    """Add two trees of arrays; if `wide`, in float64 even without `jax_enable_x64`."""
     if not wide:
         return optax.tree.add(total, more)
     with jax.enable_x64(True):
@@ -312,22 +331,23 @@ def _add(total: Any, more: Any, *, wide: bool) -> Any:
 
 
 def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., Any]:
-    """Compute the clipped sum of a large batch in parts, one part at a time.
+    """Compute the sum of clipped gradients of a large batch in parts, one at a time.
 
     A loop on the host adds the sums of the parts. The optimizer then adds noise once,
     to the total. Do not use `optax.MultiSteps`, which accumulates ordinary gradients:
     it would divide the sum by the number of parts, but not the noise. Inside one jitted
-    call, `microbatch_size` of `Plan.value_and_grad` has the same effect.
+    call, the argument `microbatch_size` of `Plan.value_and_grad` has the same effect.
 
     Args:
       loss_and_grad: the function that `Plan.value_and_grad` returns, with or without
         `jax.jit`. All parts have the same size, so that jit compiles only once.
-      size: the number of examples in a part, which the device gets at a time.
+      size: the number of examples in a part. The device gets one part at a time.
 
     Returns:
       `fn(model, examples, *others)`, which cannot be jitted. Its results are those of
-      loss_and_grad up to rounding. Each part increments the counters of a flax.nnx
-      model, so that dropout then differs from one call with the whole batch.
+      loss_and_grad up to rounding. There is one exception: each part increments the
+      counters of a flax.nnx model, so that dropout differs from that of one call with
+      the whole batch.
 
     Raises:
       ValueError: size is below 1.

@@ -1,10 +1,11 @@
 """The numbers of a run, in one frozen record that every part of a plan reads.
 
-Noise, clip norm and batch size may vary from step to step, as a few segments of steps
-with the same numbers. A run whose numbers vary is a composition with one mechanism for
-each distinct value. The accountant's work grows with the number of distinct values. So
-a schedule is rounded to a few levels. The run itself uses the rounded values, so that
-the guarantee holds for the numbers that run.
+Noise, clip norm and batch size may vary from step to step by a schedule, a function of
+the step. The schedule divides the run into segments, in which these numbers are
+constant. For the accountant, the run is a composition with one mechanism for each
+distinct value. The accountant's work grows with the number of distinct values, so that
+a schedule is rounded to a few values. The run itself uses the rounded values. The
+guarantee therefore holds for the run.
 """
 
 import dataclasses
@@ -30,7 +31,9 @@ _PIECES = 1024
 
 
 class Segment(NamedTuple):
-    """Consecutive steps with the same numbers, up to the start of the next segment.
+    """Consecutive steps of a run with the same noise, clip norm and batch size.
+
+    A segment ends where the next segment starts, or at the end of the run.
 
     Attributes:
       start: the first step of the segment.
@@ -59,17 +62,18 @@ Factor = Callable[..., ArrayLike]  # a function of a step's number, as in optax
 def make_segments(
     num_steps: int, batch_size: int, factors: Sequence[Factor | None]
 ) -> tuple[Segment, ...]:
-    """The segments of a run whose schedules are rounded to a few levels.
+    """Round the schedules of a run to a few values, and divide the run into segments.
 
     Args:
       num_steps: T, the number of steps.
-      batch_size: b, which the values of the batch schedule multiply.
+      batch_size: the plan's batch size. A step's batch size is the plan's batch size
+        times the value of the batch schedule, rounded to an integer.
       factors: the schedules of the noise multiplier, the clip norm and the batch size,
         in this order; None for a number that is constant.
 
     Raises:
       ValueError: a schedule does not give one number from 2⁻²⁰ to 2²⁰ for each step, or
-        the rounded schedules change too often.
+        the rounded schedules divide the run into more than `_PIECES` segments.
     """
     names = "noise_schedule", "clip_schedule", "batch_schedule"
     pairs = zip(names, factors, strict=True)
@@ -92,10 +96,15 @@ def make_segments(
 
 
 def _levels(name: str, factor: Factor | None, num_steps: int) -> np.ndarray:
-    """A schedule's values, f64[T], rounded up to at most _LEVELS levels.
+    """The values of a schedule, f64[num_steps], rounded up to a few distinct values.
 
-    All values are float32 numbers, so that the accountant and the jitted step use the
-    same values.
+    There are at most `_LEVELS` distinct values. All of them are float32 numbers, so
+    that the accountant and the jitted step use the same values.
+
+    Args:
+      name: the name of the schedule in error messages.
+      factor: the schedule, a function of a step's number; None for all ones.
+      num_steps: the number of steps.
     """
     if factor is None:
         return np.ones(num_steps)
@@ -112,7 +121,7 @@ def _levels(name: str, factor: Factor | None, num_steps: int) -> np.ndarray:
 
 
 def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
-    """The schedule's value at each step, f64[T]. Raises if a value is out of range."""
+    """The schedule's values, f64[num_steps]. Raises if a value is out of range."""
     if not callable(factor):
         raise ValueError(f"{name} must be a function of the step; got {factor!r}.")
     try:
@@ -132,10 +141,10 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
 def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float, int]]:
     """Count, for each pair (noise, batch size), the steps among the first num_steps.
 
-    As in a `Segment`, the noise is the noise multiplier of a step, divided by the
-    plan's noise multiplier. Steps that differ in their clip norms alone are counted
-    together. The reason is that the noise's standard deviation is a multiple of the
-    clip norm. So the clip norm does not change the privacy cost of a step.
+    The noise is the noise multiplier of a step, divided by the plan's noise multiplier.
+    Steps that differ in their clip norms alone are counted together. The reason is that
+    the noise's standard deviation is a multiple of the clip norm. So the clip norm does
+    not change the privacy cost of a step.
     """
     counts: Counter[tuple[float, int]] = Counter()
     ends = [*(piece.start for piece in schedule[1:]), num_steps]
@@ -170,7 +179,7 @@ class RunParameters:
 
     @property
     def strategy(self) -> Strategy | None:
-        """The strategy that correlates the noise; None for independent noise."""
+        """The matrix that correlates the noise of steps; None for independent noise."""
         return None if self.shape is None else self.shape.strategy(self.num_steps)
 
     def parameters(self, **changes: Any) -> "RunParameters":
@@ -201,15 +210,19 @@ class RunParameters:
         ]
 
     def noises(self) -> np.ndarray:
-        """The noise multiplier of each step, divided by the plan's, f64[num_steps]."""
+        """Each step's noise multiplier over the plan's noise multiplier, f64[T].
+
+        The run must have a schedule, and T is num_steps.
+        """
         starts = [piece.start for piece in self.schedule]
         held = np.searchsorted(starts, np.arange(self.num_steps), side="right") - 1
         return np.array([piece.noise for piece in self.schedule])[held]
 
     def values_at(self, step: ArrayLike) -> StepValues:
-        """Return the noise, clip norm and batch size of a step, which may be traced.
+        """Return the noise, clip norm and batch size of a step.
 
-        Steps after the end of the run have the numbers of the last segment.
+        The step's number may be traced. Steps after the end of the run have the values
+        of the last step.
         """
         if not self.schedule:
             return StepValues(1.0, 1.0, self.batch_size)

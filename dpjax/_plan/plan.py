@@ -42,15 +42,17 @@ class Plan(RunParameters):
         "random_bins" or "fresh_bins".
       noise: "independent" or "correlated".
       adjacency: the relation between the data sets that the guarantee compares.
-      solved_for: the name of the number that `dpjax.plan` computed from the others.
+      solved_for: the attribute that `dpjax.plan` computed from the others: "epsilon",
+        "noise_multiplier", "num_steps" or "batch_size".
       unit: the unit of privacy: "example", or "user" for data of `dpjax.by_user`.
       arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise;
         "discrete" for a guarantee for the bits that are released.
-      schedule: the segments of steps with constant numbers; () if no number varies.
-      quantile: the rule by which the clip norm follows a quantile, starting from
-        clip_norm; None if the clip norm follows no quantile.
-      shape: the numbers of the strategy that correlates the noise; None for independent
-        noise.
+      schedule: the segments of the run in which the noise, the clip norm and the batch
+        size are constant; () without schedules.
+      quantile: the settings by which the clip norm follows a quantile of the gradient
+        norms, starting from clip_norm; None if the clip norm follows no quantile.
+      shape: the numbers of the matrix that correlates the noise of steps; None for
+        independent noise.
       comparison: the mechanisms among which this plan's mechanism was chosen; None if
         the caller named the mechanism.
     """
@@ -181,12 +183,15 @@ class Plan(RunParameters):
           ((value, aux), grads) with has_aux. model is any tree of arrays, and examples
           are `Examples` from `load` or `batches`. value is the mean loss of the valid
           examples, and aux has a leading axis m. grads is the *sum* of clipped
-          gradients, and is for the optimizer alone. It is shaped like the model, with
-          None for leaves that are not arrays of floats; for a flax.nnx module it is the
-          state of its `nnx.Param`s. Where the clip norm follows a quantile, fn also
-          takes clip_norm, from `clip_norm_of`, and grads is a `Bounded` sum. others may
-          hold anything. Typed keys among others, also within flax.nnx objects, are
-          folded so that each example has its own key, for dropout.
+          gradients, and is for the optimizer alone. grads is shaped like the model,
+          with None for leaves that are not arrays of floats. For a flax.nnx module,
+          grads is the state of the module's `nnx.Param`s.
+          If the clip norm follows a quantile, fn also takes clip_norm, from
+          `clip_norm_of`. Then grads is a `Bounded`: the sum together with the count of
+          gradients within the clip norm.
+          The arguments `others` may hold anything. Typed keys among these arguments,
+          also within flax.nnx objects, are folded so that each example has its own key,
+          for dropout.
 
         Raises:
           ValueError: when fn is called: examples are not `Examples`, or are those of
@@ -218,7 +223,7 @@ class Plan(RunParameters):
         engine: Engine = "auto",
         microbatch_size: int | None = None,
     ) -> Callable[..., Metrics]:
-        """Transform a loss into metrics: mean loss, clipped share and gradient norms.
+        """Transform a loss into `Metrics` of a batch, such as gradient norms.
 
         Args:
           loss_fn: as for `value_and_grad`.
@@ -246,7 +251,7 @@ class Plan(RunParameters):
         key: jax.Array,
         buffer: Buffer = "stored",
     ) -> optax.GradientTransformationExtraArgs:
-        """The private optimizer: it adds noise, divides by b, and then applies inner.
+        """Make the private optimizer: add noise, divide by the batch size, apply inner.
 
         Args:
           inner: any optax optimizer that does not read the data.
@@ -272,7 +277,9 @@ class Plan(RunParameters):
         return release.optimizer(self, inner, key, buffer)
 
     def clip_norm_of(self, state: optax.OptState) -> jax.Array:
-        """The clip norm of the next step, f32[], for a plan with a quantile.
+        """The clip norm of the next step, f32[], if the clip norm follows a quantile.
+
+        The plan then has a `QuantileClip`.
 
         Args:
           state: the state of this plan's `optimizer`.
@@ -281,13 +288,13 @@ class Plan(RunParameters):
           The argument clip_norm of the function that `value_and_grad` returns.
 
         Raises:
-          ValueError: the plan has no quantile; state is not the state of the optimizer
-            of a plan with a quantile.
+          ValueError: the plan has no `QuantileClip`; state is not the state of the
+            optimizer of such a plan.
         """
         if self.quantile is None:
             raise ValueError(
-                "clip_norm_of must be called only for plans with a QuantileClip; the "
-                f"clip norm of this plan is always {self.clip_norm!r}, and "
-                "value_and_grad needs no clip_norm."
+                "clip_norm_of must be called only for plans with a QuantileClip; this "
+                f"plan has the clip norm {self.clip_norm!r}, and value_and_grad needs "
+                "no clip_norm."
             )
         return release.clip_norm_of(state)

@@ -17,16 +17,20 @@ LEAST, MOST = 2.0**-60, 2.0**60
 class QuantileClip(NamedTuple):
     """Adapt the clip norm so that a given share of the gradients is not clipped.
 
-    Every step counts, with noise, the gradients whose norms are at most the clip norm
-    C. The count then updates C: C ← C exp(−η (share within − quantile)). The gradients
-    get slightly more noise, so that sum and count together cost what the plan states.
+    Every step counts the gradients whose norms are at most the clip norm C, and adds
+    noise to the count. The noisy count gives an estimate p of the share of these
+    gradients. The step then updates C by C ← C exp(−η (p − quantile)). The sum of
+    gradients gets slightly more noise than without the count, so that sum and count
+    together have the privacy cost that the plan states.
 
     Attributes:
       initial: the first step's clip norm, from 2⁻⁶⁰ to 2⁶⁰.
-      quantile: the target share of gradients within the clip norm, in (0, 1).
+      quantile: the target share of gradients whose norms are at most the clip norm, in
+        (0, 1).
       learning_rate: η, positive.
       noise_multiplier: σ_b, the standard deviation of the noise on the count; more than
-        z / 2, where z is the plan's noise multiplier. If None, max(b / 20, 4 z).
+        z / 2, where z is the plan's noise multiplier. If None, max(b / 20, 4 z), where
+        b is the plan's batch size.
 
     Reference: Andrew, Thakkar, McMahan and Ramaswamy (2021), Algorithm 1.
     """
@@ -42,7 +46,8 @@ class Bounded(NamedTuple):
 
     Attributes:
       total: the sum of gradients clipped to C, divided by C.
-      within: Σ (1[norm <= C] − 1/2) over the valid examples, f[].
+      within: the number of valid examples whose gradient norms are at most C, minus
+        half of the number of valid examples, f[].
     """
 
     total: Tree
@@ -67,16 +72,23 @@ def check_quantile_clip(clip: QuantileClip) -> QuantileClip:
 def noise_of(
     clip: QuantileClip, noise_multiplier: float, batch_size: int
 ) -> tuple[float, float]:
-    """The noise multipliers (σ, σ_b) of the sum and of the count.
+    """The noise multipliers (σ, σ_b) of a step's sum and of a step's count.
 
-    Let C be a step's clip norm. The count is the number of gradients whose norms are at
-    most C, minus half of the batch's examples. σ is the standard deviation of the noise
-    on the sum of clipped gradients, divided by C, and σ_b is the standard deviation of
-    the noise on the count. Both releases together are one Gaussian mechanism. An
-    example moves the sum divided by C by 1, and the count by 1/2. In units of the
-    noise, an example moves both together by 1 / z if
-    1 / σ² + (1/2)² / σ_b² = 1 / z², where z is the plan's noise multiplier.
-    (Andrew et al. 2021, Theorem 1, https://arxiv.org/abs/1905.03871.)
+    Let C be the step's clip norm. The count is the number of gradients whose norms are
+    at most C, minus half of the batch's examples. σ is the standard deviation of the
+    noise on the sum of clipped gradients, divided by C. σ_b is the standard deviation
+    of the noise on the count.
+
+    The sum and the count together are one Gaussian mechanism. Adding one example
+    changes the sum by at most C, and the count by 1/2. So if z is the plan's noise
+    multiplier, the mechanism costs as much as a sum with noise multiplier z if
+    1 / σ² + (1/2)² / σ_b² = 1 / z²
+    (Andrew et al. 2021, Theorem 1, https://arxiv.org/abs/1905.03871).
+
+    Args:
+      clip: the settings, of which `noise_multiplier` determines σ_b.
+      noise_multiplier: z.
+      batch_size: the plan's batch size, which determines σ_b if the settings do not.
 
     Raises:
       ValueError: σ_b is at most z / 2, so that no σ is large enough.
@@ -99,10 +111,11 @@ def noise_of(
 def count_within_clip_norm(
     norms: jax.Array, mask: jax.Array, clip_norm: ArrayLike
 ) -> jax.Array:
-    """The centered count of gradients within the clip norm, f32[].
+    """Count the gradients whose norms are at most the clip norm, centered, f32[].
 
-    An example adds 1/2 if its norm is at most clip_norm, and −1/2 otherwise. So one
-    example changes the count by only 1/2. Padding adds 0.
+    An example adds 1/2 to the count if the norm of its gradient is at most clip_norm,
+    and −1/2 otherwise. So adding one example changes the count by only 1/2. Padding
+    adds 0.
     """
     # A comparison with NaN is False. So a NaN norm counts as clipped.
     half = jnp.where(norms <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))

@@ -29,16 +29,16 @@ class Recipe:
     """Public hyperparameters of a linear model, as `dpjax.recipe` chooses them.
 
     Attributes:
-      batch_size: the number of examples in a step, which is all n.
-      num_steps: T.
-      clip_norm: C, the bound on the gradient of one example.
+      batch_size: the number of examples in a step, which is the number of all examples.
+      num_steps: the number of steps.
+      clip_norm: the bound on the L2 norm of the gradient of one example.
       learning_rate: η, the learning rate of the first step. Later rates fall to 0.
-      mean_share: the share of the budget's μ² for a private mean of the features; 0 for
-        no mean.
-      mean_noise_multiplier: the noise multiplier with which `statistics.mean` takes
-        this share of μ²; infinity for no mean.
+      mean_share: the share of the privacy budget for a private mean of the features,
+        as a share of μ² of Gaussian differential privacy; 0 for no mean.
+      mean_noise_multiplier: the argument noise_multiplier with which `statistics.mean`
+        spends this share; infinity for no mean.
       intercept: the constant that is appended to the centered features of norm 1.
-      reasons: the reason for each number, by the name of its attribute.
+      reasons: the reason for each number in words, by the name of the attribute.
     """
 
     batch_size: int
@@ -51,7 +51,7 @@ class Recipe:
     reasons: MappingProxyType[str, str]
 
     def optimizer(self) -> optax.GradientTransformation:
-        """Gradient descent with a learning rate that falls linearly from η to 0."""
+        """Gradient descent whose learning rate falls linearly to 0 over the run."""
         return optax.sgd(optax.linear_schedule(self.learning_rate, 0, self.num_steps))
 
 

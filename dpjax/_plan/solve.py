@@ -83,11 +83,12 @@ def plan(
         None, the minimum that the other numbers need; for random batches, a value
         whose ε is below the target by at most about 2e-5 of the target.
       max_batch_size: the capacity, from b to n: the maximum number of examples in a
-        batch of random size (Poisson samples or bins). If None, the smallest capacity
-        that is at least three standard deviations above b, and at which overflow costs
-        at most 1 % of δ. The capacity is at most n (with cyclic Poisson samples, at
-        most the size of the largest group). The other numbers are then computed for
-        batches that do not overflow, at the rest of δ.
+        batch of random size (Poisson samples or bins). If a step draws more examples
+        (overflow), some of them do not take part. If None, the smallest capacity that
+        is at least three standard deviations above b, and at which overflow costs at
+        most 1 % of δ. The capacity is at most n (with cyclic Poisson samples, at most
+        the size of the largest group). The other numbers are then computed for batches
+        that do not overflow, at the rest of δ.
       noise_schedule: a function of a step's number, like an optax schedule. It returns
         the step's noise multiplier in units of noise_multiplier. The values are rounded
         up to at most eight levels, and the run uses the rounded values. A plan with a
@@ -105,19 +106,22 @@ def plan(
         a new random step in each epoch. "cyclic_poisson": examples form as many groups
         as a banded strategy has bands, and a step takes each example of its group
         independently. "auto" compares all samplings, and a tuple compares the named
-        ones. The plan then has the sampling that leaves the least noise in the
-        workload.
+        ones. The plan then has the sampling that leaves the least noise in the outputs
+        of the workload.
       noise: "independent": fresh noise in every step. "correlated": each step cancels
         some of the noise of earlier steps; for all samplings but "poisson" and
         "fixed_size". It needs num_steps, batch_size, and either a strategy or a
         workload; a workload with cyclic Poisson samples or bins also needs epsilon.
-        "auto": the kind of noise that leaves the least noise in the workload. "auto" as
-        the noise or the sampling needs num_steps, batch_size and epsilon.
+        "auto": the kind of noise that leaves the least noise in the outputs of the
+        workload. "auto" as the noise or the sampling needs num_steps, batch_size and
+        epsilon.
       workload: the linear map that the optimizer applies to the sums of all steps
-        (`dpjax.workloads`). For batches in order, the plan has the strategy that is
-        best for the workload among those that store one vector. For random batches, the
-        plan has the best strategy that `strategies.amplified` finds at epsilon.
-      strategy: the strategy itself (`dpjax.strategies`), in place of a workload.
+        (`dpjax.workloads`). For batches in order ("fixed" or "reshuffled"), the plan
+        has the strategy that is best for the workload among those that store one
+        vector. For random batches, the plan has the best strategy that
+        `strategies.amplified` finds at epsilon.
+      strategy: the matrix that correlates the noise (`dpjax.strategies`), instead of a
+        workload.
       adjacency: the relation between the two data sets that the guarantee compares, an
         `Adjacency`; under ADD_REMOVE one data set has one example more. "fixed_size"
         allows REPLACE only. "fixed", "reshuffled" and "cyclic_poisson" allow ZERO_OUT
@@ -281,7 +285,17 @@ def plan(
 def _schedule(
     run: RunParameters, mechanism: Mechanism, factors: tuple[Factor | None, ...]
 ) -> tuple[Segment, ...]:
-    """The segments of the schedules, or () where no number varies."""
+    """Divide a run into segments of steps with the same numbers, by its schedules.
+
+    Args:
+      run: the numbers of the run.
+      mechanism: the way to draw batches.
+      factors: the schedules of the noise multiplier, the clip norm and the batch size,
+        in this order; None for a number that is constant.
+
+    Returns:
+      The segments; () if there is no schedule.
+    """
     if all(factor is None for factor in factors):
         return ()
     if run.solved_for in ("num_steps", "batch_size"):
@@ -300,8 +314,9 @@ def _schedule(
 def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
     """Round ε up or down to JAX's default float dtype, in which accountants return ε.
 
-    A cost is rounded up, so that it remains an upper bound. A target is rounded down,
-    so that the cost is at most the requested ε even after the cost is rounded up.
+    The ε of a run is rounded up, so that it remains an upper bound. The target, the ε
+    that the caller requests, is rounded down. So the run's ε is at most the target even
+    after the run's ε is rounded up.
     """
     dtype = default_float()
     with scope():
@@ -309,12 +324,16 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
 
 
 def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
-    """Solve for the unknown number of a run, and set epsilon to the cost of the result.
+    """Compute the number that the caller of `dpjax.plan` has left out.
 
     Args:
-      run: the run, with a placeholder for the unknown number. Unless ε is the unknown,
-        its epsilon is the target.
-      guess: the start of the search for the noise multiplier, or None.
+      run: the run, in which run.solved_for names the number. The run has a placeholder
+        for this number. Unless ε is this number, run.epsilon is the target.
+      guess: an estimate of the noise multiplier, where the search for it starts; None
+        for no estimate.
+
+    Returns:
+      The run with the computed number, and with its own ε as epsilon.
     """
     unknown = run.solved_for
     if unknown == "epsilon":
@@ -340,13 +359,17 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
 
 
 def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters | None:
-    """Search for the noise multiplier; return the run, or None if the search is slow.
-
-    The ε of the returned run is below the target by at most _NEAR times the target.
+    """Search for the noise multiplier at which a run has a given ε, by secants.
 
     Args:
-      run: the run, whose epsilon is the target.
-      start: an estimate of the noise multiplier, and of the slope of log ε there.
+      run: the run, in which run.epsilon is the target.
+      start: an estimate of the noise multiplier σ, and an estimate of the derivative of
+        log ε with respect to log σ.
+
+    Returns:
+      The run with the found noise multiplier. The ε of this run is at most the target,
+      and below the target by at most `_NEAR` times the target. The result is None if
+      the search has not found such a noise multiplier after `_LOOKS` evaluations.
     """
     target = _for_callers(run.epsilon, "down")
     found = run
@@ -366,7 +389,10 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
 
 
 def _guess(run: RunParameters) -> _amplified.Start:
-    """Estimate the noise multiplier of a run, and the slope of log ε there."""
+    """Estimate the noise multiplier σ at which a run has the ε run.epsilon.
+
+    The result also has an estimate of the derivative of log ε with respect to log σ.
+    """
     mechanism = mechanism_of(run)
     epochs = run.num_steps / mechanism.steps_per_epoch(run.batch_size)
     # In random bins, an example takes part in the same step of all epochs.

@@ -1,10 +1,11 @@
 """A private hyperparameter search, whose ε includes the cost of the search.
 
-All runs of a search read the data. `tune` draws their number and their settings
-independently of the data, and releases only the best run, so that the guarantee of
-`accounting.selection` holds. If runs have equal scores, the first one is the best. The
-runs are independent and identically distributed, so that each of several equal runs is
-the first with the same probability, for any data.
+All runs of a search read the data. `tune` draws the number of runs and the settings of
+each run independently of the data, and releases only the best run. So the guarantee of
+`accounting.selection` holds. This guarantee needs a rule for runs with equal scores
+that favours none of them. Here the first of these runs is the best. The runs are
+independent and identically distributed. So for any data, each of the runs with equal
+scores is the first one with the same probability.
 """
 
 import functools
@@ -47,7 +48,14 @@ class Tuned(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The number of the best run so far (-1 without a run), its score and output."""
+    """The best run so far.
+
+    Attributes:
+      run: the position of this run in the sequence of all runs, from 0; -1 if there
+        was no run.
+      score: the score of this run; -inf if the score was not finite.
+      output: the output of this run.
+    """
 
     run: int
     score: float
@@ -173,7 +181,11 @@ def tune(
 def _settings(
     settings: Any, chunk_size: int | None
 ) -> tuple[int, Callable[[Any], Any]]:
-    """Check the settings; return their number and a function from index to setting."""
+    """Check the settings.
+
+    Returns:
+      The number of settings, and a function from an index to the setting.
+    """
     if chunk_size is not None:
         validate.static_int("chunk_size", chunk_size, minimum=1)
     if isinstance(settings, Sequence):
@@ -195,14 +207,25 @@ def _settings(
 
 
 def _digest(key: Key, event: events.Selection, count: int) -> str:
-    """A digest of the search, which is equal only for equal draws and events."""
+    """A hash of the key, the privacy event and the number of settings of a search.
+
+    If two searches have the same hash, they draw the same settings and have the same
+    event.
+    """
     words = np.asarray(jax.random.key_data(key)).tobytes().hex()
     text = f"{jax.random.key_impl(key)} {words} {event!r} {count}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
-    """Save the search atomically: the file is the complete new one or the old one."""
+    """Save the search so that the file is always the complete old or new one.
+
+    Args:
+      path: the file.
+      digest: the hash that identifies the search.
+      done: the number of completed runs.
+      best: the best of these runs.
+    """
     leaves = {f"leaf{i}": x for i, x in enumerate(jax.tree.leaves(best.output))}
     new = path.with_name(path.name + ".unfinished")
     # Only the file's owner can read it.
@@ -218,7 +241,19 @@ def _write(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
 def _read(
     path: pathlib.Path, digest: str
 ) -> tuple[int, _Best, list[np.ndarray] | None]:
-    """Read the number of runs, the best run without output, and its output's leaves."""
+    """Read a file that `_write` has saved.
+
+    Args:
+      path: the file.
+      digest: the hash that identifies the search.
+
+    Returns:
+      The number of completed runs, the best run with None as its output, and the leaves
+      of this output.
+
+    Raises:
+      ValueError: the file belongs to another search.
+    """
     with np.load(path, allow_pickle=False) as file:
         if str(file["search"]) != digest:
             raise ValueError(
@@ -232,7 +267,7 @@ def _read(
 
 
 def _entry(outputs: Any, i: int) -> Any:
-    """Select the output of run i from the outputs of a chunk."""
+    """Select the output at position i from the outputs of a chunk of runs."""
     return jax.tree.map(lambda x: x[i], outputs)
 
 

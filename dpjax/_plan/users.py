@@ -4,10 +4,9 @@ A user's gradient is the gradient of the mean loss over the user's retained exam
 This gradient is clipped as a whole, so that all examples of one user together move a
 sum by at most the clip norm. The sampler draws users, not examples.
 
-The functions here index data by position. But a `pandas.Series` is indexed by labels,
-and shuffling a table moves the labels with the rows, so that label i is no longer in
-row i. So arrays of libraries other than NumPy and JAX are first converted to NumPy
-arrays.
+The functions here index data by position. But a `pandas.Series` is indexed by labels.
+If a table was shuffled, label i is no longer in row i. So arrays of libraries other
+than NumPy and JAX are first converted to NumPy arrays.
 """
 
 import dataclasses
@@ -71,11 +70,13 @@ def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
 
 
 class OfUser(NamedTuple):
-    """The examples of one user, or of several users with one more leading axis.
+    """The examples of one user, padded to a constant number k of examples.
+
+    For several users, all arrays have one more leading axis.
 
     Attributes:
-      examples: a tree of arrays with a leading axis k. A padding slot holds another of
-        the user's examples, so that the shapes are constant.
+      examples: a tree of arrays with a leading axis k. Padding repeats an example of
+        the user.
       mask: bool[k], False for padding.
     """
 
@@ -84,10 +85,20 @@ class OfUser(NamedTuple):
 
 
 class Users:
-    """A data set of users, made by `by_user`, with `len`, indexing and `stacked`."""
+    """A data set of users, made by `by_user`.
+
+    `len(data)` is the number of users, and `data[i]` has the examples of user i.
+    """
 
     def __init__(self, data: Tree, rows: np.ndarray, mask: np.ndarray) -> None:
-        """Store the data, each user's row numbers i[n, k], and the mask bool[n, k]."""
+        """Store the examples, and which of them belong to each user.
+
+        Args:
+          data: a tree of arrays, whose leading axis is over all examples.
+          rows: the positions of each user's examples in this axis, i[n, k], for n users
+            with k examples each. Padding repeats one of the user's positions.
+          mask: bool[n, k], False for padding.
+        """
         self._data, self._rows, self._mask = data, rows, mask
 
     def __len__(self) -> int:
@@ -100,7 +111,7 @@ class Users:
         return OfUser(jax.tree.map(lambda x: x[rows], self._data), self._mask[user])
 
     def stacked(self) -> OfUser:
-        """All users in memory, with a leading axis n, as data for `Plan.load`."""
+        """The examples of all n users, with a leading axis n, for `Plan.load`."""
         examples = jax.tree.map(lambda x: x[self._rows], self._data)
         return OfUser(examples, jnp.asarray(self._mask))
 
@@ -172,7 +183,10 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
 
 
 def _owners(users: Any) -> np.ndarray:
-    """The user of each example, as an array [n], in which tuples become objects."""
+    """Convert the argument `users` of `by_user` to an array [n].
+
+    If the users are tuples, the result is an array of Python objects.
+    """
     if np.ma.is_masked(users):
         raise ValueError(
             "users must not have masked entries. Replace missing owners by a name."
@@ -187,7 +201,14 @@ def _owners(users: Any) -> np.ndarray:
 
 
 def _numbers(owner: np.ndarray) -> np.ndarray:
-    """The number of each example's user, i[n], counted from 0."""
+    """Number the distinct users from 0, and return the number of each example's user.
+
+    Args:
+      owner: the user of each example, [n].
+
+    Returns:
+      The numbers, i[n].
+    """
     if owner.dtype != object:
         return np.unique(owner, return_inverse=True)[1]
     # Objects may have no total order. np.unique sorts them, and could then give one
@@ -203,7 +224,7 @@ def _numbers(owner: np.ndarray) -> np.ndarray:
 
 
 def _is_missing(owner: Any) -> bool:
-    """Whether an owner is, or contains, an object that is not equal to itself (NaN)."""
+    """Whether a value, or a part of it, differs from itself, as NaN does."""
     if isinstance(owner, tuple | frozenset):
         return any(map(_is_missing, owner))
     if dataclasses.is_dataclass(owner):
@@ -218,12 +239,16 @@ def _is_missing(owner: Any) -> bool:
 def user_loss(
     of_one: Callable[[Any, Any], tuple[jax.Array, Any]], user: OfUser, own: Any
 ) -> tuple[jax.Array, Any]:
-    """A user's mean loss over the valid examples, and aux with a leading axis k.
+    """Compute the mean loss over a user's valid examples.
 
     Args:
-      of_one: a function from one example and its random keys to the loss and aux.
-      user: the user's examples.
+      of_one: a function from one example and its random keys to the example's loss and
+        auxiliary output.
+      user: the user's examples, with a leading axis k.
       own: the user's random keys, from which each example gets its own keys.
+
+    Returns:
+      The mean loss, and the auxiliary outputs with a leading axis k.
     """
     mask = jnp.asarray(user.mask)
     numbers = jnp.arange(mask.size)

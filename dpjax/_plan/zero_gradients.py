@@ -1,13 +1,15 @@
 """Find the outputs of a jaxpr that are zero for all inputs, by reading its equations.
 
-A loss that is called on one example at a time may train less than its author believes:
-in a batch of one, x − mean(x) is zero, and so is the log-softmax over the batch.
+A loss that is called on one example at a time may train less than its author believes.
+For instance, in a batch of one example x, both x − mean(x) and the log-softmax over the
+batch are zero.
 
-This module evaluates a jaxpr symbolically. Each array is represented by a term, which
-is a constant or the name of an unknown array. Applying the same operation to the same
-terms gives the same name, so that x − x is recognized as zero. Unknown entries are
-assumed to be finite: with an infinity or NaN, an example's gradient is not finite, and
-such an example contributes nothing to the sum. No program is compiled or run.
+This module evaluates a jaxpr symbolically, and compiles and runs no program. Each array
+is represented by a term, which is a constant or the name of an unknown array. If two
+equations apply the same operation to the same terms, their outputs have the same name.
+So x − x is recognized as zero. Unknown entries are assumed to be finite. If one were
+not, the gradient of the example would not be finite, and an example whose gradient is
+not finite contributes nothing to the sum of gradients.
 """
 
 import itertools
@@ -26,11 +28,14 @@ from dpjax.clipping._bookkeeping.jaxpr.equations import aval, evaluate
 
 
 class Term(NamedTuple):
-    """The symbolic value of an array: a factor times an array with a name.
+    """The symbolic value of an array: a number times an array with a name.
 
-    Two arrays with the same name have the same entries, except for axes of size one.
-    The array of ones has the name None, and all other arrays are unknown. The factor of
-    an unknown array is 1 or −1.
+    Two arrays with the same name have the same entries, but may differ in their axes of
+    size one.
+
+    Attributes:
+      factor: the number; 1 or −1 if `name` is not None.
+      name: the name of the array; None for an array of ones.
     """
 
     factor: float
@@ -38,7 +43,7 @@ class Term(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Whether all entries of the array are the factor."""
+        """Whether all entries of the array are known to equal `factor`."""
         return self.name is None
 
     def negative(self) -> "Term":
@@ -68,8 +73,8 @@ _ODD = _PRODUCTS | {"div", "broadcast_in_dim", "reduce_sum", "transpose", "slice
 def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
     """Tell for each output of a jaxpr whether it is zero for all finite inputs.
 
-    True is a proof by the rules of this module. False means only that these rules give
-    no proof.
+    True means that the output is proven to be zero. False means only that this module
+    found no proof.
     """
     terms = _Terms()
     inputs = [terms.new() for _ in closed.in_avals]
@@ -77,26 +82,30 @@ def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
 
 
 class _Terms:
-    """A symbolic evaluator of jaxprs, with one table of names for all inner jaxprs."""
+    """A symbolic evaluator of jaxprs.
+
+    The evaluator gives a name to each unknown array. A jaxpr and the jaxprs inside its
+    equations share one dictionary of names.
+    """
 
     def __init__(self) -> None:
         self._names: dict[Hashable, int] = {}
         self._unique = itertools.count()
 
     def new(self) -> Term:
-        """Return the term of an unknown array, under a name that no other array has."""
+        """Return the symbolic value of an unknown array, with a new name."""
         return self._look_up(("new", next(self._unique)))
 
     def _look_up(self, made: Hashable) -> Term:
         return Term(1, self._names.setdefault(made, len(self._names)))
 
     def evaluate(self, closed: jex.ClosedJaxpr, inputs: Any) -> list[Term]:
-        """Evaluate a jaxpr symbolically, and return the terms of its outputs."""
+        """Evaluate a jaxpr symbolically, and return the `Term` of each output."""
         apply: Any = self._apply
         return [self._term_of(x) for x in evaluate(closed, inputs, apply)]
 
     def _term_of(self, value: Any) -> Term:
-        """The term itself, or the term of a literal or an array in a jaxpr."""
+        """Return the symbolic value of a number or array; return a `Term` unchanged."""
         if isinstance(value, Term):
             return value
         literal = not isinstance(value, jax.Array)
@@ -106,7 +115,7 @@ class _Terms:
         return self._look_up(("array", id(value)))
 
     def _apply(self, eqn: jex.JaxprEqn, values: list[Any]) -> list[Term]:
-        """Evaluate an equation symbolically, and return the terms of its outputs."""
+        """Evaluate an equation symbolically, and return the `Term` of each output."""
         name, inputs = eqn.primitive.name, [self._term_of(x) for x in values]
         if name in _CALLS or name.startswith("custom_jvp"):
             body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
@@ -129,7 +138,7 @@ class _Terms:
         return self._result_terms(eqn, inputs)
 
     def _apply_scan(self, eqn: jex.JaxprEqn, inputs: list[Term]) -> list[Term]:
-        """Evaluate a scan symbolically, and return the terms of its outputs.
+        """Evaluate a scan symbolically, and return the `Term` of each output.
 
         An output is a constant only if it is the same constant in every iteration. The
         loop assumes at first that every constant in the initial carry is constant in
@@ -156,9 +165,10 @@ class _Terms:
                 varying[i] = self.new()
 
     def _result_terms(self, eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> list[Term]:
-        """Name an equation's outputs after operation and inputs; return their terms.
+        """Give names to the outputs of an equation, and return the outputs' terms.
 
-        Two equations that apply one operation to the same terms get the same names.
+        A name stands for the operation with its inputs. So if two equations apply the
+        same operation to the same inputs, their outputs have the same names.
         """
         name, sign = eqn.primitive.name, 1
         if name in _ODD:
@@ -183,10 +193,14 @@ class _Terms:
 
 
 def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
-    """Return the term of an equation's single output, by an algebraic rule.
+    """Simplify an equation with one output by algebra, such as x − x = 0 or 1 · x = x.
 
-    The result is None if no rule applies. The caller then names the output after the
-    operation and its inputs, so that equal operations on equal inputs have equal names.
+    Args:
+      eqn: the equation.
+      inputs: the symbolic values of the equation's inputs.
+
+    Returns:
+      The symbolic value of the output; None if no simplification applies.
     """
     name, out = eqn.primitive.name, aval(eqn.outvars[0])
     if name in _LAYOUTS:
@@ -236,7 +250,11 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 
 
 def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Term | None:
-    """Apply a function to arrays without axes; None if there is no real result."""
+    """Apply a function to arrays without axes, and return the result as a constant.
+
+    The result is None if the function raises, or returns a complex number or an array
+    with axes.
+    """
     try:
         with np.errstate(all="ignore"):
             value = np.asarray(function(*arrays))
@@ -246,9 +264,15 @@ def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Term | None:
 
 
 def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
-    """Return the term of an operation on two arrays, at least one of which is unknown.
+    """Simplify an operation on two arrays by algebra, such as x − x = 0 or 1 · x = x.
 
-    The result is None if no rule applies.
+    Args:
+      name: the name of the primitive.
+      x: the symbolic value of the first array.
+      y: the symbolic value of the second array. At least one array is unknown.
+
+    Returns:
+      The symbolic value of the result; None if no simplification applies.
     """
     if name == "sub":
         name, y = "add", y.negative()
@@ -267,10 +291,15 @@ def _simplify_pair(name: str, x: Term, y: Term) -> Term | None:
 
 
 def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
-    """Return the term of an array after its entries are moved, repeated, or reduced.
+    """Simplify an equation that moves, repeats, reduces or converts entries.
 
-    The result is None unless the new array is a constant, or equals the old one except
-    for axes of size one.
+    Args:
+      eqn: the equation.
+      inputs: the symbolic values of the equation's inputs.
+
+    Returns:
+      The symbolic value of the output if the output is a constant, or equals the first
+      input except for axes of size one. Otherwise the result is None.
     """
     name, x = eqn.primitive.name, inputs[0]
     before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
@@ -297,12 +326,16 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
 
 
 def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
-    """The term of an array after its conversion from one dtype to another.
+    """Simplify the conversion of an array from one dtype to another.
 
-    The term of a constant is the converted constant, or None if an integer dtype cannot
-    represent its value. The term of an unknown array is the array's own term if the
-    conversion is to a float dtype at least as wide, and None otherwise. For None, the
-    caller names the result after the conversion and the array.
+    If x is a constant, the result is the converted constant, or None if an integer
+    dtype cannot represent the constant. If x is unknown, the result is x for a
+    conversion from a float dtype to an equal or wider float dtype, and None otherwise.
+
+    Args:
+      before: the dtype of the array.
+      after: the dtype of the converted array.
+      x: the symbolic value of the array.
     """
     if x.is_constant:
         value = _constant(lambda x: x.astype(after), np.asarray(x.factor, before))
