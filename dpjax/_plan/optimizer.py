@@ -101,12 +101,12 @@ def _on_lattice(
     z = plan.noise_multiplier
 
     def init(params: Any) -> _discrete.DiscreteGaussianNoiseState:
-        _discrete.check_draws(_discrete.num_coordinates(params), plan.num_steps)
+        _discrete.check_draws(optax.tree.size(params), plan.num_steps)
         return _discrete.DiscreteGaussianNoiseState(keys.stream(key, "discrete noise"))
 
     def add(sums: Any, state: Any, factor: ArrayLike) -> tuple[Any, Any]:
         following, current = jax.random.split(state.key)
-        size = _discrete.num_coordinates(sums)
+        size = optax.tree.size(sums)
         noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * most)
         noisy = _discrete.release_on_lattice(current, sums, noise)
         return noisy, _discrete.DiscreteGaussianNoiseState(following)
@@ -144,7 +144,7 @@ def _correlated_mean_on_lattice(
     def noise(params: Any) -> optax.GradientTransformation:
         # The noise depends on the number of coordinates that are rounded.
         dimension = _correlated_lattice.effective_dimension(
-            strategy, _discrete.num_coordinates(params), plan.num_steps, digits
+            strategy, optax.tree.size(params), plan.num_steps, digits
         )
         stddev = _discrete.lattice_noise(
             plan.clip_norm,
