@@ -30,17 +30,6 @@ from dpjax.solvers._checks import Epochs, Order
 from dpjax.solvers._results import Curve, Result
 
 
-def _shape(strategy: Toeplitz | Scaled | None, run: Epochs) -> StrategySpec | None:
-    """Check the strategy, and return its numbers, hashable; None for tree noise."""
-    if strategy is None:
-        return None
-    if not isinstance(strategy, Toeplitz | Scaled):
-        raise ValueError(
-            f"strategy must be a Toeplitz or scaled strategy; got {strategy!r}."
-        )
-    return spec_of(strategy, run.num_steps)
-
-
 def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
     """The noise's variance in each step's momentum, f[T], for draws of variance 1."""
     if shape is None:
@@ -199,7 +188,12 @@ def dp_nsgd(
     decay, clip_norm = _precision.round_down(decay), _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
-    shape = _shape(strategy, run)
+    if not isinstance(strategy, Toeplitz | Scaled | None):
+        raise ValueError(
+            f"strategy must be a Toeplitz or scaled strategy; got {strategy!r}."
+        )
+    # The strategy's numbers are hashable, so that the compiled program is found again.
+    shape = None if strategy is None else spec_of(strategy, run.num_steps)
 
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
     if shape is None:
@@ -215,15 +209,15 @@ def dp_nsgd(
 
     # A schedule is static, since it is a function. A number is traced, so that another
     # number needs no new compilation.
-    scheduled = callable(learning_rate)
+    schedule = learning_rate if callable(learning_rate) else None
     stddev = _precision.stddev(noise_multiplier, clip_norm)
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
         keys.stream(key, "solvers.dp_nsgd"),
         *_precision.to_float32((stddev, decay, clip_norm)),
-        0.0 if scheduled else learning_rate,
+        learning_rate if schedule is None else 0.0,
         loss_fn=loss_fn,
-        schedule=learning_rate if scheduled else None,
+        schedule=schedule,
         order=order,
         run=run,
         microbatch_size=microbatch_size,
@@ -231,7 +225,7 @@ def dp_nsgd(
     )
 
     variance = _variance(shape, decay, run)
-    dimension = sum(x.size for x in jax.tree.leaves(trained))
+    dimension = optax.tree.size(trained)
     # The noise in one coordinate of a mean gradient, before the momentum.
     coordinate = clip_norm * noise_multiplier / run.batch_size
     curve = curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance))

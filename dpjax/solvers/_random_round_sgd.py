@@ -68,19 +68,6 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
     return edges
 
 
-def _calibrate(
-    rounds: random_rounds.Rounds, rate: float, target: _checks.Target
-) -> float:
-    """The minimum noise multiplier at which a run meets the target ε and δ."""
-
-    def delta_of(noise: jax.Array) -> jax.Array:
-        return random_rounds.delta(
-            noise, target.epsilon, rounds=rounds, sampling_rate=rate
-        )
-
-    return _calibration.solve_noise(delta_of, target.delta, target)
-
-
 class _Carry(NamedTuple):
     """The iterate, the sum of losses so far, and the number of omitted examples."""
 
@@ -228,9 +215,13 @@ def random_round_sgd(
 
     # The accountant uses the exact distribution of R that 32 random bits give.
     realised = np.diff(edges.astype(np.float64), prepend=0.0) / 2.0**32
-    rounds, rate = random_rounds.group(realised), size / num_examples
+    rounds = random_rounds.group(realised)
+    terms: dict[str, Any] = {"rounds": rounds, "sampling_rate": size / num_examples}
     if isinstance(noise, _checks.Target):
-        noise = _calibrate(rounds, rate, noise)
+        delta_of = functools.partial(
+            random_rounds.delta, epsilon=noise.epsilon, **terms
+        )
+        noise = _calibration.solve_noise(delta_of, noise.delta, noise)
     validate.positive("noise_multiplier", noise)
 
     key = keys.stream(key, "solvers.random_round_sgd")
@@ -254,11 +245,7 @@ def random_round_sgd(
         f"all iterates of a random number of rounds, at most {max_rounds}, and that "
         "number",
         profiles.FunctionProfile.of(
-            random_rounds.epsilon,
-            random_rounds.delta,
-            noise,
-            rounds=rounds,
-            sampling_rate=rate,
+            random_rounds.epsilon, random_rounds.delta, noise, **terms
         ),
         adjacency,
         _checks.every_step("random"),

@@ -15,7 +15,6 @@ gradients since the anchor. `allot_noise` divides one privacy budget among the t
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -116,13 +115,7 @@ def allot_noise(
     return Terms(*(_precision.round_up(share * scale) for share in shares))
 
 
-class _Carry(NamedTuple):
-    """The iterate, the anchors of this and the last epoch, and the momentum's state."""
-
-    w: jax.Array
-    anchor: jax.Array
-    before: jax.Array
-    state: ReducedMomentumState
+_Carry = tuple[jax.Array, ReducedMomentumState]  # the iterate, the momentum's state
 
 
 class _Example(NamedTuple):
@@ -133,36 +126,6 @@ class _Example(NamedTuple):
     used: jax.Array
     change_clipped: jax.Array
     drift_clipped: jax.Array
-
-
-def _example(
-    loss: Callable[[jax.Array], jax.Array],
-    points: jax.Array,
-    keep: jax.Array,
-    refresh: jax.Array,
-    bounds: Terms[jax.Array],
-) -> _Example:
-    """Clip one example's terms in the three trees, from its gradients at three points.
-
-    The points are the iterate w_t, this epoch's anchor (its first iterate) w_qn, and
-    the last epoch's anchor w_(q−1)n.
-    """
-    losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
-    # An example is left out if any of its three gradients is not finite.
-    keep = keep & jnp.all(jnp.isfinite(gradients))
-    here, anchor, before = (clip(g, bounds.anchor, keep)[0] for g in gradients)
-    change, change_norm = clip(anchor - before, bounds.change, keep)
-    drift, drift_norm = clip(here - anchor, bounds.drift, keep)
-    # From the third epoch on, the window depends on F^Δ and F^G, and one tree carries
-    # both: see `noise._reduced_momentum`.
-    mixed = (1 - refresh) * change + refresh * anchor
-    return _Example(
-        terms=Terms(anchor, mixed, drift),
-        loss=losses[0],
-        used=keep,
-        change_clipped=change_norm > bounds.change,
-        drift_clipped=drift_norm > bounds.drift,
-    )
 
 
 @functools.partial(jax.jit, static_argnames=("loss_fn", "run", "schedule"))
@@ -196,23 +159,33 @@ def _train(
         def loss(point: jax.Array) -> jax.Array:
             return loss_fn(unravel(point), example)
 
-        return _example(loss, points, keep, refresh, bounds)
+        losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
+        # An example is left out if any of its three gradients is not finite.
+        keep = keep & jnp.all(jnp.isfinite(gradients))
+        here, anchor, before = (clip(g, bounds.anchor, keep)[0] for g in gradients)
+        change, change_norm = clip(anchor - before, bounds.change, keep)
+        drift, drift_norm = clip(here - anchor, bounds.drift, keep)
+        # From the third epoch on, the window depends on F^Δ and F^G, and one tree
+        # carries both: see `noise._reduced_momentum`.
+        mixed = (1 - refresh) * change + refresh * anchor
+        return _Example(
+            terms=Terms(anchor, mixed, drift),
+            loss=losses[0],
+            used=keep,
+            change_clipped=change_norm > bounds.change,
+            drift_clipped=drift_norm > bounds.drift,
+        )
 
     def step(
-        carry: _Carry, inputs: tuple[jax.Array, sampling.Batch]
+        anchors: tuple[jax.Array, jax.Array],
+        carry: _Carry,
+        inputs: tuple[jax.Array, sampling.Batch],
     ) -> tuple[_Carry, Curve]:
-        w, anchor, before, state = carry
+        w, state = carry
         number, batch = inputs
-
-        # The first iterate w_qn of an epoch is its anchor; the previous anchor is
-        # w_(q−1)n.
-        begins = (number - 1) % n == 0
-        before = jnp.where(begins, anchor, before)
-        anchor = jnp.where(begins, w, anchor)
-
         # The results contain the summands of F^G, F^Δ and F^r at step t.
         results = jax.vmap(of_example, (None, 0, 0))(
-            jnp.stack([w, anchor, before]),
+            jnp.stack([w, *anchors]),
             jax.tree.map(lambda x: x[batch.indices], data.examples),
             batch.mask & data.finite[batch.indices],
         )
@@ -235,21 +208,28 @@ def _train(
         w = w - rate * momentum / jnp.where(length > 0, length, 1.0)
 
         used = results.used
-        return _Carry(w, anchor, before, state), Curve(
+        return (w, state), Curve(
             loss=jnp.mean(results.loss, where=used & jnp.isfinite(results.loss)),
             left_out=jnp.sum(batch.mask & ~used, dtype=jnp.int32),
             change_clipped=jnp.mean(results.change_clipped, where=used),
             drift_clipped=jnp.mean(results.drift_clipped, where=used),
         )
 
-    def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
+    def epoch(
+        carry: tuple[jax.Array, _Carry], number: jax.Array
+    ) -> tuple[tuple[jax.Array, _Carry], Curve]:
+        # The first iterate w_qn of an epoch is its anchor; the previous anchor is
+        # w_(q−1)n.
+        before, (anchor, state) = carry
         steps = number * n + jnp.arange(1, n + 1, dtype=jnp.int32)
-        return jax.lax.scan(step, carry, (steps, batches))
+        step_of_epoch = functools.partial(step, (anchor, before))
+        last, curve = jax.lax.scan(step_of_epoch, (anchor, state), (steps, batches))
+        return (anchor, last), curve
 
     state = reduced_momentum.init(run.num_steps, n, start.size, start.dtype)
     epochs = jnp.arange(run.num_epochs, dtype=jnp.int32)
-    last, curve = jax.lax.scan(epoch, _Carry(start, start, start, state), epochs)
-    return narrow(unravel(last.w), params), jax.tree.map(jnp.ravel, curve)
+    (_, (last, _)), curve = jax.lax.scan(epoch, (start, (start, state)), epochs)
+    return narrow(unravel(last), params), jax.tree.map(jnp.ravel, curve)
 
 
 def sensitivity_reduced_nsgd(
@@ -330,14 +310,14 @@ def sensitivity_reduced_nsgd(
     validate.closed_unit("refresh", refresh)
     # Rounding comes first: accountant and program must use the same float32 numbers.
     decay, refresh = _precision.round_down(decay), _precision.round_down(refresh)
-    given = clip_norm, change_clip_norm, drift_clip_norm
-    clips = Terms(*(_precision.round_up(x) for x in given))
+    given = Terms(clip_norm, change_clip_norm, drift_clip_norm)
+    clips = jax.tree.map(_precision.round_up, given)
     validate.positive("clip_norm", clips.anchor)
     validate.positive("change_clip_norm", clips.change)
     validate.positive("drift_clip_norm", clips.drift)
-    scheduled = callable(learning_rate)
-    rate = 0.0 if scheduled else learning_rate
-    if not scheduled:
+    schedule = learning_rate if callable(learning_rate) else None
+    rate = learning_rate if schedule is None else 0.0
+    if schedule is None:
         validate.positive("learning_rate", learning_rate)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
 
@@ -357,11 +337,8 @@ def sensitivity_reduced_nsgd(
         )
         mu = reduced_momentum_mu(noise, decay=decay, adjacency=adjacency, **steps)
     # The multiplier of an unused tree is infinite, and this tree draws no noise.
-    stddevs = Terms(
-        *(
-            float(_precision.stddev(s, bound)) if math.isfinite(s) else 0.0
-            for s, bound in zip(noise, bounds, strict=True)
-        )
+    stddevs = jax.tree.map(
+        lambda s, c: _precision.stddev(s, c) if math.isfinite(s) else 0.0, noise, bounds
     )
 
     last, curve = _train(
@@ -371,13 +348,13 @@ def sensitivity_reduced_nsgd(
         stream(key, "solvers.sensitivity_reduced_nsgd"),
         loss_fn=loss_fn,
         run=run,
-        schedule=learning_rate if scheduled else None,
+        schedule=schedule,
     )
 
     # norm is the root mean square norm of the noise in m̂_t / (1 − β), f[T].
     variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
     coordinate = np.sum([v * s * s for v, s in zip(variance, stddevs, strict=True)], 0)
-    norm = np.sqrt(sum(x.size for x in jax.tree.leaves(last)) * coordinate)
+    norm = np.sqrt(optax.tree.size(last) * coordinate)
     norm = jnp.asarray(norm * (1 - decay) / run.batch_size)
     mechanism = f"all {run.num_steps} iterates of sensitivity-reduced momentum"
     assumptions = _checks.every_step("fixed")
