@@ -19,8 +19,9 @@ from dpjax._core.typing import (
 )
 from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Scaled
+from dpjax._matrices.strategy import Tree as TreeStrategy
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax.accounting import correlated, gdp, tree
+from dpjax.accounting import correlated, gdp
 from dpjax.accounting.correlated._error import variances
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.noise import _optimizers as optimizers
@@ -35,14 +36,10 @@ def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Arra
     if shape is None:
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
-    ones = jnp.ones(run.num_steps)
-    return variances(
-        shape.toeplitz(run.num_steps),
-        workloads.momentum(decay),
-        factors=jnp.asarray(shape.factors or (1.0,)) * ones,
-        rates=(1 - decay) * ones,
-        keep=0 * ones,
-    )
+    workload, factors = workloads.momentum(decay), jnp.asarray(shape.factors or (1.0,))
+    given = factors, workload.rates, workload.keep
+    by_step = (jnp.broadcast_to(x, run.num_steps) for x in given)
+    return variances(shape.toeplitz(run.num_steps), workload, *by_step)
 
 
 _Carry = tuple[Tree, optax.OptState]
@@ -196,11 +193,10 @@ def dp_nsgd(
     shape = None if strategy is None else spec_of(strategy, run.num_steps)
 
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
-    if shape is None:
-        mu_of = functools.partial(tree.momentum_mu, decay=decay)
-    else:
-        mu_of = functools.partial(correlated.mu, shape.strategy(run.num_steps))
-    mu_of = functools.partial(mu_of, **steps, order=order, adjacency=adjacency)
+    matrix = TreeStrategy(decay) if shape is None else shape.strategy(run.num_steps)
+    mu_of = functools.partial(
+        correlated.mu, matrix, **steps, order=order, adjacency=adjacency
+    )
     with _calibration.now():
         goal = float(gdp.mu(target.epsilon, target.delta))
         # μ is proportional to 1/σ, so one evaluation at σ = 1 determines σ.

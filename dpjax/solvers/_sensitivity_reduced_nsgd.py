@@ -316,7 +316,7 @@ def sensitivity_reduced_nsgd(
     validate.positive("change_clip_norm", clips.change)
     validate.positive("drift_clip_norm", clips.drift)
     schedule = learning_rate if callable(learning_rate) else None
-    rate = learning_rate if schedule is None else 0.0
+    rate = 0.0 if callable(learning_rate) else learning_rate
     if schedule is None:
         validate.positive("learning_rate", learning_rate)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
