@@ -190,12 +190,11 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
     # The loop of `query` for all steps at once. The weight of a node that ends at z is
     # β^{t − z}.
     while np.any(start < step):
+        left = step - start
         # The exponent of frexp minus 1 is exactly the floor of the base-2 logarithm.
-        fits = np.frexp(np.maximum(step - start, 1))[1] - 1
-        aligned = np.where(
-            start > 0, np.frexp(np.maximum(start & -start, 1))[1] - 1, 63
-        )
-        size = np.where(start < step, 1 << np.minimum(fits, aligned), 0)
+        fits = np.where(left > 0, 1 << (np.frexp(left)[1] - 1), 0)
+        # start & −start is the largest power of two that divides start > 0.
+        size = np.where(start > 0, np.minimum(fits, start & -start), fits)
         start = start + size
         weight = np.power(float(decay), 2.0 * (step - start))
         total += np.where(size > 0, weight, 0.0)

@@ -43,7 +43,7 @@ def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Arra
 
 
 _Carry = tuple[Tree, optax.OptState]
-_STATIC = "loss_fn", "schedule", "order", "run", "microbatch_size", "shape"
+_STATIC = "loss_fn", "order", "run", "microbatch_size", "shape"
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
@@ -57,7 +57,6 @@ def _train(
     learning_rate: ScalarOrSchedule,
     *,
     loss_fn: LossFn,
-    schedule: optax.Schedule | None,
     order: Order,
     run: Epochs,
     microbatch_size: int | None,
@@ -73,7 +72,7 @@ def _train(
     # The last three lines of Algorithm 1: m_t, m̂_t = m_t + NOISE and
     # w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
     optimizer = optimizers.dp_nsgd(
-        learning_rate if schedule is None else schedule,
+        learning_rate,
         # stddev is already the noise multiplier times the clip norm, rounded up once.
         clip_norm=1.0,
         noise_multiplier=stddev,
@@ -203,17 +202,17 @@ def dp_nsgd(
         noise_multiplier = _precision.round_up(float(mu_of(1.0)) / goal * MARGIN)
         profile = Gaussian(mu_of(noise_multiplier))
 
-    # A schedule is static, since it is a function. A number is traced, so that another
-    # number needs no new compilation.
-    schedule = learning_rate if callable(learning_rate) else None
+    # A schedule is a tree without arrays, and so static in the compiled program. A
+    # number is traced, so that another number needs no new compilation.
+    if callable(learning_rate):
+        learning_rate = jax.tree_util.Partial(learning_rate)
     stddev = _precision.stddev(noise_multiplier, clip_norm)
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
         keys.stream(key, "solvers.dp_nsgd"),
         *_precision.to_float32((stddev, decay, clip_norm)),
-        learning_rate if schedule is None else 0.0,
+        learning_rate,
         loss_fn=loss_fn,
-        schedule=schedule,
         order=order,
         run=run,
         microbatch_size=microbatch_size,

@@ -1,7 +1,7 @@
 """SGD with a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
 
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -68,14 +68,6 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
     return edges
 
 
-class _Carry(NamedTuple):
-    """The iterate, the sum of losses so far, and the number of omitted examples."""
-
-    params: Any
-    losses: jax.Array
-    left_out: jax.Array
-
-
 _STATIC = "loss_fn", "batch_size", "microbatch_size"
 
 
@@ -96,13 +88,15 @@ def _train(
     """Train for the given number of rounds; return the last iterate and the curve."""
     noise_key, batch_key = keys.stream(key, "noise"), keys.stream(key, "batches")
 
-    def step(k: jax.Array, carry: _Carry) -> _Carry:
+    # The curve holds the sums of losses and of omitted examples so far.
+    def step(k: jax.Array, carry: tuple[Any, Curve]) -> tuple[Any, Curve]:
+        params, sums = carry
         batch = sampling.fixed_size(
             data.finite.shape[0], batch_size, key=batch_key, step=k
         )
         total, loss, used = _descent.gradient_sum(
             loss_fn,
-            carry.params,
+            params,
             jax.tree.map(lambda x: x[batch.indices], data.examples),
             data.finite[batch.indices],
             clip_norm=clip_norm,
@@ -114,19 +108,20 @@ def _train(
         scale = step_sizes[k] / batch_size
         params = jax.tree.map(
             lambda x, g, z: x - scale.astype(x.dtype) * (g + z),
-            carry.params,
+            params,
             total,
             noise,
         )
         # The mean loss of no examples is NaN, and counts as 0.
         losses = jnp.where(used > 0, loss * used, 0.0).astype(jnp.float32)
-        return _Carry(params, carry.losses + losses, carry.left_out + batch_size - used)
+        left_out = sums.left_out + batch_size - used
+        return params, Curve(sums.loss + losses, left_out)
 
     # The loop ends after R rounds. Its running time may reveal R, which is public.
-    start = _Carry(dtypes.widen(params), jnp.float32(0), jnp.int32(0))
-    end = jax.lax.fori_loop(0, rounds, step, start)
-    loss = end.losses / (rounds * batch_size - end.left_out)
-    return _descent.narrow(end.params, params), Curve(loss, end.left_out)
+    start = dtypes.widen(params), Curve(jnp.float32(0), jnp.int32(0))
+    last, sums = jax.lax.fori_loop(0, rounds, step, start)
+    loss = sums.loss / (rounds * batch_size - sums.left_out)
+    return _descent.narrow(last, params), sums._replace(loss=loss)
 
 
 def random_round_sgd(

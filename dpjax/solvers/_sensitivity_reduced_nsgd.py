@@ -15,7 +15,8 @@ gradients since the anchor. `allot_noise` divides one privacy budget among the t
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,13 +50,8 @@ from dpjax.solvers._results import Curve, Result
 
 def allot_noise(
     target_mu: float,
-    *,
-    bounds: Terms[float],
-    num_steps: int,
-    steps_per_epoch: int,
-    decay: float,
-    refresh: float,
-    adjacency: Adjacency,
+    mu_of: Callable[[Sequence[float]], jax.Array],
+    variance: Terms[float],
 ) -> Terms[float]:
     """The three noise multipliers for μ-GDP that add the least noise to the momentum.
 
@@ -68,50 +64,34 @@ def allot_noise(
 
     Args:
       target_mu: μ, positive.
-      bounds: the bounds on the norms of one example's terms in the three trees.
-      num_steps: T, a multiple of steps_per_epoch.
-      steps_per_epoch: n, at least 1.
-      decay: β, in [0, 1).
-      refresh: γ, in [0, 1], as for `sensitivity_reduced_nsgd`.
-      adjacency: the relation between the compared data sets.
+      mu_of: the μ of a run as a function of the three noise multipliers.
+      variance: V for each tree.
 
     Returns:
       `Terms` of noise standard deviations divided by the bounds; inf for a tree that is
       never used.
 
-    Raises:
-      ValueError: an argument is out of range.
-
     Example:
-      >>> noise = allot_noise(
-      ...     1.0, bounds=Terms(1.0, 0.1, 0.05), num_steps=400, steps_per_epoch=50,
-      ...     decay=0.9, refresh=0.1, adjacency=Adjacency.REPLACE)
+      >>> from dpjax.accounting.tree import reduced_momentum_mu
+      >>> mu_of = functools.partial(
+      ...     reduced_momentum_mu, num_steps=400, steps_per_epoch=50, decay=0.9,
+      ...     adjacency=Adjacency.REPLACE)
+      >>> noise = allot_noise(1.0, mu_of, Terms(1.0, 0.1, 0.005))
       >>> print([f"{x:.2f}" for x in noise])
-      ['6.51', '20.88', '31.90']
+      ['7.02', '16.81', '32.40']
     """
-    mu = functools.partial(
-        reduced_momentum_mu,
-        num_steps=num_steps,
-        decay=decay,
-        steps_per_epoch=steps_per_epoch,
-        adjacency=adjacency,
-    )
-    variance = reduced_momentum.momentum_variance(
-        num_steps, steps_per_epoch, decay=decay, refresh=refresh
-    )
     # The minimum of Σ V s² for a given Σ A/s² has s⁴ ∝ A/V in each tree (Lagrange).
     shares: list[float] = []
-    for k, bound in enumerate(bounds):
+    for k, added in enumerate(variance):
         # With infinite noise in the other two trees, μ² is the cost of this tree alone.
         alone = [math.inf] * 3
         alone[k] = 1.0
-        cost = float(mu(alone)) ** 2
-        added = float(np.mean(variance[k])) * bound**2
+        cost = float(mu_of(alone)) ** 2
         unused = cost == 0 or added == 0
         shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
     # μ is inversely proportional to a common factor of the three noises. MARGIN covers
     # the rounding errors of this computation.
-    scale = float(mu(shares)) / target_mu * MARGIN
+    scale = float(mu_of(shares)) / target_mu * MARGIN
     return Terms(*(_precision.round_up(share * scale) for share in shares))
 
 
@@ -128,7 +108,7 @@ class _Example(NamedTuple):
     drift_clipped: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=("loss_fn", "run", "schedule"))
+@functools.partial(jax.jit, static_argnames=("loss_fn", "run"))
 def _train(
     params: Params,
     data: _checks.Data,
@@ -136,12 +116,11 @@ def _train(
     refresh: jax.Array,
     bounds: Terms[jax.Array],
     stddevs: Terms[jax.Array],
-    learning_rate: jax.Array,
+    learning_rate: jax.Array | optax.Schedule,
     key: Key,
     *,
     loss_fn: LossFn,
     run: _checks.Epochs,
-    schedule: optax.Schedule | None,
 ) -> tuple[Params, Curve]:
     """Train, and return the last parameters and the curve.
 
@@ -203,8 +182,8 @@ def _train(
         )
         # w_t = w_{t−1} − η m̂_t / ‖m̂_t‖; a momentum of zero gives no step.
         length = jnp.linalg.norm(momentum)
-        rate = learning_rate if schedule is None else schedule(number - 1)
-        rate = jnp.asarray(rate, w.dtype)
+        rate = learning_rate
+        rate = jnp.asarray(rate(number - 1) if callable(rate) else rate, w.dtype)
         w = w - rate * momentum / jnp.where(length > 0, length, 1.0)
 
         used = results.used
@@ -315,27 +294,27 @@ def sensitivity_reduced_nsgd(
     validate.positive("clip_norm", clips.anchor)
     validate.positive("change_clip_norm", clips.change)
     validate.positive("drift_clip_norm", clips.drift)
-    schedule = learning_rate if callable(learning_rate) else None
-    rate = 0.0 if callable(learning_rate) else learning_rate
-    if schedule is None:
-        validate.positive("learning_rate", learning_rate)
+    rate: Any = learning_rate
+    if callable(rate):
+        # A schedule is a tree without arrays, and so static in the compiled program.
+        rate = jax.tree_util.Partial(rate)
+    else:
+        validate.positive("learning_rate", rate)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
 
     # One tree carries (1 − γ) change + γ anchor, so its bound is this sum of bounds.
     mixed = (1 - refresh) * clips.change + refresh * clips.anchor
     bounds = clips._replace(change=mixed)
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
+    mu_of = functools.partial(
+        reduced_momentum_mu, **steps, decay=decay, adjacency=adjacency
+    )
+    variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
+    added = jax.tree.map(lambda v, c: float(np.mean(v)) * c**2, variance, bounds)
     with _calibration.now():
         mu = float(gdp.mu(target.epsilon, target.delta))
-        noise = allot_noise(
-            mu,
-            bounds=bounds,
-            decay=decay,
-            refresh=refresh,
-            adjacency=adjacency,
-            **steps,
-        )
-        mu = reduced_momentum_mu(noise, decay=decay, adjacency=adjacency, **steps)
+        noise = allot_noise(mu, mu_of, added)
+        mu = mu_of(noise)
     # The multiplier of an unused tree is infinite, and this tree draws no noise.
     stddevs = jax.tree.map(
         lambda s, c: _precision.stddev(s, c) if math.isfinite(s) else 0.0, noise, bounds
@@ -348,11 +327,9 @@ def sensitivity_reduced_nsgd(
         stream(key, "solvers.sensitivity_reduced_nsgd"),
         loss_fn=loss_fn,
         run=run,
-        schedule=schedule,
     )
 
     # norm is the root mean square norm of the noise in m̂_t / (1 − β), f[T].
-    variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
     coordinate = np.sum([v * s * s for v, s in zip(variance, stddevs, strict=True)], 0)
     norm = np.sqrt(optax.tree.size(last) * coordinate)
     norm = jnp.asarray(norm * (1 - decay) / run.batch_size)
