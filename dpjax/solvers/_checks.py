@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax import sampling
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, ArrayLike, Key, LossFn, Tree
 from dpjax.accounting.iteration import Setting, _setting
@@ -29,6 +30,11 @@ class Data(NamedTuple):
 
     examples: Tree
     finite: jax.Array
+
+    def at(self, batch: sampling.Batch) -> "Data":
+        """The examples of a batch. Padding counts as not finite."""
+        examples = jax.tree.map(lambda x: x[batch.indices], self.examples)
+        return Data(examples, batch.mask & self.finite[batch.indices])
 
 
 @jax.jit
@@ -65,7 +71,7 @@ def schedule(
 Order = Literal["fixed", "reshuffled"]  # the order of the examples in each epoch
 Batches = Literal["full", "fixed", "reshuffled", "random"]
 
-_BATCHES: dict[Batches, str] = {
+BATCHES: dict[Batches, str] = {
     "full": "every step uses all examples",
     "fixed": "an example is in the same step of every epoch",
     "reshuffled": (
@@ -87,25 +93,30 @@ _CONTRACTION = (
     "prox does not depend on the data and never moves two points apart",
 )
 # The bound on rounding in `_precision` assumes this precision of gradients and prox.
-_PRECISION = (
+PRECISION = (
     "gradients and prox are as exact as a dot product in float64 (those of "
-    "dpjax.solvers are)",
+    "dpjax.solvers are)"
 )
 
 
 def every_step(batches: Batches) -> tuple[str, ...]:
     """The assumptions, in words, of a guarantee that composes all steps."""
-    return (_BATCHES[batches], *_ALWAYS)
+    return (BATCHES[batches], *_ALWAYS)
 
 
-def assume_last_iterate(batches: Batches, setting: Setting) -> tuple[str, ...]:
-    """The assumptions, in words, of a guarantee for the last iterate alone."""
-    return (_BATCHES[batches], *_contraction_assumptions(setting))
+def assume_last_iterate(first: str, setting: Setting) -> tuple[str, ...]:
+    """The assumptions, in words, of a guarantee for the last iterate alone.
 
-
-def assume_one_draw(setting: Setting) -> tuple[str, ...]:
-    """The assumptions, in words, of a guarantee from one draw of noise at the end."""
-    return (*_PRECISION, *_contraction_assumptions(setting))
+    They are the assumption `first`, and those under which a step contracts as `setting`
+    states.
+    """
+    more: tuple[str, ...] = ()
+    if has_bounded_set(setting):
+        more += ("prox maps into a set of the stated diameter",)
+    if is_strongly_convex(setting):
+        # An example that is left out contributes no curvature.
+        more += ("every possible example is finite",)
+    return (first, *more, *_CONTRACTION, *_ALWAYS)
 
 
 def assume_minimum() -> tuple[str, ...]:
@@ -114,20 +125,9 @@ def assume_minimum() -> tuple[str, ...]:
         "nothing but the result is released",
         "Newton's method reaches its tolerance on both data sets; if it does not, "
         "the result is NaN",
-        *_PRECISION,
+        PRECISION,
         *_ALWAYS,
     )
-
-
-def _contraction_assumptions(setting: Setting) -> tuple[str, ...]:
-    """The assumptions, in words, under which a step contracts as `setting` states."""
-    more: tuple[str, ...] = ()
-    if has_bounded_set(setting):
-        more += ("prox maps into a set of the stated diameter",)
-    if is_strongly_convex(setting):
-        # An example that is left out contributes no curvature.
-        more += ("every possible example is finite",)
-    return more + _CONTRACTION + _ALWAYS
 
 
 Noise = TypeVar("Noise")

@@ -69,6 +69,8 @@ def _train(
     Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """
     num_examples = jax.tree.leaves(data)[0].shape[0]
+    # Clipping leaves out the examples whose gradients are not finite.
+    examples = _checks.Data(data, jnp.ones(num_examples, bool))
     # The last three lines of Algorithm 1: m_t, m̂_t = m_t + NOISE and
     # w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
     optimizer = optimizers.dp_nsgd(
@@ -88,8 +90,7 @@ def _train(
         total, loss, used = _descent.gradient_sum(
             loss_fn,
             params,
-            jax.tree.map(lambda x: x[batch.indices], data),
-            batch.mask,
+            examples.at(batch),
             clip_norm=clip_norm,
             microbatch_size=microbatch_size,
         )

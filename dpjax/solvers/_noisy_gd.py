@@ -216,7 +216,7 @@ def _noisy_descent(
         f"the last of {num_steps} iterates of {solver}",
         profile,
         setting["adjacency"],
-        _checks.assume_last_iterate(batches, setting),
+        _checks.assume_last_iterate(_checks.BATCHES[batches], setting),
     )
     # The reported noise multiplier is rounded down to float32, so that it never exceeds
     # that of the added noise.

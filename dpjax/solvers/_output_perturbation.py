@@ -164,7 +164,7 @@ def output_perturbation(
         f"the last of {num_steps} iterates of gradient descent, plus {drawn}",
         profiles.Pure(spent) if delta == 0 else profiles.Gaussian(spent),
         setting["adjacency"],
-        _checks.assume_one_draw(setting),
+        _checks.assume_last_iterate(_checks.PRECISION, setting),
     )
     relative = scale / sensitivity
     return Result(private, curve, guarantee, num_steps, relative, sensitivity, scale)

@@ -97,8 +97,7 @@ def _train(
         total, loss, used = _descent.gradient_sum(
             loss_fn,
             params,
-            jax.tree.map(lambda x: x[batch.indices], data.examples),
-            data.finite[batch.indices],
+            data.at(batch),
             clip_norm=clip_norm,
             microbatch_size=microbatch_size,
         )

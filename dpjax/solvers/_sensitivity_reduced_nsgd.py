@@ -164,9 +164,7 @@ def _train(
         number, batch = inputs
         # The results contain the summands of F^G, F^Δ and F^r at step t.
         results = jax.vmap(of_example, (None, 0, 0))(
-            jnp.stack([w, *anchors]),
-            jax.tree.map(lambda x: x[batch.indices], data.examples),
-            batch.mask & data.finite[batch.indices],
+            jnp.stack([w, *anchors]), *data.at(batch)
         )
         # The update adds noise to each node that ends at t, and computes the estimate
         # m̂_t from these nodes, by a recursion in place of Algorithm 4.
