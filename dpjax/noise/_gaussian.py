@@ -174,7 +174,7 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     # r^{d−1} e^{−r / scale}, the density of Gamma(d, scale).
     norm = jax.random.gamma(norm_key, jnp.asarray(optax.tree.size(tree), length.dtype))
     factor = norm * round_up_float32("scale", scale) / length
-    return jax.tree.map(lambda x: x * factor.astype(x.dtype), direction)
+    return _scale(direction, factor)
 
 
 def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransformation:

@@ -104,7 +104,7 @@ def descend(
     def step(params: Tree, inputs: tuple[Any, ...]) -> tuple[Tree, Curve]:
         batch, step_size, stddev, number = inputs
         if batch is None:
-            taken, size = data, jnp.asarray(num_examples, jnp.int32)
+            taken, size = data, num_examples
         else:
             taken, size = data.at(batch), jnp.sum(batch.mask, dtype=jnp.int32)
         total, loss, used = gradient_sum(

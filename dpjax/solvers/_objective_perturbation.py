@@ -245,9 +245,7 @@ def objective_perturbation(
             "other_mu": math.hypot(output_mu, prior_mu) * MARGIN,
         }
 
-        def delta_of(noise_multiplier: jax.Array | float) -> jax.Array:
-            return objective.delta(noise_multiplier, epsilon, **terms)
-
+        delta_of = functools.partial(objective.delta, epsilon=epsilon, **terms)
         if not delta_of(math.inf) <= delta:
             raise ValueError(
                 f"regularization must be larger for epsilon {epsilon!r} and prior_mu "
