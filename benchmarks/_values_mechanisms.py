@@ -26,6 +26,7 @@ from dpjax import (
 )
 from dpjax.accounting import correlated, random_rounds
 from dpjax.accounting.profiles import FunctionProfile, Gaussian, Pure
+from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.noise import _reduced_momentum as reduced_momentum
 from dpjax.solvers import _random_round_sgd, _sensitivity_reduced_nsgd
 
@@ -162,17 +163,19 @@ def of_solvers() -> Iterator[Call]:
             call = functools.partial(profile.epsilon, delta)
             yield f"solvers.{name}.epsilon, {delta}", call
         yield f"solvers.{name}.delta", functools.partial(profile.delta, 0.8)
+    of_steps = reduced_momentum.momentum_variance(**EPOCHS, decay=0.9, refresh=0.1)
+    bounds = reduced_momentum.Terms(1.0, 0.1, 0.05)
+    variance = reduced_momentum.Terms(
+        *(float(np.mean(v)) * c**2 for v, c in zip(of_steps, bounds, strict=True))
+    )
     for adjacency in (ZERO, REPLACE):
+        mu_of = functools.partial(
+            reduced_momentum_mu, **EPOCHS, decay=0.9, adjacency=adjacency
+        )
         yield (
             f"_sensitivity_reduced_nsgd.allot_noise, {adjacency.name}",
             functools.partial(
-                _sensitivity_reduced_nsgd.allot_noise,
-                1.0,
-                bounds=reduced_momentum.Terms(1.0, 0.1, 0.05),
-                decay=0.9,
-                refresh=0.1,
-                adjacency=adjacency,
-                **EPOCHS,
+                _sensitivity_reduced_nsgd.allot_noise, 1.0, mu_of, variance
             ),
         )
     for epsilon in (1.0, 4.0):

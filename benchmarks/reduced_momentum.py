@@ -12,6 +12,7 @@ and noise is all the error that privacy adds). Nothing here is random but the no
 is drawn for the times. Times and noise are results of their own.
 """
 
+import functools
 import math
 
 import jax
@@ -22,7 +23,7 @@ from _timing import said, take_turns
 
 from dpjax import Adjacency
 from dpjax.accounting import gdp
-from dpjax.accounting.tree import momentum_mu
+from dpjax.accounting.tree import momentum_mu, reduced_momentum_mu
 from dpjax.noise import _reduced_momentum as reduced_momentum
 from dpjax.noise import tree
 from dpjax.noise._reduced_momentum import Terms
@@ -97,14 +98,14 @@ def noise(n, epochs, eta, beta, gamma, epsilon):
 
     moved = eta * n
     bounds = Terms(1.0, (1 - gamma) * moved + gamma, moved)
-    multipliers = allot_noise(
-        target, bounds=bounds, refresh=gamma, adjacency=Adjacency.REPLACE, **shape
+    of_steps = reduced_momentum.momentum_variance(steps, n, decay=beta, refresh=gamma)
+    variance = Terms(
+        *(float(np.mean(v)) * c**2 for v, c in zip(of_steps, bounds, strict=True))
     )
-    added = reduced_momentum.momentum_variance(steps, n, decay=beta, refresh=gamma)
+    mu_of = functools.partial(reduced_momentum_mu, adjacency=Adjacency.REPLACE, **shape)
+    multipliers = allot_noise(target, mu_of, variance)
     each = [
-        float(np.mean(v)) * (s * c) ** 2
-        for v, s, c in zip(added, multipliers, bounds, strict=True)
-        if np.isfinite(s)
+        v * s**2 for v, s in zip(variance, multipliers, strict=True) if np.isfinite(s)
     ]
     return plain, (1 - beta) * math.sqrt(sum(each))
 

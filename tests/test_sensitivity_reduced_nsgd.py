@@ -12,7 +12,7 @@ from test_reduced_momentum import algorithm_4, draw_node_noise
 from dpjax import Adjacency, solvers
 from dpjax._core.keys import stream
 from dpjax.accounting.tree import reduced_momentum_mu
-from dpjax.noise._reduced_momentum import Terms, tree_keys
+from dpjax.noise._reduced_momentum import Terms, momentum_variance, tree_keys
 from dpjax.solvers import losses
 from dpjax.solvers._sensitivity_reduced_nsgd import allot_noise
 
@@ -135,31 +135,23 @@ def test_guarantee_meets_target_and_matches_accountant(run_under_adjacency, adja
 
 
 def test_noise_allotment_is_near_optimal():
-    setting = {
-        "bounds": Terms(1.0, 0.1, 0.05),
-        "num_steps": 160,
-        "steps_per_epoch": 20,
-        "decay": 0.9,
-        "refresh": 0.1,
-        "adjacency": Adjacency.REPLACE,
-    }
-    best = allot_noise(0.7, **setting)
-    from dpjax.noise._reduced_momentum import momentum_variance
-
-    variance = momentum_variance(160, 20, decay=0.9, refresh=0.1)
+    mu_of = functools.partial(
+        reduced_momentum_mu,
+        num_steps=160,
+        decay=0.9,
+        steps_per_epoch=20,
+        adjacency=Adjacency.REPLACE,
+    )
+    of_steps = momentum_variance(160, 20, decay=0.9, refresh=0.1)
+    bounds = Terms(1.0, 0.1, 0.05)
+    variance = Terms(
+        *(np.mean(v) * c**2 for v, c in zip(of_steps, bounds, strict=True))
+    )
+    best = allot_noise(0.7, mu_of, variance)
 
     def mean_variance(noise):
-        mu = float(
-            reduced_momentum_mu(
-                noise,
-                num_steps=160,
-                decay=0.9,
-                steps_per_epoch=20,
-                adjacency=Adjacency.REPLACE,
-            )
-        )
-        terms = zip(variance, noise, setting["bounds"], strict=True)
-        total = sum(np.mean(v) * (s * c) ** 2 for v, s, c in terms)
+        mu = float(mu_of(noise))
+        total = sum(v * s**2 for v, s in zip(variance, noise, strict=True))
         return total * (mu / 0.7) ** 2, mu
 
     least, mu = mean_variance(best)

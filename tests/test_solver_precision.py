@@ -346,10 +346,9 @@ def test_matrix_products_use_the_highest_precision(loss, shape, dtype):
         assert len(found) >= 2
         found += matrix_products(jax.vmap(jax.grad(loss), (None, 0)), params, batch)
         for clip_norm in (None, 0.3):
-            total = functools.partial(
-                _descent.gradient_sum, loss, mask=jnp.ones(4, bool), clip_norm=clip_norm
-            )
-            found += matrix_products(lambda p, b, t=total: t(p, b), params, batch)
+            total = functools.partial(_descent.gradient_sum, loss, clip_norm=clip_norm)
+            data = _checks.Data(batch, jnp.ones(4, bool))
+            found += matrix_products(lambda p, d, t=total: t(p, d), params, data)
         assert all(e.params["precision"] == HIGHEST for e in found)
 
 

@@ -97,14 +97,14 @@ def _on_lattice(
     z = plan.noise_multiplier
 
     def init(params: Any) -> _discrete.DiscreteGaussianNoiseState:
-        _discrete.check_draws(_discrete.num_coordinates(params), plan.num_steps)
+        _discrete.check_draws(optax.tree.size(params), plan.num_steps)
         return _discrete.DiscreteGaussianNoiseState(keys.stream(key, "discrete noise"))
 
     def update(
         updates: Any, state: Any, params: Any = None, *, factor: ArrayLike = 1.0
     ) -> tuple[Any, Any]:
         following, current = jax.random.split(state.key)
-        size = _discrete.num_coordinates(updates)
+        size = optax.tree.size(updates)
         noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * most)
         noisy = _discrete.release_on_lattice(current, updates, noise)
         return noisy, _discrete.DiscreteGaussianNoiseState(following)
@@ -130,7 +130,7 @@ def _correlated_mean_on_lattice(
     def noise(params: Any) -> optax.GradientTransformation:
         # The noise depends on the number of coordinates that are rounded.
         dimension = _correlated_lattice.effective_dimension(
-            strategy, _discrete.num_coordinates(params), plan.num_steps, digits
+            strategy, optax.tree.size(params), plan.num_steps, digits
         )
         stddev = _discrete.lattice_noise(
             plan.clip_norm,

@@ -27,10 +27,12 @@ from dpjax._core.typing import ArrayLike, Key, Tree
 from dpjax._matrices.strategy import Scaled, Strategy, check_strategy
 from dpjax._matrices.streaming import buffered_stream, forward_stream, rounding_gain
 from dpjax.noise._discrete import (
+    DIGITS,
     check_draws,
     discrete_gaussian_like,
+    divide_and_clip,
     lattice_spacing,
-    num_coordinates,
+    round_and_add,
 )
 from dpjax.noise._gaussian import check_steps_left, transformation
 
@@ -38,9 +40,7 @@ from dpjax.noise._gaussian import check_steps_left, transformation
 # deviation is 33,554,944 lattice points, and rounding adds
 # (1 + 2 E) √(d T) / 33,554,944 to μ.
 DRAWS = 3
-# Sums are clipped to integers of this many binary digits, or to fewer digits where the
-# caller knows that the sums have fewer.
-DIGITS, _FLOAT64 = 40, 53
+_FLOAT64 = 53  # the number of binary digits of a float64
 
 
 class CorrelatedLatticeState(NamedTuple):
@@ -131,7 +131,7 @@ def correlated_lattice_noise(
     spacing = lattice_spacing(stddev, DRAWS)
 
     def init(params: Tree) -> CorrelatedLatticeState:
-        check_draws(num_coordinates(params), num_steps)
+        check_draws(optax.tree.size(params), num_steps)
 
         def words(p: jax.Array) -> jax.Array:
             return zeros_like(p, jnp.uint32, (forward.rows, 2))
@@ -154,14 +154,14 @@ def correlated_lattice_noise(
         noise = discrete_gaussian_like(key, wide, DRAWS)
         with jax.enable_x64(True):
             q = jnp.asarray(spacing, jnp.float64)
-            in_units = jax.tree.map(lambda x: _in_units(x, q, digits), wide)
+            in_units = jax.tree.map(lambda x: divide_and_clip(x, q, digits), wide)
             rows, memory = forward.noise(
                 lambda _: in_units, step, jax.tree.map(_to_float64, state.sums)
             )
             sums = jax.tree.map(_to_words, memory)
             # All later results are functions of the released integers.
             lattice = jax.tree.map(
-                lambda x, z, y: (_add_integers(x, z) * q + refusal).astype(y.dtype),
+                lambda x, z, y: (round_and_add(x, z) * q + refusal).astype(y.dtype),
                 rows,
                 noise,
                 wide,
@@ -171,24 +171,6 @@ def correlated_lattice_noise(
         return private, CorrelatedLatticeState(step, sums, released, state.key)
 
     return transformation(init, update)
-
-
-def _in_units(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
-    """Divide x by the lattice spacing q, and clip to ±2^digits, f64[...].
-
-    The result is NaN where x is not finite.
-    """
-    most = 2.0**digits
-    clipped = jnp.clip(x.astype(jnp.float64) / q, -most, most)
-    return jnp.where(jnp.isfinite(x), clipped, jnp.nan)
-
-
-def _add_integers(x: jax.Array, noise: jax.Array) -> jax.Array:
-    """Round x to integers and add noise, f64[...]; NaN where x is not finite."""
-    finite = jnp.isfinite(x)
-    nearest = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64)
-    total = nearest + noise.astype(jnp.int64)
-    return jnp.where(finite, total.astype(jnp.float64), jnp.nan)
 
 
 def _to_float64(words: jax.Array) -> jax.Array:

@@ -23,6 +23,7 @@ The first 50 of these bits decide unless they equal those of the threshold, whic
 happens once in 2⁵⁰ draws. The other 48 bits are drawn only in this case.
 """
 
+import decimal
 import functools
 import math
 from collections.abc import Sequence
@@ -50,7 +51,10 @@ _THRESHOLD_BITS = 98
 # then 48 bits.
 _SECOND, _LAST = 32, 48
 # Fixed-point numbers with 256 binary digits make the weights.
-_DIGITS = 256
+_WEIGHT_DIGITS = 256
+# Sums are clipped to integers of this many binary digits, or to fewer digits where the
+# caller knows that the sums have fewer.
+DIGITS = 40
 # A bound on the total variation between a draw and D_512. It covers the rounding of 2¹⁴
 # weights to multiples of 2⁻¹¹², and the mass outside the table.
 TOTAL_VARIATION = 2.0**-97
@@ -76,18 +80,12 @@ class AliasTable(NamedTuple):
     last: np.ndarray
 
 
-def _exp_fixed(numerator: int, denominator: int) -> int:
-    """The fixed-point integer e^{−x}, with `_DIGITS` binary digits, for x in [0, 1].
-
-    x is numerator / denominator.
-    """
-    one = 1 << (_DIGITS + 32)  # 32 extra digits absorb the rounding errors
-    total, term, k = one, one, 1
-    while term:
-        term = term * numerator // (denominator * k)
-        total += term if k % 2 == 0 else -term
-        k += 1
-    return total >> 32
+def _exp_fixed(denominator: int) -> int:
+    """The number e^{−1 / denominator} as a fixed-point integer, rounded down."""
+    # 120 decimal digits are about 400 binary digits. So rounding errors are far below
+    # the last digit of the result.
+    with decimal.localcontext(prec=120):
+        return int((decimal.Decimal(-1) / denominator).exp() * 2**_WEIGHT_DIGITS)
 
 
 def integer_weights() -> list[int]:
@@ -97,11 +95,11 @@ def integer_weights() -> list[int]:
     """
     half = _COLUMNS // 2
     # w(z + 1) / w(z) = e^{−(2z + 1) / 2σ²}, which is a geometric sequence in z.
-    ratio, fade = _exp_fixed(1, 2 * WIDTH**2), _exp_fixed(1, WIDTH**2)
-    masses = [1 << _DIGITS]
+    ratio, fade = _exp_fixed(2 * WIDTH**2), _exp_fixed(WIDTH**2)
+    masses = [1 << _WEIGHT_DIGITS]
     for _ in range(half):
-        masses.append(masses[-1] * ratio >> _DIGITS)
-        ratio = ratio * fade >> _DIGITS
+        masses.append(masses[-1] * ratio >> _WEIGHT_DIGITS)
+        ratio = ratio * fade >> _WEIGHT_DIGITS
     both = masses[:0:-1] + masses[:half]
     total, all_weights = sum(both), 1 << (_COLUMN_BITS + _THRESHOLD_BITS)
     weights = [mass * all_weights // total for mass in both]
@@ -358,11 +356,6 @@ MOST_DRAWS = 2**50
 RUN_TOTAL_VARIATION = 2 * MOST_DRAWS * TOTAL_VARIATION
 
 
-def num_coordinates(tree: Tree) -> int:
-    """The number of coordinates of a tree: the number of entries of all its leaves."""
-    return sum(jnp.size(x) for x in jax.tree.leaves(tree))
-
-
 def check_draws(dimension: int, num_steps: int) -> None:
     """Raise ValueError if a run draws more numbers than its accounting allows.
 
@@ -497,13 +490,28 @@ def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:
     """
     with jax.enable_x64(True):
         q = jnp.asarray(spacing, jnp.float64)
+        units = divide_and_clip(x, jnp.where(q == 0, 1.0, q), DIGITS)
+        released = round_and_add(units, noise) * q
         # With stddev 0 there is no lattice, and the sums stay as they are.
-        given = x.astype(jnp.float64)
-        y = given / jnp.where(q == 0, 1.0, q)
-        finite = jnp.isfinite(y)
-        most = 2.0**40
-        rounded = jnp.rint(jnp.clip(jnp.where(finite, y, 0.0), -most, most))
-        total = rounded.astype(jnp.int64) + noise.astype(jnp.int64)
-        released = jnp.where(finite, total.astype(jnp.float64) * q, jnp.nan)
-        released = jnp.where(q == 0, given, released)
-        return released.astype(x.dtype)
+        return jnp.where(q == 0, x.astype(jnp.float64), released).astype(x.dtype)
+
+
+def divide_and_clip(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
+    """Divide x by the lattice spacing q, and clip to ±2^digits, f64[...].
+
+    The result is NaN where x is not finite. The caller must enable 64-bit types.
+    """
+    most = 2.0**digits
+    clipped = jnp.clip(x.astype(jnp.float64) / q, -most, most)
+    return jnp.where(jnp.isfinite(x), clipped, jnp.nan)
+
+
+def round_and_add(x: jax.Array, noise: jax.Array) -> jax.Array:
+    """Round x to integers and add integer noise, f64[...]; NaN where x is not finite.
+
+    The caller must enable 64-bit types.
+    """
+    finite = jnp.isfinite(x)
+    nearest = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64)
+    total = nearest + noise.astype(jnp.int64)
+    return jnp.where(finite, total.astype(jnp.float64), jnp.nan)

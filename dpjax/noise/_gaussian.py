@@ -168,15 +168,13 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     direction_key, norm_key = jax.random.split(key)
     # The direction of a standard Gaussian vector is uniform.
     direction = gaussian_like(direction_key, widen(tree), 1.0)
-    leaves = jax.tree.leaves(direction)
-    dimension = sum(x.size for x in leaves)
-    length = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
+    length = optax.tree.norm(direction)
     # Zhang et al. (2017), Algorithm 1, line 6, https://arxiv.org/abs/1703.09947: the
     # integral of exp(−‖z‖ / scale) over the sphere of radius r is proportional to
     # r^{d−1} e^{−r / scale}, the density of Gamma(d, scale).
-    norm = jax.random.gamma(norm_key, jnp.asarray(dimension, length.dtype))
+    norm = jax.random.gamma(norm_key, jnp.asarray(optax.tree.size(tree), length.dtype))
     factor = norm * round_up_float32("scale", scale) / length
-    return jax.tree.map(lambda x: x * factor.astype(x.dtype), direction)
+    return _scale(direction, factor)
 
 
 def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransformation:

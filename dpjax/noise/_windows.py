@@ -62,11 +62,6 @@ def _sizes(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
     return jnp.power(jnp.asarray(decay, dtype), sizes)
 
 
-def _int32(step: ArrayLike) -> jax.Array:
-    """Cast a step number of any integer type to int32, for the bit operations below."""
-    return jnp.asarray(step).astype(jnp.int32)
-
-
 def tree_key(key: Key) -> Key:
     """Derive from `key` the key from which the keys of a ring's nodes are derived."""
     return stream(key, "windows")
@@ -103,7 +98,9 @@ def push(
     """
     slots, begins = (jnp.asarray(x) for x in _layout(window))
     factors = _sizes(decay, len(slots), ring.nodes.dtype)
-    step, value, key = _int32(step), value.astype(ring.nodes.dtype), tree_key(key)
+    # The bit operations below need an int32.
+    step, value = jnp.asarray(step, jnp.int32), value.astype(ring.nodes.dtype)
+    key = tree_key(key)
     completed = jnp.minimum(node_level(step) + 1, len(slots))
 
     # The nodes that end at step t have the levels from 0 to the number of trailing zero
@@ -151,7 +148,7 @@ def query(
     """
     slots, begins = (jnp.asarray(x) for x in _layout(window))
     factors = _sizes(decay, len(slots), ring.nodes.dtype)
-    step = _int32(step)
+    step = jnp.asarray(step, jnp.int32)
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
     # COMPOSE(start + 1, t) from left to right (Tran and Cutkosky (2022), Algorithm 3,
@@ -193,12 +190,11 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
     # The loop of `query` for all steps at once. The weight of a node that ends at z is
     # β^{t − z}.
     while np.any(start < step):
+        left = step - start
         # The exponent of frexp minus 1 is exactly the floor of the base-2 logarithm.
-        fits = np.frexp(np.maximum(step - start, 1))[1] - 1
-        aligned = np.where(
-            start > 0, np.frexp(np.maximum(start & -start, 1))[1] - 1, 63
-        )
-        size = np.where(start < step, 1 << np.minimum(fits, aligned), 0)
+        fits = np.where(left > 0, 1 << (np.frexp(left)[1] - 1), 0)
+        # start & −start is the largest power of two that divides start > 0.
+        size = np.where(start > 0, np.minimum(fits, start & -start), fits)
         start = start + size
         weight = np.power(float(decay), 2.0 * (step - start))
         total += np.where(size > 0, weight, 0.0)

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax import sampling
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, ArrayLike, Key, LossFn, Tree
-from dpjax.accounting.iteration import Setting
+from dpjax.accounting.iteration import Setting, _setting
 from dpjax.clipping._clip import batch_size as leading_axis
 from dpjax.solvers.losses import Loss
 from dpjax.solvers.prox import Prox
@@ -29,6 +30,11 @@ class Data(NamedTuple):
 
     examples: Tree
     finite: jax.Array
+
+    def at(self, batch: sampling.Batch) -> "Data":
+        """The examples of a batch. Padding counts as not finite."""
+        examples = jax.tree.map(lambda x: x[batch.indices], self.examples)
+        return Data(examples, batch.mask & self.finite[batch.indices])
 
 
 @jax.jit
@@ -65,7 +71,7 @@ def schedule(
 Order = Literal["fixed", "reshuffled"]  # the order of the examples in each epoch
 Batches = Literal["full", "fixed", "reshuffled", "random"]
 
-_BATCHES: dict[Batches, str] = {
+BATCHES: dict[Batches, str] = {
     "full": "every step uses all examples",
     "fixed": "an example is in the same step of every epoch",
     "reshuffled": (
@@ -87,25 +93,30 @@ _CONTRACTION = (
     "prox does not depend on the data and never moves two points apart",
 )
 # The bound on rounding in `_precision` assumes this precision of gradients and prox.
-_PRECISION = (
+PRECISION = (
     "gradients and prox are as exact as a dot product in float64 (those of "
-    "dpjax.solvers are)",
+    "dpjax.solvers are)"
 )
 
 
 def every_step(batches: Batches) -> tuple[str, ...]:
     """The assumptions, in words, of a guarantee that composes all steps."""
-    return (_BATCHES[batches], *_ALWAYS)
+    return (BATCHES[batches], *_ALWAYS)
 
 
-def assume_last_iterate(batches: Batches, setting: Setting) -> tuple[str, ...]:
-    """The assumptions, in words, of a guarantee for the last iterate alone."""
-    return (_BATCHES[batches], *_contraction_assumptions(setting))
+def assume_last_iterate(first: str, setting: Setting) -> tuple[str, ...]:
+    """The assumptions, in words, of a guarantee for the last iterate alone.
 
-
-def assume_one_draw(setting: Setting) -> tuple[str, ...]:
-    """The assumptions, in words, of a guarantee from one draw of noise at the end."""
-    return (*_PRECISION, *_contraction_assumptions(setting))
+    They are the assumption `first`, and those under which a step contracts as `setting`
+    states.
+    """
+    more: tuple[str, ...] = ()
+    if has_bounded_set(setting):
+        more += ("prox maps into a set of the stated diameter",)
+    if is_strongly_convex(setting):
+        # An example that is left out contributes no curvature.
+        more += ("every possible example is finite",)
+    return (first, *more, *_CONTRACTION, *_ALWAYS)
 
 
 def assume_minimum() -> tuple[str, ...]:
@@ -114,20 +125,9 @@ def assume_minimum() -> tuple[str, ...]:
         "nothing but the result is released",
         "Newton's method reaches its tolerance on both data sets; if it does not, "
         "the result is NaN",
-        *_PRECISION,
+        PRECISION,
         *_ALWAYS,
     )
-
-
-def _contraction_assumptions(setting: Setting) -> tuple[str, ...]:
-    """The assumptions, in words, under which a step contracts as `setting` states."""
-    more: tuple[str, ...] = ()
-    if np.any(np.asarray(setting["diameter"]) < np.inf):
-        more += ("prox maps into a set of the stated diameter",)
-    if np.any(np.asarray(setting["strong_convexity"]) > 0):
-        # An example that is left out contributes no curvature.
-        more += ("every possible example is finite",)
-    return more + _CONTRACTION + _ALWAYS
 
 
 Noise = TypeVar("Noise")
@@ -228,27 +228,42 @@ def check_target(epsilon: float, delta: float) -> Target:
     return Target(float(epsilon), float(delta))
 
 
-def assumptions(data: Tree, prox: Prox | None, setting: Setting) -> None:
-    """Refuse ADD_REMOVE, and assumptions in `setting` that prox or data contradict.
+def check_last_iterate(
+    loss_fn: LossFn, data: Tree, prox: Prox | None, key: Key, setting: Setting
+) -> int:
+    """Check the arguments of a guarantee for the last iterate; return n.
 
     Raises:
-      ValueError: the adjacency is ADD_REMOVE; the diameter is finite without a prox; or
-        strong_convexity is above 0 and the data are not finite.
+      ValueError: an assumption is missing or unknown; the adjacency is ADD_REMOVE; the
+        diameter is finite without a prox; or strong_convexity is above 0 and the data
+        are not finite.
     """
+    _setting.check_names(setting)
+    num_examples = examples(loss_fn, data, key)
     no_added_example(setting["adjacency"])
-    if np.any(np.asarray(setting["diameter"]) < np.inf) and prox is None:
+    if has_bounded_set(setting) and prox is None:
         raise ValueError(
             "diameter must be inf unless prox maps into a bounded set; got "
             f"{setting['diameter']!r}."
         )
-    strong = np.any(np.asarray(setting["strong_convexity"]) > 0)
-    if strong and not bool(jnp.all(prepare(data).finite)):
+    if is_strongly_convex(setting) and not bool(jnp.all(prepare(data).finite)):
         raise ValueError(
             "data must be finite if strong_convexity is above 0, because a "
             "non-finite example is left out and then has no curvature. State the "
             "curvature of a regulariser as regularization, which allows non-finite "
             "data."
         )
+    return num_examples
+
+
+def has_bounded_set(setting: Setting) -> bool:
+    """Whether the setting states a finite diameter of the set onto which prox maps."""
+    return bool(np.any(np.asarray(setting["diameter"]) < np.inf))
+
+
+def is_strongly_convex(setting: Setting) -> bool:
+    """Whether the setting states that the loss of every example is strongly convex."""
+    return bool(np.any(np.asarray(setting["strong_convexity"]) > 0))
 
 
 def loss(loss_fn: LossFn, setting: Setting) -> None:
@@ -269,7 +284,7 @@ def loss(loss_fn: LossFn, setting: Setting) -> None:
                 f"{name} must be at least the {name} of the loss, {known[name]!r}; "
                 f"got {setting[name]!r}."
             )
-    if np.any(np.asarray(setting["strong_convexity"]) > 0):
+    if is_strongly_convex(setting):
         raise ValueError(
             "strong_convexity must be 0 for this loss, because parts of the loss are "
             f"linear; got {setting['strong_convexity']!r}."

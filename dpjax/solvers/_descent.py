@@ -21,17 +21,17 @@ from dpjax.solvers.prox import Prox
 def gradient_sum(
     loss_fn: LossFn,
     params: Tree,
-    examples: Tree,
-    mask: jax.Array,
+    data: _checks.Data,
     *,
     clip_norm: ArrayLike | None,
     microbatch_size: int | None = None,
 ) -> tuple[Tree, jax.Array, jax.Array]:
     """Return a batch's sum of gradients, mean loss and number of used examples.
 
-    The function clips each gradient unless clip_norm is None. The mask is False for
-    padding and for non-finite examples.
+    The function clips each gradient unless clip_norm is None. Padding and non-finite
+    examples are left out.
     """
+    examples, mask = data
     if clip_norm is None:
 
         def total_loss(params: Tree) -> tuple[jax.Array, jax.Array]:
@@ -101,21 +101,16 @@ def descend(
     noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
     period = step_sizes.shape[1]
 
-    def take(batch: sampling.Batch | None) -> tuple[Tree, jax.Array, jax.Array]:
-        if batch is None:
-            return data.examples, data.finite, jnp.asarray(num_examples, jnp.int32)
-        examples = jax.tree.map(lambda x: x[batch.indices], data.examples)
-        mask = batch.mask & data.finite[batch.indices]
-        return examples, mask, jnp.sum(batch.mask, dtype=jnp.int32)
-
     def step(params: Tree, inputs: tuple[Any, ...]) -> tuple[Tree, Curve]:
         batch, step_size, stddev, number = inputs
-        examples, mask, size = take(batch)
+        if batch is None:
+            taken, size = data, num_examples
+        else:
+            taken, size = data.at(batch), jnp.sum(batch.mask, dtype=jnp.int32)
         total, loss, used = gradient_sum(
             loss_fn,
             params,
-            examples,
-            mask,
+            taken,
             clip_norm=gradient_norm if clipped else None,
             microbatch_size=microbatch_size,
         )

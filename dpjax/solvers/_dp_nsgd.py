@@ -19,8 +19,9 @@ from dpjax._core.typing import (
 )
 from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Scaled
+from dpjax._matrices.strategy import Tree as TreeStrategy
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax.accounting import correlated, gdp, tree
+from dpjax.accounting import correlated, gdp
 from dpjax.accounting.correlated._error import variances
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.noise import _optimizers as optimizers
@@ -30,34 +31,19 @@ from dpjax.solvers._checks import Epochs, Order
 from dpjax.solvers._results import Curve, Result
 
 
-def _shape(strategy: Toeplitz | Scaled | None, run: Epochs) -> StrategySpec | None:
-    """Check the strategy, and return its numbers, hashable; None for tree noise."""
-    if strategy is None:
-        return None
-    if not isinstance(strategy, Toeplitz | Scaled):
-        raise ValueError(
-            f"strategy must be a Toeplitz or scaled strategy; got {strategy!r}."
-        )
-    return spec_of(strategy, run.num_steps)
-
-
 def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
     """The noise's variance in each step's momentum, f[T], for draws of variance 1."""
     if shape is None:
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
-    ones = jnp.ones(run.num_steps)
-    return variances(
-        shape.toeplitz(run.num_steps),
-        workloads.momentum(decay),
-        factors=jnp.asarray(shape.factors or (1.0,)) * ones,
-        rates=(1 - decay) * ones,
-        keep=0 * ones,
-    )
+    workload, factors = workloads.momentum(decay), jnp.asarray(shape.factors or (1.0,))
+    given = factors, workload.rates, workload.keep
+    by_step = (jnp.broadcast_to(x, run.num_steps) for x in given)
+    return variances(shape.toeplitz(run.num_steps), workload, *by_step)
 
 
 _Carry = tuple[Tree, optax.OptState]
-_STATIC = "loss_fn", "schedule", "order", "run", "microbatch_size", "shape"
+_STATIC = "loss_fn", "order", "run", "microbatch_size", "shape"
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
@@ -71,7 +57,6 @@ def _train(
     learning_rate: ScalarOrSchedule,
     *,
     loss_fn: LossFn,
-    schedule: optax.Schedule | None,
     order: Order,
     run: Epochs,
     microbatch_size: int | None,
@@ -84,10 +69,12 @@ def _train(
     Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """
     num_examples = jax.tree.leaves(data)[0].shape[0]
+    # Clipping leaves out the examples whose gradients are not finite.
+    examples = _checks.Data(data, jnp.ones(num_examples, bool))
     # The last three lines of Algorithm 1: m_t, m̂_t = m_t + NOISE and
     # w_{t+1} = w_t − η m̂_t / ‖m̂_t‖.
     optimizer = optimizers.dp_nsgd(
-        learning_rate if schedule is None else schedule,
+        learning_rate,
         # stddev is already the noise multiplier times the clip norm, rounded up once.
         clip_norm=1.0,
         noise_multiplier=stddev,
@@ -103,8 +90,7 @@ def _train(
         total, loss, used = _descent.gradient_sum(
             loss_fn,
             params,
-            jax.tree.map(lambda x: x[batch.indices], data),
-            batch.mask,
+            examples.at(batch),
             clip_norm=clip_norm,
             microbatch_size=microbatch_size,
         )
@@ -199,31 +185,35 @@ def dp_nsgd(
     decay, clip_norm = _precision.round_down(decay), _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
-    shape = _shape(strategy, run)
+    if not isinstance(strategy, Toeplitz | Scaled | None):
+        raise ValueError(
+            f"strategy must be a Toeplitz or scaled strategy; got {strategy!r}."
+        )
+    # The strategy's numbers are hashable, so that the compiled program is found again.
+    shape = None if strategy is None else spec_of(strategy, run.num_steps)
 
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
-    if shape is None:
-        mu_of = functools.partial(tree.momentum_mu, decay=decay)
-    else:
-        mu_of = functools.partial(correlated.mu, shape.strategy(run.num_steps))
-    mu_of = functools.partial(mu_of, **steps, order=order, adjacency=adjacency)
+    matrix = TreeStrategy(decay) if shape is None else shape.strategy(run.num_steps)
+    mu_of = functools.partial(
+        correlated.mu, matrix, **steps, order=order, adjacency=adjacency
+    )
     with _calibration.now():
         goal = float(gdp.mu(target.epsilon, target.delta))
         # μ is proportional to 1/σ, so one evaluation at σ = 1 determines σ.
         noise_multiplier = _precision.round_up(float(mu_of(1.0)) / goal * MARGIN)
         profile = Gaussian(mu_of(noise_multiplier))
 
-    # A schedule is static, since it is a function. A number is traced, so that another
-    # number needs no new compilation.
-    scheduled = callable(learning_rate)
+    # A schedule is a tree without arrays, and so static in the compiled program. A
+    # number is traced, so that another number needs no new compilation.
+    if callable(learning_rate):
+        learning_rate = jax.tree_util.Partial(learning_rate)
     stddev = _precision.stddev(noise_multiplier, clip_norm)
     trained, curve = _train(
         *jax.tree.map(jnp.asarray, (params, data)),
         keys.stream(key, "solvers.dp_nsgd"),
         *_precision.to_float32((stddev, decay, clip_norm)),
-        0.0 if scheduled else learning_rate,
+        learning_rate,
         loss_fn=loss_fn,
-        schedule=learning_rate if scheduled else None,
         order=order,
         run=run,
         microbatch_size=microbatch_size,
@@ -231,7 +221,7 @@ def dp_nsgd(
     )
 
     variance = _variance(shape, decay, run)
-    dimension = sum(x.size for x in jax.tree.leaves(trained))
+    dimension = optax.tree.size(trained)
     # The noise in one coordinate of a mean gradient, before the momentum.
     coordinate = clip_norm * noise_multiplier / run.batch_size
     curve = curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance))

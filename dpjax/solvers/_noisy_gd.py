@@ -3,12 +3,12 @@
 The bounds are those of Bok, Su and Altschuler (2024) and Kong and Ribero (2024).
 
 The three solvers differ in their batches and in their accountant. An accountant is a
-function from the noise of every step to a profile of ε and δ. Calibration calls the
-accountant with trial noises, and the solver calls it with the noise of the run.
+function from a run and its noise multipliers f64[T] to a profile of ε and δ, and raises
+an error for an invalid setting. Calibration calls the accountant with trial noises, and
+the solver calls the accountant with the noise of the run.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Generic, NamedTuple, Unpack
 
 import jax
@@ -19,7 +19,7 @@ from dpjax._core import keys, validate
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax.accounting import gdp, iteration, pld, profiles
 from dpjax.accounting.iteration import Setting, _setting
-from dpjax.accounting.profiles import FunctionProfile, Gaussian, Guarantee, Profile
+from dpjax.accounting.profiles import FunctionProfile, Gaussian, Guarantee
 from dpjax.solvers import _calibration, _checks, _descent, _precision
 from dpjax.solvers._results import Result
 from dpjax.solvers.prox import Prox, none
@@ -50,7 +50,8 @@ class _Run(NamedTuple):
       batch_size: b.
       period: the number of steps in an epoch.
       step_sizes: the step sizes that the program uses, f64[T].
-      setting: the assumptions, with the numbers that the program uses.
+      setting: the assumptions, with the numbers that the program uses. Its step_size
+        is step_sizes.
     """
 
     batches: _checks.Batches
@@ -59,39 +60,6 @@ class _Run(NamedTuple):
     period: int
     step_sizes: np.ndarray
     setting: Setting
-
-
-# An accountant maps a run and its noise multipliers f64[T] to a profile, and raises an
-# error for an invalid setting.
-_Accountant = Callable[[_Run, np.ndarray], Profile]
-
-
-def _check(
-    given: _Given, batches: _checks.Batches, num_epochs: int, batch_size: int | None
-) -> _Run:
-    """Check the arguments, and return the run with the float32 numbers that it uses."""
-    setting = given.setting
-    _setting.check_names(setting)
-    num_examples = _checks.examples(given.loss_fn, given.data, given.key)
-    _checks.assumptions(given.data, given.prox, setting)
-    size = num_examples if batch_size is None else batch_size
-    size = _checks.size(size, num_examples)
-    if batches == "random":
-        validate.adjacency_without_removal(setting["adjacency"])
-    elif num_examples % size and np.any(np.asarray(setting["strong_convexity"]) > 0):
-        raise ValueError(
-            f"batch_size must divide the number of examples, {num_examples}, if "
-            "strong_convexity is above 0, because a smaller last batch of an epoch "
-            f"would have less curvature; got {size!r}."
-        )
-    _checks.loss(given.loss_fn, setting)
-    # Every step draws a new random batch, so each step is an epoch.
-    period = 1 if batches == "random" else -(-num_examples // size)
-    steps = _checks.schedule("step_size", setting["step_size"], num_epochs * period)
-    # Rounding down preserves an upper limit on step sizes.
-    steps = np.asarray(_precision.round_down(steps))
-    setting = _precision.executed_setting(setting)
-    return _Run(batches, num_examples, size, period, steps, setting)
 
 
 def _constant(values: np.ndarray) -> bool:
@@ -117,9 +85,8 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
             **setting,
         )
         return Gaussian(mu)
-    setting = {**run.setting, "step_size": run.step_sizes}
     scheduled = iteration.scheduled_cyclic_gd_mu(
-        noise, batches_per_epoch=run.period, batch_size=run.batch_size, **setting
+        noise, batches_per_epoch=run.period, batch_size=run.batch_size, **run.setting
     )
     if order == "fixed":
         return Gaussian(scheduled)
@@ -127,7 +94,7 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     # minimum noise of each epoch, and composes the epochs as if every iterate were
     # released: Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383.
     worst = noise.reshape(-1, run.period).min(axis=1)
-    factor = setting["adjacency"].sensitivity_factor
+    factor = run.setting["adjacency"].sensitivity_factor
     # Divide by 1 where the noise is 0, so that NumPy does not warn; μ is inf there.
     mus = np.where(worst > 0, factor / np.where(worst > 0, worst, 1), np.inf)
     return Gaussian(gdp.compose(mus))
@@ -182,7 +149,6 @@ def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
 
 def _noisy_descent(
     solver: str,
-    accountant: _Accountant,
     given: _Given[Params],
     batches: _checks.Batches,
     num_epochs: int,
@@ -190,19 +156,48 @@ def _noisy_descent(
 ) -> Result[Params, jax.Array]:
     """Run noisy gradient descent, and return the last iterate and its guarantee.
 
-    With full batches, every epoch has a single step.
+    batch_size is None for full batches. Every epoch then has a single step, as with
+    random batches.
     """
-    run = _check(given, batches, num_epochs, batch_size)
-    setting, num_steps = run.setting, len(run.step_sizes)
+    setting = given.setting
+    num_examples = _checks.check_last_iterate(
+        given.loss_fn, given.data, given.prox, given.key, setting
+    )
+    size = num_examples if batch_size is None else batch_size
+    size = _checks.size(size, num_examples)
+    if batches == "random":
+        validate.adjacency_without_removal(setting["adjacency"])
+    elif num_examples % size and _checks.is_strongly_convex(setting):
+        raise ValueError(
+            f"batch_size must divide the number of examples, {num_examples}, if "
+            "strong_convexity is above 0, because a smaller last batch of an epoch "
+            f"would have less curvature; got {size!r}."
+        )
+    _checks.loss(given.loss_fn, setting)
+    # Every step draws a new random batch, so each step is an epoch.
+    period = 1 if batches == "random" else -(-num_examples // size)
+    num_steps = num_epochs * period
+    steps = _checks.schedule("step_size", setting["step_size"], num_steps)
+    setting = _precision.executed_setting({**setting, "step_size": steps})
+    steps = np.asarray(setting["step_size"])
+    run = _Run(batches, num_examples, size, period, steps, setting)
+    accountant = _random_batches if batches == "random" else _last_iterate
 
     noise = given.noise
     if isinstance(noise, _checks.Target):
-        noise = _calibrate(run, accountant, noise)
+        ones, delta = np.ones(num_steps), noise.delta
+        # The accountant raises its own error for an invalid setting before the search.
+        accountant(run, ones)
+        noise = _calibration.solve_noise(
+            lambda x: accountant(run, float(x) * ones).epsilon(delta),
+            noise.epsilon,
+            noise,
+        )
     noise = _checks.schedule("noise_multiplier", noise, num_steps)
     profile = accountant(run, noise)
 
-    stddevs = _precision.stddev(noise, setting["gradient_norm"], run.batch_size)
-    by_epoch = (np.reshape(x, (-1, run.period)) for x in (run.step_sizes, stddevs))
+    stddevs = _precision.stddev(noise, setting["gradient_norm"], size)
+    by_epoch = (np.reshape(x, (-1, period)) for x in (steps, stddevs))
     numbers = (*by_epoch, setting["gradient_norm"], setting["regularization"])
     last, curve = _descent.descend(
         jax.tree.map(jnp.asarray, given.params),
@@ -213,7 +208,7 @@ def _noisy_descent(
         prox=none if given.prox is None else given.prox,
         clipped=bool(setting["clipped"]),
         batches=batches,
-        batch_size=run.batch_size,
+        batch_size=size,
         microbatch_size=given.microbatch_size,
     )
 
@@ -221,25 +216,13 @@ def _noisy_descent(
         f"the last of {num_steps} iterates of {solver}",
         profile,
         setting["adjacency"],
-        _checks.assume_last_iterate(batches, setting),
+        _checks.assume_last_iterate(_checks.BATCHES[batches], setting),
     )
     # The reported noise multiplier is rounded down to float32, so that it never exceeds
     # that of the added noise.
     noise = _precision.round_down(noise[0] if _constant(noise) else noise)
     private = _descent.narrow(last, given.params)
     return Result(private, curve, guarantee, num_steps, _precision.to_float32(noise))
-
-
-def _calibrate(run: _Run, accountant: _Accountant, target: _checks.Target) -> float:
-    """The minimum constant noise multiplier that meets the target."""
-
-    def epsilon_of(noise: jax.Array) -> jax.Array:
-        noises = np.full(len(run.step_sizes), float(noise))
-        return accountant(run, noises).epsilon(target.delta)
-
-    # The accountant raises its own error for an invalid setting before the search.
-    accountant(run, np.ones(len(run.step_sizes)))
-    return _calibration.solve_noise(epsilon_of, target.epsilon, target)
 
 
 def noisy_cyclic_gd(
@@ -322,9 +305,7 @@ def noisy_cyclic_gd(
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     noise = _checks.noise(noise_multiplier, epsilon, delta)
     given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
-    return _noisy_descent(
-        "noisy_cyclic_gd", _last_iterate, given, order, epochs, batch_size
-    )
+    return _noisy_descent("noisy_cyclic_gd", given, order, epochs, batch_size)
 
 
 def noisy_gd(
@@ -393,7 +374,7 @@ def noisy_gd(
     noise = _checks.noise(noise_multiplier, epsilon, delta)
     given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
     # With full batches, an epoch has one step.
-    return _noisy_descent("noisy_gd", _last_iterate, given, "full", steps, None)
+    return _noisy_descent("noisy_gd", given, "full", steps, None)
 
 
 def noisy_sgd(
@@ -468,6 +449,4 @@ def noisy_sgd(
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     noise = _checks.noise(noise_multiplier, epsilon, delta)
     given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
-    return _noisy_descent(
-        "noisy_sgd", _random_batches, given, "random", steps, batch_size
-    )
+    return _noisy_descent("noisy_sgd", given, "random", steps, batch_size)

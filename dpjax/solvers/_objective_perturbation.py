@@ -37,18 +37,6 @@ class _Search(NamedTuple):
     step: jax.Array
 
 
-class _Tolerance(NamedTuple):
-    """The precision of the computed minimum, and the noise that hides its error.
-
-    Attributes:
-      gradient_norm: the norm of the computed gradient at which the search ends.
-      stddev: the standard deviation of the output noise.
-    """
-
-    gradient_norm: float
-    stddev: float
-
-
 def choose_regularization(
     epsilon: float, *, smoothness: float, num_examples: int
 ) -> float:
@@ -77,15 +65,13 @@ def choose_regularization(
     return smoothness / (num_examples * math.expm1(_SHARE * epsilon))
 
 
-def _tolerance(
-    loss: Loss,
-    num_examples: int,
-    dimension: int,
-    ridge: float,
-    stddev: float,
-    mu: float,
-) -> _Tolerance:
-    """Choose a tolerance that float64 can reach, and noise that hides its effect."""
+def _gradient_error(
+    loss: Loss, num_examples: int, dimension: int, ridge: float, stddev: float
+) -> float:
+    """A bound on the error of a gradient near the minimum, as float64 computes it.
+
+    `stddev` is the standard deviation of the linear term's coordinates.
+    """
     n, few = num_examples, 2 * dimension + 64
     # ‖b‖ exceeds this bound with probability e^{−72}, which is below any rounding of δ.
     linear = stddev * (math.sqrt(dimension) + 12)
@@ -95,12 +81,7 @@ def _tolerance(
     # The error of a computed gradient is from the model of `_precision`.
     error = n * _precision.margin(n + few) * loss.gradient_norm
     curved = n * loss.smoothness * radius + ridge * radius + linear
-    error += _precision.margin(few) * curved
-    # At the end of the search, the norm of the exact gradient is below 2 error. J is
-    # Λ-strongly convex, so the computed point is within 2 error / Λ of the minimum. For
-    # two data sets, these two distances add up to at most 4 error / Λ.
-    hidden = 4 * error / ridge
-    return _Tolerance(error, hidden / mu * MARGIN)
+    return error + _precision.margin(few) * curved
 
 
 @functools.partial(jax.jit, static_argnames="loss")
@@ -264,9 +245,7 @@ def objective_perturbation(
             "other_mu": math.hypot(output_mu, prior_mu) * MARGIN,
         }
 
-        def delta_of(noise_multiplier: jax.Array | float) -> jax.Array:
-            return objective.delta(noise_multiplier, epsilon, **terms)
-
+        delta_of = functools.partial(objective.delta, epsilon=epsilon, **terms)
         if not delta_of(math.inf) <= delta:
             raise ValueError(
                 f"regularization must be larger for epsilon {epsilon!r} and prior_mu "
@@ -278,19 +257,22 @@ def objective_perturbation(
         profile = profiles.FunctionProfile.of(
             objective.epsilon, objective.delta, noise_multiplier, **terms
         )
-        limit = _tolerance(loss, num_examples, dimension, ridge, stddev, output_mu)
+        error = _gradient_error(loss, num_examples, dimension, ridge, stddev)
+        # The search ends where the norm of the computed gradient is at most `error`,
+        # and the norm of the exact gradient is then below 2 error. J is Λ-strongly
+        # convex, so the computed point is within 2 error / Λ of the minimum. For two
+        # data sets, these two distances add up to at most 4 error / Λ.
+        output_stddev = 4 * error / ridge / output_mu * MARGIN
 
     key, dtype = keys.stream(key, "solvers.objective_perturbation"), default_float()
     # Draws are in float32, since JAX lowers a draw of 64 bits wrongly in a program
     # without x64.
     like = jnp.zeros(start.shape, jnp.float32)
     linear = gaussian_like(keys.stream(key, "linear"), like, stddev)
-    noise = gaussian_like(keys.stream(key, "output"), like, limit.stddev)
+    noise = gaussian_like(keys.stream(key, "output"), like, output_stddev)
     with jax.enable_x64(True):
         wide, linear, noise = _precision.to_float64((start, linear, noise))
-        minimum, curve = _minimise(
-            wide, examples, linear, ridge, limit.gradient_norm, loss=loss
-        )
+        minimum, curve = _minimise(wide, examples, linear, ridge, error, loss=loss)
         private = _descent.narrow(minimum + noise, start)
         curve = curve._replace(loss=curve.loss.astype(dtype))
     guarantee = profiles.Guarantee(

@@ -1,91 +1,21 @@
 """Gradient descent and then one draw of noise (Zhang, Zheng, Mou and Wang 2017)."""
 
-import functools
-from collections.abc import Callable
 from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from dpjax._core import rounding, validate
 from dpjax._core.float64 import default_float
 from dpjax._core.keys import stream
 from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import iteration, profiles
-from dpjax.accounting.iteration import Setting, _setting
 from dpjax.noise._gaussian import gamma_norm_like, gaussian_like
 from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers._results import Curve, Result
+from dpjax.solvers._results import Result
 from dpjax.solvers.prox import Prox, none
-
-
-def _check(
-    loss_fn: LossFn,
-    data: Tree,
-    epsilon: float,
-    delta: float,
-    prox: Prox | None,
-    key: Key,
-    setting: Setting,
-) -> Setting:
-    """Check the arguments, and return the setting with float32 numbers."""
-    validate.positive("epsilon", epsilon)
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
-    _setting.check_names(setting)
-    _checks.examples(loss_fn, data, key)
-    _checks.assumptions(data, prox, setting)
-    if callable(setting["step_size"]) or jnp.ndim(setting["step_size"]):
-        raise ValueError(
-            "step_size must be a number, because no bound on the sensitivity is "
-            f"known for schedules; got {setting['step_size']!r}."
-        )
-    _checks.loss(loss_fn, setting)
-    step_size = _precision.round_down(setting["step_size"])
-    return {**_precision.executed_setting(setting), "step_size": step_size}
-
-
-def _train(
-    descend: Callable[..., tuple[Params, Curve]],
-    params: Params,
-    data: _checks.Data,
-    key: Key,
-    num_steps: int,
-    scale: float,
-    pure: bool,
-    setting: Setting,
-) -> tuple[Params, Curve]:
-    """Train in float64, and return the private parameters and the curve.
-
-    The parameters are cast to the caller's dtypes once, after the noise is added.
-
-    Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947.
-    """
-    # This line is outside the scope below, in which the default would be float64.
-    dtype = default_float()
-    with jax.enable_x64(True):
-        # Lines 2 to 4 are T steps of gradient descent without noise.
-        last, curve = descend(
-            _precision.to_float64(params),
-            data,
-            _precision.to_float32(np.full((num_steps, 1), setting["step_size"])),
-            # The noise of every step has standard deviation 0, so its key is unused.
-            jnp.zeros((num_steps, 1), jnp.float32),
-            _precision.to_float32(setting["gradient_norm"]),
-            _precision.to_float32(setting["regularization"]),
-            stream(key, "no noise"),
-            clipped=bool(setting["clipped"]),
-            batches="full",
-            batch_size=data.finite.shape[0],
-        )
-        # Lines 5 to 10 release w_T + z. The density of z is ∝ exp(−‖z‖ / scale) for
-        # δ = 0, and Gaussian otherwise. The cast comes after the noise: a cast before
-        # the noise could round two iterates further apart than the sensitivity.
-        draw = gamma_norm_like if pure else gaussian_like
-        private = jax.tree.map(jnp.add, last, draw(stream(key, "noise"), last, scale))
-        curve = curve._replace(loss=curve.loss.astype(dtype))
-        return _descent.narrow(private, params), curve
 
 
 def output_perturbation(
@@ -160,9 +90,19 @@ def output_perturbation(
       >>> print(f"{result.guarantee.epsilon(0.0):.4f} {result.sensitivity:.4f}")
       1.0000 0.0400
     """
-    setting = _check(loss_fn, data, epsilon, delta, prox, key, setting)
+    validate.positive("epsilon", epsilon)
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
+    num_examples = _checks.check_last_iterate(loss_fn, data, prox, key, setting)
+    if callable(setting["step_size"]) or jnp.ndim(setting["step_size"]):
+        raise ValueError(
+            "step_size must be a number, because no bound on the sensitivity is "
+            f"known for schedules; got {setting['step_size']!r}."
+        )
+    _checks.loss(loss_fn, setting)
+    setting = _precision.executed_setting(setting)
     prox, examples = none if prox is None else prox, _checks.prepare(data)
-    start, num_examples = jax.tree.map(jnp.asarray, params), len(examples.finite)
+    start = jax.tree.map(jnp.asarray, params)
 
     # Calibration gives concrete numbers, also if the caller maps over keys.
     with _calibration.now():
@@ -176,7 +116,7 @@ def output_perturbation(
                 epsilon,
                 delta,
                 radius=radius,
-                dimension=sum(x.size for x in jax.tree.leaves(start)),
+                dimension=optax.tree.size(start),
                 num_examples=num_examples,
                 **setting,
             )
@@ -187,13 +127,34 @@ def output_perturbation(
         scale = _calibration.calibrate_one_draw(epsilon, delta) * rounding.MARGIN
         scale *= sensitivity
 
-    descend = functools.partial(
-        _descent.descend, loss_fn=loss_fn, prox=prox, microbatch_size=microbatch_size
-    )
+    # Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947. Lines 2 to 4
+    # are T steps of gradient descent without noise: the noise of every step has
+    # standard deviation 0.
     key = stream(key, "solvers.output_perturbation")
-    private, curve = _train(
-        descend, start, examples, key, num_steps, scale, delta == 0, setting
-    )
+    steps = np.full((num_steps, 1), setting["step_size"])
+    numbers = steps, 0 * steps, setting["gradient_norm"], setting["regularization"]
+    # This line is outside the scope below, in which the default would be float64.
+    dtype = default_float()
+    with jax.enable_x64(True):
+        last, curve = _descent.descend(
+            _precision.to_float64(start),
+            examples,
+            *_precision.to_float32(numbers),
+            stream(key, "no noise"),
+            loss_fn=loss_fn,
+            prox=prox,
+            clipped=bool(setting["clipped"]),
+            batches="full",
+            batch_size=num_examples,
+            microbatch_size=microbatch_size,
+        )
+        # Lines 5 to 10 release w_T + z. The density of z is ∝ exp(−‖z‖ / scale) for
+        # δ = 0, and Gaussian otherwise. The cast comes after the noise: a cast before
+        # the noise could round two iterates further apart than the sensitivity.
+        draw = gamma_norm_like if delta == 0 else gaussian_like
+        private = jax.tree.map(jnp.add, last, draw(stream(key, "noise"), last, scale))
+        curve = curve._replace(loss=curve.loss.astype(dtype))
+        private = _descent.narrow(private, start)
 
     # The sensitivity divided by the scale is ε for Gamma-norm noise, and μ for Gaussian
     # noise. The quotient is rounded up and cast to the default dtype.
@@ -203,7 +164,7 @@ def output_perturbation(
         f"the last of {num_steps} iterates of gradient descent, plus {drawn}",
         profiles.Pure(spent) if delta == 0 else profiles.Gaussian(spent),
         setting["adjacency"],
-        _checks.assume_one_draw(setting),
+        _checks.assume_last_iterate(_checks.PRECISION, setting),
     )
     relative = scale / sensitivity
     return Result(private, curve, guarantee, num_steps, relative, sensitivity, scale)

@@ -34,7 +34,7 @@ below 1.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple, overload
 
 import jax
@@ -49,7 +49,7 @@ from dpjax._core.float64 import scoped
 from dpjax._core.typing import ArrayLike, DTypeLike, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting
-from dpjax.clipping._bookkeeping.jaxpr.equations import inner_jaxprs
+from dpjax.clipping._bookkeeping.jaxpr.equations import aval, inner_jaxprs, is_real
 from dpjax.solvers import _checks
 from dpjax.solvers.prox import Prox
 
@@ -119,12 +119,11 @@ def to_float32(values: Tree) -> Any:
 
 
 def executed_setting(setting: Setting) -> Setting:
-    """The setting with the float32 numbers that the program uses.
-
-    The step size is unchanged, since the callers round the step size of every step.
-    """
+    """The setting with the float32 numbers that the program uses."""
     return {
         **setting,
+        # Rounding down preserves an upper limit on step sizes.
+        "step_size": round_down(setting["step_size"]),
         "gradient_norm": round_up(setting["gradient_norm"]),
         "regularization": round_down(setting["regularization"]),
     }
@@ -183,7 +182,7 @@ def rounding(
     # prox(x₀) and all later iterates lie in a set of this diameter.
     radius = start + min(step * steps, 1.05 * (diameter + jump))
 
-    dimension = sum(x.size for x in jax.tree.leaves(params))
+    dimension = optax.tree.size(params)
     # few is γ_k, for one example, and many is γ_{n+k}, for the sum over all examples.
     few, many = (margin(2 * dimension + 64 + k, dtype) for k in (0, size))
     update = radius + eta * (bound + (curvature + added) * radius)
@@ -215,15 +214,11 @@ def find_narrowing_primitive(loss_fn: LossFn, params: Tree, data: Tree) -> str |
     if one of its inputs is float64 and one of its outputs is a float of fewer bits.
     """
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data)
-
-    def floats(variables: Sequence[Any]) -> set[np.dtype]:
-        dtypes = {jnp.dtype(v.aval.dtype) for v in variables}
-        return {t for t in dtypes if jnp.issubdtype(t, jnp.floating)}
-
     gradient = jax.make_jaxpr(jax.grad(loss_fn))(to_float64(params), example)
     for equation in equations(gradient.jaxpr):
-        wide = jnp.dtype(jnp.float64) in floats(equation.invars)
-        if wide and any(t.itemsize < 8 for t in floats(equation.outvars)):
+        wide = any(aval(v).dtype == jnp.float64 for v in equation.invars)
+        floats = filter(is_real, equation.outvars)
+        if wide and any(aval(v).dtype != jnp.float64 for v in floats):
             return str(equation.primitive)
     return None
 

@@ -1,7 +1,7 @@
 """SGD with a random number of rounds (Zhang, Zheng, Mou and Wang 2017, RRPSGD)."""
 
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -68,27 +68,6 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
     return edges
 
 
-def _calibrate(
-    rounds: random_rounds.Rounds, rate: float, target: _checks.Target
-) -> float:
-    """The minimum noise multiplier at which a run meets the target ε and δ."""
-
-    def delta_of(noise: jax.Array) -> jax.Array:
-        return random_rounds.delta(
-            noise, target.epsilon, rounds=rounds, sampling_rate=rate
-        )
-
-    return _calibration.solve_noise(delta_of, target.delta, target)
-
-
-class _Carry(NamedTuple):
-    """The iterate, the sum of losses so far, and the number of omitted examples."""
-
-    params: Any
-    losses: jax.Array
-    left_out: jax.Array
-
-
 _STATIC = "loss_fn", "batch_size", "microbatch_size"
 
 
@@ -109,15 +88,16 @@ def _train(
     """Train for the given number of rounds; return the last iterate and the curve."""
     noise_key, batch_key = keys.stream(key, "noise"), keys.stream(key, "batches")
 
-    def step(k: jax.Array, carry: _Carry) -> _Carry:
+    # The curve holds the sums of losses and of omitted examples so far.
+    def step(k: jax.Array, carry: tuple[Any, Curve]) -> tuple[Any, Curve]:
+        params, sums = carry
         batch = sampling.fixed_size(
             data.finite.shape[0], batch_size, key=batch_key, step=k
         )
         total, loss, used = _descent.gradient_sum(
             loss_fn,
-            carry.params,
-            jax.tree.map(lambda x: x[batch.indices], data.examples),
-            data.finite[batch.indices],
+            params,
+            data.at(batch),
             clip_norm=clip_norm,
             microbatch_size=microbatch_size,
         )
@@ -127,19 +107,20 @@ def _train(
         scale = step_sizes[k] / batch_size
         params = jax.tree.map(
             lambda x, g, z: x - scale.astype(x.dtype) * (g + z),
-            carry.params,
+            params,
             total,
             noise,
         )
         # The mean loss of no examples is NaN, and counts as 0.
         losses = jnp.where(used > 0, loss * used, 0.0).astype(jnp.float32)
-        return _Carry(params, carry.losses + losses, carry.left_out + batch_size - used)
+        left_out = sums.left_out + batch_size - used
+        return params, Curve(sums.loss + losses, left_out)
 
     # The loop ends after R rounds. Its running time may reveal R, which is public.
-    start = _Carry(dtypes.widen(params), jnp.float32(0), jnp.int32(0))
-    end = jax.lax.fori_loop(0, rounds, step, start)
-    loss = end.losses / (rounds * batch_size - end.left_out)
-    return _descent.narrow(end.params, params), Curve(loss, end.left_out)
+    start = dtypes.widen(params), Curve(jnp.float32(0), jnp.int32(0))
+    last, sums = jax.lax.fori_loop(0, rounds, step, start)
+    loss = sums.loss / (rounds * batch_size - sums.left_out)
+    return _descent.narrow(last, params), sums._replace(loss=loss)
 
 
 def random_round_sgd(
@@ -228,9 +209,13 @@ def random_round_sgd(
 
     # The accountant uses the exact distribution of R that 32 random bits give.
     realised = np.diff(edges.astype(np.float64), prepend=0.0) / 2.0**32
-    rounds, rate = random_rounds.group(realised), size / num_examples
+    rounds = random_rounds.group(realised)
+    terms: dict[str, Any] = {"rounds": rounds, "sampling_rate": size / num_examples}
     if isinstance(noise, _checks.Target):
-        noise = _calibrate(rounds, rate, noise)
+        delta_of = functools.partial(
+            random_rounds.delta, epsilon=noise.epsilon, **terms
+        )
+        noise = _calibration.solve_noise(delta_of, noise.delta, noise)
     validate.positive("noise_multiplier", noise)
 
     key = keys.stream(key, "solvers.random_round_sgd")
@@ -254,11 +239,7 @@ def random_round_sgd(
         f"all iterates of a random number of rounds, at most {max_rounds}, and that "
         "number",
         profiles.FunctionProfile.of(
-            random_rounds.epsilon,
-            random_rounds.delta,
-            noise,
-            rounds=rounds,
-            sampling_rate=rate,
+            random_rounds.epsilon, random_rounds.delta, noise, **terms
         ),
         adjacency,
         _checks.every_step("random"),

@@ -15,8 +15,8 @@ gradients since the anchor. `allot_noise` divides one privacy budget among the t
 
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,13 +50,8 @@ from dpjax.solvers._results import Curve, Result
 
 def allot_noise(
     target_mu: float,
-    *,
-    bounds: Terms[float],
-    num_steps: int,
-    steps_per_epoch: int,
-    decay: float,
-    refresh: float,
-    adjacency: Adjacency,
+    mu_of: Callable[[Sequence[float]], jax.Array],
+    variance: Terms[float],
 ) -> Terms[float]:
     """The three noise multipliers for μ-GDP that add the least noise to the momentum.
 
@@ -69,60 +64,38 @@ def allot_noise(
 
     Args:
       target_mu: μ, positive.
-      bounds: the bounds on the norms of one example's terms in the three trees.
-      num_steps: T, a multiple of steps_per_epoch.
-      steps_per_epoch: n, at least 1.
-      decay: β, in [0, 1).
-      refresh: γ, in [0, 1], as for `sensitivity_reduced_nsgd`.
-      adjacency: the relation between the compared data sets.
+      mu_of: the μ of a run as a function of the three noise multipliers.
+      variance: V for each tree.
 
     Returns:
       `Terms` of noise standard deviations divided by the bounds; inf for a tree that is
       never used.
 
-    Raises:
-      ValueError: an argument is out of range.
-
     Example:
-      >>> noise = allot_noise(
-      ...     1.0, bounds=Terms(1.0, 0.1, 0.05), num_steps=400, steps_per_epoch=50,
-      ...     decay=0.9, refresh=0.1, adjacency=Adjacency.REPLACE)
+      >>> from dpjax.accounting.tree import reduced_momentum_mu
+      >>> mu_of = functools.partial(
+      ...     reduced_momentum_mu, num_steps=400, steps_per_epoch=50, decay=0.9,
+      ...     adjacency=Adjacency.REPLACE)
+      >>> noise = allot_noise(1.0, mu_of, Terms(1.0, 0.1, 0.005))
       >>> print([f"{x:.2f}" for x in noise])
-      ['6.51', '20.88', '31.90']
+      ['7.02', '16.81', '32.40']
     """
-    mu = functools.partial(
-        reduced_momentum_mu,
-        num_steps=num_steps,
-        decay=decay,
-        steps_per_epoch=steps_per_epoch,
-        adjacency=adjacency,
-    )
-    variance = reduced_momentum.momentum_variance(
-        num_steps, steps_per_epoch, decay=decay, refresh=refresh
-    )
     # The minimum of Σ V s² for a given Σ A/s² has s⁴ ∝ A/V in each tree (Lagrange).
     shares: list[float] = []
-    for k, bound in enumerate(bounds):
+    for k, added in enumerate(variance):
         # With infinite noise in the other two trees, μ² is the cost of this tree alone.
         alone = [math.inf] * 3
         alone[k] = 1.0
-        cost = float(mu(alone)) ** 2
-        added = float(np.mean(variance[k])) * bound**2
+        cost = float(mu_of(alone)) ** 2
         unused = cost == 0 or added == 0
         shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
     # μ is inversely proportional to a common factor of the three noises. MARGIN covers
     # the rounding errors of this computation.
-    scale = float(mu(shares)) / target_mu * MARGIN
+    scale = float(mu_of(shares)) / target_mu * MARGIN
     return Terms(*(_precision.round_up(share * scale) for share in shares))
 
 
-class _Carry(NamedTuple):
-    """The iterate, the anchors of this and the last epoch, and the momentum's state."""
-
-    w: jax.Array
-    anchor: jax.Array
-    before: jax.Array
-    state: ReducedMomentumState
+_Carry = tuple[jax.Array, ReducedMomentumState]  # the iterate, the momentum's state
 
 
 class _Example(NamedTuple):
@@ -135,37 +108,7 @@ class _Example(NamedTuple):
     drift_clipped: jax.Array
 
 
-def _example(
-    loss: Callable[[jax.Array], jax.Array],
-    points: jax.Array,
-    keep: jax.Array,
-    refresh: jax.Array,
-    bounds: Terms[jax.Array],
-) -> _Example:
-    """Clip one example's terms in the three trees, from its gradients at three points.
-
-    The points are the iterate w_t, this epoch's anchor (its first iterate) w_qn, and
-    the last epoch's anchor w_(q−1)n.
-    """
-    losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
-    # An example is left out if any of its three gradients is not finite.
-    keep = keep & jnp.all(jnp.isfinite(gradients))
-    here, anchor, before = (clip(g, bounds.anchor, keep)[0] for g in gradients)
-    change, change_norm = clip(anchor - before, bounds.change, keep)
-    drift, drift_norm = clip(here - anchor, bounds.drift, keep)
-    # From the third epoch on, the window depends on F^Δ and F^G, and one tree carries
-    # both: see `noise._reduced_momentum`.
-    mixed = (1 - refresh) * change + refresh * anchor
-    return _Example(
-        terms=Terms(anchor, mixed, drift),
-        loss=losses[0],
-        used=keep,
-        change_clipped=change_norm > bounds.change,
-        drift_clipped=drift_norm > bounds.drift,
-    )
-
-
-@functools.partial(jax.jit, static_argnames=("loss_fn", "run", "schedule"))
+@functools.partial(jax.jit, static_argnames=("loss_fn", "run"))
 def _train(
     params: Params,
     data: _checks.Data,
@@ -173,12 +116,11 @@ def _train(
     refresh: jax.Array,
     bounds: Terms[jax.Array],
     stddevs: Terms[jax.Array],
-    learning_rate: jax.Array,
+    learning_rate: jax.Array | optax.Schedule,
     key: Key,
     *,
     loss_fn: LossFn,
     run: _checks.Epochs,
-    schedule: optax.Schedule | None,
 ) -> tuple[Params, Curve]:
     """Train, and return the last parameters and the curve.
 
@@ -196,25 +138,33 @@ def _train(
         def loss(point: jax.Array) -> jax.Array:
             return loss_fn(unravel(point), example)
 
-        return _example(loss, points, keep, refresh, bounds)
+        losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
+        # An example is left out if any of its three gradients is not finite.
+        keep = keep & jnp.all(jnp.isfinite(gradients))
+        here, anchor, before = (clip(g, bounds.anchor, keep)[0] for g in gradients)
+        change, change_norm = clip(anchor - before, bounds.change, keep)
+        drift, drift_norm = clip(here - anchor, bounds.drift, keep)
+        # From the third epoch on, the window depends on F^Δ and F^G, and one tree
+        # carries both: see `noise._reduced_momentum`.
+        mixed = (1 - refresh) * change + refresh * anchor
+        return _Example(
+            terms=Terms(anchor, mixed, drift),
+            loss=losses[0],
+            used=keep,
+            change_clipped=change_norm > bounds.change,
+            drift_clipped=drift_norm > bounds.drift,
+        )
 
     def step(
-        carry: _Carry, inputs: tuple[jax.Array, sampling.Batch]
+        anchors: tuple[jax.Array, jax.Array],
+        carry: _Carry,
+        inputs: tuple[jax.Array, sampling.Batch],
     ) -> tuple[_Carry, Curve]:
-        w, anchor, before, state = carry
+        w, state = carry
         number, batch = inputs
-
-        # The first iterate w_qn of an epoch is its anchor; the previous anchor is
-        # w_(q−1)n.
-        begins = (number - 1) % n == 0
-        before = jnp.where(begins, anchor, before)
-        anchor = jnp.where(begins, w, anchor)
-
         # The results contain the summands of F^G, F^Δ and F^r at step t.
         results = jax.vmap(of_example, (None, 0, 0))(
-            jnp.stack([w, anchor, before]),
-            jax.tree.map(lambda x: x[batch.indices], data.examples),
-            batch.mask & data.finite[batch.indices],
+            jnp.stack([w, *anchors]), *data.at(batch)
         )
         # The update adds noise to each node that ends at t, and computes the estimate
         # m̂_t from these nodes, by a recursion in place of Algorithm 4.
@@ -230,26 +180,33 @@ def _train(
         )
         # w_t = w_{t−1} − η m̂_t / ‖m̂_t‖; a momentum of zero gives no step.
         length = jnp.linalg.norm(momentum)
-        rate = learning_rate if schedule is None else schedule(number - 1)
-        rate = jnp.asarray(rate, w.dtype)
+        rate = learning_rate
+        rate = jnp.asarray(rate(number - 1) if callable(rate) else rate, w.dtype)
         w = w - rate * momentum / jnp.where(length > 0, length, 1.0)
 
         used = results.used
-        return _Carry(w, anchor, before, state), Curve(
+        return (w, state), Curve(
             loss=jnp.mean(results.loss, where=used & jnp.isfinite(results.loss)),
             left_out=jnp.sum(batch.mask & ~used, dtype=jnp.int32),
             change_clipped=jnp.mean(results.change_clipped, where=used),
             drift_clipped=jnp.mean(results.drift_clipped, where=used),
         )
 
-    def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
+    def epoch(
+        carry: tuple[jax.Array, _Carry], number: jax.Array
+    ) -> tuple[tuple[jax.Array, _Carry], Curve]:
+        # The first iterate w_qn of an epoch is its anchor; the previous anchor is
+        # w_(q−1)n.
+        before, (anchor, state) = carry
         steps = number * n + jnp.arange(1, n + 1, dtype=jnp.int32)
-        return jax.lax.scan(step, carry, (steps, batches))
+        step_of_epoch = functools.partial(step, (anchor, before))
+        last, curve = jax.lax.scan(step_of_epoch, (anchor, state), (steps, batches))
+        return (anchor, last), curve
 
     state = reduced_momentum.init(run.num_steps, n, start.size, start.dtype)
     epochs = jnp.arange(run.num_epochs, dtype=jnp.int32)
-    last, curve = jax.lax.scan(epoch, _Carry(start, start, start, state), epochs)
-    return narrow(unravel(last.w), params), jax.tree.map(jnp.ravel, curve)
+    (_, (last, _)), curve = jax.lax.scan(epoch, (start, (start, state)), epochs)
+    return narrow(unravel(last), params), jax.tree.map(jnp.ravel, curve)
 
 
 def sensitivity_reduced_nsgd(
@@ -330,38 +287,35 @@ def sensitivity_reduced_nsgd(
     validate.closed_unit("refresh", refresh)
     # Rounding comes first: accountant and program must use the same float32 numbers.
     decay, refresh = _precision.round_down(decay), _precision.round_down(refresh)
-    given = clip_norm, change_clip_norm, drift_clip_norm
-    clips = Terms(*(_precision.round_up(x) for x in given))
+    given = Terms(clip_norm, change_clip_norm, drift_clip_norm)
+    clips = jax.tree.map(_precision.round_up, given)
     validate.positive("clip_norm", clips.anchor)
     validate.positive("change_clip_norm", clips.change)
     validate.positive("drift_clip_norm", clips.drift)
-    scheduled = callable(learning_rate)
-    rate = 0.0 if scheduled else learning_rate
-    if not scheduled:
-        validate.positive("learning_rate", learning_rate)
+    rate: Any = learning_rate
+    if callable(rate):
+        # A schedule is a tree without arrays, and so static in the compiled program.
+        rate = jax.tree_util.Partial(rate)
+    else:
+        validate.positive("learning_rate", rate)
     run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
 
     # One tree carries (1 − γ) change + γ anchor, so its bound is this sum of bounds.
     mixed = (1 - refresh) * clips.change + refresh * clips.anchor
     bounds = clips._replace(change=mixed)
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
+    mu_of = functools.partial(
+        reduced_momentum_mu, **steps, decay=decay, adjacency=adjacency
+    )
+    variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
+    added = jax.tree.map(lambda v, c: float(np.mean(v)) * c**2, variance, bounds)
     with _calibration.now():
         mu = float(gdp.mu(target.epsilon, target.delta))
-        noise = allot_noise(
-            mu,
-            bounds=bounds,
-            decay=decay,
-            refresh=refresh,
-            adjacency=adjacency,
-            **steps,
-        )
-        mu = reduced_momentum_mu(noise, decay=decay, adjacency=adjacency, **steps)
+        noise = allot_noise(mu, mu_of, added)
+        mu = mu_of(noise)
     # The multiplier of an unused tree is infinite, and this tree draws no noise.
-    stddevs = Terms(
-        *(
-            float(_precision.stddev(s, bound)) if math.isfinite(s) else 0.0
-            for s, bound in zip(noise, bounds, strict=True)
-        )
+    stddevs = jax.tree.map(
+        lambda s, c: _precision.stddev(s, c) if math.isfinite(s) else 0.0, noise, bounds
     )
 
     last, curve = _train(
@@ -371,13 +325,11 @@ def sensitivity_reduced_nsgd(
         stream(key, "solvers.sensitivity_reduced_nsgd"),
         loss_fn=loss_fn,
         run=run,
-        schedule=learning_rate if scheduled else None,
     )
 
     # norm is the root mean square norm of the noise in m̂_t / (1 − β), f[T].
-    variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
     coordinate = np.sum([v * s * s for v, s in zip(variance, stddevs, strict=True)], 0)
-    norm = np.sqrt(sum(x.size for x in jax.tree.leaves(last)) * coordinate)
+    norm = np.sqrt(optax.tree.size(last) * coordinate)
     norm = jnp.asarray(norm * (1 - decay) / run.batch_size)
     mechanism = f"all {run.num_steps} iterates of sensitivity-reduced momentum"
     assumptions = _checks.every_step("fixed")
