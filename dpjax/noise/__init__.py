@@ -5,12 +5,12 @@ The public functions are `dpjax.add_gaussian_noise`,
 `dpjax.tree_momentum` and the optimizers `dpjax.dp_sgd`, `dpjax.dp_adam`,
 `dpjax.dp_adamw` and `dpjax.dp_nsgd`.
 
-1. `_gaussian` adds independent noise, and refuses steps beyond a limit, since the
-   accounting does not cover them. `_discrete` adds independent noise on a lattice (the
-   multiples of a spacing). The guarantee of this noise also holds in floating point.
-   `_correlated` adds noise that a matrix, the strategy, correlates across steps, and
-   computes a momentum with the noise of tree aggregation. `_correlated_lattice` adds
-   correlated noise on a lattice.
+1. `_gaussian` adds independent noise, and refuses steps beyond the number of accounted
+   steps. `_discrete` adds independent noise on a lattice (the multiples of a spacing).
+   The guarantee of this noise also holds in floating point. `_correlated` adds noise
+   that a matrix, the strategy, correlates across steps, and computes a momentum with
+   the noise of tree aggregation. `_correlated_lattice` adds correlated noise on a
+   lattice.
 2. `tree` draws the noise of tree aggregation.
 3. `_windows` computes private sums over sliding windows. `_reduced_momentum` computes a
    private momentum from such sums of changes of gradients.

@@ -250,8 +250,8 @@ def tree_momentum(
         run. The state holds another key, derived from this one for this use.
       buffer: how to get earlier noise again. "stored" retains ⌊log₂ T⌋ vectors, and
         draws one Gaussian vector per step. "regenerate" retains no vectors, and draws
-        two Gaussian vectors per step on average.
-        For the same key, both modes give the same noise up to rounding.
+        two Gaussian vectors per step on average. For the same key, both modes give the
+        same noise up to rounding.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the

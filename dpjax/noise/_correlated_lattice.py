@@ -4,13 +4,13 @@ Let s be the sums of all steps, C the strategy's matrix and z independent noise.
 arithmetic, step t releases s_t + (C⁻¹z)_t, which is row t of C⁻¹(C s + z). On the
 lattice, z is discrete Gaussian noise, and step t releases the integers
 r_t = round((C s)_t / q) + z_t. Step t then computes q (C⁻¹r)_t, which depends only on
-released integers. So its rounding errors cost no privacy. A recursion in float64
-computes the rows (C s)_t from the sums, which are not private.
+released integers. So the rounding errors of this computation cost no privacy. A
+recursion in float64 computes the rows (C s)_t from sums that are not private.
 
 **Sensitivity.** Let neighbouring data sets change C s by Δ over all steps, in L2 norm.
 For each data set, rounding moves a coordinate of (C s)_t by at most q / 2, and the
-errors of the recursion in float64 move it by at most E q. So the integers change by at
-most Δ / q + (1 + 2 E) √(d T) in L2 norm, for d coordinates and T steps.
+errors of the recursion in float64 move the coordinate by at most E q. So the integers
+change by at most Δ / q + (1 + 2 E) √(d T) in L2 norm, for d coordinates and T steps.
 """
 
 import math

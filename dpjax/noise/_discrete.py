@@ -19,8 +19,8 @@ gives the column's integer. Otherwise the draw gives the alias. The weights diff
 those of D_512 by less than 2⁻⁹⁸ in total variation.
 
 **Draw.** 14 random bits select the column, and 98 random bits are the value. The first
-50 bits of the value decide, unless they equal the first 50 bits of the threshold. They
-are equal once in 2⁵⁰ draws. Only then are the other 48 bits drawn.
+50 bits of the value decide, unless they equal the first 50 bits of the threshold. This
+happens once in 2⁵⁰ draws. Only then are the other 48 bits drawn.
 """
 
 import decimal
@@ -321,7 +321,7 @@ def lattice_noise(
       sensitivity: the L2 sensitivity of the floats before rounding.
       noise_multiplier: the noise multiplier of the accountant; may be traced.
       dimension: d; or at least d T if a result depends on the rounded sums of T steps.
-      most: the maximum value of the noise multiplier, known if the latter is traced.
+      most: the maximum value of the noise multiplier, a number that is not traced.
       draws: 2 for a coarse lattice, or 3 for a fine lattice. With None, the function
         chooses 2 if rounding then adds at most 0.4 % to the sensitivity, and else 3.
 
@@ -403,9 +403,9 @@ def add_discrete_gaussian_noise(
         stddev 0 the sums do not change, and there is no privacy.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds another key, derived from this one for this use.
-      draws: 2 if the standard deviation of the noise shall be 131,073 q, or 3 if it
-        shall be 33,554,944 q. This is the number of random integers whose weighted sum
-        is the noise of one coordinate.
+      draws: the number of random integers whose weighted sum is the noise of one
+        coordinate, 2 or 3. The standard deviation of the noise is 131,073 q for 2, and
+        33,554,944 q for 3.
 
     Returns:
       An optax transformation for real updates of any dtypes. Sums are rounded in

@@ -34,7 +34,7 @@ _Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Ring(NamedTuple):
-    """A ring buffer of weighted sums of vectors. Keep it as secret as the data.
+    """A ring buffer of weighted sums of vectors. Keep the ring as secret as the data.
 
     The steps are the leaves of a binary tree. A node of level k covers 2^k steps, and
     has a weighted sum of the vectors f[d] of these steps. The ring contains the sums
