@@ -430,7 +430,8 @@ def add_discrete_gaussian_noise(
     standard deviation √(σ² − 4): round y at random to the integer z with a mass
     proportional to e^{−(z − y)² / 8}. This is exact up to a factor e^{±4ϑ} in
     probability. Each random integer after the first, in the weighted sum for a
-    coordinate, adds such a factor. The factors of two data sets give 8 d draws ϑ in ε.
+    coordinate, gives one more such factor. The factors of two data sets together give
+    8 d draws ϑ in ε.
 
     The guarantee assumes uniform random bits. S must bound the floats. For example, a
     sum of b clipped gradients in float32 differs from the exact sum by rounding errors,
