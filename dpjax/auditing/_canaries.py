@@ -178,8 +178,8 @@ def matched_filter(
     """Compute a score for each canary from all releases of a Gaussian mechanism.
 
     Args:
-      seen: the released values in T steps along the directions of k canaries, f[T, k],
-        such as the slots of `plant`.
+      seen: the released values in T steps along the gradient directions of k canaries,
+        f[T, k], such as the extra coordinates that `plant` adds to the parameters.
       expected: the contribution of a participating canary to seen, f[T, k] or f[T, 1].
         To compute the contribution, call `released` with the sums of the canary alone
         and with the mechanism for noise of standard deviation 0.
@@ -224,10 +224,11 @@ def mixture_scores(
     """Compute scores of canaries that took part in steps chosen at random.
 
     Args:
-      seen: the released values in T steps along the directions of k canaries, f[T, k],
-        with white noise.
-      cases: the possible contributions of a canary to seen, f[c, T], one row for each
-        of c random choices of steps.
+      seen: the released values in T steps along the gradient directions of k canaries,
+        f[T, k], with white noise.
+      cases: the possible contributions of a canary to seen, f[c, T]. A random choice
+        decides in which steps a canary takes part. There is one row for each of the c
+        possible choices.
       probabilities: the probability of each row of cases, f[c].
       stddev: s, the standard deviation of the noise, f[], positive.
 

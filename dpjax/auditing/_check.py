@@ -32,12 +32,13 @@ _FACTORS = {"huge": 1e6, "huge, negated": -1e6, "zero": 0.0, "not finite": np.na
 
 
 class Finding(NamedTuple):
-    """A change of the batch, and the distance by which it moves the function's result.
+    """A change that `check` makes to a batch, and its effect on a function's result.
 
     Attributes:
       change: a description of the change.
-      distance: the L2 distance between the results without and with the change.
-      allowed: the maximum allowed distance, including rounding.
+      distance: the L2 distance between the function's results without and with the
+        change.
+      allowed: the maximum allowed distance, including rounding errors.
       example: the index in the batch of the changed example.
     """
 
@@ -91,9 +92,9 @@ def check(
 
     Args:
       fn: a function from a batch and the mask bool[b] of its valid examples to a tree
-        of arrays: a clipped sum, or a whole step. Two calls with equal arguments must
-        give equal results, so any key is fixed inside. Jit the function, since `check`
-        calls it several hundred times.
+        of arrays: a clipped sum, or the result of a whole training step. Two calls with
+        equal arguments must give equal results. So the function uses a fixed key, if
+        any. Jit the function, since `check` calls it several hundred times.
       data: a batch, a tree of arrays with a leading axis b, at least 2.
       sensitivity: the claimed sensitivity, which is the maximum L2 distance by which
         one example moves the result.

@@ -102,7 +102,7 @@ def gaussian_mu_lower(
     all scores_in have one mean, and that all scores_out have one mean. The variance and
     the means may be unknown. The releases of `add_gaussian_noise`, `tree_momentum` and
     `correlated_noise` at canaries of equal norm give such scores. For all other scores,
-    such as mixtures over samples, use `mu_lower`.
+    such as those of canaries that take part in random steps, use `mu_lower`.
 
     Reference: Owen (1968), on the non-central t distribution.
 

@@ -10,11 +10,11 @@ guesses have a probability of at most 1 − confidence for every mechanism that 
 this value. The bound is a refuted value, which bisection finds. The bound is valid
 whether or not larger values are also refuted.
 
-*Proof.* Each value has a minimum number of right guesses that refutes the value, and
-all larger numbers also refute the value. A mechanism that satisfies the true value also
-satisfies every larger value. Of all larger values, let θ be the one with the smallest
-minimum. If the bound exceeds the true value, then the number of right guesses is at
-least the minimum of θ. Since the mechanism satisfies θ, so many right guesses have a
+*Proof.* For each value x of the parameter, let n(x) be the minimum number of right
+guesses that refutes x. All larger numbers also refute x. A mechanism that satisfies the
+true value also satisfies every larger value. Of all larger values, let θ be the one
+with the smallest n(θ). If the bound exceeds the true value, then the number of right
+guesses is at least n(θ). Since the mechanism satisfies θ, so many right guesses have a
 probability of at most 1 − confidence.
 """
 
@@ -190,7 +190,7 @@ def one_run_epsilon_lower(
       ValueError: an argument is out of range.
 
     Privacy: the result bounds the mechanism's ε from below, and is no guarantee. Scores
-    may depend on each other in any way. The refuted guarantee is one for ADD_REMOVE or
+    may depend on each other in any way. The bound is for the adjacency ADD_REMOVE or
     ZERO_OUT, since a canary is either present or absent.
 
     Reference: Steinke, Nasr and Jagielski (2023), appendix D.

@@ -40,8 +40,8 @@ _tail = jnp.vectorize(upper_tail)
 def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     """A lower confidence bound for a success probability, from a number of successes.
 
-    The trials are independent. For every true probability, the bound exceeds it with
-    probability at most `error`.
+    The trials are independent. The probability that the bound exceeds the true success
+    probability is at most `error`.
 
     Args:
       successes: the number of successes, [*b].
@@ -67,8 +67,8 @@ def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
 def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     """An upper confidence bound for a success probability, f64[*b].
 
-    The arguments are those of `lower`. The true probability exceeds the bound with
-    probability at most `error`.
+    The arguments are those of `lower`. The probability that the true success
+    probability exceeds the bound is at most `error`.
     """
     # This is `lower` for failures in place of successes.
     return 1 - lower(trials - jnp.asarray(successes, jnp.float64), trials, error)
@@ -77,9 +77,10 @@ def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
 def counts(trials: int) -> np.ndarray:
     """Choose some of the ranks 1, ..., n of n = trials sorted scores, i[*].
 
-    For each chosen rank k, `band` uses the kth largest score as a threshold.
-    Neighbouring ranks differ by one, or by about √(k (1 − k/n)) / 2, which is half of a
-    binomial standard deviation. Equal steps of arcsin √(k/n) give these differences.
+    For each chosen rank k, `band` uses the kth largest score as a threshold of a test.
+    Neighbouring ranks differ by one, or by about √(k (1 − k/n)) / 2. The latter is half
+    of the standard deviation of the binomial distribution with n trials and success
+    probability k/n. Equal steps of arcsin √(k/n) give these differences.
     """
     # With few counts, the union bound costs little. The loss between counts is small.
     steps = int(np.ceil(2 * np.pi * np.sqrt(trials)))
@@ -102,8 +103,8 @@ class _Rates(NamedTuple):
 def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
     """The maximum ε for which the bounds on a test's rates refute (ε, δ)-DP, f64[*k].
 
-    Two inequalities can refute (ε, δ)-DP. The second one exchanges the roles of false
-    positives and false negatives.
+    With the false-positive rate a and the true-positive rate b, (ε, δ)-DP is refuted if
+    b > e^ε a + δ, or if 1 − a > e^ε (1 − b) + δ.
     """
     a, b = rates
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:
@@ -257,10 +258,10 @@ def epsilon_lower(
 
     Returns:
       A lower bound ε, f[*b], rounded down: with this confidence, no (ε′, δ) guarantee
-      with ε′ < ε holds. The bound is the largest over many thresholds, and a union
-      bound covers this choice. The union is over bounds on the true-positive rate at
-      about 2π√n of the n scores_in, and over bounds on the false-positive rate at about
-      2π√m of the m scores_out.
+      with ε′ < ε holds. The result is the largest of the bounds at many thresholds. A
+      union bound covers this choice: all confidence bounds on the true-positive rate at
+      about 2π√n of the n scores_in, and all those on the false-positive rate at about
+      2π√m of the m scores_out, hold simultaneously.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -451,8 +452,9 @@ def true_positive_rate(
         threshold of the attack, f[*b], in [0, 1].
 
     Returns:
-      The share of scores_in above the lowest such threshold, f[*b]. The maximum rate
-      that a guarantee allows is `accounting.fdp.true_positive_rate`.
+      The share of scores_in above the lowest threshold with at most this share of
+      scores_out above it, f[*b]. `accounting.fdp.true_positive_rate` computes the
+      maximum rate that a guarantee allows.
 
     Raises:
       ValueError: there are no scores, or the rate is out of range.

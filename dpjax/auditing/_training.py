@@ -48,7 +48,8 @@ def train_many(
         of arrays, such as the last iterate or all updates of `jax.lax.scan`.
         `train_many` vmaps the function over keys. Make the optimizer inside the
         function, since the key is a tracer. The function may call any solver of
-        `dpjax.solvers`, which then calibrates its noise. Jit the expensive parts.
+        `dpjax.solvers`, and the solver then calibrates the noise in each call. Jit the
+        expensive parts.
       data: the data set with the audited example.
       neighbour: the data set without this example, or with another in its place. Its
         shapes may differ from those of data.
@@ -190,7 +191,8 @@ def train_shadows(
     Raises:
       ValueError: an argument is out of range.
 
-    Reference: Carlini et al. (2022), section V, with coins in place of exact halves.
+    Reference: Carlini et al. (2022), section V. Here coins decide, whereas in the paper
+    exactly half of the models are trained on each example.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -252,9 +254,9 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
       included: whether the example was in the model's training data, bool[s, n].
 
     Returns:
-      Scores f[s, n], for `auroc` and `true_positive_rate` of scores[included] and
-      scores[~included]. A score is the logarithm of a likelihood ratio. A score is 0 if
-      fewer than two other models were trained with the example, or fewer than two
+      Scores f[s, n]. Pass scores[included] and scores[~included] to `auroc` or
+      `true_positive_rate`. A score is the logarithm of a likelihood ratio. A score is 0
+      if fewer than two other models were trained with the example, or fewer than two
       without it. Since the scores depend on each other, no bound for independent scores
       applies. `one_run_mu_lower` and `one_run_epsilon_lower` allow dependent scores:
       pass one model's row of the scores and of `included`. This row of `included` must

@@ -31,9 +31,10 @@ class Draw:
     Attributes:
       name: a description of the released value.
       event: the description of the mechanism for accountants.
-      cost: the cost of the mechanism to a budget with adaptive composition: a GDP
-        parameter, a slack and a distance in total variation. The GDP parameter is NaN
-        in a budget with fixed composition.
+      cost: the cost of the mechanism to a budget with adaptive composition. The cost
+        consists of a GDP parameter, of a slack (the part of δ that a mechanism without
+        a GDP parameter takes), and of a distance in total variation. The GDP parameter
+        is NaN in a budget with fixed composition.
     """
 
     name: str
@@ -72,10 +73,11 @@ class Budget:
 
         `mu` is the GDP parameter of a mechanism that would take all of the rest.
         `slack` is the remaining part of δ for mechanisms without a GDP parameter.
-        Mechanisms with noise on a lattice have a distance in total variation from
-        mechanisms with continuous noise. `total_variation` is the distance that would
-        take all of `slack`. For composition "fixed", in which costs are not sums of μ²,
-        the property raises a ValueError.
+        `total_variation` is for mechanisms with discrete noise. The outputs of such a
+        mechanism have a distance, in total variation, from those of a mechanism with
+        continuous noise. `total_variation` is the distance that would take all of
+        `slack`. For composition "fixed", in which the squares of GDP parameters do not
+        add up, the property raises a ValueError.
         """
         if self.composition == "fixed":
             raise ValueError(
@@ -111,8 +113,9 @@ class Budget:
             only for plans, since an event states no unit.
           slack: for adaptive composition, the amount of δ, such as 1e-7, that a
             mechanism without a GDP parameter takes; None for half of the amount that is
-            left, `left.slack`. With a larger amount, the mechanism takes less of the
-            budget's μ². In contrast, the budget's own `slack` is a share of δ.
+            left, `left.slack`. With a larger amount, the GDP parameter that the
+            mechanism takes from the budget is smaller. In contrast, the budget's own
+            `slack` is a share of δ.
           name: a description of the released value.
 
         Returns:
@@ -142,8 +145,8 @@ class Budget:
         """Make a plan for a run that takes the rest of the budget, or a share of it.
 
         Args:
-          share: the share of the budget's remaining μ² that the run takes, in (0, 1];
-            must be 1 with composition "fixed".
+          share: the share that the run takes, in (0, 1], of `left.mu`², the square of
+            the remaining GDP parameter; must be 1 with composition "fixed".
           slack: as for `draw`.
           **arguments: the arguments of `dpjax.plan`, except epsilon, delta, adjacency
             and unit, which the budget determines. The plan's epsilon is the ε of this
@@ -215,9 +218,10 @@ class Budget:
     def __str__(self) -> str:
         """The budget in words.
 
-        For composition "adaptive", the text states the shares of the budget's μ² and δ
-        that each mechanism has taken, and the remaining shares. For "fixed", the text
-        states the event of each mechanism, and the ε of all mechanisms so far.
+        For composition "adaptive", squares of GDP parameters μ add up. The text then
+        states the shares of the budget's μ² and δ that each mechanism has taken, and
+        the remaining shares. For "fixed", the text states the event of each mechanism,
+        and the ε of all mechanisms so far.
         """
         lines = [
             f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP under "
@@ -254,7 +258,10 @@ class Budget:
 
     @property
     def _spent(self) -> tuple[float, float]:
-        """The μ² and the part of δ that all draws together have taken, rounded up."""
+        """The sum of μ² over all draws, and the part of δ that the draws have taken.
+
+        Both numbers are rounded up. Here μ is the GDP parameter of a draw.
+        """
         costs = [x.cost for x in self.draws]
         squares = add_up(x.mu**2 for x in costs)
         return squares, add_up(map(self._probability, costs))
@@ -264,16 +271,19 @@ class Budget:
         return cost.slack + self._of_total_variation * cost.total_variation
 
     def _total(self, *more: Event) -> float:
-        """The ε of all draws so far and the events `more`, if all were fixed before."""
+        """The ε of all draws so far and of the events `more` together.
+
+        This ε holds if all were fixed before any output was seen.
+        """
         events = [*(x.event for x in self.draws), *more]
         with scope():
             return composition.epsilon(events, self.delta)
 
     def _used(self, event: Event, slack: float | None) -> float:
-        """The μ of an event that `plan` compares with the available μ.
+        """The GDP parameter that `plan` compares with the budget's GDP parameter.
 
-        With adaptive composition, this is the μ of the event alone. With fixed
-        composition, this is the μ of the event and all draws together.
+        With adaptive composition, the result is the GDP parameter of the event alone.
+        With fixed composition, it is that of the event and all draws together.
         """
         if self.composition == "adaptive":
             return composition.gaussian_bound(event, self._slack_of_draw(slack)).mu
@@ -281,7 +291,7 @@ class Budget:
             return float(gdp.mu(self._total(event), self.delta))
 
     def _slack_of_draw(self, slack: float | None) -> float:
-        """The part of δ for a draw: `slack`, or half of the remaining slack if None."""
+        """The part of δ for a draw: `slack`, or half of `left.slack` if it is None."""
         return self.left.slack / 2 if slack is None else slack
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:
@@ -389,10 +399,11 @@ def budget(
       ValueError: a number is out of range; composition is unknown.
 
     Privacy: all draws together are (ε, δ)-DP. With "adaptive", the budget is a privacy
-    filter: the squares of the GDP parameters of all draws add up to at most the μ² of
-    (ε, (1 − slack) δ). A mechanism without a GDP parameter counts as one that has a GDP
-    parameter except with a small probability. The mechanism's slack covers this
-    probability (`accounting.composition.gaussian_bound`). With "fixed",
+    filter: the squares of the GDP parameters of all draws add up to at most μ², where
+    μ is the largest number for which μ-GDP implies (ε, (1 − slack) δ)-DP. A mechanism
+    without a GDP parameter counts as one that has a GDP parameter except with a small
+    probability. The mechanism's slack covers this probability
+    (`accounting.composition.gaussian_bound`). With "fixed",
     `accounting.composition.epsilon` computes the total. This total is smaller, but does
     not hold if an earlier output determined a draw. Each draw must use its own noise.
     The guarantee does not cover mechanisms that read the data without a draw.

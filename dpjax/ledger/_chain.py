@@ -103,11 +103,12 @@ def _refuse_missing(path: pathlib.Path) -> None:
 def _read_complete_lines(path: pathlib.Path, opened: int) -> bytes:
     """Return the bytes of all complete lines of a ledger.
 
-    If an interrupted write left a complete line only in the file `*.next`, the result
-    includes this line.
+    `opened` is the descriptor of the ledger's file. If an interrupted write left a
+    complete line only in the file `*.next` beside the ledger, the result includes this
+    line.
 
     Raises:
-      ValueError: the files are in a state that the module's docstring does not list.
+      ValueError: the files are in a state that no interrupted write leaves.
     """
     content = _content(opened)
     # Every complete line ends with a newline; the rest is a partial line.
@@ -140,10 +141,10 @@ def _read_complete_lines(path: pathlib.Path, opened: int) -> bytes:
 
 
 def _finish(path: pathlib.Path, opened: int) -> None:
-    """Append the line in the file `*.next` to the ledger, and then remove the file.
+    """Append the line in the file `*.next` to the ledger, and then remove `*.next`.
 
-    If an interrupted write left a part of the line at the ledger's end, the complete
-    line replaces this part.
+    `opened` is the descriptor of the ledger's file. If an interrupted write left a part
+    of the line at the ledger's end, the complete line replaces this part.
     """
     begun, content = _next(path).read_bytes(), _content(opened)
     whole = content[: content.rfind(b"\n") + 1]

@@ -117,10 +117,12 @@ Entry = Release | End | Other
 
 
 def entry_of(line: dict[str, Any], path: Path) -> Entry:
-    """Convert a line of a ledger's file to a typed entry, without the line's hashes.
+    """Convert a line of a ledger's file to a typed entry.
+
+    The entry does not contain the two hashes of the line.
 
     Raises:
-      ValueError: the line is no entry, such as one in another format.
+      ValueError: the line is no entry, such as a line in another format.
     """
     fields = {name: x for name, x in line.items() if name not in ("previous", "hash")}
     return from_plain(Entry, fields, f"a line of {path}")
@@ -141,8 +143,8 @@ class Ledger:
     def runs(self) -> dict[str, Event]:
         """Map each run's name to an event for the steps whose cost the ledger counts.
 
-        These are all steps of the run's plan. For a run that `end` ended, these are
-        only the released steps.
+        The ledger counts all steps of a run's plan. For a run that `end` ended, the
+        ledger counts only the released steps.
         """
         return {x.run: x.event for x in self.entries if not isinstance(x, Other)}
 
@@ -153,13 +155,13 @@ class Ledger:
           delta: δ, in (0, 1).
 
         Returns:
-          The total ε, rounded up, which is a sum of several ε. The first ε is that of
-          all runs whose plans have a privacy-loss distribution or a GDP parameter,
-          composed by privacy-loss distributions. Each other run, and each release
-          without a plan, adds its own ε. Each release without a plan also takes its own
-          δ. The rest of δ is divided equally between the composition and each of the
-          other runs. The result is infinite if the same noise was used twice, or if
-          releases without a plan take more than δ, or leave no δ for the runs.
+          The total ε, rounded up, which is a sum of several ε. The first ε is for all
+          runs whose plans have a privacy-loss distribution or a GDP parameter: these
+          runs are composed by privacy-loss distributions. Each other run, and each
+          release without a plan, adds its own ε. Each release without a plan also takes
+          its own δ. The rest of δ is divided equally between the composition and each
+          of the other runs. The result is infinite if the same noise was used twice,
+          or if releases without a plan take more than δ, or leave no δ for the runs.
 
         Raises:
           ValueError: delta is out of range.

@@ -5,15 +5,16 @@ The public functions are `dpjax.add_gaussian_noise`,
 `dpjax.tree_momentum` and the optimizers `dpjax.dp_sgd`, `dpjax.dp_adam`,
 `dpjax.dp_adamw` and `dpjax.dp_nsgd`.
 
-1. `_gaussian`: independent noise, and the step limit, which refuses steps beyond the
-   accounted ones. `_discrete`: independent noise on a lattice, whose guarantee holds
-   for bits. `_correlated`: noise that a strategy (a matrix) correlates across steps,
-   and a momentum of the sums with the noise of tree aggregation. `_correlated_lattice`:
-   correlated noise on a lattice.
-2. `tree`: the noise of tree aggregation.
-3. `_windows`: private sums over sliding windows. `_reduced_momentum`: a momentum that
-   such sums give from differences of gradients.
-4. `_optimizers`: optimizers that divide by the expected batch size.
+1. `_gaussian` adds independent noise, and refuses steps beyond the number of accounted
+   steps. `_discrete` adds independent noise on a lattice (the multiples of a spacing).
+   The guarantee of this noise also holds in floating point. `_correlated` adds noise
+   that a matrix, the strategy, correlates across steps, and computes a momentum with
+   the noise of tree aggregation. `_correlated_lattice` adds correlated noise on a
+   lattice.
+2. `tree` draws the noise of tree aggregation.
+3. `_windows` computes private sums over sliding windows. `_reduced_momentum` computes a
+   private momentum from such sums of changes of gradients.
+4. `_optimizers` chains noise, division by the expected batch size and an optimizer.
 """
 
 from dpjax.noise import tree as tree

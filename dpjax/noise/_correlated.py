@@ -35,12 +35,12 @@ class CorrelatedNoiseState(NamedTuple):
 
     Attributes:
       step: the number of steps done, i[].
-      memory: the buffers from which the noise of later steps is computed, f[m, ...] for
-        each leaf, in float32 or wider; () if there are no buffers, as with
-        buffer="regenerate".
-      key: the typed key into which the number of each step is folded.
-      stddev: the standard deviation of the fresh noise z per coordinate, f[]. It must
-        not change during a run.
+      memory: m buffers of earlier noise, from which the noise of later steps is
+        computed, f[m, ...] for each leaf, in float32 or wider; () if there are no
+        buffers, as with buffer="regenerate".
+      key: the typed key from which `jax.random.fold_in` derives the key of each step.
+      stddev: the standard deviation, per coordinate, of the independent noise that is
+        drawn in each step, f[]. The standard deviation must not change during a run.
     """
 
     step: jax.Array
@@ -58,12 +58,12 @@ def correlated_noise(
     buffer: Buffer = "stored",
     arithmetic: Arithmetic = "real",
 ) -> optax.GradientTransformation:
-    """Add the noise (C⁻¹z)_t to the sum of each step t, for fresh Gaussian noise z.
+    """Add the noise (C⁻¹z)_t to the sum of each step t, for independent Gaussian z_t.
 
-    C is a lower triangular matrix, the strategy; z_t is independent over steps t. The
-    noise of later steps cancels part of the noise of earlier steps. So there is
-    less noise in the sum of updates that an optimizer accumulates. All transformations
-    after this one (momentum, Adam, schedules) are post-processing, and cost no privacy.
+    C is a lower triangular matrix, called the strategy. The noise of later steps
+    cancels part of the noise of earlier steps. So there is less noise in the sum of
+    updates that an optimizer accumulates. All transformations after this one (momentum,
+    Adam, schedules) are post-processing, and cost no privacy.
 
     Args:
       strategy: the matrix C, as `dpjax.strategies` makes it.
@@ -74,19 +74,20 @@ def correlated_noise(
         run. The state holds another key, derived from this one for this use.
       buffer: how to get earlier noise again. "stored" retains `strategy.num_vectors`
         vectors (⌊log₂ T⌋ for a tree), and draws one Gaussian vector per step.
-        "regenerate" retains none, and draws the Gaussian vectors of earlier steps
-        again. It is for strategies with banded C⁻¹ (`geometric`, `banded_inverse`) and
-        for the tree. It requires that sums keep their dtypes and, inside
-        `jax.shard_map`, their sharding from step to step. Otherwise the vectors drawn
-        again would differ. For the same key, both modes give the same noise up to
-        rounding.
-      arithmetic: "real", or "discrete" for noise on a lattice of spacing
-        q = stddev / 33,554,944. With discrete Gaussian noise z, step t then releases
-        the integers r_t = round((C s)_t / q) + z_t. The result is q (C⁻¹r)_t, and the
-        guarantee holds for the bits of all r_t. "discrete" needs buffer="stored" and a
-        known stddev that is not 0. It stores two more words for each number of the
-        buffer, and clips sums to at most ±2⁴⁰ q. An entry that is not finite is NaN in
-        all later steps, unless C is diagonal.
+        "regenerate" retains no vectors, and draws the Gaussian vectors of earlier steps
+        again. "regenerate" is for strategies with banded C⁻¹ (`geometric`,
+        `banded_inverse`) and for `strategies.tree`. Sums must then keep their dtypes
+        and, inside `jax.shard_map`, their sharding from step to step. Otherwise the
+        vectors drawn again would differ. For the same key, both modes give the same
+        noise up to rounding.
+      arithmetic: "real", or "discrete" for noise on the lattice of the multiples of
+        q = stddev / 33,554,944. Let s be the sums of all steps. With discrete Gaussian
+        noise z, step t then releases the integers r_t = round((C s)_t / q) + z_t. The
+        result is q (C⁻¹r)_t, and the guarantee holds for the bits of all r_t.
+        "discrete" needs buffer="stored" and a known stddev that is not 0. The state
+        then holds two more 32-bit words for each number of the buffer. Sums are clipped
+        to at most ±2⁴⁰ q. An entry that is not finite is NaN in all later steps, unless
+        C is diagonal.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the
@@ -105,17 +106,17 @@ def correlated_noise(
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
     on earlier results. The guarantee is for real arithmetic and ideal Gaussian noise.
-    It covers the results but not the state: anyone who has the key can subtract the
-    noise.
+    The guarantee covers the results but not the state: anyone who has the key can
+    subtract the noise.
 
-    With arithmetic="discrete", let Δ be the sensitivity of the floats of a sum. Then
-    the T results are μ'-GDP up to d T 2⁻⁹⁵ (1 + e^ε) in δ, for d coordinates and μ' = μ
-    + (1 + 2 E) √(d T) / 33,554,944. E is the maximum of 1 and 2⁻¹³ times a bound on the
-    growth of rounding errors in the recursion that computes C s. E may be above 1 for
-    strategies C with a long memory. `noise.lattice_roundings` returns 1 + 2 E. The
-    discrete noise is, within a factor e^{±1e-32}, a draw of a post-processing of
-    Gaussian noise (`add_discrete_gaussian_noise`). The state also holds sums without
-    noise.
+    With arithmetic="discrete", let Δ be the sensitivity of a sum as computed in
+    floating point. Then the T results are μ'-GDP up to d T 2⁻⁹⁵ (1 + e^ε) in δ, for d
+    coordinates and μ' = μ + (1 + 2 E) √(d T) / 33,554,944. Let the float64 recursion
+    for C s have rounding errors of at most B 2⁻⁵³ times the largest sum. Then E is the
+    maximum of 1 and 2⁻¹³ B. E may be above 1 for strategies with a long memory.
+    `noise.lattice_roundings` returns 1 + 2 E. Up to a factor e^{±1e-32} in probability,
+    the discrete noise is a post-processing of Gaussian noise (see
+    `add_discrete_gaussian_noise`). The state also holds sums without noise.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.
@@ -174,7 +175,7 @@ def correlated_noise(
             jax.tree.map(_same_shape, wide, state.memory)
 
         def draw(step: jax.Array) -> Leaves:
-            """The fresh noise of a step, stddev times z_t, shaped like the updates."""
+            """The independent Gaussian noise of a step, shaped like the updates."""
             key = jax.random.fold_in(state.key, step)
             return gaussian_like(key, wide, state.stddev)
 
@@ -203,7 +204,7 @@ class TreeMomentumState(NamedTuple):
     """The state of `tree_momentum`. It holds the key, and is as secret as the data.
 
     Attributes:
-      noise: the state of `correlated_noise` with the strategy of the tree.
+      noise: the state of `correlated_noise` with the strategy `strategies.tree`.
       momentum: the momentum Σ_i β^{t−i} (g_i + y_i) after t steps, f[...] for each leaf
         in float32 or wider, where g_i is the incoming sum of step i, and y_i is the
         noise added to that sum.
@@ -230,23 +231,27 @@ def tree_momentum(
 
         m̂_t = (1 − β) (Σ_{i<=t} β^{t−i} g_i + N_t),
 
-    where N_t is the noise of the O(log t) tree nodes that together cover the steps
-    1..t. The noise grows with log t, whereas noise added to every g_i would grow with
-    1 / (1 − β). The transformation is `correlated_noise(strategies.tree(decay), ...)`,
-    followed by the momentum m_t = β m_{t−1} + g_t + y_t of the noisy sums. With
-    y_t = N_t − β N_{t−1}, the momentum of all noise up to step t is N_t.
+    where N_t is the noise of tree aggregation. A node of the tree is an interval of 2^k
+    steps, and has its own noise. N_t is the sum of the noise of O(log t) nodes that
+    together cover the steps 1..t, weighted by powers of β. The variance of N_t grows
+    with log t, whereas independent noise in every g_i would give a variance that grows
+    with 1 / (1 − β). The transformation is `correlated_noise` with
+    `strategies.tree(decay)`, which adds the noise y_t = N_t − β N_{t−1} to g_t. The
+    momentum m_t = β m_{t−1} + g_t + y_t of these noisy sums then contains the noise
+    N_t.
 
     Args:
-      decay: the momentum coefficient β, f[], in [0, 1). The paper's α is 1 − β.
+      decay: the momentum coefficient β, f[], in [0, 1).
       stddev: the standard deviation, per coordinate, of the noise of a tree node, f[],
         in the units of the incoming sum (noise multiplier times clip norm), 0 or from
         2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds another key, derived from this one for this use.
-      buffer: "stored" retains ⌊log₂ T⌋ vectors, and draws one Gaussian vector per step.
-        "regenerate" retains none, and draws two Gaussian vectors per step on average.
-        For the same key, both modes give the same noise up to rounding.
+      buffer: how to get earlier noise again. "stored" retains ⌊log₂ T⌋ vectors, and
+        draws one Gaussian vector per step. "regenerate" retains no vectors, and draws
+        two Gaussian vectors per step on average. For the same key, both modes give the
+        same noise up to rounding.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the
@@ -265,14 +270,14 @@ def tree_momentum(
     earlier updates. In float32, the state holds a decay of at most the given decay, and
     a stddev of at least the given stddev. The guarantee also holds for these values,
     since μ grows with decay. The guarantee is for real arithmetic and ideal Gaussian
-    noise. It covers the updates but not the state: anyone who has the key or the buffer
-    can subtract the noise.
+    noise. The guarantee covers the updates but not the state: anyone who has the key or
+    the retained vectors can subtract the noise.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.
 
-    Reference: Tran and Cutkosky (2022), Algorithm 1. Here noise is drawn only for tree
-    nodes that are left children, since the cover of the steps 1..t has no other nodes.
+    Reference: Tran and Cutkosky (2022), Algorithm 1, whose α is 1 − β. Here noise is
+    drawn only for nodes that are left children, since no other nodes are in N_t.
 
     Example:
       >>> import jax, jax.numpy as jnp

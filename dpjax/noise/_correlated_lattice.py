@@ -1,15 +1,16 @@
-"""Correlated noise on a lattice: release rounded (C s)_t with discrete Gaussian noise.
+"""Correlated noise on a lattice, the multiples of a spacing q.
 
-Let s be the sums of all steps, C the strategy's matrix and z fresh noise. In real
-arithmetic, step t releases s_t + (C⁻¹z)_t, which is row t of C⁻¹(C s + z). On a lattice
-of spacing q, step t releases the integers r_t = round((C s)_t / q) + z_t. Then it
-computes q (C⁻¹r)_t from released integers, in any arithmetic. A recursion computes the
-rows (C s)_t in float64 from sums that are not private.
+Let s be the sums of all steps, C the strategy's matrix and z independent noise. In real
+arithmetic, step t releases s_t + (C⁻¹z)_t, which is row t of C⁻¹(C s + z). On the
+lattice, z is discrete Gaussian noise, and step t releases the integers
+r_t = round((C s)_t / q) + z_t. Step t then computes q (C⁻¹r)_t, which depends only on
+released integers. So the rounding errors of this computation cost no privacy. A
+recursion in float64 computes the rows (C s)_t from sums that are not private.
 
 **Sensitivity.** Let neighbouring data sets change C s by Δ over all steps, in L2 norm.
 For each data set, rounding moves a coordinate of (C s)_t by at most q / 2, and the
-errors of the recursion in float64 move it by at most E q. So the integers change by at
-most Δ / q + (1 + 2 E) √(d T) in L2 norm, for d coordinates and T steps.
+errors of the recursion in float64 move the coordinate by at most E q. So the integers
+change by at most Δ / q + (1 + 2 E) √(d T) in L2 norm, for d coordinates and T steps.
 """
 
 import math
@@ -50,12 +51,13 @@ class CorrelatedLatticeState(NamedTuple):
 
     Attributes:
       step: the number of steps done, i[].
-      sums: the state of the recursion that computes (C s)_t, which depends on the data
-        without noise. Float64 numbers are stored as pairs of words, u32[m, 2, ...] for
-        each leaf; () if there is no recursion.
-      released: the state of the recursion that computes (C⁻¹r)_t from released
-        integers, f[m, ...] for each leaf; () if there is no recursion.
-      key: the typed key into which the number of each step is folded.
+      sums: the state of the recursion that computes C s, for the strategy's matrix C
+        and the sums s of all steps without noise. The state consists of m float64
+        numbers for each entry of a leaf, each stored as two 32-bit words,
+        u32[m, 2, ...]; () if there is no recursion.
+      released: the state of the recursion that computes C⁻¹r from the released integers
+        r, f[m, ...] for each leaf; () if there is no recursion.
+      key: the typed key from which `jax.random.fold_in` derives the key of each step.
     """
 
     step: jax.Array
@@ -67,17 +69,22 @@ class CorrelatedLatticeState(NamedTuple):
 def lattice_roundings(
     strategy: Strategy, num_steps: int, digits: int = DIGITS
 ) -> float:
-    """A bound on the sensitivity that rounding adds to one coordinate of one step.
+    """A bound on the distance that rounding adds to one coordinate of one step.
+
+    Step t of `correlated_noise` with arithmetic="discrete" rounds (C s)_t / q to
+    integers, where C is the strategy's matrix, s are the sums of all steps, and q is
+    the lattice spacing. The bound is for the distance of these integers between two
+    neighbouring data sets.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
-      num_steps: T, the number of steps.
-      digits: sums s_t are clipped to ±2^digits, in units of the lattice spacing.
+      num_steps: the number of steps.
+      digits: the sums are clipped to ±2^digits, in units of the lattice spacing.
 
     Returns:
-      1 + 2 E, in units of the lattice spacing. For each of two neighbouring data sets,
-      rounding to an integer moves a coordinate of (C s)_t by at most 1/2. The errors of
-      the float64 recursion that computes (C s)_t move the coordinate by at most E.
+      1 + 2 E, in units of the lattice spacing. For each of the two data sets, rounding
+      to an integer moves a coordinate by at most 1/2, and the errors of the float64
+      recursion that computes C s move the coordinate by at most E.
 
     Example:
       >>> from dpjax import strategies
@@ -91,20 +98,23 @@ def lattice_roundings(
 def effective_dimension(
     strategy: Strategy, dimension: int, num_steps: int, digits: int
 ) -> int:
-    """The dimension for which `lattice_noise` covers the rounding of all steps' sums.
+    """The dimension to pass to `lattice_noise`, to cover the rounding of all steps.
 
-    `lattice_noise` adds the rounding of this many coordinates to the sensitivity S of
-    one sum. With s the sums of all steps, the sensitivity of C s over a run is at least
-    S times the norm of a column of C. This norm is at least 1, or 1 / (largest factor)
-    for a scaled strategy. So the added rounding, times this norm, is at least the
-    rounding of all steps.
+    Let C be the strategy's matrix, s the sums of all T steps with d coordinates, and q
+    the lattice spacing. Rounding adds b √(d T) q to the sensitivity of C s, where
+    `lattice_roundings` returns b. For the dimension D, `lattice_noise` adds at least
+    √D q to the sensitivity S of one sum. The sensitivity of C s is S times a factor,
+    which is at least the norm of a column of C. This norm is at least 1 / f, where f is
+    the maximum of 1 and the factors of a scaled strategy. So D = b² d T f² suffices.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
-      dimension: the number of coordinates of a sum.
+      dimension: d, the number of coordinates of a sum.
       num_steps: T, the number of steps.
-      digits: the number of binary digits, in units of the lattice, beyond which sums
-        are clipped.
+      digits: the sums are clipped to ±2^digits, in units of the lattice spacing.
+
+    Returns:
+      D, rounded up to an integer.
     """
     moved, largest = lattice_roundings(strategy, num_steps, digits), 1.0
     if isinstance(strategy, Scaled):
@@ -123,7 +133,8 @@ def correlated_lattice_noise(
 ) -> optax.GradientTransformation:
     """The optax transformation of `correlated_noise` with arithmetic="discrete".
 
-    Sums are clipped to ±2^digits in units of the lattice.
+    The lattice consists of the multiples of q = `lattice_spacing(stddev, 3)`. Sums are
+    clipped to ±2^digits q.
     """
     strategy = check_strategy(strategy, num_steps)
     inverse = buffered_stream(strategy, num_steps)
@@ -174,13 +185,13 @@ def correlated_lattice_noise(
 
 
 def _to_float64(words: jax.Array) -> jax.Array:
-    """The float64 numbers f64[m, ...] from the words u32[m, 2, ...] of their bits."""
+    """Convert pairs of 32-bit words, u32[m, 2, ...], to float64 numbers f64[m, ...]."""
     return jax.lax.bitcast_convert_type(jnp.moveaxis(words, 1, -1), jnp.float64)
 
 
 def _to_words(x: jax.Array) -> jax.Array:
-    """The bits of float64 numbers f64[m, ...] as pairs of words u32[m, 2, ...].
+    """Convert float64 numbers f64[m, ...] to pairs of 32-bit words, u32[m, 2, ...].
 
-    States hold words, since JAX has no float64 arrays unless `jax_enable_x64` is on.
+    A state stores words, since JAX has no float64 arrays unless `jax_enable_x64` is on.
     """
     return jnp.moveaxis(jax.lax.bitcast_convert_type(x, jnp.uint32), -1, 1)

@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise on the integers, drawn from one table of integer weights.
+"""Discrete Gaussian noise on the integers, drawn from a table of integer weights.
 
 The discrete Gaussian D_σ has a mass proportional to e^{−z²/2σ²} at each integer z. One
 table holds D_512. Sums of draws from the table give wider distributions.
@@ -11,16 +11,16 @@ within a factor e^{±4ϑ(v)} at every point. Here v = σ₁σ₂/σ and
 M = 256 the number v is 2.0, and 4ϑ(v) is below 1e-33. So two draws give σ of about 2¹⁷,
 three draws give 2²⁵, and four draws give 2³³.
 
-**Table.** The table is that of Walker's alias method (1977), with integer weights that
-add up to exactly 2¹¹². Its 2¹⁴ columns are equally probable, and each column has the
-capacity for a weight of 2⁹⁸. In each column, random values below the column's threshold
-give the column's own number, and other values give the column's alias, which is one
-other number. The weights differ from those of D_512 by less than 2⁻⁹⁸ in total
-variation.
+**Table.** The table is that of Walker's alias method (1977), for integer weights that
+add up to exactly 2¹¹². The table has 2¹⁴ columns. Each column stands for an integer,
+and has a threshold and a second integer, the alias. A draw selects a column uniformly,
+and a random value from 0 to 2⁹⁸ − 1. If the value is below the threshold, the draw
+gives the column's integer. Otherwise the draw gives the alias. The weights differ from
+those of D_512 by less than 2⁻⁹⁸ in total variation.
 
-**Draw.** 14 random bits choose the column, and 98 bits are compared with the threshold.
-The first 50 of these bits decide unless they equal those of the threshold, which
-happens once in 2⁵⁰ draws. The other 48 bits are drawn only in this case.
+**Draw.** 14 random bits select the column, and 98 random bits are the value. The first
+50 bits of the value decide, unless they equal the first 50 bits of the threshold. This
+happens once in 2⁵⁰ draws. Only then are the other 48 bits drawn.
 """
 
 import decimal
@@ -61,13 +61,13 @@ TOTAL_VARIATION = 2.0**-97
 
 
 class AliasTable(NamedTuple):
-    """The columns of the table for Walker's alias method, for D_512.
+    """The table of Walker's alias method for a discrete Gaussian with parameter 512.
 
-    D_512 is the discrete Gaussian distribution with P(z) ∝ e^{−z²/(2·512²)}.
-
-    The column with index i stands for the integer z = i − 8192. A draw in a column
-    gives the integer of this column if 98 random bits are below the column's threshold,
-    and the integer of the column's alias otherwise. The alias is the index of a column.
+    The probability of an integer z is proportional to e^{−z²/(2·512²)}. The table has
+    k = 2¹⁴ columns. Column i stands for the integer i − 8192, and has a threshold and
+    an alias, the index of a column. A draw selects a column uniformly. If 98 random
+    bits are below the threshold, the draw gives the integer of the selected column.
+    Otherwise the draw gives the integer of the alias.
 
     Attributes:
       packed: the first 18 bits of the threshold, then the 14 bits of the alias, u32[k].
@@ -81,7 +81,7 @@ class AliasTable(NamedTuple):
 
 
 def _exp_fixed(denominator: int) -> int:
-    """The number e^{−1 / denominator} as a fixed-point integer, rounded down."""
+    """The number 2²⁵⁶ e^{−1 / denominator}, rounded down to an integer."""
     # 120 decimal digits are about 400 binary digits. So rounding errors are far below
     # the last digit of the result.
     with decimal.localcontext(prec=120):
@@ -113,10 +113,7 @@ def integer_weights() -> list[int]:
 
 @functools.cache
 def alias_table() -> AliasTable:
-    """The `AliasTable` of D_512, which is computed at the first call and then cached.
-
-    D_512 is the discrete Gaussian distribution with P(z) ∝ e^{−z²/(2·512²)}.
-    """
+    """Return the `AliasTable`, computed at the first call and then cached."""
     capacity = 1 << _THRESHOLD_BITS
     thresholds, aliases = [0] * _COLUMNS, list(range(_COLUMNS))
     # Vose (1991): a column that is not full gets weight from a column that overflows.
@@ -142,8 +139,8 @@ def alias_table() -> AliasTable:
 def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
     """Independent discrete Gaussian draws with parameter 512, i32[shape].
 
-    The probability of an integer z is proportional to e^{−z²/(2·512²)}, up to
-    `TOTAL_VARIATION`. The draws use Walker's alias method (`AliasTable`).
+    The probability of an integer z is proportional to e^{−z²/(2·512²)}, up to a total
+    variation of 2⁻⁹⁷. The draws use Walker's alias method (`AliasTable`).
     """
     table = alias_table()
     for_words, for_ties = jax.random.split(stream(key, "table"))
@@ -169,13 +166,13 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
 def _settle_ties(
     key: Key, below: jax.Array, tied: jax.Array, column: jax.Array
 ) -> jax.Array:
-    """Decide tied draws, whose first 50 bits equal those of their column's threshold.
+    """Compare the last bits of tied draws with the thresholds of Walker's alias method.
 
-    A draw is below the threshold of its column in the `AliasTable` if its random bits
-    are, and then gives the column's own number, and otherwise the column's alias. For
-    each tied draw, 64 more random bits are compared with the threshold's last 48 bits
-    and 16 zeros. The loop decides one draw in each iteration, because a generator of
-    two words compiles faster than a generator for the whole array.
+    Each draw compares random bits with the threshold of a column of the `AliasTable`. A
+    draw is tied if the first 50 random bits equal the first 50 bits of the threshold.
+    For each tied draw, the function compares 64 more random bits with the last 48 bits
+    of the threshold, followed by 16 zeros. The loop decides one draw in each iteration,
+    because a generator of two words compiles faster than one for the whole array.
 
     Args:
       key: a typed key for the additional bits.
@@ -210,10 +207,11 @@ def _settle_ties(
 
 
 def width(draws: int) -> float:
-    """The width σ of the discrete Gaussian that a sum of draws from D_512 gives.
+    """The parameter σ of the discrete Gaussian that a weighted sum of draws has.
 
-    For one, two and three draws, σ is 2⁹, about 2¹⁷ and about 2²⁵. The sum is
-    X₁ + M X₂ + M² X₃, with as many terms as there are draws, and M = 256.
+    A discrete Gaussian has P(z) ∝ e^{−z²/2σ²} for integers z. Each draw X_i has the
+    parameter 512. The sum is X₁ + 256 X₂ + 256² X₃, with as many terms as there are
+    draws. For one, two and three draws, σ is 2⁹, about 2¹⁷ and about 2²⁵.
     """
     return WIDTH * math.sqrt(sum(SCALE ** (2 * i) for i in range(draws)))
 
@@ -225,11 +223,11 @@ def discrete_gaussian(
     *,
     out_sharding: jax.NamedSharding | None = None,
 ) -> jax.Array:
-    """Independent samples of D_σ for σ = `width(draws)`, i32[shape].
+    """Independent discrete Gaussian samples with σ = `width(draws)`, i32[shape].
 
-    Each sample is a weighted sum of 1 to 3 draws from D_512, with the weights 1, 256
-    and 256². The absolute value of a sample is at most 8192 Σ_{i < draws} 256^i, which
-    is below 2³⁰ for three draws.
+    Each sample is a weighted sum of `draws` results of `draw_table`, from 1 to 3, with
+    the weights 1, 256 and 256². The absolute value of a sample is at most
+    8192 Σ_{i < draws} 256^i, which is below 2³⁰ for three draws.
     """
 
     def add(key: Key) -> jax.Array:
@@ -251,8 +249,8 @@ def discrete_gaussian(
 def discrete_gaussian_like(key: Key, tree: Shaped, draws: int) -> Shaped:
     """Independent samples of `discrete_gaussian`, i32[...], shaped like the leaves.
 
-    Each leaf has its own key, derived from the leaf's path. `draws` is as for
-    `add_discrete_gaussian_noise`.
+    Each leaf has its own key, derived from the leaf's path. Each sample is a weighted
+    sum of `draws` results of `draw_table`.
     """
     return map_with_keys(
         lambda key, x: draw_like(discrete_gaussian, key, x, draws), key, tree
@@ -260,14 +258,14 @@ def discrete_gaussian_like(key: Key, tree: Shaped, draws: int) -> Shaped:
 
 
 def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
-    """The distance q between the values that `add_discrete_gaussian_noise` releases.
+    """The spacing q of the lattice to which `add_discrete_gaussian_noise` rounds sums.
 
     Args:
       stddev: the noise standard deviation, f[], as for `add_discrete_gaussian_noise`.
-      draws: 2 or 3, as for `add_discrete_gaussian_noise`.
+      draws: 2 for a coarse lattice, or 3 for a fine lattice.
 
     Returns:
-      q, f[]: stddev / 131,073 for two draws, and stddev / 33,554,944 for three.
+      q, f[]: stddev / 131,073 for 2 draws, and stddev / 33,554,944 for 3 draws.
 
     Example:
       >>> print(f"{lattice_spacing(1.0):.2e}")
@@ -280,11 +278,11 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
 
 
 def _deviation(draws: int) -> float:
-    """The accounted noise standard deviation in units of the lattice, rounded down.
+    """The accounted noise standard deviation, divided by the spacing of the lattice.
 
-    The value is √(σ² − 4) for σ = `width(draws)`, since randomized rounding with
-    variance 4 turns a Gaussian of variance σ² − 4 into the discrete Gaussian of width σ
-    (see Privacy in `add_discrete_gaussian_noise`).
+    The value is √(σ² − 4), rounded down, for σ = `width(draws)`. The reason is that
+    random rounding with variance 4 turns a Gaussian of variance σ² − 4 into the
+    discrete Gaussian with parameter σ (see `add_discrete_gaussian_noise`).
     """
     # The margin of 2⁻²² makes up for a quotient that float32 rounds down, which would
     # lower the noise.
@@ -292,11 +290,12 @@ def _deviation(draws: int) -> float:
 
 
 class LatticeNoise(NamedTuple):
-    """The parameters of the noise of a mechanism on a lattice.
+    """The parameters of the noise of a mechanism that rounds sums to a lattice.
 
     Attributes:
       stddev: the noise standard deviation, f[].
-      draws: the number of draws from the table of D_512 whose sum is one noise value.
+      draws: the number of results of `draw_table` whose weighted sum is one noise
+        value, 2 or 3. With 3, the lattice is 256 times as fine as with 2.
     """
 
     stddev: ArrayLike
@@ -311,19 +310,20 @@ def lattice_noise(
     most: float,
     draws: int | None = None,
 ) -> LatticeNoise:
-    """The noise that makes rounded sums as private as the noise multiplier promises.
+    """The noise for rounded sums that has at least the given noise multiplier.
 
-    Rounding to a lattice of spacing q adds √d q (1 + 2⁻¹¹) to the sensitivity C of the
+    Rounding to a lattice of spacing q adds √d q (1 + 2⁻¹¹) to the sensitivity of the
     sums, where d is the number of coordinates, and q is proportional to the standard
     deviation of the noise. The returned standard deviation is at least the noise
     multiplier times the sensitivity of the rounded sums.
 
     Args:
-      sensitivity: C, the L2 sensitivity of the floats before rounding.
-      noise_multiplier: the noise multiplier z of the accountant; may be traced.
+      sensitivity: the L2 sensitivity of the floats before rounding.
+      noise_multiplier: the noise multiplier of the accountant; may be traced.
       dimension: d; or at least d T if a result depends on the rounded sums of T steps.
-      most: the maximum value of the noise multiplier.
-      draws: 2 or 3. If None, 2 if rounding then adds at most 0.4 %, else 3.
+      most: the maximum value of the noise multiplier, a number that is not traced.
+      draws: 2 for a coarse lattice, or 3 for a fine lattice. With None, the function
+        chooses 2 if rounding then adds at most 0.4 % to the sensitivity, and else 3.
 
     Returns:
       The standard deviation of the noise, and the number of draws for one noise value.
@@ -357,11 +357,12 @@ RUN_TOTAL_VARIATION = 2 * MOST_DRAWS * TOTAL_VARIATION
 
 
 def check_draws(dimension: int, num_steps: int) -> None:
-    """Raise ValueError if a run draws more numbers than its accounting allows.
+    """Raise ValueError if a run draws more random numbers than its accounting allows.
 
-    The accounting for arithmetic="discrete" assumes at most `MOST_DRAWS` draws from the
-    table of D_512, which bounds the total variation between the drawn and the ideal
-    noise. Each coordinate counts as three draws in each step, the most that it takes.
+    The accounting for arithmetic="discrete" assumes at most `MOST_DRAWS` = 2⁵⁰ numbers
+    from `draw_table`. This limit bounds the total variation between the drawn noise and
+    ideal noise. A coordinate counts as three numbers in each step, the maximum that a
+    mechanism draws for a coordinate.
 
     Args:
       dimension: the number of coordinates of a step's noise.
@@ -391,18 +392,20 @@ def add_discrete_gaussian_noise(
 ) -> optax.GradientTransformation:
     """Round every step's sums to a lattice, and add discrete Gaussian noise.
 
-    The released numbers are integers times q = `lattice_spacing(stddev)`. So the bits
-    of a released number reveal only an integer, and the guarantee holds for the bits
-    that are released. In contrast, `add_gaussian_noise` adds floats to floats, and the
-    bits of its results may reveal whether an example took part.
+    The lattice consists of the multiples of q = `lattice_spacing(stddev, draws)`. The
+    bits of a released number reveal only an integer. So the guarantee also holds in
+    floating point. In contrast, `add_gaussian_noise` adds floats to floats, and the
+    bits of a result may reveal whether an example took part.
 
     Args:
       stddev: the noise standard deviation per coordinate, f[], in the units of the
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰. With
         stddev 0 the sums do not change, and there is no privacy.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds a separate stream of this key.
-      draws: 2 for 131,073 lattice points per standard deviation, or 3 for 33,554,944.
+        run. The state holds another key, derived from this one for this use.
+      draws: the number of random integers whose weighted sum is the noise of one
+        coordinate, 2 or 3. The standard deviation of the noise is 131,073 q for 2, and
+        33,554,944 q for 3.
 
     Returns:
       An optax transformation for real updates of any dtypes. Sums are rounded in
@@ -417,18 +420,22 @@ def add_discrete_gaussian_noise(
     Privacy: let the incoming sums of any two neighbouring data sets differ by at most S
     in L2 norm, where the sums are the exact values of the floats, with d coordinates.
     Then a step is at least as private as a Gaussian mechanism with
-    μ = (S + √d q (1 + 2⁻¹¹)) / stddev, up to 8 d draws ϑ(2) (1 + 1e-2) <= 3e-33 d in ε
-    and (1 + e^ε) d draws 2⁻⁹⁷ in δ for each step. Steps compose as those of the
-    Gaussian mechanism. The term in ε comes from a factor e^{±4ϑ} on both data sets for
-    the rounding, and one more for each draw from the table after the first. The
-    guarantee does not cover whether an update is finite, which depends on the data.
+    μ = (S + √d q (1 + 2⁻¹¹)) / stddev, up to 8 d draws ϑ (1 + 1e-2) <= 3e-33 d in ε and
+    (1 + e^ε) d draws 2⁻⁹⁷ in δ for each step, where ϑ = 2 Σ_{k>=1} e^{−8π²k²}. Steps
+    compose as those of the Gaussian mechanism. The guarantee does not cover whether an
+    update is finite, which depends on the data.
 
-    Reason: in units of q, the rounded sums differ by at most S / q + √d (1 + 2⁻¹¹).
-    Discrete Gaussian noise of width σ is a post-processing of Gaussian noise of
+    Reason: in units of q, the rounded sums differ by at most S / q + √d (1 + 2⁻¹¹). The
+    discrete Gaussian with P(z) ∝ e^{−z²/2σ²} is a post-processing of Gaussian noise of
     standard deviation √(σ² − 4): round y at random to the integer z with a mass
-    proportional to e^{−(z − y)² / 8}. The guarantee assumes uniform random bits. S must
-    bound the floats. For example, a sum of b clipped gradients in float32 differs from
-    the exact sum by its rounding errors, which depend on the data.
+    proportional to e^{−(z − y)² / 8}. This is exact up to a factor e^{±4ϑ} in
+    probability. Each random integer after the first, in the weighted sum for a
+    coordinate, gives one more such factor. The factors of two data sets together give
+    8 d draws ϑ in ε.
+
+    The guarantee assumes uniform random bits. S must bound the floats. For example, a
+    sum of b clipped gradients in float32 differs from the exact sum by rounding errors,
+    which depend on the data.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
 
@@ -460,12 +467,13 @@ def add_discrete_gaussian_noise(
 
 
 def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
-    """Round sums to the lattice, and add discrete Gaussian noise.
+    """Round sums to multiples of the lattice spacing, and add discrete Gaussian noise.
 
     Args:
       key: the key of this release alone. Each leaf gets its own key.
       sums: a pytree of real arrays.
-      noise: the noise's standard deviation and number of draws.
+      noise: the noise's standard deviation and number of draws, which determine the
+        lattice spacing.
 
     Returns:
       The noisy sums, cast back to the dtypes of the sums.
@@ -478,14 +486,15 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
 
 
 def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:
-    """Round x to a lattice and add noise, f[...] in the dtype of x; NaN if not finite.
+    """Round x to multiples of q and add noise, f[...]; NaN where x is not finite.
 
-    The noisy integers are below 2⁴¹. So int64 and float64 hold them exactly. For |x|
-    below 2⁴⁰ q, the rounding error of x / q is at most 2⁻¹³.
+    The rounded x / q plus the noise is an integer below 2⁴¹, which int64 and float64
+    hold exactly. For |x| below 2⁴⁰ q, the rounding error of the division x / q is at
+    most 2⁻¹³.
 
     Args:
-      x: one leaf of the sums.
-      noise: integer noise, i32[...].
+      x: one leaf of the sums, f[...].
+      noise: integer noise in units of q, i32[...].
       spacing: the lattice spacing q, f[]. If q is 0, x is returned unchanged.
     """
     with jax.enable_x64(True):

@@ -68,9 +68,10 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
 def _scale_within_limit(
     updates: Shaped, step: jax.Array, num_steps: int, scale: ArrayLike
 ) -> tuple[Shaped, jax.Array]:
-    """The updates times the scale, and the number of steps done.
+    """The updates times the scale, and the number of steps done after this step.
 
-    Beyond the limit of num_steps steps, the updates are NaN.
+    The updates are NaN if `step`, the number of steps done before, is num_steps or
+    more.
     """
     step = jnp.minimum(step, num_steps) + 1
     # Selecting between two scalars is cheaper than selecting between updates.
@@ -89,7 +90,7 @@ def check_step_limit(num_steps: int) -> int:
 
 
 def check_steps_left(count: jax.Array, num_steps: int) -> None:
-    """Raise ValueError if `count` is known and num_steps steps are done.
+    """Raise ValueError if `count`, the number of steps done, is at least num_steps.
 
     A traced count is not checked here: the caller makes the updates NaN instead.
     """
@@ -115,10 +116,9 @@ class AddGaussianNoiseState(NamedTuple):
 def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
     """Independent Gaussian noise shaped like the tree's leaves, in float32 or wider.
 
-    Each leaf has its own key, derived from the leaf's path. `key` must come from a
-    stream of its own (`dpjax._core.keys.stream`), so that no other draw uses it.
-    `stddev` is rounded up to float32, so that the noise is never smaller than
-    requested.
+    Each leaf has its own key, derived from `key` and the leaf's path. No other draw may
+    use `key`; `dpjax._core.keys.stream` derives such a key. `stddev` is rounded up to
+    float32, so that the noise is never smaller than requested.
     """
     return _scale(_normal_like(key, tree), round_up_float32("stddev", stddev))
 
@@ -207,7 +207,7 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     same key that act on different parts of a tree (`optax.masked`, `optax.partition`)
     have independent noise. Inside `jax.shard_map`, the shards of a leaf have
     independent noise, and a replicated leaf has the same noise on all devices. Under
-    `jax.vmap`, members with the same key have the same noise. Give each member its own
+    `jax.vmap`, two runs with the same key have the same noise. Give each run its own
     key instead.
 
     Reference: Abadi et al. (2016), Algorithm 1; Dong, Roth and Su (2022), Theorem 1.
@@ -250,7 +250,10 @@ def _draw(key: Key, tree: Shaped) -> tuple[Shaped, Key]:
 
 
 def _add(updates: Shaped, wide: Shaped, noise: Shaped) -> Shaped:
-    """Add noise to `wide`, the updates in float32 or wider, and restore the dtypes."""
+    """Add noise to `wide`, and cast the result to the dtypes of `updates`.
+
+    `wide` holds the updates in float32 or wider.
+    """
     return cast_like(optax.tree.add(wide, noise), updates)
 
 
@@ -269,8 +272,8 @@ def noisy_mean(
 
     Args:
       clip_norm: the bound C to which the sum was clipped, positive; or the function
-        that `clipped_grad` made, which holds the bound (then name clip_norm in
-        static_args of `optax.inject_hyperparams`).
+        that `clipped_grad` made, which holds the bound. With the function,
+        `optax.inject_hyperparams` needs "clip_norm" in static_args.
       noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this transformation alone.
@@ -320,7 +323,7 @@ def stddev_of_sum(
     """Check the arguments, and return the noise standard deviation for a clipped sum.
 
     Args:
-      clip_norm: the bound C, or the function that `clipped_grad` made.
+      clip_norm: the clip norm C, or the function that `clipped_grad` made.
       noise_multiplier: the noise standard deviation divided by C.
       expected_batch_size: a positive number, which is only checked.
 

@@ -3,7 +3,7 @@
 Each optimizer takes the sum that `clipped_grad` returns, adds noise of standard
 deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size.
 The actual batch size would reveal something about which examples were sampled.
-(`dp_nsgd` does not divide, since it normalises its updates.)
+(`dp_nsgd` then normalises its updates, so that this division has no effect.)
 
 Each optimizer is a chain of optax transformations. The first ones turn clipped sums
 into private means or a private momentum, and the others are optimizers of optax.
@@ -32,9 +32,9 @@ def chain_on_noisy_mean(
     key: Key,
     num_steps: int | None,
 ) -> optax.GradientTransformation:
-    """Chain `noisy_mean`, which gives private means of sums, and the inner optimizer.
+    """Chain `noisy_mean` with an optimizer, which then gets private means of gradients.
 
-    The inner optimizer gets parameters and updates in float32 or wider. The other
+    The optimizer `inner` gets parameters and updates in float32 or wider. The other
     arguments are those of `noisy_mean`.
     """
     mean = noisy_mean(
@@ -202,8 +202,8 @@ def dp_adamw(
       eps: as in `optax.adamw`.
       weight_decay: as in `optax.adamw`. The decay reads the parameters, which are
         differentially private already.
-      mask: as in `optax.adamw`, selects the parameters that decay. The mask must not
-        depend on the data.
+      mask: the mask of the parameters that decay, as in `optax.adamw`. The mask must
+        not depend on the data.
 
     Returns:
       An optax transformation from the clipped sum to updates; `update` needs params.
@@ -253,16 +253,17 @@ def dp_nsgd(
       learning_rate: the step length, a number or a schedule.
       clip_norm: the bound C to which the sum was clipped, positive; or the function
         that `clipped_grad` made.
-      noise_multiplier: the noise standard deviation divided by C, at least 0. The noise
-        is that of one tree node for `tree_momentum`, or the fresh noise z of
-        `correlated_noise` with a strategy.
+      noise_multiplier: the noise standard deviation divided by C, at least 0. Without
+        a strategy, this noise is that of a node of the tree in `tree_momentum`. With a
+        strategy, this noise is the independent noise that `correlated_noise` draws in
+        each step.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       decay: the momentum coefficient β, in [0, 1).
       num_steps: T, the number of steps that the guarantee covers; static.
-      buffer: as for `tree_momentum`, or for `correlated_noise` with a strategy.
-      strategy: the strategy that correlates the noise, as `dpjax.strategies` makes it;
-        None for `tree_momentum`.
+      buffer: "stored" or "regenerate", as for `tree_momentum` and `correlated_noise`.
+      strategy: the matrix that correlates the noise across steps, as `dpjax.strategies`
+        makes it; None for `tree_momentum`.
 
     Returns:
       An optax transformation from the clipped sum to updates.

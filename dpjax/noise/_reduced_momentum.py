@@ -1,32 +1,35 @@
 """Momentum with reduced sensitivity: changes between epochs in place of gradients.
 
-An epoch has n steps and the momentum coefficient is β. A step's sum of gradients is the
-sum of its examples' gradients at the epoch's anchor (the iterate at which the epoch
-began), called the anchor term, plus the drift since the anchor. Let G_{[s, t]} be the
-sum of the anchor terms of the steps s, …, t, where the term of step i has the weight
-β^{t−i}, and let every epoch have the same batches. From one epoch to the next, G over
-the last n steps changes by Δ, which is the same weighted sum of the changes of the
-anchor terms. Therefore, for any γ,
+An epoch has n steps, and its anchor is the iterate at which the epoch began. The sum of
+gradients of step i is g_i + r_i. Here g_i, called the anchor term, is the sum of the
+gradients of the step's examples at the anchor. The drift r_i is the change of this sum
+since the anchor. With the momentum coefficient β, let
 
-    G_{[t−n+1, t]} = (1 − γ)(Δ_{[t−n+1, t]} + G_{[t−2n+1, t−n]}) + γ G_{[t−n+1, t]}.
+    G_t = Σ_{t−n < i <= t} β^{t−i} g_i
 
-The estimate P_t of G_{[t−n+1, t]}, and the estimate M_t of the sum of all anchor terms,
-follow the recursion
+be the weighted sum of the last n anchor terms. Let every epoch have the same batches,
+and let δ_i = g_i − g_{i−n} be the change of an anchor term since the epoch before. With
+Δ_t = Σ_{t−n < i <= t} β^{t−i} δ_i, we have G_t = Δ_t + G_{t−n}. Therefore, for any γ,
 
-    P_t = (1 − γ) P_{t−n} + Ĥ_{[t−n+1, t]},    M_t = β^n M_{t−n} + P_t,
-    m̂_t = (1 − β)(M_t + r̂_{[1, t]}),
+    G_t = (1 − γ) (Δ_t + G_{t−n}) + γ G_t.
 
-where Ĥ is a private window sum of h_i = (1 − γ) δ_i + γ g_i, δ_i is the change of the
-anchor term g_i since the epoch before, and r̂ is a private prefix sum of drifts. For
-t < 2n there is no earlier window, and P_t = Ĝ is a private sum of the anchor terms g_i
-themselves. Unrolled, the recursion is the reconstruction of Tran and Cutkosky (2022),
-Algorithm 4. Per step, the recursion reads O(log n) nodes, and their algorithm reads
-O(t/n log n).
+The estimate P_t of G_t, the estimate M_t of the weighted sum of all anchor terms, and
+the private momentum m̂_t follow the recursion
 
-One tree (`dpjax.noise._windows`) for h is as good as one tree for δ and another for g.
-For two trees with sensitivities a and b and noise variances x and y, the privacy cost
-is a²/x + b²/y, and every estimate gets the variance x + y. The minimum product of cost
-and variance is (a + b)², which is also the product for one tree of the sum.
+    P_t = (1 − γ) P_{t−n} + Ĥ_t,    M_t = β^n M_{t−n} + P_t,
+    m̂_t = (1 − β) (M_t + R̂_t).
+
+Here Ĥ_t is a private value of Σ_{t−n < i <= t} β^{t−i} h_i, for
+h_i = (1 − γ) δ_i + γ g_i, and R̂_t is a private value of Σ_{i<=t} β^{t−i} r_i. Before
+step 2n, there is no complete window n steps earlier, and P_t is a private value Ĝ_t of
+G_t. The results are those of Algorithm 4 of Tran and Cutkosky (2022), which has no
+recursion. Per step, the recursion reads O(log n) nodes of trees with noise
+(`dpjax.noise._windows`), and Algorithm 4 reads O((t / n) log n) nodes.
+
+One tree for h_i is as good as one tree for δ_i and another for g_i. For two trees with
+sensitivities a and b and noise variances x and y, the privacy cost μ² is a²/x + b²/y,
+and every estimate gets the variance x + y. The minimum product of cost and variance is
+(a + b)², which is also the product for one tree of sensitivity a + b.
 """
 
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -47,17 +50,18 @@ T = TypeVar("T")
 
 
 class Terms(NamedTuple, Generic[T]):
-    """Three values of the same kind, one for each tree of the momentum.
+    """Three values, one for each of three sequences of vectors that `update` sums.
 
-    The module's docstring defines anchor, drift, γ and h_i; n is the number of steps in
-    an epoch.
+    An epoch has n steps. Its anchor is the iterate at which the epoch began. Let g_i be
+    the sum of the gradients of step i at the anchor. For each sequence, a tree of sums
+    over ranges of steps adds the noise.
 
     Attributes:
-      anchor: the value for the tree of gradients at the anchor, used while t < 2n.
-      change: the value for the tree of h_i, which is (1 − γ) times the change of a
-        gradient at the anchor since the last epoch, plus γ times this gradient.
-      drift: the value for the tree of drifts, which are changes of gradients since the
-        anchor.
+      anchor: the value for the sequence g_i, which `update` uses before step 2n.
+      change: the value for the sequence (1 − γ) (g_i − g_{i−n}) + γ g_i, where γ is the
+        argument `refresh` of `update`.
+      drift: the value for the sequence of drifts. A drift is a step's sum of gradients
+        at the current iterate minus g_i.
     """
 
     anchor: T
@@ -66,18 +70,21 @@ class Terms(NamedTuple, Generic[T]):
 
 
 class ReducedMomentumState(NamedTuple):
-    """The state of `update`, for the three trees that `Terms` describes.
+    """The state of `update`. Keep the state as secret as the data.
 
-    Keep the state as secret as the data, since it holds sums without noise. The
-    module's docstring defines P, M and n.
+    The state holds sums without noise. `Terms` describes three sequences of vectors
+    f[d], and trees that add noise to sums of these vectors. An epoch has n steps.
 
     Attributes:
-      anchor: the ring buffer of the anchor tree's nodes.
-      change: the ring buffer of the change tree's nodes.
-      drift: the weighted sum of drifts with the noise of the drift tree, f[d].
-      nodes: the noise of the latest node of each level of the drift tree, f[levels, d].
-      windows: the estimates P of the last n steps, f[n, d].
-      totals: the estimates M of the last n steps, f[n, d].
+      anchor: the ring buffer of the tree for `Terms.anchor`.
+      change: the ring buffer of the tree for `Terms.change`.
+      drift: the weighted sum of all drifts (`Terms.drift`), with noise, f[d].
+      nodes: for each level of the tree for `Terms.drift`, the noise of the latest tree
+        node, f[levels, d].
+      windows: for each of the last n steps, the private weighted sum of the gradients
+        at the anchor over the n steps up to this step, f[n, d].
+      totals: for each of the last n steps, the private weighted sum of the gradients at
+        the anchor over all steps up to this step, f[n, d].
     """
 
     anchor: Ring
@@ -96,7 +103,7 @@ def init(
     Args:
       num_steps: T, the number of steps of the run.
       steps_per_epoch: n, the number of steps in an epoch.
-      dimension: d, the length of a step's sums f[d].
+      dimension: the number of parameters, which is the length of a sum of gradients.
       dtype: the dtype of the state, which is widened to at least float32.
     """
     ring = empty_ring(steps_per_epoch, dimension, dtype)
@@ -108,7 +115,7 @@ def init(
 
 
 def tree_keys(key: Key) -> Terms[Key]:
-    """An independent key for each of the three trees, derived from one typed key."""
+    """An independent key for the noise of each sequence in `Terms`, from one key."""
     return Terms(*(stream(key, f"reduced_momentum.{name}") for name in Terms._fields))
 
 
@@ -126,21 +133,24 @@ def update(
     """Return the private momentum m̂_t of step t, and the state after that step.
 
     m̂_t estimates (1 − β) Σ_{i<=t} β^{t−i} s_i, where s_i is the sum of step i's clipped
-    gradients. An epoch has n steps. s_i is the sum g_i of gradients at the epoch's
-    anchor, the iterate at which the epoch began, plus the drift s_i − g_i since then.
-    For each of three sequences, a tree of sums over ranges of steps adds noise: for
-    g_i, for the drifts, and for h_i = (1 − γ) (g_i − g_{i−n}) + γ g_i.
+    gradients. An epoch has n steps, and its anchor is the iterate at which the epoch
+    began. s_i is the sum of two terms: the sum g_i of gradients at the anchor, and the
+    drift s_i − g_i. There are three sequences of vectors: g_i, the drifts, and
+    h_i = (1 − γ) (g_i − g_{i−n}) + γ g_i. For each sequence, a tree of sums over ranges
+    of steps adds noise.
 
     Args:
       state: the state before the step. `init` makes the state before the first step.
       step: t, i[], counted from 1.
-      terms: the values for step t of the three sequences, as sums of clipped terms of
-        examples, f[d] each: `anchor` for g_t, `change` for h_t, and `drift`. `change`
-        is not used in the first n steps, and `anchor` is not used from step 2n on.
+      terms: the vectors of step t in the three sequences, f[d] each: `anchor` for g_t,
+        `change` for h_t, and `drift`. Each vector is a sum of clipped vectors, one for
+        each example. `change` is not used in the first n steps, and `anchor` is not
+        used from step 2n on.
       steps_per_epoch: n, static.
       decay: the momentum coefficient β, f[].
-      refresh: γ, f[]: the weight of g_i in h_i.
-      stddevs: the standard deviation of the noise in a node of each tree, f[] each.
+      refresh: γ, f[], the weight of g_i in h_i.
+      stddevs: for each tree, the standard deviation of the noise in one sum of the
+        tree, f[] each.
       keys: a typed key for each tree, as `tree_keys` makes them.
 
     Returns:
@@ -214,24 +224,22 @@ def update(
 def momentum_variance(
     num_steps: int, steps_per_epoch: int, *, decay: float, refresh: float
 ) -> Terms[np.ndarray]:
-    """For each noise tree, the variance of m̂_t / (1 − β) if no other tree has noise.
+    """The variance that each of three noise trees adds to the momentum of `update`.
 
-    m̂_t is the momentum that `update` returns at step t, whose three trees are those for
-    anchor terms, their changes and drifts. The results are for nodes of unit
-    variance. The variance of a coordinate of m̂_t / (1 − β) is a sum over the three
-    trees, of the result for the tree times the noise variance of the tree's nodes.
+    `update` returns the momentum m̂_t at step t. For each sequence in `Terms`, a tree of
+    sums over ranges of steps adds noise. The result for a tree is the variance of a
+    coordinate of m̂_t / (1 − β), if each sum in this tree has noise of variance 1 and
+    the other trees have no noise. For other noise, multiply the result for each tree by
+    the variance of the noise in one sum of the tree, and add the three products.
 
     Args:
       num_steps: T, a whole number of epochs.
-      steps_per_epoch: n, at least 1.
+      steps_per_epoch: n, the number of steps in an epoch, at least 1.
       decay: the momentum coefficient β, in [0, 1).
-      refresh: γ, in [0, 1]: the weight of gradients, against their changes since the
-        last epoch, in the change tree (h_i in the module's docstring).
+      refresh: γ, in [0, 1], as for `update`.
 
     Returns:
-      `Terms` of f64[T]: entry t − 1 of each array is for step t. The windows of the
-      steps t, t − n, t − 2n, … have no node in common. So the variances of the
-      estimates P_t and M_t, and their covariance, follow a recursion.
+      `Terms` of f64[T]: entry t − 1 of each array is for step t.
 
     Example:
       >>> variance = momentum_variance(6, 2, decay=0.5, refresh=0.1)

@@ -1,15 +1,18 @@
 """Private sums over a sliding window, from a ring buffer of tree nodes.
 
-Steps are counted from 1. Node (k, i) covers the steps (i − 1) 2^k + 1, …, i 2^k, as in
-`dpjax.noise.tree`. The value of the node is Σ β^{i 2^k − j} x_j over the steps j that
-the node covers, where x_j is the vector of step j, and β is the decay. A node is
-released once, with noise, in the step that completes it. The window of the last n steps
-is partitioned into the fewest nodes, O(log n) of them. A query reads these nodes from
-left to right: sum ← β^{2^k} sum + node.
+Steps are counted from 1. The steps are the leaves of a binary tree. Node i of level k
+covers the steps (i − 1) 2^k + 1, …, i 2^k, as in `dpjax.noise.tree`. The value of the
+node is Σ β^{i 2^k − j} x_j over the steps j that the node covers, where x_j is the
+vector of step j, and β is the decay. Each node is released once, with noise, in the
+last step that the node covers. The window of the last n steps is partitioned into the
+minimum number of nodes, which is O(log n). A query starts with the sum 0, and reads
+these nodes from left to right. For each node, whose level is k, the query multiplies
+the sum by β^{2^k}, and adds the value of the node.
 
-At any time, at most ⌊n / 2^k⌋ nodes of level k can still be needed. So the ring buffer
-has fewer than 2n rows. A node's value without noise is needed only until the node's
-parent is complete. So these values take one row for each level.
+At any time, windows of later steps need at most ⌊n / 2^k⌋ of the released nodes of
+level k. So the ring buffer has fewer than 2n rows. A node's value without noise is
+needed only until the node's parent is released. So the values without noise take one
+row for each level.
 
 A node is in the partition of a window if the window contains the node but not the
 node's parent. So a left child is used only by windows that end with this child, and a
@@ -31,12 +34,16 @@ _Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Ring(NamedTuple):
-    """A ring buffer of the tree nodes of the last n steps. It is as secret as the data.
+    """A ring buffer of weighted sums of vectors. Keep the ring as secret as the data.
+
+    The steps are the leaves of a binary tree. A node of level k covers 2^k steps, and
+    has a weighted sum of the vectors f[d] of these steps. The ring contains the sums
+    that windows of the last n steps still need.
 
     Attributes:
-      nodes: the values of the released nodes, with noise, level by level, f[rows, d].
-      open: for each level, the value, without noise, of the node that was completed
-        last, f[levels, d]. The values of later parents are computed from this value.
+      nodes: the released sums, with noise, level by level, f[rows, d].
+      open: for each level, the sum, without noise, of the latest complete node,
+        f[levels, d]. The sum of the node's parent is computed from this sum.
     """
 
     nodes: jax.Array
@@ -44,26 +51,26 @@ class Ring(NamedTuple):
 
 
 def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of rows, and the index of the first row, for each level in a ring."""
+    """The number of rows and the first row of each level of tree nodes in a `Ring`."""
     slots = np.array([window >> k for k in range(window.bit_length())], np.int32)
     return slots, np.concatenate([[0], np.cumsum(slots)[:-1]]).astype(np.int32)
 
 
 def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
-    """A ring of zeros for windows of `window` steps and vectors f[d]."""
+    """A `Ring` of zeros, for windows of `window` steps and vectors f[dimension]."""
     slots, _ = _layout(window)
     nodes = jnp.zeros((slots.sum(), dimension), dtype)
     return Ring(nodes, jnp.zeros((len(slots), dimension), dtype))
 
 
-def _sizes(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
-    """The decay β^{2^k} over the 2^k steps of a node, for each level k, f[levels]."""
+def _level_decays(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
+    """The power β^{2^k} of the decay β, for each level k = 0, 1, ..., f[levels]."""
     sizes = jnp.exp2(jnp.arange(levels, dtype=dtype))
     return jnp.power(jnp.asarray(decay, dtype), sizes)
 
 
 def tree_key(key: Key) -> Key:
-    """Derive from `key` the key from which the keys of a ring's nodes are derived."""
+    """Derive the key that `push` passes to `node_noise`, from the key of a run."""
     return stream(key, "windows")
 
 
@@ -78,18 +85,19 @@ def push(
     key: Key,
     active: ArrayLike = True,
 ) -> Ring:
-    """Release with noise the tree nodes that end at step t, and store them in the ring.
+    """Release the sums of the tree nodes that end at a step, and store them in a ring.
 
-    A tree node holds the decayed sum of its steps' values (see the module's docstring).
-    Each new node replaces a node that no later window needs.
+    A tree node of level k covers 2^k steps. Its sum is Σ β^{z − j} x_j over these
+    steps, where x_j is the vector of step j, and z is the last step. `push` adds noise
+    to the sum. Each new sum replaces a sum that no later window needs.
 
     Args:
       ring: the ring buffer after step t − 1.
       step: t, i[], counted from 1.
       value: x_t, f[d].
-      window: n, the number of steps in a window, static.
+      window: the number of steps in a window, static.
       decay: β, f[].
-      stddev: the standard deviation of each coordinate of a node's noise, f[].
+      stddev: the standard deviation of each coordinate of the noise of a node, f[].
       key: a typed key, the same in all steps.
       active: whether to store anything; if False, the ring is returned unchanged.
 
@@ -97,7 +105,7 @@ def push(
       The ring buffer after step t.
     """
     slots, begins = (jnp.asarray(x) for x in _layout(window))
-    factors = _sizes(decay, len(slots), ring.nodes.dtype)
+    factors = _level_decays(decay, len(slots), ring.nodes.dtype)
     # The bit operations below need an int32.
     step, value = jnp.asarray(step, jnp.int32), value.astype(ring.nodes.dtype)
     key = tree_key(key)
@@ -132,14 +140,15 @@ def query(
     decay: jax.Array,
     active: ArrayLike = True,
 ) -> jax.Array:
-    """The private sum Σ β^{t − j} x_j over the window of the last n steps j of 1..t.
+    """The private sum Σ β^{t − j} x_j over a window, the last n steps j up to step t.
 
-    A query draws no noise: it adds nodes that `push` released with noise.
+    Here x_j is the vector of step j. The query draws no noise: it adds weighted sums
+    that `push` has released with noise.
 
     Args:
       ring: the ring buffer after step t.
       step: t, i[], counted from 1.
-      window: n, the number of steps in a window, static.
+      window: n, the number of steps in the window, static.
       decay: β, f[].
       active: whether to read the ring; if False, the result is zero.
 
@@ -147,7 +156,7 @@ def query(
       The sum, f[d].
     """
     slots, begins = (jnp.asarray(x) for x in _layout(window))
-    factors = _sizes(decay, len(slots), ring.nodes.dtype)
+    factors = _level_decays(decay, len(slots), ring.nodes.dtype)
     step = jnp.asarray(step, jnp.int32)
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
@@ -170,16 +179,18 @@ def query(
 
 
 def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
-    """The variance of a query at every step, divided by the variance of one node.
+    """The variance of `query` at every step, divided by the variance of a node's noise.
+
+    A node of the tree covers 2^k steps. `push` adds noise to the sum of each node.
 
     Args:
-      num_steps: T, at least 1.
-      window: n, at least 1.
-      decay: β, in [0, 1).
+      num_steps: the number of steps T, at least 1.
+      window: the number of steps n in a window, at least 1.
+      decay: the decay β, in [0, 1).
 
     Returns:
       f64[T]: for each t = 1, …, T, the sum Σ β^{2(t − z)} over the nodes that partition
-      the window max(t − n, 0) + 1, …, t, where z is the step at which a node ends.
+      the window max(t − n, 0) + 1, …, t, where z is the last step of a node.
 
     Example:
       >>> window_variance(4, 3, 0.5)  # of 2..4: nodes [2, 2] and [3, 4]

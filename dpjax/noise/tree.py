@@ -1,15 +1,16 @@
-"""Tree aggregation: dyadic intervals and the noise of their nodes.
+"""Tree aggregation: dyadic intervals of steps, each with noise of its own.
 
-Steps are counted from 1. A node of level k is an interval [(i − 1) 2^k + 1, i 2^k],
-named (k, i). The nodes that together cover the steps 1..t, COMPOSE(1, t), are one node
-for each bit k that is set in t: the node (k, t >> k), which ends at step
-t − (t mod 2^k). Each node (k, i) has noise ζ_{k,i}. With the momentum coefficient β,
-the noise of the prefix 1..t is
+Steps are counted from 1. Each interval [(i − 1) 2^k + 1, i 2^k] is a node of a binary
+tree, with the level k and the number i. Each node (k, i) has independent noise ζ_{k,i}.
+COMPOSE(1, t) is the minimum set of nodes that together cover the steps 1..t. The set
+has one node for each bit k that is set in t: the node (k, t >> k), whose last step is
+t − (t mod 2^k). With the momentum coefficient β, the noise of the steps 1..t is
 
     N_t = Σ_{(k, i) in COMPOSE(1, t)} β^{t mod 2^k} ζ_{k,i}.
 
-Exactly one node of COMPOSE(1, t) ends at step t. So the strategy `strategies.tree`
-names this node by its step, and `correlated_noise` draws one node in each step.
+Exactly one node of COMPOSE(1, t) has the last step t. So the strategy `strategies.tree`
+identifies a node by its last step, and `correlated_noise` draws the noise of one node
+in each step.
 """
 
 import jax
@@ -22,6 +23,9 @@ from dpjax.noise._gaussian import gaussian_like
 
 def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
     """Split the steps start..end into the minimum number of dyadic intervals.
+
+    A dyadic interval consists of the steps (i − 1) 2^k + 1, ..., i 2^k, for integers
+    i >= 1 and k >= 0.
 
     Args:
       start: the first step, at least 1.
@@ -57,24 +61,25 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
 
 
 def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
-    """The variance of the prefix noise N_t, divided by the variance of a node's noise.
+    """The variance of the noise that tree aggregation adds to the sum of t steps.
 
-    The ratio is Σ β^{2(t − z)} over the nodes that cover the steps 1..t (`compose`),
-    where z is the step at which a node ends.
+    Each interval of `compose(1, t)` has independent noise, here of variance 1. The
+    noise of an interval that ends at step z has the weight β^{t − z}. So the variance
+    is the sum of β^{2(t − z)} over these intervals.
 
     Args:
       step: t, i[*b], at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
 
     Returns:
-      f[*b], the ratio of variances. In each coordinate, the noise in the momentum of
-      `tree_momentum` at step t has variance stddev² (1 − β)² times this ratio.
+      The variance, f[*b]. In each coordinate, the noise in the momentum of
+      `tree_momentum` at step t has stddev² (1 − β)² times this variance.
 
     Raises:
       ValueError: a static step is below 1, or a static decay outside [0, 1).
 
     Example:
-      >>> print(prefix_variance(7, 0.5))  # nodes end at 4, 6 and 7: 1/64 + 1/4 + 1
+      >>> print(prefix_variance(7, 0.5))  # ends at 4, 6 and 7: 1/64 + 1/4 + 1
       1.265625
     """
     validate.positive("step", step)
@@ -95,16 +100,18 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
 def node_noise(
     key: Key, level: ArrayLike, index: ArrayLike, tree: Shaped, stddev: jax.Array
 ) -> Shaped:
-    """The noise ζ_{k,i} of a node of tree aggregation, shaped like the leaves.
+    """The Gaussian noise of a node of tree aggregation, shaped like the tree's leaves.
 
-    The node's key is derived from the midpoint of the node's interval, which is
-    (2i − 1) 2^k half steps after the beginning of the run. No two nodes have the same
-    midpoint. Each leaf has its own key, derived from the node's key.
+    A node of level k is an interval of 2^k steps. The node's key is derived from the
+    midpoint of the interval, which is (2i − 1) 2^k half steps after the beginning of
+    the run. No two nodes have the same midpoint. Each leaf has its own key, derived
+    from the node's key.
 
     Args:
       key: the typed key of all nodes.
-      level: k, the level of the node, whose interval has 2^k steps.
-      index: i, the number of the node in its level, counted from 1.
+      level: k, the level of the node.
+      index: i, the number of the node in its level, counted from 1. The last step of
+        the node is i 2^k.
       tree: a pytree whose shapes and dtypes the noise gets.
       stddev: the standard deviation of each coordinate, f[].
     """
