@@ -234,6 +234,18 @@ def test_clip_and_sum_equals_clipped_grad_and_chains():
     assert_close(total, jax.tree.map(lambda g: 2 * g, expected), 1e-5)
 
 
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
+def test_group_without_leaves_changes_nothing(engine):
+    params, data = make_problem(5)
+    clip_norm = {"v": 0.5, "w": 0.2}
+    total, _ = clipped_grad(loss, clip_norm, engine=engine)(params, data)
+    more = clipped_grad(loss, clip_norm | {"frozen": 1.0}, engine=engine)
+    found, per_example = more(params | {"frozen": {}}, data)
+    assert_close(found["w"], total["w"], 0)
+    assert_close(found["v"], total["v"], 0)
+    assert per_example.norm.shape == (5,)
+
+
 def test_clip_norm_may_be_traced():
     params, data = make_problem(3)
     injected = optax.inject_hyperparams(clip_and_sum)(clip_norm=0.6)
