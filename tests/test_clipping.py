@@ -234,6 +234,22 @@ def test_clip_and_sum_equals_clipped_grad_and_chains():
     assert_close(total, jax.tree.map(lambda g: 2 * g, expected), 1e-5)
 
 
+def test_group_without_leaves_changes_nothing():
+    params, data = make_problem(5)
+    clip_norm = {"v": 0.5, "w": 0.2}
+    more = clip_norm | {"frozen": 1.0}
+
+    @jax.jit
+    def sums(params, data):
+        total, _ = clipped_grad(loss, clip_norm, engine="vmap")(params, data)
+        frozen = params | {"frozen": {}}
+        return total, clipped_grad(loss, more, engine="vmap")(frozen, data)
+
+    total, (found, per_example) = sums(params, data)
+    assert_close(total | {"frozen": {}}, found, 0)
+    assert per_example.norm.shape == (5,)
+
+
 def test_clip_norm_may_be_traced():
     params, data = make_problem(3)
     injected = optax.inject_hyperparams(clip_and_sum)(clip_norm=0.6)

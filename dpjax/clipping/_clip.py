@@ -244,6 +244,9 @@ def sum_clipped(
       wide: whether the sums are in float64.
     """
     squares = group_squares(gradients, groups, clip_norms, kept=1)
+    # A group without leaves has one square, 0, instead of a square for each example.
+    batch = jnp.broadcast_shapes(jnp.shape(keep), *(x.shape for x in squares))
+    squares = [jnp.broadcast_to(x, batch) for x in squares]
     finite, scales, norm = clip_scales(squares, clip_norms, keep)
     return [
         sum_in_memory(x, scales[group], finite, wide=wide)
