@@ -6,25 +6,26 @@ compiled program, and returns the parameters with their guarantee. The package c
 in the order of a run:
 
 1. `losses`: losses of linear scores, with the constants that an accountant needs.
-   `prox`: convex terms and sets that depend on no data.
-2. The solvers. Those that release the last iterate alone need a convex or smooth loss:
-   `objective_perturbation` (one draw of noise, in the objective), `output_perturbation`
-   (one draw of noise, at the end), `noisy_gd` (full batches), `noisy_cyclic_gd` (a
-   fixed or reshuffled order) and `noisy_sgd` (random batches). `random_round_sgd` stops
-   after a random number of rounds. Solvers that release every iterate take any loss:
-   `dp_nsgd`, and `sensitivity_reduced_nsgd` for gradients that change little in an
-   epoch.
-3. Functions that choose numbers before training: `choose_regularization` for objective
-   perturbation, and `choose_num_steps` for gradient descent.
-4. The results: `Result` with its `Curve`, and the `Guarantee` with its profile of ε
-   and δ.
+   `prox`: proximal operators of convex terms and sets that depend on no data.
+2. The solvers. A solver that releases only its last iterate needs a convex or smooth
+   loss: `objective_perturbation` (one draw of noise, in the objective),
+   `output_perturbation` (one draw of noise, at the end), `noisy_gd` (full batches),
+   `noisy_cyclic_gd` (batches in a fixed or reshuffled order) and `noisy_sgd` (random
+   batches). `random_round_sgd` stops after a random number of steps. Solvers that
+   release every iterate take any loss: `dp_nsgd`, and `sensitivity_reduced_nsgd` for
+   gradients that change little in an epoch.
+3. Functions that choose hyperparameters before training: `choose_regularization` for
+   `objective_perturbation`, and `choose_num_steps` for `output_perturbation`.
+4. The results: `Result`, whose `Curve` has the loss of every step, and `Guarantee`,
+   which computes ε from δ and δ from ε.
 
-Of the private modules, `_checks` refuses invalid arguments, masks non-finite examples,
-and states the assumptions of guarantees in words. `_precision` rounds numbers so that
-program and accountant use the same bits, and bounds the effect of rounding on descent
-without noise. `_calibration` finds the noise. `_descent` is the scan of gradient
-descent. Each other module is a solver: its assumptions, its accountant, its training
-and its public function, in this order.
+There are four private modules that several solvers share. `_checks` refuses invalid
+arguments, masks non-finite examples, and states the assumptions of guarantees in words.
+`_precision` rounds hyperparameters, so that the training program and the privacy
+accountant use the same numbers. It also bounds the effect of rounding on gradient
+descent. `_calibration` finds the noise multiplier. `_descent` runs noisy gradient
+descent. Each other private module contains a solver, except `_results`, which contains
+the result types.
 """
 
 from dpjax.solvers import losses as losses

@@ -1,9 +1,11 @@
 """Find the minimum noise that meets a target (ε, δ).
 
 The noise multiplier is a concrete number before training begins, also under `jax.vmap`
-over keys. The calibration depends on no key, so the scope `now` evaluates it at once.
+over keys. Calibration depends on no key. Solvers therefore calibrate under the context
+manager `now`, in which JAX evaluates operations at once.
 
-`choose_num_steps` balances the optimisation error of gradient descent and the noise.
+`choose_num_steps` chooses the number of steps of gradient descent. More steps reduce
+the optimisation error, but need more noise.
 """
 
 from collections.abc import Callable
@@ -25,9 +27,10 @@ now = jax.core.eval_context
 def solve_noise(
     loss_of: Callable[[jax.Array], jax.Array], goal: float, target: _checks.Target
 ) -> float:
-    """The minimum noise multiplier for which ε (or δ) is at most the goal.
+    """Find the minimum noise multiplier for which ε (or δ) is at most `goal`.
 
-    `loss_of` maps a noise multiplier to the ε (or δ) of the run.
+    `loss_of` maps a noise multiplier to the ε (or δ) of the run. An error message
+    states `target`, the (ε, δ) that the caller of the solver asked for.
     """
     try:
         with now():
@@ -42,11 +45,11 @@ def solve_noise(
 
 
 def calibrate_one_draw(epsilon: float, delta: float) -> float:
-    """The minimum ratio of noise scale to sensitivity at which one draw is (ε, δ)-DP.
+    """Return the minimum ratio scale / sensitivity for which added noise is (ε, δ)-DP.
 
     For δ > 0, the noise is Gaussian, and its scale is its standard deviation. For
-    δ = 0, the noise z has a density proportional to exp(−‖z‖ / scale). The ratio has no
-    margin for rounding.
+    δ = 0, the noise z has a density proportional to exp(−‖z‖ / scale). The caller must
+    add a margin for rounding errors.
     """
     # At δ = 0 the density is ∝ exp(−ε‖z‖/Δ). A distance Δ changes the logarithm of the
     # density by at most ε.
@@ -68,25 +71,26 @@ def choose_num_steps(
 ) -> int:
     """Choose a number of steps T for which a bound on the excess loss is small.
 
-    T is the smallest number for which the bound is within 1 % of its minimum. The bound
-    is the sum of an optimisation error and an error by noise. For step size η and a
-    β-smooth, μ-strongly convex objective, the optimisation error is
-    (β/2) e^{−2ημβT/(μ+β)} D² if μ > 0, and 2D²/(ηT) if μ = 0. The error by noise is
-    (β/2) E‖z‖² for the noise z that will be added. The choice depends on no data.
+    The function considers about 2000 numbers of steps, and returns the smallest one for
+    which the bound is within 1 % of its minimum. The bound is the sum of two terms. For
+    step size η, a β-smooth and μ-strongly convex objective, and the radius D, the
+    optimisation error is (β/2) e^{−2ημβT/(μ+β)} D² if μ > 0, and 2D²/(ηT) if μ = 0. The
+    second term is (β/2) E‖z‖², where z is the noise that `output_perturbation` adds
+    after T steps. The choice depends on no data.
 
     Args:
       epsilon: the target ε, positive.
       delta: the target δ, in [0, 1).
       radius: D, a guess of the distance from the initial to the best parameters.
       dimension: d, the number of parameters.
-      num_examples: n.
-      **setting: as for `output_perturbation`.
+      num_examples: n, the number of examples.
+      **setting: the assumptions of the guarantee, as for `output_perturbation`.
 
     Returns:
       T, at least 1 and at most a million.
 
-    Reference: Zhang, Zheng, Mou and Wang (2017), Theorems 2 and 3, whose T has the same
-    growth; their proofs bound the excess loss by these two terms.
+    Reference: Zhang, Zheng, Mou and Wang (2017). The proofs of Theorems 2 and 3 bound
+    the excess loss by these two terms. The T of these theorems grows at the same rate.
 
     Example:
       >>> from dpjax import Adjacency

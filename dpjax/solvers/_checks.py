@@ -1,7 +1,7 @@
 """The checks of arguments and data that all solvers make before any training.
 
-This module states in words the assumptions of guarantees that no code can check. It
-also masks non-finite examples.
+No code can check some assumptions of a guarantee. This module states such assumptions
+in words. It also masks non-finite examples.
 """
 
 from typing import Literal, NamedTuple, TypeVar
@@ -32,14 +32,14 @@ class Data(NamedTuple):
     finite: jax.Array
 
     def at(self, batch: sampling.Batch) -> "Data":
-        """The examples of a batch. Padding counts as not finite."""
+        """Return the examples of a batch. The mask is False for padding."""
         examples = jax.tree.map(lambda x: x[batch.indices], self.examples)
         return Data(examples, batch.mask & self.finite[batch.indices])
 
 
 @jax.jit
 def prepare(data: Tree) -> Data:
-    """Replace by zeros, and mask, every example that contains a NaN or an infinity."""
+    """Replace each example that has a NaN or an infinity by zeros, and mask it."""
     finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
     for x in jax.tree.leaves(data):
         if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -56,7 +56,7 @@ def prepare(data: Tree) -> Data:
 def schedule(
     name: str, value: ArrayLike | optax.Schedule, num_steps: int
 ) -> np.ndarray:
-    """The value at each of T steps, f64[T], of a number, an array or a schedule."""
+    """Evaluate a number, an array or a schedule at each of the T steps, as f64[T]."""
     if callable(value):
         value = jax.vmap(value)(jnp.arange(num_steps))
     array = np.asarray(value, np.float64)
@@ -100,15 +100,18 @@ PRECISION = (
 
 
 def every_step(batches: Batches) -> tuple[str, ...]:
-    """The assumptions, in words, of a guarantee that composes all steps."""
+    """State the assumptions of a guarantee that covers the iterates of all steps.
+
+    `batches` says how the solver forms its batches.
+    """
     return (BATCHES[batches], *_ALWAYS)
 
 
 def assume_last_iterate(first: str, setting: Setting) -> tuple[str, ...]:
-    """The assumptions, in words, of a guarantee for the last iterate alone.
+    """State the assumptions of a guarantee that covers only the last iterate.
 
-    They are the assumption `first`, and those under which a step contracts as `setting`
-    states.
+    The result contains the assumption `first`, and the assumptions under which the
+    bounds in `setting` are true.
     """
     more: tuple[str, ...] = ()
     if has_bounded_set(setting):
@@ -120,7 +123,7 @@ def assume_last_iterate(first: str, setting: Setting) -> tuple[str, ...]:
 
 
 def assume_minimum() -> tuple[str, ...]:
-    """The assumptions, in words, of a guarantee for a perturbed objective's minimum."""
+    """State the assumptions of the guarantee of `objective_perturbation`."""
     return (
         "nothing but the result is released",
         "Newton's method reaches its tolerance on both data sets; if it does not, "
@@ -191,9 +194,9 @@ def epochs(
     batch_size: int,
     key: Key,
 ) -> Epochs:
-    """Check the arguments of a momentum solver, and return the sizes of its epochs.
+    """Check arguments of a solver with momentum, and return its `Epochs`.
 
-    The last batch of an epoch may have padding.
+    An epoch has enough batches for all examples. The last batch may have padding.
     """
     no_added_example(adjacency)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
@@ -231,7 +234,10 @@ def check_target(epsilon: float, delta: float) -> Target:
 def check_last_iterate(
     loss_fn: LossFn, data: Tree, prox: Prox | None, key: Key, setting: Setting
 ) -> int:
-    """Check the arguments of a guarantee for the last iterate; return n.
+    """Check arguments of a solver that releases only its last iterate.
+
+    Returns:
+      The number of examples.
 
     Raises:
       ValueError: an assumption is missing or unknown; the adjacency is ADD_REMOVE; the
@@ -257,7 +263,7 @@ def check_last_iterate(
 
 
 def has_bounded_set(setting: Setting) -> bool:
-    """Whether the setting states a finite diameter of the set onto which prox maps."""
+    """Whether the setting bounds the diameter of the set that contains the iterates."""
     return bool(np.any(np.asarray(setting["diameter"]) < np.inf))
 
 
@@ -267,11 +273,12 @@ def is_strongly_convex(setting: Setting) -> bool:
 
 
 def loss(loss_fn: LossFn, setting: Setting) -> None:
-    """Raise a ValueError if the setting states tighter bounds than the loss has.
+    """Raise a ValueError if a known bound on the loss contradicts the setting.
 
-    Only a `Loss` of `dpjax.solvers.losses` is checked: its smoothness, strong convexity
-    and number of scores, and without clipping the bound on its gradients. For a user's
-    own function, these bounds are assumptions that no code can check.
+    The function knows the bounds of a `Loss` of `dpjax.solvers.losses`. It compares the
+    smoothness, the strong convexity and the number of linear scores. Without clipping,
+    it also compares the bound on gradients. For any other loss function, the bounds of
+    the setting are assumptions that no code can check.
     """
     if not isinstance(loss_fn, Loss):
         return

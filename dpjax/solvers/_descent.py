@@ -1,4 +1,9 @@
-"""Noisy gradient descent x ↦ prox(x − η(mean gradient + λx + noise)) in one program."""
+"""Noisy gradient descent in one compiled program.
+
+A step is x ↦ prox(x − η(mean gradient + λx + noise)), where x are the parameters, η is
+the step size, λ is the weight of the regulariser (λ/2)‖x‖², and prox is a proximal
+operator.
+"""
 
 import functools
 from typing import Any
@@ -55,7 +60,7 @@ def gradient_sum(
 def batches_of(
     batches: Batches, num_examples: int, batch_size: int, key: Key, epoch: jax.Array
 ) -> sampling.Batch | None:
-    """The batches of an epoch, with a leading axis of steps; None for full batches."""
+    """Stack the batches of an epoch along a first axis; None for full batches."""
     sizes = num_examples, batch_size
     if batches == "fixed":
         return sampling.cyclic(*sizes)
@@ -88,14 +93,15 @@ def descend(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Tree, Curve]:
-    """Run noisy descent, and return the last iterate with the curve of all steps.
+    """Run noisy gradient descent, and return the last iterate and the curve.
 
-    step_sizes and stddevs are f[E, l], with one row for each of the E epochs and one
-    column for each of the l steps of an epoch.
+    The curve has the loss of every step. step_sizes, and the standard deviations
+    stddevs of the noise, are f[E, l]: one row for each of the E epochs, and one column
+    for each of the l steps of an epoch. The batch_size is the divisor of a mean
+    gradient.
 
-    All iterates, including the returned one, are in float32 at least. A step that casts
-    to fewer bits would not be a contraction. Noise hides a cast only if the noise is
-    added before the cast.
+    All iterates, including the last one, are in float32 or float64. If a step cast its
+    iterate to fewer bits, the step would not be a contraction.
     """
     num_examples = data.finite.shape[0]
     noise_key, batch_key = stream(key, "noise"), stream(key, "batches")
