@@ -279,7 +279,8 @@ def _lift(
         """The partial derivative of the undecorated function `core` by one argument.
 
         The result is a function of the same arguments, which opens the float64 scope.
-        The derivative has the shape of the argument, broadcast to the batch.
+        The derivative has the shape that the argument has after all arguments were
+        broadcast to one batch.
         """
 
         def derivative(*args: jax.Array, **kwargs: object) -> jax.Array:

@@ -58,8 +58,9 @@ def random_key(impl: str | None = None) -> Key:
       a key is the `impl` for `jax.random.key` and `jax.random.wrap_key_data`.
 
     Raises:
-      ValueError: impl names no generator; the call is under `jax.jit` or another trace,
-        where the key would become a constant of the compiled function.
+      ValueError: impl names no generator; the call is under `jax.jit`, where the key
+        would become a constant of the compiled function. A call under `jax.vmap` does
+        not raise, and gives all elements the same key.
 
     Privacy: the guarantees of dpjax assume uniform random bits. They hold against an
     adversary who cannot distinguish the generator's bits from uniform bits. For

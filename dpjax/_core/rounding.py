@@ -133,9 +133,12 @@ _LEAST, _MOST = 2.0**-100, 2.0**100
 def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
     """An upper bound on the product of non-negative numbers, f32[]; 0 if a factor is 0.
 
+    A product other than 0 must be from 2**-100 to 2**100. `name` is the name of the
+    product in the error message.
+
     Raises:
-      ValueError: the product of Python numbers is not 0 and not from 2**-100 to 2**100.
-        If a factor is an array, the result is NaN instead.
+      ValueError: the product of Python numbers is outside of this range. If a factor is
+        an array, the result is NaN instead.
     """
     # Fractions hold the product of Python numbers exactly, so that it is rounded once.
     numbers = [x for x in factors if isinstance(x, int | float)]

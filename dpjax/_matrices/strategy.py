@@ -43,7 +43,7 @@ def check_workload(
     """Return the workload; raise ValueError if it is invalid for num_steps steps.
 
     With `to_optimize`, the workload is also invalid if JAX traces its numbers, or if
-    all of its rates are 0.
+    all of its rates, which are the learning rates of the steps, are 0.
     """
     if not isinstance(workload, Workload) or not all(np.ndim(x) for x in workload):
         raise ValueError(

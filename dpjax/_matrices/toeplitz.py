@@ -124,8 +124,9 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     of its power series, as `series` computed them by a recursion. Let r be the rounding
     errors of the recursion's steps. Then D h = N − r, and the error of h is r / D. Let
     g be the computed coefficients of 1 / D, and s the rounding errors of the recursion
-    for g. Then 1 / D = g / (1 − s). For power series a and b cut off at n terms,
-    ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁.
+    for g. Then D g = 1 − s, and so 1 / D = g / (1 − s). For power series a and b cut
+    off at n terms, ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁. Therefore the error has
+    norm ‖r g / (1 − s)‖₂ <= ‖r‖₂ ‖g‖₁ / (1 − ‖s‖₁).
     """
     n, bottom = h.size, jnp.asarray(strategy.denominator, h.dtype)
     if not bottom.size:

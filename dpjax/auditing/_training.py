@@ -206,7 +206,8 @@ def train_shadows(
     """
     num_examples = validate.static_int("num_examples", num_examples, minimum=1)
     num_models = validate.static_int("num_models", num_models, minimum=1)
-    size = validate.static_int("batch_size", batch_size or num_models, minimum=1)
+    size = num_models if batch_size is None else batch_size
+    size = validate.static_int("batch_size", size, minimum=1)
     key = stream(validate.typed_key("key", key), "shadow models")
     coins, runs = jax.random.split(key)
     included = jax.random.bernoulli(coins, 0.5, (num_models, num_examples))
@@ -226,8 +227,8 @@ def log_odds(losses: jax.Array) -> jax.Array:
 
     Returns:
       log(p / (1 − p)), f[*b], for `likelihood_ratios`. Over repeated trainings, the
-      log-odds are closer to a Gaussian than the loss is. A loss that was rounded to 0
-      counts as 2⁻²⁴.
+      log-odds are closer to a Gaussian than the loss is. A loss below 2⁻²⁴ counts as
+      2⁻²⁴, since float32 cannot tell e^{−ℓ} from 1 for such losses ℓ.
 
     Reference: Carlini et al. (2022), section V.A.
 

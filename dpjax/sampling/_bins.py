@@ -43,10 +43,10 @@ def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
     n is at most `most`, which is static and below 2³¹. Let a_0, a_1, ... be the digits
     of n in base 2⁸, from the last digit to the first. a_0 coins are flipped one by one,
     which is exact. For every k above 0, the other coins contain a_k groups of 2⁸ᵏ coins
-    each. The number of heads in each group is drawn from a table of the binomial
-    distribution. The error in total variation is less than 2⁻¹²⁸ for each row of the
-    table. The table has at most one row more than a group has coins. So the error of
-    the result is less than n 2⁻¹²⁷.
+    each. The number of heads in each group is drawn from a table with one row for each
+    number of heads, at most g + 1 rows for a group of g coins. Each row adds less than
+    2⁻¹²⁸ to the error in total variation. So a group's error is less than (g + 1)
+    2⁻¹²⁸, and the error of the result is less than n 2⁻¹²⁷.
     """
     own, key = jax.random.split(key)
     # `most` is static and n is not. So the shape is the largest digit, and a mask

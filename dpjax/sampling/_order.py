@@ -190,7 +190,8 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     """The examples at given positions of a nearly uniform random order, i32[b].
 
     A position in the last half of the order takes `rounds(n)` rounds of random swaps. A
-    position in the quarter before this half takes twice as many rounds, and so on. The
+    position in the quarter before this half takes twice as many rounds, and so on, down
+    to the first `_SORTED` positions or fewer, whose examples a sort permutes. The
     smallest given position determines the number of rounds for all given positions.
 
     Args:

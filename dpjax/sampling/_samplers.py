@@ -234,7 +234,7 @@ def cyclic_poisson(
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
-    """The positions in an epoch's order of the examples of each step, and a mask.
+    """The positions of each step's examples in the order of an epoch, and a mask.
 
     The epoch has n examples and k = ⌈n / b⌉ steps with at most b examples each.
 

@@ -54,7 +54,8 @@ class Amplified(NamedTuple):
         For cyclic Poisson sampling, the number of bands of C is also the number of
         groups of examples.
       noise_multiplier: the minimum noise multiplier, the standard deviation of z over
-        the clip norm, for which the run has the requested ε.
+        the clip norm, for which the run has the requested ε. During the search, an
+        estimate of this minimum.
       error: the root mean square of the workload's output if the input is the noise
         alone, over all steps, in units of the clip norm.
     """
@@ -266,9 +267,10 @@ def central_limit(
 def refine(
     start: Start, event: Callable[[float], Composed], epsilon: float, delta: float
 ) -> Start:
-    """Move the start of a secant search nearer to its solution, by estimates of ε.
+    """Find a better first point of the secant search for the noise multiplier of an ε.
 
-    The function `event` maps a noise multiplier to the description of a run of
+    The search needs bounds on ε, but this function uses estimates of ε, which take less
+    time. The function `event` maps a noise multiplier to the description of a run of
     Poisson-sampled Gaussian steps.
     """
     # The grid of an estimate is too coarse for a very large ε.

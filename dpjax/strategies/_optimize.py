@@ -316,7 +316,8 @@ class Optimized(Toeplitz):
     def bound(self) -> float:
         """A lower bound on the attribute `product` of any strategy, or NaN.
 
-        The bound is NaN if the workload's rates or keep factors vary with the step.
+        The bound is NaN if the learning rates or the weight decay of the workload vary
+        with the step.
         """
         # The lower bound is proven only for workloads with the same numbers in every
         # step.

@@ -384,11 +384,12 @@ def _products(size: Size) -> int:
 
 
 def _pairs(sizes: Sequence[Size]) -> int:
-    """The number of multiplications for one example's gradient norm from rows.
+    """The cost of one example's gradient norm from rows, in multiplications.
 
     The gradient is that of one array, which is used by several equations. It is a sum
-    of outer products of rows. `sizes` has the sizes of the rows at each equation.
-    One-hot rows are added up by position; other rows are multiplied in pairs.
+    of outer products of rows. `sizes` has the sizes of the rows at each equation. Rows
+    are multiplied in pairs. One-hot rows are instead added up by the position of their
+    1, and the memory that this moves is converted to multiplications.
     """
     total = 0
     for i, one in enumerate(sizes):

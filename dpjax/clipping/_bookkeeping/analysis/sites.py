@@ -178,9 +178,10 @@ class Scope:
         iteration to iteration. A scan is given by its depth; the outermost has depth 0.
         Variables that depend on the example are left out.
       sites: for each equation, its sites in the order of their operands.
-      scans: for each scan that parameters enter, the scope of its body. The key is the
+      scans: for each scan with sites in its body, the scope of the body. The key is the
         index of the scan's equation.
-      outputs: the sites for outputs that must depend on the example, but do not.
+      outputs: one site for each output of the jaxpr that is computed from parameters
+        alone, where the code after the jaxpr needs an output for each example.
     """
 
     closed: jex.ClosedJaxpr
@@ -345,10 +346,10 @@ def _analyse_scan(
     zero to the operand: the zero's cotangent is then the operand's per-example
     gradient. The scan's inputs are of three types:
 
-    - The body has sites for a constant of the scan if every use of the constant in the
-      body has a rule, which gives the gradient as a sum of outer products. Otherwise
-      the constant is tapped before the scan, so that the tap's cotangent is the sum
-      over the iterations.
+    - The body has sites for a constant of the scan if every equation in the body that
+      combines the constant alone with the example has a rule, which gives the gradient
+      as a sum of outer products. Otherwise the constant is tapped before the scan, so
+      that the tap's cotangent is the sum over the iterations.
     - The body has sites for a scanned input, because each iteration uses another slice.
     - An operand that is the initial value of a carry is tapped before the scan. In the
       body, the carried value is treated as dependent on the example, since the carry of

@@ -152,10 +152,11 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
 def _product_of_blocks(
     site: RuledSite, others: Arrays, cotangent: jax.Array
 ) -> jax.Array:
-    """The result of `transpose_sum` for a dot_general, in float64.
+    """The sum over the batch of a matrix's gradients at a dot_general, in float64.
 
-    The result is a sum of products of blocks of rows of activations and cotangents
-    (`float64_sums`). The arguments are those of `transpose_sum`.
+    The sum adds products of blocks of rows of activations and cotangents
+    (`float64_sums`). The arguments are those of `transpose_sum`, which computes the
+    same sum in the cotangent's dtype.
     """
     left, right = factors_of(Alike(site), others, cotangent)
     product = sum_in_blocks(left, right)

@@ -269,11 +269,13 @@ def _sums(
 ) -> list[jax.Array]:
     """The sum of the examples' scaled gradients for each leaf.
 
-    The sum for a component's leaves has one of three sources:
+    `finite` marks the examples with finite gradients, bool[m]; the other examples add
+    nothing. `wide` says whether the sums are in float64. The sum for a component's
+    leaves has one of three sources:
 
     - the per-example gradients in `kept`, if there are any;
-    - one product over the batch for each equation, if the norms come from rows or were
-      enlarged by `_enlarge`, so that they cover the rounding errors of these products;
+    - one product over the batch for each equation, if the norms come from rows, or if
+      `_enlarge` enlarged the norms to cover the rounding errors of these products;
     - otherwise per-example gradients, which are formed again.
     """
     total = {}

@@ -179,7 +179,7 @@ class Alike(Generic[PartT]):
 
     @functools.cached_property
     def _features(self) -> Hashable:
-        """The part's description, or the part's id if the description has no hash."""
+        """The part's value for comparisons; the part's id if this value has no hash."""
         features = self.part.features()
         try:
             hash(features)

@@ -339,11 +339,14 @@ def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
 
 
 class Table(NamedTuple):
-    """Bounds for a table to which rows are added, each at its own position.
+    """Bounds for a table to which rows are added, as in the gradient of a lookup.
+
+    Each row has a position in the table. Rows with the same position are added up.
 
     Attributes:
       square: an upper bound f[...] of the table's squared norm.
-      size: the norm f[...] of the table to which the rows' norms are added instead.
+      size: the norm f[...] of a vector with one entry for each position, the sum of the
+        norms of the rows at this position.
       rounded: a bound f[...] on the norm of the table's rounding error.
     """
 
