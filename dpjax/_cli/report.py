@@ -141,8 +141,8 @@ def _factors(run: RunParameters) -> dict[str, Any]:
 def _check(record: Any, found: RunGuarantee) -> None:
     """Check that a record claims no more privacy than its numbers give.
 
-    The claims are ε, δ, μ, the bounds on attacks, and the noise multipliers and
-    settings of a clip norm that follows a quantile.
+    The claims are ε, δ, μ and the bounds on attacks. If the clip norm follows a
+    quantile, the claims also include the noise multipliers and settings for it.
 
     Args:
       record: the output of `plan.guarantee.to_json()`, read as JSON.

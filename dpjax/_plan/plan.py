@@ -31,7 +31,8 @@ class Plan(RunParameters):
 
     Attributes:
       num_examples: n, the size of the data set.
-      batch_size: b, the expected number of examples in a step.
+      batch_size: b, the expected number of examples in a step. For batches in an order,
+        the number in a full step.
       num_steps: T, the step limit. The optimizer refuses steps after the first T.
       noise_multiplier: σ, the noise's standard deviation divided by the clip norm.
       clip_norm: the bound C on the L2 norm of one example's gradient.

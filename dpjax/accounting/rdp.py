@@ -249,7 +249,8 @@ def delta(
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], at most 1, rounded up. δ is 1 for a traced argument out of range.
+      δ, f[*b], at most 1, rounded up. A traced order out of range proves only δ = 1, as
+      does every order if a traced epsilon is out of range.
 
     Raises:
       ValueError: a static argument is out of range.

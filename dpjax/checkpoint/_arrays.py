@@ -76,9 +76,9 @@ def _checkpointer(ocp: Any) -> Any:
 def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
     """Convert a leaf to an array of a type that orbax can save.
 
-    An array that spans several processes remains a `jax.Array`. An array of which every
-    process has an equal copy becomes a NumPy array. With one process, the function
-    returns every array unchanged.
+    A typed key becomes its raw words. An array that spans several processes remains a
+    `jax.Array`. An array of which every process has an equal copy becomes a NumPy
+    array. With one process, the function returns all other arrays unchanged.
     """
     as_array = rec.raw_data(leaf)
     alone = jax.process_count() == 1 or rec.spans_processes(as_array)

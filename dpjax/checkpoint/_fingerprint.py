@@ -30,10 +30,10 @@ _SIGNS = 64
 
 
 def fingerprint(plan: Plan, key: Key) -> str:
-    """Compute a fingerprint of a plan and its random draws, of 32 hexadecimal digits.
+    """Compute a fingerprint, 32 hexadecimal digits, of a plan and its random draws.
 
-    The fingerprint covers the draws from a public key with the same generator as `key`.
-    The fingerprint does not depend on the secret bits of `key`.
+    The fingerprint covers the draws from a fixed key that is no secret, with the same
+    generator as `key`. The fingerprint does not depend on the secret bits of `key`.
     """
     found = {"plan": primary_fields(plan), "draws": describe_draws(plan, key)}
     return digest_of(found)[:32]

@@ -398,9 +398,10 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
 
 
 def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
-    """Whether a folder is an intact checkpoint of this step, whose key has this digest.
+    """Whether a folder is an intact checkpoint of this step of the run with this key.
 
-    `save` and orbax wrote all files of such a folder.
+    `key` is the digest of the run's key. In an intact checkpoint, `save` and orbax
+    wrote all files.
     """
     try:
         return _is_ours(path) and _read(path.parent, step).key == key

@@ -94,7 +94,8 @@ class Budget:
     def epsilon_if_fixed(self) -> float:
         """The ε of all draws so far, if all were fixed before any output was seen.
 
-        This ε is rounded up. In an adaptive budget, it is below the budget's `epsilon`.
+        This ε is rounded up. In an adaptive budget, it is usually below the budget's
+        `epsilon`, but it can be above if many draws have no GDP parameter.
         If an earlier output determined a draw, this ε does not hold, and only the
         budget's `epsilon` holds.
         """
@@ -291,7 +292,7 @@ class Budget:
             return float(gdp.mu(self._total(event), self.delta))
 
     def _slack_of_draw(self, slack: float | None) -> float:
-        """The part of δ for a draw: `slack`, or half of `left.slack` if it is None."""
+        """The part of δ for a draw: `slack`; half of the part left if `slack` is None."""
         return self.left.slack / 2 if slack is None else slack
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:

@@ -59,7 +59,7 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
 
 
 def strokes(number: int) -> dict[str, Any]:
-    """The stroke, colour and marker of the line with this number."""
+    """Matplotlib's line style, colour and marker of the line with this number."""
     return {
         "linestyle": _STROKES[number % len(_STROKES)],
         "color": _COLOURS[number % len(_COLOURS)],

@@ -169,7 +169,9 @@ def achieved_lines(
     confidence: float,
     false_positive_rate: float,
 ) -> tuple[Line, Line]:
-    """The observed and proven error rates of tests that compare scores with thresholds.
+    """The observed and proven error rates of an attack that detects one example.
+
+    The attack compares the score of a run with a threshold.
 
     Args:
       scores_in: the scores of runs with the example's participation, f[n].

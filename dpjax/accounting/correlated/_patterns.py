@@ -290,7 +290,10 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     spectrum = jnp.fft.rfft(c, 2 * num_steps)
 
     def gram(epoch: jax.Array) -> jax.Array:
-        """Upper bounds on (CᵀC)_st for t in an epoch or later, by t − s, f[T + 1]."""
+        """Upper bounds on (CᵀC)_st for t in the given epoch or later, f[T + 1].
+
+        Entry k is the bound for t − s = k. The last entry is 0.
+        """
         kept = jnp.where(jnp.arange(num_steps) < num_steps - epoch * n_b, c, 0.0)
         kept = jnp.conj(jnp.fft.rfft(kept, 2 * num_steps))
         g = jnp.fft.irfft(spectrum * kept, 2 * num_steps)[:num_steps]

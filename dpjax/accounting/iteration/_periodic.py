@@ -165,10 +165,11 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
     deviations apart. The last use is the first of the last m steps, and e^y is the
     Lipschitz constant of a step.
 
-    The candidates are the restarts whose first block of steps contains all later uses,
-    or all but the last. The first block of an earlier restart would contain fewer of
-    the later uses. Such a restart is never better: the uses outside of its first block
-    have a cost, and a later restart ignores these uses.
+    After a restart, the bound divides the steps into blocks. The candidates are the
+    restarts whose first block of steps contains all later uses, or all but the last.
+    The first block of an earlier restart would contain fewer of the later uses. Such a
+    restart is never better: the uses outside of its first block have a cost, and a
+    later restart ignores these uses.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)

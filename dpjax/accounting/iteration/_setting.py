@@ -17,9 +17,9 @@ _Number = TypeVar("_Number")
 class Setting(TypedDict):
     """The assumptions of a bound on the last iterate, as required keyword arguments.
 
-    A step is x ↦ Π(x − η(mean of the batch's gradients + λ x + noise)), where Π is the
-    proximal map of a convex function or the projection onto a convex set. Π does not
-    depend on the data.
+    A step maps the parameters w to Π(w − η(mean of the batch's gradients + λ w +
+    noise)), where Π is the proximal map of a convex function or the projection onto a
+    convex set. Π does not depend on the data.
 
     Attributes:
       step_size: η, f[*b], positive. At most 2 / (smoothness + regularization), unless
@@ -29,9 +29,9 @@ class Setting(TypedDict):
       clipped: whether gradients are clipped to gradient_norm. If not, that bound is an
         assumption on the loss.
       generalised_linear: whether one example's loss is a function of one linear score
-        ⟨w, x⟩, or w has one dimension. The flag matters only with clipping. If the flag
-        is false, a clipped step is not a contraction: its Lipschitz constant is above
-        1.
+        ⟨w, x⟩ of its features x, or w has one dimension. The flag matters only with
+        clipping. If the flag is false, clipping can raise the Lipschitz constant of a
+        step.
       smoothness: the largest curvature of one example's loss without the regulariser,
         f[*b]; inf if unknown.
       weak_convexity: m, f[*b], where −m is the least curvature. m is 0 for a convex
@@ -39,7 +39,7 @@ class Setting(TypedDict):
       strong_convexity: the least curvature of one example's loss, f[*b], if positive.
         Clipping destroys strong convexity, so that strong_convexity must be 0 with
         clipping.
-      regularization: λ, f[*b], at least 0. The gradient of the regulariser (λ/2)‖x‖² is
+      regularization: λ, f[*b], at least 0. The gradient of the regulariser (λ/2)‖w‖² is
         added without clipping.
       diameter: the diameter of the set onto which Π projects, f[*b], positive; inf
         without such a set.

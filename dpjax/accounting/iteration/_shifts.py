@@ -39,7 +39,7 @@ def _schedule_mu64(
 
 
 def _repeat_number(value: ArrayLike, steps: int) -> ArrayLike:
-    """A vector with a number in every step; a value that is a vector is returned."""
+    """Repeat a number for every step, f[steps]; a vector is returned unchanged."""
     if jnp.ndim(value) > 0:
         return value
     # NumPy numbers stay NumPy: jnp.full would round them to the caller's precision.

@@ -122,10 +122,12 @@ def split(
     ends = start + width * np.arange(count + 1.0)
 
     def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The log-likelihood ratio N(v) at cell ends, and N′(v) at cell starts.
+        """The log-likelihood ratio N(v) at the ends of cells, N′(v) at their starts.
 
-        N(v) = log(1 − q + q e^v), and N′(v) is the fraction of the density of (1 − q)
-        N(0, 1) + q N(μ, 1) that comes from N(μ, 1).
+        v is log(N(μ, 1) / N(0, 1)) at the ends of the intervals of outputs (the cells),
+        where an end is the start of the next cell. N(v) = log(1 − q + q e^v), and N′(v)
+        is the fraction of the density of (1 − q) N(0, 1) + q N(μ, 1) that comes from
+        N(μ, 1).
         """
         log_ratio = log_mixture(v, rate)
         return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
