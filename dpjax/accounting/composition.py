@@ -237,8 +237,8 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
 def _search_mu(profile: profiles.Profile, slack: float) -> float:
     """The smallest μ with δ(ε) <= slack + (1 − slack) δ_μ(ε) for ε >= 0, rounded up.
 
-    δ is the given profile, and δ_μ is the profile of μ-GDP. The search evaluates ε(δ) on
-    a geometric grid of δ. One evaluation takes long. So the search begins with every
+    δ is the given profile, and δ_μ is the profile of μ-GDP. The search evaluates ε(δ)
+    on a geometric grid of δ. One evaluation takes long. So the search begins with every
     `_SKIP`-th point of the grid. If the interval between two of these points needs the
     largest μ, the search adds the points of the grid in this interval.
     """

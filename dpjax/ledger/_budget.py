@@ -292,7 +292,7 @@ class Budget:
             return float(gdp.mu(self._total(event), self.delta))
 
     def _slack_of_draw(self, slack: float | None) -> float:
-        """The part of δ for a draw: `slack`; half of the part left if `slack` is None."""
+        """The part of δ for a draw: `slack`, or half of the part left if it is None."""
         return self.left.slack / 2 if slack is None else slack
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:
