@@ -74,11 +74,11 @@ def _calibrate(
     """The minimum noise multiplier at which a run meets the target ε and δ."""
 
     def delta_of(noise: jax.Array) -> jax.Array:
-        return random_rounds.delta(
-            noise, target.epsilon, rounds=rounds, sampling_rate=rate
-        )
+        epsilon = np.float64(target.epsilon)
+        return random_rounds.compiled_delta(noise, epsilon, rounds, rate)
 
-    return _calibration.solve_noise(delta_of, target.delta, target)
+    start = random_rounds.estimate(*target, rounds=rounds, rate=rate)
+    return _calibration.solve_noise(delta_of, target.delta, target, start)
 
 
 class _Carry(NamedTuple):
