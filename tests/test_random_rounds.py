@@ -83,7 +83,7 @@ def test_grouping_never_loses_probability_or_shortens_a_run():
 
 
 @pytest.mark.slow
-def test_epsilon_inverts_delta(compiled):
+def test_epsilon_inverts_delta():
     rounds = accounting.group(np.full(200, 1 / 200), 4)
     args = {"rounds": rounds, "sampling_rate": 0.05}
     epsilon = float(accounting.epsilon(3.0, 1e-4, **args))

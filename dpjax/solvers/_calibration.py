@@ -25,16 +25,20 @@ now = jax.core.eval_context
 
 
 def solve_noise(
-    loss_of: Callable[[jax.Array], jax.Array], goal: float, target: _checks.Target
+    loss_of: Callable[[jax.Array], jax.Array],
+    goal: float,
+    target: _checks.Target,
+    start: float = 1.0,
 ) -> float:
     """Find the minimum noise multiplier for which ε (or δ) is at most `goal`.
 
-    `loss_of` maps a noise multiplier to the ε (or δ) of the run. An error message
-    states `target`, the (ε, δ) that the caller of the solver asked for.
+    `loss_of` maps a noise multiplier to the ε (or δ) of the run. The search begins at
+    the noise multiplier `start`. An error message states `target`, the (ε, δ) that the
+    caller of the solver asked for.
     """
     try:
         with now():
-            noise = float(calibrate.solve(loss_of, goal))
+            noise = float(calibrate.solve(loss_of, goal, start=start))
         # The margin covers the roundings to float32 in the accountant and after it.
         return _precision.round_up(noise * rounding.MARGIN)
     except ValueError as error:

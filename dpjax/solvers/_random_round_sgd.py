@@ -213,9 +213,10 @@ def random_round_sgd(
     terms: dict[str, Any] = {"rounds": rounds, "sampling_rate": size / num_examples}
     if isinstance(noise, _checks.Target):
         delta_of = functools.partial(
-            random_rounds.delta, epsilon=noise.epsilon, **terms
+            random_rounds._compiled_delta, epsilon=np.float64(noise.epsilon), **terms
         )
-        noise = _calibration.solve_noise(delta_of, noise.delta, noise)
+        start = random_rounds._estimate(*noise, **terms)
+        noise = _calibration.solve_noise(delta_of, noise.delta, noise, start)
     validate.positive("noise_multiplier", noise)
 
     key = keys.stream(key, "solvers.random_round_sgd")
