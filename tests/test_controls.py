@@ -131,11 +131,14 @@ def test_noise_test_fails_on_broken_noise(broken, test, monkeypatch):
 
 
 @pytest.mark.slow
-def test_noise_test_of_random_rounds_fails_on_halved_noise(monkeypatch, compiled):
+def test_noise_test_of_random_rounds_fails_on_halved_noise(
+    monkeypatch, request, compiled
+):
     """The calibration of this run evaluates its accountant often (see `compiled`)."""
     halve_noise(monkeypatch)
-    # The same run with all of its noise may be compiled already, or be compiled next.
+    # A program that an earlier test compiled has the whole noise, and a program that
+    # this test compiles has half of it.
     _random_round_sgd._train.clear_cache()
+    request.addfinalizer(_random_round_sgd._train.clear_cache)
     with pytest.raises(AssertionError):
         test_random_rounds.test_run_noise_has_the_scale_of_the_guarantee(compiled)
-    _random_round_sgd._train.clear_cache()
