@@ -150,7 +150,7 @@ def test_capacity_is_never_below_the_batch_size(changed, adjacency):
 
 
 @pytest.mark.slow
-def test_extreme_target_epsilon_is_met_or_refused(compiled):
+def test_extreme_target_epsilon_is_met_or_refused():
     sizes = {"num_examples": 1000, "batch_size": 20, "num_steps": 50}
     sizes |= {"delta": 1e-5, "clip_norm": 1.0}
     for epsilon in (1e-40, 1e-300):
