@@ -277,6 +277,14 @@ def test_numbers_of_no_mechanism_are_no_credit(way):
             account.draw(release)
 
 
+def test_an_event_in_the_wrong_place_is_named_with_its_container():
+    step = events.Gaussian(0.5)
+    wrong = (events.Composed((step,)), events.Repeated(events.Composed(()), 2))
+    for event in wrong:
+        with pytest.raises(ValueError, match=rf"got {type(event).__name__}\("):
+            composition.epsilon([events.OnLattice(event, 0.0)], 1e-5)
+
+
 def test_ledger_spends_a_budget(tmp_path):
     path = tmp_path / "ledger.jsonl"
     for epsilon in (0.1, 0.2):

@@ -38,25 +38,27 @@ def add_up(numbers: Iterable[float]) -> float:
     return total
 
 
-def check_event(event: Event, kind: Any = Event) -> None:
+def check_event(event: Event) -> None:
     """Raise a ValueError unless the numbers of an event are possible for a mechanism.
 
     The constructor of an event does not check the numbers, since JAX may trace them. A
-    negative number would reduce the total cost. `kind` is the type that the event must
-    have.
+    negative number would reduce the total cost.
     """
-    if not isinstance(event, kind):
+    parts: tuple[Any, ...] = ()
+    kind: Any = Event
+    match event:
+        case events.Composed(steps):
+            parts, kind = steps, events.Repeated
+        case events.Repeated(one):
+            parts, kind = (one,), events.Step
+        case events.OnLattice(one) | events.Selection(one):
+            parts = (one,)
+    if not isinstance(event, Event) or not all(isinstance(x, kind) for x in parts):
         raise ValueError(
             f"event must be an event of dpjax.accounting.events; got {event!r}."
         )
-    match event:
-        case events.Composed(steps):
-            for step in steps:
-                check_event(step, events.Repeated)
-        case events.Repeated(one):
-            check_event(one, events.Step)
-        case events.OnLattice(one) | events.Selection(one):
-            check_event(one)
+    for part in parts:
+        check_event(part)
     for path, number in jax.tree.leaves_with_path(event):
         name = f"{jax.tree_util.keystr(path)} of {type(event).__name__}"
         validate.scalar(name, number)
