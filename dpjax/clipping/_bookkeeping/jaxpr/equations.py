@@ -176,8 +176,8 @@ class Alike(Generic[PartT]):
     @functools.cached_property
     def _features(self) -> Hashable:
         """The part's features, or the part's id if its features have no hash."""
-        features = self.part.features()
         try:
+            features = self.part.features()
             hash(features)
         except TypeError:  # A parameter of an equation has no hash.
             return id(self.part)
