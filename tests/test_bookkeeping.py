@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from random_programs import programs
 
 import dpjax
+from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 
 # Norms are rounded up, by up to 1e-4 for the few rows and terms here
 # (tests/test_rounding.py); float32 sums of a few hundred terms add some 1e-5.
@@ -463,6 +464,21 @@ def test_invalid_clip_norm_trees_raise():
     fn = dpjax.clipped_grad(lambda w, x: jnp.sum(w["a"] * x), {"b": 1.0})
     with pytest.raises(ValueError, match="prefix"):
         fn({"a": np.ones(3, np.float32)}, np.ones((2, 3), np.float32))
+
+
+def test_parts_without_hashable_features_equal_only_themselves():
+    class Part:
+        def __init__(self, features):
+            self.features = features
+
+    def fails():
+        raise TypeError("a literal has no bytes")
+
+    for features in (fails, lambda: [1]):
+        one, other = Part(features), Part(features)
+        assert Alike(one) == Alike(one)
+        assert Alike(one) != Alike(other)
+        assert hash(Alike(one)) == hash(Alike(one))
 
 
 def test_gradients_of_a_reused_weight_are_summed_before_squaring():

@@ -182,6 +182,7 @@ class Alike(Generic[PartT]):
         """The part's value for comparisons; the part's id if this value has no hash."""
         features = self.part.features()
         try:
+            features = self.part.features()
             hash(features)
         except TypeError:  # A parameter of an equation has no hash.
             return id(self.part)
