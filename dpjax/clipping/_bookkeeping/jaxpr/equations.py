@@ -180,7 +180,6 @@ class Alike(Generic[PartT]):
     @functools.cached_property
     def _features(self) -> Hashable:
         """The part's value for comparisons; the part's id if this value has no hash."""
-        features = self.part.features()
         try:
             features = self.part.features()
             hash(features)
