@@ -333,6 +333,28 @@ def test_floats_of_every_sum_move_by_at_most_the_clip_norm(
     assert replaced <= 2.0
 
 
+def lower_for(platform, arithmetic):
+    total = dpjax.clipped_grad(embedding, 1.0, arithmetic=arithmetic)
+    params = {"w": np.ones((7, 5), np.float32)}
+    batch = {"i": np.zeros((2, 9), np.int32), "y": np.ones((2, 9, 5), np.float32)}
+    return jax.jit(total).trace(params, batch).lower(lowering_platforms=(platform,))
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_sums_in_varying_order_are_refused_on_gpus(platform, monkeypatch):
+    for flags in (None, "", f"{EXCLUDE}=false", f"{EXCLUDE}=true {EXCLUDE}=0"):
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
+        if flags is not None:
+            monkeypatch.setenv("XLA_FLAGS", flags)
+        with pytest.raises(RuntimeError, match=f"^arithmetic.* XLA_FLAGS={EXCLUDE}=tr"):
+            lower_for(platform, "discrete")
+    lower_for(platform, "real")
+    lower_for("cpu", "discrete")
+    for flag in (f"{EXCLUDE}=true", f"{DETERMINISTIC}=True", DETERMINISTIC):
+        monkeypatch.setenv("XLA_FLAGS", f"--xla_cpu_enable_fast_math=false {flag}")
+        lower_for(platform, "discrete")
+
+
 def near_a_power_of_two():
     """Gradients whose float32 sum passes 2,048 with one example only, and its slot.
 
@@ -369,6 +391,10 @@ def test_a_float32_sum_moves_by_more_than_the_clip_norm():
     for micro in (1, 128, None):
         assert -2 * h < excess("discrete", micro=micro) <= 0
 
+
+EXCLUDE, DETERMINISTIC = (
+    f"--xla_gpu_{what}_ops" for what in ("exclude_nondeterministic", "deterministic")
+)
 
 # A small lattice, exhaustively: every input and every random word.
 

@@ -73,6 +73,10 @@ FUNCTIONS = {
     "choices": (lambda x: (jnp.where(x > 0, x, 0), jnp.clip(x, -1, 1)), X),
     "case": (lambda i, x: lax.select_n(i, x, 2 * x, 3 * x), WHOLE % 3, WHOLE),
     "casts": (lambda x: (x.astype(jnp.float32), x.astype(jnp.int32), x > 0), X),
+    "less precision": (
+        lambda x: lax.reduce_precision(x, 8, 23),
+        np.array([0.1, -1 / 3, 1 + 2.0**-24, 1 + 3 * 2.0**-24, 1e-39, 1e39, np.inf]),
+    ),
     "complex": (lambda x: jnp.abs(jnp.conj(jnp.fft.fft(x))), X),
     "transform": (lambda x: (jnp.fft.fft(x), jnp.fft.irfft(jnp.fft.rfft(x))), X),
     "products": (lambda x, y: (x @ y.T, jnp.einsum("ij,ij->i", x, y)), X, POSITIVE),

@@ -327,6 +327,12 @@ def _round(params: Mapping[str, Any]) -> Function:
     return lambda x: np.trunc(x) + np.copysign(np.abs(x - np.trunc(x)) >= 0.5, x)
 
 
+def _reduce_precision(params: Mapping[str, Any]) -> Function:
+    if (params["exponent_bits"], params["mantissa_bits"]) != (8, 23):
+        raise NotEvaluatedError("rounding to another precision than that of float32")
+    return lambda x: x.astype(np.float32).astype(x.dtype)
+
+
 def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
     bits = 8 * x.dtype.itemsize
     left, zeros = x.view(f"u{x.dtype.itemsize}"), np.full(x.shape, bits, x.dtype)
@@ -489,6 +495,7 @@ RULES: dict[str, Rule] = {
     "integer_pow": _integer_pow,
     "select_n": _select,
     "round": _round,
+    "reduce_precision": _reduce_precision,
     "iota": _iota,
     "fft": _fft,
     "dot_general": _dot,

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -88,11 +89,57 @@ def _refuse_float64(*_: object) -> NoReturn:
     )
 
 
-# The identity, with lowering rules that differ by platform.
-_needs_float64 = jex.Primitive("needs_float64")
-_needs_float64.def_impl(lambda x: x)
-_needs_float64.def_abstract_eval(lambda x: x)
-ad.deflinear2(_needs_float64, lambda cotangent, _: [cotangent])
-batching.defvectorized(_needs_float64)
-mlir.register_lowering(_needs_float64, lambda _, x: [x])
+def needs_one_order(x: jax.Array) -> jax.Array:
+    """The identity, which raises an error if a GPU may vary the order of additions.
+
+    On GPUs, XLA adds the terms of a scatter, such as the gradient of an embedding, in
+    an order that varies from run to run, unless `XLA_FLAGS` forbids such operations.
+
+    Raises:
+      RuntimeError: a program is lowered for GPUs, and `XLA_FLAGS` does not forbid them.
+    """
+    return _needs_one_order.bind(x)
+
+
+def _check_xla_flags(x: Out) -> Out:
+    flags = {}
+    for flag in os.environ.get("XLA_FLAGS", "").split():
+        name, _, value = flag.partition("=")
+        flags[name] = value.lower()
+    if not any(flags.get(name) in ("", "1", "true") for name in _ONE_ORDER):
+        raise RuntimeError(
+            'arithmetic="discrete" needs sums that a GPU computes in the same order in '
+            f"each run. Set the environment variable XLA_FLAGS={_ONE_ORDER[0]}=true "
+            "before the program starts."
+        )
+    return x
+
+
+# Either of these flags of XLA forbids operations whose result varies from run to run.
+_ONE_ORDER = "--xla_gpu_exclude_nondeterministic_ops", "--xla_gpu_deterministic_ops"
+
+
+def _identity(name: str, run: Callable[[jax.Array], jax.Array]) -> jex.Primitive:
+    """The identity as a primitive. Outside of compiled programs, `run` computes it."""
+    primitive = jex.Primitive(name)
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(lambda x: x)
+    ad.deflinear2(primitive, lambda cotangent, _: [cotangent])
+    batching.defvectorized(primitive)
+    mlir.register_lowering(primitive, lambda _, x: [x])
+    return primitive
+
+
+def _check_where(x: jax.Array) -> jax.Array:
+    on_gpu = any(device.platform == "gpu" for device in x.devices())
+    return _check_xla_flags(x) if on_gpu else x
+
+
+# The lowering rules of these primitives differ by platform.
+_needs_float64 = _identity("needs_float64", lambda x: x)
 mlir.register_lowering(_needs_float64, _refuse_float64, platform="tpu")
+_needs_one_order = _identity("needs_one_order", _check_where)
+for _platform in "cuda", "rocm":
+    mlir.register_lowering(
+        _needs_one_order, lambda _, x: [_check_xla_flags(x)], platform=_platform
+    )

@@ -182,9 +182,10 @@ def _round_exact(exact: Fraction, towards: float) -> float:
 
 def _round_array(x: jax.Array, towards: float) -> jax.Array:
     if x.dtype == jnp.float64:
-        # The comparison in float64 is exact, since every float32 is a float64.
-        near = x.astype(jnp.float32)
-        wide = near.astype(x.dtype)
+        # The comparison in float64 is exact, since every float32 is a float64. On GPUs,
+        # XLA would replace a cast to float32 and back by x itself, but it does not
+        # change `reduce_precision`.
+        near, wide = x.astype(jnp.float32), jax.lax.reduce_precision(x, 8, 23)
         beyond = wide < x if towards > 0 else wide > x
         return jnp.where(beyond, _next(near, towards), near)
     # A narrower array may have been rounded from a number on either side, by less than

@@ -21,7 +21,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.float64 import default_float
 from dpjax._core.meshes import add_varying_axes, are_concrete, varying_axes
-from dpjax._core.platforms import on_platform
+from dpjax._core.platforms import needs_one_order, on_platform
 from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping import _clip
@@ -131,6 +131,8 @@ class ClippedGrad(Generic[Params]):
         x64 = bool(default_float() == jnp.float64)
         with jax.enable_x64(True):
             engine = self._engine(closed, groups.numbers)
+            # The bound h assumes that equal blocks of examples have equal sums.
+            inputs = inputs._replace(mask=needs_one_order(inputs.mask))
             h = bookkeeping.relative_error(engine.plan, inputs.mask.size)
             clip_norms = [c * (1 / (1 + h)) for c in groups.clip_norms]
             sum_of = partial(engine.sum, clip_norms, x64=x64)
@@ -390,6 +392,11 @@ def clipped_grad(
         argnums; these arguments are not real; the loss is not a real scalar; the loss
         or its derivative communicates along a named axis, and so sees other examples,
         as BatchNorm in training mode does.
+      RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs and
+        the environment variable `XLA_FLAGS` contains neither
+        `--xla_gpu_exclude_nondeterministic_ops=true` nor
+        `--xla_gpu_deterministic_ops=true`. The order of additions would then vary from
+        run to run, and the bound on their rounding would not hold.
 
     Warns:
       UserWarning: no example of the batch has a finite gradient, in a call outside jit.
