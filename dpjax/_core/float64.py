@@ -95,8 +95,8 @@ def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
     y = x.astype(dtype)
     if dtype == x.dtype or direction == "nearest":
         return y
-    # x is float64 and the dtype is float32. On GPUs, XLA would replace a cast to float32
-    # and back by x itself, but it does not change `reduce_precision`.
+    # x is in float64 and the dtype is float32. On GPUs, XLA would replace a cast to
+    # float32 and back by x itself, but it does not change `reduce_precision`.
     back, least = jax.lax.reduce_precision(x, 8, 23), float(jnp.finfo(dtype).tiny)
     # A compiled program may have replaced a value between 0 and the least normal number
     # by 0. Then y would be rounded in the wrong direction.
