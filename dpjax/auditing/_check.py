@@ -78,8 +78,6 @@ class Report(NamedTuple):
             for x in self.findings
         )
 
-    __str__ = __repr__
-
 
 def check(
     fn: Callable[[Any, jax.Array], Tree],

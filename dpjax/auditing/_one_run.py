@@ -29,7 +29,7 @@ from dpjax._core import validate
 from dpjax._core.float64 import TINY, float64
 from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike
-from dpjax.auditing._thresholds import check_attack
+from dpjax.auditing._scores import check_attack
 
 # The upper end of the search, for ε and for μ. No number of guesses that fits into
 # memory refutes this parameter.

@@ -13,7 +13,7 @@ from dpjax._plan.guarantee import RunGuarantee, up
 from dpjax._plan.plan import Plan
 from dpjax.accounting._tradeoff_curve import curve
 from dpjax.accounting.profiles import Gaussian, Profile, Pure
-from dpjax.auditing._thresholds import band, check_attack, replace_nan_scores
+from dpjax.auditing._scores import band, check_attack, replace_nan_scores
 from dpjax.plot._style import GREY, axes, finish, names, strokes
 
 if TYPE_CHECKING:
