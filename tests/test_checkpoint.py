@@ -25,7 +25,7 @@ from killed_runs import DATA, SETTING, STEPS, N, initial_run, make_step, run_in_
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
 from dpjax._plan.comparison import Comparison
-from dpjax.checkpoint import _files, _fingerprint, _folder
+from dpjax.checkpoint import _disk, _fingerprint, _folder
 
 KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))
 
@@ -641,7 +641,7 @@ def test_interrupted_save_leaves_a_complete_checkpoint_or_none(
                 name: die_before(getattr(os, name))
                 for name in ("makedirs", "rename", "replace", "fsync")
             }
-            for module in (_files, _folder):
+            for module in (_disk, _folder):
                 changed.setattr(module, "os", types.SimpleNamespace(**calls))
             changed.setattr(_folder, "shutil", types.SimpleNamespace(rmtree=rmtree))
             changed.setattr(_folder, "write_arrays", die_before(_folder.write_arrays))

@@ -17,10 +17,10 @@ the order in which the data passes through them:
    run. `save` writes the record beside the arrays. `restore` compares the record with
    the caller's plan and run, and only then restores the arrays.
 3. `_processes`: actions of several processes that succeed in all of them or in none.
-4. `_arrays`: orbax (the extra `checkpoint`) saves arrays shard by shard, and restores
-   them with the sharding that the caller requests.
-5. `_files`: files that are written atomically, and survive a loss of power.
-6. `_folder`: `save`, `restore` and `resume`. A checkpoint has a temporary name until it
+4. `_disk`: files that are written atomically, and survive a loss of power. Orbax (the
+   extra `checkpoint`) saves arrays shard by shard, and restores them with the sharding
+   that the caller requests.
+5. `_folder`: `save`, `restore` and `resume`. A checkpoint has a temporary name until it
    is complete.
 
 A checkpoint is as secret as the data. `dpjax.ledger` accounts for the releases of runs.

@@ -20,7 +20,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dpjax.checkpoint import _files
+from dpjax.checkpoint import _disk
 from dpjax.checkpoint._fingerprint import canonical, digest_of
 
 try:
@@ -69,7 +69,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
             return
         line["previous"] = lines[-1]["hash"] if lines else NOTHING
         line["hash"] = _hash(line)
-        _files.write(_next(path), f"{canonical(line)}\n".encode())
+        _disk.write(_next(path), f"{canonical(line)}\n".encode())
         _finish(path, opened)
 
 
@@ -158,7 +158,7 @@ def _finish(path: pathlib.Path, opened: int) -> None:
             file.write(begun)
     # Remove `*.next` only after the ledger's copy is on the disk.
     os.fsync(opened)
-    _files.sync(path.parent)
+    _disk.sync(path.parent)
     _next(path).unlink()
 
 
