@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dpjax.checkpoint._fingerprint import digest_of
+from dpjax.checkpoint._record import digest_of
 
 T = TypeVar("T")
 # Other processes raise an exception of one of the first types again with its type, and

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dpjax.checkpoint import _disk
-from dpjax.checkpoint._fingerprint import canonical, digest_of
+from dpjax.checkpoint._record import canonical, digest_of
 
 try:
     import fcntl
@@ -60,8 +60,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
     _refuse_missing(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     with _open_locked(path, flags) as opened:
-        whole = _read_complete_lines(path, opened)
-        lines = _verify_lines(path, whole)
+        lines = _verify_lines(path, _read_complete_lines(path, opened))
         if _next(path).exists():
             _finish(path, opened)  # completes the write of a process that was killed
         line = make(lines)
