@@ -31,14 +31,21 @@ Functions from scores to a bound:
    prove nothing.
 """
 
-from dpjax.auditing._canaries import Marked as Marked
-from dpjax.auditing._canaries import Planted as Planted
-from dpjax.auditing._canaries import Whiten as Whiten
-from dpjax.auditing._canaries import matched_filter as matched_filter
-from dpjax.auditing._canaries import mixture_scores as mixture_scores
-from dpjax.auditing._canaries import plant as plant
-from dpjax.auditing._canaries import released as released
-from dpjax.auditing._canaries import white_by_strategy as white_by_strategy
+from dpjax.auditing._attacks import Marked as Marked
+from dpjax.auditing._attacks import Outputs as Outputs
+from dpjax.auditing._attacks import Planted as Planted
+from dpjax.auditing._attacks import Shadows as Shadows
+from dpjax.auditing._attacks import Whiten as Whiten
+from dpjax.auditing._attacks import likelihood_ratios as likelihood_ratios
+from dpjax.auditing._attacks import linear_scores as linear_scores
+from dpjax.auditing._attacks import log_odds as log_odds
+from dpjax.auditing._attacks import matched_filter as matched_filter
+from dpjax.auditing._attacks import mixture_scores as mixture_scores
+from dpjax.auditing._attacks import plant as plant
+from dpjax.auditing._attacks import released as released
+from dpjax.auditing._attacks import train_many as train_many
+from dpjax.auditing._attacks import train_shadows as train_shadows
+from dpjax.auditing._attacks import white_by_strategy as white_by_strategy
 from dpjax.auditing._check import Finding as Finding
 from dpjax.auditing._check import Report as Report
 from dpjax.auditing._check import check as check
@@ -52,10 +59,3 @@ from dpjax.auditing._scores import epsilon_lower as epsilon_lower
 from dpjax.auditing._scores import gaussian_mu_lower as gaussian_mu_lower
 from dpjax.auditing._scores import mu_lower as mu_lower
 from dpjax.auditing._scores import true_positive_rate as true_positive_rate
-from dpjax.auditing._training import Outputs as Outputs
-from dpjax.auditing._training import Shadows as Shadows
-from dpjax.auditing._training import likelihood_ratios as likelihood_ratios
-from dpjax.auditing._training import linear_scores as linear_scores
-from dpjax.auditing._training import log_odds as log_odds
-from dpjax.auditing._training import train_many as train_many
-from dpjax.auditing._training import train_shadows as train_shadows

@@ -397,6 +397,21 @@ def mu_lower(
     return _mu_lower64(scores_in, scores_out, confidence)
 
 
+def largest_refuted(
+    is_refuted: Callable[[jax.Array], jax.Array], most: ArrayLike, times: int
+) -> jax.Array:
+    """Find, by bisection, a value of a parameter that an attack's scores refute.
+
+    `is_refuted(value)` states whether the scores refute a value. If the scores refute
+    all values up to a limit below `most` and no others, the result is this limit, up to
+    the precision of the bisection. If the scores do not refute 0, the result is 0. The
+    value `most` itself is not tested.
+    """
+    zero = jnp.zeros(())
+    largest = bisect(is_refuted, jnp.asarray(most), zero, times=times)
+    return jnp.where(is_refuted(zero), largest, 0.0)
+
+
 # The minimum number of draws for which the quadrature below is exact to 1e-14.
 _FEWEST = 32
 # Nodes of the quadrature, in standard deviations.
@@ -448,10 +463,8 @@ def _gaussian_mu_lower64(
         # The factor is far above the rounding error of the tail.
         return tail * (1 + 1e-9) <= 1 - confidence
 
-    # Search θ between 0, which may be refuted, and 2t, which is not tested.
-    zero = jnp.zeros_like(t)
-    theta = bisect(is_refuted, 2 * t, zero, times=64)
-    mu = jnp.where(some & is_refuted(zero), theta * unit * (1 - (n + m) * ULP), 0.0)
+    theta = largest_refuted(is_refuted, 2 * t, times=64)
+    mu = jnp.where(some, theta * unit * (1 - (n + m) * ULP), 0.0)
     return jnp.where(constant & (gap > 0), jnp.inf, mu)
 
 
