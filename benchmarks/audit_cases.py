@@ -20,7 +20,7 @@ from _results import OURS, Table, parser, print_tables, write
 from dpjax import auditing
 from dpjax._core.float64 import scope
 from dpjax.accounting import gdp
-from dpjax.auditing import _thresholds
+from dpjax.auditing import _scores
 
 RATIOS = (0.5, 1.0, 1.5)
 
@@ -58,7 +58,7 @@ def clopper_pearson():
             for error in (0.1, 0.03, 0.01):
                 theirs = peer._clopper_pearson_upper(part * n, n, error)
                 with scope():
-                    ours = _thresholds.upper(part * n, n, error)
+                    ours = _scores.upper(part * n, n, error)
                 yield np.isclose(float(ours), theirs, rtol=1e-6)
 
 

@@ -25,7 +25,7 @@ from killed_runs import DATA, SETTING, STEPS, N, initial_run, make_step, run_in_
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
 from dpjax._plan.comparison import Comparison
-from dpjax.checkpoint import _files, _fingerprint, _folder
+from dpjax.checkpoint import _disk, _folder, _record
 
 KEY = jax.random.wrap_key_data(np.array([0, 11], np.uint32))
 
@@ -256,7 +256,7 @@ def test_restoring_with_another_random_generator_raises(
     ):
         checkpoint.restore(saved_folder, plan, uninterrupted_runs[0], **again)
     with monkeypatch.context() as changed:
-        changed.setattr(_fingerprint, "DRAWS", _fingerprint.DRAWS + 1)
+        changed.setattr(_record, "DRAWS", _record.DRAWS + 1)
         with pytest.raises(ValueError, match=r"draws\.version"):
             checkpoint.restore(saved_folder, plan, uninterrupted_runs[0], **again)
     assert (
@@ -273,7 +273,7 @@ def test_restoring_with_another_random_generator_raises(
 )
 def test_changed_random_draws_are_detected(plan, monkeypatch, part):
     """By the draws of a public key, since no version number shows the change."""
-    before = _fingerprint.describe_draws(plan, KEY)
+    before = _record.describe_draws(plan, KEY)
     module, _, name = part.rpartition(".")
     old = getattr(sys.modules[module], name)
 
@@ -283,12 +283,12 @@ def test_changed_random_draws_are_detected(plan, monkeypatch, part):
         return -old(key, *args, **named)
 
     monkeypatch.setattr(sys.modules[module], name, other)
-    _fingerprint._probe.cache_clear()
+    _record._probe.cache_clear()
     try:
-        after = _fingerprint.describe_draws(plan, KEY)
+        after = _record.describe_draws(plan, KEY)
     finally:
-        _fingerprint._probe.cache_clear()
-    found = _fingerprint.differences(before, after, "draws")
+        _record._probe.cache_clear()
+    found = _record.differences(before, after, "draws")
     assert len(found) == 1
     assert found[0].startswith("draws.of a public key")
 
@@ -641,7 +641,7 @@ def test_interrupted_save_leaves_a_complete_checkpoint_or_none(
                 name: die_before(getattr(os, name))
                 for name in ("makedirs", "rename", "replace", "fsync")
             }
-            for module in (_files, _folder):
+            for module in (_disk, _folder):
                 changed.setattr(module, "os", types.SimpleNamespace(**calls))
             changed.setattr(_folder, "shutil", types.SimpleNamespace(rmtree=rmtree))
             changed.setattr(_folder, "write_arrays", die_before(_folder.write_arrays))

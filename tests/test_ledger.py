@@ -19,7 +19,7 @@ from scipy.special import ndtr
 import dpjax
 from dpjax import Adjacency, checkpoint, ledger, strategies
 from dpjax.accounting import gdp, pld, truncation
-from dpjax.checkpoint import _files
+from dpjax.checkpoint import _disk
 from dpjax.ledger import _chain
 
 FIXED = {
@@ -177,7 +177,7 @@ def test_interrupted_release_is_recorded_or_never_returned(
                 (os, "fsync"),
                 (os, "replace"),
                 (os, "dup"),
-                (_files, "sync"),
+                (_disk, "sync"),
                 (_chain.pathlib.Path, "unlink"),
             ):
                 changed.setattr(
@@ -329,7 +329,7 @@ def test_full_disk_leaves_the_ledger_unchanged(
 
     before = three_line_ledger.read_bytes()
     with monkeypatch.context() as changed:
-        changed.setattr(_files.os, "fsync", raise_full_disk)
+        changed.setattr(_disk.os, "fsync", raise_full_disk)
         with pytest.raises(OSError, match="No space"):
             ledger.release(
                 three_line_ledger, plan, continue_from(runs_by_step[6], runs_by_step[5])

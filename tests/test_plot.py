@@ -22,6 +22,7 @@ from scipy import stats
 import dpjax
 from dpjax import Adjacency, plot
 from dpjax.accounting import gdp, pld, pure
+from dpjax.accounting.events import Gaussian
 from dpjax.accounting.profiles import FunctionProfile, Guarantee, Pure, search_delta
 from dpjax.noise import tree
 from dpjax.plot import _style
@@ -48,6 +49,12 @@ def make_fixed_plan(**changed):
         "adjacency": Adjacency.REPLACE,
     }
     return dpjax.plan(**{**given, **changed})
+
+
+def make_fixed_budget():
+    return dpjax.budget(
+        1.0, 1e-5, adjacency=Adjacency.REPLACE, composition="fixed"
+    ).draw(Gaussian(0.1))
 
 
 def line_data(line):
@@ -317,11 +324,11 @@ def test_spectrum_equals_the_expected_periodogram(count):
 
 
 def test_mean_power_equals_mean_variance():
-    from dpjax.plot import _shapes
+    from dpjax.plot import _runs
 
     for shape in (tree_matrix(12, 0.5), 0.3 * 0.9 ** np.arange(13)):
-        variances = _shapes.deviations(shape) ** 2
-        assert _shapes.power(shape).mean() == pytest.approx(variances.mean())
+        variances = _runs.deviations(shape) ** 2
+        assert _runs.power(shape).mean() == pytest.approx(variances.mean())
 
 
 # --- all of them
@@ -426,6 +433,7 @@ def test_given_axes_are_used_and_returned(axes_results):
         (lambda: plot.epsilon_by_step(1.0), "plans"),
         (lambda: plot.epsilon_by_step(make_fixed_plan(), delta=2.0), "delta"),
         (lambda: plot.compare([]), "plans"),
+        (lambda: plot.budget(make_fixed_budget()), "composition"),
         (plot.noise, "shapes"),
         (lambda: plot.noise(np.ones((2, 2, 2))), "shapes"),
         (lambda: plot.noise([1.0, math.nan]), "shapes"),

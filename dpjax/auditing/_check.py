@@ -78,8 +78,6 @@ class Report(NamedTuple):
             for x in self.findings
         )
 
-    __str__ = __repr__
-
 
 def check(
     fn: Callable[[Any, jax.Array], Tree],
@@ -215,16 +213,15 @@ def _findings(
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
     """Change example i in several ways, and yield each change's name and batch."""
-    leaves, treedef = jax.tree.flatten(data)
-    size = len(leaves[0])
-    floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
-    yield "another", treedef.unflatten([x.at[i].set(x[(i + 1) % size]) for x in leaves])
-    for name, factor in _FACTORS.items() if any(floats) else ():
-        changed = [
-            x.at[i].multiply(jnp.asarray(factor, x.dtype)) if is_float else x
-            for x, is_float in zip(leaves, floats, strict=True)
-        ]
-        yield name, treedef.unflatten(changed)
+
+    def scale(x: jax.Array, factor: float) -> jax.Array:
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        return x.at[i].multiply(jnp.asarray(factor, x.dtype)) if is_float else x
+
+    yield "another", jax.tree.map(lambda x: x.at[i].set(x[(i + 1) % len(x)]), data)
+    if any(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(data)):
+        for name, factor in _FACTORS.items():
+            yield name, jax.tree.map(lambda x, by=factor: scale(x, by), data)
 
 
 def _norm(tree: Tree) -> float:

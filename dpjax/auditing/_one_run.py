@@ -18,8 +18,6 @@ guesses is at least n(θ). Since the mechanism satisfies θ, so many right guess
 probability of at most 1 − confidence.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,9 +25,8 @@ from jax.scipy.special import ndtr, ndtri
 
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, float64
-from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike
-from dpjax.auditing._thresholds import check_attack
+from dpjax.auditing._scores import check_attack, largest_refuted
 
 # The upper end of the search, for ε and for μ. No number of guesses that fits into
 # memory refutes this parameter.
@@ -82,7 +79,7 @@ def _epsilon64(
         # TINY covers probabilities that underflowed.
         return p * (1 + _MARGIN) + TINY <= 1 - confidence
 
-    return _largest(is_refuted)
+    return largest_refuted(is_refuted, _LARGEST, times=48)
 
 
 @float64("down", static=_STATIC, vectors=(0, 1), elementwise=True)
@@ -116,19 +113,7 @@ def _mu64(
         (h, rho), _ = jax.lax.scan(step, start, jnp.arange(r - 1.0, -1.0, -1.0))
         return h + rho >= r / m * (1 + _MARGIN)
 
-    return _largest(is_refuted)
-
-
-def _largest(is_refuted: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Find, by bisection, a value of ε or μ that the attack's guesses refute.
-
-    `is_refuted(value)` states whether the guesses refute a value. If the guesses refute
-    all values up to a limit and no others, the result is this limit, up to the
-    precision of the bisection. If the guesses do not refute 0, the result is 0.
-    """
-    zero = jnp.zeros(())
-    largest = bisect(is_refuted, jnp.asarray(_LARGEST), zero, times=48)
-    return jnp.where(is_refuted(zero), largest, 0.0)
+    return largest_refuted(is_refuted, _LARGEST, times=48)
 
 
 def _check(

@@ -11,16 +11,16 @@ one of these three differs.
 A `Run` is the key, the step, the parameters and the optimizer's state. The modules, in
 the order in which the data passes through them:
 
-1. `_fingerprint`: the plan's numbers, and a digest of the batches and noise that a
-   public key gives under that plan in this environment.
-2. `_record`: the run's arrays by name, the digest of their bits, and the record of the
-   run. `save` writes the record beside the arrays. `restore` compares the record with
-   the caller's plan and run, and only then restores the arrays.
-3. `_processes`: actions of several processes that succeed in all of them or in none.
-4. `_arrays`: orbax (the extra `checkpoint`) saves arrays shard by shard, and restores
-   them with the sharding that the caller requests.
-5. `_files`: files that are written atomically, and survive a loss of power.
-6. `_folder`: `save`, `restore` and `resume`. A checkpoint has a temporary name until it
+1. `_record`: the record of a run. The record has the plan's numbers, a digest of the
+   batches and noise that a public key gives under that plan in this environment, the
+   run's arrays by name, and the digest of their bits. `save` writes the record beside
+   the arrays. `restore` compares the record with the caller's plan and run, and only
+   then restores the arrays.
+2. `_processes`: actions of several processes that succeed in all of them or in none.
+3. `_disk`: files that are written atomically, and survive a loss of power. Orbax (the
+   extra `checkpoint`) saves arrays shard by shard, and restores them with the sharding
+   that the caller requests.
+4. `_folder`: `save`, `restore` and `resume`. A checkpoint has a temporary name until it
    is complete.
 
 A checkpoint is as secret as the data. `dpjax.ledger` accounts for the releases of runs.

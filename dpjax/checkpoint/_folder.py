@@ -15,8 +15,7 @@ from dpjax._core import validate
 from dpjax._core.plain import to_plain
 from dpjax._plan.plan import Plan
 from dpjax.checkpoint import _record as rec
-from dpjax.checkpoint._arrays import read_arrays, write_arrays
-from dpjax.checkpoint._files import sync, sync_all, write
+from dpjax.checkpoint._disk import read_arrays, sync, sync_all, write, write_arrays
 from dpjax.checkpoint._processes import (
     check_equal_across_processes,
     everywhere,
@@ -83,16 +82,14 @@ def save(
     rec.check(plan, run)
     keep = validate.static_int("keep", keep, minimum=1)
     folder = pathlib.Path(folder).absolute()
-    name = digest(run.key)
-    on_primary_process(lambda: _refuse_another(folder, plan, run, data, name))
     # The record includes a digest of all arrays, which every process computes.
     record = rec.make_record(plan, run, data)
     # The comparison leaves out the time, since each process has its own clock.
     check_equal_across_processes(to_plain(record) | {"time": ""})
-    if on_primary_process(lambda: _is_kept(folder, run.step, record.arrays)):
+    if on_primary_process(lambda: _is_kept(folder, plan, run, record)):
         return
-    _write(folder, run.step, rec.tree_of(run), record)
-    on_primary_process(lambda: _clear(folder, steps(folder)[-keep:], name))
+    _write(folder, rec.tree_of(run), record)
+    on_primary_process(lambda: _clear(folder, steps(folder)[-keep:], record.key))
 
 
 def restore(
@@ -248,43 +245,48 @@ def plan_of(folder: Folder) -> Plan:
 
 
 def _read(folder: pathlib.Path, step: int) -> Record:
+    """Read and verify the record of a step.
+
+    Raises:
+      ValueError: the record is damaged, has another format, or is of another step.
+    """
     where = folder / str(step)
-    return rec.decode_record((where / _RECORD).read_bytes(), step, where)
+    content = (where / _RECORD).read_bytes()
+    try:
+        return rec.decode_record(content, step)
+    # Deeply nested JSON, as a damaged file may hold, raises RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"the checkpoint {where} is damaged or was changed: {error}"
+        ) from error
 
 
-def _refuse_another(
-    folder: pathlib.Path, plan: Plan, run: Run, data: str, key: str
-) -> None:
-    """Raise a ValueError if a folder belongs to another run, plan or data set."""
+def _is_kept(folder: pathlib.Path, plan: Plan, run: Run, record: Record) -> bool:
+    """Whether the checkpoints in the folder make a checkpoint of a run unnecessary.
+
+    The checkpoint, whose record is `record`, is unnecessary if the folder already has a
+    checkpoint of this step, or of a later step.
+
+    Raises:
+      ValueError: the folder belongs to another run, plan or data set, or has a
+        checkpoint of this step whose arrays have another digest.
+    """
     kept = steps(folder)
     if not kept:
-        return
+        return False
     newest = _read(folder, kept[-1])
-    rec.refuse_another(folder, newest, plan, run, data)
-    if newest.key != key:
+    rec.refuse_another(folder, newest, plan, run, record.data)
+    if newest.key != record.key:
         raise ValueError(
             f"run must be the run whose checkpoints are in {folder}, but its key "
             "differs. Use a separate folder for each run."
         )
-
-
-def _is_kept(folder: pathlib.Path, step: int, bits: str) -> bool:
-    """Whether the checkpoints in the folder make a checkpoint of this step unnecessary.
-
-    The checkpoint is unnecessary if the folder already has a checkpoint of this step,
-    or of a later step.
-
-    Raises:
-      ValueError: the folder has a checkpoint of this step whose arrays have another
-        digest than `bits`.
-    """
-    kept = steps(folder)
-    if step not in kept:
+    if run.step not in kept:
         # A run that was resumed at an earlier step is compared at the next saved step.
-        return bool(kept) and step < kept[-1]
-    if _read(folder, step).arrays != bits:
+        return run.step < kept[-1]
+    if _read(folder, run.step).arrays != record.arrays:
         raise ValueError(
-            f"run must be the run of which {folder} contains step {step}, but its "
+            f"run must be the run of which {folder} contains step {run.step}, but its "
             "arrays differ from the saved arrays. The run was resumed from an "
             "earlier step, and something has changed since then. Both runs used the "
             "same noise, so at most one of them may be released. To continue from an "
@@ -315,13 +317,14 @@ def _is_step(name: str) -> bool:
     return name.isdecimal() and name == str(int(name))
 
 
-def _write(folder: pathlib.Path, step: int, tree: Any, record: Record) -> None:
+def _write(folder: pathlib.Path, tree: Any, record: Record) -> None:
     """Write a checkpoint: the arrays of a tree, and the record of a run.
 
     The files are written to a temporary folder. When all files are on the disk, the
     folder gets the name of a complete checkpoint.
     """
-    final, target = folder / str(step), _temporary_folder(folder, step)
+    final = folder / str(record.step)
+    target = folder / f"{record.step}{_UNFINISHED}"
 
     def finish() -> None:
         # The record is written last, and the rename is atomic: a folder with the name
@@ -335,10 +338,6 @@ def _write(folder: pathlib.Path, step: int, tree: Any, record: Record) -> None:
     # Sync all arrays to the disk before the record that makes them a checkpoint.
     everywhere(lambda: sync_all(target))
     on_primary_process(finish)
-
-
-def _temporary_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
-    return folder / f"{step}{_UNFINISHED}"
 
 
 def _make_room(final: pathlib.Path, target: pathlib.Path) -> None:
@@ -388,7 +387,7 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
         if _is_step(path.stem) and _is_ours(path):
             shutil.rmtree(path)
     for step in steps(folder):
-        path, target = folder / str(step), _temporary_folder(folder, step)
+        path, target = folder / str(step), folder / f"{step}{_UNFINISHED}"
         if step in kept or os.path.lexists(target) or not _is_of(path, step, key):
             continue
         # Rename first: a partly removed folder must not have the name of a checkpoint.

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dpjax.checkpoint._fingerprint import digest_of
+from dpjax.checkpoint._record import digest_of
 
 T = TypeVar("T")
-# Other processes raise an exception of one of these types again with its type. They
-# raise an exception of any other type as the last type.
+# Other processes raise an exception of one of the first types again with its type, and
+# an exception of any other type as the last type.
 _KINDS = (ValueError, OSError, ImportError, RuntimeError)
 
 
@@ -39,7 +39,9 @@ def everywhere(do: Callable[[], T]) -> T:
         result = do()
     except Exception as error:
         failed = error
-    said = gather_values(failed and [_number(failed), str(failed)])
+    # The index −1 of an exception of any other type is that of the last type.
+    number = next((i for i, x in enumerate(_KINDS) if isinstance(failed, x)), -1)
+    said = gather_values(failed and [number, str(failed)])
     if failed is not None:
         raise failed
     for process, words in enumerate(said):
@@ -47,15 +49,6 @@ def everywhere(do: Callable[[], T]) -> T:
             number, message = words
             raise _KINDS[number](f"process {process} of {len(said)}: {message}")
     return result  # pyright: ignore[reportReturnType]
-
-
-def _number(error: Exception) -> int:
-    """The index of an error's type in `_KINDS`, the types that `everywhere` raises.
-
-    An error of any other type gets the last index, that of RuntimeError.
-    """
-    of_these = [isinstance(error, kind) for kind in _KINDS[:-1]]
-    return [*of_these, True].index(True)
 
 
 def on_primary_process(do: Callable[[], T]) -> T:

@@ -23,11 +23,10 @@ writes, and the others receive the result.
 The modules, in the order in which the data passes through them:
 
 1. `_chain`: lines of JSON with their hashes, and the atomic appending of a line.
-2. `_entries`: the typed records in the lines, which describe mechanisms by events, and
-   the total ε of all releases. This ε holds if all plans were fixed before any output
-   was seen.
-3. `_release`: the functions that record an entry, and the checks that refuse one.
-4. `_budget`: one (ε, δ) from which plans, statistics and other mechanisms draw.
+2. `_entries`: the typed records in the lines, which describe mechanisms by events; the
+   total ε of all releases, which holds if all plans were fixed before any output was
+   seen; the functions that record an entry, and the checks that refuse one.
+3. `_budget`: one (ε, δ) from which plans, statistics and other mechanisms draw.
    Outputs of earlier draws may determine the next draw.
 """
 
@@ -37,8 +36,8 @@ from dpjax.ledger._entries import End as End
 from dpjax.ledger._entries import Ledger as Ledger
 from dpjax.ledger._entries import Other as Other
 from dpjax.ledger._entries import Release as Release
+from dpjax.ledger._entries import end as end
+from dpjax.ledger._entries import other as other
 from dpjax.ledger._entries import read as read
-from dpjax.ledger._release import end as end
-from dpjax.ledger._release import other as other
-from dpjax.ledger._release import release as release
-from dpjax.ledger._release import run_name as run_name
+from dpjax.ledger._entries import release as release
+from dpjax.ledger._entries import run_name as run_name

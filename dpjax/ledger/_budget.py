@@ -287,13 +287,14 @@ class Budget:
         With fixed composition, it is that of the event and all draws together.
         """
         if self.composition == "adaptive":
-            return composition.gaussian_bound(event, self._slack_of_draw(slack)).mu
+            return self._bound(event, slack).mu
         with scope():
             return float(gdp.mu(self._total(event), self.delta))
 
-    def _slack_of_draw(self, slack: float | None) -> float:
-        """The part of δ for a draw: `slack`, or half of the part left if it is None."""
-        return self.left.slack / 2 if slack is None else slack
+    def _bound(self, event: Event, slack: float | None) -> GaussianBound:
+        """The cost of an event with a given slack; None for half of the slack left."""
+        slack = self.left.slack / 2 if slack is None else slack
+        return composition.gaussian_bound(event, slack)
 
     def _cost(self, event: Event, slack: float | None) -> GaussianBound:
         """Return an event's cost to an adaptive budget.
@@ -302,12 +303,11 @@ class Budget:
           ValueError: the cost is infinite, or exceeds the rest of the budget.
         """
         squares, probability = self._spent
-        given = self._slack_of_draw(slack)
-        cost = composition.gaussian_bound(event, given)
+        cost = self._bound(event, slack)
         if not math.isfinite(cost.mu):
             raise ValueError(
                 f"release must have a finite μ; got {event!r}, whose μ is infinite "
-                f"with a slack of {given:g}. A mechanism without a GDP parameter "
+                f"with a slack of {cost.slack:g}. A mechanism without a GDP parameter "
                 "needs a slack above 0 (dpjax.budget(..., slack=0.1))."
             )
         if not squares + cost.mu**2 <= self._mu**2 * (1 + _ROUNDING):

@@ -20,8 +20,8 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dpjax.checkpoint import _files
-from dpjax.checkpoint._fingerprint import canonical, digest_of
+from dpjax.checkpoint import _disk
+from dpjax.checkpoint._record import canonical, digest_of
 
 try:
     import fcntl
@@ -60,8 +60,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
     _refuse_missing(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     with _open_locked(path, flags) as opened:
-        whole = _read_complete_lines(path, opened)
-        lines = _verify_lines(path, whole)
+        lines = _verify_lines(path, _read_complete_lines(path, opened))
         if _next(path).exists():
             _finish(path, opened)  # completes the write of a process that was killed
         line = make(lines)
@@ -69,7 +68,7 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
             return
         line["previous"] = lines[-1]["hash"] if lines else NOTHING
         line["hash"] = _hash(line)
-        _files.write(_next(path), f"{canonical(line)}\n".encode())
+        _disk.write(_next(path), f"{canonical(line)}\n".encode())
         _finish(path, opened)
 
 
@@ -158,7 +157,7 @@ def _finish(path: pathlib.Path, opened: int) -> None:
             file.write(begun)
     # Remove `*.next` only after the ledger's copy is on the disk.
     os.fsync(opened)
-    _files.sync(path.parent)
+    _disk.sync(path.parent)
     _next(path).unlink()
 
 

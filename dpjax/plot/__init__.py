@@ -20,8 +20,8 @@ from dpjax.plot._runs import budget as budget
 from dpjax.plot._runs import compare as compare
 from dpjax.plot._runs import comparison as comparison
 from dpjax.plot._runs import epsilon_by_step as epsilon_by_step
-from dpjax.plot._shapes import noise as noise
-from dpjax.plot._shapes import spectrum as spectrum
+from dpjax.plot._runs import noise as noise
+from dpjax.plot._runs import spectrum as spectrum
 from dpjax.plot._style import style as style
 from dpjax.plot._tradeoff import attack as attack
 from dpjax.plot._tradeoff import tradeoff as tradeoff

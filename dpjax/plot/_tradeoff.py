@@ -13,7 +13,7 @@ from dpjax._plan.guarantee import RunGuarantee, up
 from dpjax._plan.plan import Plan
 from dpjax.accounting._tradeoff_curve import curve
 from dpjax.accounting.profiles import Gaussian, Profile, Pure
-from dpjax.auditing._thresholds import band, check_attack, replace_nan_scores
+from dpjax.auditing._scores import band, check_attack, replace_nan_scores
 from dpjax.plot._style import GREY, axes, finish, names, strokes
 
 if TYPE_CHECKING:
@@ -252,9 +252,8 @@ def attack(
     seen, proven = achieved_lines(
         scores_in, scores_out, confidence, false_positive_rate
     )
-    lines += [seen, proven]
     ax = axes(ax, (5.2, 5.0))
-    draw_curves(ax, lines, false_positive_rate, "true-positive rate,")
+    draw_curves(ax, [*lines, seen, proven], false_positive_rate, "true-positive rate,")
     # These are the corners of both staircases, which are constant between corners.
     between = np.union1d(seen.false_positive, proven.false_positive)
     low, high = (_step_function(line, between) for line in (seen, proven))

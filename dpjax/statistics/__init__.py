@@ -19,8 +19,8 @@ from dpjax.statistics._evaluation import auc as auc
 from dpjax.statistics._evaluation import loss as loss
 from dpjax.statistics._moments import Standardization as Standardization
 from dpjax.statistics._moments import covariance as covariance
+from dpjax.statistics._moments import mean as mean
 from dpjax.statistics._moments import standardize as standardize
+from dpjax.statistics._moments import sum as sum  # noqa: A004
 from dpjax.statistics._moments import variance as variance
 from dpjax.statistics._release import Released as Released
-from dpjax.statistics._sums import mean as mean
-from dpjax.statistics._sums import sum as sum  # noqa: A004

@@ -69,19 +69,18 @@ def histogram(
         )
     if num_categories is not None:
         size = validate.static_int("num_categories", num_categories, minimum=1)
-        params: Any = np.arange(size + 1) - 0.5
+        public: Any = np.arange(size + 1) - 0.5
     else:
-        params = increasing("edges", edges)
-        size = len(params) - 1
+        public = increasing("edges", edges)
     shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     return _release.release(
         "histogram",
         _histogram,
         data,
-        params,
+        public,
         shared,
         replaced=_release.root_up(2),
-        dimension=size,
+        dimension=len(public) - 1,
     )
 
 

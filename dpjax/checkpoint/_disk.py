@@ -1,12 +1,15 @@
-"""The arrays of a checkpoint, which orbax saves and restores shard by shard.
+"""Write files and arrays to the disk, and read the arrays of a checkpoint.
 
-Orbax receives a dictionary from the number of each leaf to the leaf's array. Orbax
-therefore needs to know neither the classes of the pytree nor typed keys. An array may
-be sharded over several processes. Each process then writes its own shards. Of any other
-array, such as the count of steps, all processes have equal copies, and the first
-process writes the array.
+After a loss of power, a file that `write` has written is complete, or does not exist.
+
+Orbax saves and restores arrays shard by shard. Orbax receives a dictionary from the
+number of each leaf to the leaf's array. Orbax therefore needs to know neither the
+classes of the pytree nor typed keys. An array may be sharded over several processes.
+Each process then writes its own shards. Of any other array, such as the count of steps,
+all processes have equal copies, and the first process writes the array.
 """
 
+import os
 import pathlib
 from typing import Any
 
@@ -14,6 +17,41 @@ import jax
 import numpy as np
 
 from dpjax.checkpoint import _record as rec
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Atomically write a file that only its owner can read.
+
+    A process that has opened the old file continues to read the old content.
+    """
+    new = path.with_name(f"{path.name}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(new, flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        # The content must be on the disk before the name refers to it.
+        os.fsync(file.fileno())
+    # The replacement is atomic: a reader sees the old content or the new content.
+    os.replace(new, path)
+    # The new name is on the disk only after its folder is synced.
+    sync(path.parent)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def sync_all(folder: pathlib.Path) -> None:
+    """Wait until everything in a folder is on the disk."""
+    for inner, _, files in os.walk(folder):
+        for name in files:
+            sync(pathlib.Path(inner, name))
+        sync(pathlib.Path(inner))
 
 
 def write_arrays(path: pathlib.Path, tree: Any) -> None:
