@@ -20,7 +20,7 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.plain import to_plain
 from dpjax._core.typing import Adjacency, ArrayLike
-from dpjax._plan.mechanisms import mechanism_of
+from dpjax._plan.mechanisms import mechanism_of, released_event
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.quantile import noise_of
 from dpjax.accounting import events, fdp, gdp, profiles
@@ -112,8 +112,7 @@ class RunGuarantee:
     @property
     def event(self) -> events.Event:
         """The privacy event of the released steps, from which accountants compute ε."""
-        released = self.plan.parameters(num_steps=self.num_steps)
-        return mechanism_of(self.plan).released_event(released)
+        return released_event(self.plan.parameters(num_steps=self.num_steps))
 
     @property
     def profile(self) -> profiles.Profile:

@@ -87,18 +87,6 @@ class Mechanism:
         """The privacy event of the run, from which accountants compute ε."""
         raise NotImplementedError
 
-    def released_event(self, run: RunParameters) -> events.Event:
-        """The privacy event of the run's released values, from which ε is computed.
-
-        If the run has arithmetic="real", the result is that of the method `event`. If
-        the run has arithmetic="discrete", the result also includes the distance of the
-        discrete noise from the ideal one, in total variation.
-        """
-        event = self.event(run)
-        if run.arithmetic == "real":
-            return event
-        return events.OnLattice(event, RUN_TOTAL_VARIATION)
-
     def describe(self, batch_size: str, max_batch_size: int) -> str:
         """Describe, in words for a paper, how batches of the given sizes are drawn."""
         raise NotImplementedError
@@ -518,3 +506,16 @@ SAMPLINGS: dict[str, type[Mechanism]] = {
 def mechanism_of(run: RunParameters) -> Mechanism:
     """Return the mechanism that draws a run's examples and gives the run's event."""
     return SAMPLINGS[run.sampling](run.num_examples, run.adjacency, run.shape)
+
+
+def released_event(run: RunParameters) -> events.Event:
+    """Return the privacy event of a run's released values, from which ε is computed.
+
+    If the run has arithmetic="real", the result is the event of the run's mechanism. If
+    the run has arithmetic="discrete", the result also includes the distance of the
+    discrete noise from the ideal one, in total variation.
+    """
+    event = mechanism_of(run).event(run)
+    if run.arithmetic == "real":
+        return event
+    return events.OnLattice(event, RUN_TOTAL_VARIATION)
