@@ -28,8 +28,7 @@ from dpjax._core import validate
 from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Strategy, Tree, Workload, check_workload
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
-from dpjax._plan.parameters import RunParameters
-from dpjax._plan.quantile import QuantileClip
+from dpjax._plan.parameters import QuantileClip, RunParameters
 from dpjax.accounting import correlated
 from dpjax.strategies import _amplified
 

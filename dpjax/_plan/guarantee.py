@@ -21,8 +21,7 @@ from dpjax._core import validate
 from dpjax._core.plain import to_plain
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._plan.mechanisms import mechanism_of, released_event
-from dpjax._plan.parameters import RunParameters
-from dpjax._plan.quantile import noise_of
+from dpjax._plan.parameters import RunParameters, noise_of
 from dpjax.accounting import events, fdp, gdp, profiles
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 

@@ -17,7 +17,7 @@ import numpy as np
 from dpjax._core.meshes import are_concrete, example_numbers, like
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Engine
-from dpjax._plan import modules, quantile, users
+from dpjax._plan import modules, parameters, users
 from dpjax._plan.loader import Examples
 from dpjax._plan.modules import Parts
 from dpjax._plan.parameters import RunParameters
@@ -173,8 +173,8 @@ def value_and_grad(
             # The sum is divided by the clip norm. After adding noise, the optimizer
             # multiplies by the clip norm from its own state.
             total = jax.tree.map(lambda g: g / bound, grads)
-            within = quantile.count_within_clip_norm(per_example.norm, mask, bound)
-            grads = quantile.Bounded(total, within)
+            within = parameters.count_within_clip_norm(per_example.norm, mask, bound)
+            grads = parameters.Bounded(total, within)
         elif plan.schedule:
             # The sum is rescaled to the plan's clip norm, so that every step's sum has
             # the same sensitivity. The optimizer undoes the factor after the noise.

@@ -16,7 +16,7 @@ import optax
 from dpjax._core import dtypes, keys, rounding, validate
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.strategy import Strategy
-from dpjax._plan import modules, quantile
+from dpjax._plan import modules, parameters
 from dpjax._plan.loader import Examples
 from dpjax._plan.parameters import RunParameters
 from dpjax.noise import _correlated_lattice, _discrete, _gaussian
@@ -196,7 +196,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     follows, clip_norm = plan.quantile, plan.clip_norm
     sigma, of_count = plan.noise_multiplier, 1.0
     if follows:
-        sigma, of_count = quantile.noise_of(follows, sigma, plan.batch_size)
+        sigma, of_count = parameters.noise_of(follows, sigma, plan.batch_size)
     unit = 1.0 if follows else clip_norm
     # The count is scaled by σ / σ_b, so that noise σ on the scaled count is noise σ_b
     # on the count. The scale is rounded down, which only lowers the sensitivity.
@@ -215,7 +215,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         return VaryingState(jnp.zeros((), jnp.int32), start, noise.init(params))
 
     def update(updates: Any, state: Any) -> tuple[Any, VaryingState]:
-        if follows and not isinstance(updates, quantile.Bounded):
+        if follows and not isinstance(updates, parameters.Bounded):
             raise ValueError(
                 "updates must be a dpjax.Bounded sum from value_and_grad of this "
                 "plan, because the clip norm follows a quantile; got "
@@ -233,7 +233,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
             # The mean is multiplied by the clip norm of this step's gradients.
             count, noisy = noisy.within / weight, noisy.total
             scale = state.clip_norm
-            following = quantile.next_clip_norm(follows, scale, count, now.batch_size)
+            following = parameters.next_clip_norm(follows, scale, count, now.batch_size)
         mean = _scale_tree(noisy, scale / jnp.asarray(now.batch_size, jnp.float32))
         return mean, VaryingState(state.step + 1, following, noise_state)
 

@@ -22,11 +22,10 @@ from dpjax._core.float64 import TINY, cast, default_float, scope
 from dpjax._core.searches import secants
 from dpjax._core.typing import Arithmetic
 from dpjax._matrices.strategy import Strategy, Workload
-from dpjax._plan import comparison, quantile
+from dpjax._plan import comparison, parameters
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of, released_event
-from dpjax._plan.parameters import Factor, RunParameters, Segment, make_segments
+from dpjax._plan.parameters import Factor, QuantileClip, RunParameters
 from dpjax._plan.plan import Plan
-from dpjax._plan.quantile import QuantileClip
 from dpjax.accounting import _estimates, calibrate, profiles
 from dpjax.accounting.events import Composed, RandomBins
 from dpjax.accounting.profiles import LEAST_SHARE, SHARES_OF_LATTICE, RandomBinsProfile
@@ -190,7 +189,7 @@ def plan(
             given[name] = validate.positive_float(name, given[name])
     follows = None
     if isinstance(clip_norm, QuantileClip):
-        follows = quantile.check_quantile_clip(clip_norm)
+        follows = parameters.check_quantile_clip(clip_norm)
         if clip_schedule is not None:
             raise ValueError(
                 "clip_schedule must be None if clip_norm is a QuantileClip; got "
@@ -200,7 +199,7 @@ def plan(
     clip_norm = validate.positive_float("clip_norm", clip_norm)
     # Numbers that vary from step to step are float32 in the jitted step.
     varies = follows or noise_schedule or clip_schedule
-    if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
+    if varies and not parameters.LEAST <= clip_norm <= parameters.MOST:
         raise ValueError(
             "clip_norm must be from 2**-60 to 2**60 if the clip norm or the noise "
             f"varies; got {clip_norm!r}."
@@ -281,7 +280,7 @@ def plan(
         most = max_batch_size or solved.batch_size
     if run.quantile:
         # This raises if the noise of the count is too small for the noise of the sum.
-        quantile.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
+        parameters.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
     solved = solved.parameters(max_batch_size=most, delta=delta)
     found = _for_callers(_cost(solved), "up")
     # For an extreme target, the bound on ε may grow with δ, although ε itself does not.
@@ -295,7 +294,7 @@ def plan(
 
 def _schedule(
     run: RunParameters, mechanism: Mechanism, factors: tuple[Factor | None, ...]
-) -> tuple[Segment, ...]:
+) -> tuple[parameters.Segment, ...]:
     """Divide a run into segments of steps with the same numbers, by its schedules.
 
     Args:
@@ -319,7 +318,7 @@ def _schedule(
         raise ValueError(
             f"batch_schedule must be None unless sampling is 'poisson'; got {batch!r}."
         )
-    return make_segments(run.num_steps, run.batch_size, factors)
+    return parameters.make_segments(run.num_steps, run.batch_size, factors)
 
 
 def _check_sizes(mechanism: Mechanism, batch_size: int | None, capacity: Any) -> None:

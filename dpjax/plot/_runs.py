@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpjax._core import validate
-from dpjax._plan import quantile
+from dpjax._plan import parameters
 from dpjax._plan.guarantee import up
-from dpjax._plan.parameters import groups
 from dpjax._plan.plan import Plan
 from dpjax.ledger import Budget
 from dpjax.plot._style import GREY, axes, finish, names, strokes
@@ -228,7 +227,7 @@ def signal_to_noise(plan: Plan) -> float:
     if not plan.schedule:
         return math.sqrt(plan.num_steps) * plan.batch_size / sigma
     # Each group contains the steps with equal noise and batch size.
-    counts = groups(plan.schedule, plan.num_steps)
+    counts = plan.count_steps()
     return math.sqrt(
         sum(count * (b / (sigma * r)) ** 2 for (r, b), count in counts.items())
     )
@@ -242,7 +241,7 @@ def _gradients_noise(plan: Plan) -> float:
     """
     if plan.quantile is None:
         return plan.noise_multiplier
-    return quantile.noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)[0]
+    return parameters.noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)[0]
 
 
 def _steps(plan: Plan) -> np.ndarray:
