@@ -124,7 +124,8 @@ def _correlated_mean_on_lattice(
     """
     # A sum of m clipped gradients is at most m C, and the spacing of the lattice is
     # about z C / 2²⁵.
-    largest = plan.max_batch_size / plan.noise_multiplier * 2.0**25
+    z = plan.noise_multiplier
+    largest = plan.max_batch_size / z * 2.0**25
     digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _correlated_lattice.DIGITS)
 
     def noise(params: Any) -> optax.GradientTransformation:
@@ -133,11 +134,7 @@ def _correlated_mean_on_lattice(
             strategy, optax.tree.size(params), plan.num_steps, digits
         )
         stddev = _discrete.lattice_noise(
-            plan.clip_norm,
-            plan.noise_multiplier,
-            dimension,
-            most=plan.noise_multiplier,
-            draws=_correlated_lattice.DRAWS,
+            plan.clip_norm, z, dimension, most=z, draws=_correlated_lattice.DRAWS
         ).stddev
         return _correlated_lattice.correlated_lattice_noise(
             strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits
@@ -207,7 +204,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
         # The distance by which an example moves the sum and the scaled count together.
         reach = sigma * unit / plan.noise_multiplier * (1 + 2.0**-50)
-        most = max((piece.noise for piece in plan.schedule), default=1.0)
+        most = max(piece.noise for piece in plan.segments)
         noise = _on_lattice(plan, reach, most, key)
 
     def init(params: Any) -> VaryingState:

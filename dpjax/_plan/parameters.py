@@ -206,6 +206,11 @@ class RunParameters:
             **{x.name: getattr(self, x.name) for x in fields} | changes
         )
 
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of the schedule; without a schedule, one for the whole run."""
+        return self.schedule or (Segment(0, 1.0, 1.0, self.batch_size),)
+
     def constant_runs(self) -> list["RunParameters"]:
         """Split this run into runs with constant noise and batch size.
 
@@ -213,8 +218,6 @@ class RunParameters:
         with the same numbers form one run, wherever they are in the schedule, since the
         composition does not depend on the order of the steps.
         """
-        if not self.schedule:
-            return [self]
         return [
             self.parameters(
                 noise_multiplier=self.noise_multiplier * noise,
@@ -231,26 +234,22 @@ class RunParameters:
         The noise is the noise multiplier of a step, divided by the run's noise
         multiplier. Steps that differ in their clip norms alone are counted together.
         The reason is that the noise's standard deviation is a multiple of the clip
-        norm. So the clip norm does not change the privacy cost of a step. The run must
-        have a schedule.
+        norm. So the clip norm does not change the privacy cost of a step.
         """
         counts: Counter[tuple[float, int]] = Counter()
-        for piece, length in zip(self.schedule, self._lengths(), strict=True):
+        for piece, length in zip(self.segments, self._lengths(), strict=True):
             if length:
                 counts[piece.noise, piece.batch_size] += length
         return counts
 
     def _lengths(self) -> list[int]:
         """The number of steps in each segment; 0 for a segment after the last step."""
-        starts = [piece.start for piece in self.schedule]
+        starts = [piece.start for piece in self.segments]
         return np.diff(np.minimum([*starts, self.num_steps], self.num_steps)).tolist()
 
     def noises(self) -> np.ndarray:
-        """Each step's noise multiplier over the plan's noise multiplier, f64[T].
-
-        The run must have a schedule, and T is num_steps.
-        """
-        return np.repeat([piece.noise for piece in self.schedule], self._lengths())
+        """The noise multiplier of each of the T steps over that of the plan, f64[T]."""
+        return np.repeat([piece.noise for piece in self.segments], self._lengths())
 
     def values_at(self, step: ArrayLike) -> StepValues:
         """Return the noise, clip norm and batch size of a step.
@@ -258,11 +257,9 @@ class RunParameters:
         The step's number may be traced. Steps after the end of the run have the values
         of the last step.
         """
-        if not self.schedule:
-            return StepValues(1.0, 1.0, self.batch_size)
-        if len(self.schedule) == 1:
-            return StepValues(*self.schedule[0][1:])
-        columns = zip(*self.schedule, strict=True)
+        if len(self.segments) == 1:
+            return StepValues(*self.segments[0][1:])
+        columns = zip(*self.segments, strict=True)
         starts, noises, clips, sizes = map(jnp.asarray, columns)
         held = jnp.sum(starts <= jnp.asarray(step)) - 1
         noises, clips = noises.astype(jnp.float32), clips.astype(jnp.float32)

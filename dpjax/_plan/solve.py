@@ -244,7 +244,20 @@ def plan(
             f"the discrete noise uses a part of δ; got {delta!r}."
         )
     factors = noise_schedule, clip_schedule, batch_schedule
-    run = run.parameters(schedule=_schedule(run, mechanism, factors))
+    scheduled = any(factor is not None for factor in factors)
+    if unknown in ("num_steps", "batch_size") and (scheduled or noise == "correlated"):
+        raise ValueError(
+            "num_steps and batch_size must be given with schedules and with "
+            "noise='correlated'; leave out epsilon or noise_multiplier instead."
+        )
+    if batch_schedule is not None and sampling != "poisson":
+        raise ValueError(
+            "batch_schedule must be None unless sampling is 'poisson'; got "
+            f"{batch_schedule!r}."
+        )
+    if scheduled:
+        segments = parameters.make_segments(run.num_steps, run.batch_size, factors)
+        run = run.parameters(schedule=segments)
     if run.schedule or run.quantile:
         if noise == "correlated":
             raise ValueError(
@@ -261,10 +274,7 @@ def plan(
     run = run.parameters(shape=shape)
     # The mechanism depends on the strategy: cyclic Poisson has a group for each band.
     mechanism = mechanism_of(run)
-    # The capacity must be at least the maximum batch size of a schedule.
-    sizes = [piece.batch_size for piece in run.schedule]
-    largest = max(sizes, default=given["batch_size"])
-    _check_sizes(mechanism, largest, max_batch_size)
+    _check_sizes(run, mechanism, max_batch_size)
 
     # If no capacity is given, solve as if batches could not overflow, at a little less
     # than δ. Then find a capacity whose overflow costs at most the rest of δ.
@@ -273,7 +283,7 @@ def plan(
             max_batch_size=mechanism.population, delta=(1 - LEAST_SHARE) * delta
         )
         solved = _solve(ideal, guess)
-        most = _smallest_capacity(solved, delta, largest or solved.batch_size)
+        most = _smallest_capacity(solved, delta)
     else:
         solved = _solve(run, guess)
         # If the batch size is not random, every batch has exactly b slots.
@@ -292,46 +302,16 @@ def plan(
     return Plan.of(solved.parameters(epsilon=found))
 
 
-def _schedule(
-    run: RunParameters, mechanism: Mechanism, factors: tuple[Factor | None, ...]
-) -> tuple[parameters.Segment, ...]:
-    """Divide a run into segments of steps with the same numbers, by its schedules.
+def _check_sizes(run: RunParameters, mechanism: Mechanism, capacity: Any) -> None:
+    """Raise unless the mechanism allows the batch sizes of a run, and their capacity.
 
     Args:
       run: the numbers of the run.
       mechanism: the way to draw batches.
-      factors: the schedules of the noise multiplier, the clip norm and the batch size,
-        in this order; None for a number that is constant.
-
-    Returns:
-      The segments; () if there is no schedule.
-    """
-    if all(factor is None for factor in factors):
-        return ()
-    if run.solved_for in ("num_steps", "batch_size"):
-        raise ValueError(
-            "num_steps and batch_size must be given with a schedule; leave out "
-            "epsilon or noise_multiplier instead."
-        )
-    *_, batch = factors
-    if batch is not None and not mechanism.draws_any_size:
-        raise ValueError(
-            f"batch_schedule must be None unless sampling is 'poisson'; got {batch!r}."
-        )
-    return parameters.make_segments(run.num_steps, run.batch_size, factors)
-
-
-def _check_sizes(mechanism: Mechanism, batch_size: int | None, capacity: Any) -> None:
-    """Raise unless the mechanism allows this batch size and this maximum batch size.
-
-    Args:
-      mechanism: the way to draw batches.
-      batch_size: the expected number of examples in a step; None for no check.
       capacity: the maximum number of examples in a batch; None for no check.
     """
-    n = mechanism.num_examples
-    if batch_size is not None:
-        validate.at_most("batch_size", batch_size, n, "num_examples, ")
+    n, size = run.num_examples, max(piece.batch_size for piece in run.segments)
+    validate.at_most("batch_size", size, n, "num_examples, ")
     if capacity is None:
         return
     if not mechanism.overflows:
@@ -339,7 +319,8 @@ def _check_sizes(mechanism: Mechanism, batch_size: int | None, capacity: Any) ->
             "max_batch_size must be None with this sampling, because all batches "
             f"have the same size; got {capacity!r}."
         )
-    validate.static_int("max_batch_size", capacity, minimum=batch_size or 1)
+    # The capacity must be at least the maximum batch size of a schedule.
+    validate.static_int("max_batch_size", capacity, minimum=size)
     validate.at_most("max_batch_size", capacity, n, "num_examples, ")
 
 
@@ -457,7 +438,7 @@ def _guess(run: RunParameters) -> _amplified.Start:
     return _amplified.refine(start, event, run.epsilon, run.delta)
 
 
-def _smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
+def _smallest_capacity(solved: RunParameters, delta: float) -> int:
     """Find a small capacity at which the run still costs at most solved.epsilon.
 
     The capacity is the maximum number of examples in a batch. A batch overflows if a
@@ -465,9 +446,9 @@ def _smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
 
     The ε of `solved` holds without overflow and at less than `delta`, so that the rest
     of `delta` can be spent on overflow. The search considers only capacities that are
-    at least three standard deviations above the batch size b. A capacity below b may
-    suffice, too, since a step on a few of many examples costs little. But such a step
-    also trains little.
+    at least three standard deviations above the largest expected batch size b of any
+    step. A capacity below b may suffice, too, since a step on a few of many examples
+    costs little. But such a step also trains little.
 
     In random bins, every example takes part in one random step of an epoch. Then the
     probability of an overflow determines whether a capacity suffices, and bisection
@@ -482,7 +463,6 @@ def _smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
       solved: the run without overflow. Here max_batch_size is n, the number of examples
         from which a step draws, and delta is less than the argument `delta`.
       delta: the δ at which the run with overflow must cost at most solved.epsilon.
-      size: b, the largest expected batch size of any step.
 
     Returns:
       The capacity, at most n.
@@ -490,6 +470,7 @@ def _smallest_capacity(solved: RunParameters, delta: float, size: int) -> int:
     from scipy.special import bdtrc  # so that `import dpjax` does not wait for SciPy
 
     n = solved.max_batch_size
+    size = max(piece.batch_size for piece in solved.segments)
     # The standard deviation of a binomial batch size. It is at least 1, so that the
     # range below has several capacities.
     deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
