@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from dpjax._core.keys import random_key as random_key
     from dpjax._plan.loader import Examples as Examples
     from dpjax._plan.optimizer import accumulate as accumulate
+    from dpjax._plan.parameters import Bounded as Bounded
+    from dpjax._plan.parameters import QuantileClip as QuantileClip
     from dpjax._plan.plan import Plan as Plan
-    from dpjax._plan.quantile import Bounded as Bounded
-    from dpjax._plan.quantile import QuantileClip as QuantileClip
     from dpjax._plan.recipe import recipe as recipe
     from dpjax._plan.solve import plan as plan
     from dpjax._plan.tuning import tune as tune
@@ -63,8 +63,8 @@ _NAMES = {
     "_core.keys": ("random_key",),
     "_plan.loader": ("Examples",),
     "_plan.optimizer": ("accumulate",),
+    "_plan.parameters": ("Bounded", "QuantileClip"),
     "_plan.plan": ("Plan",),
-    "_plan.quantile": ("Bounded", "QuantileClip"),
     "_plan.solve": ("plan",),
     "_plan.users": ("by_user",),
     "_plan.recipe": ("recipe",),

@@ -18,7 +18,7 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency
-from dpjax._cli.commands import _COMMANDS, _SAMPLINGS, main
+from dpjax.__main__ import _COMMANDS, _SAMPLINGS, main
 from dpjax._core.plain import to_plain
 from dpjax._plan.mechanisms import SAMPLINGS
 from dpjax._plan.parameters import Segment
@@ -536,6 +536,8 @@ def test_page_shows_the_printed_output(
 def test_package_main_module_runs_the_command(capsys, monkeypatch):
     line = f"epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
     monkeypatch.setattr(sys, "argv", ["dpjax", *shlex.split(line)])
+    # A new process has not imported the module yet.
+    monkeypatch.delitem(sys.modules, "dpjax.__main__")
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("dpjax", run_name="__main__")
     assert not ended.value.code

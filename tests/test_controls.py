@@ -16,7 +16,7 @@ import test_random_rounds
 import test_reduced_momentum
 
 from dpjax._core import keys
-from dpjax._plan import quantile
+from dpjax._plan import parameters
 from dpjax.noise import _gaussian as noise
 from dpjax.solvers import _random_round_sgd
 
@@ -50,7 +50,7 @@ def repeat_noise_each_step(monkeypatch):
 
 def omit_noise_cost_of_count(monkeypatch):
     """Leave the gradients' noise as if the count had no privacy cost."""
-    monkeypatch.setattr(quantile, "noise_of", lambda clip, sigma, size: (sigma, 1.0))
+    monkeypatch.setattr(parameters, "noise_of", lambda clip, sigma, size: (sigma, 1.0))
 
 
 def add_noise_after_cast(monkeypatch):

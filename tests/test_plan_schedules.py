@@ -11,7 +11,7 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency
-from dpjax._plan.quantile import noise_of
+from dpjax._plan.parameters import noise_of
 from dpjax.accounting import pld, truncation
 
 KEY = jax.random.wrap_key_data(np.array([0, 7], np.uint32))

@@ -1,6 +1,5 @@
-"""The command line `python -m dpjax`.
+"""The outputs of the command line, whose options `dpjax.__main__` parses.
 
-1. `commands`: the parser and the options of all commands.
-2. `plan`: the output of the commands `epsilon`, `noise` and `plan`.
-3. `report`: the command `report`, with its HTML page and its text plot.
+1. `plan`: the output of the commands `epsilon`, `noise` and `plan`.
+2. `report`: the command `report`, with its HTML page and its text plot.
 """

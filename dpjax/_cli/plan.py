@@ -119,25 +119,22 @@ def _table(command: str, planned: Plan) -> str:
     # If no batch overflows, omit the description of overflow.
     if planned.max_batch_size == planned.num_examples:
         sampling = sampling.split(";")[0]
-    noise = up(planned.noise_multiplier, 6)
-    solved = planned.solved_for == "noise_multiplier"
+    noise: Any = planned.noise_multiplier
+    if planned.solved_for == "noise_multiplier":
+        noise = f"{up(noise, 6)}, rounded up"
     rows = {
         "epsilon": f"{up(planned.epsilon, 4)} at delta = {planned.delta:g}, rounded up",
-        "noise_multiplier": f"{noise}, rounded up"
-        if solved
-        else planned.noise_multiplier,
+        "noise_multiplier": noise,
         "num_steps": planned.num_steps,
         "batch_size": f"{planned.batch_size} of {planned.num_examples}",
     }
-    if planned.solved_for != "epsilon":
-        rows = {planned.solved_for: rows[planned.solved_for]} | rows
+    rows = {planned.solved_for: rows[planned.solved_for]} | rows
     if command == "plan":
         rows["max_batch_size"] = planned.max_batch_size
         rows["clip_norm"] = planned.clip_norm
-    if record["mu"] is not None:
-        rows["mu"] = (
-            f"{up(record['mu'], 4)} (Gaussian differential privacy), rounded up"
-        )
+    mu = record["mu"]
+    if mu is not None:
+        rows["mu"] = f"{up(mu, 4)} (Gaussian differential privacy), rounded up"
     rows["sampling"] = f"{planned.sampling}: {sampling}"
     rows["adjacency"] = f"{planned.adjacency.value}: {record['adjacency_means']}"
     if planned.shape is not None:

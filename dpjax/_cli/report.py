@@ -5,7 +5,6 @@ computes the guarantee again from the numbers in the record. The output is text 
 plot in characters, JSON, or an HTML page that loads no other file.
 """
 
-import dataclasses
 import html
 import json
 import math
@@ -85,8 +84,7 @@ def guarantee_of(record: Any) -> RunGuarantee:
       ValueError: the value is not a record, or no plan can have its numbers.
     """
     run = _field(record, "plan", RunParameters)
-    names = {field.name for field in dataclasses.fields(run)} - _NOT_GIVEN
-    given: dict[str, Any] = {name: getattr(run, name) for name in names}
+    given = {name: x for name, x in vars(run).items() if name not in _NOT_GIVEN}
     given["clip_norm"] = run.quantile or run.clip_norm
     if run.sampling in SAMPLINGS and SAMPLINGS[run.sampling].overflows:
         given["max_batch_size"] = run.max_batch_size
@@ -224,20 +222,16 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
         f"<tr><td>{t:,}</td><td>{t / steps:.0%}</td><td>{cost}</td></tr>"
         for t, cost in zip(quarters, costs, strict=True)
     ]
+    lines = "".join(f"<p>{line}</p>" for line in [first, *others])
+    missing = "".join(f"<li>{html.escape(line)}</li>" for line in _TO_ADD)
     parts = {
         sentence: f"<p>This guarantee holds where {where}</p>",
         "What an attack can achieve": _curve(guarantee),
         "The budget by part of the run": "<table><tr><th>steps</th><th>share</th>"
         f"<th>ε at δ = {delta:g}</th></tr>{''.join(rows)}</table><p>Each ε is that of "
         "a run that is planned to stop after these steps.</p>",
-        "What to write in a paper": "<blockquote>"
-        + "".join(f"<p>{line}</p>" for line in [first, *others])
-        + (
-            "</blockquote><p>This record does not contain the following, and a paper "
-            "must add:</p><ul>"
-        )
-        + "".join(f"<li>{html.escape(line)}</li>" for line in _TO_ADD)
-        + "</ul>",
+        "What to write in a paper": f"<blockquote>{lines}</blockquote><p>This record "
+        f"does not contain the following, and a paper must add:</p><ul>{missing}</ul>",
         "What to cite": f"<pre>{html.escape(guarantee.citations())}</pre>",
     }
     (title, lead), *rest = parts.items()
@@ -292,8 +286,6 @@ def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str
         for label, row in zip(labels, rows, strict=True)
     ]
     title = "true-positive rate of attacks, at most (*); of guesses (.)"
-    below = [
-        f"    +{'-' * width}",
-        f"     0.0{'false-positive rate':^{width - 6}}1.0",
-    ]
-    return "\n".join([title, *lines, *below])
+    axis = f"    +{'-' * width}"
+    below = f"     0.0{'false-positive rate':^{width - 6}}1.0"
+    return "\n".join([title, *lines, axis, below])

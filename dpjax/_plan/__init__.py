@@ -8,12 +8,13 @@ once, and makes the sampler, the gradient, the optimizer and the guarantee.
 **Files**, in the order in which a run uses them:
 
 1. `parameters` defines a frozen record of all numbers of a run, which the other files
-   read. Some of these numbers may vary from step to step.
+   read. Some of these numbers may vary from step to step by a schedule. The clip norm
+   may also follow a quantile of the gradient norms.
 2. `mechanisms` draws examples, and describes the run to privacy accountants.
-3. `capacity` computes the ε of a run, and the maximum number of examples in a batch of
-   random size. `solve` has the function `dpjax.plan`, which computes the number that
-   the caller leaves out: noise, steps, batch size or ε. `comparison` chooses how
-   examples are drawn and how the noise is correlated, if the caller leaves this open.
+3. `solve` has the function `dpjax.plan`, which computes the number that the caller
+   leaves out (noise, steps, batch size or ε), and the maximum number of examples in a
+   batch of random size. `comparison` chooses how examples are drawn and how the noise
+   is correlated, if the caller leaves this open.
 4. `loader` reads the examples of a batch from arrays, files and data sets on the host.
    `users` groups examples if one person has several of them.
 5. `loss` transforms the caller's loss into a sum of clipped gradients. `modules` splits
@@ -21,7 +22,6 @@ once, and makes the sampler, the gradient, the optimizer and the guarantee.
    loss does not train.
 6. `optimizer` adds the noise, divides by the batch size, calls the user's optimizer and
    enforces the step limit. It also adds up the gradients of the parts of a batch.
-   `quantile` adapts the clip norm to a quantile of the gradient norms.
 7. `guarantee` states the guarantee as a sentence for a paper and as JSON, with the
    papers to cite.
 8. `plan` has the class `Plan`, whose methods call the files above.

@@ -28,8 +28,7 @@ from dpjax._core import validate
 from dpjax._matrices.spec import StrategySpec, spec_of
 from dpjax._matrices.strategy import Strategy, Tree, Workload, check_workload
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
-from dpjax._plan.parameters import RunParameters
-from dpjax._plan.quantile import QuantileClip
+from dpjax._plan.parameters import QuantileClip, RunParameters
 from dpjax.accounting import correlated
 from dpjax.strategies import _amplified
 
@@ -126,7 +125,7 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
       ValueError: an argument that the comparison needs is missing; no mechanism has a
         plan.
     """
-    names, noise, workload = _check_options(asked)
+    names, workload = _check_options(asked)
 
     def candidate(mechanism: Mechanism, sampling: str, kind: str) -> Candidate:
         # `plan` accepts a capacity only for batches of random size.
@@ -151,7 +150,7 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
             needs = _NEEDS[sampling]
             found.append(Candidate(sampling, "any", needs, reason=str(problem)))
             continue
-        for kind in _kinds(mechanism, sampling, noise):
+        for kind in _kinds(mechanism, sampling, asked["noise"]):
             found.append(candidate(mechanism, sampling, kind))
     # The sort is stable: among candidates with equal errors, the first one is chosen.
     found.sort(key=lambda one: one.error)
@@ -173,20 +172,17 @@ def error(plan: RunParameters, workload: Workload) -> float:
     """
     strategy = strategies.independent() if plan.strategy is None else plan.strategy
     left = float(correlated.error(strategy, workload, plan.num_steps))
-    return (
-        plan.noise_multiplier
-        * left
-        / mechanism_of(plan).expected_batch_size(plan.batch_size)
-    )
+    size = mechanism_of(plan).expected_batch_size(plan.batch_size)
+    return plan.noise_multiplier * left / size
 
 
-def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workload]:
+def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], Workload]:
     """Check the caller's arguments `asked` of `dpjax.plan` before a comparison.
 
     Returns:
-      The names of the samplings to compare, the argument `noise`, and the workload, the
-      linear map that the optimizer applies to the gradient sums. Without the argument
-      `workload`, this map is the identity.
+      The names of the samplings to compare, and the workload, the linear map that the
+      optimizer applies to the gradient sums. Without the argument `workload`, this map
+      is the identity.
     """
     given = {name: asked[name] for name in ("epsilon", "num_steps", "batch_size")}
     sigma = asked["noise_multiplier"]
@@ -233,7 +229,7 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], str, Workloa
     # If all candidates have independent noise, every workload ranks them in the same
     # order, so that the identity suffices.
     workload = workloads.toeplitz(np.ones(1)) if workload is None else workload
-    return names, noise, check_workload(workload, asked["num_steps"])
+    return names, check_workload(workload, asked["num_steps"])
 
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
@@ -287,11 +283,11 @@ def _in_words(shape: StrategySpec | None) -> str:
     """Name the correlation of a noise in a few words, for the table of mechanisms."""
     if shape is None:
         return "independent"
-    if not any(shape[:3]) and shape.tree_decay is None:
-        return "no correlation"  # the search for correlated noise found none better
-    by_step = " by step" if shape.factors else ""
     if shape.tree_decay is not None:
         return f"tree {shape.tree_decay:.3g}"
+    if not any(shape):
+        return "no correlation"  # the search for correlated noise found none better
+    by_step = " by step" if shape.factors else ""
     if not shape.denominator:
         return f"{1 + len(shape.numerator)} bands{by_step}"
     if not shape.numerator and len(shape.denominator) == 1:
@@ -317,8 +313,8 @@ def resolve_strategy(
         for the strategy found correlated noise and estimated its noise multiplier.
 
     Raises:
-      ValueError: workload or strategy does not fit the noise, the sampling, or the
-        number that `dpjax.plan` computes from the others.
+      ValueError: workload or strategy does not fit the noise or the sampling; or
+        epsilon is missing, and the best strategy depends on it.
     """
     if run.noise == "independent":
         if workload is not None or strategy is not None:
@@ -331,11 +327,6 @@ def resolve_strategy(
         raise ValueError(
             "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
             "because no bound on the privacy cost is known for these samplings."
-        )
-    if run.solved_for in ("num_steps", "batch_size"):
-        raise ValueError(
-            "num_steps and batch_size must be given with noise='correlated'; leave "
-            "out epsilon or noise_multiplier instead."
         )
     about = None
     if strategy is None and workload is not None:

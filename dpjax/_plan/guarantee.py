@@ -20,9 +20,8 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.plain import to_plain
 from dpjax._core.typing import Adjacency, ArrayLike
-from dpjax._plan.mechanisms import mechanism_of
-from dpjax._plan.parameters import RunParameters
-from dpjax._plan.quantile import noise_of
+from dpjax._plan.mechanisms import mechanism_of, released_event
+from dpjax._plan.parameters import RunParameters, noise_of
 from dpjax.accounting import events, fdp, gdp, profiles
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 
@@ -112,8 +111,7 @@ class RunGuarantee:
     @property
     def event(self) -> events.Event:
         """The privacy event of the released steps, from which accountants compute ε."""
-        released = self.plan.parameters(num_steps=self.num_steps)
-        return mechanism_of(self.plan).released_event(released)
+        return released_event(self.plan.parameters(num_steps=self.num_steps))
 
     @property
     def profile(self) -> profiles.Profile:
@@ -148,14 +146,10 @@ class RunGuarantee:
         if self.mu is not None:
             return gdp.tradeoff(self.mu, alpha)
         deltas, epsilons = _points(self)
-        # A point with infinite ε gives no bound. If there is no other point, the bound
-        # is 0.
-        known = epsilons < np.inf
-        if not known.any():
+        # If no ε is finite, the only bound is that rates are at least 0.
+        if not epsilons.size:
             return jnp.zeros_like(jnp.asarray(alpha, jnp.result_type(float)))
-        return fdp.tradeoff(
-            lambda _: jnp.asarray(deltas[known]), alpha, epsilons=epsilons[known]
-        )
+        return fdp.tradeoff(lambda _: jnp.asarray(deltas), alpha, epsilons=epsilons)
 
     def at(self, num_steps: int) -> "RunGuarantee":
         """The guarantee of a run that stops early.
@@ -263,13 +257,15 @@ class RunGuarantee:
 
 @functools.lru_cache(maxsize=64)
 def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
-    """Compute ε at the k values of δ that `RunGuarantee.tradeoff` uses.
+    """Compute ε at the values of δ that `RunGuarantee.tradeoff` uses.
 
     Returns:
-      The values of δ and the values of ε, both f64[k].
+      The k values of δ at which ε is finite, and the values of ε, both f64[k].
     """
     deltas = np.array([guarantee.plan.delta, *_DELTAS])
-    return deltas, np.array([float(guarantee.epsilon(delta)) for delta in deltas])
+    epsilons = np.array([float(guarantee.epsilon(delta)) for delta in deltas])
+    finite = epsilons < np.inf
+    return deltas[finite], epsilons[finite]
 
 
 def _follows(plan: RunParameters) -> dict[str, float]:
@@ -290,7 +286,7 @@ def _follows(plan: RunParameters) -> dict[str, float]:
 
 def _sampling(plan: RunParameters) -> str:
     """Describe the sampling in words; the letter b stands for a varying batch size."""
-    sizes = {piece.batch_size for piece in plan.schedule} or {plan.batch_size}
+    sizes = {piece.batch_size for piece in plan.segments}
     size = str(sizes.pop()) if len(sizes) == 1 else "b"
     words = mechanism_of(plan).describe(size, plan.max_batch_size)
     return words.replace("example", plan.unit)

@@ -85,7 +85,7 @@ def take_examples(data: Any, batch: Batch) -> Examples:
 
 def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Examples:
     """Add the plan to a batch, and the step if the clip norm has a schedule."""
-    varies = any(piece.clip != 1.0 for piece in plan.schedule)
+    varies = any(piece.clip != 1.0 for piece in plan.segments)
     return examples._replace(plan=plan, step=step if varies else None)
 
 
@@ -127,7 +127,7 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     def draw(size: int) -> Batch:
         return mechanism.draw(size, plan.max_batch_size, step, key)
 
-    sizes = sorted({x.batch_size for x in plan.schedule} or {plan.batch_size})
+    sizes = sorted({x.batch_size for x in plan.segments})
     if len(sizes) == 1:
         batch = draw(sizes[0])
     else:
@@ -189,16 +189,11 @@ def batches(
         with jax.default_device(host()):
             return jax.device_get(_draw(plan, step, jax.device_put(key, host())))
 
-    def jobs() -> Iterator[Callable[[], Examples]]:
-        for step in range(first, plan.num_steps):
-            batch = draw(step)
-            # The default arguments bind the values of this step. Without them, all
-            # lambdas would use the values of the last step.
-            yield lambda batch=batch, step=step: attach_plan(
-                plan, read(data, batch), np.int32(step)
-            )
+    def load(step: int, batch: Batch) -> Examples:
+        return attach_plan(plan, read(data, batch), np.int32(step))
 
-    return _prefetch(jobs(), ahead)
+    jobs = (functools.partial(load, i, draw(i)) for i in range(first, plan.num_steps))
+    return _prefetch(jobs, ahead)
 
 
 def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examples]:

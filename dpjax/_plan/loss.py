@@ -4,7 +4,7 @@
 parameters.
 """
 
-import dataclasses
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ import numpy as np
 from dpjax._core.meshes import are_concrete, example_numbers, like
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Engine
-from dpjax._plan import modules, quantile, users
+from dpjax._plan import modules, parameters, users
 from dpjax._plan.loader import Examples
 from dpjax._plan.modules import Parts
 from dpjax._plan.parameters import RunParameters
@@ -47,9 +47,9 @@ class Alerts:
 
     def __init__(self) -> None:
         """Start in a state in which no warning has been issued."""
-        self._saw_loss = False
+        # The parameters of which `warn_of_loss` warned; None before its first call.
+        self._zero: list[str] | None = None
         self._saw_sum = False
-        self._zero: list[str] = []
 
     def warn_of_loss(
         self,
@@ -69,9 +69,8 @@ class Alerts:
           parts: the model, split into trained parameters and other leaves.
           batch: the pair of all examples and their random keys, with a leading axis m.
         """
-        if self._saw_loss:
+        if self._zero is not None:
             return
-        self._saw_loss = True
         # Shapes and dtypes suffice: the analysis traces the loss and runs nothing.
         kinds = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
         one = jax.tree.map(lambda kind: like(kind, kind.shape[1:], kind.dtype), kinds)
@@ -82,16 +81,12 @@ class Alerts:
         reason = _FROZEN
         # If the gradients are not zero in a batch of two, the loss compares examples.
         if loss_of_two is not None:
-            try:
-                data = kinds[0]
-                two = jax.tree.map(lambda x: like(x, (2, *x.shape[1:]), x.dtype), data)
-                zero_in_two = _are_gradients_zero(
-                    loss_of_two, parts.trained, (two, one[1])
-                )
-            except Exception:  # a loss may work for batches of one only
-                zero_in_two = zero
-            if zero_in_two != zero:
-                reason = _BATCH_OF_ONE
+            two = jax.tree.map(lambda x: like(x, (2, *x.shape[1:]), x.dtype), kinds[0])
+            unit = two, one[1]
+            # A loss that works for batches of one only may raise here.
+            with contextlib.suppress(Exception):
+                if _are_gradients_zero(loss_of_two, parts.trained, unit) != zero:
+                    reason = _BATCH_OF_ONE
         # Level 4 is the caller of the function that `Plan.value_and_grad` returned.
         warnings.warn(
             f"the gradient of the loss with respect to {self._zero} of the model is "
@@ -122,8 +117,8 @@ class Alerts:
             return
         self._saw_sum = True
         pairs = zip(names, jax.tree.leaves(sums), strict=True)
-        # `warn_of_loss` has already warned of the parameters in self._zero.
-        zero = [x for x, total in pairs if x not in self._zero and not jnp.any(total)]
+        known = self._zero or []
+        zero = [x for x, total in pairs if x not in known and not jnp.any(total)]
         if zero:
             warnings.warn(
                 f"the clipped sum for {zero} of the model is exactly zero in the "
@@ -173,8 +168,8 @@ def value_and_grad(
             # The sum is divided by the clip norm. After adding noise, the optimizer
             # multiplies by the clip norm from its own state.
             total = jax.tree.map(lambda g: g / bound, grads)
-            within = quantile.count_within_clip_norm(per_example.norm, mask, bound)
-            grads = quantile.Bounded(total, within)
+            within = parameters.count_within_clip_norm(per_example.norm, mask, bound)
+            grads = parameters.Bounded(total, within)
         elif plan.schedule:
             # The sum is rescaled to the plan's clip norm, so that every step's sum has
             # the same sensitivity. The optimizer undoes the factor after the noise.
@@ -219,7 +214,7 @@ def _bound(
         )
     if clip_norm is not None:
         return clip_norm
-    if all(piece.clip == 1.0 for piece in plan.schedule):
+    if all(piece.clip == 1.0 for piece in plan.segments):
         return plan.clip_norm
     if examples.step is None:
         raise ValueError(
@@ -252,19 +247,20 @@ def _gradient(
                 f"record the empty slots of a batch; got {type(examples)}."
             )
         # A batch that the caller assembled has no plan, and is accepted.
-        if examples.plan not in (None, plan):
+        if examples.plan is not None and examples.plan != plan:
             raise ValueError(
                 "examples must be a batch of the same plan as the gradient, because "
                 "the guarantee covers the batches, the gradient and the optimizer of "
                 "one plan together; got a batch of a plan that differs in "
-                f"{_differences(examples, plan)}."
+                f"{_differences(examples.plan, plan)}."
             )
         bound = _bound(plan, examples, clip_norm)
         mask = jnp.asarray(examples.mask)
         leaves, treedef = jax.tree.flatten(others, is_leaf=modules.is_nnx)
         parts = (modules.split(model), *(modules.along(x) for x in leaves))
 
-        def of_batch(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
+        def of_batch(trained: Any, unit: Any) -> tuple[Any, Any]:
+            data, own = unit
             merged = [
                 part.merge(trained, x) for part, x in zip(parts, own, strict=True)
             ]
@@ -273,11 +269,8 @@ def _gradient(
                 out = loss_fn(whole, data, *treedef.unflatten(given))
             except Exception as error:
                 # A note on the batch axis helps to understand an error about shapes.
-                error.add_note(
-                    _NOTE.format(
-                        axis="has length 1" if options.batched else "is removed"
-                    )
-                )
+                axis = "has length 1" if options.batched else "is removed"
+                error.add_note(_NOTE.format(axis=axis))
                 raise
             # State that the loss changes would pass one example's data to others.
             for part, x in zip(parts, merged, strict=True):
@@ -286,10 +279,10 @@ def _gradient(
 
         def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
             if not options.batched:
-                return of_batch(trained, data, own)
+                return of_batch(trained, (data, own))
             # The loss expects a batch axis, so that it gets a batch of one example.
             data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
-            value, aux = of_batch(trained, data, own)
+            value, aux = of_batch(trained, (data, own))
             return value, jax.tree.map(_row, aux)
 
         def loss_and_aux(trained: Any, unit: Any) -> tuple[Any, Any]:
@@ -297,9 +290,6 @@ def _gradient(
             if isinstance(data, users.OfUser):
                 return users.user_loss(functools.partial(of_one, trained), data, own)
             return of_one(trained, data, own)
-
-        def loss_of_two(trained: Any, unit: Any) -> tuple[Any, Any]:
-            return of_batch(trained, *unit)
 
         gradient = clipped_grad(
             loss_and_aux,
@@ -317,9 +307,8 @@ def _gradient(
         batch = (examples.data, [part.of_examples(numbers) for part in parts])
         grads, per_example = gradient(parts[0].trained, batch, mask=mask)
         several = options.batched and not isinstance(examples.data, users.OfUser)
-        alerts.warn_of_loss(
-            loss_and_aux, loss_of_two if several else None, parts[0], batch
-        )
+        of_two = of_batch if several else None
+        alerts.warn_of_loss(loss_and_aux, of_two, parts[0], batch)
         alerts.warn_of_sum(grads, per_example.norm, mask, parts[0].names)
         grads = parts[0].like_model(grads)
         for part in parts:
@@ -349,11 +338,11 @@ def _leave_room_for_casts(
     return bound * (1 / (1 + 2 * margin(roundings, jnp.float32) * most))
 
 
-def _differences(examples: Examples, plan: RunParameters) -> str:
-    """List the fields in which the plan of `examples` differs from `plan`, as text."""
-    names = [field.name for field in dataclasses.fields(plan) if field.compare]
-    other = [(x, getattr(examples.plan, x), getattr(plan, x)) for x in names]
-    return ", ".join(f"{x} ({a!r} and {b!r})" for x, a, b in other if a != b)
+def _differences(other: RunParameters, plan: RunParameters) -> str:
+    """List the fields in which the plan `other` differs from `plan`, as text."""
+    own, given = vars(plan.parameters()), vars(other.parameters())
+    names = [name for name in own if given[name] != own[name]]
+    return ", ".join(f"{x} ({given[x]!r} and {own[x]!r})" for x in names)
 
 
 def _row(x: Any) -> Any:

@@ -16,7 +16,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import jax
@@ -58,8 +57,6 @@ class Mechanism:
     supports_schedules: ClassVar[bool] = True
     # Whether the batch size is random, so that a batch may exceed max_batch_size.
     overflows: ClassVar[bool] = False
-    # Whether the batch size may vary from step to step, by a batch_schedule.
-    draws_any_size: ClassVar[bool] = False
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (
         Adjacency.ZERO_OUT,
         Adjacency.REPLACE,
@@ -84,20 +81,19 @@ class Mechanism:
         raise NotImplementedError
 
     def event(self, run: RunParameters) -> events.Event:
-        """The privacy event of the run, from which accountants compute ε."""
-        raise NotImplementedError
+        """The privacy event of the run, from which accountants compute ε.
 
-    def released_event(self, run: RunParameters) -> events.Event:
-        """The privacy event of the run's released values, from which ε is computed.
-
-        If the run has arithmetic="real", the result is that of the method `event`. If
-        the run has arithmetic="discrete", the result also includes the distance of the
-        discrete noise from the ideal one, in total variation.
+        Unless a subclass returns another event, the result is the composition of the
+        events of all steps. The noise multiplier and the batch size may vary by a
+        schedule. So the run is divided into parts in which both are constant.
         """
-        event = self.event(run)
-        if run.arithmetic == "real":
-            return event
-        return events.OnLattice(event, RUN_TOTAL_VARIATION)
+        parts = run.constant_runs()
+        steps = [events.Repeated(self.step_event(x), x.num_steps) for x in parts]
+        return events.Composed(tuple(steps))
+
+    def step_event(self, part: RunParameters) -> events.Step:
+        """The privacy event of one step, for a part of a run with constant numbers."""
+        raise NotImplementedError
 
     def describe(self, batch_size: str, max_batch_size: int) -> str:
         """Describe, in words for a paper, how batches of the given sizes are drawn."""
@@ -130,29 +126,10 @@ class Mechanism:
         return float(batch_size)
 
 
-def _compose(
-    run: RunParameters, step: Callable[[RunParameters], events.Step]
-) -> events.Composed:
-    """Compose the privacy events of all steps of a run.
-
-    The noise multiplier and the batch size may vary by a schedule. So the run is
-    divided into parts in which both are constant.
-
-    Args:
-      run: the parameters of the run.
-      step: a function from the parameters of a part to the event of one of its steps.
-    """
-    parts = run.constant_runs()
-    return events.Composed(
-        tuple(events.Repeated(step(part), part.num_steps) for part in parts)
-    )
-
-
 class Poisson(Mechanism):
     """In each step, every example takes part independently, with equal probability."""
 
     overflows = True
-    draws_any_size = True
     adjacencies = tuple(Adjacency)
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -165,19 +142,15 @@ class Poisson(Mechanism):
             step=step,
         )
 
-    def event(self, run):
-        """Compose Poisson-sampled Gaussian steps with a maximum batch size."""
-
-        def step(part):
-            noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
-            # A batch never overflows if its capacity is the number of all examples.
-            if part.max_batch_size >= self.num_examples:
-                return events.PoissonGaussian(noise, rate, self.adjacency)
-            return events.TruncatedPoissonGaussian(
-                noise, rate, self.num_examples, part.max_batch_size, self.adjacency
-            )
-
-        return _compose(run, step)
+    def step_event(self, part):
+        """Return a Poisson-sampled Gaussian step with a maximum batch size."""
+        noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
+        # A batch never overflows if its capacity is the number of all examples.
+        if part.max_batch_size >= self.num_examples:
+            return events.PoissonGaussian(noise, rate, self.adjacency)
+        return events.TruncatedPoissonGaussian(
+            noise, rate, self.num_examples, part.max_batch_size, self.adjacency
+        )
 
     def describe(self, batch_size, max_batch_size):
         """Describe Poisson sampling: the sampling rate and the maximum batch size."""
@@ -202,14 +175,10 @@ class FixedSize(Mechanism):
         """Draw the batch of a step by `sampling.fixed_size`."""
         return sampling.fixed_size(self.num_examples, batch_size, key=key, step=step)
 
-    def event(self, run):
-        """Compose Gaussian steps on uniformly random subsets of fixed size."""
-
-        def step(part):
-            mu = self.adjacency.sensitivity_factor / part.noise_multiplier
-            return events.FixedSizeGaussian(mu, part.batch_size / self.num_examples)
-
-        return _compose(run, step)
+    def step_event(self, part):
+        """Return a Gaussian step on a uniformly random subset of fixed size."""
+        mu = self.adjacency.sensitivity_factor / part.noise_multiplier
+        return events.FixedSizeGaussian(mu, part.batch_size / self.num_examples)
 
     def describe(self, batch_size, max_batch_size):
         """Describe how a step draws a subset of fixed size."""
@@ -246,28 +215,21 @@ class Cyclic(Mechanism):
         """
         num_steps = int(run.num_steps)
         epoch = self.steps_per_epoch(int(run.batch_size))
+        sigma = run.noise_multiplier
         if self.shape is not None and self.order is not None:
             return events.CorrelatedGaussian(
-                run.noise_multiplier,
-                self.shape,
-                num_steps,
-                epoch,
-                self.order,
-                self.adjacency,
+                sigma, self.shape, num_steps, epoch, self.order, self.adjacency
             )
         times = -(-num_steps // epoch)
         if run.schedule:
-            noises = run.noises()
-            # The last epoch may be incomplete. Its missing steps get infinite noise, so
-            # that they cost nothing.
-            padded = np.pad(
-                noises, (0, times * epoch - num_steps), constant_values=np.inf
-            )
             # A step with noise multiplier r σ costs as much as r⁻² steps with σ each.
-            times = self._times(padded.reshape(times, epoch) ** -2.0)
+            # The last epoch may be incomplete. Its missing steps cost nothing.
+            costs = np.zeros(times * epoch)
+            costs[:num_steps] = run.noises() ** -2.0
+            times = self._times(costs.reshape(times, epoch))
         # k Gaussian steps of sensitivity s are one Gaussian mechanism: μ = s √k / σ.
         factor = self.adjacency.sensitivity_factor
-        return events.Gaussian(factor * math.sqrt(times) / run.noise_multiplier)
+        return events.Gaussian(factor * math.sqrt(times) / sigma)
 
     def _times(self, costs: np.ndarray) -> float:
         """Bound the total privacy cost of the steps in which one example takes part.
@@ -518,3 +480,16 @@ SAMPLINGS: dict[str, type[Mechanism]] = {
 def mechanism_of(run: RunParameters) -> Mechanism:
     """Return the mechanism that draws a run's examples and gives the run's event."""
     return SAMPLINGS[run.sampling](run.num_examples, run.adjacency, run.shape)
+
+
+def released_event(run: RunParameters) -> events.Event:
+    """Return the privacy event of a run's released values, from which ε is computed.
+
+    If the run has arithmetic="real", the result is the event of the run's mechanism. If
+    the run has arithmetic="discrete", the result also includes the distance of the
+    discrete noise from the ideal one, in total variation.
+    """
+    event = mechanism_of(run).event(run)
+    if run.arithmetic == "real":
+        return event
+    return events.OnLattice(event, RUN_TOTAL_VARIATION)

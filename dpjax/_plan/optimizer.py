@@ -16,7 +16,7 @@ import optax
 from dpjax._core import dtypes, keys, rounding, validate
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.strategy import Strategy
-from dpjax._plan import modules, quantile
+from dpjax._plan import modules, parameters
 from dpjax._plan.loader import Examples
 from dpjax._plan.parameters import RunParameters
 from dpjax.noise import _correlated_lattice, _discrete, _gaussian
@@ -124,7 +124,8 @@ def _correlated_mean_on_lattice(
     """
     # A sum of m clipped gradients is at most m C, and the spacing of the lattice is
     # about z C / 2²⁵.
-    largest = plan.max_batch_size / plan.noise_multiplier * 2.0**25
+    z = plan.noise_multiplier
+    largest = plan.max_batch_size / z * 2.0**25
     digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _correlated_lattice.DIGITS)
 
     def noise(params: Any) -> optax.GradientTransformation:
@@ -133,11 +134,7 @@ def _correlated_mean_on_lattice(
             strategy, optax.tree.size(params), plan.num_steps, digits
         )
         stddev = _discrete.lattice_noise(
-            plan.clip_norm,
-            plan.noise_multiplier,
-            dimension,
-            most=plan.noise_multiplier,
-            draws=_correlated_lattice.DRAWS,
+            plan.clip_norm, z, dimension, most=z, draws=_correlated_lattice.DRAWS
         ).stddev
         return _correlated_lattice.correlated_lattice_noise(
             strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits
@@ -196,7 +193,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     follows, clip_norm = plan.quantile, plan.clip_norm
     sigma, of_count = plan.noise_multiplier, 1.0
     if follows:
-        sigma, of_count = quantile.noise_of(follows, sigma, plan.batch_size)
+        sigma, of_count = parameters.noise_of(follows, sigma, plan.batch_size)
     unit = 1.0 if follows else clip_norm
     # The count is scaled by σ / σ_b, so that noise σ on the scaled count is noise σ_b
     # on the count. The scale is rounded down, which only lowers the sensitivity.
@@ -207,7 +204,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
         # The distance by which an example moves the sum and the scaled count together.
         reach = sigma * unit / plan.noise_multiplier * (1 + 2.0**-50)
-        most = max((piece.noise for piece in plan.schedule), default=1.0)
+        most = max(piece.noise for piece in plan.segments)
         noise = _on_lattice(plan, reach, most, key)
 
     def init(params: Any) -> VaryingState:
@@ -215,7 +212,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
         return VaryingState(jnp.zeros((), jnp.int32), start, noise.init(params))
 
     def update(updates: Any, state: Any) -> tuple[Any, VaryingState]:
-        if follows and not isinstance(updates, quantile.Bounded):
+        if follows and not isinstance(updates, parameters.Bounded):
             raise ValueError(
                 "updates must be a dpjax.Bounded sum from value_and_grad of this "
                 "plan, because the clip norm follows a quantile; got "
@@ -233,7 +230,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
             # The mean is multiplied by the clip norm of this step's gradients.
             count, noisy = noisy.within / weight, noisy.total
             scale = state.clip_norm
-            following = quantile.next_clip_norm(follows, scale, count, now.batch_size)
+            following = parameters.next_clip_norm(follows, scale, count, now.batch_size)
         mean = _scale_tree(noisy, scale / jnp.asarray(now.batch_size, jnp.float32))
         return mean, VaryingState(state.step + 1, following, noise_state)
 

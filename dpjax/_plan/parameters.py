@@ -6,6 +6,10 @@ constant. For the accountant, the run is a composition with one mechanism for ea
 distinct value. The accountant's work grows with the number of distinct values, so that
 a schedule is rounded to a few values. The run itself uses the rounded values. The
 guarantee therefore holds for the run.
+
+The clip norm may instead follow a quantile of the norms of the gradients. Each step
+then releases a noisy count of the gradients within the clip norm, and computes the next
+step's clip norm from the noisy count (`QuantileClip`).
 """
 
 import dataclasses
@@ -18,16 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike
+from dpjax._core import validate
+from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Tree
 from dpjax._matrices.spec import StrategySpec
 from dpjax._matrices.strategy import Strategy
-from dpjax._plan.quantile import QuantileClip
 
 # The maximum number of distinct values of a schedule. If a schedule varies by a factor
 # of ten, the ratio of neighbouring levels is 1.33.
 _LEVELS = 8
 # The maximum number of segments of a plan. Each step looks up its segment among them.
 _PIECES = 1024
+# The range of clip norms that vary. Within this range, float32 can represent all
+# numbers that are computed from the clip norm.
+LEAST, MOST = 2.0**-60, 2.0**60
 
 
 class Segment(NamedTuple):
@@ -138,21 +145,31 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
     return values
 
 
-def groups(schedule: tuple[Segment, ...], num_steps: int) -> Counter[tuple[float, int]]:
-    """Count, for each pair (noise, batch size), the steps among the first num_steps.
+class QuantileClip(NamedTuple):
+    """Adapt the clip norm so that a given share of the gradients is not clipped.
 
-    The noise is the noise multiplier of a step, divided by the plan's noise multiplier.
-    Steps that differ in their clip norms alone are counted together. The reason is that
-    the noise's standard deviation is a multiple of the clip norm. So the clip norm does
-    not change the privacy cost of a step.
+    Every step counts the gradients whose norms are at most the clip norm C, and adds
+    noise to the count. The noisy count gives an estimate p of the share of these
+    gradients. The step then updates C by C ← C exp(−η (p − quantile)). The sum of
+    gradients gets slightly more noise than without the count, so that sum and count
+    together have the privacy cost that the plan states.
+
+    Attributes:
+      initial: the first step's clip norm, from 2⁻⁶⁰ to 2⁶⁰.
+      quantile: the target share of gradients whose norms are at most the clip norm, in
+        (0, 1).
+      learning_rate: η, positive.
+      noise_multiplier: σ_b, the standard deviation of the noise on the count; more than
+        z / 2, where z is the plan's noise multiplier. If None, max(b / 20, 4 z), where
+        b is the plan's batch size.
+
+    Reference: Andrew, Thakkar, McMahan and Ramaswamy (2021), Algorithm 1.
     """
-    counts: Counter[tuple[float, int]] = Counter()
-    ends = [*(piece.start for piece in schedule[1:]), num_steps]
-    for piece, end in zip(schedule, ends, strict=True):
-        length = min(end, num_steps) - piece.start
-        if length > 0:
-            counts[piece.noise, piece.batch_size] += length
-    return counts
+
+    initial: float
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    noise_multiplier: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +206,11 @@ class RunParameters:
             **{x.name: getattr(self, x.name) for x in fields} | changes
         )
 
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of the schedule; without a schedule, one for the whole run."""
+        return self.schedule or (Segment(0, 1.0, 1.0, self.batch_size),)
+
     def constant_runs(self) -> list["RunParameters"]:
         """Split this run into runs with constant noise and batch size.
 
@@ -196,9 +218,6 @@ class RunParameters:
         with the same numbers form one run, wherever they are in the schedule, since the
         composition does not depend on the order of the steps.
         """
-        if not self.schedule:
-            return [self]
-        counts = groups(self.schedule, self.num_steps)
         return [
             self.parameters(
                 noise_multiplier=self.noise_multiplier * noise,
@@ -206,17 +225,31 @@ class RunParameters:
                 num_steps=count,
                 schedule=(),
             )
-            for (noise, size), count in sorted(counts.items())
+            for (noise, size), count in sorted(self.count_steps().items())
         ]
 
-    def noises(self) -> np.ndarray:
-        """Each step's noise multiplier over the plan's noise multiplier, f64[T].
+    def count_steps(self) -> Counter[tuple[float, int]]:
+        """Count the steps of the run for each pair (noise, batch size).
 
-        The run must have a schedule, and T is num_steps.
+        The noise is the noise multiplier of a step, divided by the run's noise
+        multiplier. Steps that differ in their clip norms alone are counted together.
+        The reason is that the noise's standard deviation is a multiple of the clip
+        norm. So the clip norm does not change the privacy cost of a step.
         """
-        starts = [piece.start for piece in self.schedule]
-        held = np.searchsorted(starts, np.arange(self.num_steps), side="right") - 1
-        return np.array([piece.noise for piece in self.schedule])[held]
+        counts: Counter[tuple[float, int]] = Counter()
+        for piece, length in zip(self.segments, self._lengths(), strict=True):
+            if length:
+                counts[piece.noise, piece.batch_size] += length
+        return counts
+
+    def _lengths(self) -> list[int]:
+        """The number of steps in each segment; 0 for a segment after the last step."""
+        starts = [piece.start for piece in self.segments]
+        return np.diff(np.minimum([*starts, self.num_steps], self.num_steps)).tolist()
+
+    def noises(self) -> np.ndarray:
+        """The noise multiplier of each of the T steps over that of the plan, f64[T]."""
+        return np.repeat([piece.noise for piece in self.segments], self._lengths())
 
     def values_at(self, step: ArrayLike) -> StepValues:
         """Return the noise, clip norm and batch size of a step.
@@ -224,12 +257,109 @@ class RunParameters:
         The step's number may be traced. Steps after the end of the run have the values
         of the last step.
         """
-        if not self.schedule:
-            return StepValues(1.0, 1.0, self.batch_size)
-        if len(self.schedule) == 1:
-            return StepValues(*self.schedule[0][1:])
-        columns = zip(*self.schedule, strict=True)
+        if len(self.segments) == 1:
+            return StepValues(*self.segments[0][1:])
+        columns = zip(*self.segments, strict=True)
         starts, noises, clips, sizes = map(jnp.asarray, columns)
         held = jnp.sum(starts <= jnp.asarray(step)) - 1
         noises, clips = noises.astype(jnp.float32), clips.astype(jnp.float32)
         return StepValues(noises[held], clips[held], sizes[held])
+
+
+class Bounded(NamedTuple):
+    """A step's sum and count before noise, for a clip norm C that follows a quantile.
+
+    Attributes:
+      total: the sum of gradients clipped to C, divided by C.
+      within: the number of valid examples whose gradient norms are at most C, minus
+        half of the number of valid examples, f[].
+    """
+
+    total: Tree
+    within: jax.Array
+
+
+def check_quantile_clip(clip: QuantileClip) -> QuantileClip:
+    """Check a `QuantileClip`, and convert its numbers to Python floats.
+
+    Raises:
+      ValueError: a number is not positive, or quantile is not below 1.
+    """
+    numbers = {
+        name: validate.positive_float(name, value)
+        for name, value in clip._asdict().items()
+        if value is not None
+    }
+    validate.open_unit("quantile", clip.quantile)
+    return clip._replace(**numbers)
+
+
+def noise_of(
+    clip: QuantileClip, noise_multiplier: float, batch_size: int
+) -> tuple[float, float]:
+    """The noise multipliers (σ, σ_b) of a step's sum and of a step's count.
+
+    Let C be the step's clip norm. The count is the number of gradients whose norms are
+    at most C, minus half of the batch's examples. σ is the standard deviation of the
+    noise on the sum of clipped gradients, divided by C. σ_b is the standard deviation
+    of the noise on the count.
+
+    The sum and the count together are one Gaussian mechanism. Adding one example
+    changes the sum by at most C, and the count by 1/2. So if z is the plan's noise
+    multiplier, the mechanism costs as much as a sum with noise multiplier z if
+    1 / σ² + (1/2)² / σ_b² = 1 / z²
+    (Andrew et al. 2021, Theorem 1, https://arxiv.org/abs/1905.03871).
+
+    Args:
+      clip: the settings, of which `noise_multiplier` determines σ_b.
+      noise_multiplier: z.
+      batch_size: the plan's batch size, which determines σ_b if the settings do not.
+
+    Raises:
+      ValueError: σ_b is at most z / 2, so that no σ is large enough.
+    """
+    # The paper chooses b / 20. With σ_b >= 4 z, σ exceeds z by less than 1 %.
+    of_count = clip.noise_multiplier or max(batch_size / 20, 4 * noise_multiplier)
+    # 1 − share², rounded down: each of the four roundings errs by at most 2⁻⁵³. So a
+    # difference that comes from rounding alone is not above 0.
+    share = noise_multiplier / (2 * of_count)
+    left = (1 - share) * (1 + share) - 2.0**-51
+    if left <= 0:
+        raise ValueError(
+            "QuantileClip's noise_multiplier must be above half of the plan's "
+            f"noise_multiplier, {noise_multiplier!r}; got {of_count!r}."
+        )
+    # The factor covers the roundings in this line, so that σ is rounded up.
+    return noise_multiplier / math.sqrt(left) * (1 + 2.0**-50), of_count
+
+
+def count_within_clip_norm(
+    norms: jax.Array, mask: jax.Array, clip_norm: ArrayLike
+) -> jax.Array:
+    """Count the gradients whose norms are at most the clip norm, centered, f32[].
+
+    An example adds 1/2 to the count if the norm of its gradient is at most clip_norm,
+    and −1/2 otherwise. So adding one example changes the count by only 1/2. Padding
+    adds 0.
+    """
+    # A comparison with NaN is False. So a NaN norm counts as clipped.
+    half = jnp.where(norms <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
+    return jnp.sum(jnp.where(mask, half, jnp.float32(0.0)))
+
+
+def next_clip_norm(
+    clip: QuantileClip, clip_norm: jax.Array, noisy: jax.Array, batch_size: ArrayLike
+) -> jax.Array:
+    """The next step's clip norm, f32[], from this step's clip norm and noisy count.
+
+    Args:
+      clip: the quantile and the learning rate.
+      clip_norm: this step's clip norm, f32[].
+      noisy: the noisy centered count of `count_within_clip_norm`, f[].
+      batch_size: b, the expected batch size.
+    """
+    # Andrew et al. (2021), Algorithm 1: C ← C exp(−η (b̃ − γ)). Adding 1/2 undoes the
+    # centering of the count.
+    share = noisy / jnp.asarray(batch_size, noisy.dtype) + 0.5
+    following = clip_norm * jnp.exp(-clip.learning_rate * (share - clip.quantile))
+    return jnp.clip(following, LEAST, MOST).astype(jnp.float32)

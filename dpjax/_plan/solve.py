@@ -1,10 +1,19 @@
-"""`dpjax.plan`, which makes a complete plan from the numbers that a user gives."""
+"""`dpjax.plan`, which makes a complete plan from the numbers that a user gives.
 
+For batches of random size, the plan also has a capacity, the maximum number of examples
+in a batch. If a step draws more examples than the capacity, some of them do not take
+part. This event is an overflow.
+"""
+
+import bisect
+import functools
 import itertools
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from typing_extensions import TypeAliasType
 
 from dpjax._core import validate
@@ -13,21 +22,22 @@ from dpjax._core.float64 import TINY, cast, default_float, scope
 from dpjax._core.searches import secants
 from dpjax._core.typing import Arithmetic
 from dpjax._matrices.strategy import Strategy, Workload
-from dpjax._plan import comparison, quantile
-from dpjax._plan.capacity import SHARE, check_sizes, cost, smallest_capacity
-from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
-from dpjax._plan.parameters import Factor, RunParameters, Segment, make_segments
+from dpjax._plan import comparison, parameters
+from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of, released_event
+from dpjax._plan.parameters import Factor, QuantileClip, RunParameters
 from dpjax._plan.plan import Plan
-from dpjax._plan.quantile import QuantileClip
-from dpjax.accounting import calibrate
-from dpjax.accounting.events import Composed
-from dpjax.accounting.profiles import SHARES_OF_LATTICE
+from dpjax.accounting import _estimates, calibrate, profiles
+from dpjax.accounting.events import Composed, RandomBins
+from dpjax.accounting.profiles import LEAST_SHARE, SHARES_OF_LATTICE, RandomBinsProfile
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 from dpjax.strategies import _amplified
 
 # The search for the noise ends at this relative distance of ε below the target. After
 # this number of evaluations of ε, another search takes its place.
 _NEAR, _LOOKS = 2e-5, 8
+# The search for a capacity treats a capacity as too small if the predicted cost of its
+# overflow exceeds the allowed cost by this share, well above a prediction's error.
+_CLEARLY = 0.02
 
 
 Sampling = TypeAliasType(
@@ -179,7 +189,7 @@ def plan(
             given[name] = validate.positive_float(name, given[name])
     follows = None
     if isinstance(clip_norm, QuantileClip):
-        follows = quantile.check_quantile_clip(clip_norm)
+        follows = parameters.check_quantile_clip(clip_norm)
         if clip_schedule is not None:
             raise ValueError(
                 "clip_schedule must be None if clip_norm is a QuantileClip; got "
@@ -189,7 +199,7 @@ def plan(
     clip_norm = validate.positive_float("clip_norm", clip_norm)
     # Numbers that vary from step to step are float32 in the jitted step.
     varies = follows or noise_schedule or clip_schedule
-    if varies and not quantile.LEAST <= clip_norm <= quantile.MOST:
+    if varies and not parameters.LEAST <= clip_norm <= parameters.MOST:
         raise ValueError(
             "clip_norm must be from 2**-60 to 2**60 if the clip norm or the noise "
             f"varies; got {clip_norm!r}."
@@ -234,7 +244,20 @@ def plan(
             f"the discrete noise uses a part of δ; got {delta!r}."
         )
     factors = noise_schedule, clip_schedule, batch_schedule
-    run = run.parameters(schedule=_schedule(run, mechanism, factors))
+    scheduled = any(factor is not None for factor in factors)
+    if unknown in ("num_steps", "batch_size") and (scheduled or noise == "correlated"):
+        raise ValueError(
+            "num_steps and batch_size must be given with schedules and with "
+            "noise='correlated'; leave out epsilon or noise_multiplier instead."
+        )
+    if batch_schedule is not None and sampling != "poisson":
+        raise ValueError(
+            "batch_schedule must be None unless sampling is 'poisson'; got "
+            f"{batch_schedule!r}."
+        )
+    if scheduled:
+        segments = parameters.make_segments(run.num_steps, run.batch_size, factors)
+        run = run.parameters(schedule=segments)
     if run.schedule or run.quantile:
         if noise == "correlated":
             raise ValueError(
@@ -251,28 +274,25 @@ def plan(
     run = run.parameters(shape=shape)
     # The mechanism depends on the strategy: cyclic Poisson has a group for each band.
     mechanism = mechanism_of(run)
-    # The capacity must be at least the maximum batch size of a schedule.
-    sizes = [piece.batch_size for piece in run.schedule]
-    largest = max(sizes, default=given["batch_size"])
-    check_sizes(mechanism, largest, max_batch_size)
+    _check_sizes(run, mechanism, max_batch_size)
 
     # If no capacity is given, solve as if batches could not overflow, at a little less
     # than δ. Then find a capacity whose overflow costs at most the rest of δ.
     if mechanism.overflows and max_batch_size is None:
         ideal = run.parameters(
-            max_batch_size=mechanism.population, delta=(1 - SHARE) * delta
+            max_batch_size=mechanism.population, delta=(1 - LEAST_SHARE) * delta
         )
         solved = _solve(ideal, guess)
-        most = smallest_capacity(solved, delta, largest or solved.batch_size)
+        most = _smallest_capacity(solved, delta)
     else:
         solved = _solve(run, guess)
         # If the batch size is not random, every batch has exactly b slots.
         most = max_batch_size or solved.batch_size
     if run.quantile:
         # This raises if the noise of the count is too small for the noise of the sum.
-        quantile.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
+        parameters.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
     solved = solved.parameters(max_batch_size=most, delta=delta)
-    found = _for_callers(cost(solved), "up")
+    found = _for_callers(_cost(solved), "up")
     # For an extreme target, the bound on ε may grow with δ, although ε itself does not.
     if unknown != "epsilon" and found > run.epsilon:
         raise ValueError(
@@ -282,33 +302,26 @@ def plan(
     return Plan.of(solved.parameters(epsilon=found))
 
 
-def _schedule(
-    run: RunParameters, mechanism: Mechanism, factors: tuple[Factor | None, ...]
-) -> tuple[Segment, ...]:
-    """Divide a run into segments of steps with the same numbers, by its schedules.
+def _check_sizes(run: RunParameters, mechanism: Mechanism, capacity: Any) -> None:
+    """Raise unless the mechanism allows the batch sizes of a run, and their capacity.
 
     Args:
       run: the numbers of the run.
       mechanism: the way to draw batches.
-      factors: the schedules of the noise multiplier, the clip norm and the batch size,
-        in this order; None for a number that is constant.
-
-    Returns:
-      The segments; () if there is no schedule.
+      capacity: the maximum number of examples in a batch; None for no check.
     """
-    if all(factor is None for factor in factors):
-        return ()
-    if run.solved_for in ("num_steps", "batch_size"):
+    n, size = run.num_examples, max(piece.batch_size for piece in run.segments)
+    validate.at_most("batch_size", size, n, "num_examples, ")
+    if capacity is None:
+        return
+    if not mechanism.overflows:
         raise ValueError(
-            "num_steps and batch_size must be given with a schedule; leave out "
-            "epsilon or noise_multiplier instead."
+            "max_batch_size must be None with this sampling, because all batches "
+            f"have the same size; got {capacity!r}."
         )
-    *_, batch = factors
-    if batch is not None and not mechanism.draws_any_size:
-        raise ValueError(
-            f"batch_schedule must be None unless sampling is 'poisson'; got {batch!r}."
-        )
-    return make_segments(run.num_steps, run.batch_size, factors)
+    # The capacity must be at least the maximum batch size of a schedule.
+    validate.static_int("max_batch_size", capacity, minimum=size)
+    validate.at_most("max_batch_size", capacity, n, "num_examples, ")
 
 
 def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
@@ -321,6 +334,18 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
     dtype = default_float()
     with scope():
         return float(cast(jnp.asarray(epsilon, jnp.float64), dtype, direction))
+
+
+def _cost(run: RunParameters) -> float:
+    """Compute the ε of a run at run.delta, in float64, without reading run.epsilon."""
+    # The field does not change the cost. With inf for all runs, the cache is hit often.
+    return _cached_cost(run.parameters(epsilon=math.inf))
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached_cost(run: RunParameters) -> float:
+    with scope():
+        return float(profiles.of(released_event(run)).epsilon(run.delta))
 
 
 def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
@@ -337,7 +362,7 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
     """
     unknown = run.solved_for
     if unknown == "epsilon":
-        return run.parameters(epsilon=cost(run))
+        return run.parameters(epsilon=_cost(run))
     # Steps and batch size are integers, and ε grows with them. ε falls with the noise.
     whole = unknown != "noise_multiplier"
     # Unless batches are taken in order, each evaluation of ε takes long.
@@ -346,7 +371,7 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
         if found is not None:
             return found
     value = calibrate.solve(
-        lambda x: jnp.asarray(cost(run.parameters(**{unknown: float(x)}))),
+        lambda x: jnp.asarray(_cost(run.parameters(**{unknown: float(x)}))),
         _for_callers(run.epsilon, "down"),
         increasing=whole,
         integer=whole,
@@ -355,7 +380,7 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
     )
     # The solver stops within a tolerance of the target, at a smaller ε. Compute this ε.
     solved = run.parameters(**{unknown: int(value) if whole else float(value)})
-    return solved.parameters(epsilon=cost(solved))
+    return solved.parameters(epsilon=_cost(solved))
 
 
 def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters | None:
@@ -378,7 +403,7 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
         # The search aims at the middle of the accepted range.
         nonlocal found
         found = run.parameters(noise_multiplier=_for_callers(noise, "up"))
-        found = found.parameters(epsilon=cost(found))
+        found = found.parameters(epsilon=_cost(found))
         return math.log(max(found.epsilon, TINY) / max(target, TINY)) + _NEAR / 2
 
     for seen in itertools.islice(secants(excess, *start), _LOOKS):
@@ -411,3 +436,82 @@ def _guess(run: RunParameters) -> _amplified.Start:
         return mechanism.event(run.parameters(noise_multiplier=noise))
 
     return _amplified.refine(start, event, run.epsilon, run.delta)
+
+
+def _smallest_capacity(solved: RunParameters, delta: float) -> int:
+    """Find a small capacity at which the run still costs at most solved.epsilon.
+
+    The capacity is the maximum number of examples in a batch. A batch overflows if a
+    step draws more examples. Overflow adds to the privacy cost.
+
+    The ε of `solved` holds without overflow and at less than `delta`, so that the rest
+    of `delta` can be spent on overflow. The search considers only capacities that are
+    at least three standard deviations above the largest expected batch size b of any
+    step. A capacity below b may suffice, too, since a step on a few of many examples
+    costs little. But such a step also trains little.
+
+    In random bins, every example takes part in one random step of an epoch. Then the
+    probability of an overflow determines whether a capacity suffices, and bisection
+    finds the smallest sufficient capacity. With other samplings, overflow increases ε
+    about in proportion to the probability that all examples but one fill a batch. So
+    each evaluation of ε predicts the smallest sufficient capacity. After eight
+    evaluations, bisection takes the place of the prediction. The search ends at a
+    sufficient capacity if, by the prediction, the next smaller one is clearly not
+    sufficient. So if the prediction is wrong, the result may not be the smallest.
+
+    Args:
+      solved: the run without overflow. Here max_batch_size is n, the number of examples
+        from which a step draws, and delta is less than the argument `delta`.
+      delta: the δ at which the run with overflow must cost at most solved.epsilon.
+
+    Returns:
+      The capacity, at most n.
+    """
+    from scipy.special import bdtrc  # so that `import dpjax` does not wait for SciPy
+
+    n = solved.max_batch_size
+    size = max(piece.batch_size for piece in solved.segments)
+    # The standard deviation of a binomial batch size. It is at least 1, so that the
+    # range below has several capacities.
+    deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
+
+    # The capacity is in (low, high]: high suffices, and low is excluded.
+    low, high = math.ceil(size + 3 * deviation) - 1, n
+    # If no capacity has a finite ε, the choice does not matter: take the smallest.
+    if not math.isfinite(solved.epsilon) or high - low <= 1:
+        return min(low + 1, n)
+    event = mechanism_of(solved).event(solved)
+    if isinstance(event, RandomBins):
+        # On a lattice, at most this share of δ covers the total variation of the noise.
+        spent = SHARES_OF_LATTICE[-1] if solved.arithmetic == "discrete" else 0.0
+
+        def suffices(capacity: int) -> bool:
+            profile = RandomBinsProfile(replace(event, max_batch_size=capacity))
+            with scope():
+                return profile.is_spared(solved.epsilon, delta * (1 - spent))
+
+        return low + 1 + bisect.bisect_left(range(low + 1, high), True, key=suffices)
+    assert isinstance(event, Composed)
+    about = _estimates.overflow(event, solved.epsilon, delta, LEAST_SHARE)
+    # log P(the other examples fill a batch) for each capacity, in decreasing order,
+    # down to P = 1e-300.
+    capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
+    full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, size / n), TINY))
+    aim, tries = about.log_full, 0
+    while high - low > 1:
+        # Take the smallest capacity whose log P is at most the aim, strictly inside the
+        # bracket, so that the bracket shrinks in every step.
+        at = int(capacities[0] + np.searchsorted(-full, -aim))
+        capacity = at if tries < 8 else (low + high) // 2
+        capacity = min(max(capacity, low + 1), high - 1)
+        epsilon = _cost(solved.parameters(max_batch_size=capacity, delta=delta))
+        low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
+        place, tries = min(capacity - capacities[0], full.size - 1), tries + 1
+        # The log of the ratio of the overflow's cost in ε to the cost that it may have.
+        over = 1 + (epsilon - solved.epsilon) / about.spare
+        excess = min(max(math.log(max(over, TINY)), -3.0), 3.0)
+        aim = float(full[place]) - excess
+        # The bounds themselves are compared, since their ratio may round to 1.
+        if epsilon <= solved.epsilon and full[place - 1] - aim > _CLEARLY:
+            return capacity
+    return high

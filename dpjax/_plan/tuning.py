@@ -8,7 +8,6 @@ independent and identically distributed. So for any data, each of the runs with 
 scores is the first one with the same probability.
 """
 
-import functools
 import hashlib
 import math
 import os
@@ -158,11 +157,14 @@ def tune(
         first, done = done, min(total, done + size)
         if many is None:
             value, outputs = one(first)
-            scores, at = [value], lambda i: outputs
+            scores = [value]
         else:
             # All chunks have the same size. Runs beyond the total are not used.
             scores, outputs = many(first + np.arange(size))
-            at = functools.partial(_entry, outputs)
+
+        def at(i: int) -> Any:
+            return outputs if many is None else jax.tree.map(lambda x: x[i], outputs)
+
         if saved is not None:
             best, saved = best._replace(output=_restored(saved, at(0))), None
         for i in range(done - first):
@@ -264,11 +266,6 @@ def _read(
         best = _Best(int(file["run"]), float(file["score"]), None)
         leaves = [file[f"leaf{i}"] for i in range(len(file.files) - 4)]
         return int(file["done"]), best, leaves
-
-
-def _entry(outputs: Any, i: int) -> Any:
-    """Select the output at position i from the outputs of a chunk of runs."""
-    return jax.tree.map(lambda x: x[i], outputs)
 
 
 def _restored(leaves: list[np.ndarray], output: Any) -> Any:

@@ -12,7 +12,6 @@ not, the gradient of the example would not be finite, and an example whose gradi
 not finite contributes nothing to the sum of gradients.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -90,11 +89,10 @@ class _Terms:
 
     def __init__(self) -> None:
         self._names: dict[Hashable, int] = {}
-        self._unique = itertools.count()
 
     def new(self) -> Term:
         """Return the symbolic value of an unknown array, with a new name."""
-        return self._look_up(("new", next(self._unique)))
+        return self._look_up(object())  # which equals no other object
 
     def _look_up(self, made: Hashable) -> Term:
         return Term(1, self._names.setdefault(made, len(self._names)))
@@ -152,11 +150,8 @@ class _Terms:
         varying = [x if x.is_constant else self.new() for x in inputs[consts:]]
         while True:
             outputs = self.evaluate(eqn.params["jaxpr"], [*fixed, *varying])
-            changed = [
-                i
-                for i in range(carry)
-                if varying[i].is_constant and varying[i] != outputs[i]
-            ]
+            carried = enumerate(zip(varying[:carry], outputs[:carry], strict=True))
+            changed = [i for i, (x, y) in carried if x.is_constant and x != y]
             if not changed:
                 # A carried output has a constant term if it has it in every iteration.
                 known = [*varying[:carry], *outputs[carry:]]

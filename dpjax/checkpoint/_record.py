@@ -30,9 +30,8 @@ from dpjax._core.float64 import default_float
 from dpjax._core.plain import from_plain, to_plain
 from dpjax._core.typing import Key, Tree
 from dpjax._plan.modules import is_key
-from dpjax._plan.parameters import RunParameters
+from dpjax._plan.parameters import Bounded, RunParameters
 from dpjax._plan.plan import Plan
-from dpjax._plan.quantile import Bounded
 
 # The version of the draws of samplers and noise. Raise the version if the same key
 # gives other draws than before and `_probe` may not detect this change: `_probe` uses

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
-from dpjax._plan import quantile
+from dpjax._plan import parameters
 from dpjax._plan.guarantee import up
 from dpjax._plan.plan import Plan
 from dpjax.ledger import Budget
@@ -246,7 +246,7 @@ def _gradients_noise(plan: Plan) -> float:
     """
     if plan.quantile is None:
         return plan.noise_multiplier
-    return quantile.noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)[0]
+    return parameters.noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)[0]
 
 
 def _steps(plan: Plan) -> np.ndarray:
