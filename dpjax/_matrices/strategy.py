@@ -3,7 +3,11 @@
 A strategy is the lower-triangular matrix C of correlated noise C⁻¹z, where z is
 independent Gaussian noise. C is a `Toeplitz` matrix, a `Scaled` matrix (Toeplitz with
 rescaled columns), or the matrix of the binary `Tree`. A workload is the linear map that
-an optimizer applies to the gradient sums of all steps.
+an optimizer applies to the gradient sums of all steps. A `StrategySpec` is a strategy
+as plain Python numbers, which can be compared, hashed and serialized.
+
+Training uses float32. If training rounded the numbers of a strategy, training and the
+accountants would use different numbers. So each of these numbers must be a float32.
 """
 
 from typing import NamedTuple
@@ -158,3 +162,131 @@ def toeplitz_and_factors(strategy: Toeplitz | Scaled) -> tuple[Toeplitz, ArrayLi
     if isinstance(strategy, Scaled):
         return strategy.strategy, strategy.factors
     return strategy, np.ones(1)
+
+
+def float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
+    """The numerator and the denominator of a strategy, as concrete arrays f[k].
+
+    Raises:
+      ValueError: a coefficient is traced, not finite, or not exact in float32.
+    """
+    known: list[np.ndarray] = []
+    for name, given in zip(Toeplitz._fields, strategy, strict=True):
+        x = _concrete(name, given, 1)
+        _check_float32(name, x, "finite numbers", np.isfinite(x))
+        known.append(x)
+    numerator, denominator = known
+    return numerator, denominator
+
+
+def float32_factors(strategy: Scaled) -> np.ndarray:
+    """The factors of a scaled strategy, f32[T].
+
+    Raises:
+      ValueError: the factors are traced, out of range, or not exact in float32.
+    """
+    f = _concrete("factors", strategy.factors, 1)
+    _check_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
+    return f.astype(np.float32)
+
+
+def float32_decay(decay: ArrayLike) -> np.ndarray:
+    """The decay of a binary tree's strategy, as a concrete number f[].
+
+    Raises:
+      ValueError: the decay is traced, not in [0, 1), or not exact in float32.
+    """
+    beta = _concrete("decay", decay, 0)
+    _check_float32("decay", beta, "in [0, 1), a number", (beta >= 0) & (beta < 1))
+    return beta
+
+
+def _concrete(name: str, given: object, ndim: int) -> np.ndarray:
+    x = validate.concrete(given)
+    if x is None or x.ndim != ndim:
+        kind = "vector" if ndim else "number"
+        raise ValueError(
+            f"the strategy's {name} must be a concrete {kind}; got {given!r}."
+        )
+    return x
+
+
+def _check_float32(name: str, x: np.ndarray, rule: str, good: np.ndarray) -> None:
+    if not np.all(good & (x.astype(np.float32) == x)):
+        raise ValueError(
+            f"the strategy's {name} must be {rule} that float32 represents exactly, "
+            f"as functions of dpjax.strategies return them; got {x!r}."
+        )
+
+
+class StrategySpec(NamedTuple):
+    """The numbers that determine the matrix C of correlated noise C⁻¹z.
+
+    C is the matrix of the binary tree mechanism (`Tree`), or a Toeplitz matrix with
+    rescaled columns: C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f). Here L is the
+    shift by one step.
+
+    Attributes:
+      numerator: n_1, n_2, ...
+      denominator: d_1, d_2, ...
+      factors: f, one number for each step; () if all factors are 1.
+      tree_decay: the decay β of the momentum for which `Tree` is made; None if C is a
+        Toeplitz matrix with rescaled columns.
+    """
+
+    numerator: tuple[float, ...] = ()
+    denominator: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()
+    tree_decay: float | None = None
+
+    def strategy(self, num_steps: int) -> Strategy:
+        """The strategy that these numbers describe, for a run of num_steps steps.
+
+        The numbers of later steps are left out.
+        """
+        if self.tree_decay is not None:
+            return Tree(np.float64(self.tree_decay))
+        toeplitz = self.toeplitz(num_steps)
+        factors = np.array(self.factors[:num_steps], np.float64)
+        return Scaled(toeplitz, factors) if factors.size else toeplitz
+
+    def toeplitz(self, num_steps: int) -> Toeplitz:
+        """The Toeplitz matrix T of C = T diag(1 / f), for a run of num_steps steps.
+
+        The result has at most num_steps coefficients n_k and as many d_k. Further
+        coefficients do not change the first num_steps rows of C.
+        """
+        rows = self.numerator, self.denominator
+        return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
+
+    def __str__(self) -> str:
+        """The matrix C as a phrase, with polynomials in the shift L by one step."""
+        if self.tree_decay is not None:
+            return f"the matrix of the binary tree for momentum of {self.tree_decay}"
+        top, bottom = (
+            " ".join(["1", *(f"{x:+.9g} L^{k}" for k, x in enumerate(row, 1))])
+            for row in self[:2]
+        )
+        by_step = ", with its columns divided by a factor for each step" * bool(
+            self.factors
+        )
+        return f"({top}) / ({bottom}), where L is the shift by one step{by_step}"
+
+
+def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:
+    """The plain numbers of a strategy, for a run of num_steps steps.
+
+    Raises:
+      ValueError: a number is traced, float32 cannot represent a number exactly, or the
+        strategy is invalid for num_steps steps.
+    """
+    check_strategy(strategy, num_steps)
+    # The numbers are exact in float32, so they are exact as Python floats, too.
+    if isinstance(strategy, Tree):
+        return StrategySpec(tree_decay=float(float32_decay(strategy.decay)))
+    factors = float32_factors(strategy) if isinstance(strategy, Scaled) else ()
+    rows = *float32_polynomials(toeplitz_and_factors(strategy)[0]), factors
+    numerator, denominator, factors = (
+        tuple(np.asarray(x, np.float64).tolist()) for x in rows
+    )
+    return StrategySpec(numerator, denominator, factors)

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike
-from dpjax._matrices.spec import StrategySpec
-from dpjax._matrices.strategy import Strategy
+from dpjax._matrices.strategy import Strategy, StrategySpec
 from dpjax._plan.quantile import QuantileClip
 
 # The maximum number of distinct values of a schedule. If a schedule varies by a factor

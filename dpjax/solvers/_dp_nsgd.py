@@ -17,8 +17,7 @@ from dpjax._core.typing import (
     ScalarOrSchedule,
     Tree,
 )
-from dpjax._matrices.spec import StrategySpec, spec_of
-from dpjax._matrices.strategy import Scaled
+from dpjax._matrices.strategy import Scaled, StrategySpec, spec_of
 from dpjax._matrices.strategy import Tree as TreeStrategy
 from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import correlated, gdp
