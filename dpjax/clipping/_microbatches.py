@@ -11,7 +11,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import (
     add_varying_axes,
     leading_axis,
@@ -21,6 +20,7 @@ from dpjax._core.meshes import (
     spec_of,
     varying_axes,
 )
+from dpjax._core.rounding import at_least_float32
 from dpjax.clipping._clip import Inputs, Summed
 
 
