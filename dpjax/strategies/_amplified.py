@@ -23,8 +23,7 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY
 from dpjax._core.searches import secants
-from dpjax._matrices.strategy import Workload, check_workload
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.strategy import Toeplitz, Workload, check_workload
 from dpjax.accounting import _estimates, calibrate
 from dpjax.accounting.correlated import epsilon as epsilon_of
 from dpjax.accounting.correlated import error, mu

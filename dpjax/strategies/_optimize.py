@@ -37,8 +37,7 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import scope
 from dpjax._core.interpret import without_compiler
 from dpjax._core.searches import minimize
-from dpjax._matrices.strategy import Workload, check_workload
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.strategy import Toeplitz, Workload, check_workload
 from dpjax.accounting._schedule import Order
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import error, square_error

@@ -25,8 +25,13 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.float64 import scope
 from dpjax._core.searches import minimize
-from dpjax._matrices.strategy import Scaled, Workload, check_strategy, check_workload
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.strategy import (
+    Scaled,
+    Toeplitz,
+    Workload,
+    check_strategy,
+    check_workload,
+)
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import square_error
 from dpjax.strategies import _making
