@@ -240,18 +240,13 @@ def _program(eqn: jex.JaxprEqn) -> Program:
             raise NotEvaluatedError(f"{name} of an empty array")
     if name == "bitcast_convert_type" and avals[0].shape != avals[1].shape:
         raise NotEvaluatedError("bitcast between dtypes of different widths")
-    return Program(RULES[name](eqn.params), _time(eqn))
-
-
-def _time(eqn: jex.JaxprEqn) -> float:
-    """An estimate of the seconds that NumPy takes for an equation of a jaxpr."""
-    entries = sum(math.prod(v.aval.shape) for v in eqn.outvars)  # pyright: ignore
+    entries = sum(math.prod(x.shape) for x in avals[len(eqn.invars) :])
     seconds = _OPERATION + _ENTRY * entries
-    if eqn.primitive.name == "dot_general":
+    if name == "dot_general":
         (axes, _), _ = eqn.params["dimension_numbers"]
-        shape = eqn.invars[0].aval.shape  # pyright: ignore
-        seconds += _PRODUCT * entries * math.prod(shape[axis] for axis in axes)
-    return seconds
+        multiplications = entries * math.prod(avals[0].shape[axis] for axis in axes)
+        seconds += _PRODUCT * multiplications
+    return Program(RULES[name](eqn.params), seconds)
 
 
 def _while(params: Mapping[str, Any]) -> Program:

@@ -195,11 +195,7 @@ def check_workload(
                 f"num_steps, {num_steps}; got {size} numbers."
             )
     if to_optimize:
-        if any(validate.concrete(x) is None for x in workload):
-            raise ValueError(
-                "workload must have concrete numbers, not traced values; got "
-                f"{workload!r}."
-            )
+        validate.concrete_numbers("workload", workload)
         if not np.any(np.asarray(workload.rates)):
             raise ValueError(
                 f"workload must have at least one rate above 0; got {workload!r}."

@@ -154,10 +154,7 @@ def scheduled(
     validate.one_of("order", order, get_args(Order))
     if not isinstance(check_strategy(strategy, num_steps), Toeplitz):
         raise ValueError(f"strategy must be a Toeplitz strategy; got {strategy!r}.")
-    if any(validate.concrete(x) is None for x in strategy):
-        raise ValueError(
-            f"strategy must have concrete numbers, not traced values; got {strategy!r}."
-        )
+    validate.concrete_numbers("strategy", strategy)
     check_workload(workload, num_steps, to_optimize=True)
     # A plain Toeplitz: the product and bound of `Optimized` hold without factors only.
     shape = Toeplitz(*strategy)
