@@ -319,10 +319,7 @@ def _cond(params: Mapping[str, Any]) -> Program:
 
 
 # Operations that call a jaxpr.
-_CALLS = (
-    *("jit", "pjit", "closed_call", "checkpoint", "remat2"),
-    *("custom_jvp_call", "custom_vjp_call"),
-)
+_CALLS = "jit", "closed_call", "remat2", "custom_jvp_call", "custom_vjp_call"
 # The rules of loops and branches, by the operation's name.
 _CONTROL: dict[str, Callable[[Mapping[str, Any]], Program]] = {
     "while": _while,

@@ -36,4 +36,4 @@ from dpjax.strategies._making import scaled as scaled
 from dpjax.strategies._making import tree as tree
 from dpjax.strategies._optimize import Optimized as Optimized
 from dpjax.strategies._optimize import optimize as optimize
-from dpjax.strategies._schedule import scheduled as scheduled
+from dpjax.strategies._optimize import scheduled as scheduled
