@@ -80,16 +80,12 @@ def _dot(params: Mapping[str, Any]) -> Function:
         own = [i for i in range(x.ndim) if i not in (*left, *batch)]
         its = [i for i in range(y.ndim) if i not in (*right, *other)]
         shape = [x.shape[i] for i in (*batch, *own)] + [y.shape[i] for i in its]
-        inner, many = _count(x, left), _count(x, batch)
+        inner, many = (math.prod(x.shape[i] for i in axes) for axes in (left, batch))
         x = x.transpose(*batch, *own, *left).reshape(many, -1, inner)
         y = y.transpose(*other, *right, *its).reshape(many, inner, -1)
         return np.matmul(x, y).reshape(shape)
 
     return dot
-
-
-def _count(x: np.ndarray, axes: Iterable[int]) -> int:
-    return math.prod(x.shape[axis] for axis in axes)
 
 
 def _slice(params: Mapping[str, Any]) -> Function:

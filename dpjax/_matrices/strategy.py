@@ -294,7 +294,7 @@ def toeplitz_and_factors(strategy: Toeplitz | Scaled) -> tuple[Toeplitz, ArrayLi
     return strategy, np.ones(1)
 
 
-def float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
+def float32_polynomials(strategy: Toeplitz) -> list[np.ndarray]:
     """The numerator and the denominator of a strategy, as concrete arrays f[k].
 
     Raises:
@@ -305,8 +305,7 @@ def float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
         x = _concrete(name, given, 1)
         _check_float32(name, x, "finite numbers", np.isfinite(x))
         known.append(x)
-    numerator, denominator = known
-    return numerator, denominator
+    return known
 
 
 def float32_factors(strategy: Scaled) -> np.ndarray:
