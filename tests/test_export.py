@@ -12,7 +12,7 @@ import pytest
 from conformance import ACCOUNTANTS, ENGINES, MECHANISMS, SAMPLERS, TRANSFORMATIONS
 
 import dpjax
-from dpjax._core.float64 import host
+from dpjax._core.platforms import host
 from dpjax.accounting import gdp
 
 GPU, TPU = "cuda", "tpu"

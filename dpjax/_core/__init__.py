@@ -4,12 +4,12 @@ No module of this package computes privacy.
 
 1. `adjacency`: the data sets that a guarantee compares. `typing`: type aliases.
 2. `validate`: the checks of arguments, with messages that name argument and value.
-3. `rounding`: dtypes, bounds on float32's rounding errors, and numbers rounded in the
-   direction in which privacy bounds still hold. `float64`: functions that compute in
-   float64 on the CPU. `interpret`: functions that NumPy evaluates without a compiler,
-   by the rules in `numpy_rules`.
+3. `dtypes`, `rounding`: precisions, bounds on float32's rounding errors, and numbers
+   rounded in the direction in which privacy bounds still hold. `float64`: functions
+   that compute in float64. `interpret`: functions that NumPy evaluates without a
+   compiler, by the rules in `numpy_rules`.
 4. `keys`: typed random keys, and a separate random stream for every consumer of a key.
-5. `meshes`: arrays that are sharded over devices, and code for one kind of device.
+5. `platforms`, `meshes`: backends, and arrays that are sharded over devices.
 6. `searches`: roots and minima of functions, with derivatives.
 
 This file imports nothing, so that the command line can read `adjacency` without JAX.

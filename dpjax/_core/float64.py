@@ -15,7 +15,7 @@ context's mesh is. NumPy evaluates concrete numbers (`interpret`), and XLA evalu
 large batches and tracers of `jax.vmap`. Accelerators are slow in float64 or lack it,
 and starting one takes longer than computing a single number. Inside a compiled program,
 an accountant runs on the program's device, but not on a TPU
-(`_needs_float64`).
+(`platforms.needs_float64`).
 
 JAX traces, transposes and lowers derivatives after the scope has closed, and code that
 makes a float64 array then fails. So derivatives are separate functions with their own
@@ -30,18 +30,16 @@ custom derivative rule inside a core must use `scoped`.
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
-from jax.interpreters import ad, batching, mlir
 
 from dpjax._core.interpret import without_compiler
-from dpjax._core.meshes import without_mesh
+from dpjax._core.platforms import host, needs_float64, without_mesh
 from dpjax._core.typing import ArrayLike
 
 P = ParamSpec("P")
@@ -67,18 +65,6 @@ SMALL = 1e-300
 def default_float() -> np.dtype:
     """The float dtype of the caller's configuration: float32 unless x64 is on."""
     return jax.dtypes.canonicalize_dtype(np.float64)
-
-
-@functools.cache
-def host() -> Any:
-    """The first CPU device of this process; None if JAX has no CPU backend.
-
-    JAX has no CPU backend if its configuration names only other platforms.
-    """
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return None
 
 
 @contextlib.contextmanager
@@ -277,26 +263,6 @@ def _widen(x: jax.Array) -> jax.Array:
     return wide - jax.lax.stop_gradient(jnp.where(subnormal, wide, 0.0))
 
 
-def _refuse_float64(*_: object) -> NoReturn:
-    raise NotImplementedError(
-        "dpjax's accountants need float64, and float64 on a TPU lacks the exponent "
-        "range. Call the accountants outside the program for the TPU; they then run "
-        "on the CPU."
-    )
-
-
-# The identity, which raises an error if a program is lowered for a TPU. TPUs represent
-# a float64 by two float32 numbers, whose exponents end at 1e-38. A δ or a tail
-# probability below 1e-38 would count as zero.
-_needs_float64 = jex.Primitive("needs_float64")
-_needs_float64.def_impl(lambda x: x)
-_needs_float64.def_abstract_eval(lambda x: x)
-ad.deflinear2(_needs_float64, lambda cotangent, _: [cotangent])
-batching.defvectorized(_needs_float64)
-mlir.register_lowering(_needs_float64, lambda _, x: [x])
-mlir.register_lowering(_needs_float64, _refuse_float64, platform="tpu")
-
-
 def _lift(
     core: Core,
     rounding: Direction,
@@ -351,7 +317,7 @@ def _lift(
                 merged[i] = x
             # NumPy converts integers of any size, and its arrays are on no device.
             return [
-                _needs_float64.bind(_widen(x))
+                needs_float64(_widen(x))
                 if isinstance(x, Tracer)
                 else np.asarray(x).astype(np.float64)
                 for x in merged

@@ -9,8 +9,6 @@ would. The compiler decides the sharding of all computations around the loss.
 
 Zeros and noise are sharded like the arrays to which they belong. Inside
 `jax.shard_map`, the type of a shard says along which axes the shards' values vary.
-
-`on_platform` chooses between two functions by the kind of the devices.
 """
 
 import contextlib
@@ -21,20 +19,17 @@ from typing import Any, TypeGuard, TypeVar, cast
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType
 
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.keys import stream
-from dpjax._core.rounding import at_least_float32
 from dpjax._core.typing import ArrayLike, DTypeLike, Key, Shaped, Tree
 
 Out = TypeVar("Out")
 
 # An entry of a partition spec: the mesh axes over which one array axis is sharded.
 _Entry = str | tuple[str, ...] | None
-# An empty mesh. `jax.set_mesh` with this mesh unsets the mesh of the context.
-_NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 
 def leading_axis(arrays: Sequence[Tree]) -> _Entry:
@@ -138,17 +133,6 @@ def enter_mesh(
     if sharding is None or not jax.sharding.get_abstract_mesh().empty:
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh)
-
-
-def without_mesh() -> contextlib.AbstractContextManager[object]:
-    """A context manager under which JAX has no mesh, outside of compiled programs.
-
-    An operation outside of a compiled program then runs on one device. Inside a program
-    that is being traced, such as a jitted function, the context manager does nothing.
-    """
-    if jax.sharding.get_abstract_mesh().empty or _is_staged_out():
-        return contextlib.nullcontext()
-    return jax.set_mesh(_NO_MESH)
 
 
 def example_numbers(size: int, batch: Tree) -> jax.Array:
@@ -373,31 +357,3 @@ def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:
     return jax.random.fold_in(
         stream(key, "piece"), jax.lax.axis_index(tuple(sorted(axes)))
     )
-
-
-def on_platform(
-    name: str,
-    there: Callable[..., Out],
-    elsewhere: Callable[..., Out],
-    *args: Tree,
-) -> Out:
-    """Call `there(*args)` on one platform, and `elsewhere(*args)` on all others.
-
-    The choice is made when a program is lowered, and not when it is traced. The program
-    may be lowered for a platform that this machine does not have, or for several
-    platforms (`jax.export`).
-    """
-    if _is_staged_out():
-        return jax.lax.platform_dependent(*args, default=elsewhere, **{name: there})
-    # Without staging, the function runs on the devices of its arrays, or on the default
-    # backend if no argument is an array.
-    arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
-    known = [x for x in arrays if not isinstance(x, jax.core.Tracer)]
-    platforms = {d.platform for x in known for d in x.devices()}
-    is_there = name in (platforms or {jax.default_backend()})
-    return there(*args) if is_there else elsewhere(*args)
-
-
-def _is_staged_out() -> bool:
-    # Inside a trace that stages operations out, even a constant is a tracer.
-    return isinstance(jnp.zeros(()), jax.core.Tracer)

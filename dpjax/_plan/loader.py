@@ -19,7 +19,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dpjax._core import keys, validate
-from dpjax._core.float64 import host
+from dpjax._core.platforms import host
 from dpjax._core.typing import ArrayLike
 from dpjax._plan.mechanisms import mechanism_of
 from dpjax._plan.parameters import RunParameters

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._core import keys, rounding, validate
+from dpjax._core import dtypes, keys, rounding, validate
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices.strategy import Strategy
 from dpjax._plan import modules, quantile
@@ -223,7 +223,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
                 "update function of plan.optimizer directly."
             )
         now = plan.values_at(state.step)
-        released = rounding.widen(updates)
+        released = dtypes.widen(updates)
         if follows:
             # The sum and the scaled count are one Gaussian mechanism.
             released = released._replace(within=released.within * weight)

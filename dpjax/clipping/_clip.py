@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._core import validate
-from dpjax._core.meshes import leading_axis, let_compiler_shard, on_platform, spec_of
-from dpjax._core.rounding import HIGHEST, square_sum, upper_sum, widen
+from dpjax._core.dtypes import widen
+from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of
+from dpjax._core.platforms import on_platform
+from dpjax._core.rounding import HIGHEST, square_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays, Shaped, Tree
 
 # Clipping scales a gradient to norm C (1 − 2⁻²⁰). This slack is sixteen roundings of

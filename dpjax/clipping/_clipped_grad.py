@@ -18,9 +18,10 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.float64 import default_float
-from dpjax._core.meshes import add_varying_axes, are_concrete, on_platform, varying_axes
-from dpjax._core.rounding import cast_like, widen
+from dpjax._core.meshes import add_varying_axes, are_concrete, varying_axes
+from dpjax._core.platforms import on_platform
 from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping import _clip

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import (
     add_varying_axes,
     leading_axis,
@@ -20,7 +21,6 @@ from dpjax._core.meshes import (
     spec_of,
     varying_axes,
 )
-from dpjax._core.rounding import at_least_float32
 from dpjax.clipping._clip import Inputs, Summed
 
 

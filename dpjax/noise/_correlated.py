@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._core import validate
+from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.keys import stream
 from dpjax._core.meshes import wide_zeros_like
-from dpjax._core.rounding import cast_like, round_down_float32, round_up_float32, widen
+from dpjax._core.rounding import round_down_float32, round_up_float32
 from dpjax._core.typing import Arithmetic, ArrayLike, Key
 from dpjax._core.typing import Tree as Leaves
 from dpjax._matrices.strategy import Strategy, Tree, check_strategy

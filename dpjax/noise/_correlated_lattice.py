@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.keys import stream
 from dpjax._core.meshes import wide_zeros_like, zeros_like
-from dpjax._core.rounding import cast_like, widen
 from dpjax._core.typing import ArrayLike, Key, Tree
 from dpjax._matrices.strategy import Scaled, Strategy, check_strategy
 from dpjax._matrices.streaming import buffered_stream, forward_stream, rounding_gain

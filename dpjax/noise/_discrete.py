@@ -35,9 +35,10 @@ import numpy as np
 import optax
 
 from dpjax._core import validate
+from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.keys import map_with_keys, stream, word_pairs
 from dpjax._core.meshes import draw_like
-from dpjax._core.rounding import cast_like, round_up_float32, widen
+from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
 from dpjax.noise._gaussian import transformation
 

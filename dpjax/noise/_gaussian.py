@@ -15,9 +15,10 @@ from jax.core import Tracer
 
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
+from dpjax._core.dtypes import at_least_float32, cast_like, widen
 from dpjax._core.keys import is_on_one_device, map_with_keys, stream
 from dpjax._core.meshes import normal_like
-from dpjax._core.rounding import at_least_float32, cast_like, round_up_float32, widen
+from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
 from dpjax.clipping._clipped_grad import ClippedGrad
 

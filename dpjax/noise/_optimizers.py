@@ -14,8 +14,8 @@ from collections.abc import Callable
 import optax
 
 from dpjax._core import validate
+from dpjax._core.dtypes import widen
 from dpjax._core.meshes import shard_like
-from dpjax._core.rounding import widen
 from dpjax._core.typing import ArrayLike, Key, ScalarOrSchedule, Tree
 from dpjax._matrices.strategy import Strategy
 from dpjax.clipping._clipped_grad import ClippedGrad

@@ -38,8 +38,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
-from dpjax._core.rounding import widen
 from dpjax._core.typing import DTypeLike, Key
 from dpjax._matrices.streaming import buffered_tree, tree_weights
 from dpjax.noise._gaussian import gaussian_like

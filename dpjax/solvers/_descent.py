@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import sampling
+from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
-from dpjax._core.rounding import widen
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
 from dpjax.clipping._clipped_grad import clipped_grad
 from dpjax.noise._gaussian import gaussian_like

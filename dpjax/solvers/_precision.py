@@ -44,8 +44,8 @@ import numpy as np
 import optax
 
 from dpjax._core import validate
+from dpjax._core.dtypes import widen
 from dpjax._core.float64 import scoped
-from dpjax._core.rounding import widen
 from dpjax._core.typing import ArrayLike, DTypeLike, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting

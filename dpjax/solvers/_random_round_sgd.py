@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dpjax import sampling
-from dpjax._core import keys, rounding, validate
+from dpjax._core import dtypes, keys, validate
 from dpjax._core.typing import (
     Adjacency,
     Key,
@@ -117,7 +117,7 @@ def _train(
         return params, Curve(sums.loss + losses, left_out)
 
     # The loop ends after R rounds. Its running time may reveal R, which is public.
-    start = rounding.widen(params), Curve(jnp.float32(0), jnp.int32(0))
+    start = dtypes.widen(params), Curve(jnp.float32(0), jnp.int32(0))
     last, sums = jax.lax.fori_loop(0, rounds, step, start)
     loss = sums.loss / (rounds * batch_size - sums.left_out)
     return _descent.narrow(last, params), sums._replace(loss=loss)

@@ -26,8 +26,9 @@ from jax.flatten_util import ravel_pytree
 
 from dpjax import sampling
 from dpjax._core import validate
+from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
-from dpjax._core.rounding import MARGIN, widen
+from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import (
     Adjacency,
     Key,

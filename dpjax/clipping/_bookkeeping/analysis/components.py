@@ -23,7 +23,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core.rounding import at_least_float32
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.typing import Arrays, DTypeLike
 from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,

@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from dpjax._core.dtypes import widen
 from dpjax._core.meshes import like
-from dpjax._core.rounding import widen
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping.analysis.components import Component

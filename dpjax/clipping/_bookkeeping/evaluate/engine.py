@@ -11,16 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._core.meshes import on_platform
-from dpjax._core.rounding import (
-    at_least_float32,
-    margin,
-    narrowest_float,
-    square_sum,
-    staged_sum,
-    upper_sum,
-    widen,
-)
+from dpjax._core.dtypes import at_least_float32, narrowest_float, widen
+from dpjax._core.platforms import on_platform
+from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping.analysis.components import Component

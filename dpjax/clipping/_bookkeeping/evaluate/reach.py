@@ -22,7 +22,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpjax._core.rounding import at_least_float32, narrowest_float
+from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.typing import Arrays, Atom
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.jaxpr import equations as eqs

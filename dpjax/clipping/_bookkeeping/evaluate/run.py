@@ -24,6 +24,7 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.meshes import (
     explicit_mesh,
@@ -32,7 +33,6 @@ from dpjax._core.meshes import (
     sharded_zeros,
     varying_axes,
 )
-from dpjax._core.rounding import at_least_float32
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Scope, Site

@@ -22,8 +22,9 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of, varying_axes
-from dpjax._core.rounding import at_least_float32, margin
+from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite

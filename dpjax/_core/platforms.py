@@ -1,0 +1,98 @@
+"""Functions whose behaviour depends on the platform for which a program is lowered."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching, mlir
+
+from dpjax._core.typing import Tree
+
+Out = TypeVar("Out")
+
+# An empty mesh. `jax.set_mesh` with this mesh unsets the mesh of the context.
+_NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
+
+
+def on_platform(
+    name: str,
+    there: Callable[..., Out],
+    elsewhere: Callable[..., Out],
+    *args: Tree,
+) -> Out:
+    """Call `there(*args)` on one platform, and `elsewhere(*args)` on all others.
+
+    The choice is made when a program is lowered, and not when it is traced. The program
+    may be lowered for a platform that this machine does not have, or for several
+    platforms (`jax.export`).
+    """
+    if _is_staged_out():
+        return jax.lax.platform_dependent(*args, default=elsewhere, **{name: there})
+    # Without staging, the function runs on the devices of its arrays, or on the default
+    # backend if no argument is an array.
+    arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
+    known = [x for x in arrays if not isinstance(x, jax.core.Tracer)]
+    platforms = {d.platform for x in known for d in x.devices()}
+    is_there = name in (platforms or {jax.default_backend()})
+    return there(*args) if is_there else elsewhere(*args)
+
+
+def _is_staged_out() -> bool:
+    # Inside a trace that stages operations out, even a constant is a tracer.
+    return isinstance(jnp.zeros(()), jax.core.Tracer)
+
+
+@functools.cache
+def host() -> Any:
+    """The first CPU device of this process; None if JAX has no CPU backend.
+
+    JAX has no CPU backend if its configuration names only other platforms.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+
+
+def without_mesh() -> contextlib.AbstractContextManager[object]:
+    """A context manager under which JAX has no mesh, outside of compiled programs.
+
+    An operation outside of a compiled program then runs on one device. Inside a program
+    that is being traced, such as a jitted function, the context manager does nothing.
+    """
+    if jax.sharding.get_abstract_mesh().empty or _is_staged_out():
+        return contextlib.nullcontext()
+    return jax.set_mesh(_NO_MESH)
+
+
+def needs_float64(x: jax.Array) -> jax.Array:
+    """The identity, which raises an error if a program is lowered for a TPU.
+
+    TPUs represent a float64 by two float32 numbers, whose exponents end at 1e-38. A δ
+    or a tail probability below 1e-38 would count as zero.
+    """
+    return _needs_float64.bind(x)
+
+
+def _refuse_float64(*_: object) -> NoReturn:
+    raise NotImplementedError(
+        "dpjax's accountants need float64, and float64 on a TPU lacks the exponent "
+        "range. Call the accountants outside the program for the TPU; they then run "
+        "on the CPU."
+    )
+
+
+# The identity, with lowering rules that differ by platform.
+_needs_float64 = jex.Primitive("needs_float64")
+_needs_float64.def_impl(lambda x: x)
+_needs_float64.def_abstract_eval(lambda x: x)
+ad.deflinear2(_needs_float64, lambda cotangent, _: [cotangent])
+batching.defvectorized(_needs_float64)
+mlir.register_lowering(_needs_float64, lambda _, x: [x])
+mlir.register_lowering(_needs_float64, _refuse_float64, platform="tpu")
