@@ -10,8 +10,7 @@ import pytest
 import scipy.stats
 
 from dpjax import Adjacency, strategies
-from dpjax._matrices.spec import StrategySpec
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.strategy import StrategySpec, Toeplitz
 from dpjax.accounting import allocation, correlated, events, gdp, pld, profiles
 from dpjax.accounting.correlated import _bins, _trees
 

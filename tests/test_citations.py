@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 import dpjax
-from dpjax._matrices.spec import StrategySpec
+from dpjax._matrices.strategy import StrategySpec
 from dpjax._plan.guarantee import RunGuarantee
 from dpjax._plan.mechanisms import SAMPLINGS
 from dpjax._plan.parameters import RunParameters

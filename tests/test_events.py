@@ -11,7 +11,7 @@ from dp_accounting import dp_event as dp
 from dp_accounting.pld import PLDAccountant
 
 from dpjax import Adjacency
-from dpjax._matrices.spec import StrategySpec
+from dpjax._matrices.strategy import StrategySpec
 from dpjax.accounting import correlated, events, gdp, pld, profiles, selection
 from dpjax.strategies import geometric
 

@@ -15,7 +15,7 @@ import scipy.stats
 
 from dpjax import Adjacency
 from dpjax._core.float64 import scope
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.strategy import Toeplitz
 from dpjax.accounting import allocation, correlated, gdp, pld
 from dpjax.accounting._numerics.convex_order import spread
 

@@ -110,7 +110,7 @@ def evaluator(closed: jex.ClosedJaxpr, max_seconds: float = MAX_SECONDS) -> Func
         NumPy would take longer than max_seconds.
     """
     _keep_freed_memory()
-    run, seconds = _sequence(closed.jaxpr, closed.consts)
+    run, seconds = _sequence(closed)
     if seconds > max_seconds:
         raise NotEvaluatedError(f"NumPy would take about {seconds:.1f} s")
 
@@ -149,7 +149,7 @@ class _Step(NamedTuple):
     outputs: list[int]
 
 
-def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
+def _sequence(closed: jex.ClosedJaxpr) -> Program:
     """A program that evaluates the equations on which a jaxpr's outputs depend.
 
     Equations that call another jaxpr are replaced by the equations of that jaxpr.
@@ -161,7 +161,9 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
         known[slot] = np.asarray(value)
         return slot
 
-    def inline(jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: list[int]) -> list[int]:
+    def inline(called: Any, inputs: list[int]) -> list[int]:
+        # A checkpoint calls a plain `Jaxpr`, which has no constants.
+        jaxpr, consts = getattr(called, "jaxpr", called), getattr(called, "consts", ())
         env: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
         env |= zip(jaxpr.constvars, map(constant, consts), strict=True)
 
@@ -173,22 +175,20 @@ def _sequence(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Program:
         for eqn in jaxpr.eqns:
             ins = [slot(v) for v in eqn.invars]
             if eqn.primitive.name in _CALLS:
-                called = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
-                outs = inline(*_open(called), ins)
+                outs = inline(eqn.params.get("jaxpr") or eqn.params["call_jaxpr"], ins)
             elif eqn.primitive.name == "call_hi_primitive":
                 # In JAX 0.12, some operations (searchsorted) are defined by others.
                 (operation,) = eqn.params.values()
                 avals = [v.aval for v in eqn.invars]
-                called = jax.make_jaxpr(operation.expand)(*avals)
-                outs = inline(*_open(called), ins)
+                outs = inline(jax.make_jaxpr(operation.expand)(*avals), ins)
             else:
                 outs = [next(slots) for _ in eqn.outvars]
                 steps.append(_Step(eqn, ins, outs))
             env.update(zip(eqn.outvars, outs, strict=True))
         return [slot(v) for v in jaxpr.outvars]
 
-    inputs = [next(slots) for _ in jaxpr.invars]
-    outputs = inline(jaxpr, consts, inputs)
+    inputs = [next(slots) for _ in closed.in_avals]
+    outputs = inline(closed, inputs)
     # Some equations are needed only for derivatives. XLA drops them as well.
     needed, kept, seconds = set(outputs), [], 0.0
     for step in reversed(steps):
@@ -240,36 +240,18 @@ def _program(eqn: jex.JaxprEqn) -> Program:
             raise NotEvaluatedError(f"{name} of an empty array")
     if name == "bitcast_convert_type" and avals[0].shape != avals[1].shape:
         raise NotEvaluatedError("bitcast between dtypes of different widths")
-    return Program(RULES[name](eqn.params), _time(eqn))
-
-
-def _time(eqn: jex.JaxprEqn) -> float:
-    """An estimate of the seconds that NumPy takes for an equation of a jaxpr."""
-    entries = sum(math.prod(v.aval.shape) for v in eqn.outvars)  # pyright: ignore
+    entries = sum(math.prod(x.shape) for x in avals[len(eqn.invars) :])
     seconds = _OPERATION + _ENTRY * entries
-    if eqn.primitive.name == "dot_general":
+    if name == "dot_general":
         (axes, _), _ = eqn.params["dimension_numbers"]
-        shape = eqn.invars[0].aval.shape  # pyright: ignore
-        seconds += _PRODUCT * entries * math.prod(shape[axis] for axis in axes)
-    return seconds
-
-
-def _open(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
-    """Split a `ClosedJaxpr` into its jaxpr and its constants.
-
-    For a plain `Jaxpr`, the result is this jaxpr and no constants.
-    """
-    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
-
-
-def _body(jaxpr: Any) -> Program:
-    return _sequence(*_open(jaxpr))
+        multiplications = entries * math.prod(avals[0].shape[axis] for axis in axes)
+        seconds += _PRODUCT * multiplications
+    return Program(RULES[name](eqn.params), seconds)
 
 
 def _while(params: Mapping[str, Any]) -> Program:
-    (cond, before), (body, inside) = map(
-        _body, (params["cond_jaxpr"], params["body_jaxpr"])
-    )
+    cond, before = _sequence(params["cond_jaxpr"])
+    body, inside = _sequence(params["body_jaxpr"])
     first, second = params["cond_nconsts"], params["body_nconsts"]
 
     def loop(*args: np.ndarray) -> Sequence[np.ndarray]:
@@ -307,7 +289,7 @@ def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _scan(params: Mapping[str, Any]) -> Program:
-    (body, seconds), length = _body(params["jaxpr"]), params["length"]
+    (body, seconds), length = _sequence(params["jaxpr"]), params["length"]
     first, carried = scan_sizes(params)
     order = range(length)[:: -1 if params["reverse"] else 1]
     made = params["jaxpr"].out_avals[carried:]
@@ -327,7 +309,7 @@ def _scan(params: Mapping[str, Any]) -> Program:
 
 
 def _cond(params: Mapping[str, Any]) -> Program:
-    branches = [_body(branch) for branch in params["branches"]]
+    branches = [_sequence(branch) for branch in params["branches"]]
     last = len(branches) - 1
 
     def choose(i: np.ndarray, *args: np.ndarray) -> Sequence[np.ndarray]:
@@ -337,10 +319,7 @@ def _cond(params: Mapping[str, Any]) -> Program:
 
 
 # Operations that call a jaxpr.
-_CALLS = (
-    *("jit", "pjit", "closed_call", "checkpoint", "remat2"),
-    *("custom_jvp_call", "custom_vjp_call"),
-)
+_CALLS = "jit", "closed_call", "remat2", "custom_jvp_call", "custom_vjp_call"
 # The rules of loops and branches, by the operation's name.
 _CONTROL: dict[str, Callable[[Mapping[str, Any]], Program]] = {
     "while": _while,

@@ -214,18 +214,17 @@ def _has_word_pairs(key: Key, shape: Sequence[int]) -> bool:
     return generator_name(key) == "threefry2x32" and math.prod(shape) < 2**32
 
 
-def two_keys(key: Key) -> tuple[Key, Key]:
+def two_keys(key: Key) -> jax.Array:
     """Derive two keys of a generator that draws the same bits under `jax.vmap`.
 
-    JAX's generators rbg and unsafe_rbg draw other bits under `jax.vmap`. The results
-    are keys of ChaCha20 if the given key is, and otherwise keys of Threefry.
+    JAX's generators rbg and unsafe_rbg draw other bits under `jax.vmap`. The result is
+    an array of two keys. These are keys of ChaCha20 if the given key is one, and
+    otherwise keys of Threefry.
     """
     if generator_name(key) == chacha.NAME:
-        one, other = jax.random.split(key)
-        return one, other
+        return jax.random.split(key)
     words = jax.random.bits(key, (2, 2), jnp.uint32)
-    one, other = jax.random.wrap_key_data(words, impl="threefry2x32")
-    return one, other
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def _order_dependent_key(key: Key) -> Key:

@@ -117,8 +117,7 @@ def sharded_zeros(
     wanted = like(aval, shape, aval.dtype, leading=leading)
     sharding = wanted.sharding
     if sharding is None or not sharding.mesh.explicit_axes:
-        spec = [leading, *[None] * (len(shape) - 1)]
-        sharding = mesh and jax.NamedSharding(mesh, jax.P(*spec))
+        sharding = mesh and jax.NamedSharding(mesh, jax.P(leading))
     # If the sharding is None, JAX's default applies, as for any array outside a mesh.
     with enter_mesh(sharding):
         return jnp.zeros(wanted.shape, wanted.dtype, out_sharding=sharding)
@@ -194,11 +193,7 @@ def let_compiler_shard(
     mesh = explicit_mesh(arrays)
     if mesh is None:
         return function
-    shardings = jax.tree.map(
-        lambda spec: jax.NamedSharding(mesh, spec),
-        outputs,
-        is_leaf=lambda x: isinstance(x, jax.P),
-    )
+    shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), outputs)
     sharded = jax.sharding.auto_axes(
         function, axes=mesh.explicit_axes, out_sharding=shardings
     )

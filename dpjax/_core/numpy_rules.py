@@ -25,14 +25,11 @@ class NotEvaluatedError(NotImplementedError):
     """NumPy cannot evaluate an operation of a jaxpr, or would take too long."""
 
 
-def _divide(params: Mapping[str, Any]) -> Function:
-    def divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if x.dtype.kind in "fc":
-            return x / y
-        whole = ((x - np.fmod(x, y)) // y).astype(x.dtype)  # XLA rounds towards zero
-        return np.where(y == 0, ~np.zeros_like(x), whole)  # as XLA divides by zero
-
-    return divide
+def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if x.dtype.kind in "fc":
+        return x / y
+    whole = ((x - np.fmod(x, y)) // y).astype(x.dtype)  # XLA rounds towards zero
+    return np.where(y == 0, ~np.zeros_like(x), whole)  # as XLA divides by zero
 
 
 def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -50,15 +47,12 @@ def _integer_pow(params: Mapping[str, Any]) -> Function:
     return power
 
 
-def _select(params: Mapping[str, Any]) -> Function:
-    def select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
-        if not which.ndim:
-            return cases[int(which)]
-        if which.dtype == bool:
-            return np.where(which, cases[1], cases[0])
-        return np.choose(which, cases)
-
-    return select
+def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    if not which.ndim:
+        return cases[int(which)]
+    if which.dtype == bool:
+        return np.where(which, cases[1], cases[0])
+    return np.choose(which, cases)
 
 
 def _broadcast(params: Mapping[str, Any]) -> Function:
@@ -86,16 +80,12 @@ def _dot(params: Mapping[str, Any]) -> Function:
         own = [i for i in range(x.ndim) if i not in (*left, *batch)]
         its = [i for i in range(y.ndim) if i not in (*right, *other)]
         shape = [x.shape[i] for i in (*batch, *own)] + [y.shape[i] for i in its]
-        inner, many = _count(x, left), _count(x, batch)
+        inner, many = (math.prod(x.shape[i] for i in axes) for axes in (left, batch))
         x = x.transpose(*batch, *own, *left).reshape(many, -1, inner)
         y = y.transpose(*other, *right, *its).reshape(many, inner, -1)
         return np.matmul(x, y).reshape(shape)
 
     return dot
-
-
-def _count(x: np.ndarray, axes: Iterable[int]) -> int:
-    return math.prod(x.shape[axis] for axis in axes)
 
 
 def _slice(params: Mapping[str, Any]) -> Function:
@@ -118,13 +108,10 @@ def _dynamic_slice(params: Mapping[str, Any]) -> Function:
     return lambda x, *starts: x[_window(x, params["slice_sizes"], starts)]
 
 
-def _dynamic_update(params: Mapping[str, Any]) -> Function:
-    def update(x: np.ndarray, part: np.ndarray, *starts: np.ndarray) -> np.ndarray:
-        x = x.copy()
-        x[_window(x, part.shape, starts)] = part
-        return x
-
-    return update
+def _dynamic_update(x: np.ndarray, part: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x[_window(x, part.shape, starts)] = part
+    return x
 
 
 def _gather(params: Mapping[str, Any]) -> Function:
@@ -450,6 +437,7 @@ _OTHER_NAMES: dict[str, Function] = {
     "add_any": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
+    "div": _divide,
     "square": lambda x: x * x,
     "neg": operator.neg,
     "rem": _remainder,
@@ -481,6 +469,8 @@ _OTHER_NAMES: dict[str, Function] = {
     "copy": lambda x: x,
     "optimization_barrier": lambda *xs: xs,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "select_n": _select,
+    "dynamic_update_slice": _dynamic_update,
 }
 # For every operation, the rule that makes its function.
 RULES: dict[str, Rule] = {
@@ -491,9 +481,7 @@ RULES: dict[str, Rule] = {
     "erf_inv": _scipy("erfinv"),
     "lgamma": _scipy("gammaln"),
     "logistic": _scipy("expit"),
-    "div": _divide,
     "integer_pow": _integer_pow,
-    "select_n": _select,
     "round": _round,
     "reduce_precision": _reduce_precision,
     "iota": _iota,
@@ -515,7 +503,6 @@ RULES: dict[str, Rule] = {
     "sort": _sort,
     "gather": _gather,
     "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update,
     "scatter": _scatter(operator.setitem),  # pyright: ignore
     "scatter-add": _scatter(np.add.at),
     "scatter-max": _scatter(np.maximum.at),

@@ -86,13 +86,8 @@ def from_plain(kind: Any, value: Any, name: str) -> Any:
     kinds = (float,) if float in kinds else kinds
     for one in kinds:
         of, parts, fields = get_origin(one), get_args(one), _fields(one)
-        if fields is not None:
-            names = {"type", *fields}
-            if (
-                isinstance(value, dict)
-                and value.keys() == names
-                and (value["type"] == one.__name__)
-            ):
+        if fields is not None and isinstance(value, dict):
+            if value.keys() == {"type", *fields} and value["type"] == one.__name__:
                 return one(**{x: from_plain(fields[x], value[x], x) for x in fields})
         elif of is tuple and isinstance(value, list):
             return tuple(from_plain(parts[0], x, name) for x in value)

@@ -351,23 +351,26 @@ def _next_point(
 
 
 @without_compiler
-def find_bracket(first: Point, second: Point) -> tuple[jax.Array, Point, Point]:
+def find_bracket(
+    first: Point, second: Point
+) -> tuple[jax.Array, jax.Array, Point, Point]:
     """Sort the two points that `bracket` returned by the sign of the function.
 
     Returns:
-      Whether the function changes its sign between the points; the bad point, at which
-      the function is positive; and the good point, at which the function is at most 0.
-      If the sign does not change, both points are placeholders at the same parameter,
-      and the caller must not use the result of the search.
+      Whether the function changes its sign between the points; whether it is at most 0
+      at one of them; the bad point, at which the function is positive; and the good
+      point, at which the function is at most 0. If the sign does not change, the bad
+      and the good point are both at the second point's parameter. `close` then returns
+      this parameter.
     """
     crossed = (first.excess > 0) != (second.excess > 0)
 
-    def pick(x: jax.Array, y: jax.Array, spare: float) -> jax.Array:
+    def pick(x: jax.Array, y: jax.Array, spare: ArrayLike) -> jax.Array:
         return jnp.where(crossed, jnp.where(first.excess > 0, x, y), spare)
 
-    bad = Point(*map(pick, first, second, (1.0, 1.0)))
-    good = Point(*map(pick, second, first, (1.0, -1.0)))
-    return crossed, bad, good
+    bad = Point(*map(pick, first, second, (second.at, 1.0)))
+    good = Point(*map(pick, second, first, (second.at, -1.0)))
+    return crossed, crossed | (second.excess <= 0), bad, good
 
 
 def close(

@@ -24,6 +24,15 @@ def concrete(value: object) -> np.ndarray | None:
     return array.astype(np.float64) if array.dtype == object else array
 
 
+def concrete_numbers(name: str, value: object) -> None:
+    """Raise if a number in the value, a pytree, is traced."""
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(value)):
+        raise ValueError(
+            f"{name} must consist of concrete numbers, not traced values; got "
+            f"{value!r}."
+        )
+
+
 def _check(
     name: str, value: object, rule: str, holds: Callable[[np.ndarray], ArrayLike]
 ) -> None:
@@ -44,13 +53,9 @@ def positive(name: str, value: object) -> None:
 def positive_float(name: str, value: object) -> float:
     """Return a concrete, positive and finite number as a Python float, or raise."""
     scalar(name, value)
-    array = concrete(value)
-    if array is None:
-        raise ValueError(
-            f"{name} must be a concrete number, not a traced value; got {value!r}."
-        )
+    concrete_numbers(name, value)
     positive(name, value)
-    return float(array)
+    return float(np.asarray(value))
 
 
 def nonnegative(name: str, value: object, *, finite: bool = True) -> None:

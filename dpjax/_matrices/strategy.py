@@ -3,9 +3,21 @@
 A strategy is the lower-triangular matrix C of correlated noise C⁻¹z, where z is
 independent Gaussian noise. C is a `Toeplitz` matrix, a `Scaled` matrix (Toeplitz with
 rescaled columns), or the matrix of the binary `Tree`. A workload is the linear map that
-an optimizer applies to the gradient sums of all steps.
+an optimizer applies to the gradient sums of all steps. A `StrategySpec` is a strategy
+as plain Python numbers, which can be compared, hashed and serialized.
+
+A Toeplitz matrix is N(L) / D(L), a ratio of two polynomials that begin with 1, with L
+the shift by one step. The inverse is D(L) / N(L), and a product of matrices multiplies
+their numerators and their denominators. A recursion applies the matrix to vectors that
+arrive one step after the other. The recursion stores as many vectors as the longer
+polynomial has coefficients after its leading 1.
+
+Training uses float32. If training rounded the numbers of a strategy, training and the
+accountants would use different numbers. So each of these numbers must be a float32.
 """
 
+import functools
+import operator
 from typing import NamedTuple
 
 import jax
@@ -14,7 +26,133 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
-from dpjax._matrices.toeplitz import Toeplitz
+
+# Up to this number of coefficients, operations on numbers are faster than on arrays.
+_SHORT = 4
+
+
+class Toeplitz(NamedTuple):
+    """The strategy C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k), L the shift by one step.
+
+    C is the matrix of correlated noise C⁻¹z, where z is independent Gaussian noise.
+    This class is pure data and a pytree. `dpjax.correlated_noise` and the accountants
+    read the data.
+
+    Attributes:
+      numerator: n_1, n_2, ..., f[k].
+      denominator: d_1, d_2, ..., f[m].
+    """
+
+    numerator: ArrayLike
+    denominator: ArrayLike
+
+    def coefficients(self, n: int) -> jax.Array:
+        """The first n coefficients of C, f[n], which begin with c_0 = 1.
+
+        Entry (t, s) of C is c_{t−s} for s <= t.
+        """
+        return series(self.numerator, self.denominator, n)
+
+    def inverse_coefficients(self, n: int) -> jax.Array:
+        """The first n coefficients of C⁻¹, f[n], which begin with 1.
+
+        Let b be these coefficients, and let z_t be independent Gaussian vectors. Then
+        the correlated noise of step t is Σ_j b_j z_{t−j}.
+        """
+        return series(self.denominator, self.numerator, n)
+
+    def matrix(self, n: int) -> jax.Array:
+        """The first n rows and columns of the matrix C, f[n, n]."""
+        return lower(self.coefficients(n))
+
+    @property
+    def num_vectors(self) -> int:
+        """The number of vectors that a recursion for the noise C⁻¹z stores.
+
+        Each vector has the size of the parameters.
+        """
+        return max(np.shape(x)[-1] for x in self)
+
+
+def lower(c: jax.Array) -> jax.Array:
+    """The lower-triangular Toeplitz matrix f[n, n] with the coefficients c, f[n]."""
+    lag = np.subtract.outer(np.arange(c.size), np.arange(c.size))
+    # Above the diagonal the index is clamped to 0, and the entry replaced by 0.
+    return jnp.where(lag >= 0, c[np.maximum(lag, 0)], 0.0)
+
+
+def times(p: ArrayLike, q: ArrayLike) -> jax.Array:
+    """The coefficients of the product of two polynomials that begin with 1.
+
+    The arguments and the result omit this leading 1.
+    """
+    p, q = (jnp.concatenate([jnp.ones(1), jnp.asarray(x, float)]) for x in (p, q))
+    return jnp.convolve(p, q)[1:]
+
+
+def product(roots: ArrayLike) -> jax.Array:
+    """The coefficients of Π_k (1 − r_k L) after the leading 1, f[k].
+
+    The roots r_k are the reciprocals of the zeros of this polynomial in L.
+    """
+    factors = [-r[None] for r in jnp.asarray(roots)]
+    return functools.reduce(times, factors, jnp.zeros(0))
+
+
+def series(numerator: ArrayLike, denominator: ArrayLike, n: int) -> jax.Array:
+    """The first n coefficients of the power series of N / D, f[n].
+
+    The arguments are the coefficients of the polynomials N and D after their leading 1.
+    """
+    top = jnp.concatenate([jnp.ones(1), jnp.asarray(numerator, float)])
+    top = jnp.pad(top, (0, max(n - top.size, 0)))[:n]
+    bottom = jnp.asarray(denominator, top.dtype)
+    if not bottom.size:
+        return top
+
+    # h_t = n_t − Σ_k d_k h_{t−k}. Powers of the recursion's companion matrix would need
+    # fewer sequential steps, but their terms cancel where poles are close together.
+    def step(last: jax.Array, driven: jax.Array) -> tuple[jax.Array, jax.Array]:
+        now = driven - bottom @ last
+        return jnp.concatenate([now[None], last[:-1]]), now
+
+    def short_step(last: tuple[jax.Array, ...], driven: jax.Array):
+        products = (d * h for d, h in zip(taps, last, strict=True))
+        now = driven - functools.reduce(operator.add, products)
+        return (now, *last[:-1]), now
+
+    if bottom.size > _SHORT:
+        return jax.lax.scan(step, jnp.zeros_like(bottom), top)[1]
+    taps = [bottom[k] for k in range(bottom.size)]
+    return jax.lax.scan(short_step, (jnp.zeros_like(top[0]),) * bottom.size, top)[1]
+
+
+def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
+    """An upper bound on the L2 norm of the rounding errors of h, f[].
+
+    The strategy is N / D for two polynomials N and D. h has the first n coefficients
+    of its power series, as `series` computed them by a recursion. Let r be the rounding
+    errors of the recursion's steps. Then D h = N − r, and the error of h is r / D. Let
+    g be the computed coefficients of 1 / D, and s the rounding errors of the recursion
+    for g. Then D g = 1 − s, and so 1 / D = g / (1 − s). For power series a and b cut
+    off at n terms, ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁. Therefore the error has
+    norm ‖r g / (1 − s)‖₂ <= ‖r‖₂ ‖g‖₁ / (1 − ‖s‖₁).
+    """
+    n, bottom = h.size, jnp.asarray(strategy.denominator, h.dtype)
+    if not bottom.size:
+        return jnp.zeros((), h.dtype)
+    g = series(jnp.zeros(0), bottom, n)
+    # A step of the recursion has at most bottom.size + 4 roundings. These roundings are
+    # relative to the sizes of the step's terms, which the norms below bound.
+    unit = (bottom.size + 4) * jnp.finfo(h.dtype).eps
+    taps = 2 + jnp.sum(jnp.abs(bottom))
+    top = jnp.linalg.norm(jnp.asarray(strategy.numerator, h.dtype)) + 1
+    r = unit * (taps * jnp.linalg.norm(h) + top)
+    s = unit * (taps * jnp.sum(jnp.abs(g)) + 1)
+    inverse = jnp.sum(jnp.abs(g)) / (1 - s)
+    # The factor 1.1 covers the rounding of the sums in this bound itself. The geometric
+    # series 1 / (1 − s) needs s < 1. From s = 1/2 on, the bound is infinite.
+    return jnp.where(s < 0.5, 1.1 * inverse * r, jnp.inf)
 
 
 class Workload(NamedTuple):
@@ -57,11 +195,7 @@ def check_workload(
                 f"num_steps, {num_steps}; got {size} numbers."
             )
     if to_optimize:
-        if any(validate.concrete(x) is None for x in workload):
-            raise ValueError(
-                "workload must have concrete numbers, not traced values; got "
-                f"{workload!r}."
-            )
+        validate.concrete_numbers("workload", workload)
         if not np.any(np.asarray(workload.rates)):
             raise ValueError(
                 f"workload must have at least one rate above 0; got {workload!r}."
@@ -158,3 +292,130 @@ def toeplitz_and_factors(strategy: Toeplitz | Scaled) -> tuple[Toeplitz, ArrayLi
     if isinstance(strategy, Scaled):
         return strategy.strategy, strategy.factors
     return strategy, np.ones(1)
+
+
+def float32_polynomials(strategy: Toeplitz) -> list[np.ndarray]:
+    """The numerator and the denominator of a strategy, as concrete arrays f[k].
+
+    Raises:
+      ValueError: a coefficient is traced, not finite, or not exact in float32.
+    """
+    known: list[np.ndarray] = []
+    for name, given in zip(Toeplitz._fields, strategy, strict=True):
+        x = _concrete(name, given, 1)
+        _check_float32(name, x, "finite numbers", np.isfinite(x))
+        known.append(x)
+    return known
+
+
+def float32_factors(strategy: Scaled) -> np.ndarray:
+    """The factors of a scaled strategy, f32[T].
+
+    Raises:
+      ValueError: the factors are traced, out of range, or not exact in float32.
+    """
+    f = _concrete("factors", strategy.factors, 1)
+    _check_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
+    return f.astype(np.float32)
+
+
+def float32_decay(decay: ArrayLike) -> np.ndarray:
+    """The decay of a binary tree's strategy, as a concrete number f[].
+
+    Raises:
+      ValueError: the decay is traced, not in [0, 1), or not exact in float32.
+    """
+    beta = _concrete("decay", decay, 0)
+    _check_float32("decay", beta, "in [0, 1), a number", (beta >= 0) & (beta < 1))
+    return beta
+
+
+def _concrete(name: str, given: object, ndim: int) -> np.ndarray:
+    x = validate.concrete(given)
+    if x is None or x.ndim != ndim:
+        kind = "vector" if ndim else "number"
+        raise ValueError(
+            f"the strategy's {name} must be a concrete {kind}; got {given!r}."
+        )
+    return x
+
+
+def _check_float32(name: str, x: np.ndarray, rule: str, good: np.ndarray) -> None:
+    if not np.all(good & (x.astype(np.float32) == x)):
+        raise ValueError(
+            f"the strategy's {name} must be {rule} that float32 represents exactly, "
+            f"as functions of dpjax.strategies return them; got {x!r}."
+        )
+
+
+class StrategySpec(NamedTuple):
+    """The numbers that determine the matrix C of correlated noise C⁻¹z.
+
+    C is the matrix of the binary tree mechanism (`Tree`), or a Toeplitz matrix with
+    rescaled columns: C = (1 + Σ n_k L^k) / (1 + Σ d_k L^k) diag(1 / f). Here L is the
+    shift by one step.
+
+    Attributes:
+      numerator: n_1, n_2, ...
+      denominator: d_1, d_2, ...
+      factors: f, one number for each step; () if all factors are 1.
+      tree_decay: the decay β of the momentum for which `Tree` is made; None if C is a
+        Toeplitz matrix with rescaled columns.
+    """
+
+    numerator: tuple[float, ...] = ()
+    denominator: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()
+    tree_decay: float | None = None
+
+    def strategy(self, num_steps: int) -> Strategy:
+        """The strategy that these numbers describe, for a run of num_steps steps.
+
+        The numbers of later steps are left out.
+        """
+        if self.tree_decay is not None:
+            return Tree(np.float64(self.tree_decay))
+        toeplitz = self.toeplitz(num_steps)
+        factors = np.array(self.factors[:num_steps], np.float64)
+        return Scaled(toeplitz, factors) if factors.size else toeplitz
+
+    def toeplitz(self, num_steps: int) -> Toeplitz:
+        """The Toeplitz matrix T of C = T diag(1 / f), for a run of num_steps steps.
+
+        The result has at most num_steps coefficients n_k and as many d_k. Further
+        coefficients do not change the first num_steps rows of C.
+        """
+        rows = self.numerator, self.denominator
+        return Toeplitz(*(np.array(x[:num_steps], np.float64) for x in rows))
+
+    def __str__(self) -> str:
+        """The matrix C as a phrase, with polynomials in the shift L by one step."""
+        if self.tree_decay is not None:
+            return f"the matrix of the binary tree for momentum of {self.tree_decay}"
+        top, bottom = (
+            " ".join(["1", *(f"{x:+.9g} L^{k}" for k, x in enumerate(row, 1))])
+            for row in self[:2]
+        )
+        by_step = ", with its columns divided by a factor for each step" * bool(
+            self.factors
+        )
+        return f"({top}) / ({bottom}), where L is the shift by one step{by_step}"
+
+
+def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:
+    """The plain numbers of a strategy, for a run of num_steps steps.
+
+    Raises:
+      ValueError: a number is traced, float32 cannot represent a number exactly, or the
+        strategy is invalid for num_steps steps.
+    """
+    check_strategy(strategy, num_steps)
+    # The numbers are exact in float32, so they are exact as Python floats, too.
+    if isinstance(strategy, Tree):
+        return StrategySpec(tree_decay=float(float32_decay(strategy.decay)))
+    factors = float32_factors(strategy) if isinstance(strategy, Scaled) else ()
+    rows = *float32_polynomials(toeplitz_and_factors(strategy)[0]), factors
+    numerator, denominator, factors = (
+        tuple(np.asarray(x, np.float64).tolist()) for x in rows
+    )
+    return StrategySpec(numerator, denominator, factors)

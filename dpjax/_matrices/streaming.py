@@ -16,11 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
 from dpjax._core.typing import Tree as Leaves
-from dpjax._matrices.strategy import LEAST, MOST, Scaled, Strategy, Tree
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.strategy import (
+    Scaled,
+    Strategy,
+    Tree,
+    float32_decay,
+    float32_factors,
+    float32_polynomials,
+)
 
 Draw = Callable[[jax.Array], Leaves]
 
@@ -51,7 +56,7 @@ def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
         return _scale_stream(buffered_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
         return buffered_tree(tree_weights(strategy.decay, num_steps))
-    return _buffered_recursion(*_float32_polynomials(strategy))
+    return _buffered_recursion(*float32_polynomials(strategy))
 
 
 def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
@@ -66,7 +71,7 @@ def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
         return _scale_stream(recomputed_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
         return _recomputed_tree(tree_weights(strategy.decay, num_steps))
-    numerator, denominator = _float32_polynomials(strategy)
+    numerator, denominator = float32_polynomials(strategy)
     if numerator.size:
         raise ValueError(
             "buffer must be 'stored' for a strategy whose C⁻¹ is not banded; got "
@@ -87,7 +92,7 @@ def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     if isinstance(strategy, Tree):
         weights = tree_weights(strategy.decay, num_steps)
         return buffered_tree(-weights, keeps_result=True)
-    numerator, denominator = _float32_polynomials(strategy)
+    numerator, denominator = float32_polynomials(strategy)
     # C = N(L) / D(L): the filter of C⁻¹ with its polynomials exchanged.
     return _buffered_recursion(denominator, numerator)
 
@@ -99,19 +104,19 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
     returns, and u is the unit roundoff of the dtype.
     """
     if isinstance(strategy, Scaled):
-        smallest = float(np.min(_concrete("factors", strategy.factors, 1)))
+        smallest = float(np.min(float32_factors(strategy)))
         # Dividing a sum by its factor rounds once, and changes the largest sum.
         return (rounding_gain(strategy.strategy, num_steps) + 1) / smallest
     if isinstance(strategy, Tree):
         weights = np.abs(np.asarray(tree_weights(strategy.decay, num_steps)))
         # Σ_i β^i bounds a result, and also the total effect of an error at each node.
-        decay = float(_concrete("decay", strategy.decay, 0))
+        decay = float(float32_decay(strategy.decay))
         powers = decay ** np.arange(min(num_steps, 2**20))
         largest = float(np.sum(powers)) * (1 + 1e-6)
         return 3 * (weights.size + 1) * largest**2 + 1
     from scipy.signal import lfilter  # here, since importing SciPy takes long
 
-    numerator, denominator = _float32_polynomials(strategy)
+    numerator, denominator = float32_polynomials(strategy)
     n, d = (np.append(1.0, x.astype(np.float64)) for x in (numerator, denominator))
     impulse = np.zeros(num_steps)
     impulse[0] = 1.0
@@ -127,7 +132,7 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
 
 def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
     """Change a stream: the input `draw(t)` is divided by the strategy's factor f_t."""
-    factors = _checked_factors(strategy)
+    factors = float32_factors(strategy)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         def divided(step: jax.Array) -> Leaves:
@@ -139,50 +144,9 @@ def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
     return recipe._replace(noise=noise)
 
 
-def _in_float32(name: str, value: object, rule: str, good: np.ndarray) -> None:
-    # Training uses float32. If training would round a number, training and the
-    # accountants would use different numbers. So such a number raises an error.
-    held = np.asarray(value).astype(np.float32) == value
-    if not np.all(good & held):
-        raise ValueError(
-            f"the strategy's {name} must be {rule} that float32 represents exactly, "
-            f"as functions of dpjax.strategies return them; got {value!r}."
-        )
-
-
-def _concrete(name: str, given: object, ndim: int) -> np.ndarray:
-    x = validate.concrete(given)
-    if x is None or x.ndim != ndim:
-        kind = "vector" if ndim else "number"
-        raise ValueError(f"the strategy's {name} must be a concrete {kind}; got {x!r}.")
-    return x
-
-
-def _float32_polynomials(strategy: Toeplitz) -> tuple[np.ndarray, np.ndarray]:
-    """The numerator and denominator of a strategy as exact, concrete float32 arrays."""
-    known: list[np.ndarray] = []
-    for name, given in zip(Toeplitz._fields, strategy, strict=True):
-        x = _concrete(name, given, 1)
-        _in_float32(name, x, "finite numbers", np.isfinite(x))
-        known.append(x)
-    numerator, denominator = known
-    return numerator, denominator
-
-
-def _checked_factors(strategy: Scaled) -> np.ndarray:
-    """Return the factors of a scaled strategy, f32[T].
-
-    Raises:
-      ValueError: the factors are traced, out of range, or not exact in float32.
-    """
-    f = _concrete("factors", strategy.factors, 1)
-    _in_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
-    return f.astype(np.float32)
-
-
 def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
     """Change a stream: the noise of step t is scaled by the strategy's factor f_t."""
-    factors = _checked_factors(strategy)
+    factors = float32_factors(strategy)
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         noise, memory = recipe.noise(draw, step, memory)
@@ -270,9 +234,7 @@ def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
     if isinstance(decay, Tracer) and decay.dtype == np.float32:
         power = jnp.power(decay[None], sizes.astype(np.float32))
         return jnp.where((decay >= 0) & (decay < 1), -power, jnp.nan)
-    beta = _concrete("decay", decay, 0)
-    _in_float32("decay", beta, "in [0, 1), a number", (beta >= 0) & (beta < 1))
-    return -np.power(np.float64(beta), sizes).astype(np.float32)
+    return -np.power(np.float64(float32_decay(decay)), sizes).astype(np.float32)
 
 
 def node_level(step: jax.Array) -> jax.Array:

@@ -25,8 +25,14 @@ import numpy as np
 
 from dpjax import strategies, workloads
 from dpjax._core import validate
-from dpjax._matrices.spec import StrategySpec, spec_of
-from dpjax._matrices.strategy import Strategy, Tree, Workload, check_workload
+from dpjax._matrices.strategy import (
+    Strategy,
+    StrategySpec,
+    Tree,
+    Workload,
+    check_workload,
+    spec_of,
+)
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of
 from dpjax._plan.parameters import QuantileClip, RunParameters
 from dpjax.accounting import correlated

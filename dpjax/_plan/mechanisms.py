@@ -26,7 +26,7 @@ from dpjax import sampling
 from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike
-from dpjax._matrices.spec import StrategySpec
+from dpjax._matrices.strategy import StrategySpec
 from dpjax._plan.parameters import RunParameters
 from dpjax.accounting import events
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION

@@ -24,8 +24,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Tree
-from dpjax._matrices.spec import StrategySpec
-from dpjax._matrices.strategy import Strategy
+from dpjax._matrices.strategy import Strategy, StrategySpec
 
 # The maximum number of distinct values of a schedule. If a schedule varies by a factor
 # of ten, the ratio of neighbouring levels is 1.33.

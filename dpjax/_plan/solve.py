@@ -420,14 +420,13 @@ def _guess(run: RunParameters) -> _amplified.Start:
     """
     mechanism = mechanism_of(run)
     epochs = run.num_steps / mechanism.steps_per_epoch(run.batch_size)
-    # In random bins, an example takes part in the same step of all epochs.
-    square = max(epochs, 1.0) if run.sampling == "random_bins" else 1.0
     start = _amplified.central_limit(
         run.epsilon,
         run.delta,
         rate=run.batch_size / run.num_examples,
-        draws=run.num_steps / square,
-        square=square,
+        num_steps=run.num_steps,
+        # In random bins, an example takes part in the same step of all epochs.
+        repeats=epochs if run.sampling == "random_bins" else 1.0,
     )
     if not isinstance(mechanism.event(run), Composed):
         return start

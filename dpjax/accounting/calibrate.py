@@ -63,19 +63,6 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
 
 
 @without_compiler
-def _find_parameter(
-    crossed: jax.Array, closed: jax.Array, end: searches.Point
-) -> tuple[jax.Array, jax.Array]:
-    """The parameter at which a search ends, and whether its ε meets the target.
-
-    `crossed` says whether the search found two parameters between which ε crosses the
-    target. If so, the result is `closed`, the best parameter between these two.
-    Otherwise the result is the parameter of `end`, the last point of the search.
-    """
-    return jnp.where(crossed, closed, end.at), crossed | (end.excess <= 0)
-
-
-@without_compiler
 def _clip(x: jax.Array, ends: _Ends) -> jax.Array:
     return jnp.clip(x, ends.least, ends.most)
 
@@ -168,10 +155,9 @@ def solve(
         beginning = _clip(jnp.asarray(start, jnp.float64), ends)
         traced = _is_traced(epsilon_near(beginning)) or _is_traced(target)
         first, second = searches.bracket(excess, beginning, increasing, ends)
-        crossed, bad, good = searches.find_bracket(first, second)
+        crossed, met, bad, good = searches.find_bracket(first, second)
         closed = searches.close(excess, bad, good, _CLOSE[dtype.itemsize], log=True)
-        solution, met = _find_parameter(crossed, closed, second)
-        solution = round_parameter(_stop_gradient(solution))
+        solution = round_parameter(_stop_gradient(closed))
         if _is_traced(met):
             solution = jnp.where(met, solution, 0.0 if increasing else jnp.inf)
         elif not met:

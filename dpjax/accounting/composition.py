@@ -62,8 +62,7 @@ def check_event(event: Event) -> None:
     for path, number in jax.tree.leaves_with_path(event):
         name = f"{jax.tree_util.keystr(path)} of {type(event).__name__}"
         validate.scalar(name, number)
-        if validate.concrete(number) is None:
-            raise ValueError(f"{name} must be a concrete number, not a traced value.")
+        validate.concrete_numbers(name, number)
         validate.nonnegative(name, number, finite=False)
     for name in ("delta", "total_variation"):
         if not getattr(event, name, 0.0) < 1:

@@ -15,7 +15,7 @@ import jax
 
 from dpjax._core import plain, validate
 from dpjax._core.typing import Adjacency, ArrayLike
-from dpjax._matrices.spec import StrategySpec
+from dpjax._matrices.strategy import StrategySpec
 from dpjax.accounting import _repetitions
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dpjax._core import rounding, searches, validate
 from dpjax._core.float64 import cast, default_float, float64, scope
 from dpjax._core.searches import Point
 from dpjax._core.typing import Adjacency, ArrayLike
-from dpjax._matrices.spec import StrategySpec
+from dpjax._matrices.strategy import StrategySpec
 from dpjax.accounting import correlated, events, gdp, pld, pure, truncation
 from dpjax.accounting._selected import Profile as Profile
 from dpjax.accounting._selected import Selected

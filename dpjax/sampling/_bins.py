@@ -48,17 +48,16 @@ def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
     2⁻¹²⁸ to the error in total variation. So a group's error is less than (g + 1)
     2⁻¹²⁸, and the error of the result is less than n 2⁻¹²⁷.
     """
-    own, key = jax.random.split(key)
-    # `most` is static and n is not. So the shape is the largest digit, and a mask
-    # selects the number of coins that the digit of n gives.
-    times = min(most, 2**_DIGIT - 1)
-    coins = jax.random.bits(own, (times,), jnp.uint8) & np.uint8(1)
-    first = jnp.arange(times) < n % 2**_DIGIT
-    heads = jnp.sum(jnp.where(first, coins.astype(jnp.int32), 0), dtype=jnp.int32)
-    for shift in range(_DIGIT, most.bit_length(), _DIGIT):
+    heads = jnp.zeros((), jnp.int32)
+    for shift in range(0, most.bit_length(), _DIGIT):
         own, key = jax.random.split(key)
+        # `most` is static and n is not. So the shape is the largest digit, and a mask
+        # selects the number of groups that the digit of n gives.
         times = min(most >> shift, 2**_DIGIT - 1)
-        sums = _binomial.draws(own, 2**shift, 0.5, times)
+        if shift:
+            sums = _binomial.draws(own, 2**shift, 0.5, times)
+        else:  # single coins
+            sums = (jax.random.bits(own, (times,), jnp.uint8) & 1).astype(jnp.int32)
         first = jnp.arange(times) < (n >> shift) % 2**_DIGIT
         heads += jnp.sum(jnp.where(first, sums, 0), dtype=jnp.int32)
     return heads

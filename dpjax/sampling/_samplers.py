@@ -152,9 +152,8 @@ def poisson(
     """
     n, b = check_sizes(num_examples=num_examples, max_batch_size=max_batch_size)
     validate.closed_unit("sampling_rate", sampling_rate)
-    return _poisson(
-        n, float(sampling_rate), b, sampler_key(key, "sampling.poisson", "step", step)
-    )
+    own = sampler_key(key, "sampling.poisson", "step", step)
+    return _poisson(n, float(sampling_rate), b, own)
 
 
 def _poisson(n: int, rate: float, b: int, key: jax.Array) -> Batch:
@@ -255,9 +254,8 @@ def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
     there = number < -(-n // b)
     # Step 0 replaces a step out of range. Otherwise the product could wrap around to
     # the position of an example.
-    places = jnp.where(there, number, 0) * np.uint32(b) + jnp.arange(
-        b, dtype=jnp.uint32
-    )
+    first = jnp.where(there, number, 0) * np.uint32(b)
+    places = first + jnp.arange(b, dtype=jnp.uint32)
     mask = there & (places < n)
     return jnp.where(mask, places, 0), mask
 

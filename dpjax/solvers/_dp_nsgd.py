@@ -17,10 +17,8 @@ from dpjax._core.typing import (
     ScalarOrSchedule,
     Tree,
 )
-from dpjax._matrices.spec import StrategySpec, spec_of
-from dpjax._matrices.strategy import Scaled
+from dpjax._matrices.strategy import Scaled, StrategySpec, Toeplitz, spec_of
 from dpjax._matrices.strategy import Tree as TreeStrategy
-from dpjax._matrices.toeplitz import Toeplitz
 from dpjax.accounting import correlated, gdp
 from dpjax.accounting.correlated._error import variances
 from dpjax.accounting.profiles import Gaussian, Guarantee

@@ -23,8 +23,8 @@ never imports this package.
 """
 
 from dpjax._matrices.strategy import Scaled as Scaled
+from dpjax._matrices.strategy import Toeplitz as Toeplitz
 from dpjax._matrices.strategy import Tree as Tree
-from dpjax._matrices.toeplitz import Toeplitz as Toeplitz
 from dpjax.strategies._amplified import Amplified as Amplified
 from dpjax.strategies._amplified import amplified as amplified
 from dpjax.strategies._making import banded as banded
@@ -36,4 +36,4 @@ from dpjax.strategies._making import scaled as scaled
 from dpjax.strategies._making import tree as tree
 from dpjax.strategies._optimize import Optimized as Optimized
 from dpjax.strategies._optimize import optimize as optimize
-from dpjax.strategies._schedule import scheduled as scheduled
+from dpjax.strategies._optimize import scheduled as scheduled

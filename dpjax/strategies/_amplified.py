@@ -12,7 +12,6 @@ multiplier that the target ε requires. The search compares the errors at these 
 multipliers. The exact noise multiplier is computed only for the best strategy.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -24,8 +23,7 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY
 from dpjax._core.searches import secants
-from dpjax._matrices.strategy import Workload, check_workload
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.strategy import Toeplitz, Workload, check_workload
 from dpjax.accounting import _estimates, calibrate
 from dpjax.accounting.correlated import epsilon as epsilon_of
 from dpjax.accounting.correlated import error, mu
@@ -179,42 +177,15 @@ def _search(goal: _Goal) -> tuple[Amplified, Start]:
     Returns:
       The estimate, and the first point of a search for the exact noise multiplier.
     """
-    workload, epsilon, delta, asked = goal
-    at = functools.partial(_estimate_noise, goal)
-    steps, n_b = asked["num_steps"], asked["steps_per_epoch"]
+    sampling, num_steps = goal.asked["sampling"], goal.asked["num_steps"]
+    n_b = goal.asked["steps_per_epoch"]
     # In random bins, an example takes part in the same step of all epochs.
-    square = max(steps / n_b, 1.0) if asked["sampling"] == "random_bins" else 1.0
+    repeats = num_steps / n_b if sampling == "random_bins" else 1.0
     start = central_limit(
-        epsilon, delta, rate=1 / n_b, draws=steps / square, square=square
+        goal.epsilon, goal.delta, rate=1 / n_b, num_steps=num_steps, repeats=repeats
     )
-    if asked["sampling"] == "cyclic_poisson":
-
-        def step(strategy: Toeplitz, noise: float) -> Composed:
-            # As in `accounting.correlated.epsilon`.
-            bands = 1 + np.size(strategy.numerator)
-            noise = noise / float(np.linalg.norm(np.append(1.0, strategy.numerator)))
-            rate = min(1.0, bands / n_b)
-            event = PoissonGaussian(noise, rate, asked["adjacency"])
-            return Composed((Repeated(event, -(-steps // bands)),))
-
-        def near(strategy: Toeplitz, start: Start, limit: float = math.inf):
-            event = functools.partial(step, strategy)
-            return at(strategy, refine(start, event, epsilon, delta), limit)
-
-        return _best_bands(near, start, workload, steps, n_b)
-    return _best_decay(at, start, functools.partial(_mu, asked))
-
-
-def _mu(asked: dict[str, Any], strategy: Toeplitz) -> float:
-    """The GDP parameter μ of a strategy at noise multiplier 1, without amplification.
-
-    This μ holds even if the attacker knows the steps in which the example takes part.
-    `asked` has the keyword arguments of `accounting.correlated.epsilon` that describe
-    the run.
-    """
-    sizes = {name: x for name, x in asked.items() if name != "sampling"}
-    order = "fixed" if asked["sampling"] == "random_bins" else "reshuffled"
-    return float(mu(strategy, 1.0, order=order, **sizes))
+    search = _best_bands if sampling == "cyclic_poisson" else _best_decay
+    return search(goal, start)
 
 
 def _simplify(found: Amplified) -> Amplified:
@@ -239,25 +210,27 @@ def _required_noise(goal: _Goal, strategy: Toeplitz, start: float) -> Amplified:
 
 
 def central_limit(
-    epsilon: float, delta: float, *, rate: float, draws: float, square: float = 1.0
+    epsilon: float, delta: float, *, rate: float, num_steps: int, repeats: float
 ) -> Start:
     """The start of a search for a noise multiplier, by the central limit theorem.
 
     Let an example be in each of k draws with probability q, and let it move the sums by
     s in each of these draws. Then the run is about μ-GDP with
     μ² = k q² (e^{s²/σ²} − 1). Such a run is about (ε, δ)-DP where μ² is about
-    2 (√(ε + log 1/δ) − √(log 1/δ))².
+    2 (√(ε + log 1/δ) − √(log 1/δ))². If the example takes part in the same step of r
+    epochs, these r steps are one draw with s² = r.
 
     Args:
       epsilon: ε of the run.
       delta: δ of the run.
       rate: q.
-      draws: k.
-      square: s².
+      num_steps: k r.
+      repeats: r, which counts as 1 if it is below 1.
     """
+    square = max(repeats, 1.0)
     log = -math.log(delta)
     mu = math.sqrt(2) * (math.sqrt(epsilon + log) - math.sqrt(log))
-    ratio = mu * mu / (draws * rate * rate)
+    ratio = mu * mu / (num_steps / square * rate * rate)
     # For extreme targets, the clamp prevents a division by zero and overflow.
     told = math.log1p(min(max(ratio, 1e-9), 1e9))  # s²/σ²
     # Measured: log ε falls about 1.3 times as fast as log (e^{s²/σ²} − 1) / 2.
@@ -349,47 +322,61 @@ def _estimate_noise(
     return found, Start(found.noise_multiplier, start.slope)
 
 
-def _best_bands(
-    at: Any, start: Start, workload: Workload, num_steps: int, n_b: int
+def _estimate_banded(
+    goal: _Goal, strategy: Toeplitz, start: Start, limit: float = math.inf
 ) -> tuple[Amplified, Start]:
+    """Do as `_estimate_noise` for a banded strategy and cyclic Poisson sampling.
+
+    The search starts at an estimate of its result, which takes less time than ε.
+    """
+    n_b, adjacency = goal.asked["steps_per_epoch"], goal.asked["adjacency"]
+    bands = 1 + np.size(strategy.numerator)
+    norm = float(np.linalg.norm(np.append(1.0, strategy.numerator)))
+
+    def event(noise: float) -> Composed:
+        # As in `accounting.correlated.epsilon`.
+        step = PoissonGaussian(noise / norm, min(1.0, bands / n_b), adjacency)
+        return Composed((Repeated(step, -(-goal.asked["num_steps"] // bands)),))
+
+    start = refine(start, event, goal.epsilon, goal.delta)
+    return _estimate_noise(goal, strategy, start, limit)
+
+
+def _best_bands(goal: _Goal, start: Start) -> tuple[Amplified, Start]:
     """The strategy with the least error among banded strategies of 1, 2, 4, ... bands.
 
     The search stops once two consecutive numbers of bands do not lower the error.
 
     Args:
-      at: a function of a strategy, the start of a secant search, and optionally a limit
-        of the error above which no result is needed. The function estimates the
-        strategy's noise multiplier and error, as `_estimate_noise` does.
+      goal: the workload, the target of ε, and the run.
       start: the start of the first secant search.
-      workload: the workload in which the error is measured.
-      num_steps: the number of steps.
-      n_b: the number of steps per epoch.
 
     Returns:
       The strategy with its noise multiplier and error, and the start of a search for a
       similar strategy.
     """
-    best, start = at(_making.independent(), start)
+    num_steps = goal.asked["num_steps"]
+    best, start = _estimate_banded(goal, _making.independent(), start)
     worse, bands = 0, 2
-    while worse < 2 and bands <= min(n_b, num_steps):
+    while worse < 2 and bands <= min(goal.asked["steps_per_epoch"], num_steps):
         # Two steps of one example that are p or more apart move different rows of C x.
         # So the sensitivity of one step is the norm of a column of C, as if every
         # example took part once. Hence steps_per_epoch is num_steps.
         strategy = _optimize.optimize(
             "banded",
-            workload,
+            goal.workload,
             num_steps=num_steps,
             steps_per_epoch=num_steps,
             num_vectors=bands - 1,
         )
-        found, near = at(Toeplitz(*strategy), start, best.error)
+        found, near = _estimate_banded(goal, Toeplitz(*strategy), start, best.error)
         worse = 0 if found.error < best.error else worse + 1
         best, start = (found, near) if found.error < best.error else (best, start)
         bands *= 2
     return best, start
 
 
-def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
+def _best_decay(goal: _Goal, start: Start) -> tuple[Amplified, Start]:
     """The geometric strategy C = 1 / (1 − λL) with the least error, for λ on a grid.
 
     L is the shift by one step. A second, finer grid surrounds the best λ of the first
@@ -397,17 +384,15 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
     lower the error.
 
     Args:
-      at: a function of a strategy, the start of a secant search, and a limit of the
-        error above which no result is needed. The function estimates the strategy's
-        noise multiplier and error, as `_estimate_noise` does.
+      goal: the workload, the target of ε, and the run.
       start: the start of the first secant search.
-      mu_of: a function that computes a strategy's GDP parameter μ at noise multiplier
-        1, as `_mu` does.
 
     Returns:
       The strategy with its noise multiplier and error, and the start of a search for a
       similar strategy.
     """
+    sizes = {name: x for name, x in goal.asked.items() if name != "sampling"}
+    order = "fixed" if goal.asked["sampling"] == "random_bins" else "reshuffled"
     looks: list[_Look] = []
 
     def best() -> _Look:
@@ -417,7 +402,8 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
         # The strategy with λ = 0 has the same array shapes as all others, so that one
         # compiled program evaluates all of them.
         strategy = _making.geometric(-np.expm1(-x))
-        unit, near, limit = mu_of(strategy), start, math.inf
+        unit = float(mu(strategy, 1.0, order=order, **sizes))
+        near, limit = start, math.inf
         if looks:
             # The noise per unit of μ, as estimated from the two nearest results.
             one, *others = sorted(looks, key=lambda look: abs(look.x - x))
@@ -427,7 +413,7 @@ def _best_decay(at: Any, start: Start, mu_of: Any) -> tuple[Amplified, Start]:
                 log += rise * (x - one.x) / (other.x - one.x)
             near = one.start._replace(noise_multiplier=math.exp(log) * unit)
             limit = best().found.error
-        looks.append(_Look(x, unit, *at(strategy, near, limit)))
+        looks.append(_Look(x, unit, *_estimate_noise(goal, strategy, near, limit)))
 
     step = -np.log(_NEAREST) / (_COARSE - 1)
     for k in range(_COARSE):

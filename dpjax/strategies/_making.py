@@ -10,8 +10,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
-from dpjax._matrices.strategy import LEAST, MOST, Scaled, Tree
-from dpjax._matrices.toeplitz import Toeplitz, product
+from dpjax._matrices.strategy import LEAST, MOST, Scaled, Toeplitz, Tree, product
 
 
 def independent() -> Toeplitz:

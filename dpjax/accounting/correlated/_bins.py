@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.float64 import ULP, float64
-from dpjax._matrices.toeplitz import Toeplitz, series_error
+from dpjax._matrices.strategy import Toeplitz, series_error
 from dpjax.accounting._numerics import gaussian
 from dpjax.accounting._numerics.convex_order import spread
 from dpjax.accounting._numerics.pld.composition import epsilon_of

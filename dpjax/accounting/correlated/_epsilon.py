@@ -10,7 +10,7 @@ from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices import strategy as matrices
-from dpjax._matrices.toeplitz import Toeplitz
+from dpjax._matrices.strategy import Toeplitz
 from dpjax.accounting import _schedule, gdp, pld
 from dpjax.accounting.correlated import _bins
 from dpjax.accounting.correlated._mu import mu_of_strategy

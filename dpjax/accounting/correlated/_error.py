@@ -11,8 +11,7 @@ from dpjax._core import validate
 from dpjax._core.float64 import float64
 from dpjax._core.typing import ArrayLike
 from dpjax._matrices import strategy as matrices
-from dpjax._matrices.strategy import Strategy, Tree, Workload
-from dpjax._matrices.toeplitz import Toeplitz, series, times
+from dpjax._matrices.strategy import Strategy, Toeplitz, Tree, Workload, series, times
 
 
 def square_error(

@@ -7,7 +7,6 @@ from dpjax._core import validate
 from dpjax._core.float64 import ULP, float64
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices import strategy as matrices
-from dpjax._matrices.toeplitz import Toeplitz, series_error
 from dpjax.accounting import _schedule, tree
 from dpjax.accounting._schedule import Order, Schedule, mu_of_sensitivity
 from dpjax.accounting.correlated import _patterns
@@ -20,7 +19,7 @@ WORST = {
 
 
 def mu_of(
-    strategy: Toeplitz,
+    strategy: matrices.Toeplitz,
     factors: jax.Array,
     noise_multiplier: jax.Array,
     *,
@@ -54,7 +53,7 @@ def mu_of(
     # Sums have at most T terms. The rounding errors of the coefficients act like a
     # strategy of their own: they move C x by `off` for each participation.
     fixed = jax.lax.stop_gradient(strategy)
-    off = series_error(fixed, fixed.coefficients(num_steps))
+    off = matrices.series_error(fixed, fixed.coefficients(num_steps))
     off = times * off * jnp.max(weights)
     moved = jnp.sqrt(square) * (1 + (256 + 8 * num_steps) * ULP) + off
     mu = mu_of_sensitivity(factor * moved * (1 + 8 * ULP), noise_multiplier)

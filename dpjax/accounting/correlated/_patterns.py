@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.float64 import ULP
-from dpjax._matrices.toeplitz import Toeplitz, lower
+from dpjax._matrices.strategy import Toeplitz, lower
 
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.

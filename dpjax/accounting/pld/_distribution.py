@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, ArrayLike
@@ -218,10 +217,7 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
 
 def _steps_with_lower_bounds(pld: PLD, *others: object) -> tuple[events.Repeated, ...]:
     steps = _steps(pld)
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves((steps, others))):
-        raise ValueError(
-            f"pld must have concrete numbers, not traced values; got {pld!r}."
-        )
+    validate.concrete_numbers("pld", (steps, *others))
     for step in steps:
         if not merged.has_losses(step.event):
             raise ValueError(
