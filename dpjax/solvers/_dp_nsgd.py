@@ -26,7 +26,7 @@ from dpjax.accounting.correlated._error import variances
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.noise import _optimizers as optimizers
 from dpjax.noise.tree import prefix_variance
-from dpjax.solvers import _calibration, _checks, _descent, _precision
+from dpjax.solvers import _checks, _descent, _precision
 from dpjax.solvers._checks import Epochs, Order
 from dpjax.solvers._results import Curve, Result
 
@@ -197,7 +197,7 @@ def dp_nsgd(
     mu_of = functools.partial(
         correlated.mu, matrix, **steps, order=order, adjacency=adjacency
     )
-    with _calibration.now():
+    with _precision.now():
         goal = float(gdp.mu(target.epsilon, target.delta))
         # μ is proportional to 1/σ, so one evaluation at σ = 1 determines σ.
         noise_multiplier = _precision.round_up(float(mu_of(1.0)) / goal * MARGIN)

@@ -20,7 +20,7 @@ from dpjax._core.typing import ArrayLike, Key, LossFn, Params, ScalarOrSchedule,
 from dpjax.accounting import gdp, iteration, pld, profiles
 from dpjax.accounting.iteration import Setting, _setting
 from dpjax.accounting.profiles import FunctionProfile, Gaussian, Guarantee
-from dpjax.solvers import _calibration, _checks, _descent, _precision
+from dpjax.solvers import _checks, _descent, _precision
 from dpjax.solvers._results import Result
 from dpjax.solvers.prox import Prox, none
 
@@ -188,7 +188,7 @@ def _noisy_descent(
         ones, delta = np.ones(num_steps), noise.delta
         # The accountant raises its own error for an invalid setting before the search.
         accountant(run, ones)
-        noise = _calibration.solve_noise(
+        noise = _precision.solve_noise(
             lambda x: accountant(run, float(x) * ones).epsilon(delta),
             noise.epsilon,
             noise,
