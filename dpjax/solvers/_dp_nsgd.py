@@ -28,7 +28,7 @@ from dpjax.noise import _optimizers as optimizers
 from dpjax.noise.tree import prefix_variance
 from dpjax.solvers import _checks, _descent, _precision
 from dpjax.solvers._checks import Epochs, Order
-from dpjax.solvers._results import Curve, Result
+from dpjax.solvers._descent import Curve, Result
 
 
 def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:

@@ -21,7 +21,7 @@ from dpjax.accounting import gdp, iteration, pld, profiles
 from dpjax.accounting.iteration import Setting, _setting
 from dpjax.accounting.profiles import FunctionProfile, Gaussian, Guarantee
 from dpjax.solvers import _checks, _descent, _precision
-from dpjax.solvers._results import Result
+from dpjax.solvers._descent import Result
 from dpjax.solvers.prox import Prox, none
 
 

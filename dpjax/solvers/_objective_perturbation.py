@@ -14,7 +14,7 @@ from dpjax._core.typing import Adjacency, ArrayLike, Key
 from dpjax.accounting import gdp, objective, profiles
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _checks, _descent, _precision
-from dpjax.solvers._results import Curve, Result
+from dpjax.solvers._descent import Curve, Result
 from dpjax.solvers.losses import Loss
 
 # The share of ε that curvature alone would cost if curvature and gradients had their

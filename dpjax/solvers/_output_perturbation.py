@@ -18,7 +18,7 @@ from dpjax._core.typing import Key, LossFn, Params, Tree
 from dpjax.accounting import gdp, iteration, profiles
 from dpjax.noise._gaussian import gamma_norm_like, gaussian_like
 from dpjax.solvers import _checks, _descent, _precision
-from dpjax.solvers._results import Result
+from dpjax.solvers._descent import Result
 from dpjax.solvers.prox import Prox, none
 
 

@@ -21,7 +21,7 @@ from dpjax._core.typing import (
 from dpjax.accounting import profiles, random_rounds
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _checks, _descent, _precision
-from dpjax.solvers._results import Curve, Result
+from dpjax.solvers._descent import Curve, Result
 
 
 def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:

@@ -44,8 +44,7 @@ from dpjax.clipping._clip import clip
 from dpjax.noise import _reduced_momentum as reduced_momentum
 from dpjax.noise._reduced_momentum import ReducedMomentumState, Terms
 from dpjax.solvers import _checks, _precision
-from dpjax.solvers._descent import narrow
-from dpjax.solvers._results import Curve, Result
+from dpjax.solvers._descent import Curve, Result, narrow
 
 
 def allot_noise(
