@@ -12,8 +12,8 @@ The public functions are `dpjax.add_gaussian_noise`,
    the noise of tree aggregation. `_correlated_lattice` adds correlated noise on a
    lattice.
 2. `tree` draws the noise of tree aggregation.
-3. `_windows` computes private sums over sliding windows. `_reduced_momentum` computes a
-   private momentum from such sums of changes of gradients.
+3. `_reduced_momentum` computes private sums over sliding windows, and a private
+   momentum from such sums of changes of gradients.
 4. `_optimizers` chains noise, division by the expected batch size and an optimizer.
 """
 
