@@ -19,7 +19,7 @@ from dpjax._matrices.strategy import Strategy
 from dpjax._plan import modules, quantile
 from dpjax._plan.loader import Examples
 from dpjax._plan.parameters import RunParameters
-from dpjax.noise import _correlated_lattice, _discrete, _gaussian
+from dpjax.noise import _correlated, _discrete, _gaussian
 from dpjax.noise._correlated import Buffer, correlated_noise
 from dpjax.noise._gaussian import limit_steps, stddev_of_sum
 from dpjax.noise._optimizers import cast_updates_to_float32
@@ -125,11 +125,11 @@ def _correlated_mean_on_lattice(
     # A sum of m clipped gradients is at most m C, and the spacing of the lattice is
     # about z C / 2²⁵.
     largest = plan.max_batch_size / plan.noise_multiplier * 2.0**25
-    digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _correlated_lattice.DIGITS)
+    digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _discrete.DIGITS)
 
     def noise(params: Any) -> optax.GradientTransformation:
         # The noise depends on the number of coordinates that are rounded.
-        dimension = _correlated_lattice.effective_dimension(
+        dimension = _correlated.effective_dimension(
             strategy, optax.tree.size(params), plan.num_steps, digits
         )
         stddev = _discrete.lattice_noise(
@@ -137,9 +137,9 @@ def _correlated_mean_on_lattice(
             plan.noise_multiplier,
             dimension,
             most=plan.noise_multiplier,
-            draws=_correlated_lattice.DRAWS,
+            draws=_correlated.DRAWS,
         ).stddev
-        return _correlated_lattice.correlated_lattice_noise(
+        return _correlated.correlated_lattice_noise(
             strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits
         )
 
