@@ -102,7 +102,7 @@ def by_window():
     found = []
     for step in range(1, 8):
         ring = reduced_momentum.push(
-            ring, jnp.int32(step), X[step], **given, stddev=jnp.float32(1.7), key=KEY
+            ring, X[step], jnp.float32(1.7), KEY, step=jnp.int32(step), **given
         )
         found.append(reduced_momentum.query(ring, jnp.int32(step), **given))
     return ring, found

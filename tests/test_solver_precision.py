@@ -214,7 +214,7 @@ def test_windows_accept_steps_of_any_integer_dtype(x64, dtype):
         def one(ring, given):
             step, value = given
             ring = reduced_momentum.push(
-                ring, step, value, decay=decay, stddev=jnp.float64(0), key=key, window=n
+                ring, value, jnp.float64(0), key, step=step, decay=decay, window=n
             )
             return ring, reduced_momentum.query(ring, step, decay=decay, window=n)
 

@@ -51,6 +51,7 @@ node's parent. So a left child is used only by windows that end with this child,
 right child only by windows that begin with this child.
 """
 
+import functools
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -105,13 +106,13 @@ def _level_decays(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
 
 def push(
     ring: Ring,
-    step: jax.Array,
     value: jax.Array,
-    *,
-    window: int,
-    decay: jax.Array,
     stddev: jax.Array,
     key: Key,
+    *,
+    step: jax.Array,
+    window: int,
+    decay: jax.Array,
     active: ArrayLike = True,
 ) -> Ring:
     """Release the sums of the tree nodes that end at a step, and store them in a ring.
@@ -122,12 +123,12 @@ def push(
 
     Args:
       ring: the ring buffer after step t − 1.
-      step: t, i[], counted from 1.
       value: x_t, f[d].
-      window: the number of steps in a window, static.
-      decay: β, f[].
       stddev: the standard deviation of each coordinate of the noise of a node, f[].
       key: a typed key, the same in all steps.
+      step: t, i[], counted from 1.
+      window: the number of steps in a window, static.
+      decay: β, f[].
       active: whether to store anything; if False, the ring is returned unchanged.
 
     Returns:
@@ -359,25 +360,12 @@ def update(
     # The first case of (3) and Algorithm 4 of Tran and Cutkosky (2022),
     # https://arxiv.org/abs/2210.06328: before step 2n there is no earlier window.
     first = step < 2 * n
-    anchor = push(
-        state.anchor,
-        step,
-        terms.anchor,
-        stddev=stddevs.anchor,
-        key=keys.anchor,
-        active=first,
-        window=n,
-        decay=decay,
+    release = functools.partial(push, step=step, window=n, decay=decay)
+    anchor = release(
+        state.anchor, terms.anchor, stddevs.anchor, keys.anchor, active=first
     )
-    change = push(
-        state.change,
-        step,
-        terms.change,
-        stddev=stddevs.change,
-        key=keys.change,
-        active=step > n,
-        window=n,
-        decay=decay,
+    change = release(
+        state.change, terms.change, stddevs.change, keys.change, active=step > n
     )
     # An inactive query gives zero. So the sum of both queries is the active one.
     from_anchor = query(anchor, step, active=first, window=n, decay=decay)
