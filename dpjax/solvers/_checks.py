@@ -40,17 +40,15 @@ class Data(NamedTuple):
 @jax.jit
 def prepare(data: Tree) -> Data:
     """Replace each example that has a NaN or an infinity by zeros, and mask it."""
-    finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
-    for x in jax.tree.leaves(data):
-        if jnp.issubdtype(x.dtype, jnp.inexact):
-            finite &= jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
 
-    # Use jnp.where in place of a product, since 0 · NaN is NaN.
-    def zero(x: jax.Array) -> jax.Array:
-        keep = finite.reshape(-1, *[1] * (x.ndim - 1))
-        return jnp.where(keep, x, jnp.zeros_like(x))
+    def prepare_example(example: Tree) -> Data:
+        flags = jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), example)
+        finite = jax.tree.reduce(jnp.logical_and, flags)
+        # Use jnp.where in place of a product, since 0 · NaN is NaN.
+        used = jax.tree.map(lambda x: jnp.where(finite, x, jnp.zeros_like(x)), example)
+        return Data(used, finite)
 
-    return Data(jax.tree.map(zero, data), finite)
+    return jax.vmap(prepare_example)(data)
 
 
 def schedule(
@@ -241,8 +239,8 @@ def check_last_iterate(
 
     Raises:
       ValueError: an assumption is missing or unknown; the adjacency is ADD_REMOVE; the
-        diameter is finite without a prox; or strong_convexity is above 0 and the data
-        are not finite.
+        diameter is finite without a prox; strong_convexity is above 0 and the data are
+        not finite; or a known bound on the loss contradicts the setting.
     """
     _setting.check_names(setting)
     num_examples = examples(loss_fn, data, key)
@@ -259,6 +257,7 @@ def check_last_iterate(
             "curvature of a regulariser as regularization, which allows non-finite "
             "data."
         )
+    _check_loss(loss_fn, setting)
     return num_examples
 
 
@@ -272,7 +271,7 @@ def is_strongly_convex(setting: Setting) -> bool:
     return bool(np.any(np.asarray(setting["strong_convexity"]) > 0))
 
 
-def loss(loss_fn: LossFn, setting: Setting) -> None:
+def _check_loss(loss_fn: LossFn, setting: Setting) -> None:
     """Raise a ValueError if a known bound on the loss contradicts the setting.
 
     The function knows the bounds of a `Loss` of `dpjax.solvers.losses`. It compares the
