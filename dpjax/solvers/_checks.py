@@ -239,8 +239,8 @@ def check_last_iterate(
 
     Raises:
       ValueError: an assumption is missing or unknown; the adjacency is ADD_REMOVE; the
-        diameter is finite without a prox; strong_convexity is above 0 and the data are
-        not finite; or a known bound on the loss contradicts the setting.
+        diameter is finite without a prox; or strong_convexity is above 0 and the data
+        are not finite.
     """
     _setting.check_names(setting)
     num_examples = examples(loss_fn, data, key)
@@ -257,7 +257,6 @@ def check_last_iterate(
             "curvature of a regulariser as regularization, which allows non-finite "
             "data."
         )
-    _check_loss(loss_fn, setting)
     return num_examples
 
 
@@ -271,7 +270,7 @@ def is_strongly_convex(setting: Setting) -> bool:
     return bool(np.any(np.asarray(setting["strong_convexity"]) > 0))
 
 
-def _check_loss(loss_fn: LossFn, setting: Setting) -> None:
+def loss(loss_fn: LossFn, setting: Setting) -> None:
     """Raise a ValueError if a known bound on the loss contradicts the setting.
 
     The function knows the bounds of a `Loss` of `dpjax.solvers.losses`. It compares the

@@ -172,6 +172,7 @@ def _noisy_descent(
             "strong_convexity is above 0, because a smaller last batch of an epoch "
             f"would have less curvature; got {size!r}."
         )
+    _checks.loss(given.loss_fn, setting)
     # Every step draws a new random batch, so each step is an epoch.
     period = 1 if batches == "random" else -(-num_examples // size)
     num_steps = num_epochs * period

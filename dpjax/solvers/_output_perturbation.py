@@ -185,6 +185,7 @@ def output_perturbation(
             "step_size must be a number, because no bound on the sensitivity is "
             f"known for schedules; got {setting['step_size']!r}."
         )
+    _checks.loss(loss_fn, setting)
     setting = _precision.executed_setting(setting)
     prox, examples = none if prox is None else prox, _checks.prepare(data)
     start = jax.tree.map(jnp.asarray, params)
