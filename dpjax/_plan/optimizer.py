@@ -96,9 +96,9 @@ def _on_lattice(
     """
     z = plan.noise_multiplier
 
-    def init(params: Any) -> _discrete.DiscreteGaussianNoiseState:
+    def init(params: Any) -> _gaussian.IndependentNoiseState:
         _discrete.check_draws(optax.tree.size(params), plan.num_steps)
-        return _discrete.DiscreteGaussianNoiseState(keys.stream(key, "discrete noise"))
+        return _gaussian.IndependentNoiseState(keys.stream(key, "discrete noise"))
 
     def update(
         updates: Any, state: Any, params: Any = None, *, factor: ArrayLike = 1.0
@@ -107,7 +107,7 @@ def _on_lattice(
         size = optax.tree.size(updates)
         noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * most)
         noisy = _discrete.release_on_lattice(current, updates, noise)
-        return noisy, _discrete.DiscreteGaussianNoiseState(following)
+        return noisy, _gaussian.IndependentNoiseState(following)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

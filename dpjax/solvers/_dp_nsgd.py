@@ -37,9 +37,8 @@ def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Arra
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
     workload, factors = workloads.momentum(decay), jnp.asarray(shape.factors or (1.0,))
-    given = factors, workload.rates, workload.keep
-    by_step = (jnp.broadcast_to(x, run.num_steps) for x in given)
-    return variances(shape.toeplitz(run.num_steps), workload, *by_step)
+    num_steps = run.num_steps
+    return variances(shape.toeplitz(num_steps), factors, workload, num_steps)
 
 
 _Carry = tuple[Tree, optax.OptState]
