@@ -22,7 +22,6 @@ import dpjax
 from dpjax import Adjacency, auditing, sampling, solvers
 from dpjax.noise import _correlated
 from dpjax.noise import _reduced_momentum as reduced_momentum
-from dpjax.noise import _windows as windows
 from dpjax.solvers import _descent, _objective_perturbation, _output_perturbation
 
 CLIP_NORM, SIGMA, DELTA, DECAY = 0.7, 1.6, 1e-2, 0.8
@@ -304,7 +303,7 @@ SOLVERS = {
         _reduced,
         *_normalised_data(),
         parts=(
-            _halved(windows, "node_noise"),
+            _halved(reduced_momentum, "node_noise"),
             _halved(reduced_momentum, "gaussian_like"),
         ),
         gaussian=False,

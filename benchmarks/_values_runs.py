@@ -13,7 +13,6 @@ from _values_accountants import CONVEX, Call
 import dpjax
 from dpjax import Adjacency, solvers, strategies, workloads
 from dpjax.noise import _reduced_momentum as reduced_momentum
-from dpjax.noise import _windows as windows
 
 KEY = jax.random.key(7)
 STEPS = 4
@@ -98,14 +97,14 @@ def by_user():
 
 def by_window():
     """Sums over a sliding window of steps."""
-    ring = windows.empty_ring(3, 3, np.float32)
+    ring = reduced_momentum.empty_ring(3, 3, np.float32)
     given = {"window": 3, "decay": jnp.float32(0.8)}
     found = []
     for step in range(1, 8):
-        ring = windows.push(
-            ring, jnp.int32(step), X[step], **given, stddev=jnp.float32(1.7), key=KEY
+        ring = reduced_momentum.push(
+            ring, X[step], jnp.float32(1.7), KEY, step=jnp.int32(step), **given
         )
-        found.append(windows.query(ring, jnp.int32(step), **given))
+        found.append(reduced_momentum.query(ring, jnp.int32(step), **given))
     return ring, found
 
 

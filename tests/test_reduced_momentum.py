@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dpjax import Adjacency
+from dpjax._core.keys import stream
 from dpjax.accounting import tree as accounting
 from dpjax.noise import _reduced_momentum as reduced_momentum
-from dpjax.noise import _windows as windows
 from dpjax.noise import tree
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.noise._reduced_momentum import Terms
@@ -127,7 +127,7 @@ def draw_node_noise(num_steps, n, d, stddevs, keys):
 
     @jax.jit
     def all_draws(keys):
-        keys = Terms(*(windows.tree_key(k) for k in keys[:2]), keys.drift)
+        keys = Terms(*(stream(k, "windows") for k in keys[:2]), keys.drift)
         return [
             draw_tree(*of)
             for of in zip(Terms._fields, keys, trees, stddevs, strict=True)
@@ -260,7 +260,7 @@ def test_window_variance_matches_brute_force():
                 )
                 for t in range(1, num_steps + 1)
             ]
-            found = windows.window_variance(num_steps, n, beta)
+            found = reduced_momentum.window_variance(num_steps, n, beta)
             np.testing.assert_allclose(found, brute, rtol=1e-12)
 
 

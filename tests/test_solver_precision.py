@@ -19,7 +19,7 @@ from test_solver_soundness import (
 )
 
 from dpjax import Adjacency, solvers
-from dpjax.noise import _windows as windows
+from dpjax.noise import _reduced_momentum as reduced_momentum
 from dpjax.solvers import _checks, _descent, _precision, losses, prox
 from dpjax.solvers.prox import none
 
@@ -213,12 +213,12 @@ def test_windows_accept_steps_of_any_integer_dtype(x64, dtype):
 
         def one(ring, given):
             step, value = given
-            ring = windows.push(
-                ring, step, value, decay=decay, stddev=jnp.float64(0), key=key, window=n
+            ring = reduced_momentum.push(
+                ring, value, jnp.float64(0), key, step=step, decay=decay, window=n
             )
-            return ring, windows.query(ring, step, decay=decay, window=n)
+            return ring, reduced_momentum.query(ring, step, decay=decay, window=n)
 
-        return jax.lax.scan(one, windows.empty_ring(n, d), (steps, values))[1]
+        return jax.lax.scan(one, reduced_momentum.empty_ring(n, d), (steps, values))[1]
 
     found = windowed(np.arange(1, 18, dtype=dtype), values)
     for t in range(1, 18):

@@ -19,7 +19,7 @@ from dpjax._matrices.strategy import Strategy
 from dpjax._plan import modules, parameters
 from dpjax._plan.loader import Examples
 from dpjax._plan.parameters import RunParameters
-from dpjax.noise import _correlated_lattice, _discrete, _gaussian
+from dpjax.noise import _correlated, _discrete, _gaussian
 from dpjax.noise._correlated import Buffer, correlated_noise
 from dpjax.noise._gaussian import limit_steps, stddev_of_sum
 from dpjax.noise._optimizers import cast_updates_to_float32
@@ -96,9 +96,9 @@ def _on_lattice(
     """
     z = plan.noise_multiplier
 
-    def init(params: Any) -> _discrete.DiscreteGaussianNoiseState:
+    def init(params: Any) -> _gaussian.IndependentNoiseState:
         _discrete.check_draws(optax.tree.size(params), plan.num_steps)
-        return _discrete.DiscreteGaussianNoiseState(keys.stream(key, "discrete noise"))
+        return _gaussian.IndependentNoiseState(keys.stream(key, "discrete noise"))
 
     def update(
         updates: Any, state: Any, params: Any = None, *, factor: ArrayLike = 1.0
@@ -107,7 +107,7 @@ def _on_lattice(
         size = optax.tree.size(updates)
         noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * most)
         noisy = _discrete.release_on_lattice(current, updates, noise)
-        return noisy, _discrete.DiscreteGaussianNoiseState(following)
+        return noisy, _gaussian.IndependentNoiseState(following)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -126,17 +126,17 @@ def _correlated_mean_on_lattice(
     # about z C / 2²⁵.
     z = plan.noise_multiplier
     largest = plan.max_batch_size / z * 2.0**25
-    digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _correlated_lattice.DIGITS)
+    digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _discrete.DIGITS)
 
     def noise(params: Any) -> optax.GradientTransformation:
         # The noise depends on the number of coordinates that are rounded.
-        dimension = _correlated_lattice.effective_dimension(
+        dimension = _correlated.effective_dimension(
             strategy, optax.tree.size(params), plan.num_steps, digits
         )
         stddev = _discrete.lattice_noise(
-            plan.clip_norm, z, dimension, most=z, draws=_correlated_lattice.DRAWS
+            plan.clip_norm, z, dimension, most=z, draws=_correlated.DRAWS
         ).stddev
-        return _correlated_lattice.correlated_lattice_noise(
+        return _correlated.correlated_lattice_noise(
             strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits
         )
 

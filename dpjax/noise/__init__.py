@@ -7,16 +7,15 @@ The public functions are `dpjax.add_gaussian_noise`,
 
 1. `_gaussian` adds independent noise, and refuses steps beyond the number of accounted
    steps. `_discrete` adds independent noise on a lattice (the multiples of a spacing).
-   The guarantee of this noise also holds in floating point. `_correlated` adds noise
-   that a matrix, the strategy, correlates across steps, and computes a momentum with
-   the noise of tree aggregation. `_correlated_lattice` adds correlated noise on a
-   lattice.
+   The guarantee of this noise also holds in floating point. `_correlated` adds noise,
+   which may be on a lattice, that a matrix, the strategy, correlates across steps.
+   `_correlated` also computes a momentum with the noise of tree aggregation.
 2. `tree` draws the noise of tree aggregation.
-3. `_windows` computes private sums over sliding windows. `_reduced_momentum` computes a
-   private momentum from such sums of changes of gradients.
+3. `_reduced_momentum` computes private sums over sliding windows, and a private
+   momentum from such sums of changes of gradients.
 4. `_optimizers` chains noise, division by the expected batch size and an optimizer.
 """
 
 from dpjax.noise import tree as tree
-from dpjax.noise._correlated_lattice import lattice_roundings as lattice_roundings
+from dpjax.noise._correlated import lattice_roundings as lattice_roundings
 from dpjax.noise._discrete import lattice_spacing as lattice_spacing

@@ -40,7 +40,7 @@ from dpjax._core.keys import map_with_keys, stream, word_pairs
 from dpjax._core.meshes import draw_like
 from dpjax._core.rounding import round_up_float32
 from dpjax._core.typing import ArrayLike, Key, Shaped, Tree
-from dpjax.noise._gaussian import transformation
+from dpjax.noise._gaussian import IndependentNoiseState, transformation
 
 WIDTH = 512  # σ of the table
 SCALE = 256  # M, the factor between the draws of a wider discrete Gaussian
@@ -377,16 +377,6 @@ def check_draws(dimension: int, num_steps: int) -> None:
         )
 
 
-class DiscreteGaussianNoiseState(NamedTuple):
-    """The state of `add_discrete_gaussian_noise`. Keep it as secret as the data.
-
-    Attributes:
-      key: the typed key from which the next step's key is split.
-    """
-
-    key: Key
-
-
 def add_discrete_gaussian_noise(
     stddev: ArrayLike, *, key: Key, draws: int = 2
 ) -> optax.GradientTransformation:
@@ -454,14 +444,14 @@ def add_discrete_gaussian_noise(
     validate.typed_key("key", key)
     lattice_spacing(stddev, draws)  # raises if an argument is out of range
 
-    def init(_: Tree) -> DiscreteGaussianNoiseState:
-        return DiscreteGaussianNoiseState(stream(key, "discrete noise"))
+    def init(_: Tree) -> IndependentNoiseState:
+        return IndependentNoiseState(stream(key, "discrete noise"))
 
-    def update(updates: Tree, state: Any) -> tuple[Tree, DiscreteGaussianNoiseState]:
+    def update(updates: Tree, state: Any) -> tuple[Tree, IndependentNoiseState]:
         # The current key is used only once. So no later state reveals this noise.
         following, current = jax.random.split(state.key)
         noisy = release_on_lattice(current, updates, LatticeNoise(stddev, draws))
-        return noisy, DiscreteGaussianNoiseState(following)
+        return noisy, IndependentNoiseState(following)
 
     return transformation(init, update)
 

@@ -102,8 +102,10 @@ def check_steps_left(count: jax.Array, num_steps: int) -> None:
         )
 
 
-class AddGaussianNoiseState(NamedTuple):
-    """The state of `add_gaussian_noise`. It is as secret as the data.
+class IndependentNoiseState(NamedTuple):
+    """The state of `add_gaussian_noise` and of `add_discrete_gaussian_noise`.
+
+    Keep the state as secret as the data.
 
     Attributes:
       key: the typed key of the next step's noise, replaced in each step. Anyone who has
@@ -225,10 +227,10 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     validate.typed_key("key", key)
     scale = round_up_float32("stddev", stddev)
 
-    def init(_: Tree) -> AddGaussianNoiseState:
-        return AddGaussianNoiseState(stream(key, "independent noise"))
+    def init(_: Tree) -> IndependentNoiseState:
+        return IndependentNoiseState(stream(key, "independent noise"))
 
-    def update(updates: Tree, state: Any) -> tuple[Tree, AddGaussianNoiseState]:
+    def update(updates: Tree, state: Any) -> tuple[Tree, IndependentNoiseState]:
         wide = widen(updates)
         louder = round_up_float32("stddev", scale)
         # Outside jit and on one device, separate programs draw, scale and add the
@@ -237,7 +239,7 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
         draw, scaled, add = _JITTED if apart else (_draw, _scale, _add)
         noise, following = draw(state.key, wide)
         noisy = add(updates, wide, scaled(noise, louder))
-        return noisy, AddGaussianNoiseState(following)
+        return noisy, IndependentNoiseState(following)
 
     return transformation(init, update)
 

@@ -19,18 +19,18 @@ in the order of a run:
 4. The results: `Result`, whose `Curve` has the loss of every step, and `Guarantee`,
    which computes ε from δ and δ from ε.
 
-There are four private modules that several solvers share. `_checks` refuses invalid
+There are three private modules that several solvers share. `_checks` refuses invalid
 arguments, masks non-finite examples, and states the assumptions of guarantees in words.
-`_precision` rounds hyperparameters, so that the training program and the privacy
-accountant use the same numbers. It also bounds the effect of rounding on gradient
-descent. `_calibration` finds the noise multiplier. `_descent` runs noisy gradient
-descent. Each other private module contains a solver, except `_results`, which contains
-the result types.
+`_precision` finds the noise multiplier, and rounds hyperparameters, so that the
+training program and the privacy accountant use the same numbers. `_precision` also
+bounds the effect of rounding on gradient descent. `_descent` runs noisy gradient
+descent, and contains the result types. Each other private module contains a solver.
 """
 
 from dpjax.solvers import losses as losses
 from dpjax.solvers import prox as prox
-from dpjax.solvers._calibration import choose_num_steps as choose_num_steps
+from dpjax.solvers._descent import Curve as Curve
+from dpjax.solvers._descent import Result as Result
 from dpjax.solvers._dp_nsgd import dp_nsgd as dp_nsgd
 from dpjax.solvers._noisy_gd import noisy_cyclic_gd as noisy_cyclic_gd
 from dpjax.solvers._noisy_gd import noisy_gd as noisy_gd
@@ -41,12 +41,11 @@ from dpjax.solvers._objective_perturbation import (
 from dpjax.solvers._objective_perturbation import (
     objective_perturbation as objective_perturbation,
 )
+from dpjax.solvers._output_perturbation import choose_num_steps as choose_num_steps
 from dpjax.solvers._output_perturbation import (
     output_perturbation as output_perturbation,
 )
 from dpjax.solvers._random_round_sgd import random_round_sgd as random_round_sgd
-from dpjax.solvers._results import Curve as Curve
-from dpjax.solvers._results import Result as Result
 from dpjax.solvers._sensitivity_reduced_nsgd import (
     sensitivity_reduced_nsgd as sensitivity_reduced_nsgd,
 )

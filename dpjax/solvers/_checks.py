@@ -40,17 +40,15 @@ class Data(NamedTuple):
 @jax.jit
 def prepare(data: Tree) -> Data:
     """Replace each example that has a NaN or an infinity by zeros, and mask it."""
-    finite = jnp.ones(jax.tree.leaves(data)[0].shape[0], bool)
-    for x in jax.tree.leaves(data):
-        if jnp.issubdtype(x.dtype, jnp.inexact):
-            finite &= jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
 
-    # Use jnp.where in place of a product, since 0 · NaN is NaN.
-    def zero(x: jax.Array) -> jax.Array:
-        keep = finite.reshape(-1, *[1] * (x.ndim - 1))
-        return jnp.where(keep, x, jnp.zeros_like(x))
+    def prepare_example(example: Tree) -> Data:
+        flags = jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), example)
+        finite = jax.tree.reduce(jnp.logical_and, flags)
+        # Use jnp.where in place of a product, since 0 · NaN is NaN.
+        used = jax.tree.map(lambda x: jnp.where(finite, x, jnp.zeros_like(x)), example)
+        return Data(used, finite)
 
-    return Data(jax.tree.map(zero, data), finite)
+    return jax.vmap(prepare_example)(data)
 
 
 def schedule(

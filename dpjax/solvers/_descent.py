@@ -1,12 +1,12 @@
-"""Noisy gradient descent in one compiled program.
+"""Noisy gradient descent in one compiled program, and the results of all solvers.
 
-A step is x ↦ prox(x − η(mean gradient + λx + noise)), where x are the parameters, η is
-the step size, λ is the weight of the regulariser (λ/2)‖x‖², and prox is a proximal
-operator.
+A step of noisy gradient descent is x ↦ prox(x − η(mean gradient + λx + noise)), where x
+are the parameters, η is the step size, λ is the weight of the regulariser (λ/2)‖x‖²,
+and prox is a proximal operator.
 """
 
 import functools
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,70 @@ from dpjax import sampling
 from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
 from dpjax._core.typing import ArrayLike, Key, LossFn, Params, Tree
+from dpjax.accounting.profiles import Guarantee
 from dpjax.clipping._clipped_grad import clipped_grad
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _checks
-from dpjax.solvers._checks import Batches
-from dpjax.solvers._results import Curve
+from dpjax.solvers._checks import Batches, Noise
 from dpjax.solvers.prox import Prox
+
+
+class Curve(NamedTuple):
+    """Values of every step of a run. They are not private: do not release them.
+
+    Attributes:
+      loss: the mean loss of the used examples of the step's batch before the update,
+        f[T].
+      left_out: the number of examples of the step's batch that contributed zero because
+        they or their gradients are not finite, i[T].
+      noise_norm: for solvers with a momentum, the root mean square L2 norm of the noise
+        in the momentum, in the units of a mean gradient, f[T]. This norm depends on no
+        data. None for solvers without a momentum.
+      change_clipped: for `sensitivity_reduced_nsgd`, the share of the used examples
+        for which the change of the gradient since the last epoch was clipped, f[T]; 0
+        in the first epoch.
+      drift_clipped: for `sensitivity_reduced_nsgd`, the share of the used examples
+        for which the change of the gradient since the epoch's first iterate was
+        clipped, f[T].
+
+    `random_round_sgd` returns no value per step. Its loss, f[], is the mean loss of all
+    rounds, and its left_out, i[], is the sum over all rounds.
+    """
+
+    loss: jax.Array
+    left_out: jax.Array
+    noise_norm: jax.Array | None = None
+    change_clipped: jax.Array | None = None
+    drift_clipped: jax.Array | None = None
+
+
+class Result(NamedTuple, Generic[Params, Noise]):
+    """Private parameters and their guarantee.
+
+    Attributes:
+      params: the trained parameters, shaped like the initial parameters.
+      curve: a `Curve`, which the guarantee does not cover.
+      guarantee: a `Guarantee`, which names the released values that it covers.
+      num_steps: T, the number of steps taken. T may be released.
+      noise_multiplier: the noise's standard deviation divided by the bound on one
+        example's gradient, f[], or f[T] for a schedule. `sensitivity_reduced_nsgd`
+        returns `Terms` of f[], where the divisor is the bound on an example's terms in
+        each tree. `output_perturbation` returns the noise's scale divided by the
+        sensitivity.
+      sensitivity: for `output_perturbation`, the maximum distance by which one example
+        can move the last iterate, including rounding.
+      scale: the scale of the noise that `output_perturbation` or
+        `objective_perturbation` adds: its standard deviation per coordinate, or for
+        δ = 0 the scale of `dpjax.noise._gaussian.gamma_norm_like`.
+    """
+
+    params: Params
+    curve: Curve
+    guarantee: Guarantee
+    num_steps: int
+    noise_multiplier: Noise
+    sensitivity: float | None = None
+    scale: float | None = None
 
 
 def gradient_sum(

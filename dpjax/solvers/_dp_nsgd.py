@@ -24,9 +24,9 @@ from dpjax.accounting.correlated._error import variances
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.noise import _optimizers as optimizers
 from dpjax.noise.tree import prefix_variance
-from dpjax.solvers import _calibration, _checks, _descent, _precision
+from dpjax.solvers import _checks, _descent, _precision
 from dpjax.solvers._checks import Epochs, Order
-from dpjax.solvers._results import Curve, Result
+from dpjax.solvers._descent import Curve, Result
 
 
 def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
@@ -35,9 +35,8 @@ def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Arra
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
     workload, factors = workloads.momentum(decay), jnp.asarray(shape.factors or (1.0,))
-    given = factors, workload.rates, workload.keep
-    by_step = (jnp.broadcast_to(x, run.num_steps) for x in given)
-    return variances(shape.toeplitz(run.num_steps), workload, *by_step)
+    num_steps = run.num_steps
+    return variances(shape.toeplitz(num_steps), factors, workload, num_steps)
 
 
 _Carry = tuple[Tree, optax.OptState]
@@ -195,7 +194,7 @@ def dp_nsgd(
     mu_of = functools.partial(
         correlated.mu, matrix, **steps, order=order, adjacency=adjacency
     )
-    with _calibration.now():
+    with _precision.now():
         goal = float(gdp.mu(target.epsilon, target.delta))
         # μ is proportional to 1/σ, so one evaluation at σ = 1 determines σ.
         noise_multiplier = _precision.round_up(float(mu_of(1.0)) / goal * MARGIN)

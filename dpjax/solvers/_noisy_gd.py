@@ -20,8 +20,8 @@ from dpjax._core.typing import ArrayLike, Key, LossFn, Params, ScalarOrSchedule,
 from dpjax.accounting import gdp, iteration, pld, profiles
 from dpjax.accounting.iteration import Setting, _setting
 from dpjax.accounting.profiles import FunctionProfile, Gaussian, Guarantee
-from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers._results import Result
+from dpjax.solvers import _checks, _descent, _precision
+from dpjax.solvers._descent import Result
 from dpjax.solvers.prox import Prox, none
 
 
@@ -49,22 +49,20 @@ class _Run(NamedTuple):
       num_examples: n.
       batch_size: b.
       period: the number of steps in an epoch.
-      step_sizes: the step sizes that the program uses, f64[T].
       setting: the assumptions, with the numbers that the program uses. Its step_size
-        is step_sizes.
+        is f64[T].
     """
 
     batches: _checks.Batches
     num_examples: int
     batch_size: int
     period: int
-    step_sizes: np.ndarray
     setting: Setting
 
 
-def _constant(values: np.ndarray) -> bool:
+def _constant(values: ArrayLike) -> bool:
     """Whether all values of a schedule are equal."""
-    return bool(np.all(values == values[0]))
+    return bool(np.min(values) == np.max(values))
 
 
 def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
@@ -74,8 +72,9 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     a fixed order, and one for schedules in a random order.
     """
     order: _checks.Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
-    if _constant(run.step_sizes) and _constant(noise):
-        setting: Setting = {**run.setting, "step_size": run.step_sizes[0]}
+    step_size = run.setting["step_size"]
+    if _constant(step_size) and _constant(noise):
+        setting: Setting = {**run.setting, "step_size": np.max(step_size)}
         mu = iteration.noisy_cyclic_gd_mu(
             noise[0],
             num_epochs=len(noise) // run.period,
@@ -112,12 +111,12 @@ def _random_batches(run: _Run, noise: np.ndarray) -> FunctionProfile:
     schedules, the profile holds for all iterates together.
     """
     validate.positive("noise_multiplier", noise)
-    largest: Setting = {**run.setting, "step_size": run.step_sizes.max()}
+    largest: Setting = {**run.setting, "step_size": np.max(run.setting["step_size"])}
     # The call discards its value, and raises an error if the setting is out of range.
     _setting.check(1.0, run.batch_size, largest)
 
     def epsilon(delta: ArrayLike) -> jax.Array:
-        if _constant(run.step_sizes) and _constant(noise):
+        if _constant(run.setting["step_size"]) and _constant(noise):
             return iteration.noisy_sgd_epsilon(
                 noise[0],
                 delta,
@@ -179,8 +178,7 @@ def _noisy_descent(
     num_steps = num_epochs * period
     steps = _checks.schedule("step_size", setting["step_size"], num_steps)
     setting = _precision.executed_setting({**setting, "step_size": steps})
-    steps = np.asarray(setting["step_size"])
-    run = _Run(batches, num_examples, size, period, steps, setting)
+    run = _Run(batches, num_examples, size, period, setting)
     accountant = _random_batches if batches == "random" else _last_iterate
 
     noise = given.noise
@@ -188,7 +186,7 @@ def _noisy_descent(
         ones, delta = np.ones(num_steps), noise.delta
         # The accountant raises its own error for an invalid setting before the search.
         accountant(run, ones)
-        noise = _calibration.solve_noise(
+        noise = _precision.solve_noise(
             lambda x: accountant(run, float(x) * ones).epsilon(delta),
             noise.epsilon,
             noise,
@@ -197,7 +195,7 @@ def _noisy_descent(
     profile = accountant(run, noise)
 
     stddevs = _precision.stddev(noise, setting["gradient_norm"], size)
-    by_epoch = (np.reshape(x, (-1, period)) for x in (steps, stddevs))
+    by_epoch = (np.reshape(x, (-1, period)) for x in (setting["step_size"], stddevs))
     numbers = (*by_epoch, setting["gradient_norm"], setting["regularization"])
     last, curve = _descent.descend(
         jax.tree.map(jnp.asarray, given.params),

@@ -13,8 +13,8 @@ from dpjax._core.rounding import HIGHEST, MARGIN
 from dpjax._core.typing import Adjacency, ArrayLike, Key
 from dpjax.accounting import gdp, objective, profiles
 from dpjax.noise._gaussian import gaussian_like
-from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers._results import Curve, Result
+from dpjax.solvers import _checks, _descent, _precision
+from dpjax.solvers._descent import Curve, Result
 from dpjax.solvers.losses import Loss
 
 # The share of ε that curvature alone would cost if curvature and gradients had their
@@ -236,7 +236,7 @@ def objective_perturbation(
     validate.nonnegative("prior_mu", prior_mu)
     ridge, dimension = num_examples * float(regularization), start.size
 
-    with _calibration.now():
+    with _precision.now():
         output_mu = _OUTPUT_SHARE * float(gdp.mu(epsilon, delta))
         terms = {
             "curvature": loss.smoothness / ridge * MARGIN,
@@ -252,7 +252,7 @@ def objective_perturbation(
                 f"{prior_mu!r}, because no noise is sufficient; got "
                 f"{regularization!r}."
             )
-        noise_multiplier = _calibration.solve_noise(delta_of, delta, target)
+        noise_multiplier = _precision.solve_noise(delta_of, delta, target)
         stddev = float(_precision.stddev(noise_multiplier, loss.gradient_norm))
         profile = profiles.FunctionProfile.of(
             objective.epsilon, objective.delta, noise_multiplier, **terms

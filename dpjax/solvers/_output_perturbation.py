@@ -1,4 +1,8 @@
-"""Gradient descent and then one draw of noise (Zhang, Zheng, Mou and Wang 2017)."""
+"""Gradient descent and then one draw of noise (Zhang, Zheng, Mou and Wang 2017).
+
+`choose_num_steps` chooses the number of steps of gradient descent. More steps reduce
+the optimisation error, but need more noise.
+"""
 
 from typing import Unpack
 
@@ -11,11 +15,94 @@ from dpjax._core import rounding, validate
 from dpjax._core.float64 import default_float
 from dpjax._core.keys import stream
 from dpjax._core.typing import Key, LossFn, Params, Tree
-from dpjax.accounting import iteration, profiles
+from dpjax.accounting import gdp, iteration, profiles
 from dpjax.noise._gaussian import gamma_norm_like, gaussian_like
-from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers._results import Result
+from dpjax.solvers import _checks, _descent, _precision
+from dpjax.solvers._descent import Result
 from dpjax.solvers.prox import Prox, none
+
+
+def _calibrate_one_draw(epsilon: float, delta: float) -> float:
+    """Return the minimum ratio scale / sensitivity for which added noise is (ε, δ)-DP.
+
+    For δ > 0, the noise is Gaussian, and its scale is its standard deviation. For
+    δ = 0, the noise z has a density proportional to exp(−‖z‖ / scale). The caller must
+    add a margin for rounding errors.
+    """
+    # At δ = 0 the density is ∝ exp(−ε‖z‖/Δ). A distance Δ changes the logarithm of the
+    # density by at most ε.
+    return 1 / epsilon if delta == 0 else 1 / float(gdp.mu(epsilon, delta))
+
+
+# The maximum number of steps that the search considers.
+_MOST_STEPS = 1_000_000
+
+
+def choose_num_steps(
+    epsilon: float,
+    delta: float,
+    *,
+    radius: float,
+    dimension: int,
+    num_examples: int,
+    **setting: Unpack[iteration.Setting],
+) -> int:
+    """Choose a number of steps T for which a bound on the excess loss is small.
+
+    The function considers about 2000 numbers of steps, and returns the smallest one for
+    which the bound is within 1 % of its minimum. The bound is the sum of two terms. For
+    step size η, a β-smooth and μ-strongly convex objective, and the radius D, the
+    optimisation error is (β/2) e^{−2ημβT/(μ+β)} D² if μ > 0, and 2D²/(ηT) if μ = 0. The
+    second term is (β/2) E‖z‖², where z is the noise that `output_perturbation` adds
+    after T steps. The choice depends on no data.
+
+    Args:
+      epsilon: the target ε, positive.
+      delta: the target δ, in [0, 1).
+      radius: D, a guess of the distance from the initial to the best parameters.
+      dimension: d, the number of parameters.
+      num_examples: n, the number of examples.
+      **setting: the assumptions of the guarantee, as for `output_perturbation`.
+
+    Returns:
+      T, at least 1 and at most a million.
+
+    Reference: Zhang, Zheng, Mou and Wang (2017). The proofs of Theorems 2 and 3 bound
+    the excess loss by these two terms. The T of these theorems grows at the same rate.
+
+    Example:
+      >>> from dpjax import Adjacency
+      >>> setting = dict(
+      ...     step_size=1.0, gradient_norm=1.0, clipped=False, generalised_linear=True,
+      ...     smoothness=0.25, weak_convexity=0.0, strong_convexity=0.0,
+      ...     regularization=0.1, diameter=float("inf"), adjacency=Adjacency.REPLACE)
+      >>> choose_num_steps(
+      ...     1.0, 0.001, radius=2.0, dimension=10, num_examples=1000, **setting)
+      60
+    """
+    validate.positive("radius", radius)
+    # Candidates have geometric spacing, since T needs only a relative precision.
+    steps = np.unique(np.geomspace(1, _MOST_STEPS, 2000).astype(np.int64))
+    sensitivity = iteration.gradient_descent_sensitivity(
+        num_steps=steps, num_examples=num_examples, **setting
+    )
+    scale = np.float64(sensitivity) * _calibrate_one_draw(epsilon, delta)
+    # E‖z‖² is d scale² for Gaussian noise. For δ = 0, E‖z‖² is E Gamma(d)² scale²,
+    # which equals d(d + 1) scale².
+    copies = dimension * (dimension + 1) if delta == 0 else dimension
+    lam, eta = np.max(setting["regularization"]), np.max(setting["step_size"])
+    mu = lam + np.max(setting["strong_convexity"])
+    beta = lam + np.max(setting["smoothness"])
+    # The excess loss after T steps is from Zhang et al. (2017), proofs of Theorem 2
+    # (μ > 0) and Theorem 3, https://arxiv.org/abs/1703.09947. Smoothness converts a
+    # distance to a loss.
+    if mu > 0:
+        decrease = np.exp(-2 * eta * mu * beta * steps / (mu + beta))
+        left = beta / 2 * radius**2 * decrease
+    else:
+        left = 2 * radius**2 / (eta * steps)
+    bound = left + beta / 2 * copies * scale**2
+    return int(steps[np.argmax(bound <= 1.01 * np.min(bound))])
 
 
 def output_perturbation(
@@ -91,8 +178,7 @@ def output_perturbation(
       1.0000 0.0400
     """
     validate.positive("epsilon", epsilon)
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must be in [0, 1); got {delta!r}.")
+    validate.half_open_unit("delta", delta)
     num_examples = _checks.check_last_iterate(loss_fn, data, prox, key, setting)
     if callable(setting["step_size"]) or jnp.ndim(setting["step_size"]):
         raise ValueError(
@@ -105,14 +191,14 @@ def output_perturbation(
     start = jax.tree.map(jnp.asarray, params)
 
     # Calibration gives concrete numbers, also if the caller maps over keys.
-    with _calibration.now():
+    with _precision.now():
         if num_steps is None:
             if radius is None:
                 raise ValueError(
                     "num_steps must be given, or radius must be given to choose "
                     "num_steps."
                 )
-            num_steps = _calibration.choose_num_steps(
+            num_steps = choose_num_steps(
                 epsilon,
                 delta,
                 radius=radius,
@@ -124,7 +210,7 @@ def output_perturbation(
         sensitivity = _precision.sensitivity(
             loss_fn, start, examples, prox, num_steps=num_steps, setting=setting
         )
-        scale = _calibration.calibrate_one_draw(epsilon, delta) * rounding.MARGIN
+        scale = _calibrate_one_draw(epsilon, delta) * rounding.MARGIN
         scale *= sensitivity
 
     # Zhang et al. (2017), Algorithm 1, https://arxiv.org/abs/1703.09947. Lines 2 to 4

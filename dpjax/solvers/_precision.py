@@ -1,4 +1,4 @@
-"""Rounding errors in guarantees: rounded settings, and the distance of two runs.
+"""The numbers of a guarantee: calibrated noise, rounded settings and rounding errors.
 
 Rounding is not Lipschitz: two arbitrarily close iterates may be rounded to different
 numbers. Rounding can therefore add to the distance between two runs in every step.
@@ -31,13 +31,18 @@ whatever their own precision.
 Bounds on contributions and noise are rounded up, and all other numbers are rounded
 down. A step size at its upper limit then stays within it, and a decay below 1 stays
 below 1.
+
+**Noise.** The noise multiplier is a concrete number before training begins, also under
+`jax.vmap` over keys. Calibration depends on no key. Solvers therefore calibrate under
+the context manager `now`, in which JAX evaluates operations at once.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, overload
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -46,8 +51,9 @@ import optax
 from dpjax._core import validate
 from dpjax._core.dtypes import widen
 from dpjax._core.float64 import scoped
+from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import ArrayLike, DTypeLike, LossFn, Params, Tree
-from dpjax.accounting import iteration
+from dpjax.accounting import calibrate, iteration
 from dpjax.accounting.iteration import Setting
 from dpjax.clipping._bookkeeping.jaxpr.equations import aval, inner_jaxprs, is_real
 from dpjax.solvers import _checks
@@ -127,6 +133,35 @@ def executed_setting(setting: Setting) -> Setting:
         "gradient_norm": round_up(setting["gradient_norm"]),
         "regularization": round_down(setting["regularization"]),
     }
+
+
+# jax.ensure_compile_time_eval does not suffice: under it, jax.vmap still maps functions
+# that have custom derivatives.
+now = jax.core.eval_context
+
+
+def solve_noise(
+    loss_of: Callable[[jax.Array], jax.Array],
+    goal: float,
+    target: _checks.Target,
+    start: float = 1.0,
+) -> float:
+    """Find the minimum noise multiplier for which ε (or δ) is at most `goal`.
+
+    `loss_of` maps a noise multiplier to the ε (or δ) of the run. The search begins at
+    the noise multiplier `start`. An error message states `target`, the (ε, δ) that the
+    caller of the solver asked for.
+    """
+    try:
+        with now():
+            noise = float(calibrate.solve(loss_of, goal, start=start))
+        # The margin covers the roundings to float32 in the accountant and after it.
+        return round_up(noise * MARGIN)
+    except ValueError as error:
+        raise ValueError(
+            "epsilon must be attainable with some noise; got epsilon "
+            f"{target.epsilon!r} at delta {target.delta!r}: {error}"
+        ) from error
 
 
 # A run is refused if rounding could add more than this share to its sensitivity.

@@ -20,8 +20,8 @@ from dpjax._core.typing import (
 )
 from dpjax.accounting import profiles, random_rounds
 from dpjax.noise._gaussian import gaussian_like
-from dpjax.solvers import _calibration, _checks, _descent, _precision
-from dpjax.solvers._results import Curve, Result
+from dpjax.solvers import _checks, _descent, _precision
+from dpjax.solvers._descent import Curve, Result
 
 
 def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:
@@ -216,7 +216,7 @@ def random_round_sgd(
             random_rounds._compiled_delta, epsilon=np.float64(noise.epsilon), **terms
         )
         start = random_rounds._estimate(*noise, **terms)
-        noise = _calibration.solve_noise(delta_of, noise.delta, noise, start)
+        noise = _precision.solve_noise(delta_of, noise.delta, noise, start)
     validate.positive("noise_multiplier", noise)
 
     key = keys.stream(key, "solvers.random_round_sgd")

@@ -43,9 +43,8 @@ from dpjax.accounting.tree import reduced_momentum_mu
 from dpjax.clipping._clip import clip
 from dpjax.noise import _reduced_momentum as reduced_momentum
 from dpjax.noise._reduced_momentum import ReducedMomentumState, Terms
-from dpjax.solvers import _calibration, _checks, _precision
-from dpjax.solvers._descent import narrow
-from dpjax.solvers._results import Curve, Result
+from dpjax.solvers import _checks, _precision
+from dpjax.solvers._descent import Curve, Result, narrow
 
 
 def allot_noise(
@@ -309,7 +308,7 @@ def sensitivity_reduced_nsgd(
     )
     variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
     added = jax.tree.map(lambda v, c: float(np.mean(v)) * c**2, variance, bounds)
-    with _calibration.now():
+    with _precision.now():
         mu = float(gdp.mu(target.epsilon, target.delta))
         noise = allot_noise(mu, mu_of, added)
         mu = mu_of(noise)

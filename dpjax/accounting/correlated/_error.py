@@ -33,16 +33,11 @@ def square_error(
         # The share of the T outputs that each coefficient of the filter affects.
         affected = np.arange(num_steps, 0.0, -1.0) / num_steps
         return jnp.square(rates[0] * factors[0]) * (affected @ jnp.square(w))
-    varying = (jnp.broadcast_to(x, (num_steps,)) for x in (factors, rates, keep))
-    return jnp.sum(variances(strategy, workload, *varying)) / num_steps
+    return jnp.sum(variances(strategy, factors, workload, num_steps)) / num_steps
 
 
 def variances(
-    strategy: Toeplitz,
-    workload: Workload,
-    factors: jax.Array,
-    rates: jax.Array,
-    keep: jax.Array,
+    strategy: Toeplitz, factors: jax.Array, workload: Workload, num_steps: int
 ) -> jax.Array:
     """The variance of the noise in each output x_t of an optimizer, f[T].
 
@@ -74,7 +69,9 @@ def variances(
         covariance = matrix @ covariance @ matrix.T + jnp.outer(by_z, by_z)
         return covariance, covariance[-1, -1]
 
-    return jax.lax.scan(step, zeros, (factors, rates, keep))[1]
+    given = factors, workload.rates, workload.keep
+    by_step = tuple(jnp.broadcast_to(x, (num_steps,)) for x in given)
+    return jax.lax.scan(step, zeros, by_step)[1]
 
 
 def _state_space(
