@@ -95,17 +95,6 @@ class FunctionProfile:
 
     mu = None  # no GDP parameter is known
 
-    @classmethod
-    def of(
-        cls,
-        epsilon: Callable[..., jax.Array],
-        delta: Callable[..., jax.Array],
-        *args: Any,
-        **kwargs: Any,
-    ) -> "FunctionProfile":
-        """A profile whose functions get args and kwargs as further arguments."""
-        return cls(*(functools.partial(f, *args, **kwargs) for f in (epsilon, delta)))
-
 
 def search_delta(
     epsilon_of: Callable[[float], ArrayLike], epsilon: ArrayLike
