@@ -230,9 +230,8 @@ def gaussian_mixture(
         validate.nonnegative("sensitivities", one)
     for one in weights:
         validate.nonnegative("weights", one)
-    known = [validate.concrete(one) for one in weights]
-    if not any(one is None for one in known):
-        total = sum(np.asarray(one, np.float64) for one in known if one is not None)
+    if not any(isinstance(one, Tracer) for one in weights):
+        total = sum(np.asarray(one, np.float64) for one in weights)
         if not np.all(np.abs(total - 1) <= WEIGHTS_TOLERANCE):
             raise ValueError(f"weights must add up to one; got {weights!r}.")
     if validate.adjacency(adjacency) is Adjacency.REPLACE:
