@@ -64,11 +64,10 @@ def fixed_order(
     c = strategy.coefficients(num_steps)
     if weights.size > 1:
         return jnp.max(by_place(c, weights, n_b))
-    ones = jnp.ones_like(c)
     return jnp.square(weights[0]) * jax.lax.cond(
         jnp.all(c >= 0),
         lambda: _comb(c, n_b),
-        lambda: jnp.max(by_place(c, ones, n_b)),
+        lambda: jnp.max(by_place(c, jnp.ones_like(c), n_b)),
     )
 
 
@@ -115,33 +114,29 @@ def reshuffled_order(
 
 
 def few_separated_steps(
-    strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
+    strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The bound of `separated_steps` if an example takes part in at most `most` steps.
+    """The bound of `separated_steps` if an example takes part in at most k steps.
 
     The steps are at least n_b apart. So the bound also holds for a fixed order, in
-    which an example has the same position in all epochs.
+    which an example has the same position in all epochs. The argument `largest`, f[E],
+    has the largest weight from the beginning of each epoch on for the first k epochs,
+    and 0 for all other epochs.
     """
     c = _majorant(strategy.coefficients(num_steps))
-    columns = jnp.broadcast_to(weights, (num_steps,))
-    columns = jax.lax.cummax(columns, reverse=True)[::n_b]
-    columns = jnp.where(jnp.arange(columns.size) < most, columns, 0.0)
     # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, … with weights W_e.
-    moved = (lower(columns) @ _by_epoch(c, n_b)).ravel()[:num_steps]
+    moved = (lower(largest) @ _by_epoch(c, n_b)).ravel()[:num_steps]
     return moved @ moved
 
 
 def few_reshuffled_steps(
-    strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
+    strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The bound of `reshuffled_order` for an example that takes part in few epochs.
+    """The bound of `reshuffled_order` for an example that takes part in k epochs.
 
-    In each of at most `most` epochs, the example takes part in one step, which may be
-    any step.
+    In each of at most k epochs, the example takes part in one step, which may be any
+    step. The argument `largest` is as for `few_separated_steps`.
     """
-    columns = jnp.broadcast_to(weights, (num_steps,))
-    largest = jax.lax.cummax(columns, reverse=True)[::n_b]
-    largest = jnp.where(jnp.arange(largest.size) < most, largest, 0.0)
     c = jnp.abs(strategy.coefficients(num_steps))
     if strategy.num_vectors > 1:
         return _by_pairs(_majorant(c), largest, n_b)
@@ -376,10 +371,12 @@ def mu_of(
     square = WORST[order](strategy, weights, num_steps, n_b)
     times = -(-num_steps // n_b)
     if most is not None and most < times:
-        times = most
+        largest = jax.lax.cummax(jnp.broadcast_to(weights, (num_steps,)), reverse=True)
+        largest = jnp.where(jnp.arange(times) < most, largest[::n_b], 0.0)
         few = few_reshuffled_steps if order == "reshuffled" else few_separated_steps
         # The bound for a whole pattern also holds for every subset of the pattern.
-        square = jnp.minimum(square, few(strategy, weights, num_steps, n_b, most))
+        square = jnp.minimum(square, few(strategy, largest, num_steps, n_b))
+        times = most
     # Sums have at most T terms. The rounding errors of the coefficients act like a
     # strategy of their own: they move C x by `off` for each participation.
     fixed = jax.lax.stop_gradient(strategy)

@@ -11,8 +11,8 @@ from dpjax._core.float64 import ULP, float64
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices import strategy as matrices
 from dpjax._matrices.toeplitz import Toeplitz
-from dpjax.accounting import _schedule, gdp, pld, tree
-from dpjax.accounting._schedule import Order, Schedule
+from dpjax.accounting import gdp, pld, tree
+from dpjax.accounting._schedule import Order, Schedule, check_schedule
 from dpjax.accounting.correlated import _bins
 from dpjax.accounting.correlated._patterns import WORST, mu_of
 
@@ -121,7 +121,7 @@ def mu(
     """
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.one_of("order", order, tuple(WORST))
-    schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
+    schedule = check_schedule(num_steps, steps_per_epoch, order, adjacency)
     strategy = matrices.check_strategy(strategy, schedule.num_steps)
     if max_participations is not None:
         most = validate.static_int("max_participations", max_participations, minimum=1)
@@ -239,7 +239,7 @@ def epsilon(
     validate.open_unit("delta", delta)
     validate.one_of("sampling", sampling, get_args(Sampling))
     order: Any = _ORDER_OF_BINS.get(sampling, sampling)
-    schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
+    schedule = check_schedule(num_steps, steps_per_epoch, order, adjacency)
     strategy = matrices.check_strategy(strategy, schedule.num_steps)
     if sampling == "cyclic_poisson":
         return _cyclic_poisson(strategy, noise_multiplier, delta, schedule, adjacency)
@@ -251,9 +251,5 @@ def epsilon(
         )
     # The smaller of two bounds: one for an attacker who does not know the example's
     # steps, and one for an attacker who knows these steps.
-    return _bins.epsilon64(
-        *matrices.toeplitz_and_factors(strategy),
-        noise_multiplier,
-        delta,
-        schedule=schedule,
-    )
+    shape, factors = matrices.toeplitz_and_factors(strategy)
+    return _bins.epsilon64(shape, factors, noise_multiplier, delta, schedule=schedule)
