@@ -22,7 +22,6 @@ import numpy as np
 
 from dpjax._core import rounding, searches, validate
 from dpjax._core.float64 import cast, default_float, float64, scope
-from dpjax._core.searches import Point
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices.spec import StrategySpec
 from dpjax.accounting import correlated, events, fdp, gdp, pld, pure, truncation
@@ -110,8 +109,8 @@ def search_delta(
 
         # ε is not known at the ends. The good end moves only to a δ that meets the
         # target, so that the good end is always a valid bound.
-        bad = Point(*map(jnp.float32, (_LEAST_DELTA, min(target, _HUGE) + 1)))
-        good = Point(*map(jnp.float32, (1.0, -min(target, _HUGE))))
+        bad = searches.Point(*map(jnp.float32, (_LEAST_DELTA, min(target, _HUGE) + 1)))
+        good = searches.Point(*map(jnp.float32, (1.0, -min(target, _HUGE))))
         width = np.float32(_LOG_WIDTH)
         return float(searches.close(excess, bad, good, width, log=True))
 
@@ -341,10 +340,7 @@ def tradeoff_curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
     """
     if isinstance(profile, Gaussian):
         return np.asarray(gdp.tradeoff(profile.mu, rates), np.float64)
-    if isinstance(profile, Pure):
-        epsilons, deltas = np.array([float(np.asarray(profile.pure_epsilon))]), [0.0]
-    else:
-        epsilons, deltas = _proven_pairs(profile)
+    epsilons, deltas = _proven_pairs(profile)
     # If no ε is finite, the only bound is that rates are at least 0.
     if not epsilons.size:
         return np.zeros_like(rates)
@@ -359,6 +355,8 @@ def _proven_pairs(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
     The function computes ε for one δ at a time, so that all pairs share one compiled
     program.
     """
+    if isinstance(profile, Pure):
+        return np.array([float(np.asarray(profile.pure_epsilon))]), np.zeros(1)
     most = float(profile.delta(0.0))
     if most == 0.0:
         return np.zeros(1), np.zeros(1)
