@@ -147,15 +147,13 @@ def of_scores() -> Iterator[Call]:
 
 def of_solvers() -> Iterator[Call]:
     """What solvers compute before they train, and their guarantees."""
+    rounds = {"rounds": ROUNDS, "sampling_rate": 0.05}
     profiles = {
         "Gaussian": Gaussian(1.7),
         "Pure": Pure(0.9),
-        "RoundsProfile": FunctionProfile.of(
-            random_rounds.epsilon,
-            random_rounds.delta,
-            3.0,
-            rounds=ROUNDS,
-            sampling_rate=0.05,
+        "RoundsProfile": FunctionProfile(
+            functools.partial(random_rounds.epsilon, 3.0, **rounds),
+            functools.partial(random_rounds.delta, 3.0, **rounds),
         ),
     }
     for name, profile in profiles.items():

@@ -19,8 +19,8 @@ from dpjax._plan.guarantee import RunGuarantee, up
 from dpjax._plan.mechanisms import SAMPLINGS
 from dpjax._plan.parameters import RunParameters
 from dpjax._plan.solve import plan
-from dpjax.accounting._tradeoff_curve import curve
 from dpjax.accounting.events import Event
+from dpjax.accounting.profiles import tradeoff_curve
 
 # A record may claim less than the value computed here by this relative tolerance, since
 # machines round differently. The printed value is always the one computed here.
@@ -248,7 +248,7 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
 def _curve(guarantee: RunGuarantee) -> str:
     """Draw a guarantee's trade-off curve as an HTML figure with a caption."""
     rates = np.sin(np.linspace(0.0, np.pi / 2, 101)) ** 2  # dense at both ends
-    missed = curve(guarantee.profile, rates)
+    missed = tradeoff_curve(guarantee.profile, rates)
     line = " ".join(
         f"{60 + 300 * x:.1f},{310 - 300 * y:.1f}"
         for x, y in zip(rates, missed, strict=True)

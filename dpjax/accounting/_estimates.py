@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import TINY
-from dpjax.accounting.events import Composed
+from dpjax.accounting.events import Composed, FixedSizeGaussian
 
 # The number of privacy losses on the grid, and the number of outcomes of one step.
 _GRID, _OUTCOMES = 2**14, 2_000
@@ -44,12 +44,8 @@ def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
     `event` describes a Gaussian step on a random sample. If `full` is true, the batch
     of the step is at its capacity.
     """
-    rate, fixed = event.sampling_rate, full or hasattr(event, "mu")
-    mu = (
-        event.mu
-        if hasattr(event, "mu")
-        else (1 + full) / np.float64(event.noise_multiplier)
-    )
+    rate, fixed_size = event.sampling_rate, isinstance(event, FixedSizeGaussian)
+    mu = event.mu if fixed_size else (1 + full) / np.float64(event.noise_multiplier)
     z = np.linspace(-9.0, 9.0 + mu, _OUTCOMES)
 
     def log_mixture(v: np.ndarray) -> np.ndarray:
@@ -58,7 +54,7 @@ def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
     loss = log_mixture(mu * z - mu * mu / 2)
     idle = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
     mass = idle * np.exp(loss)
-    if fixed:  # the dominating pair of `pairs.fixed_size`
+    if fixed_size or full:  # the dominating pair of `pairs.fixed_size`
         loss, mass, idle = (x[z > mu / 2] for x in (loss, mass, idle))
         rest = 1 - np.sum(mass + idle)
         return np.hstack([loss, -loss, 0.0]), np.hstack([mass, idle, rest])

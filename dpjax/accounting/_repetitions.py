@@ -7,6 +7,7 @@ G′, the module `_selected` bounds the privacy loss of a search.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -102,12 +103,11 @@ class _NegativeBinomial(_Drawn):
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
         """Yield each number of runs and its probability, in increasing order."""
-        k, kept, eta = 1, 1 - self.stop, self.shape
+        kept, eta = 1 - self.stop, self.shape
         probability = float(np.asarray(self.derivative(0.0)))
-        while True:
+        for k in itertools.count(1):
             yield k, probability
             probability *= kept * (k + eta) / (k + 1)
-            k += 1
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
         """The derivative of the generating function E[x^K] of the number K of runs.
@@ -202,12 +202,10 @@ class Poisson(_Drawn):
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
         """Yield each number of runs and its probability, in increasing order."""
-        k = 0
-        while True:
+        for k in itertools.count():
             # The code uses logarithms, since e^−mean underflows for a large mean.
             log = k * math.log(self.mean) - self.mean - math.lgamma(k + 1)
             yield k, math.exp(log)
-            k += 1
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
         """The derivative of the generating function E[x^K] of the number K of runs.

@@ -34,7 +34,7 @@ class Schedule(NamedTuple):
     max_participations: int | None = None
 
 
-def check(
+def check_schedule(
     num_steps: int, steps_per_epoch: int, order: Order, adjacency: Adjacency
 ) -> Schedule:
     """The `Schedule` of these parameters; raise ValueError if one is out of range."""

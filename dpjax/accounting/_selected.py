@@ -113,23 +113,12 @@ class Curve(NamedTuple):
         return np.minimum(np.min(bounds, axis=0) * (1 + 4 * ULP), 1.0)
 
 
-class Price(NamedTuple):
-    """The bound δ(ε) <= Σ_j weight_j h(e^ε ratio_j) for the best of K runs.
-
-    Here h(t) is the hockey-stick divergence ∫ [dP/dQ − t]₊ dQ of one run, where P and Q
-    are the distributions of the run's output on neighbouring data sets.
-
-    Attributes:
-      weight: the factor weight_j of each term, f64[m], positive.
-      ratio: the number ratio_j of each term, f64[m], increasing.
-    """
-
-    weight: np.ndarray
-    ratio: np.ndarray
-
-
 def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The vertices of the lower convex hull of points with increasing x."""
+    """The vertices of the lower convex hull of points, with increasing x."""
+    order = np.lexsort((y, x))
+    # Of several points with the same x, only the lowest may be a vertex.
+    x, first = np.unique(x[order], return_index=True)
+    y = y[order][first]
     xs, ys, kept = x.tolist(), y.tolist(), []
     for i in range(len(xs)):
         while len(kept) > 1:
@@ -164,39 +153,8 @@ def curve_of(profile: Profile, tail: float) -> Curve:
     ratio = np.concatenate([[0.0], down, up])
     value = np.concatenate([[1.0], 1 - down * (1 - deltas) + 4 * ULP, deltas])
     # h is convex, so that the lower hull of points above h is above h, too.
-    order = np.lexsort((value, ratio))
-    ratio, first = np.unique(ratio[order], return_index=True)
-    ratio, value = lower_hull(ratio, value[order][first])
+    ratio, value = lower_hull(ratio, value)
     return Curve(ratio, np.minimum.accumulate(value))
-
-
-def price_of(curve: Curve, repetitions: Repetitions) -> Price:
-    """The `Price` that bounds the δ of the best of K runs, from the `Curve` of one run.
-
-    `repetitions` is the distribution of K.
-    """
-    slope = repetitions.derivative
-    near = np.geomspace(1e-15, 0.1, 512)
-    even = np.linspace(0, 1, 1025)
-    u = np.unique(np.concatenate([[0.0], near**3, near, 1 - near, even]))
-    # At further points u, G′ grows by about equal factors along the boundary of R.
-    least = np.exp(-60.0) * repetitions.mean
-    level = np.log(np.maximum(slope(u), least))
-    level += np.log(np.maximum(slope(curve.most(u)), least))
-    levels = np.linspace(level[0], level[-1], _CELLS)
-    u = np.unique(np.append(u, np.interp(levels, level, u)))
-    # G′ grows. On a cell from u_k to u_{k+1} the bracket of (1) is therefore at most
-    # r G′(v_{k+1}) − e^ε G′(u_k), which is a line in r. The maximum of the lines of all
-    # cells, and of a first line 0, bounds φ(r).
-    slopes = np.append(0.0, slope(curve.most(u[1:])))
-    offsets = np.append(0.0, slope(u[:-1]))
-    order = np.lexsort((offsets, slopes))
-    slopes, first = np.unique(slopes[order], return_index=True)
-    slopes, offsets = lower_hull(slopes, offsets[order][first])
-    # The maximum of the lines is Σ_j w_j [r − e^ε s_j]₊, where the kinks s_j are the
-    # slopes of the hull. Each difference of floats has one relative rounding error.
-    weight = np.diff(slopes)
-    return Price(weight, np.diff(offsets) / weight)
 
 
 def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
@@ -221,17 +179,41 @@ def _for_each(fn: Callable[[float], float], x: ArrayLike) -> jax.Array:
         return cast(jnp.asarray(found), dtype, "up")
 
 
-def bound_of(curve: Curve, law: Repetitions) -> Callable[[float], float]:
-    """An upper bound on the δ of the best of K runs, as a function of ε."""
-    price = price_of(curve, law)
+def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]:
+    """An upper bound on the δ of the best of K runs, as a function of ε.
+
+    The bound is (2) in the docstring of this module, with the upper bound `curve` on
+    the function h of one run. `repetitions` is the distribution of K.
+    """
+    slope = repetitions.derivative
+    near = np.geomspace(1e-15, 0.1, 512)
+    even = np.linspace(0, 1, 1025)
+    u = np.unique(np.concatenate([[0.0], near**3, near, 1 - near, even]))
+    # At further points u, G′ grows by about equal factors along the boundary of R.
+    least = np.exp(-60.0) * repetitions.mean
+    level = np.log(np.maximum(slope(u), least))
+    level += np.log(np.maximum(slope(curve.most(u)), least))
+    levels = np.linspace(level[0], level[-1], _CELLS)
+    u = np.unique(np.append(u, np.interp(levels, level, u)))
+    # G′ grows. On a cell from u_k to u_{k+1} the bracket of (1) is therefore at most
+    # r G′(v_{k+1}) − e^ε G′(u_k), which is a line in r. The maximum of the lines of all
+    # cells, and of a first line 0, bounds φ(r).
+    slopes = np.append(0.0, slope(curve.most(u[1:])))
+    offsets = np.append(0.0, slope(u[:-1]))
+    slopes, offsets = lower_hull(slopes, offsets)
+    # The maximum of the lines is Σ_j w_j [r − e^ε s_j]₊, where the kinks s_j are the
+    # slopes of the hull. Each difference of floats has one relative rounding error.
+    weights = np.diff(slopes)
+    kinks = np.diff(offsets) / weights
     # An error of 4 ULP in the argument of G′ changes log G′ by 4 ULP G″ / G′.
-    slack = 1 + _SLACK + 64 * ULP * law.steepness
+    slack = 1 + _SLACK + 64 * ULP * repetitions.steepness
 
     def bound(epsilon: float) -> float:
         power = np.exp(min(epsilon, _LARGEST))
-        total = np.sum(price.weight * curve.at(power / slack * price.ratio)) * slack
-        # On both data sets, the draws of K are within a total variation τ of the law.
-        return float(total + (1 + power) * law.total_variation)
+        total = np.sum(weights * curve.at(power / slack * kinks)) * slack
+        # On both data sets, the draws of K are within a total variation τ of their
+        # distribution.
+        return float(total + (1 + power) * repetitions.total_variation)
 
     return bound
 

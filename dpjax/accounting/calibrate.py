@@ -141,7 +141,7 @@ def solve(
 
         def epsilon_near(x: jax.Array) -> jax.Array:
             asked = round_parameter(x)
-            if _is_traced(asked):
+            if isinstance(asked, Tracer):
                 return epsilon_at(asked)
             at = float(asked)
             if at not in known:
@@ -153,12 +153,13 @@ def solve(
             return _excess(_stop_gradient(epsilon_near(x)), goal)
 
         beginning = _clip(jnp.asarray(start, jnp.float64), ends)
-        traced = _is_traced(epsilon_near(beginning)) or _is_traced(target)
+        numbers = target, epsilon_near(beginning)
+        traced = any(isinstance(x, Tracer) for x in numbers)
         first, second = searches.bracket(excess, beginning, increasing, ends)
         crossed, met, bad, good = searches.find_bracket(first, second)
         closed = searches.close(excess, bad, good, _CLOSE[dtype.itemsize], log=True)
         solution = round_parameter(_stop_gradient(closed))
-        if _is_traced(met):
+        if isinstance(met, Tracer):
             solution = jnp.where(met, solution, 0.0 if increasing else jnp.inf)
         elif not met:
             raise ValueError(
@@ -175,11 +176,7 @@ def solve(
 
 def _stop_gradient(x: jax.Array) -> jax.Array:
     """The value without derivatives. For a concrete value, JAX compiles nothing."""
-    return jax.lax.stop_gradient(x) if _is_traced(x) else x
-
-
-def _is_traced(x: object) -> bool:
-    return isinstance(x, Tracer)
+    return jax.lax.stop_gradient(x) if isinstance(x, Tracer) else x
 
 
 def _scalar(name: str, value: ArrayLike) -> None:

@@ -217,10 +217,8 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
     """
     check_event(event)
     validate.scalar("slack", slack)
-    validate.nonnegative("slack", slack)
+    validate.half_open_unit("slack", slack)
     slack = float(slack)
-    if not slack < 1:
-        raise ValueError(f"slack must be below 1; got {slack!r}.")
     if isinstance(event, events.OnLattice):
         inner = gaussian_bound(event.event, slack)
         spent = inner.total_variation + float(event.total_variation)

@@ -210,10 +210,10 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
       >>> print(f"{epsilon(pld.gaussian(0.5), 1e-5, 4):.1f}")
       10.0
     """
-    profile, size, exact = _check(profile, size)
+    profile, size = _check(profile, size)
     validate.open_unit("delta", delta)
-    if exact is not None:
-        return exact.epsilon(delta)
+    if size == 1:
+        return profile.epsilon(delta)
     target, dtype = float(np.asarray(delta)) * (1 - _MARGIN), default_float()
     with scope():
         top = size * max(float(profile.epsilon(target / size)), 1e-6)
@@ -232,20 +232,20 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
         return cast(jnp.asarray(found * (1 + _MARGIN) + _MARGIN), dtype, "up")
 
 
-def _check(profile: Profile, size: int) -> tuple[Profile, int, Profile | None]:
-    """Check the arguments. Return the profile, the size and the group's exact profile.
+def _check(profile: Profile, size: int) -> tuple[Profile, int]:
+    """Check the arguments, and return a profile and the size of a group.
 
-    A `Guarantee` is replaced by the profile that it contains. The third result is None
-    if no exact profile of the group is known.
+    A `Guarantee` is replaced by the profile that it contains. If the exact profile of
+    the whole group is known, the results are that profile and the size 1.
     """
     if isinstance(profile, Guarantee):
         profile = profile.profile
     size = validate.static_int("size", size, minimum=1)
     if isinstance(profile, Gaussian):
-        return profile, size, Gaussian(_times64(profile.mu, size))
+        return Gaussian(_times64(profile.mu, size)), 1
     if isinstance(profile, Pure):
-        return profile, size, Pure(_times64(profile.pure_epsilon, size))
-    return profile, size, profile if size == 1 else None
+        return Pure(_times64(profile.pure_epsilon, size)), 1
+    return profile, size
 
 
 def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
@@ -271,10 +271,10 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
       >>> print(f"{delta(Gaussian(0.5), 1.0, 2):.4f}")
       0.1269
     """
-    profile, size, exact = _check(profile, size)
+    profile, size = _check(profile, size)
     validate.nonnegative("epsilon", epsilon)
-    if exact is not None:
-        return exact.delta(epsilon)
+    if size == 1:
+        return profile.delta(epsilon)
     target, dtype = float(np.asarray(epsilon)) * (1 - _MARGIN), default_float()
     with scope():
         # A path may use an ε_i above ε, and slopes below one afterwards.

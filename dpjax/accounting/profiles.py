@@ -22,10 +22,9 @@ import numpy as np
 
 from dpjax._core import rounding, searches, validate
 from dpjax._core.float64 import cast, default_float, float64, scope
-from dpjax._core.searches import Point
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax._matrices.strategy import StrategySpec
-from dpjax.accounting import correlated, events, gdp, pld, pure, truncation
+from dpjax.accounting import correlated, events, fdp, gdp, pld, pure, truncation
 from dpjax.accounting._selected import Profile as Profile
 from dpjax.accounting._selected import Selected
 
@@ -95,17 +94,6 @@ class FunctionProfile:
 
     mu = None  # no GDP parameter is known
 
-    @classmethod
-    def of(
-        cls,
-        epsilon: Callable[..., jax.Array],
-        delta: Callable[..., jax.Array],
-        *args: Any,
-        **kwargs: Any,
-    ) -> "FunctionProfile":
-        """A profile whose functions get args and kwargs as further arguments."""
-        return cls(*(functools.partial(f, *args, **kwargs) for f in (epsilon, delta)))
-
 
 def search_delta(
     epsilon_of: Callable[[float], ArrayLike], epsilon: ArrayLike
@@ -121,8 +109,8 @@ def search_delta(
 
         # ε is not known at the ends. The good end moves only to a δ that meets the
         # target, so that the good end is always a valid bound.
-        bad = Point(*map(jnp.float32, (_LEAST_DELTA, min(target, _HUGE) + 1)))
-        good = Point(*map(jnp.float32, (1.0, -min(target, _HUGE))))
+        bad = searches.Point(*map(jnp.float32, (_LEAST_DELTA, min(target, _HUGE) + 1)))
+        good = searches.Point(*map(jnp.float32, (1.0, -min(target, _HUGE))))
         width = np.float32(_LOG_WIDTH)
         return float(searches.close(excess, bad, good, width, log=True))
 
@@ -338,6 +326,48 @@ def of(event: events.Event) -> Profile:
     if isinstance(event, events.Repeated):
         return pld.PLD((event,))
     return pld.of(event)
+
+
+# The number of pairs (ε, δ) from which a trade-off curve is computed, if no exact form
+# is known.
+_PAIRS = 24
+
+
+def tradeoff_curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
+    """Lower bounds on an attack's false-negative rates, f64[k], for a plot.
+
+    The argument `rates` has the attack's false-positive rates, f64[k].
+    """
+    if isinstance(profile, Gaussian):
+        return np.asarray(gdp.tradeoff(profile.mu, rates), np.float64)
+    epsilons, deltas = _proven_pairs(profile)
+    # If no ε is finite, the only bound is that rates are at least 0.
+    if not epsilons.size:
+        return np.zeros_like(rates)
+    # `fdp.tradeoff` asks for δ at these ε alone, and the δ at these ε are known.
+    powers = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
+    return np.asarray(powers, np.float64)
+
+
+def _proven_pairs(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (ε, δ) that a privacy profile proves, as two arrays f64[k].
+
+    The function computes ε for one δ at a time, so that all pairs share one compiled
+    program.
+    """
+    if isinstance(profile, Pure):
+        return np.array([float(np.asarray(profile.pure_epsilon))]), np.zeros(1)
+    most = float(profile.delta(0.0))
+    if most == 0.0:
+        return np.zeros(1), np.zeros(1)
+    # The values of δ are those of a Gaussian mechanism with the same δ(0), at equally
+    # spaced ε: then the pairs cover the range in which the curve bends.
+    mu = float(gdp.mu(0.0, min(most, 1 - 1e-6)))
+    steps = mu * np.linspace(0.0, mu / 2 + 4, _PAIRS)[1:]
+    deltas = np.asarray(gdp.delta(mu, steps), np.float64)
+    epsilons = np.array([float(profile.epsilon(float(delta))) for delta in deltas])
+    known = np.isfinite(epsilons)
+    return np.append(epsilons[known], 0.0), np.append(deltas[known], most)
 
 
 class Guarantee(NamedTuple):

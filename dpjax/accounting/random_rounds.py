@@ -125,21 +125,11 @@ def delta(
     return jnp.clip(total, least, 1)
 
 
-@jax.jit
-def _compiled_delta(
-    noise_multiplier: ArrayLike,
-    epsilon: ArrayLike,
-    *,
-    rounds: Rounds,
-    sampling_rate: float,
-) -> jax.Array:
-    """Compute `delta` by XLA, for searches.
-
-    A search evaluates δ about ten times. XLA compiles δ in the time of two evaluations
-    by NumPy, and each evaluation by XLA takes a tenth of NumPy's time. All numbers are
-    arguments, so that searches for ε and for the noise share one program.
-    """
-    return delta(noise_multiplier, epsilon, rounds=rounds, sampling_rate=sampling_rate)
+# δ is computed by XLA for searches. A search evaluates δ about ten times. XLA compiles
+# δ in the time of two evaluations by NumPy, and each evaluation by XLA takes a tenth of
+# NumPy's time. All numbers are arguments, so that searches for ε and for the noise
+# share one program.
+_compiled_delta = jax.jit(delta)
 
 
 def _estimate(

@@ -63,8 +63,7 @@ import jax.numpy as jnp
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
 from dpjax._core.typing import Adjacency, ArrayLike
-from dpjax.accounting import _schedule
-from dpjax.accounting._schedule import Schedule, mu_of_sensitivity
+from dpjax.accounting._schedule import Schedule, check_schedule, mu_of_sensitivity
 
 
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
@@ -224,7 +223,7 @@ def momentum_mu(
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.half_open_unit("decay", decay)
     validate.one_of("order", order, ("fixed", "reshuffled"))
-    schedule = _schedule.check(num_steps, steps_per_epoch, order, adjacency)
+    schedule = check_schedule(num_steps, steps_per_epoch, order, adjacency)
     return _momentum_mu64(noise_multiplier, decay, schedule=schedule)
 
 
@@ -340,5 +339,5 @@ def reduced_momentum_mu(
     for noise in noise_multipliers:
         validate.nonnegative("noise_multipliers", noise, finite=False)
     validate.half_open_unit("decay", decay)
-    schedule = _schedule.check(num_steps, steps_per_epoch, "fixed", adjacency)
+    schedule = check_schedule(num_steps, steps_per_epoch, "fixed", adjacency)
     return _reduced_momentum_mu64(anchor, change, drift, decay, schedule=schedule)

@@ -11,8 +11,7 @@ from dpjax._core.float64 import scoped
 from dpjax._core.typing import ArrayLike
 from dpjax._plan.guarantee import RunGuarantee, up
 from dpjax._plan.plan import Plan
-from dpjax.accounting._tradeoff_curve import curve
-from dpjax.accounting.profiles import Gaussian, Profile, Pure
+from dpjax.accounting.profiles import Gaussian, Profile, Pure, tradeoff_curve
 from dpjax.auditing._scores import band, check_attack, replace_nan_scores
 from dpjax.plot._style import GREY, axes, finish, names, strokes
 
@@ -102,7 +101,7 @@ def guarantee_lines(
     marked = int(np.searchsorted(rates, false_positive_rate))
     lines = []
     for profile, name in zip(profiles, legend, strict=True):
-        missed = curve(profile, rates)
+        missed = tradeoff_curve(profile, rates)
         # The label is rounded up, since it is an upper bound for every attack.
         power = up(1.0 - missed[marked])
         lines.append(Line(rates, missed, f"{name}: {power}", marked))

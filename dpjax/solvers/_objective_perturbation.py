@@ -254,8 +254,9 @@ def objective_perturbation(
             )
         noise_multiplier = _precision.solve_noise(delta_of, delta, target)
         stddev = float(_precision.stddev(noise_multiplier, loss.gradient_norm))
-        profile = profiles.FunctionProfile.of(
-            objective.epsilon, objective.delta, noise_multiplier, **terms
+        profile = profiles.FunctionProfile(
+            functools.partial(objective.epsilon, noise_multiplier, **terms),
+            functools.partial(objective.delta, noise_multiplier, **terms),
         )
         error = _gradient_error(loss, num_examples, dimension, ridge, stddev)
         # The search ends where the norm of the computed gradient is at most `error`,

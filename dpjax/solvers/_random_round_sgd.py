@@ -239,8 +239,9 @@ def random_round_sgd(
     guarantee = profiles.Guarantee(
         f"all iterates of a random number of rounds, at most {max_rounds}, and that "
         "number",
-        profiles.FunctionProfile.of(
-            random_rounds.epsilon, random_rounds.delta, noise, **terms
+        profiles.FunctionProfile(
+            functools.partial(random_rounds.epsilon, noise, **terms),
+            functools.partial(random_rounds.delta, noise, **terms),
         ),
         adjacency,
         _checks.every_step("random"),

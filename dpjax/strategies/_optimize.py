@@ -63,7 +63,7 @@ from dpjax._matrices.strategy import (
 from dpjax.accounting._schedule import Order
 from dpjax.accounting.correlated import _patterns
 from dpjax.accounting.correlated._error import error, square_error
-from dpjax.accounting.correlated._mu import WORST, mu
+from dpjax.accounting.correlated._privacy import mu
 from dpjax.strategies import _making
 
 # The nuclear norm is computed for matrices up to this size, since it takes cubic time.
@@ -284,7 +284,7 @@ def _value_and_grad(
         if order == "fixed":  # the exact value for C >= 0, otherwise an upper bound
             square = _patterns.fixed_order_bound(strategy, num_steps, steps_per_epoch)
         else:
-            square = WORST[order](strategy, one, num_steps, steps_per_epoch)
+            square = _patterns.WORST[order](strategy, one, num_steps, steps_per_epoch)
         error = square_error(strategy, one, workload, num_steps)
         return (jnp.log(square) + jnp.log(error)) / 2
 

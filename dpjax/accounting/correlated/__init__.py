@@ -14,6 +14,6 @@ equivalent to releasing C x + z.
    sums.
 """
 
-from dpjax.accounting.correlated._epsilon import epsilon as epsilon
 from dpjax.accounting.correlated._error import error as error
-from dpjax.accounting.correlated._mu import mu as mu
+from dpjax.accounting.correlated._privacy import epsilon as epsilon
+from dpjax.accounting.correlated._privacy import mu as mu

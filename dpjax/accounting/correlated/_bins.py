@@ -31,7 +31,7 @@ from dpjax.accounting._numerics.pld.composition import epsilon_of
 from dpjax.accounting._numerics.pld.pairs import log_mixture
 from dpjax.accounting._schedule import Schedule
 from dpjax.accounting.correlated import _chain, _trees
-from dpjax.accounting.correlated._mu import mu_of
+from dpjax.accounting.correlated._patterns import mu_of
 
 
 class Covariances(NamedTuple):

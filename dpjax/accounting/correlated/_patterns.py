@@ -4,9 +4,10 @@ C is the matrix that correlates the noise, and x are the sums of T steps. A patt
 the set of steps in which an example takes part, each time with norm at most 1. The
 example moves C x by at most the square root of Σ_{s,t∈π} |(CᵀC)_st|. The bound is
 attained where CᵀC >= 0 and all contributions of the example have the same direction.
-The functions here return the squared bound at the worst pattern π that an order allows.
-C is a Toeplitz matrix with the coefficients c_0, …, c_{T−1}, whose columns are scaled
-by weights, f[T], or f[1] if all are equal.
+The functions for each order return the squared bound at the worst pattern π that the
+order allows. C is a Toeplitz matrix with the coefficients c_0, …, c_{T−1}, whose
+columns are scaled by weights, f[T], or f[1] if all are equal. The function `mu_of`
+computes the GDP parameter μ from the bound.
 
 If an example takes part at most k times, then π is any subset of at most k steps of a
 pattern of its order. Let c be non-negative and non-increasing. For s <= t, (CᵀC)_st =
@@ -34,7 +35,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.float64 import ULP
-from dpjax._matrices.strategy import Toeplitz, lower
+from dpjax._matrices.strategy import Toeplitz, lower, series_error
+from dpjax.accounting._schedule import Schedule, mu_of_sensitivity
 
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.
@@ -62,11 +64,10 @@ def fixed_order(
     c = strategy.coefficients(num_steps)
     if weights.size > 1:
         return jnp.max(by_place(c, weights, n_b))
-    ones = jnp.ones_like(c)
     return jnp.square(weights[0]) * jax.lax.cond(
         jnp.all(c >= 0),
         lambda: _comb(c, n_b),
-        lambda: jnp.max(by_place(c, ones, n_b)),
+        lambda: jnp.max(by_place(c, jnp.ones_like(c), n_b)),
     )
 
 
@@ -113,33 +114,29 @@ def reshuffled_order(
 
 
 def few_separated_steps(
-    strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
+    strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The bound of `separated_steps` if an example takes part in at most `most` steps.
+    """The bound of `separated_steps` if an example takes part in at most k steps.
 
     The steps are at least n_b apart. So the bound also holds for a fixed order, in
-    which an example has the same position in all epochs.
+    which an example has the same position in all epochs. The argument `largest`, f[E],
+    has the largest weight from the beginning of each epoch on for the first k epochs,
+    and 0 for all other epochs.
     """
     c = _majorant(strategy.coefficients(num_steps))
-    columns = jnp.broadcast_to(weights, (num_steps,))
-    columns = jax.lax.cummax(columns, reverse=True)[::n_b]
-    columns = jnp.where(jnp.arange(columns.size) < most, columns, 0.0)
     # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, … with weights W_e.
-    moved = (lower(columns) @ _by_epoch(c, n_b)).ravel()[:num_steps]
+    moved = (lower(largest) @ _by_epoch(c, n_b)).ravel()[:num_steps]
     return moved @ moved
 
 
 def few_reshuffled_steps(
-    strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int, most: int
+    strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The bound of `reshuffled_order` for an example that takes part in few epochs.
+    """The bound of `reshuffled_order` for an example that takes part in k epochs.
 
-    In each of at most `most` epochs, the example takes part in one step, which may be
-    any step.
+    In each of at most k epochs, the example takes part in one step, which may be any
+    step. The argument `largest` is as for `few_separated_steps`.
     """
-    columns = jnp.broadcast_to(weights, (num_steps,))
-    largest = jax.lax.cummax(columns, reverse=True)[::n_b]
-    largest = jnp.where(jnp.arange(largest.size) < most, largest, 0.0)
     c = jnp.abs(strategy.coefficients(num_steps))
     if strategy.num_vectors > 1:
         return _by_pairs(_majorant(c), largest, n_b)
@@ -338,3 +335,53 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     ahead, _ = jax.lax.scan(add_far_epochs, nothing, epochs)
     best, _ = jax.lax.scan(epoch, nothing[0], (epochs, ahead))
     return jnp.max(best)
+
+
+WORST = {
+    "fixed": fixed_order,
+    "reshuffled": reshuffled_order,
+    "separated": separated_steps,
+}
+
+
+def mu_of(
+    strategy: Toeplitz,
+    factors: jax.Array,
+    noise_multiplier: jax.Array,
+    *,
+    schedule: Schedule,
+) -> jax.Array:
+    """An upper bound on the GDP parameter μ of a run with correlated noise, f[].
+
+    The caller must enable float64: the arguments are float64 arrays.
+
+    Args:
+      strategy: the matrix C, which turns white noise z into the correlated noise C⁻¹z.
+      factors: the factor by which the noise of each step is multiplied, f[T], or one
+        factor for all steps, f[1].
+      noise_multiplier: the standard deviation of z over the clip norm, f[].
+      schedule: the steps in which an example may take part, static.
+    """
+    # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ², because releasing x + C⁻¹z is equivalent to
+    # releasing C x + z: Denisov et al. (2022), https://arxiv.org/abs/2202.08312. This
+    # also holds if sums depend on earlier releases, because an example moves C x by at
+    # most μσ for all values of these releases.
+    weights = 1 / factors
+    num_steps, n_b, order, factor, most = schedule
+    square = WORST[order](strategy, weights, num_steps, n_b)
+    times = -(-num_steps // n_b)
+    if most is not None and most < times:
+        largest = jax.lax.cummax(jnp.broadcast_to(weights, (num_steps,)), reverse=True)
+        largest = jnp.where(jnp.arange(times) < most, largest[::n_b], 0.0)
+        few = few_reshuffled_steps if order == "reshuffled" else few_separated_steps
+        # The bound for a whole pattern also holds for every subset of the pattern.
+        square = jnp.minimum(square, few(strategy, largest, num_steps, n_b))
+        times = most
+    # Sums have at most T terms. The rounding errors of the coefficients act like a
+    # strategy of their own: they move C x by `off` for each participation.
+    fixed = jax.lax.stop_gradient(strategy)
+    off = series_error(fixed, fixed.coefficients(num_steps))
+    off = times * off * jnp.max(weights)
+    moved = jnp.sqrt(square) * (1 + (256 + 8 * num_steps) * ULP) + off
+    mu = mu_of_sensitivity(factor * moved * (1 + 8 * ULP), noise_multiplier)
+    return jnp.where(jnp.isfinite(moved) & jnp.all(factors > 0), mu, jnp.inf)
