@@ -26,7 +26,7 @@ from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tr
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping import _clip
 from dpjax.clipping._arguments import Arguments, Groups, as_tuple
-from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
+from dpjax.clipping._bookkeeping.equations import evaluate
 from dpjax.clipping._clip import Inputs, PerExample, Summed
 from dpjax.clipping._microbatches import in_microbatches
 

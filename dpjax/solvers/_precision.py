@@ -49,7 +49,7 @@ from dpjax._core.float64 import scoped
 from dpjax._core.typing import ArrayLike, DTypeLike, LossFn, Params, Tree
 from dpjax.accounting import iteration
 from dpjax.accounting.iteration import Setting
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval, inner_jaxprs, is_real
+from dpjax.clipping._bookkeeping.equations import aval, inner_jaxprs, is_real
 from dpjax.solvers import _checks
 from dpjax.solvers.prox import Prox
 

@@ -15,6 +15,7 @@ import jax
 import jax.extend.core as jex
 
 from dpjax._core.typing import Arrays, Engine
+from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.components import Component, Root, components
 from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
@@ -24,10 +25,9 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
     analyse,
     operands,
 )
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS, Size
-from dpjax.clipping._bookkeeping.rules.linear import Layout
+from dpjax.clipping._bookkeeping.factors import MOST_ROWS, Size
+from dpjax.clipping._bookkeeping.rules import Layout
+from dpjax.clipping._bookkeeping.tracing import inline
 
 # Reading or writing a number takes as long as this many multiplications, as measured on
 # CPUs. Data sheets of NVIDIA GPUs imply 20 to 40. With these values, few layers would

@@ -30,11 +30,10 @@ import jax.extend.core as jex
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.typing import Arrays, Atom
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval
-from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules.factors import Size
-from dpjax.clipping._bookkeeping.rules.linear import Rule, rule_for
+from dpjax.clipping._bookkeeping import equations as eqs
+from dpjax.clipping._bookkeeping.factors import Size
+from dpjax.clipping._bookkeeping.rules import Rule, rule_for
+from dpjax.clipping._bookkeeping.tracing import inline
 
 
 class Loop(NamedTuple):
@@ -90,7 +89,7 @@ class Site:
 
     def features(self) -> Hashable:
         """A hashable description of the operand's type and of all scans around it."""
-        return self.loops, aval(self.operand)
+        return self.loops, eqs.aval(self.operand)
 
 
 @dataclasses.dataclass(eq=False)

@@ -16,15 +16,14 @@ from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping import _clip
+from dpjax.clipping._bookkeeping import factors as fac
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
+from dpjax.clipping._bookkeeping.equations import Alike
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
-from dpjax.clipping._bookkeeping.evaluate.at_component import Records, factors_of
 from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping._bookkeeping.evaluate.run import SiteRecords, record_sites
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
-from dpjax.clipping._bookkeeping.rules import factors as fac
 from dpjax.clipping._clip import Inputs, PerExample, Summed
 
 
@@ -44,7 +43,7 @@ class Part(NamedTuple):
     """
 
     component: Component
-    seen: Records
+    seen: at.Records
     rows: bool
     reach: Reach | None
 
@@ -188,7 +187,7 @@ def _parts(
         few = all(site.size.rows <= fac.MOST_ROWS for site in component.ruled_sites)
         gram = rows and form.gram
         bound = reach(component, inputs) if two_passes and few and not gram else None
-        seen = Records(records, cotangents, inputs)
+        seen = at.Records(records, cotangents, inputs)
         parts.append(Part(component, seen, gram, bound))
     return parts
 
@@ -245,7 +244,7 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
         part.component.sites, records, cotangents, part.reach.norms, strict=True
     ):
         if isinstance(site, RuledSite):
-            factors = factors_of(Alike(site), others, cotangent)
+            factors = at.factors_of(Alike(site), others, cotangent)
             length, rows = fac.size(factors, clip_norm), factors.rows
         else:
             # A tapped operand's cotangent is its gradient, which is a sum of one term.

@@ -13,7 +13,7 @@ Here γ_k = k u / (1 − k u) for the unit roundoff u (`dpjax._core.rounding`).
   products. So only the blocks that contain the changed slot count. The error of the
   product of a block with k rows is at most γ_k K, where K bounds the size Σ ‖a_t‖‖d_t‖
   of the block's terms. If an example has one row, its terms have size at most C. If an
-  example has more rows, its terms have size at most 512 C (`rules.factors`).
+  example has more rows, its terms have size at most 512 C (`factors`).
 - **Per-example gradients** are added in the same way: in float32 within blocks of
   `BLOCK`, and then in float64. A gradient is a term of size at most C.
 - **Products in float64** of float32 factors have an error of at most γ_k times the size
@@ -30,11 +30,11 @@ import jax.numpy as jnp
 
 from dpjax._core.meshes import add_varying_axes, varying_axes
 from dpjax._core.rounding import HIGHEST, margin
+from dpjax.clipping._bookkeeping import factors as fac
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite, Site
-from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._bookkeeping.rules.linear import Dense
+from dpjax.clipping._bookkeeping.rules import Dense
 from dpjax.clipping._clip import BLOCK
 
 # The maximum number of rows of a block. With more rows, products are faster but round

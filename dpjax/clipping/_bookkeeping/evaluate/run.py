@@ -8,9 +8,9 @@ arrays are the inputs of the sites' equations and these cotangents.
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. So the
 loss is cut into segments, which begin at the sites with a rule (`RuledSite`). Segments
-that differ only in variable names (`jaxpr.equations.Alike`) share one jitted function,
-which JAX batches, differentiates and transposes once. The compiler still optimises
-across the calls.
+that differ only in variable names (`equations.Alike`) share one jitted function, which
+JAX batches, differentiates and transposes once. The compiler still optimises across the
+calls.
 """
 
 import collections
@@ -34,10 +34,9 @@ from dpjax._core.meshes import (
     varying_axes,
 )
 from dpjax._core.typing import ArrayLike, Arrays
+from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Scope, Site
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval
 
 # The outputs; and for each site with a rule, in order, the values of its equation's
 # inputs except the operand.
@@ -147,7 +146,7 @@ def segments(scope: Scope) -> list[Segment]:
     return parts
 
 
-def _pass(alike: Alike[Segment], inputs: Arrays, taps: Arrays) -> Ran:
+def _pass(alike: eqs.Alike[Segment], inputs: Arrays, taps: Arrays) -> Ran:
     segment, pending = alike.part, iter(taps)
     values = dict(zip(segment.inputs, inputs, strict=True))
     records = []
@@ -196,7 +195,7 @@ def run(
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
     # Segments are in the order of their sites. So they take the taps one by one.
-    pending, parts = iter(taps), [Alike(segment) for segment in segments(scope)]
+    pending, parts = iter(taps), [eqs.Alike(segment) for segment in segments(scope)]
     counts = collections.Counter(parts)
     for alike in parts:
         segment = alike.part
@@ -357,7 +356,7 @@ def run_with_taps(
     in_sum = [sums and isinstance(site, KeptSite) for site in plan.sites]
     taps = []
     for site, summed in zip(plan.sites, in_sum, strict=True):
-        kind = aval(site.tap_variable)
+        kind = eqs.aval(site.tap_variable)
         lengths = [loop.length for loop in site.loops]
         if isinstance(site, KeptSite):
             # The tap's cotangent is the block's result. So the tap has the type of the

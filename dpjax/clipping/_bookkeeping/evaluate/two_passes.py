@@ -26,6 +26,7 @@ from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of, varying_axes
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Arrays
+from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
 from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
@@ -37,8 +38,6 @@ from dpjax.clipping._bookkeeping.evaluate.run import (
     record_sites,
     run_with_taps,
 )
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._clip import Inputs, PerExample, Scales, Summed, clip_scales
 
 _Arrays = list[jax.Array]
@@ -189,7 +188,7 @@ def _backward(
     # exist, and must not merge it with the forward pass, which would store all values
     # inside the block. The barrier prevents both.
     saved, real = jax.lax.optimization_barrier((saved, real))
-    of_examples, of_taps = _backward_on_batch(Alike(block), used, saved, real)
+    of_examples, of_taps = _backward_on_batch(eqs.Alike(block), used, saved, real)
     return None, of_examples, of_taps, None
 
 
@@ -198,7 +197,7 @@ _batch.defvjp(_forward, _backward, symbolic_zeros=True)
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _backward_on_batch(
-    alike: Alike[Block],
+    alike: eqs.Alike[Block],
     used: tuple[bool, ...],
     saved: _Saved,
     cotangents: _Arrays,

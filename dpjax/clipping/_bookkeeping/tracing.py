@@ -17,7 +17,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._core.typing import Arrays, Atom, LossOfLeaves
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax.clipping._bookkeeping import equations as eqs
 
 # Calls that may be replaced by their body. Calls of custom_jvp and custom_vjp may not,
 # since the derivative of such a call differs from the derivative of its body.

@@ -23,8 +23,8 @@ from jax.lax import GatherScatterMode
 
 from dpjax._core.rounding import HIGHEST
 from dpjax._core.typing import Arrays
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_real
-from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot, Size, outer
+from dpjax.clipping._bookkeeping.equations import aval, is_real
+from dpjax.clipping._bookkeeping.factors import Factors, OneHot, Size, outer
 
 
 class Layout(NamedTuple):
