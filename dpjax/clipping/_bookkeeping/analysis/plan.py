@@ -391,16 +391,13 @@ def _pairs(sizes: Sequence[Size]) -> int:
     are multiplied in pairs. One-hot rows are instead added up by the position of their
     1, and the memory that this moves is converted to multiplications.
     """
-    total = 0
-    for i, one in enumerate(sizes):
-        for j, other in enumerate(sizes):
-            # Between two sites with one-hot rows there is nothing to compute: the rows
-            # of both are added to one table.
-            both = one.one_hot and other.one_hot
-            alone = 2 * _products(one) if i == j else 0
+    total = sum(2 * _products(one) for one in sizes if one.one_hot)
+    for one, other in itertools.product(sizes, repeat=2):
+        # Between two sites with one-hot rows there is nothing to compute: the rows of
+        # both are added to one table.
+        if not (one.one_hot and other.one_hot):
             shared = min(one.entries_per_row, other.entries_per_row)
-            pairs = one.groups * one.rows * other.rows * shared
-            total += alone if both else pairs
+            total += one.groups * one.rows * other.rows * shared
     return total
 
 
