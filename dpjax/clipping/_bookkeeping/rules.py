@@ -24,7 +24,7 @@ from jax.lax import GatherScatterMode
 from dpjax._core.rounding import HIGHEST
 from dpjax._core.typing import Arrays
 from dpjax.clipping._bookkeeping.equations import aval, is_real
-from dpjax.clipping._bookkeeping.factors import Factors, OneHot, Size, outer
+from dpjax.clipping._bookkeeping.factors import Factors, OneHot, Size
 
 
 class Layout(NamedTuple):
@@ -118,10 +118,13 @@ class Rule(abc.ABC):
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The gradient of the input that is the operand, in the operand's shape.
 
-        By default it is the product of `factors`. A rule may compute the same gradient
-        in a cheaper way.
+        By default it is the product of `factors`, whose left rows are then arrays. A
+        rule may compute the same gradient in a cheaper way.
         """
-        return self.reorder(outer(self.factors(others, cotangent), self.size.left))
+        left, right = self.factors(others, cotangent)
+        assert not isinstance(left, OneHot)
+        product = jnp.einsum("...tn,...tp->...np", left, right, precision=HIGHEST)
+        return self.reorder(product)
 
     def reorder(self, gradient: jax.Array) -> jax.Array:
         """Bring a gradient f[g, n, p] into the shape of the operand.

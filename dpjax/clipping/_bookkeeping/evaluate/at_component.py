@@ -14,7 +14,7 @@ products add up to its gradient (`factors`).
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from dpjax.clipping._bookkeeping.analysis.plan import match_sites
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Site
 from dpjax.clipping._bookkeeping.equations import Alike, aval, bind, is_real
 from dpjax.clipping._bookkeeping.evaluate.float64_sums import sum_in_blocks, uses_blocks
+from dpjax.clipping._bookkeeping.evaluate.run import Records
 from dpjax.clipping._bookkeeping.rules import Rule
 
 Out = TypeVar("Out")
@@ -171,26 +172,6 @@ def _product_of_blocks(
 def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
     """Widen floating-point arrays to at least float32; leave other arrays unchanged."""
     return tuple(widen(x) if is_real(x) else x for x in xs)
-
-
-class Records(NamedTuple):
-    """The arrays of one component that one forward and one backward pass recorded.
-
-    A component is a set of parameter leaves, with the equations (sites) at which values
-    computed from these leaves (operands) meet the example.
-
-    Attributes:
-      records: for each site, the values of the equation's inputs except the operand,
-        with a leading batch axis; empty if the site is not a `RuledSite`.
-      cotangents: for each site, the cotangent of the zeros (tap) added there, with a
-        leading batch axis.
-      inputs: the values from which the operands are computed, the parameter leaves
-        first.
-    """
-
-    records: list[tuple[jax.Array, ...]]
-    cotangents: list[jax.Array]
-    inputs: list[jax.Array]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -337,9 +318,8 @@ def _sums_by_sites(
         for others in seen.records
     ]
     # The dtype in which the norms were computed, at least float32.
-    dtype = jnp.result_type(
-        jnp.float32, *widen(list(filter(is_real, sum(records, seen.cotangents))))
-    )
+    arrays = filter(is_real, sum(records, list(seen.cotangents)))
+    dtype = jnp.result_type(jnp.float32, *widen(list(arrays)))
     sums = []
     for site, others, cotangent in zip(
         component.sites, records, seen.cotangents, strict=True

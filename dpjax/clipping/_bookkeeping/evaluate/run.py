@@ -273,27 +273,31 @@ def _scan(
     return [*last, *ys], records
 
 
-class SiteRecords(NamedTuple):
+class Records(NamedTuple):
     """The arrays that are recorded for the norms and sums of a batch's gradients.
 
     One forward and one backward pass records these arrays at each site, an equation
     that combines a value computed from parameters alone (the operand) with the example.
-    The arrays have a leading batch axis b.
+    The sites are those of a whole loss, or of one component, which is a set of
+    parameter leaves with the sites of the operands that are computed from these leaves.
 
     Attributes:
-      records: for each site, the values of the equation's inputs except the operand;
-        empty if the site is not a `RuledSite`.
-      cotangents: for each site, the cotangent of the zeros added there; without the
-        axis b where a checkpointed block returns sums.
+      records: for each site, the values of the equation's inputs except the operand,
+        with a leading batch axis; empty if the site is not a `RuledSite`.
+      cotangents: for each site, the cotangent of the zeros (tap) added there, with a
+        leading batch axis, except where a checkpointed block returns sums.
+      inputs: the values from which the operands are computed, the parameter leaves
+        first. They depend on no example.
     """
 
-    records: list[tuple[jax.Array, ...]]
-    cotangents: list[jax.Array]
+    records: Sequence[tuple[jax.Array, ...]]
+    cotangents: Arrays
+    inputs: Arrays
 
 
 def record_sites(
     plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: AtBlocks = NO_BLOCKS
-) -> tuple[list[jax.Array], SiteRecords]:
+) -> tuple[list[jax.Array], Records]:
     """Run a loss forward and backward on a batch, and record inputs and cotangents.
 
     The records are made at the sites, the equations that combine parameters with the
@@ -320,7 +324,7 @@ def record_sites(
     # One example's loss depends only on its own taps. So a cotangent of ones gives the
     # cotangents of all examples in one backward pass.
     (cotangents,) = vjp(jnp.ones_like(loss))
-    return outputs, SiteRecords(records, cotangents)
+    return outputs, Records(records, cotangents, leaves)
 
 
 def run_with_taps(
@@ -356,7 +360,10 @@ def run_with_taps(
     in_sum = [sums and isinstance(site, KeptSite) for site in plan.sites]
     taps = []
     for site, summed in zip(plan.sites, in_sum, strict=True):
-        kind = eqs.aval(site.tap_variable)
+        tapped = (
+            site.rule.eqn.outvars[0] if isinstance(site, RuledSite) else site.operand
+        )
+        kind = eqs.aval(tapped)
         lengths = [loop.length for loop in site.loops]
         if isinstance(site, KeptSite):
             # The tap's cotangent is the block's result. So the tap has the type of the
