@@ -216,8 +216,8 @@ def analyse(
     differentiable: Sequence[bool],
     *,
     lengths: tuple[int, ...] = (),
-    outputs: Sequence[int] = (0,),
-    kept: Kept = lambda eqn: False,
+    outputs: Sequence[int],
+    kept: Kept,
 ) -> tuple[Scope, dict[Site, frozenset[int]]]:
     """Find the equations of a jaxpr where parameters meet the example: the sites.
 
