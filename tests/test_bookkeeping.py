@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from random_programs import programs
 
 import dpjax
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
+from dpjax.clipping._bookkeeping.equations import Alike
 
 # Norms are rounded up, by up to 1e-4 for the few rows and terms here
 # (tests/test_rounding.py); float32 sums of a few hundred terms add some 1e-5.

@@ -14,7 +14,7 @@ import pytest
 
 import dpjax
 from dpjax._core import rounding as _rounding
-from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot, square_norm
+from dpjax.clipping._bookkeeping.factors import Factors, OneHot, square_norm
 
 pytestmark = pytest.mark.rounding
 

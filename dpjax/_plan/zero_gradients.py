@@ -23,7 +23,7 @@ import numpy as np
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.numpy_rules import RULES
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval, evaluate
+from dpjax.clipping._bookkeeping.equations import aval, evaluate
 
 
 class Term(NamedTuple):

@@ -20,13 +20,12 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.dtypes import cast_like, widen
 from dpjax._core.float64 import default_float
-from dpjax._core.meshes import add_varying_axes, are_concrete, varying_axes
+from dpjax._core.meshes import add_varying_axes, are_concrete, like, varying_axes
 from dpjax._core.platforms import needs_one_order, on_platform
 from dpjax._core.typing import Arithmetic, ArrayLike, Arrays, Engine, Params, Tree
 from dpjax.clipping import _bookkeeping as bookkeeping
 from dpjax.clipping import _clip
-from dpjax.clipping._arguments import Arguments, Groups, as_tuple
-from dpjax.clipping._bookkeeping.jaxpr.equations import evaluate
+from dpjax.clipping._bookkeeping.equations import evaluate
 from dpjax.clipping._clip import Inputs, PerExample, Summed
 from dpjax.clipping._microbatches import in_microbatches
 
@@ -86,8 +85,7 @@ class ClippedGrad(Generic[Params]):
         self, *args: Any, mask: jax.Array | None = None
     ) -> tuple[Params, PerExample]:
         """Return the sum of clipped gradients, and each example's `PerExample`."""
-        examples = self._arguments.examples(args)
-        batched = [jnp.asarray(x) for x in jax.tree.leaves(examples)]
+        batched = self._examples(args)
         size = _clip.batch_size(f"the batch arguments {self.batch_argnums}", batched)
         mask = _clip.check_mask(mask, (size,))
         if jax.sharding.get_abstract_mesh().manual_axes:
@@ -96,18 +94,18 @@ class ClippedGrad(Generic[Params]):
             # sum over the devices, and would be clipped as if it were the gradient of
             # one example.
             axes = varying_axes(self._trace(args)[0].out_avals[0])
-            by = self._arguments.differentiated_argnums
+            by = _as_tuple(self.argnums)
             args = tuple(
                 add_varying_axes(x, axes) if i in by else x for i, x in enumerate(args)
             )
-        inputs = Inputs(self._arguments.leaves(args), batched, mask)
+        inputs = Inputs(self._leaves(args), batched, mask)
         closed, aux_tree = self._trace(args)
-        groups = self._arguments.groups(self.clip_norm, args)
+        groups = self._groups(args)
         if self.arithmetic == "discrete":
             grads, per_example = self._sum_in_float64(closed, groups, inputs)
         else:
-            engine = self._engine(closed, groups.numbers)
-            sum_of = partial(engine.sum, groups.clip_norms)
+            clip_norms = jax.tree.leaves(self.clip_norm)
+            sum_of = partial(self._engine(closed, groups).sum, clip_norms)
             grads, per_example = in_microbatches(sum_of, self.microbatch_size, inputs)
         _warn_if_none_contributes(per_example.norm, mask)
         treedef = jax.tree.structure(self.parameters(args))
@@ -115,7 +113,7 @@ class ClippedGrad(Generic[Params]):
         return treedef.unflatten(grads), per_example._replace(aux=aux)
 
     def _sum_in_float64(
-        self, closed: jex.ClosedJaxpr, groups: Groups, inputs: Inputs
+        self, closed: jex.ClosedJaxpr, groups: Sequence[int], inputs: Inputs
     ) -> Summed:
         """Sum in float64, for arithmetic="discrete", and collect per-example results.
 
@@ -125,16 +123,17 @@ class ClippedGrad(Generic[Params]):
 
         Args:
           closed: the loss's jaxpr.
-          groups: the groups of parameter leaves that are clipped together.
+          groups: for each parameter leaf, the number of the group of leaves with which
+            it is clipped.
           inputs: the parameters, the examples and the mask of the batch.
         """
         x64 = bool(default_float() == jnp.float64)
         with jax.enable_x64(True):
-            engine = self._engine(closed, groups.numbers)
+            engine = self._engine(closed, groups)
             # The bound h assumes that equal blocks of examples have equal sums.
             inputs = inputs._replace(mask=needs_one_order(inputs.mask))
             h = bookkeeping.relative_error(engine.plan, inputs.mask.size)
-            clip_norms = [c * (1 / (1 + h)) for c in groups.clip_norms]
+            clip_norms = [c * (1 / (1 + h)) for c in jax.tree.leaves(self.clip_norm)]
             sum_of = partial(engine.sum, clip_norms, x64=x64)
             sums, per_example = in_microbatches(
                 sum_of, self.microbatch_size, inputs, wide=True
@@ -176,16 +175,84 @@ class ClippedGrad(Generic[Params]):
         return _Chosen(by_platform, plan)
 
     def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
-        """The loss's jaxpr for the arguments of a call, and the structure of aux."""
-        return bookkeeping.trace(*self._arguments.by_leaves(self._loss_and_aux, args))
+        """The loss's jaxpr for the arguments of a call, and the structure of aux.
 
-    @property
-    def _arguments(self) -> Arguments:
-        return Arguments(self.argnums, self.batch_argnums)
+        The inputs of the jaxpr are the leaves of the parameters and the leaves of one
+        example. The outputs are the loss and the leaves of aux.
+        """
+        types = map(jax.typeof, self._examples(args))
+        one = [like(t, t.shape[1:], t.dtype) for t in types]
+        numbers = *_as_tuple(self.argnums), *self.batch_argnums
+        treedef = jax.tree.structure([args[i] for i in numbers])
+
+        def loss_and_aux(leaves: Arrays, example: Arrays) -> tuple[jax.Array, object]:
+            # Arguments that are neither parameters nor batches are passed unchanged.
+            full = list(args)
+            values = treedef.unflatten([*leaves, *example])
+            for i, value in zip(numbers, values, strict=True):
+                full[i] = value
+            out = self.loss_fn(*full)
+            loss, aux = out if self.has_aux else (out, ())
+            _check_scalar(loss)
+            return loss, aux
+
+        return bookkeeping.trace(loss_and_aux, self._leaves(args), one)
+
+    def _examples(self, args: Sequence[object]) -> list[jax.Array]:
+        """The leaves of a call's batch arguments, as JAX arrays.
+
+        Raises:
+          ValueError: the call has too few arguments.
+        """
+        used = max(*self.batch_argnums, *_as_tuple(self.argnums))
+        if used >= len(args):
+            raise ValueError(
+                f"argnums {self.argnums} and batch_argnums {self.batch_argnums} name "
+                f"argument {used}, but the call has {len(args)} positional arguments."
+            )
+        examples = [args[i] for i in self.batch_argnums]
+        return [jnp.asarray(x) for x in jax.tree.leaves(examples)]
 
     def parameters(self, args: Sequence[object]) -> object:
         """The parameters of a call: one argument, or a tuple if argnums is a tuple."""
-        return self._arguments.parameters(args)
+        if isinstance(self.argnums, int):
+            return args[self.argnums]
+        return tuple(args[i] for i in self.argnums)
+
+    def _leaves(self, args: Sequence[object]) -> list[jax.Array]:
+        """The leaves of a call's parameters, as JAX arrays.
+
+        Raises:
+          ValueError: a leaf is not a real floating-point array.
+        """
+        leaves = [jnp.asarray(x) for x in jax.tree.leaves(self.parameters(args))]
+        for x in leaves:
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                raise ValueError(
+                    "the arguments in argnums must be real floating-point arrays; got "
+                    f"a leaf of dtype {x.dtype} and shape {x.shape}."
+                )
+        return leaves
+
+    def _groups(self, args: Sequence[object]) -> list[int]:
+        """For each parameter leaf, the number of the group with which it is clipped.
+
+        If `clip_norm` is one number, all leaves are in one group. If `clip_norm` is a
+        prefix tree of the parameters, each number of the tree is the clip norm of one
+        group, which has the leaves below this number.
+
+        Raises:
+          ValueError: clip_norm is not a prefix of the arguments in argnums.
+        """
+        treedef, parameters = jax.tree.structure(self.clip_norm), self.parameters(args)
+        numbers = treedef.unflatten(range(treedef.num_leaves))
+        try:
+            return jax.tree.leaves(jax.tree.broadcast(numbers, parameters))
+        except ValueError as error:
+            raise ValueError(
+                "clip_norm must be a number or a prefix of the arguments in argnums; "
+                f"got {self.clip_norm!r} for {jax.tree.structure(parameters)}."
+            ) from error
 
     def plan(self, *args: object, keep_blocks: bool = False) -> bookkeeping.Plan:
         """The book-keeping engine's analysis of the loss, which `explain` prints.
@@ -196,14 +263,8 @@ class ClippedGrad(Generic[Params]):
             parameters enter no other part of the loss.
         """
         closed, _ = self._trace(args)
-        groups = self._arguments.groups(self.clip_norm, args)
-        return bookkeeping.plan(closed, groups.numbers, keep_blocks=keep_blocks)
-
-    def _loss_and_aux(self, *full: object) -> tuple[jax.Array, object]:
-        out = self.loss_fn(*full)
-        loss, aux = out if self.has_aux else (out, ())
-        _check_scalar(loss)
-        return loss, aux
+        groups = self._groups(args)
+        return bookkeeping.plan(closed, groups, keep_blocks=keep_blocks)
 
 
 class _Chosen(NamedTuple):
@@ -274,6 +335,11 @@ def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
             "root at zero, and for infinities in the data.",
             stacklevel=3,
         )
+
+
+def _as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    """Convert one argument number, or a sequence of argument numbers, to a tuple."""
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
 def _check_scalar(loss: Any) -> None:
@@ -442,7 +508,7 @@ def clipped_grad(
         )
     if microbatch_size is not None:
         validate.static_int("microbatch_size", microbatch_size, minimum=1)
-    wanted, batched = as_tuple(argnums), as_tuple(batch_argnums)
+    wanted, batched = _as_tuple(argnums), _as_tuple(batch_argnums)
     if not wanted or min(wanted) < 0 or len(set(wanted)) < len(wanted):
         raise ValueError(f"argnums must be distinct and non-negative; got {argnums!r}.")
     if not batched or min(batched) < 0 or set(wanted) & set(batched):

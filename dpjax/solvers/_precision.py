@@ -55,7 +55,7 @@ from dpjax._core.rounding import MARGIN
 from dpjax._core.typing import ArrayLike, DTypeLike, LossFn, Params, Tree
 from dpjax.accounting import calibrate, iteration
 from dpjax.accounting.iteration import Setting
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval, inner_jaxprs, is_real
+from dpjax.clipping._bookkeeping.equations import aval, inner_jaxprs, is_real
 from dpjax.solvers import _checks
 from dpjax.solvers.prox import Prox
 

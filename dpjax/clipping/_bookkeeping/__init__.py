@@ -12,11 +12,11 @@ reads the loss's jaxpr instead, and so works for any function.
 
 **Steps**, in the order of the data:
 
-1. `jaxpr.trace` traces the loss of one example to a jaxpr, and inlines calls in which a
-   parameter may meet the example. It does not inline custom derivatives. It refuses a
-   loss that communicates along a named axis, or whose derivative communicates.
-   `jaxpr.equations` reads and evaluates single equations. Its `Alike` finds parts of a
-   loss that compute the same, so that JAX traces them only once.
+1. `tracing.trace` traces the loss of one example to a jaxpr, and inlines calls in
+   which a parameter may meet the example. It does not inline custom derivatives. It
+   refuses a loss that communicates along a named axis, or whose derivative
+   communicates. `equations` reads and evaluates single equations. Its `Alike` finds
+   parts of a loss that compute the same, so that JAX traces them only once.
 2. `analysis.sites` finds the sites. A value is *batch-invariant* when no example enters
    it; the code calls such values known. A *site* is an equation where a batch-invariant
    value that depends on a parameter, the *operand*, meets a value that depends on the
@@ -29,8 +29,8 @@ reads the loss's jaxpr instead, and so works for any function.
    taps gives all cotangents. The forward pass records the inputs of the sites'
    equations, except the operands.
 4. `rules` are for products, convolutions and lookups. A rule takes the recorded inputs
-   and the cotangent of an equation, and returns rows x_t and d_t (`rules.factors`). At
-   an equation without a rule the tap is added to the *operand*. The tap's cotangent is
+   and the cotangent of an equation, and returns rows x_t and d_t (`factors`). At an
+   equation without a rule the tap is added to the *operand*. The tap's cotangent is
    then the operand's per-example gradient, formed by the same backward pass. For biases
    and scales no method is cheaper. For other operands without a rule, the cost is that
    of the vmap engine, but for these operands alone.
@@ -64,8 +64,8 @@ reads the loss's jaxpr instead, and so works for any function.
    rounding model. The norm then includes a bound on the rounding errors of these maps.
 
 **Rounding.** The Gram form adds terms ⟨x_t, x_s⟩⟨d_t, d_s⟩ of both signs. Its result
-may be a small difference of large terms. `rules.factors.square_norm` adds a bound on
-the rounding error, by the model in `_core.rounding`, so that a norm is never
+may be a small difference of large terms. `factors.square_norm` adds a bound on the
+rounding error, by the model in `_core.rounding`, so that a norm is never
 underestimated. It also brings rows to a common scale, so that no square overflows. If
 the sum is not made of the same gradients whose norms were taken, a norm is also at
 least 1/512 of the size of its terms, such as Σ_t ‖x_t‖‖d_t‖. Otherwise large terms that
@@ -91,4 +91,4 @@ from dpjax.clipping._bookkeeping.evaluate.float64_sums import (
 from dpjax.clipping._bookkeeping.evaluate.two_passes import (
     clipped_sum_in_two_passes as clipped_sum_in_two_passes,
 )
-from dpjax.clipping._bookkeeping.jaxpr.trace import trace as trace
+from dpjax.clipping._bookkeeping.tracing import trace as trace

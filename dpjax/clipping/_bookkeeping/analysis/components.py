@@ -25,6 +25,7 @@ import numpy as np
 
 from dpjax._core.dtypes import at_least_float32
 from dpjax._core.typing import Arrays, DTypeLike
+from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
     RuledSite,
@@ -32,8 +33,6 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
     Sources,
     sources_of,
 )
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval
 
 
 def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
@@ -155,7 +154,7 @@ class Component(NamedTuple):
         def apply(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
             # A cast to bfloat16 would round its cotangents to bfloat16 as well.
             if least is not None and eqn.primitive.name == "convert_element_type":
-                dtype = _at_least(least, aval(eqn.outvars[0]).dtype)
+                dtype = _at_least(least, eqs.aval(eqn.outvars[0]).dtype)
                 return [args[0].astype(dtype)]
             return eqs.bind(eqn, args)
 
@@ -314,7 +313,7 @@ def _isometry(
     roots: dict[Hashable, tuple[jex.Var, list[Member]]] = {}
     for i, member in enumerate(members):
         var = member
-        axes = tuple(range(aval(var).ndim))
+        axes = tuple(range(eqs.aval(var).ndim))
         eqn = maker(var)
         while eqn is not None and (back := _axis_map(eqn)) is not None:
             axes = tuple(back[a] if a >= 0 else -1 for a in axes)
@@ -353,7 +352,7 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
     The region is the whole input, given as None, unless the equation is a slice or a
     split.
     """
-    shape = aval(eqn.invars[0]).shape if eqn.invars else ()
+    shape = eqs.aval(eqn.invars[0]).shape if eqn.invars else ()
     if eqn.primitive.name == "slice":
         starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
         return tuple(zip(starts, limits, strict=True))
@@ -403,7 +402,7 @@ def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     name = eqn.primitive.name
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:
         return None
-    before, after = aval(eqn.invars[0]), aval(eqn.outvars[0])
+    before, after = eqs.aval(eqn.invars[0]), eqs.aval(eqn.outvars[0])
     real = eqs.is_real(eqn.invars[0], eqn.outvars[0])
     if name in {"convert_element_type", "copy", "copy_p", "reshard"} and real:
         return tuple(range(after.ndim))

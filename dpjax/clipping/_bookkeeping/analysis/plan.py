@@ -15,6 +15,7 @@ import jax
 import jax.extend.core as jex
 
 from dpjax._core.typing import Arrays, Engine
+from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.components import Component, Root, components
 from dpjax.clipping._bookkeeping.analysis.sites import (
     KeptSite,
@@ -24,10 +25,9 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
     analyse,
     operands,
 )
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS, Size
-from dpjax.clipping._bookkeeping.rules.linear import Layout
+from dpjax.clipping._bookkeeping.factors import MOST_ROWS, Size
+from dpjax.clipping._bookkeeping.rules import Layout
+from dpjax.clipping._bookkeeping.tracing import inline
 
 # Reading or writing a number takes as long as this many multiplications, as measured on
 # CPUs. Data sheets of NVIDIA GPUs imply 20 to 40. With these values, few layers would
@@ -391,16 +391,13 @@ def _pairs(sizes: Sequence[Size]) -> int:
     are multiplied in pairs. One-hot rows are instead added up by the position of their
     1, and the memory that this moves is converted to multiplications.
     """
-    total = 0
-    for i, one in enumerate(sizes):
-        for j, other in enumerate(sizes):
-            # Between two sites with one-hot rows there is nothing to compute: the rows
-            # of both are added to one table.
-            both = one.one_hot and other.one_hot
-            alone = 2 * _products(one) if i == j else 0
+    total = sum(2 * _products(one) for one in sizes if one.one_hot)
+    for one, other in itertools.product(sizes, repeat=2):
+        # Between two sites with one-hot rows there is nothing to compute: the rows of
+        # both are added to one table.
+        if not (one.one_hot and other.one_hot):
             shared = min(one.entries_per_row, other.entries_per_row)
-            pairs = one.groups * one.rows * other.rows * shared
-            total += alone if both else pairs
+            total += one.groups * one.rows * other.rows * shared
     return total
 
 

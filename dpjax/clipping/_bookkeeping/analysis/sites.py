@@ -20,7 +20,6 @@ derivative is NaN.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
@@ -30,11 +29,10 @@ import jax.extend.core as jex
 
 from dpjax._core.interpret import scan_sizes
 from dpjax._core.typing import Arrays, Atom
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval
-from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules.factors import Size
-from dpjax.clipping._bookkeeping.rules.linear import Rule, rule_for
+from dpjax.clipping._bookkeeping import equations as eqs
+from dpjax.clipping._bookkeeping.factors import Size
+from dpjax.clipping._bookkeeping.rules import Rule, rule_for
+from dpjax.clipping._bookkeeping.tracing import inline
 
 
 class Loop(NamedTuple):
@@ -83,14 +81,9 @@ class Site:
         """
         return not isinstance(self, RuledSite | KeptSite)
 
-    @property
-    def tap_variable(self) -> jex.Var:
-        """The variable to which zeros (the tap) are added to get its cotangent."""
-        return self.operand
-
     def features(self) -> Hashable:
         """A hashable description of the operand's type and of all scans around it."""
-        return self.loops, aval(self.operand)
+        return self.loops, eqs.aval(self.operand)
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,11 +99,6 @@ class RuledSite(Site):
     """
 
     rule: Rule
-
-    @property
-    def tap_variable(self) -> jex.Var:
-        """The equation's output, to which zeros are added to get its cotangent."""
-        return self.rule.eqn.outvars[0]
 
     @property
     def size(self) -> Size:
@@ -228,8 +216,8 @@ def analyse(
     differentiable: Sequence[bool],
     *,
     lengths: tuple[int, ...] = (),
-    outputs: Sequence[int] = (0,),
-    kept: Kept = lambda eqn: False,
+    outputs: Sequence[int],
+    kept: Kept,
 ) -> tuple[Scope, dict[Site, frozenset[int]]]:
     """Find the equations of a jaxpr where parameters meet the example: the sites.
 
@@ -421,11 +409,12 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
         batch, the entry is its value, with leading axes as above; otherwise None.
     """
     values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
-    in_all_iterations = functools.partial(_in_all_iterations, scope)
     for index, eqn in enumerate(scope.closed.jaxpr.eqns):
         # All batch-invariant equations are traced, even if no operand needs them.
         if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
-            eqs.add_outputs([eqn], values, in_all_iterations)
+            args = [eqs.read(v, values) for v in eqn.invars]
+            out = _in_all_iterations(scope, eqn, args)
+            values.update(zip(eqn.outvars, out, strict=True))
         values_of_operands += [values[site.operand] for site in scope.sites[index]]
         if index in scope.scans:
             body = scope.scans[index]

@@ -9,12 +9,12 @@ takes the component wrapped in `Alike`, and its `Records`.
 A function of a site takes the site, the recorded values of the equation's other inputs,
 and the cotangent of the equation's output. These arrays have a batch axis and then one
 axis for each scan around the equation. The factors of a site are the rows whose outer
-products add up to its gradient (`rules.factors`).
+products add up to its gradient (`factors`).
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,14 @@ from dpjax._core.dtypes import widen
 from dpjax._core.meshes import like
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping import _clip
+from dpjax.clipping._bookkeeping import factors as fac
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import match_sites
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Site
+from dpjax.clipping._bookkeeping.equations import Alike, aval, bind, is_real
 from dpjax.clipping._bookkeeping.evaluate.float64_sums import sum_in_blocks, uses_blocks
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval, bind, is_real
-from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot
-from dpjax.clipping._bookkeeping.rules.linear import Rule
+from dpjax.clipping._bookkeeping.evaluate.run import Records
+from dpjax.clipping._bookkeeping.rules import Rule
 
 Out = TypeVar("Out")
 
@@ -62,7 +62,7 @@ def _canonicalize(
 @functools.partial(jax.jit, static_argnums=0)
 def factors_of(
     alike: Alike[RuledSite], records: Arrays, cotangent: jax.Array
-) -> Factors:
+) -> fac.Factors:
     """The rows whose outer products sum to one gradient per example, f[b, g, t, ...].
 
     The gradient is that of a site's operand, the value computed from parameters that
@@ -73,12 +73,12 @@ def factors_of(
     site = alike.part
     function = _map_rule(site, site.rule.factors)
     left, right = function(widen_floats(records), widen(cotangent))
-    if isinstance(left, OneHot):
+    if isinstance(left, fac.OneHot):
         # Positions have no feature axis, but _merge expects one.
-        left = OneHot(_merge(site, left.position[..., None])[..., 0])
+        left = fac.OneHot(_merge(site, left.position[..., None])[..., 0])
     else:
         left = _merge(site, left)
-    return Factors(left, _merge(site, right))
+    return fac.Factors(left, _merge(site, right))
 
 
 def _map_rule(
@@ -174,26 +174,6 @@ def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
     return tuple(widen(x) if is_real(x) else x for x in xs)
 
 
-class Records(NamedTuple):
-    """The arrays of one component that one forward and one backward pass recorded.
-
-    A component is a set of parameter leaves, with the equations (sites) at which values
-    computed from these leaves (operands) meet the example.
-
-    Attributes:
-      records: for each site, the values of the equation's inputs except the operand,
-        with a leading batch axis; empty if the site is not a `RuledSite`.
-      cotangents: for each site, the cotangent of the zeros (tap) added there, with a
-        leading batch axis.
-      inputs: the values from which the operands are computed, the parameter leaves
-        first.
-    """
-
-    records: list[tuple[jax.Array, ...]]
-    cotangents: list[jax.Array]
-    inputs: list[jax.Array]
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def squares_of_rows(
     alike: Alike[Component], seen: Records, clip_norm: ArrayLike
@@ -217,9 +197,9 @@ def squares_of_rows(
             left, right = factors_of(Alike(site), seen.records[i], seen.cotangents[i])
             # A site may use the transposed matrix. Then its two sides are exchanged, to
             # give rows that can be added to those of the root's other sites.
-            if swapped and not isinstance(left, OneHot):
+            if swapped and not isinstance(left, fac.OneHot):
                 left, right = right, left
-            rows.append(Factors(left, right))
+            rows.append(fac.Factors(left, right))
         squares.append(fac.square_norm(rows, clip_norm))
     return squares
 
@@ -338,9 +318,8 @@ def _sums_by_sites(
         for others in seen.records
     ]
     # The dtype in which the norms were computed, at least float32.
-    dtype = jnp.result_type(
-        jnp.float32, *widen(list(filter(is_real, sum(records, seen.cotangents))))
-    )
+    arrays = filter(is_real, sum(records, list(seen.cotangents)))
+    dtype = jnp.result_type(jnp.float32, *widen(list(arrays)))
     sums = []
     for site, others, cotangent in zip(
         component.sites, records, seen.cotangents, strict=True

@@ -16,15 +16,14 @@ from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import margin, square_sum, staged_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping import _clip
+from dpjax.clipping._bookkeeping import factors as fac
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
+from dpjax.clipping._bookkeeping.equations import Alike
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
-from dpjax.clipping._bookkeeping.evaluate.at_component import Records, factors_of
 from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
-from dpjax.clipping._bookkeeping.evaluate.run import SiteRecords, record_sites
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
-from dpjax.clipping._bookkeeping.rules import factors as fac
+from dpjax.clipping._bookkeeping.evaluate.run import Records, record_sites
 from dpjax.clipping._clip import Inputs, PerExample, Summed
 
 
@@ -72,40 +71,37 @@ def clipped_sum(
     """
     # If no component uses rows, the branch for TPUs would be the same code.
     by_platform = by_platform and any(form.gram for form in plan.forms)
+    wide = x64 is not None
 
     def sum_on_platform(
-        recorded: SiteRecords,
-        leaves: Arrays,
-        clip_norms: Sequence[ArrayLike],
-        mask: jax.Array,
+        recorded: Records, clip_norms: Sequence[ArrayLike], mask: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         def in_one_pass(
-            recorded: SiteRecords, leaves: Arrays, mask: jax.Array, *, rows: bool = True
+            recorded: Records, mask: jax.Array, *, rows: bool = True
         ) -> tuple[list[jax.Array], jax.Array]:
-            parts = _parts(plan, recorded, leaves, rows=rows)
+            parts = _parts(plan, recorded, rows=rows)
             squares, kept = _squares(parts, clip_norms, mask.shape)
             finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
-            sums = _sums(parts, kept, leaves, scales, finite, wide=x64 is not None)
+            sums = _sums(parts, kept, recorded.inputs, scales, finite, wide=wide)
             return sums, norm
 
         if not by_platform:
-            return in_one_pass(recorded, leaves, mask)
+            return in_one_pass(recorded, mask)
         # The platform is chosen at lowering: one trace may serve several platforms.
         directly = partial(in_one_pass, rows=False)
-        return on_platform("tpu", directly, in_one_pass, recorded, leaves, mask)
+        return on_platform("tpu", directly, in_one_pass, recorded, mask)
 
     with _clip.loss_scope(x64):
         (loss, *aux), recorded = record_sites(plan, inputs.leaves, inputs.examples)
     summed = inputs.let_compiler_shard(sum_on_platform)
-    grads, norm = summed(recorded, inputs.leaves, clip_norms, inputs.mask)
+    grads, norm = summed(recorded, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 
 
 def squares_alone(
     plan: Plan,
     batch: tuple[int, ...],
-    recorded: SiteRecords,
-    known: Arrays,
+    recorded: Records,
     clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
     """Upper bounds of squared gradient norms, in the first of two passes over a batch.
@@ -117,18 +113,17 @@ def squares_alone(
       batch: the shape of the batch, (b,).
       recorded: the inputs and output cotangents of all equations that combine
         parameters with the example, as recorded in the first pass.
-      known: the inputs of the loss that depend on no example, parameter leaves first.
       clip_norms: for each group of leaves that are clipped together, the bound C.
 
     Returns:
       For each group, an upper bound f[b] of ‖gradient‖² / C².
     """
-    parts = _parts(plan, recorded, known, two_passes=True)
+    parts = _parts(plan, recorded, two_passes=True)
     return _squares(parts, clip_norms, batch)[0]
 
 
 def sums_alone(
-    plan: Plan, recorded: SiteRecords, known: Arrays, scales: Arrays, finite: jax.Array
+    plan: Plan, recorded: Records, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
     """The sum of scaled gradients for each leaf, in the second of two passes.
 
@@ -136,23 +131,18 @@ def sums_alone(
       plan: the analysis of the loss.
       recorded: the inputs and output cotangents of all equations that combine
         parameters with the example, as recorded in the second pass.
-      known: the inputs of the loss that depend on no example, parameter leaves first.
       scales: for each group of leaves that are clipped together, the clipping factors
         f[b].
       finite: whether each example's gradient is finite, bool[b]. Other examples
         contribute zero.
     """
-    parts = _parts(plan, recorded, known, two_passes=True)
-    return _sums(parts, [None] * len(parts), known[: plan.num_leaves], scales, finite)
+    parts = _parts(plan, recorded, two_passes=True)
+    leaves = recorded.inputs[: plan.num_leaves]
+    return _sums(parts, [None] * len(parts), leaves, scales, finite)
 
 
 def _parts(
-    plan: Plan,
-    recorded: SiteRecords,
-    known: Arrays,
-    *,
-    rows: bool = True,
-    two_passes: bool = False,
+    plan: Plan, recorded: Records, *, rows: bool = True, two_passes: bool = False
 ) -> list[Part]:
     """Collect each component's recorded arrays, and choose the source of its norms.
 
@@ -169,20 +159,19 @@ def _parts(
     Args:
       plan: the analysis of the loss.
       recorded: the recorded inputs and cotangents of all sites.
-      known: the inputs of the loss that depend on no example, parameter leaves first.
       rows: whether norms may come from rows of activations and cotangents, where the
         plan says so. If not, all norms come from per-example gradients.
       two_passes: whether the pass is only for norms, or only for sums.
     """
     parts = []
     for component, inputs, form in zip(
-        plan.components, plan.inputs(known), plan.forms, strict=True
+        plan.components, plan.inputs(recorded.inputs), plan.forms, strict=True
     ):
-        records, cotangents = [], []
-        for i, site in zip(component.operands, component.sites, strict=True):
-            seen = at.canonicalize(site, recorded.records[i], recorded.cotangents[i])
-            records.append(seen[0])
-            cotangents.append(seen[1])
+        canonical = [
+            at.canonicalize(plan.sites[i], recorded.records[i], recorded.cotangents[i])
+            for i in component.operands
+        ]
+        records, cotangents = zip(*canonical, strict=True)
         # With more than MOST_ROWS rows, the bound on the rounding errors of their sum
         # would inflate norms.
         few = all(site.size.rows <= fac.MOST_ROWS for site in component.ruled_sites)
@@ -245,7 +234,7 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
         part.component.sites, records, cotangents, part.reach.norms, strict=True
     ):
         if isinstance(site, RuledSite):
-            factors = factors_of(Alike(site), others, cotangent)
+            factors = at.factors_of(Alike(site), others, cotangent)
             length, rows = fac.size(factors, clip_norm), factors.rows
         else:
             # A tapped operand's cotangent is its gradient, which is a sum of one term.

@@ -13,7 +13,7 @@ Here γ_k = k u / (1 − k u) for the unit roundoff u (`dpjax._core.rounding`).
   products. So only the blocks that contain the changed slot count. The error of the
   product of a block with k rows is at most γ_k K, where K bounds the size Σ ‖a_t‖‖d_t‖
   of the block's terms. If an example has one row, its terms have size at most C. If an
-  example has more rows, its terms have size at most 512 C (`rules.factors`).
+  example has more rows, its terms have size at most 512 C (`factors`).
 - **Per-example gradients** are added in the same way: in float32 within blocks of
   `BLOCK`, and then in float64. A gradient is a term of size at most C.
 - **Products in float64** of float32 factors have an error of at most γ_k times the size
@@ -30,11 +30,11 @@ import jax.numpy as jnp
 
 from dpjax._core.meshes import add_varying_axes, varying_axes
 from dpjax._core.rounding import HIGHEST, margin
+from dpjax.clipping._bookkeeping import factors as fac
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite, Site
-from dpjax.clipping._bookkeeping.rules import factors as fac
-from dpjax.clipping._bookkeeping.rules.linear import Dense
+from dpjax.clipping._bookkeeping.rules import Dense
 from dpjax.clipping._clip import BLOCK
 
 # The maximum number of rows of a block. With more rows, products are faster but round
@@ -75,7 +75,22 @@ def relative_error(plan: Plan | None, batch: int) -> float:
       slot, the L2 distance of the computed sums is at most the exact distance plus η.
       If an example is replaced, the distance is at most 2 C + 2 η.
     """
-    # No sum has more terms than these: all rows of a component, in all slots.
+    # The rounding error η of two neighbouring batches has four parts.
+    #
+    # 1. Float32 sums over several examples. A block is a sum, for one parameter leaf,
+    # of the clipped gradients of k = min(BLOCK, batch) examples; blocks are added in
+    # float64. Only one block of each leaf has the differing example. The error of a
+    # block is at most γ_k = k u / (1 − k u), with u the unit roundoff of float32, times
+    # the sum of the norms of the k gradients of the leaf. One example's squared norms
+    # in all leaves add up to at most C². By the triangle inequality over examples, the
+    # errors in all leaves together have at most the norm γ_k k C. The two batches give
+    # the factor 2.
+    examples = min(BLOCK, batch)
+    of_examples = 2 * margin(examples, jnp.float32) * examples
+    # 2. Float32 sums over rows of one example, in blocks of up to ROWS rows. Of two
+    # neighbouring batches, only one has the example. This bound is added to that of the
+    # first part, since other examples may have their whole norm in parameters whose
+    # blocks have several examples.
     rows, of_rows = 1, 0.0
     pairs = zip(plan.components, plan.forms, strict=True) if plan else ()
     for component, form in pairs:
@@ -85,47 +100,17 @@ def relative_error(plan: Plan | None, batch: int) -> float:
         rows = max(rows, sum(site.size.rows for site in component.ruled_sites))
         for site in component.ruled_sites:
             if uses_blocks(component, site) and site.size.rows > 1:
-                of_rows = max(of_rows, _error_of_rows(site.size.rows))
-    # A term's size is at most 512 times that of the clipped gradient.
+                block = margin(min(ROWS, site.size.rows), jnp.float32)
+                of_rows = max(of_rows, block / fac.CANCELLED)
+    # 3. Sums in float64. No sum has more terms than these: all rows of a component, in
+    # all slots. A term's size is at most 512 times that of the clipped gradient.
     size = 1 / fac.CANCELLED if rows > 1 else 1.0
     in_float64 = 2 * margin(rows * batch + 8, jnp.float64) * size * batch
+    # 4. The cast to float32.
     cast = 2 * margin(1, jnp.float32) * batch
     # 2⁻²⁰ is sixteen float32 roundings, which cover the products with the returned
     # number.
-    return of_rows + _error_of_examples(batch) + in_float64 + cast + 2.0**-20
-
-
-def _error_of_examples(batch: int) -> float:
-    """A bound on the errors of float32 sums over several examples, in two batches.
-
-    The two batches differ in one example. A block is a float32 sum, for one parameter
-    leaf, of the clipped gradients of up to `BLOCK` examples; blocks are added in
-    float64. Only the blocks with the differing example differ between the batches. The
-    result bounds the norm of the rounding errors of these blocks, added up over both
-    batches, and divided by the clip norm C.
-
-    Each batch has one such block for each leaf. The error of a block of k examples is
-    at most γ_k = k u / (1 − k u), with u the unit roundoff of float32, times the sum of
-    the norms of the k gradients of the leaf. One example's squared norms in all leaves
-    add up to at most C². By the triangle inequality over examples, the errors in all
-    leaves together have at most the norm γ_k k C. The two batches give the factor 2.
-    """
-    examples = min(BLOCK, batch)
-    return 2 * margin(examples, jnp.float32) * examples
-
-
-def _error_of_rows(rows: int) -> float:
-    """A bound on the errors of float32 sums over rows of one example, in one batch.
-
-    The example's gradient is a sum of outer products, one for each of its rows. A block
-    is a float32 product that adds up to `ROWS` rows. Of two neighbouring batches, only
-    one has the example. The result bounds the rounding errors of the example's blocks,
-    divided by the clip norm.
-
-    The caller adds this bound to that of `_error_of_examples`. The reason is that other
-    examples may have their whole norm in parameters whose blocks have several examples.
-    """
-    return margin(min(ROWS, rows), jnp.float32) / fac.CANCELLED
+    return of_rows + of_examples + in_float64 + cast + 2.0**-20
 
 
 def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:

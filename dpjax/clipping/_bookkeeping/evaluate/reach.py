@@ -24,11 +24,10 @@ import jax.numpy as jnp
 
 from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.typing import Arrays, Atom
+from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.components import Component
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_real
-from dpjax.clipping._bookkeeping.jaxpr.trace import inline
-from dpjax.clipping._bookkeeping.rules.factors import MOST_ROWS
+from dpjax.clipping._bookkeeping.factors import MOST_ROWS
+from dpjax.clipping._bookkeeping.tracing import inline
 
 # Primitives that only multiply, add or move numbers once the map is linear.
 _KNOWN = frozenset(
@@ -106,12 +105,12 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
     jaxpr = linear.jaxpr
     atoms = [*jaxpr.invars, *jaxpr.constvars]
     atoms += [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
-    return Reach(norms, terms, narrowest_float(aval(v).dtype for v in atoms))
+    return Reach(norms, terms, narrowest_float(eqs.aval(v).dtype for v in atoms))
 
 
 def _is_known(eqn: jex.JaxprEqn) -> bool:
     return eqn.primitive.name in _KNOWN and all(
-        is_real(v) and at_least_float32(aval(v).dtype) == aval(v).dtype
+        eqs.is_real(v) and at_least_float32(eqs.aval(v).dtype) == eqs.aval(v).dtype
         for v in (*eqn.invars, *eqn.outvars)
         if eqs.is_inexact(v)
     )
@@ -132,7 +131,8 @@ def _terms(linear: jex.Jaxpr) -> int:
             total += 1
         elif eqn.primitive.name == "broadcast_in_dim":
             # The transpose of a broadcast is a sum over the copies of each entry.
-            total += aval(eqn.outvars[0]).size // max(aval(eqn.invars[0]).size, 1) - 1
+            before, after = eqs.aval(eqn.invars[0]), eqs.aval(eqn.outvars[0])
+            total += after.size // max(before.size, 1) - 1
     return total
 
 
@@ -152,7 +152,7 @@ def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
         # Coefficients are values that do not depend on the map's inputs. Integers and
         # booleans, such as the predicates of select_n, are not coefficients.
         known = isinstance(atom, jex.Literal) or atom not in linear_in
-        return known and is_real(atom)
+        return known and eqs.is_real(atom)
 
     def apply(eqn: jex.JaxprEqn, inputs: Arrays) -> list[jax.Array]:
         absolute = [

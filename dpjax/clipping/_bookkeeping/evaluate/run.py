@@ -8,9 +8,9 @@ arrays are the inputs of the sites' equations and these cotangents.
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. So the
 loss is cut into segments, which begin at the sites with a rule (`RuledSite`). Segments
-that differ only in variable names (`jaxpr.equations.Alike`) share one jitted function,
-which JAX batches, differentiates and transposes once. The compiler still optimises
-across the calls.
+that differ only in variable names (`equations.Alike`) share one jitted function, which
+JAX batches, differentiates and transposes once. The compiler still optimises across the
+calls.
 """
 
 import collections
@@ -34,10 +34,9 @@ from dpjax._core.meshes import (
     varying_axes,
 )
 from dpjax._core.typing import ArrayLike, Arrays
+from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Scope, Site
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike, aval
 
 # The outputs; and for each site with a rule, in order, the values of its equation's
 # inputs except the operand.
@@ -147,7 +146,7 @@ def segments(scope: Scope) -> list[Segment]:
     return parts
 
 
-def _pass(alike: Alike[Segment], inputs: Arrays, taps: Arrays) -> Ran:
+def _pass(alike: eqs.Alike[Segment], inputs: Arrays, taps: Arrays) -> Ran:
     segment, pending = alike.part, iter(taps)
     values = dict(zip(segment.inputs, inputs, strict=True))
     records = []
@@ -196,7 +195,7 @@ def run(
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
     # Segments are in the order of their sites. So they take the taps one by one.
-    pending, parts = iter(taps), [Alike(segment) for segment in segments(scope)]
+    pending, parts = iter(taps), [eqs.Alike(segment) for segment in segments(scope)]
     counts = collections.Counter(parts)
     for alike in parts:
         segment = alike.part
@@ -274,27 +273,31 @@ def _scan(
     return [*last, *ys], records
 
 
-class SiteRecords(NamedTuple):
+class Records(NamedTuple):
     """The arrays that are recorded for the norms and sums of a batch's gradients.
 
     One forward and one backward pass records these arrays at each site, an equation
     that combines a value computed from parameters alone (the operand) with the example.
-    The arrays have a leading batch axis b.
+    The sites are those of a whole loss, or of one component, which is a set of
+    parameter leaves with the sites of the operands that are computed from these leaves.
 
     Attributes:
-      records: for each site, the values of the equation's inputs except the operand;
-        empty if the site is not a `RuledSite`.
-      cotangents: for each site, the cotangent of the zeros added there; without the
-        axis b where a checkpointed block returns sums.
+      records: for each site, the values of the equation's inputs except the operand,
+        with a leading batch axis; empty if the site is not a `RuledSite`.
+      cotangents: for each site, the cotangent of the zeros (tap) added there, with a
+        leading batch axis, except where a checkpointed block returns sums.
+      inputs: the values from which the operands are computed, the parameter leaves
+        first. They depend on no example.
     """
 
-    records: list[tuple[jax.Array, ...]]
-    cotangents: list[jax.Array]
+    records: Sequence[tuple[jax.Array, ...]]
+    cotangents: Arrays
+    inputs: Arrays
 
 
 def record_sites(
     plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: AtBlocks = NO_BLOCKS
-) -> tuple[list[jax.Array], SiteRecords]:
+) -> tuple[list[jax.Array], Records]:
     """Run a loss forward and backward on a batch, and record inputs and cotangents.
 
     The records are made at the sites, the equations that combine parameters with the
@@ -321,7 +324,7 @@ def record_sites(
     # One example's loss depends only on its own taps. So a cotangent of ones gives the
     # cotangents of all examples in one backward pass.
     (cotangents,) = vjp(jnp.ones_like(loss))
-    return outputs, SiteRecords(records, cotangents)
+    return outputs, Records(records, cotangents, leaves)
 
 
 def run_with_taps(
@@ -357,7 +360,10 @@ def run_with_taps(
     in_sum = [sums and isinstance(site, KeptSite) for site in plan.sites]
     taps = []
     for site, summed in zip(plan.sites, in_sum, strict=True):
-        kind = aval(site.tap_variable)
+        tapped = (
+            site.rule.eqn.outvars[0] if isinstance(site, RuledSite) else site.operand
+        )
+        kind = eqs.aval(tapped)
         lengths = [loop.length for loop in site.loops]
         if isinstance(site, KeptSite):
             # The tap's cotangent is the block's result. So the tap has the type of the

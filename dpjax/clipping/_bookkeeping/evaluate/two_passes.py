@@ -26,19 +26,18 @@ from dpjax._core.dtypes import at_least_float32
 from dpjax._core.meshes import leading_axis, let_compiler_shard, spec_of, varying_axes
 from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Arrays
+from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
 from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
 from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
 from dpjax.clipping._bookkeeping.evaluate.run import (
     AtBlocks,
     Ran,
+    Records,
     Request,
-    SiteRecords,
     record_sites,
     run_with_taps,
 )
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
-from dpjax.clipping._bookkeeping.jaxpr.equations import Alike
 from dpjax.clipping._clip import Inputs, PerExample, Scales, Summed, clip_scales
 
 _Arrays = list[jax.Array]
@@ -63,12 +62,9 @@ def clipped_sum_in_two_passes(
     """
 
     def weigh(
-        recorded: SiteRecords,
-        leaves: Arrays,
-        clip_norms: Sequence[ArrayLike],
-        mask: jax.Array,
+        recorded: Records, clip_norms: Sequence[ArrayLike], mask: jax.Array
     ) -> Scales:
-        squares = squares_alone(plan, mask.shape, recorded, leaves, clip_norms)
+        squares = squares_alone(plan, mask.shape, recorded, clip_norms)
         return clip_scales(squares, clip_norms, mask)
 
     leaves, examples, mask = inputs
@@ -77,7 +73,7 @@ def clipped_sum_in_two_passes(
     (loss, *aux), recorded = record_sites(plan, leaves, examples, in_blocks)
     arrays = (leaves, examples)
     weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
-    finite, scales, norm = weighed(recorded, leaves, clip_norms, mask)
+    finite, scales, norm = weighed(recorded, clip_norms, mask)
     # With the barrier, XLA treats the second pass as a different computation. Otherwise
     # XLA could reuse values of the first pass, and would have to store these values.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
@@ -85,7 +81,7 @@ def clipped_sum_in_two_passes(
     _, recorded = record_sites(plan, leaves, examples, in_blocks)
     shardings = [spec_of(x) for x in leaves]
     summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
-    grads = summed(recorded, leaves, scales, finite)
+    grads = summed(recorded, scales, finite)
     return grads, PerExample(loss, norm, aux)
 
 
@@ -189,7 +185,7 @@ def _backward(
     # exist, and must not merge it with the forward pass, which would store all values
     # inside the block. The barrier prevents both.
     saved, real = jax.lax.optimization_barrier((saved, real))
-    of_examples, of_taps = _backward_on_batch(Alike(block), used, saved, real)
+    of_examples, of_taps = _backward_on_batch(eqs.Alike(block), used, saved, real)
     return None, of_examples, of_taps, None
 
 
@@ -198,7 +194,7 @@ _batch.defvjp(_forward, _backward, symbolic_zeros=True)
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _backward_on_batch(
-    alike: Alike[Block],
+    alike: eqs.Alike[Block],
     used: tuple[bool, ...],
     saved: _Saved,
     cotangents: _Arrays,
@@ -231,7 +227,7 @@ def _backward_on_batch(
 
     _, vjp, records = jax.vjp(used_outputs, taps, examples, has_aux=True)
     of_taps, of_examples = vjp(cotangents)
-    recorded = SiteRecords(records, of_taps)
+    recorded = Records(records, of_taps, known)
     # Only floating-point and complex inputs have cotangents.
     pairs = zip(of_examples, examples, strict=True)
     of_reals = [c if eqs.is_inexact(x) else None for c, x in pairs]
@@ -243,14 +239,13 @@ def _backward_on_batch(
         make, given = partial(_squares, block, batch), (request.clip_norms,)
         specs = jax.P(leading_axis(examples))
     made = let_compiler_shard(make, (known, examples), specs)
-    return of_reals, made(recorded, known, *given)
+    return of_reals, made(recorded, *given)
 
 
 def _squares(
     block: Block,
     batch: tuple[int, ...],
-    recorded: SiteRecords,
-    known: Arrays,
+    recorded: Records,
     clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
     """Assign the squared norms f[b] of a checkpointed block's groups to its leaves.
@@ -259,12 +254,12 @@ def _squares(
     each group gets the squared norms of the whole group, and other leaves get 0. The
     caller adds the squares of all leaves, so that each group counts once.
     """
-    squares = squares_alone(block.plan, batch, recorded, known, clip_norms)
+    squares = squares_alone(block.plan, batch, recorded, clip_norms)
     out = []
     for i, group in enumerate(block.of_leaves):
         # A cotangent has the dtype of its tap, which is at least float32 but may be
         # narrower than the dtype of the square.
-        square = _round_up(squares[group], at_least_float32(known[i].dtype))
+        square = _round_up(squares[group], at_least_float32(recorded.inputs[i].dtype))
         is_first = block.of_leaves.index(group) == i
         out.append(square if is_first else jnp.zeros_like(square))
     return out

@@ -16,8 +16,8 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpjax._core.typing import Arrays, Atom, LossOfLeaves
-from dpjax.clipping._bookkeeping.jaxpr import equations as eqs
+from dpjax._core.typing import ArrayLike, Arrays, Atom
+from dpjax.clipping._bookkeeping import equations as eqs
 
 # Calls that may be replaced by their body. Calls of custom_jvp and custom_vjp may not,
 # since the derivative of such a call differs from the derivative of its body.
@@ -32,7 +32,7 @@ _CALLS = _INLINED | {"checkpoint", "remat2"}
 
 
 def trace(
-    loss_and_aux: LossOfLeaves,
+    loss_and_aux: Callable[[Arrays, Arrays], tuple[ArrayLike, object]],
     parameters: Arrays,
     example: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jex.ClosedJaxpr, Any]:

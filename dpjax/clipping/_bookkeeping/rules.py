@@ -23,8 +23,8 @@ from jax.lax import GatherScatterMode
 
 from dpjax._core.rounding import HIGHEST
 from dpjax._core.typing import Arrays
-from dpjax.clipping._bookkeeping.jaxpr.equations import aval, is_real
-from dpjax.clipping._bookkeeping.rules.factors import Factors, OneHot, Size, outer
+from dpjax.clipping._bookkeeping.equations import aval, is_real
+from dpjax.clipping._bookkeeping.factors import Factors, OneHot, Size
 
 
 class Layout(NamedTuple):
@@ -83,9 +83,17 @@ class Rule(abc.ABC):
         """
 
     @property
-    @abc.abstractmethod
     def size(self) -> Size:
-        """The number and sizes of the rows whose outer products sum to the gradient."""
+        """The number and sizes of the rows whose outer products sum to the gradient.
+
+        The right rows of all groups together have as many entries as the equation's
+        output.
+        """
+        groups, left, right = (
+            math.prod(self.shape[i] for i in axes) for axes in self.layout
+        )
+        rows = aval(self.eqn.outvars[0]).size // (groups * right)
+        return Size(groups, rows, left, right)
 
     def canonicalize(
         self, others: Arrays, cotangent: jax.Array
@@ -110,10 +118,13 @@ class Rule(abc.ABC):
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The gradient of the input that is the operand, in the operand's shape.
 
-        By default it is the product of `factors`. A rule may compute the same gradient
-        in a cheaper way.
+        By default it is the product of `factors`, whose left rows are then arrays. A
+        rule may compute the same gradient in a cheaper way.
         """
-        return self.reorder(outer(self.factors(others, cotangent), self.size.left))
+        left, right = self.factors(others, cotangent)
+        assert not isinstance(left, OneHot)
+        product = jnp.einsum("...tn,...tp->...np", left, right, precision=HIGHEST)
+        return self.reorder(product)
 
     def reorder(self, gradient: jax.Array) -> jax.Array:
         """Bring a gradient f[g, n, p] into the shape of the operand.
@@ -152,21 +163,7 @@ class Dense(Rule):
         has its own matrix of the gradient. The left axes are flattened to the first
         axis of the matrix, and the right axes to the second.
         """
-        contracted, free, batch = self._axes(self.position)
-        return Layout(batch, contracted, free)
-
-    @property
-    def size(self) -> Size:
-        """The number and sizes of the rows whose outer products sum to the gradient.
-
-        The rows run over those axes of the other array that are neither contracted nor
-        batch axes.
-        """
-        groups, left, right = (
-            math.prod(self.shape[i] for i in axes) for axes in self.layout
-        )
-        rows = aval(self.eqn.invars[1 - self.position]).size // (groups * left)
-        return Size(groups, rows, left, right)
+        return self._axes(self.position)
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
         """The other array as rows f[g, t, n], and the cotangent as rows f[g, t, p].
@@ -177,7 +174,7 @@ class Dense(Rule):
         """
         (x,) = others
         size = self.size
-        contracted, free, batch = self._axes(1 - self.position)
+        batch, contracted, free = self._axes(1 - self.position)
         left = x.transpose(*batch, *free, *contracted)
         # The output's axes: batch, then the free ones of the first and second input.
         groups = len(batch)
@@ -192,17 +189,17 @@ class Dense(Rule):
             cotangent.reshape(size.groups, size.rows, size.right),
         )
 
-    def _axes(self, position: int) -> tuple[tuple[int, ...], ...]:
-        """The contracted, free and batch axes of the input at `position`.
+    def _axes(self, position: int) -> Layout:
+        """The batch, contracted and free axes of the input at `position`.
 
         Free axes are neither contracted nor batch axes.
         """
-        axes = range(aval(self.eqn.invars[position]).ndim)
         contracted, batch = (
             tuple(both[position]) for both in self.eqn.params["dimension_numbers"]
         )
+        axes = range(aval(self.eqn.invars[position]).ndim)
         free = tuple(i for i in axes if i not in contracted and i not in batch)
-        return contracted, free, batch
+        return Layout(batch, contracted, free)
 
 
 class Convolution(Rule):
@@ -246,13 +243,11 @@ class Convolution(Rule):
     def size(self) -> Size:
         """The number and sizes of the rows whose outer products sum to the gradient.
 
-        There is one row for each pixel of all output images.
+        There is one row for each pixel of all output images. The kernel has no axis for
+        the feature groups, which divide its output features.
         """
-        features = self.shape[self._spec.rhs_spec[0]]
-        out = aval(self.eqn.outvars[0]).shape
-        rows = math.prod(out) // out[self._spec.out_spec[1]]
-        left = math.prod(self.shape) // features
-        return Size(self._groups, rows, left, features // self._groups)
+        size = super().size
+        return size._replace(groups=self._groups, right=size.right // self._groups)
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
         """The input's patches f[g, t, n], and the cotangent's pixels f[g, t, p].
@@ -409,12 +404,9 @@ class Gather(Rule):
     def size(self) -> Size:
         """The number and sizes of the rows whose outer products sum to the gradient.
 
-        The gradient is that of the table, and each lookup gives one row.
+        Each lookup gives one row. The left rows are unit vectors.
         """
-        left = self.shape[self.layout.left[0]]
-        right = math.prod(self.shape) // left
-        rows = aval(self.eqn.outvars[0]).size // right
-        return Size(1, rows, left, right, one_hot=True)
+        return super().size._replace(one_hot=True)
 
     def canonicalize(
         self, others: Arrays, cotangent: jax.Array

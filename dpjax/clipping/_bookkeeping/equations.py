@@ -10,7 +10,7 @@ arguments that compare equal. `Alike` defines when two parts compare equal.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
 import jax
@@ -22,8 +22,6 @@ import numpy as np
 from dpjax._core.meshes import lets_compiler_decide
 from dpjax._core.typing import ArrayLike, Arrays, Atom
 
-# The values of variables, by variable.
-Values: TypeAlias = dict[jex.Var, jax.Array]
 Apply: TypeAlias = Callable[[jex.JaxprEqn, Arrays], Arrays]
 
 # The primitives of rematerialised blocks. Unless a block stays checkpointed, it is also
@@ -89,29 +87,22 @@ def evaluate(
     `apply` evaluates one equation, given the values of its inputs.
     """
     values = values_of_inputs(closed, inputs)
-    add_outputs(closed.jaxpr.eqns, values, apply)
+    for eqn in closed.jaxpr.eqns:
+        out = apply(eqn, [read(v, values) for v in eqn.invars])
+        values.update(zip(eqn.outvars, out, strict=True))
     return [read(v, values) for v in closed.jaxpr.outvars]
 
 
 def values_of_inputs(
     closed: jex.ClosedJaxpr, inputs: Sequence[jax.Array | None]
-) -> Values:
+) -> dict[jex.Var, jax.Array]:
     """A dict from a jaxpr's constants and inputs to their values.
 
     An input whose value is given as None is left out.
     """
-    values: Values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     pairs = zip(closed.jaxpr.invars, inputs, strict=True)
     return values | {v: x for v, x in pairs if x is not None}
-
-
-def add_outputs(
-    eqns: Iterable[jex.JaxprEqn], values: Values, apply: Apply = bind
-) -> None:
-    """Evaluate equations, and add the values of their outputs to `values`."""
-    for eqn in eqns:
-        out = apply(eqn, [read(v, values) for v in eqn.invars])
-        values.update(zip(eqn.outvars, out, strict=True))
 
 
 def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:

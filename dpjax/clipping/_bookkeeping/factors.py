@@ -202,17 +202,6 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     return jnp.sqrt(_over_groups(jnp.square(total)))
 
 
-def outer(factors: Factors, left_size: int) -> jax.Array:
-    """The gradient Σ_t a_t ⊗ d_t, f[..., g, n, p], of factors with rows a_t and d_t.
-
-    `left_size` is the length n of a left row a_t.
-    """
-    left, right = factors
-    if isinstance(left, OneHot):
-        left = jax.nn.one_hot(left.position, left_size, dtype=right.dtype)
-    return jnp.einsum("...tn,...tp->...np", left, right, precision=HIGHEST)
-
-
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
     """Divide gradients by the clip norm, and scale left rows to entries of at most 1.
 
