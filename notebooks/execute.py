@@ -38,7 +38,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 VERSION = re.compile(r"\b(dpjax|jax) \d+(?:\.\d+)+\w*")
 RELATIVE = 0.05  # where something was trained
 # These begin first, so that no long notebook runs alone at the end.
-LONGEST = ("choosing", "convex-erm", "quickstart", "differentiating-accountants")
+LONGEST = ("choosing", "lora", "quickstart", "resume")
 
 
 def execute(path):
