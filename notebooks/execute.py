@@ -38,7 +38,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 VERSION = re.compile(r"\b(dpjax|jax) \d+(?:\.\d+)+\w*")
 RELATIVE = 0.05  # where something was trained
 # These begin first, so that no long notebook runs alone at the end.
-LONGEST = ("choosing", "convex-erm", "quickstart", "differentiating-accountants")
+LONGEST = ("choosing", "lora", "quickstart", "resume")
 
 
 def execute(path):
@@ -137,6 +137,8 @@ def main():
     arguments = options.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.pop("DPJAX_DATA", None)  # committed is what runs anywhere
+    # Several threads would wait actively for cores that other notebooks use.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The programs of an earlier run are not compiled again.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")

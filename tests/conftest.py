@@ -26,6 +26,12 @@ if not AS_USERS and jaxlib.__version__.startswith("0.10."):
     )
     os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys((*given, *ours)))
 
+# The threads of a matrix product of NumPy wait for each other actively. If another
+# worker has the core that a thread needs, a small product takes up to 40 times as long.
+# So each worker of xdist, which inherits this variable, computes with one thread.
+if not AS_USERS:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # enough for a mesh
 jax.config.update("jax_disable_most_optimizations", not AS_USERS)

@@ -59,7 +59,7 @@ def test_bound_from_few_points_equals_bound_from_all(slack, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slack", [1e-7, 1e-3])
-def test_bound_covers_the_whole_profile(slack, compiled):
+def test_bound_covers_the_whole_profile(slack):
     bound = composition.gaussian_bound(RUN, slack)
     assert (bound.slack, bound.total_variation) == (slack, 0.0)
     with jax.enable_x64(True):
@@ -170,9 +170,8 @@ SIZES = {"num_examples": 500, "batch_size": 50, "num_steps": 60, "clip_norm": 0.
         pytest.param("fixed", "poisson", marks=pytest.mark.slow),
     ],
 )
-def test_a_plan_spends_what_is_left(way, sampling, request, monkeypatch):
+def test_a_plan_spends_what_is_left(way, sampling, monkeypatch):
     if sampling == "poisson":
-        request.getfixturevalue("compiled")
         # The bound on the profile is a little looser with half the points.
         monkeypatch.setattr(composition, "_POINTS", 16)
     adjacency = ZERO

@@ -104,8 +104,6 @@ def test_programs_print_the_output_on_the_page(page, tmp_path, monkeypatch, requ
         pytest.skip(f"{NEEDED[page]} is not installed")
     if page in OPTIMIZED:
         request.getfixturevalue("optimized")
-    if page not in QUICK:
-        request.getfixturevalue("compiled")
     monkeypatch.chdir(tmp_path)  # a page may write a file
     with jax.numpy_rank_promotion("allow"):  # JAX's default
         assert render_page(page) == (DOCS / page).read_text(encoding="utf-8")

@@ -157,7 +157,7 @@ def test_invalid_arguments_raise():
 
 
 @pytest.mark.slow
-def test_group_of_sampled_steps_lies_between_one_example_and_the_simple_bound(compiled):
+def test_group_of_sampled_steps_lies_between_one_example_and_the_simple_bound():
     step = pld.poisson_gaussian(1.0, 0.01, adjacency=Adjacency.ADD_REMOVE)
     run = pld.compose(step, 1000)
     found = float(group.epsilon(run, 1e-5, 2))

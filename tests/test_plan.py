@@ -112,7 +112,7 @@ def test_overflow_at_little_noise_hardly_increases_epsilon():
 
 
 @pytest.mark.slow  # noise is solved for
-def test_huge_target_epsilon_is_met_tightly(compiled):
+def test_huge_target_epsilon_is_met_tightly():
     run = dpjax.plan(
         num_examples=10_000,
         batch_size=100,
@@ -646,7 +646,6 @@ def test_running_averages_raise():
 def test_guarantee_states_the_run(name, words, request):
     if name == "poisson":
         run = request.getfixturevalue("poisson_plan")
-        request.getfixturevalue("compiled")
     else:
         size = {"num_examples": 10_000, "batch_size": 100, "num_steps": 500}
         run = make_fixed_plan(**size, noise_multiplier=5.0, clip_norm=0.3)

@@ -86,7 +86,7 @@ def test_mu_of_schedules_is_that_of_the_worst_position(order):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.REPLACE])
-def test_epsilon_of_scheduled_poisson_plan_equals_composition(adjacency, compiled):
+def test_epsilon_of_scheduled_poisson_plan_equals_composition(adjacency):
     run = dpjax.plan(
         num_examples=N,
         batch_size=20,
@@ -322,7 +322,7 @@ def test_clip_norm_argument_is_required_only_for_quantile_clipping():
 
 
 @pytest.mark.slow
-def test_reports_state_the_schedules(compiled):
+def test_reports_state_the_schedules():
     text = str(
         make_fixed_plan(noise_schedule=three_stage_schedule(1.0, 2.0, 3.0)).guarantee
     )
