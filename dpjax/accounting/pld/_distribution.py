@@ -10,7 +10,7 @@ from jax.core import Tracer
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
-from dpjax.accounting._numerics.pld import composition, lower, merged
+from dpjax.accounting._numerics.pld import composition, lower, mechanisms
 
 
 @events.record
@@ -223,7 +223,7 @@ def _steps_with_lower_bounds(pld: PLD, *others: object) -> tuple[events.Repeated
             f"pld must have concrete numbers, not traced values; got {pld!r}."
         )
     for step in steps:
-        if not merged.has_losses(step.event):
+        if not mechanisms.has_lower_losses(step.event):
             raise ValueError(
                 "pld must contain only events with a lower bound, and "
                 f"{type(step.event).__name__} has no lower bound; got {pld!r}."

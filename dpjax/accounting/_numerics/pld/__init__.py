@@ -13,6 +13,6 @@
 4. `composition`: δ(ε) and ε(δ) with derivatives, for the worse order of the two data
    sets.
 
-For lower bounds, `merged` has the losses of post-processed outputs, and `lower`
+For lower bounds, `mechanisms` has the losses of post-processed outputs, and `lower`
 subtracts all errors of the inversion.
 """

@@ -1,6 +1,6 @@
 """Lower bounds on δ(ε) and ε(δ) of composed events, for numbers that are not traced.
 
-The losses of the events are the losses of `merged`. Let Y be the sum of these losses
+The losses of the events are `mechanisms.lower_losses`. Let Y be the sum of these losses
 and of the losses of all Gaussian mechanisms, and f(y) = (1 − e^{ε − y})₊, so that δ(ε)
 = E f(Y). The inversion adds a Gaussian loss G ~ N(v/2, v) to Y. For any number c, f(Y)
 is at least f(Y + G − c) wherever G <= c, because f increases:
@@ -25,7 +25,7 @@ from dpjax._core.float64 import SMALL, ULP
 from dpjax._core.searches import bisect
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
-from dpjax.accounting._numerics.pld import composition, inversion, merged, tilt
+from dpjax.accounting._numerics.pld import composition, inversion, mechanisms, tilt
 from dpjax.accounting._numerics.pld.overflow import upper_tail
 from dpjax.accounting._numerics.pld.tilt import TILTS, Cumulants, Parts, Tilt
 
@@ -153,7 +153,7 @@ def _compose(
       The discrete losses and numbers of steps, the Gaussian variance, the probability
       of an infinite loss, and a bound on the total variation distance.
     """
-    parts, variance = composition.compose(steps, delta, merged.finite_losses)
+    parts, variance = composition.compose(steps, delta, mechanisms.lower_losses)
     finite, distance = jnp.zeros(2)
     for losses, count in parts:
         finite += count * jnp.log1p(-losses.lost[0])

@@ -10,6 +10,10 @@ evenly spaced in z.) If a loss is spread evenly over an interval of length h, th
 adds h²/6 to its variance. With intervals of width Δz, the increase is the fraction
 (Δz)²/6 of the variance, for any noise and sampling rate.
 
+For lower bounds, release only the interval (a cell) that contains an outcome. The cell
+is a post-processing of the mechanism, so that the δ of the two distributions of cells
+is a lower bound. Outcomes beyond the last cells are left out, which makes δ smaller.
+
 All mechanisms in this module are mixtures of unit Gaussians (`atoms` has the other
 mechanisms). Let q be the sampling rate, and N(v) = log(1 − q + q e^v). At the outcome
 z, the loss of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1) is N(μz − μ²/2). Against the
@@ -230,6 +234,11 @@ def _log(mass: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(mass, SMALL))
 
 
+def log_mass_of(mass: jax.Array) -> jax.Array:
+    """The logarithm of a mass, −∞ for 0, with finite derivatives."""
+    return jnp.where(mass > 0, _log(mass), -jnp.inf)
+
+
 def poisson_cells(
     mu: jax.Array, rate: jax.Array, tail: jax.Array, mirror: bool
 ) -> Cells:
@@ -260,6 +269,20 @@ def both_directions(cells: Cells) -> DiscreteLosses:
         jnp.stack([loss, -loss]),
         jnp.stack([removed, jnp.logaddexp(_log(mass) - loss, last)]),
         jnp.stack([above, idle_below]),
+        cells.error,
+    )
+
+
+def released_cells(cells: Cells) -> DiscreteLosses:
+    """The losses of P against Q and of Q against P, if only the cell is released.
+
+    A cell is an interval of outcomes.
+    """
+    loss, log_mass = cells.merged_loss, log_mass_of(cells.merged_mass)
+    return DiscreteLosses(
+        jnp.stack([loss, -loss]),
+        jnp.stack([log_mass, log_mass - loss]),
+        jnp.zeros(2),
         cells.error,
     )
 
