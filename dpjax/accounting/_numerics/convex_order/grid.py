@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
 from dpjax._core.float64 import ULP
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI, gauss_rule
 from dpjax.accounting._numerics.pld.pairs import tail_quantile
 
@@ -41,10 +42,7 @@ class Grid(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """The masses of a normal variable log L in m adjacent intervals and outside.
-
-    L = dP/dQ is a likelihood ratio. Each attribute is a pair: the mass under Q, where
-    log L ~ N(−v/2, v), and the mass under P, where log L ~ N(v/2, v).
+    """The masses of a normal variable in m adjacent intervals and outside of them.
 
     Attributes:
       nodes: the mass at each of the k Gauss-Legendre nodes in each interval, f[k, m].
@@ -52,9 +50,9 @@ class Normal(NamedTuple):
       above: the mass above the last interval, f[].
     """
 
-    nodes: tuple[jax.Array, jax.Array]
-    below: tuple[jax.Array, jax.Array]
-    above: tuple[jax.Array, jax.Array]
+    nodes: jax.Array
+    below: jax.Array
+    above: jax.Array
 
 
 def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
@@ -69,30 +67,30 @@ def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
     return Grid(jnp.floor(-end / spacing), spacing)
 
 
-def normal(variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array):
-    """The masses of a log-likelihood ratio log L ~ N(−v/2, v) in adjacent intervals.
+def normal(
+    variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array
+) -> tuple[Normal, Normal]:
+    """The masses of a log-likelihood ratio log L in adjacent intervals, under Q and P.
 
-    The first interval begins at start, and each interval has the width `spacing`. The
-    result is a `Normal`, which has the masses at 8 Gauss-Legendre nodes in each of the
-    4 equal parts of every interval. In a part of width w, the quadrature error is
-    1.7e-23 w^16 times the 16th derivative of the density. This error is at most 1e-12
-    of the mass if the interval is at most √v wide and at most 16 √v away from both
-    means ±v/2.
+    L = dP/dQ, and log L is N(−v/2, v) under Q and N(v/2, v) under P. The first interval
+    begins at start, and each interval has the width `spacing`. The result has the
+    masses at 8 Gauss-Legendre nodes in each of the 4 equal parts of every interval. In
+    a part of width w, the quadrature error is 1.7e-23 w^16 times the 16th derivative of
+    the density. This error is at most 1e-12 of the mass if the interval is at most √v
+    wide and at most 16 √v away from both means ±v/2.
     """
     deviation = jnp.sqrt(variance)
     ends = (start + spacing * jnp.arange(cells + 1) + variance / 2) / deviation
     width = spacing / deviation
     z = ends[None, :-1] + width * NODES
 
-    def mass(z: jax.Array) -> jax.Array:
-        return width * _WEIGHTS * jnp.exp(-z * z / 2 - LOG_SQRT_2PI)
+    def around(mean: ArrayLike) -> Normal:
+        away = z - mean
+        mass = width * _WEIGHTS * jnp.exp(-away * away / 2 - LOG_SQRT_2PI)
+        return Normal(mass, ndtr(ends[0] - mean), ndtr(mean - ends[-1]))
 
-    first, last = ends[0], ends[-1]
-    return Normal(
-        (mass(z), mass(z - deviation)),
-        (ndtr(first), ndtr(first - deviation)),
-        (ndtr(-last), ndtr(deviation - last)),
-    )
+    # In units of the deviation, the mean under P is larger by the deviation.
+    return around(0.0), around(deviation)
 
 
 def rounding(n: int, count: jax.Array) -> jax.Array:
@@ -210,12 +208,14 @@ class Moves(NamedTuple):
 
     The grid has n points, evenly spaced by h in log L, for a likelihood ratio L. The
     finer grid has the spacing h/2, and contains the points of the first grid. A pair
-    has the indices i and j, and d = j − i, |d| < n, determines the move relative to i.
+    has the indices i and j, and d = j − i determines the move relative to i. There is
+    an entry for each d from −n to n − 1. No pair has d = −n, which makes the number of
+    entries even.
 
     Attributes:
-      rows: for each d, an index on the first grid minus i, i32[2n − 1].
+      rows: for each d, an index on the first grid minus i, i32[2n].
       shares: for each d, the shares of the mass that move to the point at this index,
-        to the next point of the finer grid, and to the one after that, f[2n − 1, 3].
+        to the next point of the finer grid, and to the one after that, f[2n, 3].
     """
 
     rows: jax.Array
@@ -226,10 +226,10 @@ def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
     Let h be the grid's spacing in log L, and w = share the weight of the first point in
-    the mean. The second point is d grid points away, −n < d < n. The distance is log(w
-    + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
+    the mean. The second point is d grid points away, −n <= d < n. The distance is log(w
+    + (1 − w) e^{hd}), in units of h/2, f[2n].
     """
-    apart = spacing * jnp.arange(-(n - 1.0), n)
+    apart = spacing * jnp.arange(-float(n), n)
     return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + apart) / (spacing / 2)
 
 
@@ -297,17 +297,11 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
         # The three sums are aligned here, and are interleaved once, after the loop.
         return total + jnp.matmul(shares.T, masses, precision="highest"), None
 
-    # One more distance, which no pair has and whose shares are zero, makes the number
-    # of distances even, and a multiple of the chunk's length.
+    # The chunk's length divides the number of distances. The masses at the distance −n,
+    # which no pair has, are zero.
     chunk = math.gcd(2 * n, max(_CHUNK // n, 1))
-    apart = jnp.arange(-n, n)
-    rows, shares = (
-        jnp.pad(x, ((1, 0), *[(0, 0)] * (x.ndim - 1)))
-        for x in (moves.rows, moves.shares)
-    )
-    apart, rows, shares = (
-        x.reshape(-1, chunk, *x.shape[1:]) for x in (apart, rows, shares)
-    )
-    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), (apart, rows, shares))
+    distances = jnp.arange(-n, n), moves.rows, moves.shares
+    chunks = jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), distances)
+    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), chunks)
     even, odd, following = total
     return jnp.stack([even[1:] + following[:-1], odd[1:]], axis=1).ravel()
