@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.convex_order import spread
-from dpjax.accounting._numerics.pld import atoms, overflow, pairs
+from dpjax.accounting._numerics.pld import atoms, pairs
 
 # The maximum difference of a sum of weights from 1, for weights in float32.
 WEIGHTS_TOLERANCE = 1e-6
@@ -115,7 +115,7 @@ _Losses = Callable[[Any, jax.Array], pairs.DiscreteLosses]
 _LOSSES: dict[type, tuple[_Losses, Any]] = {
     events.PoissonGaussian: (pairs.poisson, _sampled_cells),
     # A batch that does not overflow is a Poisson sample. `lower` subtracts the rest.
-    events.TruncatedPoissonGaussian: (overflow.truncated_poisson, _sampled_cells),
+    events.TruncatedPoissonGaussian: (pairs.truncated_poisson, _sampled_cells),
     events.FixedSizeGaussian: (_fixed_size, _fixed_size_cells),
     events.RandomAllocation: (_allocation, None),
     events.GaussianMixture: (pairs.mixture, _mixture_cells),
