@@ -101,23 +101,6 @@ def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Arra
     return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
 
 
-class _Run(NamedTuple):
-    """A run: its numbers and static assumptions, its sampling rate and δ.
-
-    `numbers` and `assumed` have the values of the run's `Setting`.
-    """
-
-    numbers: Numbers
-    assumed: Assumed
-    rate: ArrayLike
-    delta: ArrayLike
-
-    def release(self, beta: ArrayLike) -> pld.PLD:
-        """The PLD of one step on a random batch, with β times its sensitivity."""
-        mu = _shift64(beta, self.numbers, assumed=self.assumed)
-        return pld.subsampled_gdp(mu, self.rate)
-
-
 # The releases of a bound: pairs of a factor of the sensitivity and a number of steps.
 _Releases = tuple[tuple[jax.Array | float, jax.Array | int], ...]
 
@@ -204,24 +187,6 @@ def _early_steps_mu64(
     return jnp.where(step.valid, mu, jnp.inf)
 
 
-def _epsilon(run: _Run, bound: _Bound, most: int) -> jax.Array:
-    """The smallest ε of a last-iterate bound over several n, each at most `most`.
-
-    The bound treats about the last n steps as subsampled releases.
-    """
-    axes = max(jnp.ndim(x) for x in (*run.numbers, run.rate, run.delta))
-    around = np.array(_AROUND).reshape(-1, *[1] * axes)
-    best = jax.lax.stop_gradient(_best_n64(run.rate, run.numbers, bound=bound))
-    n = jnp.clip(jnp.floor(best * around), 1, most)
-    split = _best_split64(n, run.rate, run.numbers, bound=bound)
-    beta = jax.lax.stop_gradient(split)
-    all_of_it = pld.gaussian(_early_steps_mu64(n, beta, run.numbers, bound=bound))
-    for factor, count in bound.releases(beta, n):
-        released = pld.compose(run.release(factor), count)
-        all_of_it = pld.convolve(all_of_it, released)
-    return jnp.min(pld.epsilon(all_of_it, run.delta), axis=0)
-
-
 def noisy_sgd_bounds(
     noise_multiplier: ArrayLike,
     delta: ArrayLike,
@@ -270,16 +235,34 @@ def noisy_sgd_bounds(
         )
     numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     validate.adjacency_without_removal(setting["adjacency"])
-    run = _Run(numbers, assumed, batch_size / num_examples, delta)
+    rate = batch_size / num_examples
+
+    def release(beta: ArrayLike) -> pld.PLD:
+        # One step on a random batch, with β times its sensitivity.
+        return pld.subsampled_gdp(_shift64(beta, numbers, assumed=assumed), rate)
+
+    def smallest_epsilon(bound: _Bound, most: int) -> jax.Array:
+        # The smallest ε over several n, each at most `most`. The bound treats about the
+        # last n steps as subsampled releases.
+        axes = max(jnp.ndim(x) for x in (*numbers, rate, delta))
+        around = np.array(_AROUND).reshape(-1, *[1] * axes)
+        best = jax.lax.stop_gradient(_best_n64(rate, numbers, bound=bound))
+        n = jnp.clip(jnp.floor(best * around), 1, most)
+        beta = jax.lax.stop_gradient(_best_split64(n, rate, numbers, bound=bound))
+        all_of_it = pld.gaussian(_early_steps_mu64(n, beta, numbers, bound=bound))
+        for factor, count in bound.releases(beta, n):
+            all_of_it = pld.convolve(all_of_it, pld.compose(release(factor), count))
+        return jnp.min(pld.epsilon(all_of_it, delta), axis=0)
+
     # Theorem 4.8: C_{b/n}(G(L/bσ)) composed t times.
-    composed = pld.epsilon(pld.compose(run.release(1.0), steps), delta)
+    composed = pld.epsilon(pld.compose(release(1.0), steps), delta)
     never = jnp.full_like(composed, jnp.inf)
     last = _Bound(_later_uses, _releases_if_last_split, steps, assumed)
     every = _Bound(_distance, _releases_if_all_split, steps, assumed)
     return Bounds(
         composition=composed,
-        contraction=_epsilon(run, last, steps - 1) if steps > 1 else never,
-        diameter=_epsilon(run, every, steps) if assumed.bounded else never,
+        contraction=smallest_epsilon(last, steps - 1) if steps > 1 else never,
+        diameter=smallest_epsilon(every, steps) if assumed.bounded else never,
     )
 
 
