@@ -48,7 +48,6 @@ INTERVALS = 4096
 _DIRECT = 40.0
 # Gauss-Legendre nodes and weights on [0, 1], for the masses within an interval.
 _NODES, _WEIGHTS = (x[:, None] for x in gauss_rule(8))
-_NODES_AND_END = np.append(_NODES, [[1.0]], axis=0)
 # The rule for the tails of binomial distributions.
 _TAIL_NODES, _TAIL_WEIGHTS = gauss_rule(16, panels=8)
 _VANISHED = 45.0  # the integral stops where the integrand is e^{−45} of its maximum
@@ -173,17 +172,18 @@ def split(
 
     at = ends[None, :-1] + width * _NODES
     mass = width * _WEIGHTS * ((1 - rate) * phi(at) + rate * phi(at - mu))
-    growth = climb(mu * width * _NODES_AND_END)
+    inner, whole = climb(mu * width * _NODES), climb(jnp.reshape(mu * width, (1, 1)))
     far = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
     # One call of ndtr for all masses: special functions are slow to compile.
     idle, touched = jnp.split(ndtr(jnp.stack([-stop, start, mu - stop, start - mu])), 2)
     outside = jnp.stack([(1 - rate) * idle + rate * touched, idle])
-    return divide_masses(loss, growth, mass, outside, width * far)
+    return divide_masses(loss, inner, whole, mass, outside, width * far)
 
 
 def divide_masses(
     loss: jax.Array,
-    growth: jax.Array,
+    inner: jax.Array,
+    whole: jax.Array,
     mass: jax.Array,
     outside: jax.Array,
     sharp: jax.Array,
@@ -192,8 +192,9 @@ def divide_masses(
 
     Args:
       loss: the losses at the ends of the m cells, f[m + 1].
-      growth: the growth of the loss from the start of a cell to each of 8 nodes, and
-        to the end of the cell, f[9, m].
+      inner: the growth of the loss from the start of a cell to each of 8 nodes,
+        f[8, m].
+      whole: the growth of the loss over a cell, f[1, m].
       mass: P's mass at each node, f[8, m].
       outside: the masses above the last cell and below the first cell (columns), of P
         and of Q (rows), f[2, 2].
@@ -204,7 +205,6 @@ def divide_masses(
     # x in [a, b], the share (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) moves to the upper
     # end. Q's mass, which is P's times e^{−x}, then stays the same as well. The code
     # computes this share from x − a and b − a.
-    inner, whole = growth[:-1], growth[-1:]
     moves = whole > 0
     up = jnp.expm1(-inner) / jnp.expm1(-jnp.where(moves, whole, 1.0))
     # If the loss is constant on an interval, any share will do.
@@ -244,6 +244,11 @@ def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
     return jnp.stack([-idle, jnp.maximum(idle, mu + touched)])
 
 
+def _one_entry(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
+    """An array of count entries: value at the index, and rest at every other entry."""
+    return jnp.where(jnp.arange(count) == index, value, rest)
+
+
 def _log(mass: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(mass, SMALL))
 
@@ -275,13 +280,13 @@ def both_directions(cells: Cells) -> DiscreteLosses:
     # The truncated mass at large losses gets an infinite loss. The truncated mass at
     # small losses gets the smallest loss of the grid, which is at least the loss of the
     # truncated mass.
-    loss, mass = cells.loss, cells.mass
+    loss, mass, size = cells.loss, cells.mass, cells.loss.size
     (above, below), (idle_above, idle_below) = cells.outside
-    added = _log(mass) - loss
-    last = jnp.logaddexp(added[-1], _log(idle_above))
+    removed = _log(mass + _one_entry(0, below, 0.0, size))
+    last = _one_entry(size - 1, _log(idle_above), -jnp.inf, size)
     return DiscreteLosses(
         jnp.stack([loss, -loss]),
-        jnp.stack([_log(mass.at[0].add(below)), added.at[-1].set(last)]),
+        jnp.stack([removed, jnp.logaddexp(_log(mass) - loss, last)]),
         jnp.stack([above, idle_below]),
         cells.error,
     )
@@ -361,18 +366,20 @@ def mixture_cells(event: Any, tail: jax.Array) -> Cells:
     loss = _log_weighted_sum(v, weight[:, None])
     # The share of each component in the mixture at the start of a cell.
     share = jnp.exp(jnp.log(weight)[:, None] + v - loss[None])[:, :-1]
+    nodes = np.append(_NODES, [[1.0]], axis=0)
     grown, mass, at = 0.0, 0.0, ends[None, :-1] + width * _NODES
     # The loop adds one component after the other, since an array of all components
     # would be m times as large.
     for i in range(mean.size):
-        grown += share[i][None] * jnp.expm1(mean[i] * width * _NODES_AND_END)
+        grown += share[i][None] * jnp.expm1(mean[i] * width * nodes)
         mass += weight[i] * phi(at - mean[i])
+    grown = jnp.log1p(grown)
     sharp = width * (jnp.max(mean) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
     mass = width * _WEIGHTS * mass
     outside = weight[None] * ndtr(jnp.stack([mean - stop, start - mean]))
     idle = ndtr(jnp.stack([-stop, start]))
     outside = jnp.stack([jnp.sum(outside, axis=1), idle])
-    return divide_masses(loss, jnp.log1p(grown), mass, outside, sharp)
+    return divide_masses(loss, grown[:-1], grown[-1:], mass, outside, sharp)
 
 
 def mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
