@@ -208,14 +208,12 @@ class Moves(NamedTuple):
 
     The grid has n points, evenly spaced by h in log L, for a likelihood ratio L. The
     finer grid has the spacing h/2, and contains the points of the first grid. A pair
-    has the indices i and j, and d = j − i determines the move relative to i. There is
-    an entry for each d from −n to n − 1. No pair has d = −n, which makes the number of
-    entries even.
+    has the indices i and j, and d = j − i, |d| < n, determines the move relative to i.
 
     Attributes:
-      rows: for each d, an index on the first grid minus i, i32[2n].
+      rows: for each d, an index on the first grid minus i, i32[2n − 1].
       shares: for each d, the shares of the mass that move to the point at this index,
-        to the next point of the finer grid, and to the one after that, f[2n, 3].
+        to the next point of the finer grid, and to the one after that, f[2n − 1, 3].
     """
 
     rows: jax.Array
@@ -226,10 +224,10 @@ def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
     Let h be the grid's spacing in log L, and w = share the weight of the first point in
-    the mean. The second point is d grid points away, −n <= d < n. The distance is log(w
-    + (1 − w) e^{hd}), in units of h/2, f[2n].
+    the mean. The second point is d grid points away, −n < d < n. The distance is log(w
+    + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
     """
-    apart = spacing * jnp.arange(-float(n), n)
+    apart = spacing * jnp.arange(-(n - 1.0), n)
     return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + apart) / (spacing / 2)
 
 
@@ -297,11 +295,17 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
         # The three sums are aligned here, and are interleaved once, after the loop.
         return total + jnp.matmul(shares.T, masses, precision="highest"), None
 
-    # The chunk's length divides the number of distances. The masses at the distance −n,
-    # which no pair has, are zero.
+    # One more distance, which no pair has and whose shares are zero, makes the number
+    # of distances even, and a multiple of the chunk's length.
     chunk = math.gcd(2 * n, max(_CHUNK // n, 1))
-    distances = jnp.arange(-n, n), moves.rows, moves.shares
-    chunks = jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), distances)
-    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), chunks)
+    apart = jnp.arange(-n, n)
+    rows, shares = (
+        jnp.pad(x, ((1, 0), *[(0, 0)] * (x.ndim - 1)))
+        for x in (moves.rows, moves.shares)
+    )
+    apart, rows, shares = (
+        x.reshape(-1, chunk, *x.shape[1:]) for x in (apart, rows, shares)
+    )
+    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), (apart, rows, shares))
     even, odd, following = total
     return jnp.stack([even[1:] + following[:-1], odd[1:]], axis=1).ravel()
