@@ -20,7 +20,7 @@ from jax.core import Tracer
 from dpjax._core import validate
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
-from dpjax.accounting._numerics.pld import composition, lower, merged
+from dpjax.accounting._numerics.pld import composition, lower, mechanisms
 from dpjax.accounting._numerics.pld.mechanisms import WEIGHTS_TOLERANCE
 
 
@@ -586,7 +586,7 @@ def _steps_with_lower_bounds(pld: PLD, *others: object) -> tuple[events.Repeated
     steps = _steps(pld)
     validate.concrete_numbers("pld", (steps, *others))
     for step in steps:
-        if not merged.has_losses(step.event):
+        if not mechanisms.has_lower_losses(step.event):
             raise ValueError(
                 "pld must contain only events with a lower bound, and "
                 f"{type(step.event).__name__} has no lower bound; got {pld!r}."

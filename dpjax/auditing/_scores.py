@@ -33,7 +33,7 @@ from dpjax._core.float64 import ULP, float64
 from dpjax._core.keys import stream
 from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike, Key
-from dpjax.accounting._numerics.pld.overflow import upper_tail
+from dpjax.accounting._numerics.pld.pairs import upper_tail
 
 # The relative error of the binomial tail is less than this.
 _MARGIN = 2e-8

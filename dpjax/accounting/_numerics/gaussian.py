@@ -132,22 +132,15 @@ def delta_of(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
 @scoped
 def _delta_jvp(primals, tangents):
     (mu, epsilon), (dmu, depsilon) = primals, tangents
-    by_mu, by_epsilon = slopes(mu, epsilon)
-    return delta_of(mu, epsilon), by_mu * dmu + by_epsilon * depsilon
-
-
-def slopes(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The partial derivatives of δ(ε) under μ-GDP with respect to μ and to ε.
-
-    With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R, the derivatives are φ(a) and
-    −e^ε Φ(−b) = −φ(a) R(b). Both are 0 unless 0 < μ < ∞ and 0 <= ε < ∞.
-    """
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
     a, b = _ends(mu_, epsilon_)
-    phi = jnp.exp(log_phi(a))
-    by_epsilon = -phi * mills(b)
-    return jnp.where(regular, phi, 0.0), jnp.where(regular, by_epsilon, 0.0)
+    # The derivatives are φ(a) by μ, and −e^ε Φ(−b) = −φ(a) R(b) by ε, with Mills' ratio
+    # R. Both are 0 unless 0 < μ < ∞ and 0 <= ε < ∞.
+    by_mu = jnp.exp(log_phi(a))
+    by_epsilon = -by_mu * mills(b)
+    by_mu, by_epsilon = (jnp.where(regular, x, 0.0) for x in (by_mu, by_epsilon))
+    return delta_of(mu, epsilon), by_mu * dmu + by_epsilon * depsilon
 
 
 def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:

@@ -137,12 +137,11 @@ def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -
     """
     # `normal` has mean −variance/2, so that the grid is shifted by the difference.
     start = states.log(1)[0] - centre - variance / 2
-    law = normal(variance, start, _STATES - 1, states.spacing)
-    mass, below, above = (x[0] for x in law)
-    down, up = jnp.sum(mass * (1 - NODES), 0), jnp.sum(mass * NODES, 0)
+    law, tilted = normal(variance, start, _STATES - 1, states.spacing)
+    down, up = jnp.sum(law.nodes * (1 - NODES), 0), jnp.sum(law.nodes * NODES, 0)
     mass = jnp.pad(down, (0, 1)) + jnp.pad(up, (1, 0))
-    excess = jnp.exp(centre + variance / 2) * law.above[1]
-    return Moved(mass.at[0].add(below).at[-1].add(above), below, excess)
+    excess = jnp.exp(centre + variance / 2) * tilted.above
+    return Moved(mass.at[0].add(law.below).at[-1].add(law.above), law.below, excess)
 
 
 def _states(chain: Chain, tail: jax.Array) -> Grid:

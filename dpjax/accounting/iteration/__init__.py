@@ -11,19 +11,18 @@ never smaller.
 
 **Files**, in the order in which a bound is made:
 
-1. `_lipschitz`: the maximum factor by which a gradient step, clipped or not, multiplies
-   a distance.
-2. `_setting`: the assumptions on loss, steps and data, checked in one place, and the
-   numbers of a step in units of its own noise.
-3. `_minorant`: the optimal shifts of any schedule, computed from the last step to the
+1. `_setting`: the assumptions on loss, steps and data, checked in one place. They give
+   the maximum factor by which a gradient step, clipped or not, multiplies a distance,
+   and the numbers of a step in units of its own noise.
+2. `_minorant`: the optimal shifts of any schedule, computed from the last step to the
    first. `_periodic`: the optimal shifts in closed form, for identical steps of which
    every l-th uses the differing example.
-4. Algorithms: `_shifts` for arbitrary maps, for schedules of steps and noise, and for δ
+3. Algorithms: `_shifts` for arbitrary maps, for schedules of steps and noise, and for δ
    averaged over the positions that an example can have in an epoch; `_cyclic_gd` for
    full batches and cycles of batches, and for full batches without noise; `_noisy_sgd`
    for random batches; `_langevin` for Langevin Monte Carlo and the exponential
    mechanism.
-5. `published`: closed forms as published, for comparison.
+4. `published`: closed forms as published, for comparison.
 
 docs/iteration.md lists the assumptions that each bound needs.
 """
@@ -48,14 +47,14 @@ from dpjax.accounting.iteration._langevin import (
     exponential_mechanism_mu as exponential_mechanism_mu,
 )
 from dpjax.accounting.iteration._langevin import langevin_mu as langevin_mu
-from dpjax.accounting.iteration._lipschitz import (
-    clipped_step_lipschitz as clipped_step_lipschitz,
-)
-from dpjax.accounting.iteration._lipschitz import step_lipschitz as step_lipschitz
 from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_bounds as noisy_sgd_bounds
 from dpjax.accounting.iteration._noisy_sgd import noisy_sgd_epsilon as noisy_sgd_epsilon
 from dpjax.accounting.iteration._setting import Bounds as Bounds
 from dpjax.accounting.iteration._setting import Setting as Setting
+from dpjax.accounting.iteration._setting import (
+    clipped_step_lipschitz as clipped_step_lipschitz,
+)
+from dpjax.accounting.iteration._setting import step_lipschitz as step_lipschitz
 from dpjax.accounting.iteration._shifts import optimal_shift_mu as optimal_shift_mu
 from dpjax.accounting.iteration._shifts import (
     random_assignment_delta as random_assignment_delta,

@@ -17,8 +17,8 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, ULP, float64
 from dpjax._core.typing import ArrayLike
-from dpjax.accounting.iteration._lipschitz import check_curvature, excess
 from dpjax.accounting.iteration._periodic import geometric
+from dpjax.accounting.iteration._setting import check_curvature, excess
 
 _LONG = 2.0**40  # a finite number of steps, large enough for a restart
 

@@ -51,12 +51,12 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
     The runs are on neighbouring data sets, and the result is in standard deviations of
     a step's noise. A part of the last step's noise, with 1/α² of its variance, hides
     the distance. The early steps then cost no more than a Gaussian mechanism with μ = α
-    times the result.
+    times the result. The result is inf if the bound does not apply.
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
     earlier = _periodic.power_sum(step.log_lipschitz, n + 1, jnp.asarray(steps - 1.0))
-    return 2 * step.shift * earlier
+    return jnp.where(step.known, 2 * step.shift * earlier, jnp.inf)
 
 
 def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
@@ -65,14 +65,16 @@ def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
     Two coupled runs on neighbouring data sets are at most the diameter apart before the
     last n steps. A part of the noise of each of these steps, with 1/α² of its variance,
     hides this distance. All earlier steps then cost no more than a Gaussian mechanism
-    with μ = α times the result (Bok, Su and Altschuler 2024, Theorem 4.10).
+    with μ = α times the result (Bok, Su and Altschuler 2024, Theorem 4.10). The result
+    is inf without a bounded set.
     """
     # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
     falling = jnp.exp(n * down) / jnp.sqrt(_periodic.geometric(2 * down, count))
     rising = jnp.exp(up) / jnp.sqrt(_periodic.geometric(-2 * up, count))
-    return step.diameter * jnp.where(y <= 0, falling, rising)
+    distance = step.diameter * jnp.where(y <= 0, falling, rising)
+    return jnp.where(step.bounded, distance, jnp.inf)
 
 
 def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
@@ -99,26 +101,23 @@ def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Arra
     return jnp.where(step.valid, beta * step.shift * _MARGIN, jnp.inf)
 
 
-class _Run(NamedTuple):
-    """A run: its numbers and static assumptions, sampling rate, δ and number of steps.
-
-    `numbers` and `assumed` have the values of the run's `Setting`.
-    """
-
-    numbers: Numbers
-    assumed: Assumed
-    rate: ArrayLike
-    delta: ArrayLike
-    steps: int
-
-    def release(self, beta: ArrayLike) -> pld.PLD:
-        """The PLD of one step on a random batch, with β times its sensitivity."""
-        mu = _shift64(beta, self.numbers, assumed=self.assumed)
-        return pld.subsampled_gdp(mu, self.rate)
+# The releases of a bound: pairs of a factor of the sensitivity and a number of steps.
+_Releases = tuple[tuple[jax.Array | float, jax.Array | int], ...]
 
 
-class _Way(NamedTuple):
-    """The functions that define one of the two last-iterate bounds.
+def _releases_if_last_split(beta: jax.Array, n: jax.Array) -> _Releases:
+    # Theorem C.13: G(α later) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}; Theorem 4.9 has
+    # α = β = sqrt(2).
+    return (2 * beta, 1), (2.0, n)
+
+
+def _releases_if_all_split(beta: jax.Array, n: jax.Array) -> _Releases:
+    # Theorem 4.10: G(α distance) ⊗ C(G(2β L/bσ))^{⊗n}, there with α = β = sqrt(2).
+    return ((2 * beta, n),)
+
+
+class _Bound(NamedTuple):
+    """The static description of one of the two last-iterate bounds for a run.
 
     A bound treats about the last n steps as subsampled releases, and 1/α² + 1/β² = 1
     splits the noise between the earlier steps and these releases.
@@ -126,90 +125,53 @@ class _Way(NamedTuple):
     Attributes:
       covered: maps a step, n and the number of all steps to μ/α. A Gaussian mechanism
         with this μ accounts for the earlier steps.
-      uses: maps a step, β, n and the sampling rate to an approximation of μ² of all
-        subsampled releases.
-      applies: maps a step to whether the bound holds.
-      releases: maps a run, β and n to the PLD of the subsampled releases.
-    """
-
-    covered: Callable[[Step, jax.Array, int], jax.Array]
-    uses: Callable[[Step, jax.Array, jax.Array, jax.Array], jax.Array]
-    applies: Callable[[Step], jax.Array]
-    releases: Callable[[_Run, jax.Array, jax.Array], pld.PLD]
-
-
-def _last_split(step: Step, beta: jax.Array, n: jax.Array, rate: jax.Array):
-    use = _subsampled_variance(2 * beta * step.shift, rate)
-    return use + n * _subsampled_variance(2 * step.shift, rate)
-
-
-def _release_last_split(run: _Run, beta: jax.Array, n: jax.Array) -> pld.PLD:
-    # Theorem C.13: G(α later) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}; Theorem 4.9 has
-    # α = β = sqrt(2).
-    return pld.convolve(run.release(2 * beta), pld.compose(run.release(2.0), n))
-
-
-def _all_split(step: Step, beta: jax.Array, n: jax.Array, rate: jax.Array):
-    return n * _subsampled_variance(2 * beta * step.shift, rate)
-
-
-def _release_all_split(run: _Run, beta: jax.Array, n: jax.Array) -> pld.PLD:
-    # Theorem 4.10: G(α distance) ⊗ C(G(2β L/bσ))^{⊗n}, there with α = β = sqrt(2).
-    return pld.compose(run.release(2 * beta), n)
-
-
-_CONTRACTION = _Way(
-    _later_uses, _last_split, lambda step: step.known, _release_last_split
-)
-_DIAMETER = _Way(_distance, _all_split, lambda step: step.bounded, _release_all_split)
-
-
-class _Asked(NamedTuple):
-    """The static inputs of `_cost`.
-
-    Attributes:
-      way: one of the two last-iterate bounds.
+      releases: maps β and n to the subsampled releases: for each kind of release, a
+        factor of the sensitivity and the number of steps.
       steps: the number of all steps.
       assumed: the static assumptions of the run's `Setting`.
     """
 
-    way: _Way
+    covered: Callable[[Step, jax.Array, int], jax.Array]
+    releases: Callable[[jax.Array, jax.Array], _Releases]
     steps: int
     assumed: Assumed
 
 
-def _cost(n: jax.Array, rate: jax.Array, numbers: Numbers, asked: _Asked) -> jax.Array:
+def _cost(n: jax.Array, rate: jax.Array, numbers: Numbers, bound: _Bound) -> jax.Array:
     """An approximation of μ² of a last-iterate bound, for every β in _SPLITS, f[200].
 
     The bound treats about the last n steps as subsampled releases. The part of the
     noise for these releases has the variance 1/β².
     """
-    step = jax.lax.stop_gradient(_setting.step(numbers, asked.assumed))
+    step = jax.lax.stop_gradient(_setting.step(numbers, bound.assumed))
     # α² = β² / (β² − 1).
-    beta, covered = jnp.asarray(_SPLITS), asked.way.covered(step, n, asked.steps)
+    beta, covered = jnp.asarray(_SPLITS), bound.covered(step, n, bound.steps)
     gaussian = covered * covered * beta * beta / (beta * beta - 1)
-    return gaussian + asked.way.uses(step, beta, n, rate)
+    return gaussian + sum(
+        count * _subsampled_variance(factor * step.shift, rate)
+        for factor, count in bound.releases(beta, n)
+    )
 
 
-@float64("up", static=("asked",), elementwise=True)
-def _best_n64(rate: jax.Array, numbers: Numbers, *, asked: _Asked) -> jax.Array:
-    n = np.unique(np.geomspace(1, asked.steps, 200).astype(int))
+@float64("up", static=("bound",), elementwise=True)
+def _best_n64(rate: jax.Array, numbers: Numbers, *, bound: _Bound) -> jax.Array:
+    n = np.unique(np.geomspace(1, bound.steps, 200).astype(int))
     n = jnp.asarray(n, jnp.float64)
-    cost = jax.vmap(lambda n: jnp.min(_cost(n, rate, numbers, asked)))(n)
-    return jnp.min(jnp.where(cost == jnp.min(cost), n, asked.steps))
+    cost = jax.vmap(lambda n: jnp.min(_cost(n, rate, numbers, bound)))(n)
+    return jnp.min(jnp.where(cost == jnp.min(cost), n, bound.steps))
 
 
-@float64("up", static=("asked",), elementwise=True)
+@float64("up", static=("bound",), elementwise=True)
 def _best_split64(
-    n: jax.Array, rate: jax.Array, numbers: Numbers, *, asked: _Asked
+    n: jax.Array, rate: jax.Array, numbers: Numbers, *, bound: _Bound
 ) -> jax.Array:
-    cost = _cost(n, rate, numbers, asked)
+    cost = _cost(n, rate, numbers, bound)
     return jnp.min(jnp.where(cost == jnp.min(cost), jnp.asarray(_SPLITS), _SPLITS[-1]))
 
 
-@float64("up", static=("asked",), elementwise=True)
+@float64("up", static=("bound",), elementwise=True)
 def _early_steps_mu64(
-    n: jax.Array, beta: jax.Array, numbers: Numbers, *, asked: _Asked
+    n: jax.Array, beta: jax.Array, numbers: Numbers, *, bound: _Bound
 ) -> jax.Array:
     """The μ of a Gaussian mechanism that bounds the privacy loss of all early steps.
 
@@ -219,27 +181,10 @@ def _early_steps_mu64(
     variance 1/α² in units of a step's noise, and 1/α² + 1/β² = 1. μ is inf if the bound
     does not apply.
     """
-    step = _setting.step(numbers, asked.assumed)
+    step = _setting.step(numbers, bound.assumed)
     alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1
-    mu = asked.way.covered(step, n, asked.steps) * alpha * _MARGIN
-    return jnp.where(step.valid & asked.way.applies(step), mu, jnp.inf)
-
-
-def _epsilon(run: _Run, way: _Way, most: int) -> jax.Array:
-    """The smallest ε of a last-iterate bound over several n, each at most `most`.
-
-    The bound treats about the last n steps as subsampled releases.
-    """
-    asked = _Asked(way, run.steps, run.assumed)
-    axes = max(jnp.ndim(x) for x in (*run.numbers, run.rate, run.delta))
-    around = np.array(_AROUND).reshape(-1, *[1] * axes)
-    best = jax.lax.stop_gradient(_best_n64(run.rate, run.numbers, asked=asked))
-    n = jnp.clip(jnp.floor(best * around), 1, most)
-    split = _best_split64(n, run.rate, run.numbers, asked=asked)
-    beta = jax.lax.stop_gradient(split)
-    early = pld.gaussian(_early_steps_mu64(n, beta, run.numbers, asked=asked))
-    all_of_it = pld.convolve(early, way.releases(run, beta, n))
-    return jnp.min(pld.epsilon(all_of_it, run.delta), axis=0)
+    mu = bound.covered(step, n, bound.steps) * alpha * _MARGIN
+    return jnp.where(step.valid, mu, jnp.inf)
 
 
 def noisy_sgd_bounds(
@@ -290,14 +235,34 @@ def noisy_sgd_bounds(
         )
     numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     validate.adjacency_without_removal(setting["adjacency"])
-    run = _Run(numbers, assumed, batch_size / num_examples, delta, steps)
+    rate = batch_size / num_examples
+
+    def release(beta: ArrayLike) -> pld.PLD:
+        # One step on a random batch, with β times its sensitivity.
+        return pld.subsampled_gdp(_shift64(beta, numbers, assumed=assumed), rate)
+
+    def smallest_epsilon(bound: _Bound, most: int) -> jax.Array:
+        # The smallest ε over several n, each at most `most`. The bound treats about the
+        # last n steps as subsampled releases.
+        axes = max(jnp.ndim(x) for x in (*numbers, rate, delta))
+        around = np.array(_AROUND).reshape(-1, *[1] * axes)
+        best = jax.lax.stop_gradient(_best_n64(rate, numbers, bound=bound))
+        n = jnp.clip(jnp.floor(best * around), 1, most)
+        beta = jax.lax.stop_gradient(_best_split64(n, rate, numbers, bound=bound))
+        all_of_it = pld.gaussian(_early_steps_mu64(n, beta, numbers, bound=bound))
+        for factor, count in bound.releases(beta, n):
+            all_of_it = pld.convolve(all_of_it, pld.compose(release(factor), count))
+        return jnp.min(pld.epsilon(all_of_it, delta), axis=0)
+
     # Theorem 4.8: C_{b/n}(G(L/bσ)) composed t times.
-    composed = pld.epsilon(pld.compose(run.release(1.0), steps), delta)
+    composed = pld.epsilon(pld.compose(release(1.0), steps), delta)
     never = jnp.full_like(composed, jnp.inf)
+    last = _Bound(_later_uses, _releases_if_last_split, steps, assumed)
+    every = _Bound(_distance, _releases_if_all_split, steps, assumed)
     return Bounds(
         composition=composed,
-        contraction=_epsilon(run, _CONTRACTION, steps - 1) if steps > 1 else never,
-        diameter=_epsilon(run, _DIAMETER, steps) if assumed.bounded else never,
+        contraction=smallest_epsilon(last, steps - 1) if steps > 1 else never,
+        diameter=smallest_epsilon(every, steps) if assumed.bounded else never,
     )
 
 

@@ -54,10 +54,10 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     """
     grid = grids.make_grid(variance, tail, n)
     # Cells are centred on grid points. The tails belong to the first and last cell.
-    law = grids.normal(variance, grid.log(n)[0] - grid.spacing / 2, n, grid.spacing)
+    start = grid.log(n)[0] - grid.spacing / 2
     masses = (
-        jnp.sum(inner, axis=0).at[0].add(below).at[-1].add(above)
-        for inner, below, above in zip(law.nodes, law.below, law.above, strict=True)
+        jnp.sum(nodes, axis=0).at[0].add(below).at[-1].add(above)
+        for nodes, below, above in grids.normal(variance, start, n, grid.spacing)
     )
     return Law(grid, Masses(*masses))
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
 from dpjax._core.float64 import ULP
+from dpjax._core.typing import ArrayLike
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI, gauss_rule
 from dpjax.accounting._numerics.pld.pairs import tail_quantile
 
@@ -41,10 +42,7 @@ class Grid(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """The masses of a normal variable log L in m adjacent intervals and outside.
-
-    L = dP/dQ is a likelihood ratio. Each attribute is a pair: the mass under Q, where
-    log L ~ N(−v/2, v), and the mass under P, where log L ~ N(v/2, v).
+    """The masses of a normal variable in m adjacent intervals and outside of them.
 
     Attributes:
       nodes: the mass at each of the k Gauss-Legendre nodes in each interval, f[k, m].
@@ -52,9 +50,9 @@ class Normal(NamedTuple):
       above: the mass above the last interval, f[].
     """
 
-    nodes: tuple[jax.Array, jax.Array]
-    below: tuple[jax.Array, jax.Array]
-    above: tuple[jax.Array, jax.Array]
+    nodes: jax.Array
+    below: jax.Array
+    above: jax.Array
 
 
 def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
@@ -69,30 +67,30 @@ def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
     return Grid(jnp.floor(-end / spacing), spacing)
 
 
-def normal(variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array):
-    """The masses of a log-likelihood ratio log L ~ N(−v/2, v) in adjacent intervals.
+def normal(
+    variance: jax.Array, start: jax.Array, cells: int, spacing: jax.Array
+) -> tuple[Normal, Normal]:
+    """The masses of a log-likelihood ratio log L in adjacent intervals, under Q and P.
 
-    The first interval begins at start, and each interval has the width `spacing`. The
-    result is a `Normal`, which has the masses at 8 Gauss-Legendre nodes in each of the
-    4 equal parts of every interval. In a part of width w, the quadrature error is
-    1.7e-23 w^16 times the 16th derivative of the density. This error is at most 1e-12
-    of the mass if the interval is at most √v wide and at most 16 √v away from both
-    means ±v/2.
+    L = dP/dQ, and log L is N(−v/2, v) under Q and N(v/2, v) under P. The first interval
+    begins at start, and each interval has the width `spacing`. The result has the
+    masses at 8 Gauss-Legendre nodes in each of the 4 equal parts of every interval. In
+    a part of width w, the quadrature error is 1.7e-23 w^16 times the 16th derivative of
+    the density. This error is at most 1e-12 of the mass if the interval is at most √v
+    wide and at most 16 √v away from both means ±v/2.
     """
     deviation = jnp.sqrt(variance)
     ends = (start + spacing * jnp.arange(cells + 1) + variance / 2) / deviation
     width = spacing / deviation
     z = ends[None, :-1] + width * NODES
 
-    def mass(z: jax.Array) -> jax.Array:
-        return width * _WEIGHTS * jnp.exp(-z * z / 2 - LOG_SQRT_2PI)
+    def around(mean: ArrayLike) -> Normal:
+        away = z - mean
+        mass = width * _WEIGHTS * jnp.exp(-away * away / 2 - LOG_SQRT_2PI)
+        return Normal(mass, ndtr(ends[0] - mean), ndtr(mean - ends[-1]))
 
-    first, last = ends[0], ends[-1]
-    return Normal(
-        (mass(z), mass(z - deviation)),
-        (ndtr(first), ndtr(first - deviation)),
-        (ndtr(-last), ndtr(deviation - last)),
-    )
+    # In units of the deviation, the mean under P is larger by the deviation.
+    return around(0.0), around(deviation)
 
 
 def rounding(n: int, count: jax.Array) -> jax.Array:

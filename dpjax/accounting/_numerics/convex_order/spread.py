@@ -48,20 +48,18 @@ def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
     grid, at L = 0 and at infinite L.
     """
     log = grid.log(n)
-    law = grids.normal(variance, log[0], n - 1, grid.spacing)
+    q, p = grids.normal(variance, log[0], n - 1, grid.spacing)
     up = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
-    mass, _ = law.nodes
-    lower, upper = jnp.sum(mass * (1 - up), 0), jnp.sum(mass * up, 0)
+    lower, upper = jnp.sum(q.nodes * (1 - up), 0), jnp.sum(q.nodes * up, 0)
     mass = jnp.pad(lower, (0, 1)) + jnp.pad(upper, (1, 0))
     # Below the grid, P's mass fixes how much of Q's mass moves to the first point; the
     # rest of Q's mass moves to 0. Above the grid, Q's mass fixes how much of P's mass
     # moves to the last point; the rest of P's mass moves to infinity.
-    (low, low_p), (high, high_p) = law.below, law.above
-    first = low_p * jnp.exp(-log[0])
+    first = p.below * jnp.exp(-log[0])
     return Masses(
-        mass.at[0].add(first).at[-1].add(high),
-        jnp.maximum(low - first, 0.0),
-        jnp.maximum(high_p - high * jnp.exp(log[-1]), 0.0),
+        mass.at[0].add(first).at[-1].add(q.above),
+        jnp.maximum(q.below - first, 0.0),
+        jnp.maximum(p.above - q.above * jnp.exp(log[-1]), 0.0),
     )
 
 

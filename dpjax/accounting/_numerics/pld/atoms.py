@@ -1,7 +1,8 @@
 """Dominating pairs of mechanisms with few losses or with evenly spaced losses.
 
-Every dominating pair in this module is symmetric: the losses of P against Q and of Q
-against P are the same.
+Every pair in this module is symmetric: the losses of P against Q and of Q against P are
+the same. The pairs for lower bounds tell which group of outcomes contains an outcome
+(see `pairs`).
 """
 
 from typing import Any, NamedTuple
@@ -12,10 +13,15 @@ import numpy as np
 from jax.scipy.special import ndtr
 
 from dpjax._core.float64 import SMALL, ULP
-from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
+from dpjax.accounting._numerics.pld.pairs import (
+    DiscreteLosses,
+    log_mass_of,
+    tail_quantile,
+)
 
 # The error that this number of intervals adds to ε is about 1e-6 of ε.
 INTERVALS = 2048
+_EVEN_POINTS = np.linspace(0.0, 1.0, INTERVALS + 1)  # outcomes over the sensitivity
 # The number of groups of integers in a window. Each group has one integer unless the
 # noise is wide.
 GROUPS = 4096
@@ -68,7 +74,7 @@ def laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
     All mass moves to evenly spaced outcomes between 0 and the sensitivity. The argument
     tail is not used, since all losses are finite.
     """
-    return _laplace(1 / event.scale, even_points())
+    return _laplace(1 / event.scale, _EVEN_POINTS)
 
 
 def discrete_laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
@@ -78,7 +84,7 @@ def discrete_laplace(event: Any, tail: jax.Array) -> DiscreteLosses:
     integers. The argument tail is not used, since all losses are finite.
     """
     sensitivity = max(event.sensitivity, 1)
-    return _laplace(sensitivity / event.scale, integer_points(sensitivity))
+    return _laplace(sensitivity / event.scale, _integer_points(sensitivity))
 
 
 def _laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
@@ -102,12 +108,7 @@ def _laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
     return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
 
 
-def even_points() -> np.ndarray:
-    """INTERVALS + 1 evenly spaced numbers from 0 to 1: the `points` of `_laplace`."""
-    return np.linspace(0.0, 1.0, INTERVALS + 1)
-
-
-def integer_points(sensitivity: int) -> np.ndarray:
+def _integer_points(sensitivity: int) -> np.ndarray:
     """The `points` of `_laplace` for an integer: i / sensitivity for integers i.
 
     The integers go from 0 to the sensitivity. If the sensitivity exceeds the constant
@@ -121,6 +122,49 @@ def integer_points(sensitivity: int) -> np.ndarray:
     # bits.
     chosen = [i * sensitivity // count for i in range(count + 1)]
     return np.array(chosen, np.float64) / sensitivity
+
+
+def laplace_cells(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of Laplace noise, if only the interval of an outcome is released.
+
+    The intervals have equal widths between 0 and the sensitivity. The outcomes below 0
+    are one more interval, and the outcomes above the sensitivity are another.
+    """
+    epsilon, points = 1 / jnp.asarray(event.scale), _EVEN_POINTS
+    # The outcomes from y to y + h have the mass e^{−y} (1 − e^{−h}) / 2, and the loss
+    # at their middle. The outcomes beyond 0 and ε have the losses ±ε.
+    mass = -jnp.expm1(-epsilon * np.diff(points)) / 2
+    log_mass = log_mass_of(mass) - epsilon * points[:-1]
+    loss = epsilon * np.concatenate([1 - points[:-1] - points[1:], [1.0, -1.0]])
+    beyond = np.log(0.5) - epsilon * np.array([0.0, 1.0])
+    log_mass = jnp.concatenate([log_mass, beyond])
+    error = ULP * (32 + 4 * epsilon)
+    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
+
+
+def discrete_laplace_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of discrete Laplace noise, if only a group of integers is released.
+
+    The integers between 0 and the sensitivity k are divided into groups of consecutive
+    integers. The integers up to 0 are one more group, and the integers from k on are
+    another.
+    """
+    k = max(event.sensitivity, 1)
+    ratio = jnp.exp(-1 / jnp.asarray(event.scale))
+    edges = np.round(_integer_points(k) * k)
+    first, last = edges[:-1] + 1, edges[1:]
+    last[-1] -= 1  # the integers from k on are one outcome
+    # The integers from a to c have the mass (r^a − r^{c + 1}) / (1 + r), r = e^{−1/b},
+    # and the loss (k − a − c) / b.
+    size = np.maximum(last - first + 1, 0)
+    mass = -jnp.expm1(-size / event.scale)
+    log_mass = log_mass_of(mass) - first / event.scale
+    # Beyond 0 and k the geometric series add up to 1 / (1 + r) and r^k / (1 + r).
+    loss = jnp.concatenate([k - first - last, np.array([k, -k])]) / event.scale
+    log_mass = jnp.concatenate([log_mass, np.array([0.0, -k]) / event.scale])
+    log_mass = log_mass - jnp.log1p(ratio)
+    error = ULP * (32 + 4 * k / jnp.asarray(event.scale))
+    return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
 
 
 class _Groups(NamedTuple):
@@ -204,7 +248,7 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
     loss = slope * (sensitivity / 2 - at)
     last = jax.lax.stop_gradient(at == reach)
     mass = mass / jnp.sum(groups.total) + outside * last
-    log_mass = jnp.where(mass > 0, jnp.log(jnp.maximum(mass, SMALL)), -jnp.inf)
+    log_mass = log_mass_of(mass)
     return DiscreteLosses(loss[None], log_mass[None], outside[None], groups.error)
 
 

@@ -30,6 +30,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 
 from dpjax._core.float64 import SMALL, ULP
 from dpjax.accounting._numerics import gaussian
@@ -118,8 +119,9 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     """
     # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for a
     # loss near zero, so that an atom at zero costs no digits.
-    total = tilts.log_sum(losses, rate)
-    weight = jnp.exp(losses.log_mass + rate * losses.loss - total)
+    exponent = losses.log_mass + rate * losses.loss
+    total = logsumexp(exponent)
+    weight = jnp.exp(exponent - total)
     units = step * np.array([1.0, SIDE])
     turns = _turns(jnp.outer(units, losses.loss), SIDE)
     (near_cos, far_cos), (near_sin, far_sin) = (jnp.unstack(x, axis=1) for x in turns)

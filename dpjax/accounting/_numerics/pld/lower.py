@@ -1,6 +1,6 @@
 """Lower bounds on δ(ε) and ε(δ) of composed events, for numbers that are not traced.
 
-The losses of the events are the losses of `merged`. Let Y be the sum of these losses
+The losses of the events are `mechanisms.lower_losses`. Let Y be the sum of these losses
 and of the losses of all Gaussian mechanisms, and f(y) = (1 − e^{ε − y})₊, so that δ(ε)
 = E f(Y). The inversion adds a Gaussian loss G ~ N(v/2, v) to Y. For any number c, f(Y)
 is at least f(Y + G − c) wherever G <= c, because f increases:
@@ -13,8 +13,7 @@ Markov's inequality with the tilt λ bounds the second term. Markov's inequality
 other tilts bounds the additional terms.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +24,8 @@ from dpjax._core.float64 import SMALL, ULP
 from dpjax._core.searches import bisect
 from dpjax.accounting import events
 from dpjax.accounting._numerics import gaussian
-from dpjax.accounting._numerics.pld import composition, inversion, merged, tilt
-from dpjax.accounting._numerics.pld.overflow import upper_tail
+from dpjax.accounting._numerics.pld import composition, inversion, mechanisms, tilt
+from dpjax.accounting._numerics.pld.pairs import upper_tail
 from dpjax.accounting._numerics.pld.tilt import TILTS, Cumulants, Parts, Tilt
 
 _HALVINGS = 40
@@ -142,21 +141,21 @@ def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Arr
 
 
 def _compose(
-    steps: Sequence[events.Repeated], delta: jax.Array
-) -> tuple[Parts, jax.Array, jax.Array, jax.Array]:
-    """The losses and numbers that determine the lower bounds for composed events.
+    steps: Sequence[events.Repeated], epsilon: jax.Array, delta: jax.Array
+) -> tuple[Parts, Callable[[Parts], Callable[[jax.Array], jax.Array]]]:
+    """The discrete losses of composed events, and the lower bound on δ(ε) from them.
 
-    The losses are truncated for a δ of about the size `delta`. The total variation
-    distance is between the composed events and the composition of the returned losses.
-
-    Returns:
-      The discrete losses and numbers of steps, the Gaussian variance, the probability
-      of an infinite loss, and a bound on the total variation distance.
+    The losses are truncated for a δ of about the size `delta`, and the bound is tight
+    near `epsilon`, where δ(ε) is about `delta`. The second result maps the discrete
+    losses for one order of the data sets to a function from ε to the bound.
     """
-    parts, variance = composition.compose(steps, delta, merged.finite_losses)
+    parts, variance = composition.compose(steps, delta, mechanisms.lower_losses)
     finite, distance = jnp.zeros(2)
     for losses, count in parts:
         finite += count * jnp.log1p(-losses.lost[0])
+    # Each infinite loss is independent of the others, hence 1 − Π (1 − δ_i).
+    lost = -jnp.expm1(finite) * (1 - _MARGIN)
+    # A bound on the total variation distance between the events and these losses.
     for event, count in ((step.event, step.count) for step in steps):
         if isinstance(event, events.TruncatedPoissonGaussian):
             # A step is a step on a Poisson sample unless the sample exceeds the
@@ -164,34 +163,25 @@ def _compose(
             n, b = jnp.asarray(event.num_examples), jnp.asarray(event.max_batch_size)
             many = upper_tail(b + 1, n, jnp.asarray(event.sampling_rate))
             distance += count * jnp.where(b < n, many * (1 + 1e-7) + SMALL, 0.0)
-    # Each infinite loss is independent of the others, hence 1 − Π (1 − δ_i).
-    return parts, variance, -jnp.expm1(finite) * (1 - _MARGIN), distance
 
+    def bound(parts: Parts) -> Callable[[jax.Array], jax.Array]:
+        of_finite_losses = _delta_of(parts, variance, (epsilon, jnp.log(delta)))
 
-def _with_infinite_losses(
-    of: Any, lost: jax.Array, distance: jax.Array, epsilon: jax.Array
-):
-    """A lower bound on δ(ε) with two corrections of a bound for finite losses.
+        def of(at: jax.Array) -> jax.Array:
+            far = (1 + jnp.exp(jnp.minimum(at, 700.0))) * distance * (1 + _MARGIN)
+            return (of_finite_losses(at) + lost) * (1 - _MARGIN) - far
 
-    `of` maps ε to a lower bound on δ(ε) for the finite losses, and `lost` is the
-    probability of an infinite loss. The outputs of the mechanism are within the total
-    variation `distance` of outputs with these losses.
-    """
-    far = (1 + jnp.exp(jnp.minimum(epsilon, 700.0))) * distance * (1 + _MARGIN)
-    return (of(epsilon) + lost) * (1 - _MARGIN) - far
+        return of
+
+    return parts, bound
 
 
 def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     at = jnp.where(inside, epsilon, 1.0)
     upper = jnp.maximum(composition.bound_delta(at, steps), composition.SMALLEST)
-    parts, variance, lost, distance = _compose(steps, upper)
-
-    def bound(parts: Parts) -> jax.Array:
-        of = _delta_of(parts, variance, (at, jnp.log(upper)))
-        return jnp.maximum(_with_infinite_losses(of, lost, distance, at), 0.0)
-
-    found = composition.worst_direction(bound, parts)
+    parts, bound = _compose(steps, at, upper)
+    found = composition.worst_direction(lambda x: jnp.maximum(bound(x)(at), 0.0), parts)
     return jnp.where(inside, jnp.minimum(found, upper), 0.0)
 
 
@@ -200,13 +190,13 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     asked = jnp.where(inside, delta, 0.5)
     upper = composition.bound_epsilon(asked, steps)
     upper = jnp.where(upper < jnp.inf, upper, 1e3)
-    parts, variance, lost, distance = _compose(steps, asked)
+    parts, bound = _compose(steps, upper, asked)
 
-    def bound(parts: Parts) -> jax.Array:
-        of = _delta_of(parts, variance, (upper, jnp.log(asked)))
+    def search(parts: Parts) -> jax.Array:
+        of = bound(parts)
 
         def exceeds(epsilon: jax.Array) -> jax.Array:
-            return _with_infinite_losses(of, lost, distance, epsilon) > asked
+            return of(epsilon) > asked
 
         # A mechanism with δ(ε) > δ is not (ε, δ)-DP, and 0 is always a lower bound on
         # ε. Far from the tilt's ε the bound on δ may fall short. So the search starts
@@ -216,7 +206,7 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
         above = jnp.min(jnp.where(tried > reached, tried, upper))
         return bisect(exceeds, above, reached, _HALVINGS)
 
-    return jnp.where(inside, composition.worst_direction(bound, parts), 0.0)
+    return jnp.where(inside, composition.worst_direction(search, parts), 0.0)
 
 
 # Lower bounds on δ(ε) and on ε(δ) of all events composed.

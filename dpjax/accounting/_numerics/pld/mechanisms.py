@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax._core.typing import Adjacency, ArrayLike
 from dpjax.accounting import events
 from dpjax.accounting._numerics.convex_order import spread
-from dpjax.accounting._numerics.pld import atoms, overflow, pairs
+from dpjax.accounting._numerics.pld import atoms, pairs
 
 # The maximum difference of a sum of weights from 1, for weights in float32.
 WEIGHTS_TOLERANCE = 1e-6
@@ -63,6 +63,30 @@ def _allocation(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     return spread.losses(spread.allocation(sigma, num_steps, tail), num_steps)
 
 
+def _fixed_size(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    return pairs.fixed_size(event.mu, event.sampling_rate, tail)
+
+
+def _sampled_cells(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    """The losses of a Poisson-sampled step, in which other examples contribute zero.
+
+    Only the interval that contains an outcome is released. The intervals leave out
+    about the mass `tail` at each end.
+    """
+    return pairs.poisson(event, tail, pairs.released_cells)
+
+
+def _fixed_size_cells(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    # If all other examples contribute the opposite of the given example, the given
+    # example moves the sum by two clip norms if it takes part.
+    cells = pairs.poisson_cells(event.mu, event.sampling_rate, tail, mirror=False)
+    return pairs.released_cells(cells)
+
+
+def _mixture_cells(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    return pairs.released_cells(pairs.mixture_cells(event, tail))
+
+
 def _mixture_domain(event: Any) -> Domain:
     sensitivity, weight = jnp.stack(event.sensitivities), jnp.stack(event.weights)
     sums_to_one = jnp.abs(jnp.sum(weight) - 1) <= WEIGHTS_TOLERANCE
@@ -84,22 +108,24 @@ def _known_domain(event: Any) -> Domain:
     return Domain(allowed, epsilon.silent & (delta == 0), epsilon.private & (delta < 1))
 
 
-# A function for each type of event but `events.Gaussian`, which maps the event and the
-# mass to truncate to losses.
-_LOSSES: dict[type, Callable[[Any, jax.Array], pairs.DiscreteLosses]] = {
-    events.PoissonGaussian: pairs.poisson,
-    events.TruncatedPoissonGaussian: overflow.truncated_poisson,
-    events.FixedSizeGaussian: lambda event, tail: pairs.fixed_size(
-        event.mu, event.sampling_rate, tail
-    ),
-    events.RandomAllocation: _allocation,
-    events.GaussianMixture: pairs.mixture,
-    events.Laplace: atoms.laplace,
-    events.DiscreteLaplace: atoms.discrete_laplace,
-    events.DiscreteGaussian: atoms.discrete_gaussian,
-    events.RandomizedResponse: atoms.randomized_response,
-    events.Pure: atoms.two_losses,
-    events.EpsilonDelta: atoms.two_losses,
+_Losses = Callable[[Any, jax.Array], pairs.DiscreteLosses]
+# For each type of event but `events.Gaussian`, two functions that map the event and the
+# mass to truncate to losses: for upper bounds on δ, and for lower bounds. The second is
+# None for events without a lower bound.
+_LOSSES: dict[type, tuple[_Losses, Any]] = {
+    events.PoissonGaussian: (pairs.poisson, _sampled_cells),
+    # A batch that does not overflow is a Poisson sample. `lower` subtracts the rest.
+    events.TruncatedPoissonGaussian: (pairs.truncated_poisson, _sampled_cells),
+    events.FixedSizeGaussian: (_fixed_size, _fixed_size_cells),
+    events.RandomAllocation: (_allocation, None),
+    events.GaussianMixture: (pairs.mixture, _mixture_cells),
+    events.Laplace: (atoms.laplace, atoms.laplace_cells),
+    events.DiscreteLaplace: (atoms.discrete_laplace, atoms.discrete_laplace_groups),
+    events.DiscreteGaussian: (atoms.discrete_gaussian, atoms.discrete_gaussian_groups),
+    # The losses of these pairs are exact.
+    events.RandomizedResponse: (atoms.randomized_response, atoms.randomized_response),
+    events.Pure: (atoms.two_losses, atoms.two_losses),
+    events.EpsilonDelta: (atoms.two_losses, atoms.two_losses),
 }
 # The domains of events whose numbers do not have separate domains.
 _DOMAINS: dict[type, Callable[[Any], Domain]] = {
@@ -154,4 +180,23 @@ def finite_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     The losses are finite, except that about the mass `tail` may move to an infinite
     loss.
     """
-    return _LOSSES[type(event)](event, tail)
+    upper, _ = _LOSSES[type(event)]
+    return upper(event, tail)
+
+
+def lower_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    """The losses of an event that is not `events.Gaussian`, for lower bounds on δ.
+
+    The losses are rounded down. About the mass `tail` may be left out at each end.
+    """
+    _, lower = _LOSSES[type(event)]
+    losses = lower(event, tail)
+    # A loss is the log of a ratio of two masses, each with a relative error.
+    loss = losses.loss - 4 * losses.error * (1 + jnp.abs(losses.loss))
+    return losses._replace(loss=loss)
+
+
+def has_lower_losses(event: Any) -> bool:
+    """Whether lower bounds on δ and ε exist for this type of event."""
+    _, lower = _LOSSES.get(type(event), (None, None))
+    return isinstance(event, events.Gaussian) or lower is not None

@@ -10,10 +10,24 @@ evenly spaced in z.) If a loss is spread evenly over an interval of length h, th
 adds h²/6 to its variance. With intervals of width Δz, the increase is the fraction
 (Δz)²/6 of the variance, for any noise and sampling rate.
 
+For lower bounds, release only the interval (a cell) that contains an outcome. The cell
+is a post-processing of the mechanism, so that the δ of the two distributions of cells
+is a lower bound. Outcomes beyond the last cells are left out, which makes δ smaller.
+
 All mechanisms in this module are mixtures of unit Gaussians (`atoms` has the other
 mechanisms). Let q be the sampling rate, and N(v) = log(1 − q + q e^v). At the outcome
 z, the loss of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1) is N(μz − μ²/2). Against the
 mirror image (1 − q) N(0, 1) + q N(−μ, 1), the loss is N(μz − μ²/2) − N(−μz − μ²/2).
+
+**A Poisson-sampled step whose batch may overflow.** Two neighbouring data sets differ
+in one example, the differing example. Let n be the number of examples, q the sampling
+rate and b the capacity of a batch. Of the other examples, D ~ Binomial(n − 1, q) are
+sampled. The other examples fill the batch with probability p = P[D >= b], which does
+not depend on the differing example. If they do not fill the batch, the step is an
+ordinary Poisson-sampled step. If they do, the differing example takes part with
+probability r = q E[b / (D + 1) | D >= b]. In that case it displaces another example, so
+that the sum of gradients moves by at most two clip norms. docs/accounting.md has the
+proof.
 """
 
 from collections.abc import Callable
@@ -22,17 +36,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import erf, ndtr, ndtri
+from jax.scipy.special import erf, gammaln, logsumexp, ndtr, ndtri
 
 from dpjax._core.float64 import SMALL, ULP
+from dpjax._core.searches import bisect
 from dpjax._core.typing import Adjacency
-from dpjax.accounting._numerics.gaussian import gauss_rule
+from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI, gauss_rule
 
 INTERVALS = 4096
 # The largest v for which N(v) is computed directly: e^{2v} is far from overflow.
 _DIRECT = 40.0
 # Gauss-Legendre nodes and weights on [0, 1], for the masses within an interval.
 _NODES, _WEIGHTS = (x[:, None] for x in gauss_rule(8))
+# The rule for the tails of binomial distributions.
+_TAIL_NODES, _TAIL_WEIGHTS = gauss_rule(16, panels=8)
+_VANISHED = 45.0  # the integral stops where the integrand is e^{−45} of its maximum
+_HALVINGS = 60
+# The relative error of a tail probability above 1e-300. For such a tail the error of
+# k log(k / nq) is about 1e-16 times n^(1/2) times 40, and every other factor is known
+# to a few units in the last place.
+TAIL_ERROR = 1e-8
 
 
 class DiscreteLosses(NamedTuple):
@@ -103,7 +126,7 @@ def phi(z: jax.Array) -> jax.Array:
 
 
 def raise_rate(rate: jax.Array) -> jax.Array:
-    """The sampling rate, raised to at least SMALL (a tiny float), with a finite log."""
+    """A rate or weight, raised to at least SMALL (a tiny float), with a finite log."""
     # The derivative stays one, also where the rate is raised.
     return rate + jax.lax.stop_gradient(jnp.maximum(rate, SMALL) - rate)
 
@@ -230,6 +253,11 @@ def _log(mass: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(mass, SMALL))
 
 
+def log_mass_of(mass: jax.Array) -> jax.Array:
+    """The logarithm of a mass, −∞ for 0, with finite derivatives."""
+    return jnp.where(mass > 0, _log(mass), -jnp.inf)
+
+
 def poisson_cells(
     mu: jax.Array, rate: jax.Array, tail: jax.Array, mirror: bool
 ) -> Cells:
@@ -264,6 +292,20 @@ def both_directions(cells: Cells) -> DiscreteLosses:
     )
 
 
+def released_cells(cells: Cells) -> DiscreteLosses:
+    """The losses of P against Q and of Q against P, if only the cell is released.
+
+    A cell is an interval of outcomes.
+    """
+    loss, log_mass = cells.merged_loss, log_mass_of(cells.merged_mass)
+    return DiscreteLosses(
+        jnp.stack([loss, -loss]),
+        jnp.stack([log_mass, log_mass - loss]),
+        jnp.zeros(2),
+        cells.error,
+    )
+
+
 def poisson(
     event: Any,
     tail: jax.Array,
@@ -293,14 +335,11 @@ def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
     The weights w_i add up to one. The result is precise even where it is near zero.
     """
     # Where the sum is near one, log1p of Σ w_i (e^{v_i} − 1) is precise, because the
-    # weights add up to one. Elsewhere the logarithm is not small, and the largest term
-    # is taken out of the sum.
+    # weights add up to one. Elsewhere the logarithm is not small.
     capped = jnp.minimum(v, _DIRECT)
     excess = jnp.sum(weight * jnp.expm1(capped), axis=0)
     near = (excess > -0.5) & (jnp.max(v, axis=0) <= _DIRECT)
-    term = jnp.log(weight) + v
-    top = jax.lax.stop_gradient(jnp.max(term, axis=0))
-    far = jnp.log(jnp.sum(jnp.exp(term - top[None]), axis=0)) + top
+    far = logsumexp(jnp.log(weight) + v, axis=0)
     return jnp.where(near, jnp.log1p(jnp.where(near, excess, 0.0)), far)
 
 
@@ -315,9 +354,7 @@ def mixture_cells(event: Any, tail: jax.Array) -> Cells:
     mean = jnp.stack([s / event.noise_multiplier for s in event.sensitivities])
     # Weights are raised to at least SMALL, so that their logs are finite. Then they are
     # divided by their sum.
-    weight = jnp.stack(event.weights)
-    weight += jax.lax.stop_gradient(jnp.maximum(weight, SMALL) - weight)
-    weight /= sum(event.weights, jnp.zeros(()))
+    weight = raise_rate(jnp.stack(event.weights)) / sum(event.weights, jnp.zeros(()))
     fixed_mean, fixed_weight = jax.lax.stop_gradient((mean, weight))
     idle = tail_quantile(tail)
     # Each component has at most an equal part of the tail above the last outcome.
@@ -376,3 +413,124 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     outside = jnp.stack([jnp.stack([cells.outside[0, 0], at_zero]), cells.outside[1]])
     loss, log_mass, lost, error = both_directions(cells._replace(outside=outside))
     return DiscreteLosses(loss.reshape(1, -1), log_mass.reshape(1, -1), lost[:1], error)
+
+
+def _stirling(n: jax.Array) -> jax.Array:
+    """The log of n! minus Stirling's approximation of it, for n >= 1."""
+    # The series in 1/n is precise only for large n; the direct difference would cancel
+    # there. Each form gets arguments of its own range, so that both stay finite.
+    large = n > 15
+    m = jnp.where(large, n, 16.0)
+    square = 1 / (m * m)
+    series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / m
+    k = jnp.where(large, 1.0, n)
+    direct = gammaln(k + 1) - (k + 0.5) * jnp.log(k) + k - LOG_SQRT_2PI
+    return jnp.where(large, series, direct)
+
+
+def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
+    """The log of P[Binomial(n, q) = k] for 1 <= k <= n, where q is the rate.
+
+    Reference: Loader (2000).
+    """
+
+    def deviance(x: jax.Array, mean: jax.Array) -> jax.Array:
+        # x log(x / mean) + mean − x. Near the mean, log1p avoids the cancellation.
+        off = (mean - x) / x
+        near = jnp.abs(off) < 0.5
+        ratio = jnp.log1p(jnp.where(near, off, 0.0))
+        return x * (off - jnp.where(near, ratio, jnp.log(mean / x)))
+
+    rest = n - k
+    inner = rest > 0
+    rest = jnp.where(inner, rest, 1.0)
+    log_pmf = _stirling(n) - _stirling(k) - _stirling(rest)
+    log_pmf = log_pmf - deviance(k, n * rate) - deviance(rest, n * (1 - rate))
+    log_pmf = log_pmf - jnp.log(2 * np.pi * k * rest / n) / 2
+    return jnp.where(inner, log_pmf, n * jnp.log(rate))
+
+
+def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
+    """P[Binomial(n, q) >= k] for k >= (n + 1) q, with a small relative error.
+
+    q is the rate. The probability is k P[Binomial(n, q) = k] times the integral over
+    t > 0 of exp(−kt) ((1 − q e⁻ᵗ) / (1 − q))^(n − k). The log of that integrand is
+    concave and decreasing.
+    """
+    odds = rate / (1 - rate)
+
+    def exponent(t: jax.Array) -> jax.Array:
+        return (n - k) * jnp.log1p(-odds * jnp.expm1(-t)) - k * t
+
+    def is_negligible(t: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(exponent(t)) < -_VANISHED
+
+    # The upper limit of the integral only truncates it, so it has no derivative. The
+    # factor ((1 − q e⁻ᵗ) / (1 − q))^(n − k) is at most (1 − q)^(k − n), hence top.
+    top = jax.lax.stop_gradient((_VANISHED - (n - k) * jnp.log1p(-rate)) / k)
+    end = bisect(is_negligible, jnp.zeros_like(top), top, _HALVINGS)
+    area = end * jnp.sum(_TAIL_WEIGHTS * jnp.exp(exponent(end * _TAIL_NODES)))
+    return k * area * jnp.exp(_log_pmf(k, n, rate))
+
+
+def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
+    """P[Binomial(n, q) >= k], f[], for integers k, n >= 1 and the rate q.
+
+    The relative error is at most the constant TAIL_ERROR for probabilities above
+    1e-300.
+    """
+    inside = (k <= n) & (rate > 0) & (rate < 1)
+    certain = (k <= n) & (rate >= 1)
+    k, n, rate = (jnp.where(inside, x, y) for x, y in ((k, 1.0), (n, 2.0), (rate, 0.5)))
+    # With X ~ Binomial(n, q), P[X < k] is P[n − X >= n − k + 1], and n − X is
+    # Binomial(n, 1 − q). The integral is taken of the smaller of the two tails.
+    rare = k >= (n + 1) * rate
+    least, share = jnp.where(rare, k, n - k + 1), jnp.where(rare, rate, 1 - rate)
+    tail = _small_tail(least, n, share)
+    tail = jnp.where(rare, tail, 1 - tail)
+    return jnp.where(inside, tail, jnp.where(certain, 1.0, 0.0))
+
+
+def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
+    """The losses of a Poisson-sampled step whose batch may overflow.
+
+    Two neighbouring data sets differ in one example. Whether the other examples fill
+    the batch does not depend on this example. The bound may therefore assume that the
+    attacker knows whether they fill it.
+
+    Let p be the probability that the differing example is in a batch that overflows. If
+    p is at most `tail`, the mass that each step may move to an infinite loss, the bound
+    replaces the loss by an infinite loss with probability p. The bound stays valid: a
+    full batch without the differing example reveals nothing about it, and a step
+    without overflow reveals at least as much. If max_batch_size is at least
+    num_examples, p is 0.
+    """
+    pair = poisson(event, tail)  # the losses without overflow
+    n, b = event.num_examples, event.max_batch_size
+    mu, rate = 1 / event.noise_multiplier, event.sampling_rate
+    full = upper_tail(b, n - 1, rate)
+    # The probability that the example is in a batch that overflows. The margin exceeds
+    # the errors of both tails, so that the ratio both / full errs upwards as well.
+    both = upper_tail(b + 1, n, rate) * b / n * (1 + 4 * TAIL_ERROR)
+    # This probability may underflow, but it is zero only if all examples fit.
+    both = jnp.where(b < n, jnp.maximum(both, SMALL), 0.0)
+    rare = both <= tail
+    taken = jnp.clip(both / jnp.maximum(full, SMALL), SMALL, rate)
+    # In the rare case the second pair gets no mass; the rate keeps its losses finite.
+    moved = fixed_size(2 * mu, jnp.where(rare, rate, taken), tail)
+    usual = jnp.where(rare, 1.0, jnp.maximum(1 - full * (1 - TAIL_ERROR), SMALL))
+    full = jnp.clip(full * (1 + TAIL_ERROR), SMALL, 1.0)
+    log_full = jnp.where(rare, -jnp.inf, jnp.log(full))
+
+    def join_columns(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.concatenate([x, jnp.broadcast_to(y, (len(x), y.shape[1]))], axis=1)
+
+    # Each pair has its own relative error. The inversion weights masses by e^{λ loss},
+    # which may favour the pair with less mass, so the larger error holds for both.
+    error = jnp.maximum(pair.error, jnp.where(rare, 0.0, moved.error))
+    return DiscreteLosses(
+        join_columns(pair.loss, moved.loss),
+        join_columns(pair.log_mass + jnp.log(usual), moved.log_mass + log_full),
+        usual * pair.lost + jnp.where(rare, both, full * moved.lost),
+        error,
+    )

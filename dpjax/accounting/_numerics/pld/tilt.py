@@ -62,13 +62,6 @@ class Cumulants(NamedTuple):
     log_touched: jax.Array
 
 
-def log_sum(losses: DiscreteLosses, rate: jax.Array) -> jax.Array:
-    """The log of Σ m e^{λx} over the last axis: losses x, masses m and λ = rate."""
-    exponent = losses.log_mass + rate * losses.loss
-    top = jax.lax.stop_gradient(jnp.max(exponent, axis=-1, keepdims=True))
-    return jnp.log(jnp.sum(jnp.exp(exponent - top), axis=-1)) + top[..., 0]
-
-
 def log_markov(rate: jax.Array) -> jax.Array:
     """The log of the maximum of (1 − e^{−y}) e^{−λy} over y, where λ is the rate.
 
@@ -90,7 +83,7 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
     for losses, count in parts:
         # A row for each rate.
         rate, loss, mass = rates[:, None], losses.loss[None], losses.log_mass[None]
-        # As in `log_sum`, but the tilted masses are computed once for all sums.
+        # The tilted masses are computed once for all sums.
         exponent = mass + rate * loss
         top = jnp.max(exponent, axis=1)
         weight = jnp.exp(exponent - top[:, None])
