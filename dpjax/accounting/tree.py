@@ -192,7 +192,7 @@ def momentum_mu(
     Args:
       noise_multiplier: noise standard deviation of a node over the clip norm, f[*b],
         at least 0.
-      num_steps: T, static, at least 1. All T steps count.
+      num_steps: T, the number of all steps of the run, static, at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" if every epoch has the same batches in the same order. μ is then

@@ -73,7 +73,7 @@ def mu(
         with coefficients f[*b, k].
       noise_multiplier: the standard deviation of z over the clip norm, f[*b], at least
         0.
-      num_steps: T, static, at least 1. All T steps count.
+      num_steps: T, the number of all steps of the run, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" if an example has the same position in every epoch. μ is then exact
         for C >= 0; for other C it is an upper bound by the absolute values of CᵀC.
