@@ -17,6 +17,7 @@ import pytest
 
 import dpjax
 from dpjax import noise, strategies
+from dpjax._core import platforms
 from dpjax._matrices import streaming
 from dpjax._plan import loader
 from dpjax.accounting import profiles
@@ -354,6 +355,27 @@ def test_sums_in_varying_order_are_refused_on_gpus(platform, monkeypatch):
     for flag in (f"{EXCLUDE}=true", f"{DETERMINISTIC}=True", DETERMINISTIC):
         monkeypatch.setenv("XLA_FLAGS", f"--xla_cpu_enable_fast_math=false {flag}")
         lower_for(platform, "discrete")
+
+
+@pytest.mark.slow
+def test_the_order_of_additions_is_checked_where_the_sums_are_computed(monkeypatch):
+    seen = []
+    primitive = platforms._needs_one_order
+    monkeypatch.setattr(primitive, "impl", lambda x: seen.append(x.devices()) or x)
+    here, there = jax.devices()[:2]
+    # Uncommitted arrays follow committed ones. A mask of the default device says
+    # nothing about the device of the sums.
+    params, batch = jax.device_put(
+        ({"w": np.ones((7, 5), np.float32)}, np.ones((2, 5), np.float32)), there
+    )
+
+    def loss(p, x):
+        return jnp.sum(p["w"] @ x)
+
+    with jax.default_device(here):
+        sums, _ = dpjax.clipped_grad(loss, 1.0, arithmetic="discrete")(params, batch)
+    assert sums["w"].devices() == {there}
+    assert seen == [{there}]
 
 
 def near_a_power_of_two():

@@ -28,8 +28,6 @@ Key: TypeAlias = jax.Array  # a typed key, which validate.typed_key checks
 Tree = TypeAliasType("Tree", optax.Params)
 ScalarOrSchedule = TypeAliasType("ScalarOrSchedule", optax.ScalarOrSchedule)
 LossFn: TypeAlias = Callable[..., jax.Array]  # a function of parameters and ONE example
-# A function of the leaves of the parameters and of the example, which returns the loss
-# and aux.
 Atom: TypeAlias = jax.core.Atom  # an input of a jaxpr's equation: variable or literal
 Engine: TypeAlias = Literal["auto", "bookkeeping", "ghost", "vmap"]
 Arithmetic: TypeAlias = Literal["real", "discrete"]

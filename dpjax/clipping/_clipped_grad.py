@@ -130,14 +130,15 @@ class ClippedGrad(Generic[Params]):
         x64 = bool(default_float() == jnp.float64)
         with jax.enable_x64(True):
             engine = self._engine(closed, groups)
-            # The bound h assumes that equal blocks of examples have equal sums.
-            inputs = inputs._replace(mask=needs_one_order(inputs.mask))
             h = bookkeeping.relative_error(engine.plan, inputs.mask.size)
             clip_norms = [c * (1 / (1 + h)) for c in jax.tree.leaves(self.clip_norm)]
             sum_of = partial(engine.sum, clip_norms, x64=x64)
             sums, per_example = in_microbatches(
                 sum_of, self.microbatch_size, inputs, wide=True
             )
+            # The bound h assumes that equal blocks of examples have equal sums. The
+            # sums, unlike the mask, are always on the devices that computed them.
+            sums = [needs_one_order(x) for x in sums]
             return cast_like(sums, widen(inputs.leaves)), per_example
 
     def _engine(self, closed: jex.ClosedJaxpr, groups: Sequence[int]) -> "_Chosen":
