@@ -92,12 +92,12 @@ def scoped(fn: Callable[P, Out]) -> Callable[P, Out]:
 @functools.partial(without_compiler, static=("dtype", "direction"))
 @functools.partial(jax.jit, static_argnames=("dtype", "direction"))
 def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
-    y = x.astype(dtype)
     if dtype == x.dtype or direction == "nearest":
-        return y
+        return x.astype(dtype)
     # x is in float64 and the dtype is float32. On GPUs, XLA would replace a cast to
     # float32 and back by x itself, but it does not change `reduce_precision`.
-    back, least = jax.lax.reduce_precision(x, 8, 23), float(jnp.finfo(dtype).tiny)
+    back = jax.lax.reduce_precision(x, 8, 23)
+    y, least = back.astype(dtype), float(jnp.finfo(dtype).tiny)
     # A compiled program may have replaced a value between 0 and the least normal number
     # by 0. Then y would be rounded in the wrong direction.
     if direction == "up":

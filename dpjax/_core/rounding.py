@@ -185,7 +185,8 @@ def _round_array(x: jax.Array, towards: float) -> jax.Array:
         # The comparison in float64 is exact, since every float32 is a float64. On GPUs,
         # XLA would replace a cast to float32 and back by x itself, but it does not
         # change `reduce_precision`.
-        near, wide = x.astype(jnp.float32), jax.lax.reduce_precision(x, 8, 23)
+        wide = jax.lax.reduce_precision(x, 8, 23)
+        near = wide.astype(jnp.float32)
         beyond = wide < x if towards > 0 else wide > x
         return jnp.where(beyond, _next(near, towards), near)
     # A narrower array may have been rounded from a number on either side, by less than
