@@ -296,3 +296,9 @@ def test_ledger_spends_a_budget(tmp_path):
         ledger.read(path).spend(dpjax.budget(0.2, 1e-5, adjacency=ADD))
     with pytest.raises(ValueError, match="adjacency"):
         ledger.read(path).spend(dpjax.budget(2.0, 1e-5, adjacency=ZERO))
+
+
+def test_error_about_infinite_mu_states_the_given_slack():
+    account = dpjax.budget(3.0, 1e-5, adjacency=Adjacency.REPLACE, slack=0.1)
+    with pytest.raises(ValueError, match="with a slack of 2e-07"):
+        account.draw(events.Gaussian(np.inf), slack=2e-7)

@@ -305,9 +305,11 @@ class Budget:
         squares, probability = self._spent
         cost = self._bound(event, slack)
         if not math.isfinite(cost.mu):
+            # The slack of the cost is 0 for a mechanism that has a GDP parameter.
+            given = self.left.slack / 2 if slack is None else slack
             raise ValueError(
                 f"release must have a finite μ; got {event!r}, whose μ is infinite "
-                f"with a slack of {cost.slack:g}. A mechanism without a GDP parameter "
+                f"with a slack of {given:g}. A mechanism without a GDP parameter "
                 "needs a slack above 0 (dpjax.budget(..., slack=0.1))."
             )
         if not squares + cost.mu**2 <= self._mu**2 * (1 + _ROUNDING):
