@@ -115,7 +115,8 @@ def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
     The result joins two codes of equal norm. The first is the one-hot code of the bin,
     with which a linear model can represent any step function. The second is the
     thermometer code: +1 for each edge that is at most the value, and −1 for the others.
-    With this code, a linear model learns from neighbouring bins together.
+    With this code, neighbouring bins share weights, so that examples in one bin also
+    inform the prediction in the bins beside it.
 
     Args:
       value: one number, f[].

@@ -111,7 +111,8 @@ class FixedSizeGaussian:
     that this event supports.
 
     Attributes:
-      mu: the GDP parameter of the mechanism on its batch, f[*b], at least 0.
+      mu: the GDP parameter of the mechanism if one example of the batch is replaced,
+        f[*b], at least 0; such as 2 over the noise multiplier for a clipped sum.
       sampling_rate: batch size over number of examples, f[*b].
     """
 
@@ -319,8 +320,9 @@ class Repeated:
 class Composed:
     """A sequence of events on the same data.
 
-    An event may depend on the outputs of earlier events. All numbers of an event must
-    be fixed before any output is seen.
+    The computation of a mechanism may depend on the outputs of earlier mechanisms. The
+    events themselves, such as their noise and sampling rates, must be fixed before any
+    output is seen.
 
     Attributes:
       steps: the events in their order, each as a `Repeated` event with its count.

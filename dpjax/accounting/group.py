@@ -196,8 +196,8 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
       ValueError: an argument is out of range.
 
     Privacy: the bound holds for any k examples, under the adjacency of the profile. The
-    profile must bound both orders of two neighbouring data sets, as all profiles of
-    dpjax do. The bound uses nothing but the profile. For k examples of one user with
+    profile must hold for two neighbouring data sets in both directions, as all profiles
+    of dpjax do. The bound uses nothing but the profile. For k examples of one user with
     Poisson sampling, a proof that uses the mechanism may therefore be tighter.
 
     Reference: Dong, Roth and Su (2022), section 2.5, https://arxiv.org/abs/1905.02383.
@@ -252,7 +252,7 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
     """An upper bound on the δ for a group of examples.
 
     Args:
-      profile: as for `epsilon`.
+      profile: as for the function `group.epsilon`.
       epsilon: f[], at least 0.
       size: k, the number of examples in the group, at least 1.
 

@@ -521,13 +521,13 @@ def delta(pld: PLD, epsilon: ArrayLike) -> jax.Array:
     """An upper bound on the least δ at which the composed mechanism is (ε, δ)-DP.
 
     Args:
-      pld: the PLD of all mechanisms.
+      pld: the PLD of the composition of all mechanisms.
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded up. For δ from 1e-30 to a tenth of steps times sampling rate,
-      the relative error is about 1e-3. The result is 1 for a traced ε below 0 and for a
-      NaN.
+      δ, f[*b], rounded up. For δ from 1e-30 to a tenth of the number of steps times the
+      sampling rate, the relative error is about 1e-3. The result is 1 for a traced ε
+      below 0 and for a NaN.
 
     Raises:
       ValueError: a static ε is negative.
@@ -549,18 +549,18 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
     """An upper bound on the least ε >= 0 at which the composed mechanism is (ε, δ)-DP.
 
     Args:
-      pld: the PLD of all mechanisms.
+      pld: the PLD of the composition of all mechanisms.
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
       ε, f[*b], rounded up. For ε below about 40 and δ from 1e-15, ε is within 1e-3 of
-      the exact ε, or within 3e-3 if δ is above a tenth of steps times sampling rate.
-      For δ down to 1e-100, ε is finite. There, its error is mostly as small, but up to
-      a tenth if examples seldom take part. For sampled steps with a noise multiplier
-      below 0.03, ε may be several times too large. For noise multipliers below 0.006
-      (below 0.03 at sampling rate 1) ε is inf, because the numerical integration of the
-      step's distributions is then not precise enough. The result is inf for a traced δ
-      at or below 0 and for a NaN.
+      the exact ε, or within 3e-3 if δ is above a tenth of the number of steps times the
+      sampling rate. For δ from 1e-100 to 1e-15, ε is finite. Its error is then usually
+      as small, but may reach 0.1 if each example takes part in few steps. For sampled
+      steps with a noise multiplier below 0.03, ε may be several times too large. For
+      noise multipliers below 0.006 (below 0.03 at sampling rate 1) ε is inf, because
+      the numerical integration of the step's distributions is then not precise enough.
+      The result is inf for a traced δ at or below 0 and for a NaN.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.
@@ -598,7 +598,7 @@ def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
     """A lower bound on the least δ at which the composed mechanism is (ε, δ)-DP.
 
     Args:
-      pld: the PLD of all mechanisms, with known numbers.
+      pld: the PLD of the composition of all mechanisms, with concrete numbers.
       epsilon: f[*b], at least 0.
 
     Returns:
@@ -630,7 +630,7 @@ def epsilon_lower(pld: PLD, delta: ArrayLike) -> jax.Array:
     """A lower bound on the least ε >= 0 at which the composed mechanism is (ε, δ)-DP.
 
     Args:
-      pld: the PLD of all mechanisms, with known numbers.
+      pld: the PLD of the composition of all mechanisms, with concrete numbers.
       delta: f[*b], strictly between 0 and 1.
 
     Returns:

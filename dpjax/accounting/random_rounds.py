@@ -86,8 +86,8 @@ def delta(
       noise_multiplier: the standard deviation of the noise on a batch's sum of
         gradients, divided by the bound on the norm of one gradient, f[], positive.
       epsilon: f[], at least 0.
-      rounds: the distribution of the number of rounds, drawn independently of the data;
-        see `group`.
+      rounds: the distribution of the number of rounds, as `random_rounds.group` makes
+        it. The number must be drawn independently of the data.
       sampling_rate: batch size over number of examples, in [0, 1].
 
     Returns:

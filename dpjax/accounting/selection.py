@@ -39,10 +39,10 @@ def epsilon(
     """An ε at which the best of K runs of a mechanism is (ε, δ)-DP.
 
     Args:
-      mechanism: the event of one run, with its score, or the profile of one run.
-        `jax.grad` may differentiate once by the event's numbers; `jax.jit` and
-        `jax.vmap` may not trace them.
-      delta: f[*b], strictly between 0 and 1, a number.
+      mechanism: the event of one run that releases its output with its score, or the
+        profile of such a run. `jax.grad` computes first derivatives by the event's
+        numbers, and no second ones; `jax.jit` and `jax.vmap` may not trace them.
+      delta: f[*b], strictly between 0 and 1, not traced.
       repetitions: the distribution of K, such as `Geometric(10.0)`.
 
     Returns:

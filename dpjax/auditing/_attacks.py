@@ -189,8 +189,8 @@ def matched_filter(
       seen: the released values in T steps along the gradient directions of k canaries,
         f[T, k], such as the extra coordinates that `plant` adds to the parameters.
       expected: the contribution of a participating canary to seen, f[T, k] or f[T, 1].
-        To compute the contribution, call `released` with the sums of the canary alone
-        and with the mechanism for noise of standard deviation 0.
+        To compute the contribution, call `released` with the canary's own sums, and
+        with a mechanism whose noise has standard deviation 0.
       whiten: a linear map that whitens the mechanism's noise; None if the noise is
         already white.
 
@@ -360,14 +360,16 @@ def linear_scores(outputs: Outputs) -> Outputs:
     """Compute scores of half of the runs, by a linear test fitted to the other half.
 
     Args:
-      outputs: the outputs of n runs on each data set, trees with leading axes n, at
-        least 4.
+      outputs: the outputs of n independent runs with the canary, and of n independent
+        runs without it: two trees of arrays with a leading axis n, where n is at least
+        4.
 
     Returns:
-      Scores f[n − n // 2] of the runs to which the test was not fitted. For outputs of
-      any distribution, these scores are independent, as `epsilon_lower` and `mu_lower`
-      require. The test is Fisher's discriminant, the best test for Gaussian outputs
-      with a common covariance.
+      `Outputs` with scores f[n − n // 2], for the runs to which the test was not
+      fitted. Given the fitted test, these scores are independent, whatever the
+      distribution of the outputs. `epsilon_lower` and `mu_lower` require independent
+      scores. The test is Fisher's discriminant, the best test for Gaussian outputs with
+      a common covariance.
 
     Raises:
       ValueError: there are fewer than 4 runs.

@@ -158,12 +158,11 @@ def one_run_epsilon_lower(
         the attack does not know, decide this before the run. Pass the coins that the
         run used, and not others that are drawn afterwards.
       delta: δ, f[*b], in [0, 1).
-      guess_in: the number of guesses that a canary took part, static. The attack makes
-        these guesses for the canaries with the largest scores. Fix this number before
-        you see the scores.
-      guess_out: the number of guesses that a canary did not take part, static. The
-        attack makes these guesses for the canaries with the smallest scores. Fix this
-        number before you see the scores.
+      guess_in: for how many canaries, those with the largest scores, the attack guesses
+        that they took part, static. Fix this number before you see the scores.
+      guess_out: for how many canaries, those with the smallest scores, the attack
+        guesses that they did not take part, static. Fix this number before you see the
+        scores.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
@@ -208,8 +207,9 @@ def one_run_mu_lower(
       scores: the attack's score of each canary, f[*b, m]. All arguments are as for
         `one_run_epsilon_lower`.
       included: whether a canary took part, bool[*b, m].
-      guess_in: the number of guesses that a canary took part, static.
-      guess_out: the number of guesses that a canary did not take part, static.
+      guess_in: for how many canaries the attack guesses that they took part, static.
+      guess_out: for how many canaries the attack guesses that they did not take part,
+        static.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:

@@ -487,11 +487,11 @@ def gaussian_mu_lower(
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      A lower bound μ, f[*b], rounded down. For exact scores, a bound without margins
-      would fail with a probability of exactly 1 − confidence. The returned bound is
-      slightly lower. Its margin for rounding allows each score to be off by two units
-      in the last place of the largest score. If the scores contain no noise, the bound
-      is inf if scores_in exceed scores_out by more than this margin, and 0 otherwise.
+      A lower bound μ, f[*b], rounded down. In exact arithmetic, the method fails with a
+      probability of exactly 1 − confidence. The returned bound is slightly lower than
+      that: it allows each score an error of two units in the last place of the largest
+      score. If all scores_in are equal and all scores_out are equal, the bound is inf
+      if scores_in exceed scores_out by more than this margin, and 0 otherwise.
       The bound is 0 if a score is NaN.
 
     Raises:
@@ -500,8 +500,9 @@ def gaussian_mu_lower(
     Privacy: the result bounds the mechanism's μ from below, and is no guarantee. The
     bound assumes that all scores are independent and Gaussian with one variance, that
     all scores_in have one mean, and that all scores_out have one mean. The variance and
-    the means may be unknown. The releases of `add_gaussian_noise`, `tree_momentum` and
-    `correlated_noise` at canaries of equal norm give such scores. For all other scores,
+    the means may be unknown. `matched_filter` computes such scores from releases of
+    `add_gaussian_noise`, `tree_momentum` and `correlated_noise`, for canaries of equal
+    norm. For all other scores,
     such as those of canaries that take part in random steps, use `mu_lower`.
 
     Reference: Owen (1968), on the non-central t distribution.
@@ -612,8 +613,8 @@ def bootstrap_quantiles(
 ) -> jax.Array:
     """Estimate the spread of a statistic of scores by bootstrap quantiles.
 
-    Bootstrap quantiles are no bounds. For a statistic such as ε, they are too small if
-    there are few scores, and they ignore the tails beyond the observed scores.
+    Bootstrap quantiles are not bounds. For a statistic such as ε, they tend to be too
+    small if there are few scores, and they ignore the tails beyond the observed scores.
 
     Args:
       statistic: a function from scores_in f[n] and scores_out f[m] to a number, such as

@@ -548,10 +548,10 @@ def explain(
 
     Returns:
       An `Explanation` with one row for each parameter. A row has the parameter's path
-      and shape, and the equations where the parameter meets the example. The row says
-      whether the norm comes from rows of activations and cotangents, or from
-      per-example gradients, and why. The row also has the estimated costs per example
-      of this engine and of the vmap engine.
+      and shape, and the equations that combine the parameter with values that depend
+      on the example. The row also states how the norm is computed ("rows" for rows of
+      activations and cotangents, or "gradients" for per-example gradients), why, and
+      the estimated costs per example of this engine and of the vmap engine.
       The explanation prints as a table; `.auto` is the engine that engine="auto" takes.
 
     Raises:

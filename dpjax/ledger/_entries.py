@@ -40,9 +40,9 @@ class Release:
       event: an accounting event for all steps of the plan, whose cost the ledger
         counts.
       so_far: an accounting event for the steps up to this release.
-      start: the number of the run's steps at the release before this one; 0 for the
-        first release, or if `repeated`.
-      stop: the number of the run's steps at this release.
+      start: how many steps the run had done at its previous release; 0 for the first
+        release, or if `repeated`.
+      stop: how many steps the run had done at this release.
       epsilon: the ε of the whole plan; inf if there is no bound.
       delta: the δ for which epsilon holds.
       adjacency: the relation between the data sets that the guarantee compares.

@@ -87,8 +87,8 @@ def dp_sgd(
 
     Args:
       learning_rate: a number or a schedule, as in `optax.sgd`.
-      clip_norm: the bound C to which the sum was clipped, positive; or the function
-        that `clipped_grad` made.
+      clip_norm: the bound C to which each gradient in the sum was clipped, positive; or
+        the function that `clipped_grad` made.
       noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
@@ -140,8 +140,8 @@ def dp_adam(
 
     Args:
       learning_rate: a number or a schedule, as in `optax.adam`.
-      clip_norm: the bound C to which the sum was clipped, positive; or the function
-        that `clipped_grad` made.
+      clip_norm: the bound C to which each gradient in the sum was clipped, positive; or
+        the function that `clipped_grad` made.
       noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
@@ -191,8 +191,8 @@ def dp_adamw(
 
     Args:
       learning_rate: a number or a schedule, as in `optax.adamw`.
-      clip_norm: the bound C to which the sum was clipped, positive; or the function
-        that `clipped_grad` made.
+      clip_norm: the bound C to which each gradient in the sum was clipped, positive; or
+        the function that `clipped_grad` made.
       noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
@@ -251,8 +251,8 @@ def dp_nsgd(
 
     Args:
       learning_rate: the step length, a number or a schedule.
-      clip_norm: the bound C to which the sum was clipped, positive; or the function
-        that `clipped_grad` made.
+      clip_norm: the bound C to which each gradient in the sum was clipped, positive; or
+        the function that `clipped_grad` made.
       noise_multiplier: the noise standard deviation divided by C, at least 0. Without
         a strategy, this noise is that of a node of the tree in `tree_momentum`. With a
         strategy, this noise is the independent noise that `correlated_noise` draws in

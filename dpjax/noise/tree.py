@@ -100,7 +100,7 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
 def node_noise(
     key: Key, level: ArrayLike, index: ArrayLike, tree: Shaped, stddev: jax.Array
 ) -> Shaped:
-    """The Gaussian noise of a node of tree aggregation, shaped like the tree's leaves.
+    """The Gaussian noise of one node of tree aggregation, as a pytree.
 
     A node of level k is an interval of 2^k steps. The node's key is derived from the
     midpoint of the interval, which is (2i − 1) 2^k half steps after the beginning of

@@ -220,11 +220,12 @@ def attack(
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes of `tradeoff`, with two more lines for tests that compare the score with
-      a threshold, at all thresholds. One line shows the observed error rates, which are
-      estimates. The other line shows proven upper bounds on the error rates. The area
-      between the two lines is the uncertainty. If the proven line is anywhere below the
-      line of a guarantee, this guarantee is refuted.
+      The Axes of `tradeoff`, with two more lines. Each line shows error rates of the
+      attack that guesses participation if the score is above a threshold, as the
+      threshold varies. One line shows the observed error rates, which are estimates.
+      The other line shows proven upper bounds on the error rates. The area between the
+      two lines is the uncertainty. If the proven line is anywhere below the line of a
+      guarantee, this guarantee is refuted.
 
     Raises:
       ImportError: matplotlib is not installed.

@@ -40,7 +40,7 @@ class _Search(NamedTuple):
 def choose_regularization(
     epsilon: float, *, smoothness: float, num_examples: int
 ) -> float:
-    """Choose λ so that the curvature of the loss costs a fixed share of ε.
+    """Choose λ for `objective_perturbation`, so that curvature costs a fifth of ε.
 
     Args:
       epsilon: the target ε, positive.
@@ -178,8 +178,8 @@ def objective_perturbation(
       delta: the target δ, in (0, 1).
       adjacency: ZERO_OUT or REPLACE.
       key: one typed key, for the linear term and the output noise.
-      regularization: λ, positive; `solvers.choose_regularization` by default. If your
-        objective has a larger λ than this default, privacy adds no regularisation.
+      regularization: λ, positive; `solvers.choose_regularization` by default. If you
+        want a larger λ anyway, pass it: privacy then needs no further regularisation.
       prior_mu: the GDP parameter, under the same adjacency, of earlier releases from
         which the loss or the features were computed, such as a scale of features.
         (ε, δ) includes these releases.
@@ -197,8 +197,9 @@ def objective_perturbation(
     Privacy: params, together with the releases that prior_mu accounts for, is
     (ε, δ)-DP under the adjacency, by `accounting.objective.delta`. The search is in
     float64, and ends when the gradient's norm is below a bound that covers rounding.
-    Output noise with 2 % of μ hides the remaining distance from the minimum. The
-    guarantee assumes that the search ends; if the search fails, params is NaN.
+    Output noise, which takes 2 % of the budget measured as μ, hides the remaining
+    distance from the minimum. The guarantee assumes that the search converges; if the
+    search fails, params is NaN.
 
     Reference: Redberg, Koskela and Wang (2023), with the bound of
     `accounting.objective`; for inexact minima, Iyengar, Near, Song, Thakkar, Thakurta

@@ -68,7 +68,8 @@ def choose_num_steps(
       T, at least 1 and at most a million.
 
     Reference: Zhang, Zheng, Mou and Wang (2017). The proofs of Theorems 2 and 3 bound
-    the excess loss by these two terms. The T of these theorems grows at the same rate.
+    the excess loss by these two terms. The number of steps in these theorems grows with
+    num_examples at the same rate as this T.
 
     Example:
       >>> from dpjax import Adjacency
@@ -139,8 +140,8 @@ def output_perturbation(
         set of a projection. You can project it again without further privacy cost.
       microbatch_size: as for `clipped_grad`.
       **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
-        lists them. step_size must be a number and not a schedule, for instance
-        1 / (smoothness + regularization).
+        lists them. step_size must be one number, for instance
+        1 / (smoothness + regularization), and not a schedule.
 
     Returns:
       A `Result`: params, curve, guarantee, num_steps, noise_multiplier, sensitivity and

@@ -159,7 +159,7 @@ def random_round_sgd(
         The paper's value, for batches of one example and up to n² rounds, is
         `published.random_round_noise_multiplier`.
       adjacency: `REPLACE`.
-      max_rounds: N, the maximum of R, at least 1. The paper has N = n².
+      max_rounds: N, the maximum of R, at least 1. Zhang et al. have N = n².
       batch_size: b, from 1 to n. The paper has b = 1.
       step_size: η_k, positive and below 2 / smoothness. A number, an optax schedule or
         f[N].
@@ -180,8 +180,8 @@ def random_round_sgd(
     Privacy: params, all earlier iterates and num_steps together are (ε, δ)-DP under
     REPLACE, by `accounting.random_rounds.delta`. R does not depend on the data, and
     given R, the mechanism is a composition of R rounds. The guarantee assumes that
-    nobody learns the batches. The curve is not private. Since no GDP parameter is
-    known, guarantee.mu is None.
+    nobody learns the batches. The curve has no noise: do not release it. Since no GDP
+    parameter is known, guarantee.mu is None.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, with exact accounting.
 

@@ -120,7 +120,7 @@ def logistic(*, feature_norm: float) -> Loss:
     """Binary logistic regression: log(1 + exp(−y⟨w, x⟩)) for labels −1 and 1.
 
     Args:
-      feature_norm: B, positive.
+      feature_norm: B, positive. Longer feature vectors are first scaled down to norm B.
 
     Returns:
       A `Loss` for parameters w f[d]. Its gradients have norm at most B, and its
@@ -166,7 +166,7 @@ def huber(threshold: float, *, feature_norm: float) -> Loss:
 
     Args:
       threshold: the largest error with a quadratic loss, in units of labels, positive.
-      feature_norm: B, positive.
+      feature_norm: B, positive. Longer feature vectors are first scaled down to norm B.
 
     Returns:
       A `Loss` for parameters w f[d]. Its gradients have norm at most threshold · B, and
@@ -213,7 +213,7 @@ def softmax(num_classes: int, *, feature_norm: float) -> Loss:
 
     Args:
       num_classes: k, at least 2.
-      feature_norm: B, positive.
+      feature_norm: B, positive. Longer feature vectors are first scaled down to norm B.
 
     Returns:
       A `Loss` for parameters w f[d, k]. Its gradients have norm at most √2 B, and its

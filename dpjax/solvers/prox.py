@@ -52,7 +52,7 @@ def l2(weight: float) -> Prox:
       weight: the factor of ‖x‖₂² / 2, at least 0.
 
     Returns:
-      A prox that divides each coordinate by 1 + weight · η.
+      A prox that divides each coordinate by 1 + weight · η, for the step size η.
 
     Raises:
       ValueError: the weight is negative or not finite.

@@ -52,8 +52,8 @@ class Amplified(NamedTuple):
         For cyclic Poisson sampling, the number of bands of C is also the number of
         groups of examples.
       noise_multiplier: the minimum noise multiplier, the standard deviation of z over
-        the clip norm, for which the run has the requested ε. During the search, an
-        estimate of this minimum.
+        the clip norm, for which the run has the requested ε. While the search runs,
+        this number is an estimate of the minimum.
       error: the root mean square of the workload's output if the input is the noise
         alone, over all steps, in units of the clip norm.
     """

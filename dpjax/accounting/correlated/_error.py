@@ -142,13 +142,14 @@ def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
 
     The error is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At another noise
     multiplier and clip norm, multiply the error by the product of the two. To compare
-    strategies at the same privacy, multiply the error by `mu` at noise multiplier 1.
+    strategies at the same privacy, multiply the error by the strategy's μ at noise
+    multiplier 1 (`correlated.mu`).
 
     Args:
-      strategy: the matrix C, which turns the noise z into the correlated noise C⁻¹z,
-        with coefficients f[*b, k].
-      workload: the map A from the sums to the optimizer's outputs. The `rates` and the
-        `keep` of the workload have length 1 or T.
+      strategy: the matrix C, given by its coefficients f[*b, k]. The correlated noise
+        is C⁻¹z.
+      workload: the map A from the gradient sums of all steps to the optimizer's
+        outputs. The `rates` and the `keep` of the workload have length 1 or T.
       num_steps: T, static, at least 1.
 
     Returns:

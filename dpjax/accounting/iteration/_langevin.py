@@ -176,7 +176,7 @@ def exponential_mechanism_mu(
       ValueError: a static argument is out of range.
 
     Reference: Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4. If m > 0 and D is
-    finite, μ is the limit of `langevin_mu` as η → 0.
+    finite, μ is the limit of `langevin_mu` as its step size tends to 0.
 
     Example:
       >>> mu = exponential_mechanism_mu(2.0, strong_convexity=0.0, diameter=0.5)

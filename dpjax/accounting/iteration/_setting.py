@@ -82,12 +82,13 @@ class Setting(TypedDict):
 class Bounds(NamedTuple):
     """The bounds for a run, f[*b] each; inf where a bound does not apply.
 
-    The bounds are GDP parameters, or values of ε if the function says so. A shift
+    The bounds are GDP parameters, or values of ε from functions that say so. A shift
     reduces the distance of two coupled runs on neighbouring data sets, at a cost in μ.
 
     Attributes:
       composition: the bound that treats every step as released.
-      contraction: the bound with shifts in all steps from the first use of the example.
+      contraction: the bound with shifts in all steps from the first step that uses the
+        differing example.
       diameter: the bound with shifts from a later step only. At that step, the distance
         of the two runs is at most the diameter.
     """
@@ -433,9 +434,10 @@ def clipped_step_lipschitz(
 ) -> jax.Array:
     """The Lipschitz constant of a step along the mean of clipped gradients.
 
-    The constant is never below 1, and it is above 1 even for convex losses. This
-    function is not needed for losses of one linear score, whose gradients have a fixed
-    direction: their constant is that of `step_lipschitz` without strong convexity.
+    The constant is never below 1, and it is above 1 even for convex losses. For
+    a generalised linear loss, which is a function of one score ⟨w, x⟩, use
+    `step_lipschitz` with strong_convexity=0 instead: its gradients have a fixed
+    direction.
 
     Args:
       step_size: η, f[*b], positive.
@@ -443,9 +445,9 @@ def clipped_step_lipschitz(
       smoothness: M, the largest curvature of one example's loss, f[*b], at least 0.
 
     Returns:
-      The constant, f[*b], rounded up: sqrt(1 + ρ²/(κ(2 − κ))) with κ = η(M − m)/2 and ρ
-      = η(M + m)/2, where |1 − κ|ρ <= κ(2 − κ), and max(1 + ηm, ηM − 1) elsewhere. The
-      result is inf for traced arguments out of range.
+      The constant, f[*b], rounded up. Let κ = η(M − m)/2 and ρ = η(M + m)/2. The
+      constant is sqrt(1 + ρ²/(κ(2 − κ))) if |1 − κ|ρ <= κ(2 − κ), and max(1 + ηm,
+      ηM − 1) otherwise. The result is inf for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range.

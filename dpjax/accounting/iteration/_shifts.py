@@ -70,10 +70,11 @@ def optimal_shift_mu(
         without such a set.
 
     Returns:
-      μ, f[*b], rounded up. μ is inf if no noise follows a part of the distance, and for
-      traced arguments out of range. With a diameter, the bound may ignore all steps up
-      to some step k, and begin with the diameter as the distance after step k. At most
-      65,535 values of k are compared. With more steps, μ may be above the minimum.
+      μ, f[*b], rounded up. μ is inf if a step with s_k w_k > 0 and all later steps have
+      no noise, and for traced arguments out of range. With a diameter, the bound may
+      ignore all steps up to some step k, and begin with the diameter as the distance
+      after step k. At most 65,535 values of k are compared. With more steps, μ may be
+      above the minimum.
 
     Raises:
       ValueError: a static argument is negative or not finite, or lengths differ.
