@@ -19,7 +19,7 @@ from dpjax._matrices.strategy import Workload as Workload
 def prefix_sum(
     *, learning_rates: ArrayLike = 1.0, weight_decay: ArrayLike = 0.0
 ) -> Workload:
-    """The workload of plain SGD, whose parameters are Σ_{s<=t} η_s g_s.
+    """The workload of plain SGD: sums Σ_{s<=t} η_s g_s if there is no weight decay.
 
     g_s is the gradient sum of step s.
 
@@ -65,7 +65,7 @@ def momentum_sum(
     learning_rates: ArrayLike = 1.0,
     weight_decay: ArrayLike = 0.0,
 ) -> Workload:
-    """The workload of SGD with momentum, whose parameters are sums of η_t m_t.
+    """The workload of SGD with momentum: sums of η_t m_t if there is no weight decay.
 
     The momentum is m_t = β m_{t−1} + (1 − β) g_t for the gradient sums g_t.
 
@@ -104,7 +104,8 @@ def nesterov(
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
       learning_rates: η, one number f[] or one for each step f[T], non-negative.
-      weight_decay: as for `momentum_sum`.
+      weight_decay: λ, f[], non-negative and at most 1 / η. A step with the learning
+        rate η multiplies the parameters by 1 − ηλ before the update.
 
     Raises:
       ValueError: an argument is out of range.

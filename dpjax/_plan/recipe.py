@@ -65,11 +65,12 @@ def recipe(
 ) -> Recipe:
     """Choose hyperparameters for a private linear model on features of norm at most 1.
 
-    The function uses only public sizes, and neither reads private examples nor makes a
-    search, so its result costs no privacy. The numbers are for the following pipeline.
-    First, compute a private mean of the features. Subtract this mean from each
-    example's features, divide the difference by its norm, and append an intercept. Then
-    train softmax regression from zeros by full-batch gradient descent.
+    The function uses only its arguments, which are public, and reads no examples. So
+    its result costs no privacy. The numbers are for the following pipeline. First,
+    compute a private mean of the features, unless the recipe's `mean_share` is 0.
+    Subtract this mean from each example's features, divide the difference by its norm,
+    and append an intercept. Then train softmax regression by noisy full-batch gradient
+    descent, with all parameters initially 0.
 
     Args:
       epsilon: the ε of mean and training together, positive.

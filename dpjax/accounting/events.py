@@ -29,7 +29,10 @@ STATIC = {"static": True}
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass, and a pytree of its fields that are not static.
+    """Make a class a frozen dataclass and a pytree.
+
+    The children of the pytree are the fields of the class whose metadata is not
+    `STATIC`. The other fields are part of the pytree's structure.
 
     `jax.tree_util.register_dataclass` is not used: for two classes that it registers,
     the structures of their pytrees are equal if their static fields are equal (JAX 0.10
@@ -138,17 +141,17 @@ class RandomAllocation:
 
 @record
 class CorrelatedGaussian:
-    """A run with correlated noise and an order of batches that the attacker knows.
+    """A run with correlated noise, and with batches whose order need not be secret.
 
     Attributes:
-      noise_multiplier: the standard deviation of the noise before it is correlated,
-        over the clip norm, f[*b].
-      strategy: the matrix C, which correlates the noise of different steps.
-      num_steps: the number of steps.
-      steps_per_epoch: the number of steps in an epoch. Every example takes part in one
-        step of each epoch.
-      order: "fixed" if the batches have the same order in every epoch, and otherwise
-        "reshuffled".
+      noise_multiplier: the standard deviation of the independent noise z, divided by
+        the clip norm, f[*b].
+      strategy: the matrix C of the correlated noise C⁻¹z.
+      num_steps: the number of steps of the run.
+      steps_per_epoch: the number of steps in an epoch. Every example takes part in at
+        most one step of each epoch.
+      order: "fixed" if an example takes part in the same step of every epoch, and
+        "reshuffled" if this step can differ between epochs.
       adjacency: which data sets are compared.
     """
 
@@ -162,19 +165,22 @@ class CorrelatedGaussian:
 
 @record
 class RandomBins:
-    """A run in which every example picks one step of an epoch at random (a bin).
+    """A run in which every example takes part in one random step of each epoch.
+
+    Each step of an epoch is a bin. An example picks a bin uniformly at random, and
+    independently of the other examples.
 
     Attributes:
-      noise_multiplier: the standard deviation of the noise before it is correlated,
-        over the clip norm.
-      strategy: the matrix C, which correlates the noise of different steps; None for
-        independent noise.
-      num_steps: the number of steps.
-      steps_per_epoch: the number of bins.
+      noise_multiplier: the standard deviation of the independent noise z, divided by
+        the clip norm.
+      strategy: the matrix C of the correlated noise C⁻¹z; None for independent noise.
+      num_steps: the number of steps of the run.
+      steps_per_epoch: the number of steps in an epoch.
       num_examples: the size of the larger data set.
       max_batch_size: the capacity of a batch. If more examples pick a step,
         max_batch_size of them take part.
-      fresh: whether examples pick a new step in every epoch.
+      fresh: True if examples pick a new step in every epoch; False if they pick a step
+        once, and take part in this step of every epoch.
       adjacency: which data sets are compared.
     """
 
@@ -196,8 +202,9 @@ class GaussianMixture:
       noise_multiplier: noise standard deviation in the units of `sensitivities`, f[*b].
       sensitivities: the possible norms of an example's contribution, each f[*b] and at
         least 0.
-      weights: the probability of each sensitivity, f[*b] each. Bounds on the
-        probabilities are possible, too, as `pld.gaussian_mixture` explains.
+      weights: the probability of each sensitivity, f[*b] each. If only a bound on the
+        contribution's norm is known, the sensitivities and weights must satisfy
+        P[norm > s] <= P[sensitivity > s] for each s.
       adjacency: which data sets are compared, ADD_REMOVE or ZERO_OUT.
     """
 
@@ -233,11 +240,12 @@ class DiscreteLaplace:
 
 @record
 class DiscreteGaussian:
-    """Discrete Gaussian noise z on an integer, with P(z) ∝ e^{−z²/(2 stddev²)}.
+    """Discrete Gaussian noise z added to an integer, with P(z) ∝ e^{−z²/(2 stddev²)}.
 
     Attributes:
       stddev: the parameter of the noise, f[*b], which is about its standard deviation.
-      sensitivity: the largest change of the integer, a whole number.
+      sensitivity: the largest difference of the integer between two neighbouring data
+        sets, a whole number.
     """
 
     stddev: ArrayLike
@@ -263,7 +271,7 @@ class RandomizedResponse:
 
 @record
 class Pure:
-    """A mechanism of which only its ε at δ = 0 is known.
+    """An ε-DP mechanism (δ = 0) about which nothing but ε is known.
 
     Attributes:
       epsilon: ε, f[*b], at least 0.
@@ -335,13 +343,13 @@ class Composed:
 class OnLattice:
     """A run with discrete noise, on sums that are rounded to a lattice.
 
-    The lattice has the multiples of one number. The run's outputs are close to a
-    post-processing of the same run with Gaussian noise.
+    The lattice is the set of multiples of one number. In total variation, the run's
+    outputs are close to a post-processing of a run with Gaussian noise.
 
     Attributes:
       event: the run with Gaussian noise.
-      total_variation: a bound on the total variation distance between the outputs and
-        the post-processing, for each of two neighbouring data sets.
+      total_variation: a bound, for any data set, on the total variation distance
+        between the run's outputs and this post-processing.
     """
 
     event: "Event"
@@ -352,12 +360,12 @@ class OnLattice:
 class Selection:
     """The best of K runs of a mechanism, by the score that each run outputs.
 
-    K is drawn independently of the data. Neither K nor any run but the best is
-    released.
+    K is drawn independently of the data, or is a fixed number. Only the best run is
+    released. The other runs stay secret, and so does K unless K is fixed.
 
     Attributes:
-      event: one run, with its score.
-      repetitions: the distribution of K, from `selection`.
+      event: one run, whose output includes its score.
+      repetitions: the distribution of K, such as `accounting.selection.Poisson`.
     """
 
     event: "Event"
@@ -425,10 +433,10 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
         ZERO_OUT.
 
     Returns:
-      The `DpEvent`, by the definitions of dp-accounting's classes. Under REPLACE, a
-      Gaussian mechanism has a sensitivity of twice the clip norm. dp-accounting's
-      PLDAccountant uses this sensitivity, but its RdpAccountant (0.6.0) uses the clip
-      norm.
+      The `DpEvent`. In it, the noise multiplier of a Gaussian mechanism is the noise
+      standard deviation divided by the clip norm, as dp-accounting defines it. Under
+      REPLACE, the sensitivity is twice the clip norm. dp-accounting's PLDAccountant
+      uses this sensitivity, but its RdpAccountant (0.6.0) uses the clip norm.
 
     Raises:
       ValueError: dp-accounting has no such event, or the event has another adjacency.
@@ -488,12 +496,15 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
         size, or with a random sensitivity; Laplace or discrete Laplace noise; or
         randomised response. A composition of these mechanisms, or the best of several
         runs of one, is supported, too.
-      adjacency: the adjacency of the accountant that would read event, as in
-        `to_dp_event`.
+      adjacency: the adjacency of the dp-accounting accountant that would read `event`,
+        since a `DpEvent` does not state an adjacency. dp-accounting's REPLACE_SPECIAL
+        is ZERO_OUT.
 
     Returns:
-      The event. If `to_dp_event` made the `DpEvent`, the result is the original event,
-      up to the rounding of a quotient. Compositions of compositions are flattened.
+      The event. A composition of compositions becomes one `Composed`. If `to_dp_event`
+      made the `DpEvent`, the result is equivalent to the original event, and its
+      numbers are the same up to rounding. Its type can differ: Laplace noise of
+      infinite scale becomes `Gaussian(0.0)`.
 
     Raises:
       ValueError: dpjax has no such event, or not under this adjacency.

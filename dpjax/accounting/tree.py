@@ -190,15 +190,15 @@ def momentum_mu(
     """The GDP parameter of all updates of `dpjax.tree_momentum` together.
 
     Args:
-      noise_multiplier: noise standard deviation of a node over the clip norm, f[*b],
-        at least 0.
-      num_steps: T, the number of all steps of the run, static, at least 1.
+      noise_multiplier: the standard deviation of the noise of a tree node, divided by
+        the clip norm, f[*b], at least 0.
+      num_steps: T, the number of steps of the run, static, at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
-      steps_per_epoch: n_b, static, at least 1.
+      steps_per_epoch: n_b, the number of steps in an epoch, static, at least 1.
       order: "fixed" if every epoch has the same batches in the same order. μ is then
-        exact for the worst of the n_b positions of an example. "reshuffled" if an
-        example takes part in at most one step of each epoch, in any step. μ is then an
-        upper bound.
+        exact for an example in the worst of the n_b batches. "reshuffled" if an example
+        takes part in at most one step of each epoch, which can be any step. μ is then
+        an upper bound.
       adjacency: which data sets are compared. Under ADD_REMOVE, the batch of any other
         example must not depend on the added example. Batches of fixed size violate this
         condition.
@@ -302,7 +302,7 @@ def reduced_momentum_mu(
     steps_per_epoch: int,
     adjacency: Adjacency,
 ) -> jax.Array:
-    """The GDP parameter of all momenta of reduced sensitivity together.
+    """The GDP parameter of all momenta of `sensitivity_reduced_nsgd` together.
 
     Args:
       noise_multipliers: for each of three trees, the noise standard deviation of a node
@@ -310,11 +310,14 @@ def reduced_momentum_mu(
         gradients at the first iterate of an epoch (anchor terms), for the changes of
         these gradients between epochs (change terms), and for changes of gradients
         within an epoch (drift terms).
-      num_steps: T, static, at least 1.
+      num_steps: T, the number of steps of the run, static, at least 1.
       decay: the momentum coefficient β, f[*b], in [0, 1).
-      steps_per_epoch: n, static, at least 1. Every epoch must have the same batches in
-        the same order, since otherwise the estimator does not estimate the momentum.
-      adjacency: which data sets are compared, as for `momentum_mu`.
+      steps_per_epoch: n, the number of steps in an epoch, static, at least 1. Every
+        epoch must have the same batches in the same order, since the change terms
+        compare the gradients of the same batch in two epochs.
+      adjacency: which data sets are compared. Under ADD_REMOVE, the batch of any other
+        example must not depend on the added example. Batches of fixed size violate this
+        condition.
 
     Returns:
       μ, f[*b], rounded up; inf if a tree that releases a node has no noise, or if a
@@ -323,7 +326,8 @@ def reduced_momentum_mu(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: releasing all nodes is μ-GDP, and so is every momentum and iterate.
+    Privacy: the release of all nodes is μ-GDP. All momenta and iterates are computed
+    from the nodes, so that they are together μ-GDP, too.
 
     Reference: Tran and Cutkosky (2022), Algorithms 2 and 4. The exact sum over all
     nodes takes the place of their Theorem 8.

@@ -31,10 +31,10 @@ class Draw:
     Attributes:
       name: a description of the released value.
       event: the description of the mechanism for accountants.
-      cost: the cost of the mechanism to a budget with adaptive composition. The cost
-        consists of a GDP parameter, of a slack (the part of δ that a mechanism without
-        a GDP parameter takes), and of a distance in total variation. The GDP parameter
-        is NaN in a budget with fixed composition.
+      cost: what the mechanism takes from a budget with adaptive composition: a GDP
+        parameter `mu`; a `slack`, the part of δ that a mechanism without a GDP
+        parameter takes; and a `total_variation`, which is above 0 only for discrete
+        noise. In a budget with fixed composition, `mu` is NaN.
     """
 
     name: str
@@ -385,14 +385,15 @@ def budget(
     Args:
       epsilon: the ε of all draws together, positive.
       delta: the δ of all draws together, in (0, 1).
-      adjacency: the relation between the data sets that the guarantee compares. All
-        draws must be stated for this adjacency.
+      adjacency: the relation between the data sets that the guarantee compares. The
+        privacy cost of every draw must be for this adjacency.
       composition: "adaptive" if outputs of earlier mechanisms may determine a later
         mechanism, its noise, its number of steps, or whether the mechanism runs.
         "fixed" if all mechanisms are fixed before any output is seen.
       slack: the share of δ, in [0, 1), that is reserved for mechanisms without a GDP
         parameter, such as plans with Poisson batches or noise on a lattice. Only
-        "adaptive" uses it. With 0, mechanisms with a GDP parameter have all of δ.
+        "adaptive" uses it. With 0, mechanisms with a GDP parameter have all of δ, and
+        no others can draw.
       unit: the unit of privacy, "example" or "user".
 
     Returns:
@@ -404,12 +405,13 @@ def budget(
     Privacy: all draws together are (ε, δ)-DP. With "adaptive", the budget is a privacy
     filter: the squares of the GDP parameters of all draws add up to at most μ², where
     μ is the largest number for which μ-GDP implies (ε, (1 − slack) δ)-DP. A mechanism
-    without a GDP parameter counts as one that has a GDP parameter except with a small
-    probability. The mechanism's slack covers this probability
+    without a GDP parameter is treated as μ'-GDP, for some μ', except with a small
+    probability, which is subtracted from the reserved share of δ
     (`accounting.composition.gaussian_bound`). With "fixed",
-    `accounting.composition.epsilon` computes the total. This total is smaller, but does
-    not hold if an earlier output determined a draw. Each draw must use its own noise.
-    The guarantee does not cover mechanisms that read the data without a draw.
+    `accounting.composition.epsilon` computes the total ε. It is usually smaller than
+    with "adaptive", but does not hold if an earlier output determined a draw. The noise
+    of each draw must be independent of all other noise. The guarantee does not cover
+    mechanisms that read the data without a draw.
 
     Reference: Smith and Thakurta (2022), https://arxiv.org/abs/2210.17520; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

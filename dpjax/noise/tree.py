@@ -61,11 +61,12 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
 
 
 def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
-    """The variance of the noise that tree aggregation adds to the sum of t steps.
+    """The variance of the noise that tree aggregation adds to Σ_{s<=t} β^{t−s} g_s.
 
-    Each interval of `compose(1, t)` has independent noise, here of variance 1. The
-    noise of an interval that ends at step z has the weight β^{t − z}. So the variance
-    is the sum of β^{2(t − z)} over these intervals.
+    Here g_s is the gradient sum of step s. The function `compose(1, t)` of this module
+    splits the steps 1, …, t into intervals. Each interval has independent noise, here
+    of variance 1. The noise of an interval that ends at step z has the weight
+    β^{t − z}. So the variance is the sum of β^{2(t − z)} over these intervals.
 
     Args:
       step: t, i[*b], at least 1.

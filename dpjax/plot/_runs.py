@@ -52,7 +52,7 @@ def epsilon_by_step(
     Privacy: the drawn ε is that of `plan.guarantee.at(t)`. If the GDP parameter of a
     run is known, ε is computed at up to 400 steps. Between two such steps, the line has
     the ε of the later step, which is an upper bound. Otherwise, ε is computed at up to
-    30 steps, which have markers. The straight lines between markers are no bounds. The
+    30 steps, which have markers. The straight lines between markers are not bounds. The
     ε at t holds if t was fixed before the run. If the run's results determined t, only
     the ε of the whole plan holds.
 
@@ -149,7 +149,7 @@ def compare(
 
 
 def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw the noise of all mechanisms among which a plan's mechanism was chosen.
+    """Draw the noise of all mechanisms that `dpjax.plan` compared for a plan.
 
     Args:
       run: a plan whose mechanism `dpjax.plan` chose among several, such as with
@@ -157,12 +157,11 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes, with a row for each mechanism. If a mechanism has a plan, its row has a
-      bar. The bar's length is the root mean square, over steps, of the noise in the
-      optimizer's output, divided by the minimum of all mechanisms. The plan's workload
-      describes this optimizer. The bar's label gives the bar's length and the noise
-      multiplier. For a mechanism without a plan, the row has the text "no plan" in
-      place of a bar.
+      The Axes, with a row for each mechanism. If `dpjax.plan` can make a plan with the
+      mechanism, the row has a bar. The bar's length is the root mean square, over
+      steps, of the noise in the output of the plan's workload, divided by the minimum
+      of this noise over all mechanisms. The bar's label gives the bar's length and the
+      noise multiplier. Otherwise the row has the text "no plan" in place of a bar.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -337,8 +336,8 @@ def noise(
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes, which show the root of Σ_j A[t, j]², or of Σ_{j<=t} c_j², against the
-      step t.
+      The Axes, which show the square root of Σ_j A[t, j]², or of Σ_{j<=t} c_j², against
+      the step t.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -371,7 +370,9 @@ def spectrum(
     Noise of low frequencies moves parameters the farthest.
 
     Args:
-      *shapes: linear maps from white noise to the noise of T steps, as for `noise`.
+      *shapes: for each line of the plot, a linear map from independent standard
+        Gaussians to the noise of T steps: a matrix f[T, k] or coefficients f[T], which
+        mean the same as in `noise`.
       labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 

@@ -24,13 +24,15 @@ from dpjax.solvers.prox import Prox
 
 
 class Curve(NamedTuple):
-    """Values of every step of a run. They are not private: do not release them.
+    """Values of every step of a run. No guarantee covers them: do not release them.
+
+    A step uses the examples of its batch that are finite and have a finite gradient.
+    The other examples contribute zero.
 
     Attributes:
-      loss: the mean loss of the used examples of the step's batch before the update,
+      loss: the mean loss, before the update, of the used examples whose loss is finite,
         f[T].
-      left_out: the number of examples of the step's batch that contributed zero because
-        they or their gradients are not finite, i[T].
+      left_out: the number of examples of the batch that the step does not use, i[T].
       noise_norm: for solvers with a momentum, the root mean square L2 norm of the noise
         in the momentum, in the units of a mean gradient, f[T]. This norm depends on no
         data. None for solvers without a momentum.
@@ -62,14 +64,14 @@ class Result(NamedTuple, Generic[Params, Noise]):
       num_steps: T, the number of steps taken. T may be released.
       noise_multiplier: the noise's standard deviation divided by the bound on one
         example's gradient, f[], or f[T] for a schedule. `sensitivity_reduced_nsgd`
-        returns `Terms` of f[], where the divisor is the bound on an example's terms in
-        each tree. `output_perturbation` returns the noise's scale divided by the
-        sensitivity.
+        returns three numbers f[] with the names anchor, change and drift, one for each
+        tree of its noise. Each divisor is the bound on an example's term in that tree.
+        `output_perturbation` returns the noise's scale divided by the sensitivity.
       sensitivity: for `output_perturbation`, the maximum distance by which one example
         can move the last iterate, including rounding.
       scale: the scale of the noise that `output_perturbation` or
         `objective_perturbation` adds: its standard deviation per coordinate, or for
-        δ = 0 the scale of `dpjax.noise._gaussian.gamma_norm_like`.
+        δ = 0 the number s in the noise's density, which is proportional to e^{−‖z‖₂/s}.
     """
 
     params: Params

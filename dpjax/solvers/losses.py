@@ -32,7 +32,7 @@ class Loss:
     Attributes:
       feature_norm: B. The loss scales features of a larger norm down to norm B.
       gradient_norm: an upper bound on the norm of a gradient.
-      smoothness: an upper bound on the curvature.
+      smoothness: an upper bound on the Lipschitz constant of the gradient in params.
       generalised_linear: whether the loss depends on a single linear score ⟨w, x⟩.
       labels: a description of the allowed labels.
       of_scores: a function from the scores and the label to the loss.
@@ -217,8 +217,8 @@ def softmax(num_classes: int, *, feature_norm: float) -> Loss:
 
     Returns:
       A `Loss` for parameters w f[d, k]. Its gradients have norm at most √2 B, and its
-      smoothness is B²/2. The loss has several scores, so that a step with clipped
-      gradients would not be a contraction; its gradients need no clipping.
+      smoothness is B²/2. These gradients need no clipping. With clipped gradients, a
+      step might not be a contraction, since the loss depends on several scores.
 
     Raises:
       ValueError: an argument is out of range.

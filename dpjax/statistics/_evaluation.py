@@ -172,17 +172,21 @@ def auc(
         0.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
-      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
+      arithmetic: "real", or "discrete" for noise on a lattice and a guarantee for the
+        bits that are released, as in `mean`.
 
     Returns:
       A `Released`: the area f[], clipped to [0, 1], and an event that describes the
       mechanism to accountants. If a class has few examples, the result is mostly noise.
 
     Raises:
-      ValueError: as for `histogram`; scores and labels are not both of shape [n].
+      ValueError: an argument is out of range; edges are not increasing numbers; scores
+        and labels are not both of shape [n]; or "discrete" is not possible, for the
+        reasons that `mean` states.
 
-    Privacy: as for a `histogram` with 2k bins, μ is 1 / z under ADD_REMOVE and
-    ZERO_OUT, and √2 / z under REPLACE. The function adds noise to counts and not to the
+    Privacy: the two histograms together are one `histogram` with 2k bins. So the
+    release is μ-GDP with μ = 1 / z under ADD_REMOVE and ZERO_OUT, and μ = √2 / z under
+    REPLACE. The function adds noise to counts and not to the
     area, since the area's sensitivity is large if a class is small. An example with a
     score that is not finite, or with another label, is not counted.
 

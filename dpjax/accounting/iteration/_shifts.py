@@ -262,9 +262,9 @@ def random_assignment_delta(mus: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     Raises:
       ValueError: a static argument is out of range, or mus has no axis.
 
-    Privacy: this δ assumes that every example is equally likely at every position, for
-    any data, and that the assignment stays secret. The δ of the worst position holds
-    without both assumptions.
+    Privacy: this δ assumes that, for any data, every example is equally likely to be at
+    each position, and that the assignment stays secret. The δ of the worst position
+    needs neither assumption.
 
     Example:
       >>> import numpy as np
