@@ -62,18 +62,20 @@ def update(
     Args:
       losses: the losses of all earlier steps.
       norms: the norm of each example's gradient before clipping, f[b], such as the
-        `norm` that `clipped_grad` returns. A NaN counts as clip_norm.
-      indices: the number of each example, i[b]. The numbers of valid examples must be
-        from 0 to n − 1, and no two of them equal.
-      mask: False for padding, bool[b].
+        `norm` that `clipped_grad` returns. A NaN or a negative norm counts as
+        clip_norm.
+      indices: the position of each example of the batch in `losses`, i[b]. Examples
+        with mask True must have distinct indices from 0 to n − 1, where n is the number
+        of examples in `losses`.
+      mask: True for valid examples, False for padding, bool[b].
       clip_norm: C, f[], positive.
       stddev: s, the noise standard deviation of the sum, in the units of clip_norm,
         f[], positive.
 
     Returns:
-      The losses, with (min(norm, C) / s)² added for each example of the batch. The
-      losses are private data. If the index of a valid example is out of range, all
-      losses are inf.
+      The losses, with (min(norm, C) / s)² added for each valid example of the batch.
+      The losses are private data. All losses are inf if the index of a valid example is
+      out of range, or if a traced clip_norm or stddev is not positive.
 
     Raises:
       ValueError: a static argument is out of range, or the batch's arrays have
@@ -138,12 +140,12 @@ def gdp(losses: PrivateLosses) -> jax.Array:
     Privacy: the steps must add independent Gaussian noise to sums of clipped gradients.
     Batches must not depend on the data: full batches, or a fixed order that the
     attacker may know. For Poisson-sampled steps, μ_i is computed for an attacker who
-    knows the batches, without amplification. Correlated noise is not covered. The other
-    data set lacks example i, or has zero in its place (ADD_REMOVE, ZERO_OUT). Norms
-    depend on earlier outputs, so that μ_i is the loss along the run that took place,
-    not a guarantee before the run. For a guarantee, fix a limit in advance, and leave
-    each example out of all further steps before its μ_i exceeds the limit. The run is
-    then GDP with that limit.
+    knows the batches, without amplification. Correlated noise is not covered. The
+    neighbouring data set lacks example i under ADD_REMOVE, and has a zero contribution
+    in its place under ZERO_OUT. REPLACE is not covered. Norms depend on earlier
+    outputs, so that μ_i is the loss along the run that took place, not a guarantee
+    before the run. For a guarantee, fix a limit μ in advance, and leave each example
+    out of every step that would raise its μ_i above the limit. The run is then μ-GDP.
 
     Reference: Feldman and Zrnic (2021), https://arxiv.org/abs/2008.11193; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

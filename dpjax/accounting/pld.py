@@ -86,8 +86,8 @@ def gaussian(mu: ArrayLike) -> PLD:
         sensitivity over the noise standard deviation.
 
     Returns:
-      A `PLD`. If all events of a PLD are Gaussian mechanisms, its δ and ε are exactly
-      those of `gdp`.
+      A `PLD`. For a composition of such PLDs alone, `delta` and `epsilon` are exact up
+      to rounding, as in `accounting.gdp`.
 
     Raises:
       ValueError: a static μ is negative.
@@ -112,11 +112,11 @@ def poisson_gaussian(
     """The privacy-loss distribution of the Gaussian mechanism on a Poisson sample.
 
     Args:
-      noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
-      sampling_rate: the probability that an example takes part, f[*b], in [0, 1].
-      adjacency: which data sets are compared. Under ADD_REMOVE and ZERO_OUT, one
-        example is present in one data set, and is absent or contributes zero in the
-        other one. Under REPLACE, another example replaces it.
+      noise_multiplier: σ, noise standard deviation over clip norm, f[*b], positive.
+      sampling_rate: q, the probability that an example takes part, f[*b], in [0, 1].
+      adjacency: which data sets are compared. One data set has an example that is
+        absent from the other one under ADD_REMOVE, contributes zero there under
+        ZERO_OUT, and is replaced there by another example under REPLACE.
 
     Returns:
       A `PLD` of one step.
@@ -127,9 +127,9 @@ def poisson_gaussian(
     Privacy: every example takes part independently of all others and of other steps,
     and contributes at most one clip norm. Under ADD_REMOVE and ZERO_OUT the dominating
     pair is N(0, σ²) against (1 − q) N(0, σ²) + q N(1, σ²), in the worse of both
-    directions. Under REPLACE the dominating pair is (1 − q) N(0, σ²) + q N(1, σ²)
-    against (1 − q) N(0, σ²) + q N(−1, σ²). This pair dominates all contributions in the
-    unit ball (docs/accounting.md has the proof).
+    orders. Under REPLACE the dominating pair is (1 − q) N(0, σ²) + q N(1, σ²) against
+    (1 − q) N(0, σ²) + q N(−1, σ²). This pair dominates all contributions in the unit
+    ball (docs/accounting.md has the proof).
 
     Reference: Zhu, Dong and Wang (2022), Theorem 11, for ADD_REMOVE.
 
@@ -150,8 +150,9 @@ def subsampled_gdp(mu: ArrayLike, sampling_rate: ArrayLike) -> PLD:
     """The privacy-loss distribution of a μ-GDP mechanism on a batch of fixed size.
 
     Args:
-      mu: the GDP parameter of the mechanism on its batch, f[*b], at least 0. Under
-        REPLACE, μ is twice the clip norm over the noise standard deviation.
+      mu: the GDP parameter of the mechanism on its batch, f[*b], at least 0. For a
+        clipped sum with Gaussian noise, μ is twice the clip norm over the noise
+        standard deviation.
       sampling_rate: batch size over number of examples, f[*b], in [0, 1].
 
     Returns:
@@ -246,8 +247,8 @@ def laplace(scale: ArrayLike) -> PLD:
     """The privacy-loss distribution of the Laplace mechanism.
 
     Args:
-      scale: the scale of the noise over the L1 sensitivity, f[*b], positive. The scale
-        is the mean of the noise's absolute value.
+      scale: the mean of the noise's absolute value, divided by the L1 sensitivity,
+        f[*b], positive.
 
     Returns:
       A `PLD`. A single mechanism has δ(ε) = max(0, 1 − e^{(ε − 1/scale)/2}).
@@ -255,12 +256,13 @@ def laplace(scale: ArrayLike) -> PLD:
     Raises:
       ValueError: a static scale is not positive and finite.
 
-    Privacy: each coordinate gets independent Laplace noise of this scale, and one
-    example moves the sum of all coordinates' absolute changes by at most the
-    sensitivity. The dominating pair is Lap(0) against Lap(1). A change of several
-    coordinates has a smaller δ at every ε than an equal total change of one coordinate:
-    for changes a and b of two coordinates in units of the scale, an integral over one
-    coordinate gives δ(ε) <= 1 − e^{(ε − a − b)/2}.
+    Privacy: each coordinate gets independent Laplace noise, whose mean absolute value
+    is scale times the L1 sensitivity. The L1 sensitivity bounds the sum of the absolute
+    changes of all coordinates. In units of this sensitivity, the dominating pair is
+    Laplace noise around 0 against Laplace noise around 1. At every ε, a change of
+    several coordinates has at most the δ of an equal total change of one coordinate.
+    Proof: let two coordinates change by a and b, in units of the noise's mean absolute
+    value. Integration over one coordinate gives δ(ε) <= max(0, 1 − e^{(ε − a − b)/2}).
 
     Example:
       >>> from dpjax.accounting import pld
@@ -286,9 +288,9 @@ def discrete_laplace(scale: ArrayLike, sensitivity: int) -> PLD:
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: each integer coordinate gets independent noise, and one example moves the
-    sum of all coordinates' absolute changes by at most sensitivity. As for `laplace`,
-    the change of one coordinate is the worst case.
+    Privacy: each integer coordinate gets independent noise. The L1 sensitivity bounds
+    the sum of the absolute changes of all coordinates. The worst case is a change of a
+    single coordinate by this sensitivity.
 
     Reference: Ghosh, Roughgarden and Sundararajan (2012), where the noise is called
     geometric.
@@ -345,7 +347,8 @@ def randomized_response(noise_parameter: ArrayLike, num_buckets: ArrayLike) -> P
       num_buckets: the number k of buckets, f[*b], a whole number, at least 1.
 
     Returns:
-      A `PLD` with exact losses. The largest loss is log(1 + k (1 − p) / p).
+      A `PLD` with exact losses. The largest loss is log(1 + k (1 − p) / p) for k >= 2,
+      and 0 for k = 1.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -375,7 +378,7 @@ def pure(epsilon: ArrayLike) -> PLD:
     | mechanism, with a bound Δ on the change of each score | ε |
     | --- | --- |
     | exponential mechanism: probability ∝ e^{score / t} | 2Δ / t |
-    | permute-and-flip: acceptance e^{(score − largest score) / t} | 2Δ / t |
+    | permute-and-flip: acceptance probability e^{(score − best) / t} | 2Δ / t |
     | report-noisy-max: exponential or Laplace noise of scale t | 2Δ / t |
     | sparse vector: c positive answers, noise of scales t and s | Δ / t + 2cΔ / s |
 
@@ -525,9 +528,9 @@ def delta(pld: PLD, epsilon: ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded up. For δ from 1e-30 to a tenth of the number of steps times the
-      sampling rate, the relative error is about 1e-3. The result is 1 for a traced ε
-      below 0 and for a NaN.
+      δ, f[*b], rounded up. For T steps with sampling rate q, the relative error is
+      about 1e-3 for δ from 1e-30 to T q / 10. The result is 1 for a traced ε below 0
+      and for a NaN.
 
     Raises:
       ValueError: a static ε is negative.
@@ -609,12 +612,12 @@ def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
       ValueError: a number is traced; ε is negative; an event is `RandomAllocation`, for
         which `allocation.epsilon_lower` has a bound.
 
-    Privacy: two neighbouring data sets exist whose outputs need at least this δ. In
-    these data sets, all examples but the differing one contribute zero. For
-    `subsampled_gdp`, all other examples contribute the opposite of this example. For a
-    `TruncatedPoissonGaussian`, the bound subtracts a term for the probability that a
-    sample exceeds the capacity. For events that state only ε or (ε, δ), the worst
-    mechanism with this guarantee has at least this δ.
+    Privacy: there are two neighbouring data sets for which (ε, δ′)-DP fails for every
+    δ′ below the result. In these data sets, all examples but the differing one
+    contribute zero. For `subsampled_gdp`, they instead contribute the opposite of the
+    differing example. For a `TruncatedPoissonGaussian`, the bound subtracts a term for
+    the probability that a sample exceeds the capacity. For events that state only ε or
+    (ε, δ), the bound is for the worst mechanism with this guarantee.
 
     Example:
       >>> from dpjax.accounting import pld
@@ -644,7 +647,8 @@ def epsilon_lower(pld: PLD, delta: ArrayLike) -> jax.Array:
       ValueError: a number is traced; δ is not strictly between 0 and 1; an event is
         `RandomAllocation`, for which `allocation.epsilon_lower` has a bound.
 
-    Privacy: as for `delta_lower`.
+    Privacy: there are two neighbouring data sets for which (ε′, δ)-DP fails for every
+    ε′ below the result. `delta_lower` describes these data sets.
 
     Example:
       >>> from dpjax import Adjacency

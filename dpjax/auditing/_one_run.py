@@ -204,12 +204,15 @@ def one_run_mu_lower(
     """A lower confidence bound on μ, from the scores of canaries in one run.
 
     Args:
-      scores: the attack's score of each canary, f[*b, m]. All arguments are as for
-        `one_run_epsilon_lower`.
-      included: whether a canary took part, bool[*b, m].
-      guess_in: for how many canaries the attack guesses that they took part, static.
-      guess_out: for how many canaries the attack guesses that they did not take part,
-        static.
+      scores: the attack's score of each of m canaries, f[*b, m].
+      included: whether each canary took part, bool[*b, m]. Independent fair coins,
+        which the attack does not know, decide this before the run.
+      guess_in: the number of canaries, those with the largest scores, for which the
+        attack guesses that they took part; static. Fix this number before you see the
+        scores.
+      guess_out: the number of canaries, those with the smallest scores, for which the
+        attack guesses that they did not take part; static. Fix this number before you
+        see the scores.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
@@ -220,7 +223,9 @@ def one_run_mu_lower(
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: as for `one_run_epsilon_lower`.
+    Privacy: the result bounds the mechanism's μ from below, and is no guarantee. Scores
+    may depend on each other in any way. The bound is for the adjacency ADD_REMOVE or
+    ZERO_OUT, since a canary is either present or absent.
 
     Reference: Mahloujifar, Melis and Chaudhuri (2025), Algorithm 3.
 

@@ -125,10 +125,11 @@ def correlated_noise(
     subtract the noise.
 
     With arithmetic="discrete", let Δ be the sensitivity of a sum as computed in
-    floating point. Then the T results are μ'-GDP up to d T 2⁻⁹⁵ (1 + e^ε) in δ, for d
-    coordinates and μ' = μ + (1 + 2 E) √(d T) / 33,554,944. Let the float64 recursion
-    for C s have rounding errors of at most B 2⁻⁵³ times the largest sum. Then E is the
-    maximum of 1 and 2⁻¹³ B. E may be above 1 for strategies with a long memory.
+    floating point, and let d be the number of coordinates. Then the T results together
+    have at most the δ(ε) of a μ'-GDP mechanism plus d T 2⁻⁹⁵ (1 + e^ε), where
+    μ' = μ + (1 + 2 E) √(d T) / 33,554,944. Let the float64 recursion for C s have
+    rounding errors of at most B 2⁻⁵³ times the largest sum. Then E is the maximum of 1
+    and 2⁻¹³ B. E may be above 1 for strategies with a long memory.
     `noise.lattice_roundings` returns 1 + 2 E. Up to a factor e^{±1e-32} in probability,
     the discrete noise is a post-processing of Gaussian noise (see
     `add_discrete_gaussian_noise`). The state also holds sums without noise.
@@ -249,11 +250,11 @@ class CorrelatedLatticeState(NamedTuple):
 def lattice_roundings(
     strategy: Strategy, num_steps: int, digits: int = _discrete.DIGITS
 ) -> float:
-    """A bound on the distance that rounding adds to one coordinate of one step.
+    """A bound on how much rounding adds to the change of one coordinate in one step.
 
     Step t of `correlated_noise` with arithmetic="discrete" rounds (C s)_t / q to
     integers, where C is the strategy's matrix, s are the sums of all steps, and q is
-    the lattice spacing. The bound is for the distance of these integers between two
+    the lattice spacing. The change is the difference between these integers for two
     neighbouring data sets.
 
     Args:
@@ -414,10 +415,10 @@ def tree_momentum(
     steps, and has its own noise. N_t is the sum of the noise of O(log t) nodes that
     together cover the steps 1..t, weighted by powers of β. The variance of N_t grows
     with log t, whereas independent noise in every g_i would give a variance that grows
-    with 1 / (1 − β). The transformation is `correlated_noise` with
+    with 1 / (1 − β). The transformation first applies `correlated_noise` with
     `strategies.tree(decay)`, which adds the noise y_t = N_t − β N_{t−1} to g_t. The
     momentum m_t = β m_{t−1} + g_t + y_t of these noisy sums then contains the noise
-    N_t.
+    N_t. The update is m̂_t = (1 − β) m_t.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
@@ -446,9 +447,9 @@ def tree_momentum(
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, even if each g_i depends on
-    earlier updates. In float32, the state holds a decay of at most the given decay, and
-    a stddev of at least the given stddev. The guarantee also holds for these values,
-    since μ grows with decay. The guarantee is for real arithmetic and ideal Gaussian
+    earlier updates. The state holds the decay rounded down to float32, and the stddev
+    rounded up to float32. The guarantee holds for these values too, since μ grows with
+    decay and falls with stddev. The guarantee is for real arithmetic and ideal Gaussian
     noise. The guarantee covers the updates but not the state: anyone who has the key or
     the retained vectors can subtract the noise.
 

@@ -273,9 +273,9 @@ def noisy_mean(
     """Turn the clipped sum into a private mean, as input for any optimizer of optax.
 
     Args:
-      clip_norm: the bound C to which the sum was clipped, positive; or the function
-        that `clipped_grad` made, which holds the bound. With the function,
-        `optax.inject_hyperparams` needs "clip_norm" in static_args.
+      clip_norm: the norm C to which each example's gradient in the sum was clipped,
+        positive; or the function that `clipped_grad` made, which holds C. With the
+        function, `optax.inject_hyperparams` needs "clip_norm" in static_args.
       noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
       expected_batch_size: a positive constant that does not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this transformation alone.
@@ -284,9 +284,10 @@ def noisy_mean(
 
     Returns:
       An optax transformation that adds independent noise and then divides by
-      expected_batch_size. Do not wrap the transformation in `optax.MultiSteps`, which
-      averages k steps and leaves the noise of each step unchanged. Instead, add the
-      clipped sums of k parts of a batch, and then take one step.
+      expected_batch_size. Do not wrap the transformation in `optax.MultiSteps`: it
+      replaces the sums of k steps by their mean, but the noise is for a sum, and so
+      k times larger than necessary. Instead, add the clipped sums of k parts of a
+      batch, and then take one step.
 
     Raises:
       ValueError: an argument is out of range.

@@ -247,7 +247,8 @@ def noisy_cyclic_gd(
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar,
         without the regulariser (λ/2)‖x‖². A loss from `dpjax.solvers.losses` supplies
-        its part of the setting as `loss.setting`, and the solver checks its labels.
+        its part of the setting as `loss.setting`. For such a loss, the solver checks
+        that the labels in data are valid.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
         NaN or an infinity contributes zero, and curve.left_out counts it.
@@ -424,7 +425,8 @@ def noisy_sgd(
 
     Privacy: for a constant step size and noise, params alone has the ε(δ) of
     `accounting.iteration.noisy_sgd_epsilon`. For schedules, ε(δ) is from the
-    composition of all steps at 4 levels of noise, and holds for all iterates together.
+    composition of all steps, with each step's noise rounded down to one of at most 4
+    levels, and holds for all iterates together.
     The guarantee assumes that nobody learns the batches. Since no GDP parameter is
     known, guarantee.mu is None.
 

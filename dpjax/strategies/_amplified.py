@@ -101,13 +101,16 @@ def amplified(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> Amplified:
-    """The strategy with the least noise in a workload, for random batches and one ε.
+    """Search for the strategy with the least error, for random batches and one ε.
+
+    The error of a strategy is the noise in the workload's output, at the noise
+    multiplier that the strategy needs for ε and δ.
 
     Args:
       workload: the linear map that the optimizer applies to the gradient sums. Its
         numbers must be concrete, not traced.
-      num_steps: T, static, at least 1.
-      steps_per_epoch: n_b, static, at least 1.
+      num_steps: the number of steps of the run, static, at least 1.
+      steps_per_epoch: n_b, the number of steps per epoch, static, at least 1.
       epsilon: ε of the whole run, positive.
       delta: δ, strictly between 0 and 1.
       sampling: as for `accounting.correlated.epsilon`. For "cyclic_poisson" the search
@@ -116,11 +119,12 @@ def amplified(
       adjacency: the relation between the data sets that the guarantee compares.
 
     Returns:
-      The strategy with the least error among those that the search compares, up to a
-      relative error of 1/1000. Independent noise is one of them. The choice of the
-      strategy is a heuristic. The noise multiplier is not a heuristic: with this noise
-      multiplier, the run has at most the requested ε. For cyclic Poisson sampling with
-      p bands, the run must sample each group at the rate p / n_b.
+      An `Amplified`: the strategy, its noise multiplier and its error. The search
+      compares several strategies, one of which is independent noise. The returned one
+      has the least error, up to a relative difference of 1/1000. The choice of
+      the strategy is a heuristic. The noise multiplier is not: at this noise
+      multiplier, an accountant proves at most the requested ε. For cyclic Poisson
+      sampling with p bands, the run must sample each group at the rate p / n_b.
 
     Raises:
       ValueError: an argument is out of range; the sampling does not allow the

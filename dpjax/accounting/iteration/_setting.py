@@ -55,11 +55,12 @@ class Setting(TypedDict):
         f[*b]; inf if unknown.
       weak_convexity: m, f[*b], where −m is the least curvature. m is 0 for a convex
         loss.
-      strong_convexity: the least curvature of one example's loss, f[*b], if positive.
-        Clipping destroys strong convexity, so that strong_convexity must be 0 with
-        clipping.
+      strong_convexity: the least curvature of one example's loss, f[*b], or 0 if that
+        curvature is not positive. strong_convexity must be 0 with clipping, which
+        destroys strong convexity, and under ADD_REMOVE.
       regularization: λ, f[*b], at least 0. The gradient of the regulariser (λ/2)‖w‖² is
-        added without clipping.
+        added without clipping. With clipping, λ must be below 1 / η if
+        generalised_linear is false.
       diameter: the diameter of the set onto which Π projects, f[*b], positive; inf
         without such a set.
       adjacency: which data sets are compared. Under ADD_REMOVE no batch of either data
@@ -408,12 +409,12 @@ def step_lipschitz(
       step_size: η, f[*b], positive.
       smoothness: M, the largest curvature of one example's loss, f[*b], at least 0.
       weak_convexity: m, f[*b], at least 0. The curvature is at least −m.
-      strong_convexity: a lower bound on the curvature, f[*b], at least 0.
-        weak_convexity or strong_convexity must be 0.
+      strong_convexity: s, f[*b], from 0 to M. If s is positive, the curvature is at
+        least s, and m must be 0.
 
     Returns:
-      max(|1 − η (strong − weak)|, |1 − ηM|), f[*b], rounded up. The result is inf for
-      traced arguments out of range.
+      max(|1 − η (s − m)|, |1 − ηM|), f[*b], rounded up. The result is inf for traced
+      arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range or contradicts another.
