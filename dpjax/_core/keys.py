@@ -44,18 +44,19 @@ def random_key(impl: str | None = None) -> Key:
     64 bits and is no standardised cipher. Two samplers compute the order of many
     examples by faster functions, which are no standardised ciphers either:
     `sampling.random_bins` for more than 2¹⁶ examples, and `sampling.reshuffled` for
-    more than 2¹⁴ examples. The generator draws the keys of these functions.
+    more than 2¹⁴ examples. These functions get their keys from the key's generator.
 
     Args:
-      impl: "chacha20", or one of JAX's generators, as for `jax.random.key`. If None,
-        JAX's default, which is "threefry2x32" unless JAX is configured otherwise.
+      impl: "chacha20", or one of JAX's generators, as for `jax.random.key`. None
+        stands for JAX's default: "threefry2x32" unless JAX is configured otherwise.
 
     Returns:
       A key. Store the key as secretly as the data, or not at all. If a compiled program
-      has the key as a constant, the program contains the key; so call `init` outside
-      jit. If there are several processes, let one process make the key and send it to
-      the others. JAX does not know ChaCha20 by name: `jax.random.key_impl(key)` of such
-      a key is the `impl` for `jax.random.key` and `jax.random.wrap_key_data`.
+      has the key as a constant, the program contains the key; so call the `init` of an
+      optimizer outside jit. If there are several processes, let one process make the
+      key and send it to the others. JAX does not know the name "chacha20". To make
+      further keys of this type by `jax.random.key` or `jax.random.wrap_key_data`, pass
+      `jax.random.key_impl(key)` as `impl`.
 
     Raises:
       ValueError: impl names no generator; the call is under `jax.jit`, where the key

@@ -149,8 +149,8 @@ def compose(mus: ArrayLike) -> jax.Array:
       sqrt(Σ μ_i²) over the last axis, f[*b], rounded up.
 
     Raises:
-      ValueError: a static parameter is negative, or mus has no axis or an empty last
-        one.
+      ValueError: a static parameter is negative, or mus has no axis, or its last axis
+        is empty.
 
     Reference: Dong, Roth and Su (2022), Corollary 2.
 

@@ -80,9 +80,10 @@ def delta(
     """A δ at which the best of K runs of a mechanism is (ε, δ)-DP.
 
     Args:
-      mechanism: the event or the profile of one run with its score, as for `epsilon`.
+      mechanism: the event or the profile of one run that releases its output with its
+        score, as for `selection.epsilon`.
       epsilon: f[*b], at least 0.
-      repetitions: the distribution of K, as for `epsilon`.
+      repetitions: the distribution of K, such as `Geometric(10.0)`.
 
     Returns:
       δ, f[*b], rounded up.
@@ -91,7 +92,7 @@ def delta(
       ValueError: an argument is out of range, or repetitions is not a distribution of
         this module.
 
-    Privacy: as for `epsilon`.
+    Privacy: under the conditions of `selection.epsilon`.
 
     Example:
       >>> bound = delta(events.Gaussian(0.5), 2.0, repetitions=Geometric(10.0))

@@ -61,18 +61,18 @@ def metrics(
         valid.
       quantiles: the quantiles of the norms to compute, each in [0, 1].
       grads: the clipped sum, which is the first result of the function; needed only for
-        `zero_sums`.
+        the field `zero_sums` of the result.
 
     Returns:
-      `Metrics`.
+      The summaries, a `Metrics`.
 
     Raises:
       ValueError: clip_norm is not one positive number; mask has another shape or is not
         boolean.
 
-    Privacy: none. Anyone who may look at the data may look at the metrics. If metrics
-    influence a choice, such as a clip norm or a time to stop, no guarantee covers a
-    release that depends on this choice.
+    Privacy: none. Only people who may look at the data may look at the metrics. If
+    metrics influence a choice, such as a clip norm or a time to stop, the guarantee of
+    the run does not hold for releases that depend on this choice.
 
     Example:
       >>> import dpjax, jax.numpy as jnp

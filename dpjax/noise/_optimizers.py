@@ -89,10 +89,12 @@ def dp_sgd(
       learning_rate: a number or a schedule, as in `optax.sgd`.
       clip_norm: the bound C to which each gradient in the sum was clipped, positive; or
         the function that `clipped_grad` made.
-      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
-      expected_batch_size: a positive constant that does not depend on the data.
+      noise_multiplier: the standard deviation of the noise divided by C, at least 0.
+      expected_batch_size: the divisor of the noisy sum, a positive constant that does
+        not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
-      num_steps: the number of accounted steps, as for `noisy_mean`.
+      num_steps: the number of steps that the guarantee covers; None for no limit. A
+        further step fails, as `noisy_mean` describes.
       momentum: as in `optax.sgd`; it acts on the noisy mean.
       nesterov: as in `optax.sgd`.
 
@@ -104,8 +106,8 @@ def dp_sgd(
 
     Privacy: each step in which an example takes part is (f / noise_multiplier)-GDP,
     where f is the adjacency's sensitivity factor: 1, or 2 under `REPLACE`. In a fixed
-    or reshuffled order an example takes part once per epoch, and E epochs are (f
-    sqrt(E) / noise_multiplier)-GDP.
+    or reshuffled order, under `ZERO_OUT` or `REPLACE`, an example takes part once per
+    epoch, and E epochs are (f sqrt(E) / noise_multiplier)-GDP.
 
     Reference: Abadi et al. (2016), Algorithm 1.
 
@@ -142,10 +144,12 @@ def dp_adam(
       learning_rate: a number or a schedule, as in `optax.adam`.
       clip_norm: the bound C to which each gradient in the sum was clipped, positive; or
         the function that `clipped_grad` made.
-      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
-      expected_batch_size: a positive constant that does not depend on the data.
+      noise_multiplier: the standard deviation of the noise divided by C, at least 0.
+      expected_batch_size: the divisor of the noisy sum, a positive constant that does
+        not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
-      num_steps: the number of accounted steps, as for `noisy_mean`.
+      num_steps: the number of steps that the guarantee covers; None for no limit. A
+        further step fails, as `noisy_mean` describes.
       b1: as in `optax.adam`.
       b2: as in `optax.adam`.
       eps: as in `optax.adam`.
@@ -193,15 +197,16 @@ def dp_adamw(
       learning_rate: a number or a schedule, as in `optax.adamw`.
       clip_norm: the bound C to which each gradient in the sum was clipped, positive; or
         the function that `clipped_grad` made.
-      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
-      expected_batch_size: a positive constant that does not depend on the data.
+      noise_multiplier: the standard deviation of the noise divided by C, at least 0.
+      expected_batch_size: the divisor of the noisy sum, a positive constant that does
+        not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
-      num_steps: the number of accounted steps, as for `noisy_mean`.
+      num_steps: the number of steps that the guarantee covers; None for no limit. A
+        further step fails, as `noisy_mean` describes.
       b1: as in `optax.adamw`.
       b2: as in `optax.adamw`.
       eps: as in `optax.adamw`.
-      weight_decay: as in `optax.adamw`. The decay reads the parameters, which are
-        differentially private already.
+      weight_decay: as in `optax.adamw`.
       mask: the mask of the parameters that decay, as in `optax.adamw`. The mask must
         not depend on the data.
 
@@ -212,7 +217,8 @@ def dp_adamw(
       ValueError: an argument is out of range.
 
     Privacy: as for `dp_sgd`. The decay costs no privacy, since the parameters depend on
-    the data only through the noisy means of earlier steps.
+    the data only through the noisy means of earlier steps, if the initial parameters do
+    not depend on the data.
 
     Example:
       >>> import jax, jax.numpy as jnp

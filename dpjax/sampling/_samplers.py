@@ -92,8 +92,8 @@ def fixed_size(
       ValueError: a size is not a positive integer, n is above 2³¹ − 1 or b above n; a
         static step is out of range; key is not a typed key.
 
-    Privacy: sampling without replacement with fixed size, under `REPLACE`, at sampling
-    rate b / n.
+    Privacy: under `REPLACE`, the sampler is sampling without replacement with fixed
+    size, at sampling rate b / n.
 
     Example:
       >>> import jax
@@ -115,7 +115,7 @@ def poisson(
     key: Key,
     step: ArrayLike,
 ) -> Batch:
-    """One step in which every example takes part with the same probability.
+    """One step in which each example takes part independently with probability q.
 
     The number of examples is drawn first, and the examples after that. The time is
     O(b log b) for every n.
@@ -177,7 +177,7 @@ def cyclic_poisson(
     key: Key,
     step: ArrayLike,
 ) -> Batch:
-    """One step in which each example of one group takes part with the same probability.
+    """One step of Poisson sampling from one of p fixed groups of examples.
 
     Example i is in group i mod p, and step t samples group t mod p. So no example takes
     part in two of any p consecutive steps.
@@ -195,8 +195,9 @@ def cyclic_poisson(
         2³².
 
     Returns:
-      A `Batch` of i32[b] and bool[b]. Every group has ⌈n / p⌉ slots that are sampled.
-      In a group with one example fewer, the slot without an example is padding.
+      A `Batch` of i32[b] and bool[b]. The sampler draws from ⌈n / p⌉ slots per group.
+      A group with one example fewer has one slot without an example. If this slot is
+      drawn, it is padding.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; num_groups is
@@ -375,8 +376,8 @@ def reshuffled_step(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         or step is out of range; key is not a typed key.
 
-    Privacy: as for `reshuffled`, if a run takes each step of an epoch once, before it
-    begins the next epoch.
+    Privacy: a run has the privacy of `reshuffled` if it takes each step of an epoch
+    once, before it begins the next epoch.
 
     Example:
       >>> import jax

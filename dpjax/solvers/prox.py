@@ -33,7 +33,8 @@ def l1(weight: float) -> Prox:
       weight: the factor of ‖x‖₁, at least 0.
 
     Returns:
-      A prox that moves each coordinate towards zero by weight · η, but not past zero.
+      A prox that moves each coordinate towards zero by weight · η, but not past zero,
+      for the step size η.
 
     Raises:
       ValueError: the weight is negative or not finite.
@@ -72,7 +73,8 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
       l2_weight: the factor of ‖x‖₂² / 2, at least 0.
 
     Returns:
-      A prox: the soft thresholding of `l1`, then division by 1 + l2_weight · η.
+      A prox that applies `l1(l1_weight)`, and then divides by 1 + l2_weight · η, for
+      the step size η.
 
     Raises:
       ValueError: a weight is negative or not finite.

@@ -92,7 +92,7 @@ def mean(
     Raises:
       ValueError: an argument is out of range; num_examples is missing under ADD_REMOVE;
         or with "discrete", noise_multiplier is traced, n is above 2²² z, or z √d is so
-        large that rounding to the lattice would add more than the sensitivity.
+        large that rounding to the lattice would more than double the sensitivity.
 
     Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. A row with
     a NaN or an infinity contributes zero. Each clipped row is truncated to multiples of
@@ -205,13 +205,13 @@ def variance(
     Args:
       data: the private examples, f[n, ...].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, the standard deviation of the noise in the sum of the
-        examples' contributions, divided by the maximum L2 norm of one contribution; at
-        least 0.
+      noise_multiplier: z, at least 0. For C = 1, z is the standard deviation of the
+        noise in the sums, divided by the maximum L2 norm of what one example adds to
+        all sums together.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
-      num_examples: the public number by which sums are divided; None for the number of
-        examples, as in `mean`.
+      num_examples: N, the public number by which sums are divided. None stands for n,
+        and is invalid under ADD_REMOVE.
       center: a center f[...] that is public or was released before. With a center, the
         result is the mean squared distance of each feature from the center. With None,
         the same release also estimates the mean.
@@ -219,11 +219,11 @@ def variance(
 
     Returns:
       A `Released`: the variances f[...], and an event that describes the mechanism to
-      accountants. Let n be num_examples. Without a center, a variance is
-      Σ x² / n − (Σ x / n)², where x are the values of a feature in the clipped rows.
-      The noise adds no bias, but can make a variance negative. The noise has standard
-      deviation √2 z C² / n in Σ x² / n, and √2 z C / n in Σ x / n. With a center, the
-      noise in the result has standard deviation z C² / n.
+      accountants. Without a center, a variance is Σ x² / N − (Σ x / N)², where x are
+      the values of a feature in the clipped rows. The noise adds no bias, but can make
+      a variance negative. The noise has standard deviation √2 z C² / N in Σ x² / N, and
+      √2 z C / N in Σ x / N. With a center, the noise in the result has standard
+      deviation z C² / N.
 
     Raises:
       ValueError: as for `mean`.
@@ -276,13 +276,13 @@ def covariance(
     Args:
       data: the private examples, f[n, d].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, the standard deviation of the noise in the sum of the
-        examples' contributions, divided by the maximum L2 norm of one contribution; at
-        least 0.
+      noise_multiplier: z, at least 0. For C = 1, z is the standard deviation of the
+        noise in the sums, divided by the maximum L2 norm of what one example adds to
+        all sums together.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
-      num_examples: the public number by which sums are divided; None for the number of
-        examples, as in `mean`.
+      num_examples: N, the public number by which sums are divided. None stands for n,
+        and is invalid under ADD_REMOVE.
       center: a center f[d] that is public or was released before, as in `variance`.
         With None, the same release also estimates the mean.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
@@ -290,9 +290,10 @@ def covariance(
     Returns:
       A `Released`: a symmetric matrix f[d, d], and an event that describes the
       mechanism to accountants. The noise adds no bias, but can make eigenvalues
-      negative. Let n be num_examples. With a center, the noise has standard deviation
-      z C² / n on the diagonal, and z C² / (√2 n) off the diagonal. Without a center,
-      the noise in second moments is √2 times as large.
+      negative. With a center, the noise has standard deviation z C² / N on the
+      diagonal, and z C² / (√2 N) off the diagonal. Without a center, the noise in the
+      second moments Σ x xᵀ / N is √2 times as large, and the mean Σ x / N has noise of
+      standard deviation √2 z C / N in each coordinate.
 
     Raises:
       ValueError: as for `mean`; data is not f[n, d].
@@ -429,22 +430,22 @@ def standardize(
       adjacency: the relation between the data sets that the guarantee compares.
       share: the share of the release's μ² that the center costs, in (0, 1). The scale
         costs the rest.
-      num_examples: the public number by which sums are divided; None for the number of
-        examples, as in `mean`.
+      num_examples: the public number by which sums are divided. None stands for n, and
+        is invalid under ADD_REMOVE.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
       A `Released`: a `Standardization` with arrays f[...], and an event that describes
       both mechanisms to accountants. If a variance is below the standard deviation of
-      its noise, this standard deviation replaces the variance. Noise alone is therefore
-      not scaled up.
+      its noise, this standard deviation replaces the variance. So the noise cannot
+      make a scale zero.
 
     Raises:
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or
         0.
 
     Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. The
-    center is a `mean`, and the scale is from a `variance` about this center. These are
+    center is a `mean`, and the scale is the root of a `variance` about it. These are
     two Gaussian mechanisms, and the second one depends on the result of the first.
 
     Reference: Dong, Roth and Su (2022), Corollary 2.

@@ -57,16 +57,16 @@ _LATTICE_RANGE = 2**22
 class Released:
     """A private result, and an event from which accountants compute the privacy cost.
 
-    A `Released` is a pytree. An event that contains only Python numbers is part of the
-    tree's structure, so that `jax.jit` and `jax.vmap` do not round the numbers. The
-    event describes one release. If `jax.vmap` makes n releases, each of them costs one
-    such event. One row of the data is one example, and the guarantee protects a user
-    only if every user has at most one row.
+    A `Released` is a pytree. If the event contains only Python numbers, it is static in
+    the pytree, so that `jax.jit` and `jax.vmap` do not round the numbers. The event
+    describes one release. If `jax.vmap` makes n releases, each of them costs one such
+    event. One row of the data is one example, and the guarantee protects a user only if
+    every user has at most one row.
 
     Attributes:
       value: the private result, an array or a NamedTuple of arrays.
       event: the description of the mechanism for accountants, an `events.Gaussian`, or
-        an `events.OnLattice` with `arithmetic="discrete"`.
+        for `arithmetic="discrete"` an `events.OnLattice`.
       adjacency: the relation between the data sets that the guarantee compares.
     """
 

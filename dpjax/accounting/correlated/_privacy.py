@@ -69,28 +69,29 @@ def mu(
     """The GDP parameter of all sums that `dpjax.correlated_noise` releases.
 
     Args:
-      strategy: the matrix C, which turns white noise z into the correlated noise C⁻¹z,
-        with coefficients f[*b, k].
+      strategy: the matrix C, with coefficients f[*b, k]. C turns white noise z into
+        the correlated noise C⁻¹z.
       noise_multiplier: the standard deviation of z over the clip norm, f[*b], at least
         0.
       num_steps: T, the number of all steps of the run, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" if an example has the same position in every epoch. μ is then exact
-        for C >= 0; for other C it is an upper bound by the absolute values of CᵀC.
-        "reshuffled" if an example takes part in at most one step of each epoch, in any
-        step. μ is then an upper bound. This bound is at most 0.2 % above the exact μ if
-        C is a filter with one pole and a smaller zero. "separated" if the steps of an
+        if C has no negative entry (C >= 0), and otherwise an upper bound, computed from
+        the absolute values of the entries of CᵀC. "reshuffled" if an example takes part
+        in at most one step of each epoch, in any step. μ is then an upper bound. This
+        bound is at most 0.2 % above the exact μ if C is a filter with one pole and one
+        zero, and the zero is smaller than the pole. "separated" if the steps of an
         example are at least n_b apart. μ is then exact for C >= 0 with coefficients
         that do not grow, and otherwise an upper bound. For a strategy from
-        `strategies.scaled`, μ is exact only under "fixed" (for C >= 0). For a tree,
-        `tree.momentum_mu` computes μ, but not under "separated".
+        `strategies.scaled`, μ is exact only under "fixed" (for C >= 0). For a tree, μ
+        is that of `tree.momentum_mu`, and "separated" is invalid.
       adjacency: which data sets are compared. Under ADD_REMOVE, the batch of any other
         example must not depend on the added example. Batches of fixed size violate this
         condition.
       max_participations: the maximum number of steps of the run in which one example
         takes part, static, at least 1; None if only the order limits these steps. The
         caller's sampler must enforce the limit: an example that has reached the limit
-        must not take part in any later step. A tree needs None.
+        must not take part in any later step. For a tree, only None is valid.
 
     Returns:
       μ, f[*b], rounded up; inf if there is no noise, a traced value is out of range, or
@@ -100,10 +101,10 @@ def mu(
       ValueError: a static argument is out of range, or `strategy` is not a strategy,
         has more coefficients than num_steps, or does not support this order.
 
-    Privacy: an example may take part in any subset of the steps that the order allows,
-    of at most max_participations steps. With this limit, μ is exact for order="fixed"
-    and "separated", if C >= 0 has coefficients that do not grow and is not from
-    `strategies.scaled`. Otherwise μ is an upper bound. The guarantee holds for sums of
+    Privacy: an example may take part in any set of at most max_participations steps
+    that the order allows. If the limit is given, μ is exact for "fixed" and "separated"
+    if C >= 0 has coefficients that do not grow and is not from `strategies.scaled`.
+    With the limit, μ is otherwise an upper bound. The guarantee holds for sums of
     sensitivity 1 clip norm that may depend on all earlier releases, for real arithmetic
     and ideal Gaussian noise.
 
@@ -185,30 +186,32 @@ def epsilon(
     """An upper bound on the ε of all sums that `dpjax.correlated_noise` releases.
 
     Args:
-      strategy: the matrix C, which turns white noise z into the correlated noise C⁻¹z,
-        with coefficients f[*b, k]. With random or fresh bins, C must not be a tree, and
-        a strategy whose noise varies by step counts as if every step had the least
-        noise.
+      strategy: the matrix C, with coefficients f[*b, k]. C turns white noise z into
+        the correlated noise C⁻¹z. With random or fresh bins, C must not be a tree. If C
+        is from `strategies.scaled`, the bound by amplification uses the least noise of
+        any step for all steps.
       noise_multiplier: the standard deviation of z over the clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
-      sampling: "fixed", "reshuffled" or "separated" for the orders of `mu`, without
+      sampling: "fixed", "reshuffled" or "separated" for an order as in `mu`, without
         amplification. "random_bins" if every example once picks one of the n_b steps of
         an epoch, uniformly at random and independently of all others, and takes part in
         this step of every epoch. "fresh_bins" if every example picks a new step in each
         epoch. "cyclic_poisson", for a banded strategy with p coefficients, if examples
-        form p fixed groups, and step t takes each example of group t mod p with
-        probability min(1, p / n_b).
+        form p fixed groups, and step t takes each example of group t mod p
+        independently with probability min(1, p / n_b).
       adjacency: which data sets are compared. Under ADD_REMOVE, the batches of other
         examples must not depend on the added example. Groups by position in the data
         violate this condition.
 
     Returns:
       ε, f[*b], rounded up; inf for traced values out of range. For random or fresh
-      bins, ε is an upper bound (docs/amplification.md says how close), and is at most
-      the ε of `mu` for an attacker who knows the steps of an example. For cyclic
-      Poisson sampling, ε is that of `pld`. For the other schemes, ε is that of `mu`.
+      bins, ε is an upper bound (docs/amplification.md says how close). It is at most
+      the ε that follows from `mu`, with order "fixed" for random bins and "reshuffled"
+      for fresh bins. For cyclic Poisson sampling, `accounting.pld` computes ε from
+      ⌈T / p⌉ Poisson-sampled Gaussian steps. For the other schemes, ε follows from `mu`
+      by `gdp.epsilon`.
       For random or fresh bins, only the derivatives by noise_multiplier and delta are
       correct. A derivative by the strategy leaves out terms of the bound, and is wrong.
 
@@ -217,9 +220,9 @@ def epsilon(
         more coefficients than num_steps, or is not banded for "cyclic_poisson".
 
     Privacy: the guarantee holds for sums of sensitivity 1 clip norm that may depend on
-    all earlier releases, for real arithmetic and ideal Gaussian noise. The steps in
-    which an example takes part must be drawn independently of the data, of the noise
-    and of other examples.
+    all earlier releases, for real arithmetic and ideal Gaussian noise. For bins and
+    cyclic Poisson sampling, the steps in which an example takes part must be drawn
+    independently of the data, of the noise and of other examples.
 
     Reference: for bins, Kahane (1986). For an epoch that ends early, Balle, Barthe and
     Gaboardi (2018). For cyclic Poisson sampling, Choquette-Choo et al. (2023),

@@ -115,15 +115,15 @@ def langevin_mu(
     Returns:
       μ, f[*b], rounded up. Without a diameter, μ is L sqrt(η/2) sqrt((1 − c^T)(1 + c) /
       ((1 + c^T)(1 − c))), where c is the Lipschitz constant of a step without noise.
-      This value is attained for η up to 2 / (M + m). With a diameter, another bound
-      uses the last n steps alone, before which two runs are at most D apart. μ is then
-      the minimum of the value and of this bound for the best n. μ is inf for traced
-      arguments out of range, and for the stationary distribution of convex potentials
-      without a diameter.
+      If η is at most 2 / (M + m), some potentials attain this value. With a diameter,
+      the iterates of two runs are at most D apart before the last n steps, which alone
+      give another bound. μ is then the minimum of the value above and of the least of
+      these bounds over n < T. μ is inf for traced arguments out of range, and for the
+      stationary distribution of convex potentials without a diameter.
 
     Raises:
-      ValueError: a static argument is out of range, or η > 2 / M, where a step is no
-        contraction.
+      ValueError: a static argument is out of range, or η > 2 / M, where a step
+        without noise can increase distances.
 
     Reference: Bok, Su and Altschuler (2024), Proposition 5.1, Corollaries 5.2 and 5.4.
 

@@ -61,11 +61,13 @@ def contraction_mu(
     num_epochs: ArrayLike,
     batches_per_epoch: ArrayLike,
 ) -> jax.Array:
-    """The published μ by contraction alone, for full batches or an epoch's last batch.
+    """The published μ of steps that contract, for full batches or a cycle of batches.
+
+    With a cycle of batches, μ is for an example in the epoch's last batch.
 
     Args:
-      sensitivity: r, the change of a step by one example over the standard deviation
-        of the step's noise, f[*b].
+      sensitivity: r, the distance by which one example moves a step, divided by the
+        standard deviation of the step's noise, f[*b].
       lipschitz: c, the Lipschitz constant of a step, f[*b], in (0, 1]; a larger value
         gives inf.
       num_epochs: E, f[*b]. For full batches, E is the number of steps.
@@ -74,6 +76,7 @@ def contraction_mu(
     Returns:
       r sqrt((1 − c^E)(1 + c) / ((1 + c^E)(1 − c))) for l = 1, and otherwise
       r sqrt(1 + c^{2l−2} (1 − c²) (1 − c^{l(E−1)}) / ((1 − c^l)² (1 + c^{l(E−1)}))).
+      At c = 1, the result is the limit of these values.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.2 and 4.5.
 
@@ -91,8 +94,8 @@ def diameter_mu(
     """The published μ of convex losses on a bounded set, for at least Δ/r epochs.
 
     Args:
-      sensitivity: r, the change of a step by one example over the standard deviation
-        of the step's noise, f[*b], positive.
+      sensitivity: r, the distance by which one example moves a step, divided by the
+        standard deviation of the step's noise, f[*b], positive.
       diameter: Δ = D/(ησ), f[*b], for a set of diameter D, the step size η and the
         noise standard deviation σ on the mean gradient.
       batches_per_epoch: l, f[*b], 1 for full batches.
@@ -116,20 +119,24 @@ def expansion_mu(
     num_epochs: ArrayLike,
     batches_per_epoch: ArrayLike,
 ) -> jax.Array:
-    """The published μ of a cycle of batches, with one epoch's noise to hide each use.
+    """The published μ of a cycle of batches, for an example in the last batch.
+
+    The example is used once per epoch. The noise of one epoch hides each use except the
+    last one, which only the noise of the last step hides.
 
     Args:
-      sensitivity: r, the change of a step by one example over the standard deviation
-        of the step's noise, f[*b].
+      sensitivity: r, the distance by which one example moves a step, divided by the
+        standard deviation of the step's noise, f[*b].
       lipschitz: c, the Lipschitz constant of a step, f[*b], positive. For c >= 1 and
         without a bounded set, shifted interpolation gives no smaller μ.
       num_epochs: E, f[*b].
       batches_per_epoch: l, f[*b].
 
     Returns:
-      r sqrt((E − 1)/Σ_{i<l} c^{−2i} + 1), for the last batch of the cycle.
+      r sqrt((E − 1)/Σ_{i<l} c^{−2i} + 1). The sum is over i = 0, …, l − 1.
 
-    Reference: Kong and Ribero (2024), Proposition 2.2(a), with θ(1) for the last use.
+    Reference: Kong and Ribero (2024), Proposition 2.2(a). The paper's factor θ is θ(1)
+    for the last use.
 
     Example:
       >>> print(f"{expansion_mu(0.5, 1.01, num_epochs=101, batches_per_epoch=50):.3f}")
