@@ -35,11 +35,12 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     nearest directions, and between the nearest cells.
 
     Let r_c be the root mean square of the norms of the histograms of the 3 × 3 cells
-    around the cell c, and r that of all cells. The histogram of the cell c is divided
-    by √(r_c² + r² / 10), and each entry is replaced by its square root. Then the mean
-    of all entries is subtracted, and the vector is divided by its norm. The result does
-    not change if you multiply the image by a positive number, or add a constant to the
-    image.
+    around the cell c, where the cells at the border are repeated outside the image. Let
+    r be the root mean square of the norms of all histograms. The histogram of the cell
+    c is divided by √(r_c² + r² / 10), and each entry is replaced by its square root.
+    Then the mean of all entries is subtracted, and the vector is divided by its norm.
+    The result does not change if you multiply the image by a positive number, or add a
+    constant to the image.
 
     Args:
       image: one image f[h, w], or f[h, w, c] with channels. The histograms of channels
@@ -49,8 +50,9 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
 
     Returns:
       A vector f[cells · cells · orientations] in the image's floating dtype. Its norm
-      is 1 except for rounding, and never above 1. A constant image gives zeros. An
-      image with a value that is not finite gives values that are not finite.
+      is 1 except for rounding, and never above 1. If all entries are almost equal
+      before the mean is subtracted, as for a constant image, then the result is zero.
+      An image with a value that is not finite gives values that are not finite.
 
     Raises:
       ValueError: an argument has a wrong shape or is out of range.
@@ -197,7 +199,8 @@ def join(*parts: ArrayLike) -> jax.Array:
       *parts: at least one vector f[d_i] of norm at most 1.
 
     Returns:
-      The concatenated vectors, divided by the root of their number, f[Σ d_i].
+      The concatenated vectors, divided by the square root of the number of parts,
+      f[Σ d_i].
 
     Raises:
       ValueError: there is no part, or a part is not a vector.

@@ -6,9 +6,9 @@ import enum
 class Adjacency(enum.Enum):
     """The relation between the two data sets that a guarantee compares.
 
-    A guarantee means little unless it names its relation. For instance, let a run have
-    no random sampling, and be μ-GDP (Gaussian differential privacy) under `ZERO_OUT`.
-    Then the same run is 2μ-GDP under `REPLACE`.
+    A guarantee means little unless it names its relation. For instance, if a run
+    without random sampling is μ-GDP (Gaussian differential privacy) under `ZERO_OUT`,
+    then the same run is 2μ-GDP under `REPLACE`.
 
     Attributes:
       ADD_REMOVE: one data set has one example more than the other. No other example's

@@ -97,12 +97,13 @@ def plan(
         (overflow), some of them do not take part. If None, the smallest capacity that
         is at least three standard deviations above b, and at which overflow costs at
         most 1 % of δ. The capacity is at most n (with cyclic Poisson samples, at most
-        the size of the largest group). The other numbers are then computed for batches
-        that do not overflow, at the rest of δ.
+        the size of the largest group). `plan` then solves for the unknown number as if
+        batches did not overflow, with the part of δ that is left.
       noise_schedule: a function of a step's number, like an optax schedule. It returns
         the step's noise multiplier in units of noise_multiplier. The values are rounded
         up to at most eight levels, and the run uses the rounded values. A plan with a
-        schedule needs num_steps and batch_size.
+        schedule needs num_steps, batch_size, "independent" noise, and the sampling
+        "poisson", "fixed_size", "fixed" or "reshuffled".
       clip_schedule: a schedule of the clip norm in units of clip_norm, rounded as
         noise_schedule is. It costs no privacy, since the noise is scaled with the clip
         norm.
@@ -123,8 +124,9 @@ def plan(
         "fixed_size". It needs num_steps, batch_size, and either a strategy or a
         workload; a workload with cyclic Poisson samples or bins also needs epsilon.
         "auto": the kind of noise that leaves the least noise in the outputs of the
-        workload. "auto" as the noise or the sampling needs num_steps, batch_size and
-        epsilon.
+        workload, which must be given. To compare several samplings or kinds of noise,
+        `plan` needs num_steps, batch_size and epsilon, and accepts no schedule, no
+        strategy and no `dpjax.QuantileClip`.
       workload: the linear map that the optimizer applies to the sums of all steps
         (`dpjax.workloads`). For batches in order ("fixed" or "reshuffled"), the plan
         has the strategy that is best for the workload among those that store one
@@ -140,8 +142,9 @@ def plan(
         statement here about an example holds for all examples of one user together.
       arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise,
         which floats only approximate. The bits of a released number may reveal more.
-        "discrete" for a guarantee for the bits that are released. Sums are then made in
-        float64 and rounded to a lattice, and the noise is discrete Gaussian. The plan's
+        "discrete" for a guarantee for the bits that are released. Gradients are then
+        added in float32 within blocks of at most 128, and in float64 across blocks. The
+        sums are rounded to a lattice, and the noise is discrete Gaussian. The plan's
         noise multiplier holds for the rounded sums. "correlated" noise then needs
         batches in order ("fixed" or "reshuffled").
 

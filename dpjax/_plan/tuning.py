@@ -111,8 +111,8 @@ def tune(
     duration, the other outputs and scores, the values that train prints or saves, or
     the file of checkpoint.
 
-    Reference: `accounting.selection` has the bound; Papernot and Steinke (2022),
-    Theorem 2, is the first for this search.
+    Reference: `accounting.selection` computes epsilon. Papernot and Steinke (2022),
+    Theorem 2, is the first bound for this search.
 
     Example:
       >>> from dpjax.accounting import gdp

@@ -144,8 +144,8 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
     Privacy: which examples of a user are retained depends on that user's examples
     alone. The number of users is taken to be public. The data set has the users in
     sorted order if they are numbers or strings, and in the order of first appearance if
-    they are other objects. sampling="fixed" takes users in the order of the data set.
-    So its guarantee assumes that replacing one user leaves the positions of the others
+    they are other objects. A plan with sampling="fixed" takes users in this order. Its
+    guarantee assumes that replacing one user leaves the positions of the others
     unchanged.
 
     Example:

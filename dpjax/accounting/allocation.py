@@ -145,9 +145,9 @@ def epsilon(
 
     Returns:
       ε, f[*b], rounded up. If k = 1, ε is within 0.2 % of `epsilon_lower` in most
-      cases. The bound is piecewise linear, so that its derivatives differ by a few
-      percent from those of the exact ε. The result is inf for a traced δ at or below 0
-      and for a NaN.
+      cases. The bound on δ is piecewise linear in e^ε, so that the derivatives of the
+      result differ by a few percent from those of the exact ε. The result is inf for a
+      traced δ at or below 0 and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -158,9 +158,10 @@ def epsilon(
     earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the exact ε lies between
     `epsilon_lower` and this bound. For k > 1 the bound even holds for an attacker who
     knows k groups of steps, with one step of the example in each group (the module's
-    docstring has the proof). Under REPLACE the bound assumes the worst joint
-    distribution of two likelihood ratios: the new example's ratio is as small as
-    possible where the old example's ratio is large (docs/amplification.md).
+    docstring has the proof). Under REPLACE there are two likelihood ratios, of the
+    outputs with the old or the new example to the outputs without it. The bound assumes
+    their worst joint distribution: the new example's ratio is as small as possible
+    where the old example's ratio is large (docs/amplification.md).
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling; Kahane (1986) for the dominating pair of distributions.
@@ -193,8 +194,10 @@ def delta(
       epsilon: f[*b], at least 0.
       num_steps: t, the number of steps in an epoch, at least 1.
       num_epochs: the number of epochs, each with a new allocation.
-      num_selected: as for `epsilon`.
-      adjacency: the relation between the data sets, as for `epsilon`.
+      num_selected: the number of steps in which an example takes part in an epoch, from
+        1 to t, static.
+      adjacency: which data sets are compared. Under ADD_REMOVE, the steps of other
+        examples must not depend on the added example.
 
     Returns:
       δ, f[*b], rounded up. The result is 1 for a traced ε below 0 and for a NaN.
@@ -202,7 +205,7 @@ def delta(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: the assumptions and the guarantee are those of `epsilon`.
+    Privacy: the assumptions and the guarantee are those of `allocation.epsilon`.
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling; Kahane (1986) for the dominating pair of distributions.
@@ -250,17 +253,19 @@ def epsilon_lower(
 ) -> jax.Array:
     """A lower bound on the exact ε that `epsilon` bounds from above.
 
-    No valid analysis can report a smaller ε. For num_selected > 1 the bound is the ε
-    against an attacker who sees only the sum of each epoch's outputs. This bound is
-    exact for num_selected = num_steps. Otherwise it is close to exact if there is much
-    noise, and far from exact if there is little.
+    No valid analysis can report a smaller ε. The bound holds under every adjacency, but
+    may be far from exact under REPLACE. For num_selected > 1 the bound is the ε against
+    an attacker who sees only the sum of each epoch's outputs. Under ADD_REMOVE and
+    ZERO_OUT, this bound is exact for num_selected = num_steps. For other numbers, it is
+    close to exact if there is much noise, and far from exact if there is little.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: t, the number of steps in an epoch, at least 1.
       num_epochs: the number of epochs, each with a new allocation.
-      num_selected: as for `epsilon`.
+      num_selected: the number of steps in which an example takes part in an epoch, from
+        1 to t, static.
 
     Returns:
       ε, f[*b], rounded down. The result is 0 for traced values out of range.

@@ -88,8 +88,8 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
     Raises:
       ValueError: delta is out of range.
 
-    Privacy: an event may depend on the outputs of earlier events, but its numbers must
-    not.
+    Privacy: a mechanism may use the outputs of earlier mechanisms, but the numbers in
+    its event must not depend on them.
 
     Reference: Dwork and Roth (2014), Theorem 3.16, for the addition of costs.
 
@@ -201,13 +201,15 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
       The `GaussianBound`. The slack of the result is 0 for a mechanism with a GDP
       parameter, δ for an `EpsilonDelta` event, and the argument `slack` for any other
       mechanism. For such other mechanisms, mu is rounded up, mostly by less than 0.5 %,
-      and is infinite if slack is 0.
+      and is infinite if slack is 0. The total_variation of the result is that of an
+      `OnLattice` event, and 0 for any other event.
 
     Raises:
       ValueError: slack is out of range.
 
-    Reference: Dong, Roth and Su (2022), Proposition 2.12: a mechanism post-processes
-    a pair of distributions if the mechanism's profile is at most the pair's profile.
+    Reference: Dong, Roth and Su (2022), Proposition 2.12. If a mechanism's privacy
+    profile is at most that of a pair of distributions, then the mechanism's outputs on
+    two neighbouring data sets are a post-processing of the pair.
 
     Example:
       >>> from dpjax import Adjacency

@@ -418,7 +418,7 @@ class Shadows(NamedTuple):
     Attributes:
       included: whether each of s models was trained on each of n examples, bool[s, n].
         Independent fair coins decided this.
-      outputs: the retained outputs of each model, a tree of arrays with leading axes s.
+      outputs: the retained outputs of each model, a tree of arrays f[s, ...].
     """
 
     included: jax.Array

@@ -39,7 +39,8 @@ class Finding(NamedTuple):
       distance: the L2 distance between the function's results without and with the
         change.
       allowed: the maximum allowed distance, including rounding errors.
-      example: the index in the batch of the changed example.
+      example: the index in the batch of the changed example. It has no meaning for a
+        change of the order or of the number of masked positions.
     """
 
     change: str
@@ -96,17 +97,19 @@ def check(
       data: a batch, a tree of arrays with a leading axis b, at least 2.
       sensitivity: the claimed sensitivity, which is the maximum L2 distance by which
         one example moves the result.
-      adjacency: the relation between the data sets that the claim compares. `check`
-        compares the result for a changed example with a second result. Under REPLACE,
-        this is the result for the original example. Under other adjacencies, this is
-        the result without the example.
+      adjacency: the relation between the data sets that the claim compares. Under
+        REPLACE, `check` compares the result for a changed example with the result for
+        the original example. Under other adjacencies, `check` compares it with the
+        result without the example. Under all three, `check` also compares the results
+        with and without the original example.
 
     Returns:
-      A `Report`, on which `assert report.passed, report` is a test. Each change removes
-      an example, or replaces it by another example of the batch or by an extreme one.
-      `check` makes these changes in the whole batch, in halves of the batch, and in a
-      batch of this example alone. Three other changes must not move the result: changed
-      values at masked positions, more masked positions, and another order of the batch.
+      A `Report`, on which `assert report.passed, report` is a test. `check` takes at
+      most 12 examples of the batch, one at a time. It removes the example, or replaces
+      it by another example of the batch or by an extreme one, in the whole batch, in
+      random halves of the batch, and in a batch of this example alone. `check` also
+      makes three kinds of changes that must not move the result: other values at masked
+      positions, more masked positions, and another order of the batch.
 
     Raises:
       ValueError: sensitivity is not positive, or the batch has fewer than 2 examples.

@@ -38,8 +38,8 @@ def save(
 
     Args:
       folder: the folder for the checkpoints of this run and of no other run, on a local
-        or mounted disk that all processes share. `save` creates the folder, and only
-        its owner can access it.
+        or mounted disk that all processes share. `save` creates the folder if it does
+        not exist. Only the owner of a checkpoint can access its files.
       plan: the run's plan.
       run: the run, which `save` stores under the number of its step. In two cases,
         `save` writes nothing. First, the folder has a checkpoint of this step with the
@@ -48,10 +48,10 @@ def save(
         run with the later checkpoint when the run reaches that step.
       data: a name for the current content of the data set, such as its digest. `save`
         stores this name, and `restore` compares it.
-      keep: the number of newest checkpoints that `save` retains, at least 1. Older
-        checkpoints contain the key, and are useful only to go back to an earlier step.
-        `save` never removes a damaged checkpoint, nor a folder that contains names that
-        `save` does not use.
+      keep: the number of newest checkpoints that `save` retains, at least 1. All but
+        the newest are useful only to go back to an earlier step, and each contains the
+        key. `save` never removes a damaged checkpoint, nor a folder that contains names
+        that `save` does not use.
 
     Raises:
       ValueError: the folder belongs to another run; the folder has a checkpoint of this
@@ -113,10 +113,11 @@ def restore(
       The `Run`. Continue with `plan.batches(data, key=run.key, start=run.step)`.
 
     Raises:
-      ValueError: the folder has no such checkpoint. Or the checkpoint has another plan,
-        another size of the data set, other arrays, or draws that differ in this
-        environment (another generator, or other versions). The message names the
-        difference. Or the checkpoint is damaged, or its folder was renamed.
+      ValueError: the folder has no such checkpoint; the checkpoint is damaged, or its
+        folder was renamed; or the checkpoint has another plan, another name of the data
+        set, arrays of other shapes or dtypes than `like`, or random draws that differ
+        in this environment (another generator, or other versions). If there are such
+        differences, the message names them.
       ImportError: orbax is not installed.
 
     Example:

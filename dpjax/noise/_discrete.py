@@ -400,8 +400,8 @@ def add_discrete_gaussian_noise(
     Returns:
       An optax transformation for real updates of any dtypes. Sums are rounded in
       float64, even if `jax_enable_x64` is off. Coordinates beyond ±2⁴⁰ q are clipped to
-      ±2⁴⁰ q. If an update holds a NaN or an infinity, the result is NaN. The result is
-      cast to the update's dtype.
+      ±2⁴⁰ q. The result is NaN in each coordinate where the update is NaN or infinite.
+      The result is cast to the update's dtype.
 
     Raises:
       ValueError: stddev is out of range; draws is neither 2 nor 3; key is not a
@@ -409,23 +409,23 @@ def add_discrete_gaussian_noise(
 
     Privacy: let the incoming sums of any two neighbouring data sets differ by at most S
     in L2 norm, where the sums are the exact values of the floats, with d coordinates.
-    Then a step is at least as private as a Gaussian mechanism with
-    μ = (S + √d q (1 + 2⁻¹¹)) / stddev, up to 8 d draws ϑ (1 + 1e-2) <= 3e-33 d in ε and
-    (1 + e^ε) d draws 2⁻⁹⁷ in δ for each step, where ϑ = 2 Σ_{k>=1} e^{−8π²k²}. Steps
-    compose as those of the Gaussian mechanism. The guarantee does not cover whether an
-    update is finite, which depends on the data.
+    Let m be the argument draws, and ϑ = 2 Σ_{k>=1} e^{−8π²k²}. Then a step is at least
+    as private as a Gaussian mechanism with μ = (S + √d q (1 + 2⁻¹¹)) / stddev, except
+    that each step adds at most 8 d m ϑ (1 + 1e-2) <= 3e-33 d to ε, and at most
+    (1 + e^ε) d m 2⁻⁹⁷ to δ. Steps compose as those of the Gaussian mechanism. The
+    guarantee does not cover whether an update is finite, which depends on the data.
 
     Reason: in units of q, the rounded sums differ by at most S / q + √d (1 + 2⁻¹¹). The
     discrete Gaussian with P(z) ∝ e^{−z²/2σ²} is a post-processing of Gaussian noise of
     standard deviation √(σ² − 4): round y at random to the integer z with a mass
     proportional to e^{−(z − y)² / 8}. This is exact up to a factor e^{±4ϑ} in
     probability. Each random integer after the first, in the weighted sum for a
-    coordinate, gives one more such factor. The factors of two data sets together give
-    8 d draws ϑ in ε.
+    coordinate, gives one more such factor. The factors of two data sets together add
+    8 d m ϑ to ε.
 
-    The guarantee assumes uniform random bits. S must bound the floats. For example, a
-    sum of b clipped gradients in float32 differs from the exact sum by rounding errors,
-    which depend on the data.
+    The guarantee assumes uniform random bits. S must bound the distance of the sums as
+    computed in floating point. For example, a sum of b clipped gradients in float32
+    differs from the exact sum by rounding errors, which depend on the data.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
 

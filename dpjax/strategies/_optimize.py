@@ -364,7 +364,9 @@ def optimize(
     order: Order = "fixed",
     num_vectors: int = 1,
 ) -> Optimized:
-    """The strategy of a kind with the least error in a workload, at the same privacy.
+    """Search for the strategy of a kind with the least error in a workload.
+
+    The search compares strategies at the same privacy.
 
     Args:
       kind: "geometric" (stores no vector), "rational" (num_vectors poles), "banded" or
@@ -377,20 +379,21 @@ def optimize(
       num_vectors: the number of vectors of the parameters' size that the noise may
         store from step to step, from 1 to num_steps. For "geometric" it must be 1,
         although the noise then stores no vector. A "rational" result has fewer poles if
-        float32 does not distinguish so many.
+        its error is then smaller after rounding to float32.
 
     Returns:
       A strategy, with coefficients rounded to float32. Its `gap` is proven: at the same
       μ, the error of any strategy of any kind and memory is at least 1 / gap times this
       strategy's error, up to the rounding of `accounting.correlated.error`. The proof
       covers every order, since every order allows an example to take part at the same
-      position of each epoch. If the workload's rates or keep factors vary with the
-      step, no lower bound on the error is known, and `gap` is NaN.
+      position of each epoch. If the workload's `rates` or `keep` vary with the step, no
+      lower bound on the error is known, and `gap` is NaN.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
 
-    Reference: L-BFGS-B (scipy) minimizes the product of μ and error, from near A^{1/2}.
+    Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. It starts near
+    the square root of the workload's matrix.
 
     Example:
       >>> from dpjax import workloads
@@ -543,8 +546,8 @@ def scheduled(
     Raises:
       ValueError: an argument is out of range; a number is traced.
 
-    Reference: Lagrange's multiplier for independent noise. For other noise, L-BFGS-B
-    (scipy) minimizes the error.
+    Reference: for independent noise, the method of Lagrange multipliers gives the
+    factors in closed form. For other noise, L-BFGS-B (scipy) minimizes the error.
 
     Example:
       >>> import optax

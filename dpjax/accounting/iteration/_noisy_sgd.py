@@ -199,11 +199,12 @@ def noisy_sgd_bounds(
     """All bounds on the ε of the last iterate of noisy descent on random batches.
 
     Args:
-      noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
-        All arguments are as for `noisy_sgd_epsilon`.
+      noise_multiplier: the standard deviation of the noise on a batch's sum of
+        gradients, divided by gradient_norm, f[*b], at least 0.
       delta: δ, f[*b], strictly between 0 and 1.
       num_steps: t, static, at least 1.
-      batch_size: b, f[*b], positive.
+      batch_size: b, f[*b], positive. Each batch is a uniformly random subset of b
+        examples, drawn anew in each step.
       num_examples: n, f[*b], at least b.
       **setting: the required keyword arguments of `Setting`. The adjacency must be
         REPLACE.
@@ -213,7 +214,7 @@ def noisy_sgd_bounds(
 
     Raises:
       ValueError: as for `noisy_sgd_epsilon`.
-      TypeError: an assumption is missing.
+      TypeError: a keyword argument of `Setting` is missing.
 
     Example:
       >>> from dpjax import Adjacency
@@ -289,14 +290,16 @@ def noisy_sgd_epsilon(
         REPLACE.
 
     Returns:
-      ε, f[*b], rounded up: the minimum of composition and of two bounds that hold for
-      the last iterate alone. Each of these two is the minimum over up to 9 choices of
-      the number of last steps that count as released. `accounting.pld` composes the
-      mechanisms of a bound numerically.
+      ε, f[*b], rounded up: the minimum of three bounds. The first composes all steps,
+      and also holds if all iterates are released. The other two hold for the last
+      iterate alone. They treat the outputs of about the last k steps as released, and
+      each is the minimum over up to 9 values of k. All bounds are computed with
+      privacy-loss distributions (`accounting.pld`).
 
     Raises:
-      ValueError: a static argument is out of range, or an assumption fails.
-      TypeError: an assumption is missing.
+      ValueError: an argument is out of range, or the arguments contradict an
+        assumption.
+      TypeError: a keyword argument of `Setting` is missing.
 
     Privacy: the last iterate alone, and anything computed from it, is (ε, δ)-DP under
     REPLACE. The batches must stay secret.
