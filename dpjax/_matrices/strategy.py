@@ -39,8 +39,8 @@ class Toeplitz(NamedTuple):
     read the data.
 
     Attributes:
-      numerator: n_1, n_2, ..., f[k].
-      denominator: d_1, d_2, ..., f[m].
+      numerator: n_1, ..., n_p, f[p].
+      denominator: d_1, ..., d_q, f[q].
     """
 
     numerator: ArrayLike

@@ -31,10 +31,14 @@ class Plan(RunParameters):
 
     Attributes:
       num_examples: n, the size of the data set.
-      batch_size: b, the expected number of examples in a step. For batches in an order,
-        the number in a full step.
+      batch_size: b, the expected number of examples in a step. If every example takes
+        part once per epoch, an epoch has ⌈n / b⌉ steps. In this case b is the size of a
+        full batch for "fixed" and "reshuffled" sampling, and the expected number is
+        n / ⌈n / b⌉ for "random_bins" and "fresh_bins" sampling.
       num_steps: T, the step limit. The optimizer refuses steps after the first T.
-      noise_multiplier: σ, the noise's standard deviation divided by the clip norm.
+      noise_multiplier: σ, the noise's standard deviation divided by the clip norm. For
+        correlated noise C⁻¹z, σ refers to z. With `quantile`, the sum and the count of
+        a step together cost as much as a sum alone with noise multiplier σ.
       clip_norm: the bound C on the L2 norm of one example's gradient.
       max_batch_size: the capacity, the maximum number of examples in a batch.
       epsilon: the ε of the whole run at delta, rounded up.
@@ -49,10 +53,11 @@ class Plan(RunParameters):
       arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise;
         "discrete" for a guarantee for the bits that are released.
       schedule: the segments of the run in which the noise, the clip norm and the batch
-        size are constant; () without schedules.
+        size are constant; () without schedules. A segment states its noise and its clip
+        norm as multiples of noise_multiplier and clip_norm.
       quantile: the settings by which the clip norm follows a quantile of the gradient
         norms, starting from clip_norm; None if the clip norm follows no quantile.
-      shape: the numbers of the matrix that correlates the noise of steps; None for
+      shape: the numbers that determine the matrix C of correlated noise C⁻¹z; None for
         independent noise.
       comparison: the mechanisms among which this plan's mechanism was chosen; None if
         the caller named the mechanism.

@@ -136,18 +136,21 @@ def delta(
 ) -> jax.Array:
     """The δ of objective perturbation for generalised linear models.
 
+    The release is the minimiser θ of Σ_i ℓ_i(θ) + (Λ/2)‖θ‖² + ⟨b, θ⟩, where ℓ_i is the
+    loss of example i, and b is one draw of N(0, σ² I).
+
     Args:
-      noise_multiplier: σ/L, the standard deviation of the linear term over the bound on
-        the norm of one example's gradient, f[*b], positive.
+      noise_multiplier: σ/L, positive, f[*b], where L bounds the norm of one example's
+        gradient.
       epsilon: f[*b], at least 0.
-      curvature: β/Λ, the bound on the curvature of one example's loss over the
-        regularisation of the sum of losses, f[*b], at least 0.
-      logistic: whether the losses are logistic, log(1 + e^{−y⟨x, θ⟩}). L is then the
-        bound on ‖x‖, and β = L²/4. If false, losses may be any convex functions of one
-        linear score.
+      curvature: β/Λ, f[*b], at least 0, where β bounds the curvature of one example's
+        loss.
+      logistic: whether the losses are logistic, log(1 + e^{−y⟨x, θ⟩}) with y = ±1. L is
+        then the bound on ‖x‖, and β = L²/4. If false, a loss may be any convex function
+        of one linear score ⟨x, θ⟩.
       adjacency: which data sets are compared. Λ and σ are the same for both data sets.
-      other_mu: the GDP parameter of all other releases that this δ includes, f[*b]: of
-        statistics before this release, and of noise on the minimiser.
+      other_mu: the GDP parameter of the composition of all other releases that δ
+        includes, f[*b]: statistics released before θ, and noise added to θ.
 
     Returns:
       δ, f[*b], rounded up.
@@ -155,9 +158,11 @@ def delta(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: the exact minimiser and the other releases together are (ε, δ)-DP. So is an
-    approximate minimiser plus noise, if the noise hides the error with the GDP
-    parameter other_mu. θ must be unconstrained, and Λ must be positive.
+    Privacy: the exact minimiser and the other releases together are (ε, δ)-DP. Now let
+    an approximate minimiser, always at most τ from the exact one, be released with
+    Gaussian noise of standard deviation s. This release is also (ε, δ)-DP if
+    other_mu includes the GDP parameter 2τ/s. θ must be unconstrained, and Λ must be
+    positive.
 
     Reference: Redberg, Koskela and Wang (2023). The proof in this module's docstring
     extends their bound for generalised linear models.
@@ -196,12 +201,13 @@ def epsilon(
     """The least ε at which objective perturbation is (ε, δ)-DP, found by a search.
 
     Args:
-      noise_multiplier: σ/L, as for `delta`.
+      noise_multiplier: σ/L, f[], positive. The function `objective.delta` defines the
+        symbols.
       delta: the target δ, in (0, 1).
-      curvature: β/Λ, as for `delta`.
-      logistic: as for `delta`.
-      adjacency: as for `delta`.
-      other_mu: as for `delta`.
+      curvature: β/Λ, f[], at least 0.
+      logistic: whether the losses are logistic.
+      adjacency: which data sets are compared.
+      other_mu: the GDP parameter of all other releases that δ includes, f[].
 
     Returns:
       The least ε > 0 whose δ(ε) is at most delta, f[], rounded up.

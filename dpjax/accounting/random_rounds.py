@@ -45,10 +45,12 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
       groups: the maximum number of groups.
 
     Returns:
-      `Rounds`, whose probabilities add up to at least 1.
+      `Rounds`: the largest number and the probability of each group. If the given
+      probabilities add up to slightly less than 1, they are scaled up.
 
     Raises:
-      ValueError: a probability is negative, or the probabilities do not add up to 1.
+      ValueError: a probability is negative, or the sum of the probabilities differs
+        from 1 by more than 1e-6.
 
     Example:
       >>> rounds = group(np.full(100, 0.01), groups=4)

@@ -138,9 +138,8 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
 
     Returns:
       count times the sum of the curves, f[*b, k], rounded up. A traced count that is
-      not whole is rounded up to the next whole number, at which derivatives by the
-      count are taken.
-      The result is inf for a negative count and for a NaN.
+      not whole is rounded up. Derivatives with respect to the count are those at the
+      rounded count. The result is inf for a negative count and for a NaN.
 
     Raises:
       ValueError: there is no curve, or a static argument is out of range.

@@ -260,19 +260,19 @@ def epsilon_lower(
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      A lower bound ε, f[*b], rounded down: with this confidence, no (ε′, δ) guarantee
-      with ε′ < ε holds. The result is the largest of the bounds at many thresholds. A
-      union bound covers this choice: all confidence bounds on the true-positive rate at
-      about 2π√n of the n scores_in, and all those on the false-positive rate at about
-      2π√m of the m scores_out, hold simultaneously.
+      A lower bound ε, f[*b], rounded down: with this confidence, the mechanism is not
+      (ε′, δ)-DP for any ε′ < ε. The result is the largest of the bounds at about 2π√m
+      thresholds, which are scores_out of certain ranks. The bounds on the true-positive
+      rate are from about 2π√n ranks of scores_in. A union bound over all these ranks
+      makes all bounds hold simultaneously.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
 
     Privacy: the result bounds the mechanism's ε from below, and is no guarantee. The
-    bound assumes that all scores are independent: scores of runs with separate keys, or
-    of canaries in one run with independent noise. For dependent scores, use
-    `one_run_epsilon_lower`.
+    bound assumes that all scores are independent. Scores are independent if each is
+    from a run with its own key, or if they are from canaries in one run and have
+    independent noise. For dependent scores, use `one_run_epsilon_lower`.
 
     Reference: Wasserman and Zhou (2010), Theorem 2.4, with rates by Clopper and
     Pearson (1934).
@@ -584,9 +584,10 @@ def true_positive_rate(
         threshold of the attack, f[*b], in [0, 1].
 
     Returns:
-      The share of scores_in above the lowest threshold with at most this share of
-      scores_out above it, f[*b]. `accounting.fdp.true_positive_rate` computes the
-      maximum rate that a guarantee allows.
+      The share of scores_in above t, f[*b], where t is the lowest threshold such that
+      the share of scores_out above t is at most false_positive_rate.
+      `accounting.fdp.true_positive_rate` computes the maximum true-positive rate that a
+      guarantee allows.
 
     Raises:
       ValueError: there are no scores, or the rate is out of range.

@@ -418,16 +418,16 @@ def clipped_grad(
         "ghost" works like "bookkeeping" but in two passes, one for the norms and one
         for the sum. It retains rematerialisation, and so is for losses that
         rematerialise blocks to save memory. It is also for losses whose per-example
-        gradients must be formed, because it does not store them until the sum. See
-        Privacy.
+        gradients must be formed, because it does not keep these gradients from the
+        first pass for the sum. For its assumption, see Privacy.
         "auto" is "bookkeeping" if at least one parameter meets the example only in
         matrix products, convolutions or lookups, and "vmap" otherwise. But if "ghost"
         would retain the rematerialisation of a block, "auto" is "ghost" or "vmap",
         which both retain it. In this case "auto" is "vmap" if two conditions hold: no
         parameter is sharded along an explicit mesh axis, and the gradient of one
         example has no more entries than the activations and cotangents of this example
-        that "ghost" holds at once. In code lowered for a TPU, "auto" is never "ghost",
-        and forms all per-example gradients.
+        that "ghost" holds at once. In code lowered for a TPU, "auto" always forms all
+        per-example gradients, and is never "ghost".
       microbatch_size: the maximum number of per-example gradients to form at a time.
         Any size works with any b; the result is the same up to rounding.
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.
@@ -480,7 +480,8 @@ def clipped_grad(
     With arithmetic="discrete", consider two batches that differ in one slot, which is
     one index of the leading axis: every other example is in the same slot of both. The
     computed floats of their sums differ by at most C, and by 2C if an example is
-    replaced. The batches of `dpjax.plan` are drawn such that this bound suffices.
+    replaced. This bound suffices for the batches of a `dpjax.Plan`, which puts the
+    examples of randomly drawn batches into uniformly random slots.
     Inside `jax.shard_map` the bound is for the sum of one device, and not for a sum
     over devices. The bound assumes that a slot's gradient depends on no other slot's
     example, and that equal blocks of rows have equal products.

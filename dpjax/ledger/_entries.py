@@ -81,8 +81,8 @@ class End:
 
     Attributes:
       run: the run's name.
-      event: an accounting event for the released steps, whose cost the ledger counts
-        from now on.
+      event: an accounting event for the released steps. For this run, the ledger counts
+        the cost of this event alone.
       stop: the number of released steps of the run.
       why: the reason.
       time: the time at which the entry was written, UTC.
@@ -144,7 +144,8 @@ class Ledger:
 
     Attributes:
       entries: a `Release`, an `End` or an `Other` for each of the ledger's lines.
-      head: the hash of the last line, which covers all lines. Keep the head elsewhere.
+      head: the hash of the last line, which depends on all lines. Keep the head apart
+        from the file, so that `read` can check the file against it later.
     """
 
     entries: tuple[Entry, ...]
@@ -267,8 +268,9 @@ def run_name(key: Key) -> str:
     """A run's name in a ledger, which is 64 bits of a hash of the run's key.
 
     Runs with the same key draw the same noise, and therefore count as one run, even if
-    they differ in everything else. Keys of `rbg` and `unsafe_rbg` with equal data draw
-    the same noise in dpjax, and have the same name.
+    they differ in everything else. A key of the generator `rbg` and a key of
+    `unsafe_rbg` with the same `jax.random.key_data` draw the same noise in dpjax, and
+    have the same name.
 
     Args:
       key: the run's typed key.
@@ -297,31 +299,34 @@ def run_name(key: Key) -> str:
 def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
     """Record the release of a run's parameters, before the parameters are used.
 
-    Save the run by `dpjax.checkpoint.save` first, so that you never have to repeat the
-    run's steps. After resuming the run, call `release` again. If the parameters are the
-    same as before, they are the same release, and `release` adds no entry.
+    Save the run by `dpjax.checkpoint.save` before the release, so that a resumed run
+    repeats no released step. After resuming the run, call `release` again, since the
+    saved run lacks the digest of the release. If the parameters are the same as before,
+    they are the same release, and `release` adds no entry.
 
     Args:
       path: the ledger's file, one for all releases from one data set. The function
         creates a missing file.
       plan: the run's plan.
       run: the run after `run.step` steps, at least 1, whose parameters are released.
-      repeated: whether to record the release even if another release has used the same
-        noise. From then on, the ledger's ε is infinite.
+      repeated: whether to record the release even if an earlier release with the run's
+        key may have used the same noise. If one may have, the ledger's ε is infinite
+        from then on.
 
     Returns:
       The run, with the digest of the released parameters in `released`. Use the
       parameters only after `release` has returned.
 
     Raises:
-      ValueError: the run's key has released other parameters for these steps; the run
-        continued from an earlier release with another plan or other random draws; or
-        the ledger has another adjacency or unit, or is damaged. The ledger cannot check
-        that the data are the same.
+      ValueError: the ledger has another adjacency or unit, or is damaged. Or repeated
+        is false, the ledger has other releases with the run's key but not this one, and
+        the last of them has another plan or other random draws, or a step of at least
+        run.step, or another digest than run.released. The ledger cannot check that the
+        data are the same.
       OSError: the entry could not be written. Do not use the parameters then.
 
     Privacy: the entry contains a digest of the parameters, the plan's event, and the
-      run's name from `run_name`.
+    run's name from `run_name`.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, pathlib, tempfile

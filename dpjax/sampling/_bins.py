@@ -192,12 +192,12 @@ def random_bins(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
-    Privacy: if no bin overflows, an example takes part in any given step with
-    probability 1 / m, up to an error of (m / 2³²)⁴, whatever an adversary knows about
-    all other examples. The sampler is random allocation, in which each example takes
-    part in one uniformly random step of each epoch, independently of all others. This
-    statement holds under any adjacency, provided that the random bits are uniform and
-    secret. If n is above 2¹⁶, the distribution of a whole epoch is within 2⁻⁸⁹ of
+    Privacy: if no bin overflows, the sampler is random allocation, in which each
+    example takes part in one uniformly random step of each epoch, independently of all
+    others. This holds under any adjacency, provided that the random bits are uniform
+    and secret, and up to a small error. For n up to 2¹⁶, each example's step is within
+    (m / 2³²)⁴ of uniform in total variation, whatever an adversary knows about all
+    other examples. For larger n, the distribution of a whole epoch is within 2⁻⁸⁹ of
     random allocation in total variation. This distance is below 2e-27, and adds less
     than (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is
     a different mechanism. `accounting.truncation.overflow_delta` gives the cost of this
@@ -239,9 +239,10 @@ def random_bins_step(
 ) -> Batch:
     """One step of `random_bins`, without computing the rest of the epoch.
 
-    For n up to 2¹⁶ the time is O(n). For larger n a step takes O(b log n) time and O(b)
-    memory. Each of the b slots then takes about a thousand rounds of a hash, and log₂ n
-    times as many rounds in the worst case.
+    For n up to 2¹⁶ the time is O(n). For larger n, the mean time of a step is
+    O(b log n), and the memory is O(b). Each of the b slots then takes about a thousand
+    rounds of a hash on average over the steps. The first steps of an epoch take the
+    most rounds, at most log₂ n thousand.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -257,12 +258,13 @@ def random_bins_step(
       A `Batch` of i32[b] and bool[b], row `step` of `random_bins`.
 
     Raises:
-      ValueError: as for `random_bins`; a static step is not an integer from 0 to
-        2³² − 1.
+      ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
+        or step is not an integer from 0 to 2³² − 1; key is not a typed key.
 
-    Privacy: as for `random_bins`.
+    Privacy: all steps of an epoch together are the epoch that `random_bins` draws with
+    the same key, and the Privacy section of `random_bins` applies to them.
 
-    Reference: as for `random_bins`.
+    Reference: that of `random_bins`.
 
     Example:
       >>> import jax
@@ -316,8 +318,9 @@ def random_allocation_step(
         is not a typed key.
 
     Privacy: if no step has more than b examples, the sampler is the random allocation
-    of `accounting.allocation` with `num_selected=k`. The distance in total variation is
-    at most k (m / 2³²)⁴, provided that the random bits are uniform and secret. Leaving
+    of `accounting.allocation` with `num_selected=k`, provided that the random bits are
+    uniform and secret. Each example's set of steps in an epoch is within k (m / 2³²)⁴
+    of uniform in total variation, and independent of all other examples. Leaving
     examples out is a different mechanism. `accounting.truncation.overflow_delta` gives
     its cost, for sampling rate k / m and m steps for each epoch.
 

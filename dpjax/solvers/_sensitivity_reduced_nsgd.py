@@ -228,15 +228,19 @@ def sensitivity_reduced_nsgd(
 ) -> Result[Params, Terms[jax.Array]]:
     """Train by normalised steps along a private momentum of reduced sensitivity.
 
-    This solver pays off if an epoch has few steps n. With steps of length η and an
-    L-smooth loss, a gradient changes by at most ηnL from epoch to epoch. The bounds
+    The momentum uses three sums of clipped vectors: the gradients at the anchor, which
+    is the iterate at which the epoch began; the changes of these gradients from one
+    epoch to the next; and the drifts, which are the changes of the gradients since the
+    anchor. This solver pays off if an epoch has few steps n. With steps of length η and
+    an L-smooth loss, a gradient changes by at most ηnL in an epoch. The bounds
     change_clip_norm = ηnL and drift_clip_norm = ηnL then clip nothing.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of N examples. An example with a
-        NaN or an infinity contributes zero, and curve.left_out counts it.
+        NaN or an infinity, in its numbers or in its gradients, contributes zero, and
+        curve.left_out counts it.
       epsilon: the target ε, positive.
       delta: the target δ, in (0, 1).
       adjacency: `ZERO_OUT` or `REPLACE`.
@@ -244,9 +248,9 @@ def sensitivity_reduced_nsgd(
       batch_size: b, at least 1. An epoch has n = ⌈N / b⌉ steps.
       learning_rate: the length of a step, a number or an optax schedule.
       decay: the momentum coefficient β, in [0, 1).
-      refresh: γ, in [0, 1], the weight of the gradients at the anchor in the noisy sum
-        of an epoch. The changes of these gradients since the last anchor have the
-        weight 1 − γ. The paper has γ = ηn.
+      refresh: γ, in [0, 1]. From the third epoch on, a step adds the gradients at the
+        anchor with weight γ, and their changes since the previous anchor with weight
+        1 − γ. The paper has γ = ηn.
       clip_norm: the bound C on an example's gradient, positive.
       change_clip_norm: the bound on the change of an example's clipped gradient from
         one epoch's anchor to the next, positive.
@@ -255,16 +259,16 @@ def sensitivity_reduced_nsgd(
       key: one typed key, for the noise.
 
     Returns:
-      A `Result` with params, curve, guarantee, num_steps and noise_multiplier, which
-      has one number for each of the three trees.
+      A `Result` with params, curve, guarantee, num_steps and noise_multiplier. The
+      latter has one noise multiplier for each of the three sums.
 
     Raises:
       ValueError: an argument is out of range. The check is before any training.
 
     Privacy: params and all earlier iterates together are μ-GDP under the adjacency,
     where μ is `accounting.tree.reduced_momentum_mu`, and guarantee.epsilon(delta) is at
-    most epsilon. The guarantee assumes no smoothness, since all three terms are
-    clipped. The guarantee does not cover the curve.
+    most epsilon. The guarantee assumes no smoothness, since the vectors of all three
+    sums are clipped. The guarantee does not cover the curve.
 
     Reference: Tran and Cutkosky (2022), Algorithm 2, by a recursion in place of
     Algorithm 4 and with exact accounting in place of Theorem 8.

@@ -158,9 +158,9 @@ def tree(decay: ArrayLike) -> Tree:
     """The strategy of the binary tree mechanism, for momentum with the given decay.
 
     Put `optax.trace`, or another momentum with the same decay, after this noise. The
-    momentum then contains the noise that `dpjax.tree_momentum` adds. In a run of T
-    steps, buffered noise stores ⌊log₂ T⌋ vectors. Recomputed noise stores no vector,
-    and repeats one earlier draw per step on average.
+    noise in the momentum is then that of `dpjax.tree_momentum`. In a run of T steps,
+    buffer="stored" stores ⌊log₂ T⌋ vectors. buffer="regenerate" stores no vector, and
+    repeats one earlier draw per step on average.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).

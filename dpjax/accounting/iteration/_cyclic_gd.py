@@ -205,20 +205,20 @@ def noisy_cyclic_gd_mu(
         gradients, divided by gradient_norm, f[*b], at least 0.
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
-      batch_size: b, by which sums of gradients are divided, f[*b], positive.
+      batch_size: b, positive, f[*b]. A step divides the sum of gradients by b.
       order: "fixed" if every epoch has the same batches in the same order; "reshuffled"
         if an example takes part in one step of each epoch, which may be any step.
       **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the smallest of three bounds. The first bound is
-      composition. The two other bounds couple the runs on two neighbouring data sets,
-      and shift one run towards the other. Each shift has a cost in μ, and the total
-      cost is minimal. The second bound has shifts in all steps. The third bound has
-      shifts in the last steps alone, before which the runs are at most `diameter`
-      apart. The result holds for the worst positions of an example. In a fixed order,
-      the worst position is the last batch of an epoch. μ is inf for traced arguments
-      out of range.
+      μ, f[*b], rounded up: the smallest of three bounds. The first bound is the μ of
+      the composition of all steps. The two other bounds couple the runs on two
+      neighbouring data sets. A shift reduces the distance between the two runs in a
+      step, and adds to μ. The bounds use the shifts that add the least in total. The
+      second bound has shifts in all steps. The third bound has shifts only in the last
+      steps, and uses that the two runs are at most `diameter` apart before these steps.
+      μ holds for an example in any batch. In a fixed order, μ is largest for an example
+      in the last batch of an epoch. μ is inf for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -256,19 +256,22 @@ def noisy_cyclic_gd_mus(
     batch_size: ArrayLike,
     **setting: Unpack[Setting],
 ) -> jax.Array:
-    """The GDP parameters of the l positions that an example can have in a fixed cycle.
+    """The GDP parameters of the last iterate for an example in each batch of an epoch.
+
+    The run is that of `noisy_cyclic_gd_mu` with order="fixed".
 
     Args:
-      noise_multiplier: as for `noisy_cyclic_gd_mu`, f[].
+      noise_multiplier: the standard deviation of the noise on a batch's sum of
+        gradients, divided by gradient_norm, f[], at least 0.
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
-      batch_size: b, f[].
+      batch_size: b, positive, f[]. A step divides the sum of gradients by b.
       **setting: the required keyword arguments of `Setting`, f[] each.
 
     Returns:
-      μ of an example in the first, …, last batch of an epoch, f[l], rounded up. If
+      μ for an example in the first, …, last batch of an epoch, f[l], rounded up. If
       examples were assigned to batches at random, `random_assignment_delta` computes
-      the mean of δ over these positions.
+      the mean of δ over the l batches.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -303,17 +306,17 @@ def noisy_gd_bounds(
     """All bounds on the last iterate of full-batch noisy gradient descent.
 
     Args:
-      noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
-        All arguments are as for `noisy_gd_mu`.
+      noise_multiplier: the standard deviation of the noise on the sum of gradients,
+        divided by gradient_norm, f[*b], at least 0.
       num_steps: T, static, at least 1.
-      num_examples: n, f[*b], positive.
+      num_examples: n, positive, f[*b]. A step divides the sum of gradients by n.
       **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      `Bounds` on μ, f[*b] each. `noisy_gd_mu` is their minimum.
+      `Bounds` on μ, f[*b] each. `noisy_gd_mu` returns their minimum.
 
     Raises:
-      ValueError: as for `noisy_gd_mu`.
+      ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
     Example:
@@ -392,17 +395,19 @@ def last_iterate_rdp(
     order: Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
-    """The Rényi divergence of the last iterate of cyclic DP-SGD with a proximal step.
+    """Bound the Rényi divergence of the last iterate of cyclic noisy descent.
 
     Losses may be weakly convex, and gradients may be clipped.
 
     Args:
-      noise_multiplier: as for `noisy_cyclic_gd_mu`, f[*b].
+      noise_multiplier: the standard deviation of the noise on a batch's sum of
+        gradients, divided by gradient_norm, f[*b], at least 0.
       orders: a, f[*b], above 1. All arguments broadcast.
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
-      batch_size: b, f[*b], positive.
-      order: "fixed" or "reshuffled", as for `noisy_cyclic_gd_mu`.
+      batch_size: b, positive, f[*b]. A step divides the sum of gradients by b.
+      order: "fixed" if every epoch has the same batches in the same order; "reshuffled"
+        if an example takes part in one step of each epoch, which may be any step.
       **setting: the required keyword arguments of `Setting`.
 
     Returns:
@@ -460,27 +465,29 @@ def _sensitivity64(
 def gradient_descent_sensitivity(
     *, num_steps: ArrayLike, num_examples: ArrayLike, **setting: Unpack[Setting]
 ) -> jax.Array:
-    """A bound on the change of the last iterate of full-batch descent by one example.
+    """Bound how far one example moves the last iterate of full-batch gradient descent.
+
+    Descent has no noise here.
 
     Args:
       num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
-        is rounded up, and derivatives by T are taken at the whole number.
-      num_examples: n, by which sums of gradients are divided, f[*b], positive.
-      **setting: the required keyword arguments of `Setting`. There is no noise.
+        is rounded up. Derivatives with respect to T are those at the rounded value.
+      num_examples: n, positive, f[*b]. A step divides the sum of gradients by n.
+      **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      An L2 distance Δ, f[*b], rounded up: (s η C / n) Σ_{k<T} c^k, and at most the
-      diameter. Here η is the step size, C is gradient_norm, s is 2 under REPLACE and 1
-      otherwise, and c is the Lipschitz constant of a step. Δ is inf where smoothness is
-      inf.
+      An L2 distance Δ, f[*b], rounded up: the minimum of (s η C / n) Σ_{k<T} c^k and
+      the diameter. Here η is the step size, C is gradient_norm, s is 2 under REPLACE
+      and 1 otherwise, and c is the Lipschitz constant of a step. Δ is inf where
+      smoothness is inf, and for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3, with smaller constants
-    here: s <= 2 in place of 3, and for curvatures between m > 0 and M at most 2 / m in
-    place of 5 (M + m) / (m M).
+    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3. The constants here are
+    smaller: s is at most 2 in place of 3. For curvatures from m > 0 to M and step sizes
+    of at most 2 / (M + m), s η Σ_k c^k is at most 2 / m in place of 5 (M + m) / (m M).
 
     Example:
       >>> from dpjax import Adjacency
