@@ -266,7 +266,7 @@ class RunParameters:
 
 
 class Bounded(NamedTuple):
-    """A step's sum and count before noise, for a clip norm C that follows a quantile.
+    """A step's sum and count before noise, if the clip norm C follows a quantile.
 
     Attributes:
       total: the sum of gradients clipped to C, divided by C.

@@ -80,9 +80,10 @@ def solve(
 
     The cheapest parameter is the smallest one if ε falls with the parameter (a noise
     multiplier), and the largest one if ε grows with the parameter (steps, sampling
-    rate, batch size). The search evaluates `epsilon_fn` only at parameters that it
-    could return, and returns a parameter whose ε met the target. The result therefore
-    meets the target even if ε is not monotone, but a cheaper parameter may then exist.
+    rate, batch size). The search evaluates `epsilon_fn` only at valid parameters
+    (positive, at most upper, and whole if `integer`), and returns a parameter whose ε
+    met the target. The result therefore meets the target even if ε is not monotone, but
+    a cheaper parameter may then exist.
 
     Args:
       epsilon_fn: ε as a function of the parameter, f[] to f[], monotone. A NaN counts
@@ -90,7 +91,8 @@ def solve(
         `jax.jit`.
       target_epsilon: f[], positive. `jax.vmap` solves for several targets.
       increasing: whether ε grows with the parameter.
-      integer: whether epsilon_fn takes whole numbers only (given as float64, from 1).
+      integer: whether the parameter must be a whole number, at least 1. `epsilon_fn`
+        gets this number as a float64.
       start: the first parameter of the search, positive. The search walks from start
         until ε crosses the target, so that no bracket is needed.
       upper: the largest possible parameter, such as 1 for a sampling rate.

@@ -381,7 +381,7 @@ def to_dict(event: Event) -> dict[str, Any]:
     """An event as a dictionary of plain values, for JSON and `from_dict`.
 
     Args:
-      event: the event, with a single value for each number.
+      event: the event. Each of its numbers must be a concrete scalar.
 
     Returns:
       A dictionary with the name of the event's type under "type", and the event's
@@ -427,7 +427,7 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
     """An event as a `DpEvent` of dp-accounting, which must be installed.
 
     Args:
-      event: the event, with a single value for each number.
+      event: the event. Each of its numbers must be a concrete scalar.
       adjacency: the adjacency of the accountant that will read the result, since a
         `DpEvent` does not state an adjacency. dp-accounting's REPLACE_SPECIAL is
         ZERO_OUT.

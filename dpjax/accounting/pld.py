@@ -114,9 +114,9 @@ def poisson_gaussian(
     Args:
       noise_multiplier: σ, noise standard deviation over clip norm, f[*b], positive.
       sampling_rate: q, the probability that an example takes part, f[*b], in [0, 1].
-      adjacency: which data sets are compared. One data set has an example that is
-        absent from the other one under ADD_REMOVE, contributes zero there under
-        ZERO_OUT, and is replaced there by another example under REPLACE.
+      adjacency: which data sets are compared. They differ in one example. In the
+        second data set, this example is absent (ADD_REMOVE), contributes zero
+        (ZERO_OUT), or is another example (REPLACE).
 
     Returns:
       A `PLD` of one step.

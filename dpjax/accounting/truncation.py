@@ -100,8 +100,8 @@ def overflow_delta(
 ) -> jax.Array:
     """The increase of δ that covers examples dropped by `dpjax.sampling.poisson`.
 
-    For accounting by `pld`, `poisson_gaussian` gives a tighter bound than this
-    function.
+    If you account with PLDs, use `truncation.poisson_gaussian` instead: it includes
+    overflow, and its bound is tighter.
 
     Accountants assume an ideal run, which uses all drawn examples. On each of the two
     data sets, the actual run differs from the ideal run with a probability of at most

@@ -310,8 +310,8 @@ def train_many(
         of arrays, such as the last iterate or all updates of `jax.lax.scan`.
         `train_many` vmaps the function over keys. Make the optimizer inside the
         function, since the key is a tracer. The function may call any solver of
-        `dpjax.solvers`, and the solver then calibrates the noise in each call. Jit the
-        expensive parts.
+        `dpjax.solvers`, which calibrates its noise in each call of the function. Jit
+        the expensive parts.
       data: the data set with the audited example.
       neighbour: the data set without this example, or with another in its place. Its
         shapes may differ from those of data.
@@ -418,7 +418,8 @@ class Shadows(NamedTuple):
     Attributes:
       included: whether each of s models was trained on each of n examples, bool[s, n].
         Independent fair coins decided this.
-      outputs: the retained outputs of each model, a tree of arrays f[s, ...].
+      outputs: what `run` of `train_shadows` returned for each model, such as its losses
+        on all n examples, a tree of arrays f[s, ...].
     """
 
     included: jax.Array

@@ -274,8 +274,8 @@ def epsilon_lower(
     from a run with its own key, or if they are from canaries in one run and have
     independent noise. For dependent scores, use `one_run_epsilon_lower`.
 
-    Reference: Wasserman and Zhou (2010), Theorem 2.4, with rates by Clopper and
-    Pearson (1934).
+    Reference: Wasserman and Zhou (2010), Theorem 2.4, with confidence limits for the
+    error rates by Clopper and Pearson (1934).
 
     Example:
       >>> import numpy as np
@@ -314,8 +314,8 @@ def epsilon_at(
     Raises:
       ValueError: an argument is out of range, or there are no scores.
 
-    Reference: Wasserman and Zhou (2010), Theorem 2.4, with rates by Clopper and
-    Pearson (1934).
+    Reference: Wasserman and Zhou (2010), Theorem 2.4, with confidence limits for the
+    error rates by Clopper and Pearson (1934).
 
     Example:
       >>> import numpy as np
@@ -384,8 +384,8 @@ def mu_lower(
     Raises:
       ValueError: an argument is out of range, or there are no scores.
 
-    Reference: Dong, Roth and Su (2022), Definition 6, with rates by Clopper and Pearson
-    (1934).
+    Reference: Dong, Roth and Su (2022), Definition 6, with confidence limits for the
+    error rates by Clopper and Pearson (1934).
 
     Example:
       >>> import numpy as np

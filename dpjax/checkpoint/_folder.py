@@ -64,8 +64,8 @@ def save(
         after a timeout of orbax. Then restart all processes.
       ImportError: orbax is not installed.
 
-    Privacy: none. The files contain the key, the state of correlated noise, and sums
-    without noise.
+    Privacy: a checkpoint is not private. The files contain the key, the state of
+    correlated noise, and sums without noise. Do not release them.
 
     Example:
       >>> import dpjax, jax.numpy as jnp, optax, tempfile

@@ -87,14 +87,14 @@ def correlated_noise(
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds another key, derived from this one for this use.
-      buffer: how to get earlier noise again. "stored" retains `strategy.num_vectors`
-        vectors (⌊log₂ T⌋ for a tree), and draws one Gaussian vector per step.
-        "regenerate" retains no vectors, and draws the Gaussian vectors of earlier steps
-        again. "regenerate" is for strategies with banded C⁻¹ (`geometric`,
-        `banded_inverse`) and for `strategies.tree`. Sums must then keep their dtypes
-        and, inside `jax.shard_map`, their sharding from step to step. Otherwise the
-        vectors drawn again would differ. For the same key, both modes give the same
-        noise up to rounding.
+      buffer: whether to store earlier noise or to draw it again. "stored" retains
+        `strategy.num_vectors` vectors (⌊log₂ T⌋ for a tree), and draws one Gaussian
+        vector per step. "regenerate" retains no vectors, and draws the Gaussian vectors
+        of earlier steps again. "regenerate" is for strategies with banded C⁻¹
+        (`geometric`, `banded_inverse`) and for `strategies.tree`. Sums must then keep
+        their dtypes and, inside `jax.shard_map`, their sharding from step to step.
+        Otherwise the vectors drawn again would differ. For the same key, both modes
+        give the same noise up to rounding.
       arithmetic: "real", or "discrete" for noise on the lattice of the multiples of
         q = stddev / 33,554,944. Let s be the sums of all steps. With discrete Gaussian
         noise z, step t then releases the integers r_t = round((C s)_t / q) + z_t. The
@@ -428,10 +428,10 @@ def tree_momentum(
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds another key, derived from this one for this use.
-      buffer: how to get earlier noise again. "stored" retains ⌊log₂ T⌋ vectors, and
-        draws one Gaussian vector per step. "regenerate" retains no vectors, and draws
-        two Gaussian vectors per step on average. For the same key, both modes give the
-        same noise up to rounding.
+      buffer: whether to store earlier noise or to draw it again. "stored" retains ⌊log₂
+        T⌋ vectors, and draws one Gaussian vector per step. "regenerate" retains no
+        vectors, and draws two Gaussian vectors per step on average. For the same key,
+        both modes give the same noise up to rounding.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the

@@ -44,14 +44,16 @@ def bound_contributions_of_fixed_graph(
 
     Privacy: the guarantee assumes that the owners of each example are public and fixed.
     Neighbouring data sets have the same examples with the same owners. They differ in
-    the contents of all examples of one owner (under ZERO_OUT these contribute nothing).
-    The selection depends only on the owners, on k and on the key. So it is the same for
+    the contents of all examples of one owner: under ZERO_OUT these examples contribute
+    zero in one of the data sets, and under REPLACE they have other contents. The
+    selection depends only on the owners, on k and on the key. So it is the same for
     both data sets, which differ in at most k selected examples. A sum of clipped
-    gradients then moves by at most k clip norms, and an accountant's result for one
-    example becomes that of a group of k examples (`accounting.group`). The guarantee
-    hides neither whether an owner is present, nor which owners share an example. If an
-    owner is removed with all of its examples, the selection among other owners'
-    examples changes, and the two selections may differ in any number of examples.
+    gradients then moves by at most k clip norms (2k under REPLACE), and an accountant's
+    result for one example becomes that of a group of k examples (`accounting.group`).
+    The guarantee hides neither whether an owner is present, nor which owners share an
+    example. If an owner is removed with all of its examples, the selection among other
+    owners' examples changes, and the two selections may differ in any number of
+    examples.
 
     Reference: Ganesh et al. (2025), https://arxiv.org/abs/2503.03622, for fixed-graph
     differential privacy and the greedy selection.

@@ -101,7 +101,7 @@ def amplified(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> Amplified:
-    """Search for the strategy with the least error, for random batches and one ε.
+    """Search for a strategy with little error at one ε, for random batches.
 
     The error of a strategy is the noise in the workload's output, at the noise
     multiplier that the strategy needs for ε and δ.

@@ -63,8 +63,8 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
         step cancels some of the noise of earlier steps.
 
     Raises:
-      ValueError: a zero or a pole is outside (−1, 1), or is outside after the
-        polynomials are rounded to float32; zeros and poles differ in number.
+      ValueError: a zero or a pole is outside (−1, 1), as given or as a root of the
+        polynomial with float32 coefficients; zeros and poles differ in number.
 
     Reference: the buffered linear Toeplitz matrices of McMahan, Xu and Zhang (2024),
     https://arxiv.org/abs/2408.08868, who define these matrices by partial fractions.

@@ -48,7 +48,7 @@ class Setting(TypedDict):
       clipped: whether gradients are clipped to gradient_norm. If not, that bound is an
         assumption on the loss.
       generalised_linear: whether one example's loss is a function of one linear score
-        ⟨w, x⟩ of its features x, or w has one dimension. The flag matters only with
+        ⟨w, x⟩ of its features x, or w is a single number. The flag matters only with
         clipping. If the flag is false, clipping can raise the Lipschitz constant of a
         step.
       smoothness: the largest curvature of one example's loss without the regulariser,
@@ -90,8 +90,8 @@ class Bounds(NamedTuple):
       composition: the bound that treats every step as released.
       contraction: the bound with shifts in all steps from the first step that uses the
         differing example.
-      diameter: the bound with shifts from a later step only. At that step, the distance
-        of the two runs is at most the diameter.
+      diameter: the bound with shifts from a later step only. At that step, the two
+        runs are at most as far apart as the diameter of the set of all iterates.
     """
 
     composition: jax.Array
