@@ -99,11 +99,12 @@ def solve(
 
     Returns:
       The parameter, f[], positive and at most upper, at which ε is at most the target.
-      Unless `integer` is true, JAX can differentiate the parameter by the target and by
-      all values that epsilon_fn closes over. If every parameter meets the target, the
-      result is the cheapest of them: upper if `increasing`, and otherwise the least
-      positive number. Derivatives are then 0. For a traced target that is NaN, or that
-      no parameter meets, the result is inf (0 if `increasing`).
+      For a traced target that is NaN, or that no parameter meets, the result is inf (0
+      if `increasing`) instead. Unless `integer` is true, JAX
+      can differentiate the parameter by the target and by all values that epsilon_fn
+      closes over. If every parameter meets the target, the result is the cheapest of
+      them: upper if `increasing`, and otherwise the least positive number. Derivatives
+      are then 0.
 
     Raises:
       ValueError: the target or start is not positive; upper is below the least

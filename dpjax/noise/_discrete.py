@@ -267,6 +267,10 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
     Returns:
       q, f[]: stddev / 131,073 for 2 draws, and stddev / 33,554,944 for 3 draws.
 
+    Raises:
+      ValueError: stddev is negative, or is neither 0 nor from 2**-100 to 2**100; draws
+        is neither 2 nor 3.
+
     Example:
       >>> print(f"{lattice_spacing(1.0):.2e}")
       7.63e-06
