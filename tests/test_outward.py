@@ -11,6 +11,7 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency
+from dpjax._core.float64 import cast
 from dpjax._core.rounding import round_down_float32, round_up_float32
 from dpjax.accounting import tree as accounting
 from dpjax.noise._gaussian import gaussian_like
@@ -72,6 +73,21 @@ def test_numbers_and_products_are_rounded_to_the_safe_side(precision):
     )
     assert float(up("x", 0.0)) == float(up("x", 0.3, 0)) == 0
     assert float(jax.jit(round_down_float32)(0.0)) == 0
+
+
+def test_rounding_does_not_rest_on_a_cast_and_back(x64):
+    # For GPUs, XLA replaces a cast from float64 to float32 and back by the identity.
+    casts = {
+        "round down": round_down_float32,
+        "round up": functools.partial(round_up_float32, "x"),
+        "up": lambda x: cast(x, np.dtype("float32"), "up"),
+        "down": lambda x: cast(x, np.dtype("float32"), "down"),
+    }
+    for name, fn in casts.items():
+        traced = jax.jit(fn).trace(jnp.float64(0.1))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        assert "reduce_precision" in text, name
+        assert "(tensor<f32>) -> tensor<f64>" not in text, name
 
 
 def test_numbers_outside_float32_range_raise_or_are_nan():
