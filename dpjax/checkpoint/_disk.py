@@ -1,12 +1,13 @@
 """Write files and arrays to the disk, and read the arrays of a checkpoint.
 
-After a loss of power, a file that `write` has written is complete, or does not exist.
+After a loss of power, a file that `write` was writing is complete, or is as it was
+before.
 
 Orbax saves and restores arrays shard by shard. Orbax receives a dictionary from the
-number of each leaf to the leaf's array. Orbax therefore needs to know neither the
-classes of the pytree nor typed keys. An array may be sharded over several processes.
-Each process then writes its own shards. Of any other array, such as the count of steps,
-all processes have equal copies, and the first process writes the array.
+number of each leaf to the leaf's array, and therefore needs neither the classes of the
+pytree nor support for typed keys. If an array is sharded over several processes, each
+process writes its own shards. If all processes have equal copies of an array, such as
+the count of steps, the first process writes the array.
 """
 
 import os
@@ -60,6 +61,9 @@ def write_arrays(path: pathlib.Path, tree: Any) -> None:
     Leaves without entries are not written, since orbax does not save empty arrays.
     The folder has a temporary name until the last leaf is written, and then gets the
     name `path`.
+
+    Raises:
+      OSError: the arrays could not be written.
     """
     leaves = jax.tree.leaves(tree)
     kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
@@ -77,6 +81,7 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
 
     Raises:
       ValueError: the arrays are missing or damaged.
+      OSError: the disk failed, and the arrays may be intact.
     """
     leaves, structure = jax.tree.flatten(like)
     wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _nonempty(x)}
@@ -115,8 +120,8 @@ def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
     """Convert a leaf to an array of a type that orbax can save.
 
     A typed key becomes its raw words. An array that spans several processes remains a
-    `jax.Array`. An array of which every process has an equal copy becomes a NumPy
-    array. With one process, the function returns all other arrays unchanged.
+    `jax.Array`. With several processes, an array of which every process has an equal
+    copy becomes a NumPy array. With one process, arrays do not change.
     """
     as_array = rec.raw_data(leaf)
     alone = jax.process_count() == 1 or rec.spans_processes(as_array)

@@ -42,16 +42,17 @@ def save(
         not exist. Only the owner of a checkpoint can access its files.
       plan: the run's plan.
       run: the run, which `save` stores under the number of its step. In two cases,
-        `save` writes nothing. First, the folder has a checkpoint of this step with the
-        same bits. Second, the folder has no checkpoint of this step, but one of a later
-        step. The run was then resumed from an older checkpoint, and `save` compares the
-        run with the later checkpoint when the run reaches that step.
+        `save` writes nothing. In the first case, the folder has a checkpoint of this
+        step with the same bits. In the second case, the folder has a checkpoint of a
+        later step, but no checkpoint of this step. The run was then resumed from an
+        older checkpoint, and `save` compares the run with the later checkpoint when the
+        run reaches the later step.
       data: a name for the current content of the data set, such as its digest. `save`
         stores this name, and `restore` compares it.
-      keep: the number of newest checkpoints that `save` retains, at least 1. All but
-        the newest are useful only to go back to an earlier step, and each contains the
-        key. `save` never removes a damaged checkpoint, nor a folder that contains names
-        that `save` does not use.
+      keep: the number of newest checkpoints that `save` retains, at least 1. Every
+        checkpoint contains the key, and only the newest checkpoint is needed to resume
+        the run. `save` never removes a damaged checkpoint, nor a folder that contains
+        names that `save` does not use.
 
     Raises:
       ValueError: the folder belongs to another run; the folder has a checkpoint of this
@@ -116,8 +117,8 @@ def restore(
       ValueError: the folder has no such checkpoint; the checkpoint is damaged, or its
         folder was renamed; or the checkpoint has another plan, another name of the data
         set, arrays of other shapes or dtypes than `like`, or random draws that differ
-        in this environment (another generator, or other versions). If there are such
-        differences, the message names them.
+        in this environment (another generator, or other versions). The message names
+        the differences.
       ImportError: orbax is not installed.
 
     Example:
@@ -255,7 +256,7 @@ def _read(folder: pathlib.Path, step: int) -> Record:
     content = (where / _RECORD).read_bytes()
     try:
         return rec.decode_record(content, step)
-    # Deeply nested JSON, as a damaged file may hold, raises RecursionError.
+    # A damaged file may contain deeply nested JSON, which raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"the checkpoint {where} is damaged or was changed: {error}"
@@ -349,8 +350,7 @@ def _make_room(final: pathlib.Path, target: pathlib.Path) -> None:
       target: the path of the temporary folder.
 
     Raises:
-      ValueError: one of the two paths is taken by a file or folder that `save` did not
-        write.
+      ValueError: a file or folder that `save` did not write has one of the two paths.
     """
     # The files hold the run's key: mode 0700 excludes other users.
     os.makedirs(final.parent, mode=0o700, exist_ok=True)
@@ -382,7 +382,7 @@ def _is_ours(path: pathlib.Path) -> bool:
 def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
     """Remove unfinished folders, and a run's checkpoints of steps not in `kept`.
 
-    The run is the one with the digest `key` of its key.
+    `key` is the digest of the run's key.
     """
     for path in list(folder.glob(f"*{_UNFINISHED}")):
         if _is_step(path.stem) and _is_ours(path):
@@ -398,10 +398,10 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
 
 
 def _is_of(path: pathlib.Path, step: int, key: str) -> bool:
-    """Whether a folder is an intact checkpoint of this step of the run with this key.
+    """Whether a folder seems to be an intact checkpoint of a run at a given step.
 
-    `key` is the digest of the run's key. In an intact checkpoint, `save` and orbax
-    wrote all files.
+    `key` is the digest of the run's key. The function checks the record and the names
+    in the folder, but not the arrays.
     """
     try:
         return _is_ours(path) and _read(path.parent, step).key == key

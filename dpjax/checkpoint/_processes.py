@@ -17,8 +17,8 @@ from jax.experimental import multihost_utils
 from dpjax.checkpoint._record import digest_of
 
 T = TypeVar("T")
-# Other processes raise an exception of one of the first types again with its type, and
-# an exception of any other type as the last type.
+# If an exception in one process has one of the first three types, the other processes
+# raise an exception of the same type. Otherwise, they raise one of the last type.
 _KINDS = (ValueError, OSError, ImportError, RuntimeError)
 
 
@@ -28,9 +28,9 @@ def everywhere(do: Callable[[], T]) -> T:
     The function must not communicate with other processes. If the function fails in
     this process, `everywhere` raises the function's exception. If the function fails
     only in other processes, `everywhere` raises a new exception with the number and the
-    message of the first process that failed. If that process raised a ValueError, an
-    OSError or an ImportError, `everywhere` does so, too. Otherwise, `everywhere` raises
-    a RuntimeError.
+    message of the first process that failed. The new exception is a ValueError, an
+    OSError or an ImportError if that process raised such an exception, and a
+    RuntimeError otherwise.
     """
     if jax.process_count() == 1:
         return do()

@@ -1,13 +1,14 @@
 """The record of a checkpoint, a JSON file that describes the run and its arrays.
 
 The record contains the plan and a description of the random draws. `fingerprint` is a
-hash of both, from which a ledger detects changes of either.
+hash of the plan and of this description. By the fingerprint, a ledger detects that the
+plan or the draws have changed.
 
 `restore` compares the record with the caller's plan and run before it restores arrays.
 The record contains a digest of the arrays, which is a hash of their names, dtypes,
-shapes and values. The file ends with a second digest, of all values in the record. This
-digest uses no secret key. Therefore, it detects damage and mistakes, but not a change
-by anyone who recomputes the digest.
+shapes and values. The file ends with a second digest, of all values in the record. The
+second digest uses no secret key. Therefore, the digest detects damage and mistakes, but
+not a change by anyone who recomputes the digest.
 """
 
 import dataclasses
@@ -132,7 +133,7 @@ def spans_processes(leaf: object) -> TypeGuard[jax.Array]:
 
 
 def leaf_type(leaf: Any) -> str:
-    """A leaf's dtype and shape, or the name of its type if it is not an array."""
+    """A leaf's dtype and shape, or the name of its type for a leaf without a dtype."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return type(leaf).__name__
@@ -173,9 +174,10 @@ def primary_fields(run: RunParameters) -> dict[str, Any]:
 def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
     """Describe how a key gives batches and noise under a plan, as JSON values.
 
-    The description contains the name of the key's generator, a setting of JAX, the
-    version of dpjax's random draws, and a digest of the draws from a public key. The
-    description does not depend on the secret bits of the key.
+    The description contains the name of the key's generator, JAX's setting
+    `jax_threefry_partitionable`, the version of dpjax's random draws, and a digest of
+    the draws from a public key. The description does not depend on the secret bits of
+    the key.
     """
     generator = keys.generator_name(key)
     # This setting of JAX changes the bits that a threefry key gives.
@@ -194,10 +196,10 @@ def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _probe(plan: Plan, generator: str, *_: object) -> str:
-    """The digest of the draws of a public key in the first two steps of a plan.
+    """The digest of what a public key draws in the first two steps of a plan.
 
     The digest covers the batches and the signs of the noise. Rounding does not change a
-    sign, so that machines with the same draws have the same digest.
+    sign, so that machines with the same random bits have the same digest.
     """
     key = jax.random.key(0, impl=keys.generator_of(generator))
     steps = min(2, plan.num_steps)
@@ -338,7 +340,7 @@ def decode_record(content: bytes, step: int) -> Record:
 
 
 def check(plan: Plan, run: Run) -> None:
-    """Raise a ValueError unless `run` is a `Run` whose step is within the plan."""
+    """Raise a ValueError unless `run` is a `Run` whose step is within the `Plan`."""
     if not isinstance(plan, Plan):
         raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
     if not isinstance(run, Run):
@@ -349,12 +351,12 @@ def check(plan: Plan, run: Run) -> None:
 
 
 def tree_of(run: Run) -> dict[str, Any]:
-    """The parts of a run that hold arrays, as one pytree."""
+    """A run's key, parameters and optimizer state, as one pytree."""
     return {"key": run.key, "params": run.params, "opt_state": run.opt_state}
 
 
 def _leaves(tree: Any) -> dict[str, str]:
-    """A dictionary from the number and path of each leaf to its dtype and shape."""
+    """A dictionary from each leaf's number and path to the leaf's dtype and shape."""
     return {
         f"{i} {jax.tree_util.keystr(path)}": leaf_type(leaf)
         for i, (path, leaf) in enumerate(jax.tree.leaves_with_path(tree))

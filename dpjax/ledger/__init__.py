@@ -3,19 +3,19 @@
 **Idea.** A release cannot be undone. The total privacy loss is that of all releases
 together, including releases that were withdrawn, repeated or made by somebody else. You
 therefore record a release before you use it, in an append-only file. Each line contains
-the hash of the line before it, so that any change, removal or move of a line is
-detected.
+the hash of the line before it, so that `read` detects a line that was changed, removed
+or moved, within the following limits.
 
 **Limits of the hash chain.** The file alone cannot show that its last lines were cut
 off, or that the whole file was rewritten. Keep `Ledger.head` elsewhere, and pass it to
 `read`, which raises an error unless the line with that hash is still in the file. The
 chain cannot show releases that were never recorded.
 
-**One noise, one release.** The name of a run is derived from its key. If a run was
-killed and repeats its last steps, then the same parameters after the same steps are the
-same release. Other parameters after the same steps are no valid further release: the
-same noise has then hidden two different sums, and their difference has no noise. The
-ledger refuses such a release, or counts it with infinite ε.
+**One noise, one release.** The name of a run is derived from the run's key. If a run
+was killed and repeats its last steps with the same resulting parameters, the ledger
+counts both results as one release. If the resulting parameters differ, the same noise
+has hidden two different sums, and their difference has no noise. The ledger then
+refuses to record the second release, or counts an infinite ε (`repeated=True`).
 
 With several processes, all of them call the functions that write. The first process
 writes, and the others receive the result.
@@ -25,9 +25,9 @@ The modules, in the order in which the data passes through them:
 1. `_chain`: lines of JSON with their hashes, and the atomic appending of a line.
 2. `_entries`: the typed records in the lines, which describe mechanisms by events; the
    total ε of all releases, which holds if all plans were fixed before any output was
-   seen; the functions that record an entry, and the checks that refuse one.
-3. `_budget`: one (ε, δ) from which plans, statistics and other mechanisms draw.
-   Outputs of earlier draws may determine the next draw.
+   seen; and the functions that check and record a new entry.
+3. `_budget`: a privacy budget (ε, δ) for plans, statistics and other mechanisms.
+   Outputs of earlier mechanisms may determine the next mechanism.
 """
 
 from dpjax.ledger._budget import Budget as Budget

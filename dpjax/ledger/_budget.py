@@ -31,10 +31,11 @@ class Draw:
     Attributes:
       name: a description of the released value.
       event: the description of the mechanism for accountants.
-      cost: what the mechanism takes from a budget with adaptive composition: a GDP
-        parameter `mu`; a `slack`, the part of δ that a mechanism without a GDP
-        parameter takes; and a `total_variation`, which is above 0 only for discrete
-        noise. In a budget with fixed composition, `mu` is NaN.
+      cost: the mechanism's cost to a budget with adaptive composition: a GDP parameter
+        `mu`; a `slack`, which is a part of δ for a mechanism without a GDP parameter;
+        and a `total_variation`, the distance between the outputs with discrete and
+        with continuous noise. In a budget with fixed composition, `mu` is NaN, and the
+        other two numbers are 0.
     """
 
     name: str
@@ -69,15 +70,17 @@ class Budget:
 
     @property
     def left(self) -> GaussianBound:
-        """The part of an adaptive budget that further mechanisms may take.
+        """The part of an adaptive budget that remains for further mechanisms.
 
-        `mu` is the GDP parameter of a mechanism that would take all of the rest.
-        `slack` is the remaining part of δ for mechanisms without a GDP parameter.
-        `total_variation` is for mechanisms with discrete noise. The outputs of such a
-        mechanism have a distance, in total variation, from those of a mechanism with
-        continuous noise. `total_variation` is the distance that would take all of
-        `slack`. For composition "fixed", in which the squares of GDP parameters do not
-        add up, the property raises a ValueError.
+        `mu` is the largest GDP parameter that one further mechanism may have. `slack`
+        is the remaining part of δ for mechanisms without a GDP parameter. For a
+        mechanism with discrete noise, the budget must also cover the distance, in total
+        variation, of the outputs from the outputs with continuous noise.
+        `total_variation` is the distance whose cost equals `slack`.
+
+        Raises:
+          ValueError: composition is "fixed", with which the squares of GDP parameters
+            do not add up.
         """
         if self.composition == "fixed":
             raise ValueError(
@@ -92,19 +95,18 @@ class Budget:
 
     @property
     def epsilon_if_fixed(self) -> float:
-        """The ε of all draws so far, if all were fixed before any output was seen.
+        """The ε of all draws so far, if they were all fixed before any output was seen.
 
-        This ε is rounded up. In an adaptive budget, it is usually below the budget's
-        `epsilon`, but it can be above if many draws have no GDP parameter.
-        If an earlier output determined a draw, this ε does not hold, and only the
-        budget's `epsilon` holds.
+        This ε is rounded up. In an adaptive budget, this ε is usually below the
+        budget's `epsilon`, but can exceed it if many draws have no GDP parameter. If an
+        earlier output determined a draw, only the budget's `epsilon` holds.
         """
         return self._total()
 
     def draw(
         self, release: Any, *, slack: float | None = None, name: str = ""
     ) -> "Budget":
-        """Return the budget after one more mechanism; call this before it runs.
+        """Return the budget after one more mechanism, which has not run yet.
 
         Args:
           release: an event of `accounting.events`, or a record that contains an event:
@@ -113,10 +115,10 @@ class Budget:
             `jax.vmap` makes n releases, call `draw` n times. `draw` checks the unit
             only for plans, since an event states no unit.
           slack: for adaptive composition, the amount of δ, such as 1e-7, that a
-            mechanism without a GDP parameter takes; None for half of the amount that is
-            left, `left.slack`. With a larger amount, the GDP parameter that the
-            mechanism takes from the budget is smaller. In contrast, the budget's own
-            `slack` is a share of δ.
+            mechanism without a GDP parameter takes from the budget; None for half of
+            `left.slack`. The larger this amount, the smaller the GDP parameter that the
+            mechanism also takes. `slack` is an amount of δ, whereas `Budget.slack` is a
+            share of δ. An `EpsilonDelta` event takes its own δ instead.
           name: a description of the released value.
 
         Returns:
@@ -250,7 +252,7 @@ class Budget:
 
     @property
     def _of_total_variation(self) -> float:
-        """The factor 1 + e^ε, rounded up.
+        """The factor 1 + e^ε for the budget's ε, rounded up; at most 1 + e^700.
 
         If noise on a lattice moves a mechanism's outputs by τ in total variation, the
         mechanism takes (1 + e^ε) τ of the budget's δ.
@@ -268,13 +270,13 @@ class Budget:
         return squares, add_up(map(self._probability, costs))
 
     def _probability(self, cost: GaussianBound) -> float:
-        """The part of δ that a mechanism takes, for its slack and total variation."""
+        """The part of δ that a mechanism takes for its slack and its discrete noise."""
         return cost.slack + self._of_total_variation * cost.total_variation
 
     def _total(self, *more: Event) -> float:
         """The ε of all draws so far and of the events `more` together.
 
-        This ε holds if all were fixed before any output was seen.
+        This ε holds if all of these events were fixed before any output was seen.
         """
         events = [*(x.event for x in self.draws), *more]
         with scope():
@@ -284,7 +286,8 @@ class Budget:
         """The GDP parameter that `plan` compares with the budget's GDP parameter.
 
         With adaptive composition, the result is the GDP parameter of the event alone.
-        With fixed composition, it is that of the event and all draws together.
+        With fixed composition, the result is the GDP parameter of the event and all
+        draws together.
         """
         if self.composition == "adaptive":
             return self._bound(event, slack).mu
@@ -292,7 +295,7 @@ class Budget:
             return float(gdp.mu(self._total(event), self.delta))
 
     def _bound(self, event: Event, slack: float | None) -> GaussianBound:
-        """The cost of an event with a given slack; None for half of the slack left."""
+        """The cost of an event with the given slack; None for half of `left.slack`."""
         slack = self.left.slack / 2 if slack is None else slack
         return composition.gaussian_bound(event, slack)
 
@@ -350,7 +353,9 @@ class Budget:
 
 
 def _check_adjacency(event: Any, adjacency: Adjacency) -> None:
-    """Check that an event, and all events inside the event, have the given adjacency.
+    """Check the adjacency of an event, and of all events inside the event.
+
+    The check accepts an event that states no adjacency.
 
     Raises:
       ValueError: an event has another adjacency, or `event` is not an event.
@@ -392,8 +397,9 @@ def budget(
         "fixed" if all mechanisms are fixed before any output is seen.
       slack: the share of δ, in [0, 1), that is reserved for mechanisms without a GDP
         parameter, such as plans with Poisson batches or noise on a lattice. Only
-        "adaptive" uses it. With 0, mechanisms with a GDP parameter have all of δ, and
-        no others can draw.
+        composition "adaptive" uses this share. With slack 0, the mechanisms with a GDP
+        parameter have all of δ, and the only other mechanisms that can draw are
+        `EpsilonDelta` events with δ = 0.
       unit: the unit of privacy, "example" or "user".
 
     Returns:
@@ -408,10 +414,10 @@ def budget(
     without a GDP parameter is treated as μ'-GDP, for some μ', except with a small
     probability, which is subtracted from the reserved share of δ
     (`accounting.composition.gaussian_bound`). With "fixed",
-    `accounting.composition.epsilon` computes the total ε. It is usually smaller than
-    with "adaptive", but does not hold if an earlier output determined a draw. The noise
-    of each draw must be independent of all other noise. The guarantee does not cover
-    mechanisms that read the data without a draw.
+    `accounting.composition.epsilon` computes the total ε. This ε is usually smaller
+    than with "adaptive", but does not hold if an earlier output determined a draw. The
+    noise of each draw must be independent of all other noise. The guarantee does not
+    cover mechanisms that read the data without a draw.
 
     Reference: Smith and Thakurta (2022), https://arxiv.org/abs/2210.17520; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

@@ -40,15 +40,15 @@ class Release:
       event: an accounting event for all steps of the plan, whose cost the ledger
         counts.
       so_far: an accounting event for the steps up to this release.
-      start: how many steps the run had done at its previous release; 0 for the first
-        release, or if `repeated`.
-      stop: how many steps the run had done at this release.
+      start: the number of steps that the run had done at its previous release; 0 for
+        the run's first release, and if `repeated` is true.
+      stop: the number of steps that the run had done at this release.
       epsilon: the ε of the whole plan; inf if there is no bound.
       delta: the δ for which epsilon holds.
       adjacency: the relation between the data sets that the guarantee compares.
       unit: the unit of privacy, "example" or "user".
       released: the digest of the released parameters.
-      repeated: whether another release has used the noise of this release.
+      repeated: whether an earlier release may have used the noise of this release.
       time: the time at which the entry was written, UTC.
     """
 
@@ -132,7 +132,7 @@ def entry_of(line: dict[str, Any], path: Path) -> Entry:
     The entry does not contain the two hashes of the line.
 
     Raises:
-      ValueError: the line is no entry, such as a line in another format.
+      ValueError: the line does not describe an entry in this format.
     """
     fields = {name: x for name, x in line.items() if name not in ("previous", "hash")}
     return from_plain(Entry, fields, f"a line of {path}")
@@ -166,13 +166,13 @@ class Ledger:
           delta: δ, in (0, 1).
 
         Returns:
-          The total ε, rounded up, which is a sum of several ε. The first ε is for all
-          runs whose plans have a privacy-loss distribution or a GDP parameter: these
-          runs are composed by privacy-loss distributions. Each other run, and each
-          release without a plan, adds its own ε. Each release without a plan also takes
-          its own δ. The rest of δ is divided equally between the composition and each
-          of the other runs. The result is infinite if the same noise was used twice,
-          or if releases without a plan take more than δ, or leave no δ for the runs.
+          The total ε, rounded up, which is a sum of several ε. The first ε is that of
+          the composition of all runs whose plans have a privacy-loss distribution or a
+          GDP parameter. Each other run, and each release without a plan, adds its own
+          ε. The δ of each release without a plan is subtracted from δ. The composition
+          and the other runs get equal parts of the rest. The result is infinite if
+          `Release.repeated` is true for an entry, or if the releases without a plan
+          need more than δ, or leave nothing of δ for the runs.
 
         Raises:
           ValueError: delta is out of range.
@@ -181,10 +181,10 @@ class Ledger:
         and the costs of all other releases were fixed before any output was seen. The
         bound is no privacy filter: it does not hold if outputs of earlier runs
         determined a plan, not even if a limit on the total ε was fixed in advance. For
-        example, let the first output select the second plan from two alternatives with
-        the same total ε. There are runs for which the true δ at this ε is nearly twice
-        the reported δ. The privacy filter is a `Budget` with adaptive composition, from
-        which `spend` draws the releases.
+        example, let the first output select the second plan from two plans that give
+        the same total ε. For some such runs, the true δ at this ε is nearly twice the
+        reported δ. A privacy filter is a `Budget` with adaptive composition, from which
+        `spend` draws the releases.
         """
         validate.open_unit("delta", delta)
         # The difference of two sums under the same noise has no noise: ε is infinite.
@@ -248,7 +248,8 @@ def read(path: Path, *, head: str | None = None) -> Ledger:
     Raises:
       ValueError: a line was changed, removed, inserted or moved; the file ends within a
         line; or no line has the hash `head`, which shows that the file's end was cut
-        off or the file was rewritten. Without `head`, `read` cannot detect these two.
+        off or the file was rewritten. Without `head`, `read` detects neither of these
+        two changes.
 
     Example:
       >>> read("nothing.jsonl").epsilon(1e-6)
@@ -301,8 +302,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 
     Save the run by `dpjax.checkpoint.save` before the release, so that a resumed run
     repeats no released step. After resuming the run, call `release` again, since the
-    saved run lacks the digest of the release. If the parameters are the same as before,
-    they are the same release, and `release` adds no entry.
+    saved run lacks the digest of the release. If the ledger already has a release of
+    the same parameters at the same step, `release` adds no entry.
 
     Args:
       path: the ledger's file, one for all releases from one data set. The function
@@ -310,19 +311,20 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       plan: the run's plan.
       run: the run after `run.step` steps, at least 1, whose parameters are released.
       repeated: whether to record the release even if an earlier release with the run's
-        key may have used the same noise. If one may have, the ledger's ε is infinite
-        from then on.
+        key may have used the same noise. If such an earlier release exists, the
+        ledger's ε is infinite from then on.
 
     Returns:
       The run, with the digest of the released parameters in `released`. Use the
       parameters only after `release` has returned.
 
     Raises:
-      ValueError: the ledger has another adjacency or unit, or is damaged. Or repeated
-        is false, the ledger has other releases with the run's key but not this one, and
-        the last of them has another plan or other random draws, or a step of at least
-        run.step, or another digest than run.released. The ledger cannot check that the
-        data are the same.
+      ValueError: the ledger is damaged, or has another adjacency or unit; or `repeated`
+        is false, and an earlier release may have used the same noise. `release` assumes
+        this use of the same noise if the ledger has releases with the run's key, but
+        not this release, and the last of them has another plan, other random draws, at
+        least run.step steps, or another digest than run.released. `release` cannot
+        check that the data are the same.
       OSError: the entry could not be written. Do not use the parameters then.
 
     Privacy: the entry contains a digest of the parameters, the plan's event, and the
@@ -487,7 +489,7 @@ def other(
 def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
     """Append an entry to a ledger's file.
 
-    `make` returns the new entry for the existing entries, or None for no new entry. The
+    `make` maps the existing entries to the new entry, or to None for no new entry. The
     file is locked while `make` runs. Only the first of several processes appends.
     """
 
@@ -498,7 +500,7 @@ def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
 
 
 def _find_conflict(own: list[Release], of_plan: str, step: int, before: str) -> str:
-    """Find the reason why a run's parameters must not be released; "" if none exists.
+    """Return the reason why a run's parameters must not be released; "" for no reason.
 
     A run that has released parameters must continue from its last release.
 
