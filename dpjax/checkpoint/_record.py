@@ -196,10 +196,10 @@ def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _probe(plan: Plan, generator: str, *_: object) -> str:
-    """The digest of what a public key draws in the first two steps of a plan.
+    """The digest of a plan's first two batches and noises under a public key.
 
-    The digest covers the batches and the signs of the noise. Rounding does not change a
-    sign, so that machines with the same random bits have the same digest.
+    The digest covers only the signs of the noise. Rounding does not change a sign, so
+    that machines with the same random bits have the same digest.
     """
     key = jax.random.key(0, impl=keys.generator_of(generator))
     steps = min(2, plan.num_steps)

@@ -2,8 +2,8 @@
 
 Let n be the number of examples, q the sampling rate and b the maximum batch size. Exact
 integer arithmetic tabulates the distribution of min(Binomial(n, q), b) once. A draw
-looks up 128 random bits in the table of cumulative probabilities, and so does not take
-time of order n.
+looks up 128 random bits in the table of cumulative probabilities, and its time is not
+of order n.
 """
 
 import functools
@@ -84,9 +84,9 @@ def table(n: int, rate: float, most: int) -> Table:
 
     n is below 2³¹, and `most` is at most n. Each cumulative probability is rounded up
     by less than 2⁻¹²⁷. So for every k, the probability that a drawn count exceeds k is
-    at most its exact value. Fewer than 2²⁰ cumulative probabilities are between 2⁻¹²⁸
-    and 1 − 2⁻¹²⁸. So the distance from the exact distribution in total variation is
-    below 2⁻¹⁰⁶, which is less than 1.3e-32.
+    at most the exact probability. Fewer than 2²⁰ cumulative probabilities are between
+    2⁻¹²⁸ and 1 − 2⁻¹²⁸. So the distance from the exact distribution in total variation
+    is below 2⁻¹⁰⁶, which is less than 1.3e-32.
     """
     # A float is exactly a fraction of two integers. So the rate is not rounded.
     exact = Fraction(rate)
@@ -132,8 +132,8 @@ def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
     Both arguments are u32[..., 4], with the most significant word first.
     """
     passed = jnp.ones((), bool)
-    # The loop starts at the least significant word. A more significant word overrides
-    # the result so far unless its two words are equal.
+    # The loop starts at the least significant word. At each position, the comparison of
+    # the two words overrides the result so far, unless the two words are equal.
     for i in (3, 2, 1, 0):
         word, threshold = words[..., i], thresholds[..., i]
         passed = (word > threshold) | ((word == threshold) & passed)
@@ -143,7 +143,7 @@ def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
 def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
     """Draw `times` independent counts from Binomial(n, rate), i32[times].
 
-    Each draw is found in a `Table` by bisection.
+    A bisection finds each count in a `Table`.
     """
     rows, first = table(n, rate, n)
     thresholds = jnp.asarray(rows)

@@ -176,8 +176,8 @@ def random_bins(
       num_examples: n, static, from 1 to 2³¹ − 1.
       num_bins: m, static, from 1 to 2³¹ − 1: the number of steps in an epoch.
       max_batch_size: b, static, the fixed size of a batch. If a bin has more than b
-        examples, the first b of them are retained; for n above 2¹⁶, b uniformly random
-        ones.
+        examples, only b of them take part: the first b in the data's order for n up to
+        2¹⁶, and a random choice for larger n.
       key: one typed key for the whole run; the epoch is folded into it.
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³². If all epochs have the same number, every example takes part in the same
@@ -185,8 +185,8 @@ def random_bins(
 
     Returns:
       A `Batch` of i32[m, b] and bool[m, b], in the data's order, with padding last.
-      For n up to 2¹⁶ the time is O(n log n). For larger n it is that of m calls of
-      `random_bins_step`.
+      For n up to 2¹⁶ the time is O(n log n). For larger n the time is that of m calls
+      of `random_bins_step`.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
@@ -240,9 +240,9 @@ def random_bins_step(
     """One step of `random_bins`, without computing the rest of the epoch.
 
     For n up to 2¹⁶ the time is O(n). For larger n, the mean time of a step is
-    O(b log n), and the memory is O(b). Each of the b slots then takes about a thousand
-    rounds of a hash on average over the steps. The first steps of an epoch take the
-    most rounds, at most log₂ n thousand.
+    O(b log n), and the memory is O(b). The step then computes a number of rounds of a
+    hash for each of the b slots: about 1000 rounds in the mean over all steps. The
+    first steps of an epoch need the most rounds, at most 1000 log₂ n.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -322,7 +322,7 @@ def random_allocation_step(
     uniform and secret. Each example's set of steps in an epoch is within k (m / 2³²)⁴
     of uniform in total variation, and independent of all other examples. Leaving
     examples out is a different mechanism. `accounting.truncation.overflow_delta` gives
-    its cost, for sampling rate k / m and m steps for each epoch.
+    the cost of this mechanism, for sampling rate k / m and m steps for each epoch.
 
     Reference: Bentley and Floyd (1987), https://doi.org/10.1145/30401.315746, for
     drawing a set of k distinct numbers.

@@ -79,14 +79,14 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 
 
 def _draws(n: int, count: int, accepted: float) -> int:
-    """How many numbers to draw from [0, n) to get `count` distinct ones nearly always.
+    """How many numbers to draw from [0, n) so that `count` of them are distinct.
 
-    With a probability of about 1e-9, this number of draws has fewer than `count`
-    distinct numbers. `distinct` then draws again.
+    With a probability of about 1e-9, the draws have fewer than `count` distinct
+    numbers. `distinct` then draws again.
 
     Args:
       n: the number of integers in the range from which numbers are drawn.
-      count: how many distinct numbers are needed.
+      count: the number of distinct numbers that `distinct` needs.
       accepted: the probability that a draw of 32 bits gives a number in [0, n).
     """
     # The mean number of draws of a coupon collector, plus eight standard deviations and
@@ -167,10 +167,9 @@ def _modulo(high: jax.Array, low: jax.Array, n: jax.Array) -> jax.Array:
 
 
 def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
-    """Apply rounds of random swaps to n positions; return where the positions x move.
+    """Move positions x, u32[b], by rounds of random swaps among n positions.
 
-    The result is u32[b]. The module's docstring defines a round. `times` is the number
-    of rounds.
+    The module's docstring defines a round. `times` is the number of rounds.
     """
     words = jax.random.bits(key, (4, times), jnp.uint32)
     # 64 random bits modulo n are close enough to uniform; see `rounds`.
@@ -191,7 +190,7 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
 
     A position in the last half of the order takes `rounds(n)` rounds of random swaps. A
     position in the quarter before this half takes twice as many rounds, and so on, down
-    to the first `_SORTED` positions or fewer, whose examples a sort permutes. The
+    to a first part of at most 2¹⁰ positions (`_SORTED`), which a sort permutes. The
     smallest given position determines the number of rounds for all given positions.
 
     Args:
@@ -214,8 +213,9 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     def level(i: jax.Array, x: jax.Array) -> jax.Array:
         """Apply rounds of random swaps to the first ⌈n / 2^k⌉ positions.
 
-        The loop counter i determines k. The loop begins with the largest k and ends
-        with k = 0, for all n positions. All other positions do not change.
+        The loop counter i determines k. The loop begins with the largest k that a given
+        position needs, and ends with k = 0, for all n positions. Positions beyond
+        the first ⌈n / 2^k⌉ do not change.
         """
         which = len(halves) - 1 - i
         own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
@@ -251,11 +251,11 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     The permutation is of the numbers 0, ..., n − 1. For n up to 2¹⁴ (`SORTED`) the
     permutation is uniformly random. For larger n, the permutation is a Feistel network:
     each number becomes a pair of coordinates, row and column, each with about √n
-    values. A round adds a hash of one coordinate to the other coordinate, modulo its
-    number of values, which is invertible. There are slightly more than n pairs. A pair
-    whose number is n or more passes through the network again, until its number is
-    below n. The result is still a permutation (Black and Rogaway, 2002, sections 3
-    and 4).
+    values. A round adds a hash of one coordinate to the other coordinate, modulo the
+    number of values of the other coordinate. So a round is invertible. The network
+    permutes slightly more than n numbers. A result of n or more passes through the
+    network again, until the result is below n. The resulting map is still a permutation
+    (Black and Rogaway, 2002, sections 3 and 4).
 
     Args:
       key: one typed key, which determines the permutation.
@@ -281,7 +281,8 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
             column = add_modulo(column, _hash(row, keys[i + 1]), columns)
         return row * np.uint32(columns) + column
 
-    # Cycle walking: the grid has only few cells more than n, so that few values repeat.
+    # Cycle walking: the grid has only a few more cells than n. So only a few numbers
+    # pass through the network again.
     def walk_on(x: jax.Array) -> jax.Array:
         return jnp.where(x >= n, permute_cells(x), x)
 

@@ -43,17 +43,17 @@ def bound_contributions_of_fixed_graph(
         as NaN; owners has masked entries; max_contributions is below 1.
 
     Privacy: the guarantee assumes that the owners of each example are public and fixed.
-    Neighbouring data sets have the same examples with the same owners. They differ in
+    Neighbouring data sets have the same examples with the same owners, and differ in
     the contents of all examples of one owner: under ZERO_OUT these examples contribute
     zero in one of the data sets, and under REPLACE they have other contents. The
-    selection depends only on the owners, on k and on the key. So it is the same for
-    both data sets, which differ in at most k selected examples. A sum of clipped
-    gradients then moves by at most k clip norms (2k under REPLACE), and an accountant's
-    result for one example becomes that of a group of k examples (`accounting.group`).
-    The guarantee hides neither whether an owner is present, nor which owners share an
-    example. If an owner is removed with all of its examples, the selection among other
-    owners' examples changes, and the two selections may differ in any number of
-    examples.
+    selection depends only on the owners, on k and on the key. So the selection is the
+    same for both data sets, and at most k of the selected examples differ. The sums of
+    clipped gradients then differ by at most k clip norms (2k under REPLACE), and an
+    accountant's result for one example becomes that of a group of k examples
+    (`accounting.group`). The guarantee hides neither whether an owner is present, nor
+    which owners share an example. If an owner is removed with all of its examples, the
+    selection among other owners' examples may change, and the two selections may differ
+    in any number of examples.
 
     Reference: Ganesh et al. (2025), https://arxiv.org/abs/2503.03622, for fixed-graph
     differential privacy and the greedy selection.
@@ -91,7 +91,7 @@ def bound_contributions_of_fixed_graph(
 
 def _check_row(row: Collection[Hashable]) -> Collection[Hashable]:
     """Return the owners of one example. Raise ValueError if they are invalid."""
-    # A string is refused, since its letters would be taken for owners.
+    # A string is refused, since each of its letters would count as an owner.
     if isinstance(row, str | bytes) or not hasattr(row, "__iter__"):
         raise ValueError(
             f"owners must be a sequence of owners for each example; got {row!r}."

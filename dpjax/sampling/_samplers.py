@@ -43,8 +43,8 @@ def check_sizes(**sizes: int) -> list[int]:
 def check_number(name: str, value: ArrayLike) -> jax.Array:
     """Return a step or epoch number as u32[].
 
-    Raise ValueError if the number is not one integer, or is a known number out of
-    range. The error calls the number by `name`.
+    Raise ValueError if the number is not one integer, or is not traced and out of
+    range. `name` is the number's name in the message.
     """
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
         raise ValueError(f"{name} must be one integer; got {value!r}.")
@@ -58,7 +58,7 @@ def check_number(name: str, value: ArrayLike) -> jax.Array:
 
 
 def sampler_key(key: Key, consumer: str, name: str, number: ArrayLike) -> jax.Array:
-    """The key of one step or epoch of one sampler.
+    """The key from which one sampler draws in one step or epoch.
 
     Args:
       key: the run's typed key.
@@ -124,7 +124,7 @@ def poisson(
       num_examples: n, static, from 1 to 2³¹ − 1.
       sampling_rate: q, static, in [0, 1].
       max_batch_size: b, static, the fixed size of the batch. If more than b examples
-        are drawn, b uniformly random ones are retained and the rest is left out.
+        are drawn, only b of them take part, chosen uniformly at random.
       key: one typed key for the whole run; the step is folded into it.
       step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³².
@@ -188,8 +188,8 @@ def cyclic_poisson(
         epoch, q must be p / n_b; the expected batch size is then n / n_b.
       num_groups: p, static, from 1 to n.
       max_batch_size: b, static, the fixed size of the batch. If more than b of the
-        ⌈n / p⌉ slots of a group are drawn, b uniformly random ones are retained and the
-        rest is left out.
+        ⌈n / p⌉ slots of a group are drawn, only b of the drawn slots are used, chosen
+        uniformly at random.
       key: one typed key for the whole run; the step is folded into it.
       step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
         2³².
@@ -264,7 +264,7 @@ def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
 def cyclic(num_examples: int, batch_size: int) -> Batch:
     """One epoch in the data's own order; every epoch has the same batches.
 
-    If the order of the data set carries information, shuffle the data set once before.
+    If the data set is ordered in some way, shuffle the data set once before the run.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
