@@ -1,9 +1,9 @@
 """Tools for numbers, keys and arrays, which all other packages of dpjax use.
 
-No module of this package computes privacy.
+No module of this package computes a privacy cost.
 
 1. `adjacency`: the data sets that a guarantee compares. `typing`: type aliases.
-2. `validate`: the checks of arguments, with messages that name argument and value.
+2. `validate`: checks of arguments, whose messages name the argument and its value.
 3. `dtypes`, `rounding`: precisions, bounds on float32's rounding errors, and numbers
    rounded in the direction in which privacy bounds still hold. `float64`: functions
    that compute in float64. `interpret`: functions that NumPy evaluates without a

@@ -34,6 +34,6 @@ class Adjacency(enum.Enum):
 
     @property
     def sensitivity_factor(self) -> float:
-        """The distance by which one example moves a clipped sum, in clip norms."""
+        """The sensitivity of a clipped sum to one example, in clip norms."""
         # Under REPLACE one clipped gradient leaves the sum and another one enters it.
         return 2.0 if self is Adjacency.REPLACE else 1.0

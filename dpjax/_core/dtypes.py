@@ -16,9 +16,10 @@ def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
 
 
 def narrowest_float(dtypes: Iterable[DTypeLike]) -> jnp.dtype:
-    """The least precise of the floating dtypes, or float32 if this dtype is narrower.
+    """The least precise of the floating dtypes, but at least float32.
 
-    Other dtypes are ignored. Without a floating dtype, the result is float32.
+    Dtypes that are not floating are ignored. Without a floating dtype, the result is
+    float32.
     """
     floats = [at_least_float32(d) for d in dtypes if jnp.issubdtype(d, jnp.floating)]
     return max(floats, key=lambda d: jnp.finfo(d).eps, default=jnp.dtype(jnp.float32))

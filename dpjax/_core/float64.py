@@ -63,7 +63,7 @@ SMALL = 1e-300
 
 
 def default_float() -> np.dtype:
-    """The float dtype of the caller's configuration: float32 unless x64 is on."""
+    """The caller's default float dtype: float32 unless `jax_enable_x64` is on."""
     return jax.dtypes.canonicalize_dtype(np.float64)
 
 
@@ -150,19 +150,19 @@ def float64(
         and treats batch elements independently. Its result has only the batch axes.
       elementwise: whether the core is written for one evaluation, with scalar arguments
         except for its vectors. If so, the decorator maps the core over batch axes.
-      one_by_one: whether the core, written for one evaluation without vectors, is
-        called in a loop over the batch elements. Use this loop if batch elements differ
-        in the trip counts of loops or in the positions of dynamic slices. `jax.vmap`
-        is then slower.
+      one_by_one: whether to call the core in a loop over the batch elements. The core
+        must be written for one evaluation, with scalar arguments only. Use this loop if
+        batch elements differ in the trip counts of loops or in the positions of dynamic
+        slices, since `jax.vmap` is then slower.
       compiled: whether to compile the core as one program. If compiling the core takes
         long, the core should instead consist of a few compiled functions, which several
         calls can share.
 
     Returns:
       A decorator. Positional arguments of the decorated function may be Python numbers
-      (taken exactly), NumPy or JAX arrays of any real dtype, or tracers. An argument
-      may also be a record, that is, a named tuple of such values; the core then gets
-      such a record.
+      (converted directly to float64), NumPy or JAX arrays of any real dtype, or
+      tracers. An argument may also be a named tuple of such values; the core then
+      receives a named tuple of the same type.
     """
 
     def decorate(core: Core) -> Core:
@@ -278,7 +278,7 @@ def _lift(
 
     @functools.cache
     def partial(position: int) -> Core:
-        """The partial derivative of the undecorated function `core` by one argument.
+        """The partial derivative of `core` with respect to one argument.
 
         The result is a function of the same arguments, which opens the float64 scope.
         The derivative has the shape that the argument has after all arguments were
@@ -293,7 +293,7 @@ def _lift(
                 return core(*before, x, *after, **kwargs)
 
             # Batch elements are independent. So one JVP or VJP with ones gives the
-            # partial derivatives of all of them.
+            # partial derivatives for all batch elements.
             if position not in vectors:
                 return jax.jvp(by, (x,), (jnp.ones_like(x),))[1]
             out, pull_back = jax.vjp(by, x)

@@ -59,7 +59,7 @@ def without_compiler(
         Its results are a pytree of arrays.
       static: the names of keyword arguments that are hashable constants. All other
         arguments are positional.
-      max_seconds: the maximum time of an evaluation by NumPy, as estimated.
+      max_seconds: the maximum estimated time of an evaluation by NumPy, in seconds.
 
     Returns:
       A function that calls fn if an argument is traced, if `numpy_rules` cannot
@@ -127,16 +127,16 @@ def _keep_freed_memory() -> None:
     """Let the process use the memory of freed arrays again.
 
     The allocator of Linux returns the memory of large arrays to the system, and then
-    gets it again page by page, which takes a third of an accountant's time. If an array
-    below 32 MiB was freed, the allocator keeps memory up to twice its size. So this
-    function frees such an array. The array takes no memory, since its pages are never
-    touched.
+    gets it again page by page, which takes a third of an accountant's time. After an
+    array of up to 32 MiB was freed, the allocator retains free memory of up to twice
+    this array's size. So this function creates and frees such an array. No memory is
+    used for the array, since its pages are never touched.
     """
     np.empty(2**25 - 2**13, np.uint8)
 
 
 class _Step(NamedTuple):
-    """A jaxpr's equation, and where its inputs and outputs are in a list of values.
+    """A jaxpr's equation, with the indices of its inputs and outputs in a list.
 
     Attributes:
       eqn: the equation.

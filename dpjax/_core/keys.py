@@ -100,7 +100,7 @@ def random_key(impl: str | None = None) -> Key:
 
 
 def generator_of(name: str | None) -> Any:
-    """A random generator by name, as the argument `impl` of JAX's functions of keys.
+    """Convert a generator's name to the argument `impl` of JAX's functions for keys.
 
     None stands for the default generator of JAX.
     """
@@ -187,9 +187,9 @@ def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
 
 
 def random_words(key: Key, shape: tuple[int, ...]) -> jax.Array:
-    """The words of `jax.random.bits(key, shape, uint32)`, in less time to compile.
+    """The words of `jax.random.bits(key, shape, uint32)`, by code that compiles faster.
 
-    XLA takes four times as long to compile JAX's own Threefry on CPUs.
+    On CPUs, XLA takes four times as long to compile JAX's own Threefry.
     """
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
     if not partitionable or key.ndim or not _has_word_pairs(key, shape):
@@ -212,7 +212,7 @@ def word_pairs(key: Key, shape: Sequence[int]) -> tuple[jax.Array, jax.Array]:
 
 
 def _has_word_pairs(key: Key, shape: Sequence[int]) -> bool:
-    """Whether the key is one of Threefry, and 32 bits can count the entries."""
+    """Whether the key is a Threefry key, and the shape has fewer than 2³² entries."""
     return generator_name(key) == "threefry2x32" and math.prod(shape) < 2**32
 
 
@@ -220,8 +220,8 @@ def two_keys(key: Key) -> jax.Array:
     """Derive two keys of a generator that draws the same bits under `jax.vmap`.
 
     JAX's generators rbg and unsafe_rbg draw other bits under `jax.vmap`. The result is
-    an array of two keys. These are keys of ChaCha20 if the given key is one, and
-    otherwise keys of Threefry.
+    an array of two ChaCha20 keys if the given key is a ChaCha20 key, and of two
+    Threefry keys otherwise.
     """
     if generator_name(key) == chacha.NAME:
         return jax.random.split(key)

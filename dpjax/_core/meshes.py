@@ -80,7 +80,7 @@ def like(
         explicit, mesh = False, jax.sharding.get_abstract_mesh()
     if not axes.varying and not explicit:
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
-    # The last axes are sharded like the variable's last axes; all others are not.
+    # The last axes are sharded like those of `aval`, and other axes are not sharded.
     spec: list[_Entry] = [None] * len(shape)
     if explicit:
         of_aval = tuple(aval.sharding.spec)[-len(shape) :] if shape else ()
@@ -179,7 +179,7 @@ def add_varying_axes(tree: Shaped, axes: frozenset[str]) -> Shaped:
 def let_compiler_shard(
     function: Callable[..., Out], arrays: Tree, outputs: object
 ) -> Callable[..., Out]:
-    """The function, with the sharding along all explicit axes left to the compiler.
+    """Wrap a function so that the compiler decides shardings along all explicit axes.
 
     The explicit axes are those of the first mesh with explicit axes among the types of
     the arrays. If no array is on such a mesh, the result is the given function.
@@ -257,14 +257,15 @@ def wide_zeros_like(tree: Tree, leading: Sequence[int] = ()) -> Tree:
 def shard_like(state: Shaped, params: Tree) -> Shaped:
     """Shard the leaves of an optimizer's state like the parameters.
 
-    The path of a leaf such as a momentum ends with the path of a parameter. If leaf and
-    parameter also have the same shape, the leaf gets the sharding of this parameter.
-    Only shardings that the compiler chooses (traced parameters) need this copy.
+    The path of a leaf such as a momentum ends with the path of a parameter. If a
+    floating-point leaf also has the shape of this parameter, the leaf gets the
+    parameter's sharding. The function changes only leaves of traced parameters whose
+    sharding the compiler chooses.
     """
     places = dict(jax.tree_util.tree_flatten_with_path(params)[0])
 
     def shard_leaf(path: tuple[Any, ...], x: ArrayLike) -> ArrayLike:
-        # Take the longest end that is a parameter's path; it may be the empty path.
+        # The longest suffix of the path that is a parameter's path; it may be empty.
         ends = (path[i:] for i in range(len(path) + 1))
         p = next((places[end] for end in ends if end in places), None)
         if not _has_auto_axes(p) or jnp.shape(x) != jnp.shape(p):
@@ -280,9 +281,9 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
 def _copy_sharding(x: jax.Array, other: jax.Array) -> jax.Array:
     """The values of x, with the sharding that the compiler chooses for another array.
 
-    The sharding of the other array is not known before compilation. So the result is a
-    select between both arrays, with a constant condition. The compiler gives the
-    operands of a select the same sharding. It removes the select only later.
+    The compiler has not yet chosen this sharding when the function is traced. So the
+    result is a select between both arrays, with a constant condition. The compiler
+    gives the operands of a select the same sharding, and removes the select only later.
     """
     return jnp.where(False, other, x)
 

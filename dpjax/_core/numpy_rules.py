@@ -333,9 +333,9 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
 
 
 def _total_order(compare: Function) -> Function:
-    """Compare floats by `compare` in IEEE 754's total order, in which −0 is below 0.
+    """Make `compare` follow IEEE 754's total order of floats, in which −0 is below 0.
 
-    A NaN with a sign is below all numbers, and any other NaN is above all numbers.
+    A NaN whose sign bit is set is below all numbers, and any other NaN is above them.
     """
 
     def key(x: np.ndarray) -> np.ndarray:

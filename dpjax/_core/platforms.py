@@ -75,8 +75,8 @@ def without_mesh() -> contextlib.AbstractContextManager[object]:
 def needs_float64(x: jax.Array) -> jax.Array:
     """The identity, which raises an error if a program is lowered for a TPU.
 
-    TPUs represent a float64 by two float32 numbers, whose exponents end at 1e-38. A δ
-    or a tail probability below 1e-38 would count as zero.
+    TPUs represent a float64 by two float32 numbers, whose least normal number is about
+    1e-38. A δ or a tail probability below 1e-38 would count as zero.
     """
     return _needs_float64.bind(x)
 
@@ -96,7 +96,8 @@ def needs_one_order(x: jax.Array) -> jax.Array:
     an order that varies from run to run, unless `XLA_FLAGS` forbids such operations.
 
     Raises:
-      RuntimeError: a program is lowered for GPUs, and `XLA_FLAGS` does not forbid them.
+      RuntimeError: a program is lowered for GPUs, or runs on a GPU outside jit, and
+        `XLA_FLAGS` does not forbid operations with a varying order.
     """
     return _needs_one_order.bind(x)
 

@@ -1,12 +1,13 @@
 """Rounding in the direction in which privacy bounds still hold.
 
 **Sums of squares** get upper bounds that hold despite all rounding errors. The model is
-that each result is off by a factor 1 + δ with |δ| at most the unit roundoff u (2⁻²⁴ in
+that each result is off by a factor 1 + r with |r| at most the unit roundoff u (2⁻²⁴ in
 float32). Then the error of a sum of k products is at most γ_k = k u / (1 − k u) times
-the sum of the products' absolute values. This holds for every order of summation, with
-or without fused multiply-adds (Higham, *Accuracy and Stability of Numerical
-Algorithms*, section 3.1). The model ignores results that underflow to zero. Together
-these results add less than 1e-30, in units of the clip norm, to gradients that need no
+the sum of the products' absolute values. The bound holds for every order of summation,
+with or without fused multiply-adds (Higham, *Accuracy and Stability of Numerical
+Algorithms*, section 3.1). The model ignores results that underflow to zero. In units of
+the squared clip norm, a sum of up to 10¹⁰ squares loses less than 1e-27 by underflow.
+This loss matters only in sums far below 1, and gradients with such sums need no
 clipping. CPUs and GPUs follow the model in element-wise arithmetic, sums, and products
 at `Precision.HIGHEST`. TPUs do not follow the model in such products, since they
 compute a product from six products of bfloat16 parts.
@@ -16,14 +17,14 @@ thousand terms. Optimization barriers between the stages prevent XLA from mergin
 (There is also a barrier after each reshape, for speed: on CPUs, a sum with which a
 reshape is fused is ten times slower.)
 
-**Noise and decay** are rounded for training. An accountant may compute with a noise
-multiplier of 0.7 and a momentum decay of 0.99, but training uses float32. The float32
-number nearest to 0.7 is smaller than 0.7 by 1.2e-8. The float32 number nearest to 0.99
-is larger than 0.99 by 1e-8. Every privacy bound falls with the noise. Every bound grows
+**Noise and momentum decay** are rounded to float32 for training. An accountant may
+compute with a noise multiplier of 0.7 and a momentum decay of 0.99. The float32 number
+nearest to 0.7 is smaller than 0.7 by 1.2e-8. The float32 number nearest to 0.99 is
+larger than 0.99 by 1e-8. Every privacy bound falls with the noise. Every bound grows
 with the decay, since its terms are powers of the decay. So training rounds the noise up
 and the decay down to float32, and the bound also holds for the rounded numbers.
 
-Python numbers, which are in float64, are taken as exact. But an array may be the result
+Python numbers, which are in float64, count as exact. But an array may be the result
 of rounding a Python number (as in `optax.inject_hyperparams`), and the exact number may
 be on either side. So an array's value is moved to the next number of its precision. A
 float64 array's value is moved only if it is not a float32.
@@ -137,8 +138,8 @@ def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
     product in the error message.
 
     Raises:
-      ValueError: the product of Python numbers is outside of this range. If a factor is
-        an array, the result is NaN instead.
+      ValueError: the product of Python numbers is neither 0 nor in this range. If a
+        factor is an array, the result is NaN instead.
     """
     # Fractions hold the product of Python numbers exactly, so that it is rounded once.
     numbers = [x for x in factors if isinstance(x, int | float)]

@@ -38,8 +38,8 @@ def newton(fn: _Function, start: jax.Array) -> jax.Array:
 
     The function is at most 0 at `start`. The tangents of a concave function are never
     below the function. So the iterates approach the zero from the side on which the
-    function is negative, and never cross the zero. Newton's method does not take a step
-    to a negative x, and ends instead.
+    function is negative, and never cross the zero. The search ends early if a step
+    would lead to a negative x.
     """
 
     def cond(state):
@@ -100,7 +100,7 @@ def bisect(
 def implicit_derivative(
     residual: Callable[..., jax.Array], root: jax.Array, met: ArrayLike = True
 ) -> jax.Array:
-    """Return the known root of the function `residual`, with its derivatives.
+    """Return `root`, a root of the function `residual`, with its derivatives.
 
     By the implicit function theorem, the root has derivatives with respect to the
     values that `residual` captures. The function is evaluated only for derivatives. If
@@ -164,10 +164,11 @@ def secants(
 ) -> Iterator[Seen]:
     """Yield the points of a search for the zero of a function that falls with log x.
 
-    Each point is the zero of the parabola through the three points before it, or of the
-    secant through the two points before it. If this zero is not between the points at
-    which the function was positive and negative, the next point is the middle of these
-    points in log x. The caller decides when to stop.
+    `slope` determines the second point. Each later point is near the zero of the
+    parabola through the three points before it, or of the secant through the two points
+    before it. If this zero is not between the last points at which the function was
+    positive and negative, the next point is the middle of these two points in log x.
+    The caller decides when to stop.
 
     Args:
       excess: the function of x, nearly linear in log x. It may be infinite.
@@ -206,7 +207,7 @@ def minimize(
     *args: Any,
     **kwargs: Any,
 ) -> np.ndarray:
-    """The local minimum f64[k] that L-BFGS-B finds from a start x.
+    """Minimize a function by L-BFGS-B from x, and return the last point, f64[k].
 
     `value_and_grad` returns a function's value and gradient at x. All further arguments
     are passed to `value_and_grad`.

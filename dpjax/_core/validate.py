@@ -1,7 +1,8 @@
-"""Checks of static arguments; every error message names the argument and its value.
+"""Checks of arguments. A failed check raises ValueError and names argument and value.
 
-A traced value cannot be checked, and is accepted. The docstring of each function says
-how the function treats an invalid traced value.
+Unless its docstring says otherwise, a check of a number accepts every traced number,
+whose value is not available. The docstring of the function that calls the check says
+how this function treats an invalid traced number.
 """
 
 from collections.abc import Callable, Sequence
@@ -217,10 +218,7 @@ def adjacency(value: object) -> Adjacency:
 
 
 def adjacency_without_removal(value: object) -> None:
-    """Raise unless value is `Adjacency.REPLACE`.
-
-    Under REPLACE, the two data sets have the same size.
-    """
+    """Raise unless value is `Adjacency.REPLACE`, as batches of fixed size require."""
     if adjacency(value) is not Adjacency.REPLACE:
         raise ValueError(
             "adjacency must be REPLACE for random batches of fixed size; "
