@@ -203,7 +203,7 @@ def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 @jax.jit
 def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
-    """Derive a new key, u32[8], from a key and a number, which is taken modulo 2³²."""
+    """Derive a new key, u32[8], from a key and a number, which is used modulo 2³²."""
     return _children(key, number.astype(jnp.uint32), _FOLD_IN)
 
 

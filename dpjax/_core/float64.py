@@ -54,7 +54,7 @@ Core = Callable[..., jax.Array]
 # half of a margin of k ULP. Where terms cancel, or a function has a larger error, a
 # comment next to the margin explains it.
 ULP = float(np.finfo(np.float64).eps)
-# The least normal number. Numbers that are known to be positive are at least TINY.
+# The least normal number. A number that must be positive is at least TINY.
 TINY = float(np.finfo(np.float64).tiny)
 # A replacement for 0 in logarithms and denominators. The products of SMALL with numbers
 # above 1e-7 are normal numbers. No relevant δ, rate or probability mass is close to

@@ -103,7 +103,9 @@ def _compile(fn: Callable[P, Out], *args: P.args, **kwargs: P.kwargs) -> Out:
 
 
 def evaluator(closed: jex.ClosedJaxpr, max_seconds: float = MAX_SECONDS) -> Function:
-    """The function of NumPy arrays that a jaxpr describes. It returns a list of arrays.
+    """Make the function of NumPy arrays that a jaxpr describes.
+
+    The function returns a list of arrays.
 
     Raises:
       NotEvaluatedError: `numpy_rules` cannot evaluate an operation of the jaxpr, or

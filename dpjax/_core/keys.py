@@ -64,9 +64,10 @@ def random_key(impl: str | None = None) -> Key:
         would become a constant of the compiled function. A call under `jax.vmap` does
         not raise, and gives all elements the same key.
 
-    Privacy: the guarantees of dpjax assume uniform random bits. They hold against an
-    adversary who cannot distinguish the generator's bits from uniform bits. For
-    ChaCha20 this is a common assumption of cryptography.
+    Privacy: the guarantees of dpjax assume uniform random bits. The guarantees hold
+    against an adversary who cannot distinguish the generator's bits from uniform bits.
+    That no adversary can distinguish ChaCha20's bits is a common assumption of
+    cryptography.
 
     Reference: Nir and Langley (2018), https://www.rfc-editor.org/rfc/rfc8439.
 
@@ -78,7 +79,7 @@ def random_key(impl: str | None = None) -> Key:
       (8,)
     """
     generator = generator_of(impl)
-    # The key's shape and dtype depend on the generator, and are found without a draw.
+    # The key's shape and dtype depend on the generator. No key is drawn to find them.
     try:
         like = jax.eval_shape(
             lambda: jax.random.key_data(jax.random.key(0, impl=generator))
@@ -259,9 +260,9 @@ def _fold(key: Key, pair: ArrayLike) -> Key:
 def leaf_keys(key: Key, tree: object) -> list[Key]:
     """A key for each leaf, derived from a hash of the leaf's path in the whole tree.
 
-    `optax.masked` and similar wrappers remove leaves, but the remaining leaves keep
-    their paths. So disjoint parts of a tree share no noise. The order of a dictionary's
-    entries does not change the noise.
+    `optax.masked` and similar wrappers remove leaves, but do not change the paths of
+    the remaining leaves. So disjoint parts of a tree share no noise. The order of a
+    dictionary's entries does not change the noise.
     """
     paths, _ = jax.tree.flatten_with_path(tree, is_leaf=_is_masked)
     seen: collections.Counter[str] = collections.Counter()

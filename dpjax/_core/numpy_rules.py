@@ -174,7 +174,7 @@ def _starts(
       batched: for each batch axis of the array, the same batch axis of `rows`.
 
     Returns:
-      The first indices, i[...]. They are 0 along an axis that is neither mapped nor a
+      The first indices, i[...], which are 0 along an axis that is neither mapped nor a
       batch axis.
     """
     shape = rows.shape[:-1]

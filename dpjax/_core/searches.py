@@ -50,7 +50,8 @@ def newton(fn: _Function, start: jax.Array) -> jax.Array:
         steps, x, _ = state
         value, slope = jax.jvp(fn, (x,), (jnp.ones_like(x),))
         moved = x - value / slope
-        # A step that is not finite, or leads below 0, is not taken. This ends the loop.
+        # Instead of a step that is not finite or leads below 0, x remains, and the loop
+        # ends.
         return steps + 1, jnp.where(jnp.isfinite(moved) & (moved >= 0), moved, x), x
 
     _, x, _ = jax.lax.while_loop(cond, body, (0, start, jnp.full_like(start, jnp.inf)))
@@ -124,7 +125,8 @@ def implicit_derivative(
     ) -> tuple[jax.Array, jax.Array]:
         root, met, *constants = primals
         # This calls the function instead of using `root`, so that second derivatives
-        # see that the root moves. If there is no root, 1 keeps derivatives finite.
+        # see that the root moves. If there is no root, x is 1, so that derivatives are
+        # finite.
         x = jnp.where(met, differentiable_root(*primals), jnp.ones_like(root))
         by_x = jax.jvp(lambda x: residual(x, *constants), (x,), (jnp.ones_like(x),))[1]
         moved = jax.jvp(
@@ -171,7 +173,7 @@ def secants(
     The caller decides when to stop.
 
     Args:
-      excess: the function of x, nearly linear in log x. It may be infinite.
+      excess: the function of x, nearly linear in log x. The values may be infinite.
       start: the first x, positive.
       slope: an estimate of the derivative with respect to log x at the start, negative.
     """
@@ -442,7 +444,7 @@ def _is_open(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array
 def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
     """The next parameter at which `close` evaluates the function.
 
-    This parameter is near the zero of the secant through the ends of the bracket. It
+    This parameter is near the zero of the secant through the ends of the bracket, and
     divides the bracket into two parts whose widths are at most the bracket's `radius`.
     Hence `close` needs at most one step more than bisection.
     """

@@ -4,7 +4,7 @@
 accepts nested containers of arrays and numbers. Only the author of a loss knows the
 types of its parameters and examples. So the alias `LossFn` does not restrict the
 arguments. Signatures use `Any` for results of a user's function and for arguments that
-are passed on to such a function. They use `object` for values that are not inspected.
+are passed on to such a function, and `object` for values that are not inspected.
 `help` shows an alias of `TypeAliasType` by its name, and other aliases by their
 definition. This module also exports `Adjacency`, for the signatures of accountants.
 """

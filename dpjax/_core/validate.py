@@ -147,7 +147,7 @@ def real_vector(name: str, value: object) -> np.ndarray | None:
       ValueError: the value is not a vector of real numbers.
     """
     if isinstance(value, Tracer):
-        # The shape and dtype of a traced value are known, and are checked.
+        # A traced value has a shape and a dtype, which can be checked.
         if value.ndim != 1 or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ValueError(f"{name} must be a vector of floats; got {value!r}.")
         return None

@@ -18,7 +18,7 @@ from dpjax.checkpoint._record import digest_of
 
 T = TypeVar("T")
 # If an exception in one process has one of the first three types, the other processes
-# raise an exception of the same type. Otherwise, they raise one of the last type.
+# raise an exception of the same type. Otherwise, they raise a RuntimeError.
 _KINDS = (ValueError, OSError, ImportError, RuntimeError)
 
 

@@ -7,7 +7,7 @@ the hash of the line before it, so that `read` detects a line that was changed, 
 or moved, within the following limits.
 
 **Limits of the hash chain.** The file alone cannot show that its last lines were cut
-off, or that the whole file was rewritten. Keep `Ledger.head` elsewhere, and pass it to
+off, or that the whole file was rewritten. Store `Ledger.head` elsewhere, and pass it to
 `read`, which raises an error unless the line with that hash is still in the file. The
 chain cannot show releases that were never recorded.
 

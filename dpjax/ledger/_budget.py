@@ -106,7 +106,9 @@ class Budget:
     def draw(
         self, release: Any, *, slack: float | None = None, name: str = ""
     ) -> "Budget":
-        """Return the budget after one more mechanism, which has not run yet.
+        """Return the budget after one more mechanism.
+
+        Call `draw` before the mechanism runs.
 
         Args:
           release: an event of `accounting.events`, or a record that contains an event:

@@ -144,8 +144,8 @@ class Ledger:
 
     Attributes:
       entries: a `Release`, an `End` or an `Other` for each of the ledger's lines.
-      head: the hash of the last line, which depends on all lines. Keep the head apart
-        from the file, so that `read` can check the file against it later.
+      head: the hash of the last line, which depends on all lines. Store the head apart
+        from the file, so that `read` can check the file against the head later.
     """
 
     entries: tuple[Entry, ...]
@@ -239,7 +239,7 @@ def read(path: Path, *, head: str | None = None) -> Ledger:
 
     Args:
       path: the ledger's file. A file that does not exist is an empty ledger.
-      head: `Ledger.head` from an earlier reading, which you kept elsewhere. The line
+      head: `Ledger.head` from an earlier reading, which you stored elsewhere. The line
         with that hash must still be in the file.
 
     Returns:
@@ -320,11 +320,11 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 
     Raises:
       ValueError: the ledger is damaged, or has another adjacency or unit; or `repeated`
-        is false, and an earlier release may have used the same noise. `release` assumes
-        this use of the same noise if the ledger has releases with the run's key, but
-        not this release, and the last of them has another plan, other random draws, at
-        least run.step steps, or another digest than run.released. `release` cannot
-        check that the data are the same.
+        is false, and an earlier release may have used the same noise. This may be the
+        case if the ledger has releases with the run's key, but not this release, and
+        the last of them has another plan, other random draws, at least run.step steps,
+        or another digest than run.released. `release` cannot check that the data are
+        the same.
       OSError: the entry could not be written. Do not use the parameters then.
 
     Privacy: the entry contains a digest of the parameters, the plan's event, and the

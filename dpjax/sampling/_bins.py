@@ -12,7 +12,7 @@ bins follow each other, bin after bin. So the two numbers give the positions of 
 members of the step's bin in this order, and only these positions are evaluated.
 
 **Counts.** The number of examples in the first j of m bins is the count of n uniform
-numbers in [0, 1) that are below j / m. This fraction is called a cut. The count of
+numbers in [0, 1) that are below j / m. The fraction j / m is called a cut. The count of
 numbers below 1/2 has the distribution Binomial(n, 1/2), and the same holds recursively
 within each half. The binary digits of the cut select one half after another, until no
 number is left in the selected interval. The key of each binomial draw is a function of
@@ -179,7 +179,7 @@ def random_bins(
         examples, only b of them take part: the first b in the data's order for n up to
         2¹⁶, and a random choice for larger n.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³². If all epochs have the same number, every example takes part in the same
         step of each epoch.
 
@@ -194,11 +194,11 @@ def random_bins(
 
     Privacy: if no bin overflows, the sampler is random allocation, in which each
     example takes part in one uniformly random step of each epoch, independently of all
-    others. This holds under any adjacency, provided that the random bits are uniform
-    and secret, and up to a small error. For n up to 2¹⁶, each example's step is within
-    (m / 2³²)⁴ of uniform in total variation, whatever an adversary knows about all
-    other examples. For larger n, the distribution of a whole epoch is within 2⁻⁸⁹ of
-    random allocation in total variation. This distance is below 2e-27, and adds less
+    others. This claim holds under any adjacency, provided that the random bits are
+    uniform and secret, and up to a small error. For n up to 2¹⁶, each example's step is
+    within (m / 2³²)⁴ of uniform in total variation, whatever an adversary knows about
+    all other examples. For larger n, the distribution of a whole epoch is within 2⁻⁸⁹
+    of random allocation in total variation. This distance is below 2e-27, and adds less
     than (1 + e^ε) 2e-27 to δ for each epoch drawn. Leaving examples out on overflow is
     a different mechanism. `accounting.truncation.overflow_delta` gives the cost of this
     mechanism, for sampling rate 1 / m and m steps for each epoch whose bins are drawn.
@@ -218,7 +218,7 @@ def random_bins(
     if n > _ALL:
         steps = jnp.arange(m, dtype=jnp.uint32)
         return jax.lax.map(lambda step: _members(n, m, b, key, epoch, step), steps)
-    # A stable sort by bin keeps the examples of a bin in the data's order.
+    # After a stable sort by bin, the examples of a bin are in the data's order.
     bins, examples = jax.lax.sort(
         (_bins(n, m, key, epoch), jnp.arange(n, dtype=jnp.int32)), is_stable=True
     )
@@ -249,7 +249,7 @@ def random_bins_step(
       num_bins: m, static, from 1 to 2³¹ − 1.
       max_batch_size: b, static.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³².
       step: the step's number within the epoch, i[], from 0 to m − 1; may be traced. For
         a larger number the batch consists of padding.
@@ -304,7 +304,7 @@ def random_allocation_step(
       max_batch_size: b, static. If more than b examples picked this step, the first b
         in the data's order are retained.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³².
       step: the step's number within the epoch, i[], from 0 to m − 1; may be traced. For
         a larger number the batch consists of padding.

@@ -1,8 +1,8 @@
 """Random orders of n positions, evaluated at given positions.
 
 **The order of `examples_at`** is provably close to uniform, provided that the random
-bits are uniform, and takes some hundred rounds. A sampler needs this proof if its
-privacy depends on the order.
+bits are uniform, but takes several hundred rounds or more. A sampler needs this proof
+if the sampler's privacy depends on the order.
 
 The order is the result of rounds of swaps. A round draws a random number K from 0 to
 n − 1, and pairs every position x with the position K − x modulo n. For each pair, a

@@ -50,7 +50,7 @@ def check_number(name: str, value: ArrayLike) -> jax.Array:
         raise ValueError(f"{name} must be one integer; got {value!r}.")
     known = validate.concrete(value)
     if known is None:
-        # The value of a traced number is unknown here, and is taken modulo 2³².
+        # The value of a traced number is unknown here, and is used modulo 2³².
         return jnp.asarray(value).astype(jnp.uint32)
     if not 0 <= known < 2**32:
         raise ValueError(f"{name} must be from 0 to 2**32 - 1; got {value!r}.")
@@ -82,7 +82,7 @@ def fixed_size(
       num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, from 1 to n.
       key: one typed key for the whole run; the step is folded into it.
-      step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+      step: the step's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³².
 
     Returns:
@@ -126,7 +126,7 @@ def poisson(
       max_batch_size: b, static, the fixed size of the batch. If more than b examples
         are drawn, only b of them take part, chosen uniformly at random.
       key: one typed key for the whole run; the step is folded into it.
-      step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+      step: the step's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³².
 
     Returns:
@@ -191,7 +191,7 @@ def cyclic_poisson(
         ⌈n / p⌉ slots of a group are drawn, only b of the drawn slots are used, chosen
         uniformly at random.
       key: one typed key for the whole run; the step is folded into it.
-      step: the step's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+      step: the step's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³².
 
     Returns:
@@ -328,7 +328,7 @@ def reshuffled(
       num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, at least 1.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³².
 
     Returns:
@@ -364,7 +364,7 @@ def reshuffled_step(
       num_examples: n, static, from 1 to 2³¹ − 1.
       batch_size: b, static, at least 1.
       key: one typed key for the whole run; the epoch is folded into it.
-      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is taken modulo
+      epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³².
       step: the step's number within the epoch, i[], from 0 to k − 1, k = ⌈n / b⌉; may
         be traced. For a larger number the batch consists of padding.
