@@ -142,8 +142,8 @@ class _Step(NamedTuple):
 
     Attributes:
       eqn: the equation.
-      inputs: the index in the list of each input.
-      outputs: the index in the list of each output.
+      inputs: for each input of the equation, the input's index in the list of values.
+      outputs: for each output, the output's index in this list.
     """
 
     eqn: jex.JaxprEqn

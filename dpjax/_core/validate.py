@@ -1,6 +1,6 @@
 """Checks of arguments. A failed check raises ValueError and names argument and value.
 
-Unless its docstring says otherwise, a check of a number accepts every traced number,
+Unless a docstring says otherwise, a check of a number accepts every traced number,
 whose value is not available. The docstring of the function that calls the check says
 how this function treats an invalid traced number.
 """

@@ -196,7 +196,7 @@ def describe_draws(plan: Plan, key: Key) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _probe(plan: Plan, generator: str, *_: object) -> str:
-    """The digest of a plan's first two batches and noises under a public key.
+    """The digest of the batches and noise of a plan's first two steps for a public key.
 
     The digest covers only the signs of the noise. Rounding does not change a sign, so
     that machines with the same random bits have the same digest.

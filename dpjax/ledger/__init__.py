@@ -15,7 +15,7 @@ chain cannot show releases that were never recorded.
 was killed and repeats its last steps with the same resulting parameters, the ledger
 counts both results as one release. If the resulting parameters differ, the same noise
 has hidden two different sums, and their difference has no noise. The ledger then
-refuses to record the second release, or counts an infinite ε (`repeated=True`).
+refuses to record the second release, or with `repeated=True` counts an infinite ε.
 
 With several processes, all of them call the functions that write. The first process
 writes, and the others receive the result.

@@ -302,8 +302,8 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 
     Save the run by `dpjax.checkpoint.save` before the release, so that a resumed run
     repeats no released step. After resuming the run, call `release` again, since the
-    saved run lacks the digest of the release. If the ledger already has a release of
-    the same parameters at the same step, `release` adds no entry.
+    saved run lacks the digest of the release. If the ledger already has this run's
+    release of the same parameters at the same step, `release` adds no entry.
 
     Args:
       path: the ledger's file, one for all releases from one data set. The function
@@ -320,11 +320,10 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
 
     Raises:
       ValueError: the ledger is damaged, or has another adjacency or unit; or `repeated`
-        is false, and an earlier release may have used the same noise. This may be the
-        case if the ledger has releases with the run's key, but not this release, and
-        the last of them has another plan, other random draws, at least run.step steps,
-        or another digest than run.released. `release` cannot check that the data are
-        the same.
+        is false, and an earlier release may have used the same noise: the ledger has
+        releases with the run's key, but not this release, and the last of them has
+        another plan, other random draws, at least run.step steps, or another digest
+        than run.released. `release` cannot check that the data are the same.
       OSError: the entry could not be written. Do not use the parameters then.
 
     Privacy: the entry contains a digest of the parameters, the plan's event, and the

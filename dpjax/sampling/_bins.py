@@ -177,7 +177,7 @@ def random_bins(
       num_bins: m, static, from 1 to 2³¹ − 1: the number of steps in an epoch.
       max_batch_size: b, static, the fixed size of a batch. If a bin has more than b
         examples, only b of them take part: the first b in the data's order for n up to
-        2¹⁶, and a random choice for larger n.
+        2¹⁶, and b uniformly random examples of the bin for larger n.
       key: one typed key for the whole run; the epoch is folded into it.
       epoch: the epoch's number, i[], from 0 to 2³² − 1. A traced number is used modulo
         2³². If all epochs have the same number, every example takes part in the same
@@ -240,9 +240,9 @@ def random_bins_step(
     """One step of `random_bins`, without computing the rest of the epoch.
 
     For n up to 2¹⁶ the time is O(n). For larger n, the mean time of a step is
-    O(b log n), and the memory is O(b). The step then computes a number of rounds of a
-    hash for each of the b slots: about 1000 rounds in the mean over all steps. The
-    first steps of an epoch need the most rounds, at most 1000 log₂ n.
+    O(b log n), and the memory is O(b). For each of the b slots, a step then computes
+    about 1000 rounds of a hash, in the mean over all steps of an epoch. The first steps
+    of an epoch need the most rounds, at most 1000 log₂ n.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.

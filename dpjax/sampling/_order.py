@@ -214,8 +214,8 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
         """Apply rounds of random swaps to the first ⌈n / 2^k⌉ positions.
 
         The loop counter i determines k. The loop begins with the largest k that a given
-        position needs, and ends with k = 0, for all n positions. Positions beyond
-        the first ⌈n / 2^k⌉ do not change.
+        position needs, and ends with k = 0, for all n positions. Positions beyond the
+        first ⌈n / 2^k⌉ do not change.
         """
         which = len(halves) - 1 - i
         own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
