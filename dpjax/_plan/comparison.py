@@ -362,9 +362,9 @@ def _best(
 
     For batches in a fixed or reshuffled order, `strategies.optimize` searches for the
     strategy, among the strategies of kind "rational" that store one vector in the
-    optimizer's state. The estimate is then None. For random batches,
-    `strategies.amplified` searches for the strategy. The estimate is None if this
-    strategy is independent noise.
+    optimizer's state. If the workload varies by step, so does the strategy. The
+    estimate is then None. For random batches, `strategies.amplified` searches for the
+    strategy. The estimate is None if this strategy is independent noise.
 
     Raises:
       ValueError: epsilon is missing, and the best strategy depends on it.

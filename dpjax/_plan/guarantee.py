@@ -329,14 +329,14 @@ def _noise(plan: RunParameters) -> str:
 
 
 def up(x: float, decimals: int = 3) -> str:
-    """Format an ε, a μ or an attack's power, rounded up to this number of decimals."""
+    """Format an ε, a μ or an attack's power, rounded up to `decimals` decimals."""
     if x == math.inf:
         return "∞"
     return f"{math.ceil(x * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
 def _down(x: float, decimals: int) -> str:
-    """Format a noise multiplier, rounded down to this number of decimals."""
+    """Format a noise multiplier, rounded down to `decimals` decimals."""
     return f"{math.floor(x * 10**decimals) / 10**decimals:.{decimals}f}"
 
 

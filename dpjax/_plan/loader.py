@@ -92,8 +92,8 @@ def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Exa
 def check(data: Any, plan: RunParameters) -> None:
     """Raise unless the data have the number of examples and the unit of a plan.
 
-    If the unit of privacy is a user, `by_user` must have made the data, and the number
-    of users counts.
+    If the unit of the plan is a user, data must be a result of `by_user`, and the
+    number of users must be the plan's number of examples.
     """
     if isinstance(data, Users | OfUser) != (plan.unit == "user"):
         raise ValueError(

@@ -65,8 +65,8 @@ class Alerts:
             one example and its random keys.
           loss_of_two: the loss of a batch of two examples, a function of the trained
             parameters and of a pair: the two examples, and the random keys of one
-            example. The warning then also says if the loss compares examples. None if
-            the loss is not called on batches.
+            example. With this function, the warning also says if the loss compares
+            examples. None if the loss has no batch axis, or if users are the examples.
           parts: the model, split into trained parameters and other leaves.
           batch: a pair: all examples, and their random keys. Both have a leading axis m
             of slots.

@@ -31,8 +31,9 @@ class Parts:
       names: the path in the model of each leaf of `trained`.
       of_examples: a function from the examples' positions in the batch, i[m], to each
         example's random keys, with a leading axis m.
-      check_unchanged: a function of a model that `merge` has returned. It raises if the
-        loss has changed the model's state.
+      check_unchanged: a function of a model that `merge` returned before the loss ran.
+        The function raises if the loss changed other state of the model than
+        parameters, keys and counters.
       advance: a function that adds 1 to the counters in the model from which flax.nnx
         derives random keys.
       like_model: a function that converts gradients shaped like `trained` to the

@@ -291,7 +291,7 @@ def _allow_other_leaves(
 
 
 def _refuse_masks(name: str, tree: Any) -> None:
-    """Raise if `optax.masked` masks a part of a tree, because it would get no noise."""
+    """Raise if `optax.masked` masks a part of a tree: this part would get no noise."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
     if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(

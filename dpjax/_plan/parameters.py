@@ -150,7 +150,7 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
 
 
 class QuantileClip(NamedTuple):
-    """Adapt the clip norm so that a given share of the gradients is not clipped.
+    """Settings that adapt the clip norm: a given share of the gradients is not clipped.
 
     Every step counts the gradients whose norms are at most the clip norm C, and adds
     noise to the count. The noisy count gives an estimate p of the share of these

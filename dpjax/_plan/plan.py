@@ -178,7 +178,7 @@ class Plan(RunParameters):
 
         Args:
           loss_fn: `loss_fn(model, examples, *others)`, which returns a scalar, or
-            (scalar, aux) with has_aux. It is called on one example at a time.
+            (scalar, aux) with has_aux. loss_fn is called on one example at a time.
           has_aux: as in `jax.value_and_grad`.
           batched: whether loss_fn takes examples with a leading batch axis, as the loss
             of an ordinary training script does. If True, this axis has size 1. If
@@ -205,8 +205,10 @@ class Plan(RunParameters):
           ValueError: when fn is called: examples is not an `Examples`, or is a batch of
             another plan; the model has nothing to train; the loss changes the model's
             state, as BatchNorm does in training mode; clip_norm is given for a plan
-            without `QuantileClip`, or is not given for a plan with one; or
-            `clipped_grad` raises.
+            without `QuantileClip`, or is missing for a plan with `QuantileClip`; or as
+            `clipped_grad` and its function raise.
+          RuntimeError: with arithmetic="discrete", as the function of `clipped_grad`
+            raises on GPUs.
 
         Warns:
           UserWarning: the gradient with respect to a part of the model is zero for all

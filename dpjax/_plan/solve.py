@@ -86,13 +86,13 @@ def plan(
         numbers allow.
       epsilon: the ε of the whole run at delta, positive. If None, the ε that follows
         from the other numbers.
-      delta: δ, strictly between 0 and 1. It should be well below 1 / n.
+      delta: δ, strictly between 0 and 1. δ should be well below 1 / n.
       clip_norm: the bound C on the L2 norm of one example's gradient, positive; or a
         `dpjax.QuantileClip`, which adapts C to the norms of the gradients, and needs
         the same noise and sampling as a schedule.
       noise_multiplier: σ, the noise's standard deviation divided by C, positive. If
         None, the minimum at which ε is at most epsilon. For random batches, the search
-        for this minimum stops when ε is below epsilon by at most 2e-5 of epsilon.
+        for this minimum accepts an ε that is below epsilon by at most 2e-5 of epsilon.
       max_batch_size: the capacity, from b to n: the maximum number of examples in a
         batch of random size (Poisson samples or bins). If a step draws more examples
         (overflow), some of them do not take part. If None, `plan` computes the unknown
@@ -100,18 +100,19 @@ def plan(
         capacity with two properties: overflow costs at most the rest of δ, and the
         capacity is at least three standard deviations above b, or is the maximum, n
         (for cyclic Poisson samples, the size of the largest group). For bins, the
-        result is the smallest such capacity. For Poisson samples, the search may return
-        a slightly larger one, because it predicts the cost of some capacities.
+        result is the smallest such capacity. For Poisson samples, a smaller capacity
+        than the result may have both properties, because the search only predicts the
+        cost of most capacities.
       noise_schedule: a function of a step's number, like an optax schedule. It returns
         the step's noise multiplier in units of noise_multiplier. The values are rounded
         up to at most eight distinct values, and the run uses the rounded values. A plan
         with a schedule needs num_steps, batch_size, "independent" noise, and the
         sampling "poisson", "fixed_size", "fixed" or "reshuffled".
       clip_schedule: a schedule of the clip norm in units of clip_norm, rounded as
-        noise_schedule is. It costs no privacy, since the noise is scaled with the clip
-        norm.
+        noise_schedule is. A clip schedule costs no privacy, since the noise is scaled
+        with the clip norm.
       batch_schedule: a schedule of the batch size in units of batch_size, rounded as
-        noise_schedule is. Only "poisson" allows it.
+        noise_schedule is. Only "poisson" allows a batch schedule.
       sampling: how examples are drawn. "poisson": every example takes part in a step
         independently with probability b / n. "fixed_size": a step draws a random subset
         of size b. "fixed": batches in the data's order. "reshuffled": batches in a new
@@ -316,7 +317,7 @@ def _check_sizes(run: RunParameters, mechanism: Mechanism, capacity: Any) -> Non
     Args:
       run: the numbers of the run.
       mechanism: the way to draw batches.
-      capacity: the maximum number of examples in a batch, or None.
+      capacity: the maximum number of examples in a batch; None if none is given.
     """
     n, size = run.num_examples, max(piece.batch_size for piece in run.segments)
     validate.at_most("batch_size", size, n, "num_examples, ")
@@ -363,8 +364,8 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
     Args:
       run: the run, in which run.solved_for names the number. The run has a placeholder
         for this number. Unless ε is this number, run.epsilon is the target.
-      guess: an estimate of the noise multiplier, where the search for it starts; None
-        for no estimate.
+      guess: an estimate of the noise multiplier, at which the search for the noise
+        multiplier starts; None for no estimate.
 
     Returns:
       The run with the computed number, and with its own ε as epsilon.
@@ -458,7 +459,7 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
     Let b be the largest expected batch size of any step. The search considers only
     capacities that are at least three standard deviations above b. A capacity below b
     may also suffice, since a step on few of many examples costs little privacy. But
-    most of the drawn examples would then not take part.
+    many of the drawn examples would then not take part.
 
     For bins, the probability of an overflow determines whether a capacity suffices, and
     bisection finds the smallest sufficient capacity. For Poisson samples, overflow
@@ -466,7 +467,7 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
     batch. So each evaluation of ε predicts the smallest sufficient capacity. After
     eight evaluations, the search bisects instead. The search returns a sufficient
     capacity as soon as the next smaller capacity is predicted to cost clearly too much.
-    So if the prediction is wrong, the result is not the smallest sufficient capacity.
+    So if the prediction is wrong, a smaller capacity than the result may suffice.
 
     Args:
       solved: the run without overflow. Here max_batch_size is n, the number of examples
