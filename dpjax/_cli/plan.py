@@ -110,7 +110,7 @@ def _as_json(command: str, planned: Plan) -> str:
 
 
 def _table(command: str, planned: Plan) -> str:
-    """Format a plan as text, with one number per line.
+    """Format a plan as text, with one property per line.
 
     The number that the caller left out, and that the plan computed, is first.
     """

@@ -59,7 +59,7 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
         _check(record, guarantee)
     except (ValueError, ArithmeticError) as error:
         raise ValueError(f"{path}: {error}") from error
-    # The last line names the versions, which must be those of the run.
+    # The last line names the versions, which must be the versions of the run.
     statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}."
     if form == "html":
         return page(guarantee, statement)

@@ -274,7 +274,7 @@ def _gradient(
                 axis = "has length 1" if options.batched else "is removed"
                 error.add_note(_NOTE.format(axis=axis))
                 raise
-            # State that the loss changes would pass one example's data to others.
+            # A changed state would pass one example's data to other examples.
             for part, x in zip(parts, merged, strict=True):
                 part.check_unchanged(x)
             return out if options.has_aux else (out, None)

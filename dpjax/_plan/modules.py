@@ -127,8 +127,8 @@ def keys_of_examples(keys: jax.Array, numbers: jax.Array) -> jax.Array:
     Returns:
       Typed keys with a leading axis m before the axes of keys.
     """
-    # fold_in takes one key and one number. So it is mapped over each axis of the keys,
-    # and then over the examples.
+    # fold_in has one key and one number as arguments. So fold_in is mapped over each
+    # axis of the keys, and then over the examples.
     fold = jax.random.fold_in
     for axis in range(keys.ndim):
         fold = jax.vmap(fold, (axis, None), axis)

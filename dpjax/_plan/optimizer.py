@@ -345,7 +345,7 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
       `fn(model, examples, *others)`, which cannot be jitted. The results of fn are the
       results of loss_and_grad for the whole batch, up to rounding, with one exception:
       each part increments the counters of a flax.nnx model, so that dropout draws other
-      masks.
+      masks. Keyword arguments of fn, such as clip_norm, are passed to loss_and_grad.
 
     Raises:
       ValueError: size is below 1.

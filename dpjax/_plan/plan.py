@@ -116,8 +116,8 @@ class Plan(RunParameters):
           `Examples`, whose arrays have a leading axis of length m = max_batch_size.
 
         Raises:
-          ValueError: data does not have num_examples examples; step is out of range,
-            as for `batch`.
+          ValueError: data has another unit or another number of examples than the
+            plan; an array has masked entries; step is out of range, as for `batch`.
         """
         loader.check(data, self)
         examples = loader.take_examples(users.by_position(data), self.batch(step, key))
@@ -160,8 +160,9 @@ class Plan(RunParameters):
           CPU. The same key gives the same batches.
 
         Raises:
-          ValueError: data does not have num_examples examples; start is out of range;
-            sharding does not divide the axis m into equal shards.
+          ValueError: data has another unit or another number of examples than the
+            plan; an array has masked entries; key is not a typed key; start is out of
+            range; sharding does not divide the axis m into equal shards.
         """
         return loader.batches(self, data, key, start, sharding, prefetch)
 

@@ -160,8 +160,9 @@ def plan(
 
     Raises:
       ValueError: not exactly one of epsilon, num_steps, batch_size and noise_multiplier
-        is None; a number is out of range; the sampling does not allow the adjacency; no
-        number meets the target.
+        is None; an argument is out of range; the sampling does not allow the adjacency;
+        the sampling or the noise does not allow another argument, as described above;
+        no number meets the target.
 
     Privacy: the plan's `guarantee` states the privacy of the run. The guarantee holds
     for the plan's batches, gradient and optimizer together, used once with one key.

@@ -125,7 +125,7 @@ class _Terms:
             return self._apply_scan(eqn, inputs)
         if name == "cond":
             # The first input selects the branch. If all branches give the same term for
-            # an output, this is the output's term.
+            # an output, the output has this term.
             branches = [self.evaluate(b, inputs[1:]) for b in eqn.params["branches"]]
             cases = zip(*branches, strict=True)
             return [x[0] if len(set(x)) == 1 else self.new() for x in cases]
