@@ -2,7 +2,7 @@
 
 Most options have the names of arguments of `dpjax.plan`, and a plan computes every
 number. The program parses its options before it imports JAX. So help texts and errors
-of the option parser appear without the delay of that import.
+of the option parser do not wait for the import of JAX.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of `python -m dpjax`.
 
     Args:
-      argv: the arguments after `python -m dpjax`; None for those of this process.
+      argv: the arguments after `python -m dpjax`; None for `sys.argv[1:]`.
 
     Returns:
       The exit code: 0 for success, or 2 after an error line on standard error. Invalid
@@ -117,9 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_options(message: str) -> str:
-    """Replace names such as ADD_REMOVE in an error message by the values of options.
+    """Replace names of adjacencies in an error message by the values of `--adjacency`.
 
-    The option `--adjacency` has these values, such as add_remove.
+    For instance, ADD_REMOVE is replaced by add_remove.
     """
     # "add_remove" replaces both Adjacency.ADD_REMOVE and ADD_REMOVE.
     for one in Adjacency:

@@ -34,13 +34,13 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     its gradient to the histograms. This length is divided linearly between the two
     nearest directions, and between the nearest cells.
 
-    Let r_c be the root mean square of the norms of the histograms of the 3 × 3 cells
-    around the cell c, where the cells at the border are repeated outside the image. Let
+    Let r_i be the root mean square of the norms of the histograms of the 3 × 3 cells
+    around the cell i, where the cells at the border are repeated outside the image. Let
     r be the root mean square of the norms of all histograms. The histogram of the cell
-    c is divided by √(r_c² + r² / 10), and each entry is replaced by its square root.
+    i is divided by √(r_i² + r² / 10), and each entry is replaced by its square root.
     Then the mean of all entries is subtracted, and the vector is divided by its norm.
-    The result does not change if you multiply the image by a positive number, or add a
-    constant to the image.
+    The result does not change if the image is multiplied by a positive number, or if a
+    constant is added to the image.
 
     Args:
       image: one image f[h, w], or f[h, w, c] with channels. The histograms of channels
@@ -77,8 +77,8 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     if not jnp.issubdtype(pixels.dtype, jnp.floating):
         pixels = pixels.astype(jnp.result_type(float))
     dtype = pixels.dtype
-    # Sums are in float32 at least. The scale is removed, so that squares neither
-    # overflow nor vanish.
+    # Sums are in float32 or wider. The entries are divided by their maximum, so that
+    # squares neither overflow nor underflow.
     x = pixels.astype(jnp.promote_types(dtype, jnp.float32))
     x = x.reshape(*x.shape[:2], -1)
     x = x - jnp.mean(x, axis=(0, 1), keepdims=True)
@@ -114,11 +114,11 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
 def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
     """Encode the bin of a number among public edges, as a unit vector.
 
-    The result joins two codes of equal norm. The first is the one-hot code of the bin,
-    with which a linear model can represent any step function. The second is the
-    thermometer code: +1 for each edge that is at most the value, and −1 for the others.
-    With this code, neighbouring bins share weights, so that examples in one bin also
-    inform the prediction in the bins beside it.
+    The result joins two codes of equal norm. The first code is the one-hot code of the
+    bin. A linear model of this code can represent any step function. The second code is
+    the thermometer code: +1 for each edge that is at most the value, and −1 for each
+    edge above the value. In this code, neighbouring bins share weights, so that
+    examples in one bin also inform the prediction in the bins beside it.
 
     Args:
       value: one number, f[].
@@ -158,9 +158,9 @@ def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
 def decimal_edges(low: float, high: float, *, parts: int = 10) -> np.ndarray:
     """Choose edges for `bins` from only the range of a column.
 
-    There are two kinds of edges: the ends of equal parts of the range, which resolve
-    evenly spread values, and decimal numbers, which resolve values near 0. Decimal
-    numbers are 0, and ±1, ±2 and ±5 times the four largest powers of ten up to
+    The edges are of two kinds: the boundaries between equal parts of the range, which
+    resolve evenly spread values, and decimal numbers, which resolve values near 0. The
+    decimal numbers are 0, and ±1, ±2 and ±5 times the four largest powers of ten up to
     max(|low|, |high|).
 
     Args:
@@ -223,7 +223,7 @@ def join(*parts: ArrayLike) -> jax.Array:
 def _shrink(dtype: np.dtype) -> float:
     """A factor below 1, which ensures that rounding makes no unit vector longer than 1.
 
-    The dtype is that of the vector's entries.
+    The argument is the dtype of the vector's entries.
     """
     return min(_SHRINK, 1 - 4 * float(jnp.finfo(dtype).eps))
 

@@ -4,7 +4,8 @@ A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. For 
 the momentum is m_t = β m_{t−1} + (1 − β) g_t, and the parameters of SGD are sums of
 η_t m_t for learning rates η_t. The error of a workload is its output if the input is
 noise alone. `accounting.correlated.error` measures this error for the noise of a
-strategy, and `strategies.optimize` finds the strategy with the least error.
+strategy, and `strategies.optimize` searches for the strategy with the least error at
+the same privacy.
 """
 
 import jax
@@ -19,7 +20,7 @@ from dpjax._matrices.strategy import Workload as Workload
 def prefix_sum(
     *, learning_rates: ArrayLike = 1.0, weight_decay: ArrayLike = 0.0
 ) -> Workload:
-    """The workload of plain SGD: sums Σ_{s<=t} η_s g_s if there is no weight decay.
+    """The workload of plain SGD: without weight decay, the sums Σ_{s<=t} η_s g_s.
 
     g_s is the gradient sum of step s.
 
@@ -65,7 +66,7 @@ def momentum_sum(
     learning_rates: ArrayLike = 1.0,
     weight_decay: ArrayLike = 0.0,
 ) -> Workload:
-    """The workload of SGD with momentum: sums of η_t m_t if there is no weight decay.
+    """The workload of SGD with momentum: without weight decay, the sums of η_t m_t.
 
     The momentum is m_t = β m_{t−1} + (1 − β) g_t for the gradient sums g_t.
 
@@ -151,7 +152,7 @@ def _decay(decay: ArrayLike) -> np.ndarray | jax.Array:
 
 
 def _vector(name: str, x: ArrayLike) -> np.ndarray | jax.Array:
-    """A number or vector as a vector, in float64 unless it is traced."""
+    """Convert a number or vector to a vector, in float64 unless JAX traces it."""
     # A scalar becomes a vector of size 1, which a workload broadcasts over all steps.
     row = jnp.asarray(x)[None] if isinstance(x, jax.Array) and not x.ndim else x
     row = [x] if isinstance(x, int | float | np.number) else row

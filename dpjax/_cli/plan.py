@@ -10,7 +10,7 @@ from dpjax._plan.guarantee import up
 from dpjax._plan.plan import Plan
 from dpjax._plan.solve import plan
 
-# The caller leaves out exactly one of these, and the plan solves for it.
+# The caller leaves out exactly one of these numbers, and the plan solves for it.
 _SOLVABLE = ("epsilon", "noise_multiplier", "batch_size", "num_steps")
 _HOLDS = (
     "The statement holds where each {unit}'s gradient is clipped, {noise}, every "
@@ -38,8 +38,8 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
 
     Raises:
       ValueError: not exactly one of ε, noise multiplier, steps and batch size is left
-        out; momentum is given for independent noise, or missing for other noise; or as
-        for `dpjax.plan`.
+        out; momentum is given for independent noise, or missing for correlated or
+        "auto" noise; or `dpjax.plan` raises.
     """
     given = {name: value for name, value in given.items() if value is not None}
     epochs = given.pop("num_epochs", None)
@@ -98,7 +98,7 @@ def _as_json(command: str, planned: Plan) -> str:
 
     For the command `plan`, the JSON is the output of `plan.guarantee.to_json()`. For
     the commands `epsilon` and `noise`, the JSON has the GDP parameter μ, the privacy
-    event of the run, and all parameters of the plan except the clip norm.
+    event of the run, and all numbers of the plan except the clip norm.
     """
     if command == "plan":
         return planned.guarantee.to_json()
@@ -110,7 +110,7 @@ def _as_json(command: str, planned: Plan) -> str:
 
 
 def _table(command: str, planned: Plan) -> str:
-    """Format a plan as text, with one number per line.
+    """Format a plan as text, with one property per line.
 
     The number that the caller left out, and that the plan computed, is first.
     """

@@ -22,8 +22,8 @@ from dpjax._plan.solve import plan
 from dpjax.accounting.events import Event
 from dpjax.accounting.profiles import tradeoff_curve
 
-# A record may claim less than the value computed here by this relative tolerance, since
-# machines round differently. The printed value is always the one computed here.
+# A record's number may be below the number computed in this module by this relative
+# tolerance, since machines round differently. The report has only computed numbers.
 _ROUNDING = 1e-5
 # Fields of `RunParameters` that are not arguments of `dpjax.plan`, or are arguments of
 # only some plans.
@@ -59,7 +59,7 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
         _check(record, guarantee)
     except (ValueError, ArithmeticError) as error:
         raise ValueError(f"{path}: {error}") from error
-    # The last line names the versions, which must be those of the run.
+    # The last line names the versions, which must be the versions of the run.
     statement = str(guarantee).rpartition("\n")[0] + f"\n{versions}."
     if form == "html":
         return page(guarantee, statement)
@@ -77,11 +77,11 @@ def guarantee_of(record: Any) -> RunGuarantee:
     """Compute again the guarantee of the run that a record describes.
 
     The record is the output of `plan.guarantee.to_json()`, read as JSON. The function
-    calls `dpjax.plan` with the arguments in the record, and returns the guarantee after
-    the record's number of steps.
+    calls `dpjax.plan` with the record's numbers, and returns the guarantee after the
+    number of steps in the record.
 
     Raises:
-      ValueError: the value is not a record, or no plan can have its numbers.
+      ValueError: the argument is not a record, or no plan has the record's numbers.
     """
     run = _field(record, "plan", RunParameters)
     given = {name: x for name, x in vars(run).items() if name not in _NOT_GIVEN}
@@ -120,8 +120,8 @@ def _field(record: Any, name: str, kind: Any) -> Any:
 def _factors(run: RunParameters) -> dict[str, Any]:
     """The schedules of a run as arguments of `dpjax.plan`: functions of the step.
 
-    The result is a dictionary by the names of the arguments, which is empty if the run
-    has no schedule.
+    The keys of the result are the names of the arguments. The result is empty if the
+    run has no schedule.
     """
     if not run.schedule:
         return {}
@@ -140,7 +140,8 @@ def _check(record: Any, found: RunGuarantee) -> None:
     """Check that a record claims no more privacy than its numbers give.
 
     The claims are ε, δ, μ and the bounds on attacks. If the clip norm follows a
-    quantile, the claims also include the noise multipliers and settings for it.
+    quantile, the claims also include the settings of `QuantileClip`, and the noise
+    multipliers of the sum and of the count.
 
     Args:
       record: the output of `plan.guarantee.to_json()`, read as JSON.
@@ -148,7 +149,7 @@ def _check(record: Any, found: RunGuarantee) -> None:
 
     Raises:
       ValueError: the record claims more privacy than `found` gives, beyond a tolerance
-        for rounding; or the record's privacy event is not that of `found`.
+        for rounding; or the record's privacy event differs from the event of `found`.
     """
     event = _field(record, "event", Event)
     (claims, structure), (costs, own) = map(jax.tree.flatten, (event, found.event))
@@ -211,7 +212,7 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
     Args:
       guarantee: the guarantee of a run.
       statement: the guarantee's statement for a paper. The last line names the versions
-        of dpjax and JAX with which the run was made.
+        of dpjax and JAX that made the record.
     """
     first, *others = [html.escape(line) for line in statement.splitlines()]
     sentence, _, where = first.partition(" where ")

@@ -1,19 +1,20 @@
-"""Choose the mechanism that leaves the least noise in the sums of the optimizer.
+"""The choice of the mechanism that leaves the least noise in an optimizer's outputs.
 
 A mechanism is a way to draw batches, together with a way to draw noise. Random batches
 hide in which steps an example took part. Random batches therefore need less noise than
 batches in a fixed order (amplification). Correlated noise has another advantage: later
-steps cancel some of the noise of earlier steps. So less noise remains in the sums that
-an optimizer computes. But the longer the correlation, the smaller the amplification.
+steps cancel some of the noise of earlier steps. So less noise remains in sums over
+steps, which an optimizer computes. But the longer the correlation, the smaller the
+amplification.
 
-Which effect is larger depends on ε, on the number of epochs and on the optimizer. So
-`best_plan` makes a plan for each mechanism at the same ε, and compares the noise that
-each plan leaves in the optimizer's sums. The caller names the ways of sampling that the
-data loader can run. The choice costs no privacy, since the comparison uses public
-numbers only.
+Which of the two advantages is larger depends on ε, on the number of epochs and on the
+optimizer. So `best_plan` makes a plan for each mechanism at the same ε, and compares
+the noise that each plan leaves in the optimizer's outputs. If the caller's data loader
+cannot run every sampling, the caller names the samplings to compare. The choice costs
+no privacy, since the comparison uses public numbers only.
 
-`resolve_strategy` returns the matrix that correlates the noise of one plan. The matrix
-is the caller's, or the best one that was found.
+`resolve_strategy` returns the matrix that correlates the noise of one plan: the matrix
+that the caller passes, or the best matrix that a search finds.
 """
 
 import dataclasses
@@ -38,8 +39,8 @@ from dpjax._plan.parameters import QuantileClip, RunParameters
 from dpjax.accounting import correlated
 from dpjax.strategies import _amplified
 
-# The decay that stands for prefix sums, whose decay is 1: `strategies.tree` needs a
-# decay that is below 1, also in float32.
+# The decay that replaces 1, the decay of a plain sum over steps: `strategies.tree`
+# needs a decay that is below 1, also in float32.
 _NEARLY_ONE = 1 - 2.0**-20
 _NOISES = {
     "auto": ("independent", "correlated", "tree"),
@@ -62,14 +63,16 @@ class Candidate(NamedTuple):
 
     Attributes:
       sampling: the argument `sampling` of `dpjax.plan`.
-      noise: "independent"; "correlated", with the best correlation that was found; or
-        "tree", with the correlation of `strategies.tree`.
+      noise: "independent"; "correlated", with the strategy that `dpjax.plan` chooses
+        for the workload; "tree", with a strategy of `strategies.tree`; or "any" if the
+        sampling does not allow the adjacency.
       needs: a phrase that describes in which order the data loader must read examples.
-      plan: the plan that `dpjax.plan` makes for this sampling and noise; None if there
-        is no such plan.
+      plan: the plan that `dpjax.plan` makes for this sampling and noise; None if
+        `dpjax.plan` makes no plan.
       error: the noise that the plan leaves in the optimizer's outputs, as the function
         `error` computes it; inf if there is no plan.
-      reason: the error message that says why there is no plan; empty if there is one.
+      reason: the error message that says why there is no plan; empty if plan is not
+        None.
     """
 
     sampling: str
@@ -81,7 +84,7 @@ class Candidate(NamedTuple):
 
     @property
     def strategy(self) -> str:
-        """The name of the noise's correlation in the printed table of mechanisms."""
+        """A description of the noise in a few words, for the table of mechanisms."""
         return self.noise if self.plan is None else _in_words(self.plan.shape)
 
 
@@ -124,12 +127,12 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
 
     Args:
       plan: `dpjax.plan`, which is called once for each mechanism.
-      asked: the caller's arguments of `dpjax.plan`, whose sampling or noise allows
-        several mechanisms.
+      asked: the arguments that the caller passed to `dpjax.plan`, by name. The argument
+        sampling or noise allows several mechanisms.
 
     Raises:
-      ValueError: an argument that the comparison needs is missing; no mechanism has a
-        plan.
+      ValueError: an argument that a comparison needs is missing, or an argument is not
+        allowed in a comparison; no mechanism has a plan.
     """
     names, workload = _check_options(asked)
 
@@ -239,9 +242,10 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], Workload]:
 
 
 def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
-    """List the kinds of noise that the comparison combines with one sampling.
+    """List the kinds of noise that a comparison combines with one sampling.
 
-    The kinds are "independent", "correlated" and "tree", as in `Candidate.noise`.
+    The kinds are "independent", "correlated" and "tree", as in `Candidate.noise`. The
+    argument `noise` is that of `dpjax.plan`.
     """
     kinds = ["correlated"] if mechanism.supports_correlation else []
     # Here "correlated" includes independent noise, which is a strategy with one band.
@@ -257,14 +261,14 @@ def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
 def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:
     """Return the tree strategy that leaves the least noise in the workload's outputs.
 
-    The strategies are compared at equal privacy. A tree strategy correlates the noise
-    by the binary tree mechanism, for momentum with one decay. The workload is the
-    linear map that the optimizer applies to the gradient sums. The workload filters the
-    sums by momentum, and then may add the filtered sums over steps. The function tries
-    each decay of the workload's momentum, and the decay of the sum over steps.
+    The strategies are compared at equal privacy. A tree strategy belongs to the binary
+    tree mechanism for momentum with a given decay. The workload is the linear map that
+    the optimizer applies to the gradient sums. A workload first applies momentum to the
+    sums, and may then add up its results over steps with another decay (`keep`). The
+    function tries all of these decays.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
-    # of the sums: 1 if the workload sums its steps, 0 if the workload does not.
+    # of the sum over steps: 1 for a plain sum, and 0 if the workload has no such sum.
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
     poles = np.append(poles, np.mean(np.asarray(workload.keep)))
     steps, size = asked["num_steps"], asked["batch_size"]
@@ -286,13 +290,13 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
 
 
 def _in_words(shape: StrategySpec | None) -> str:
-    """Name the correlation of a noise in a few words, for the table of mechanisms."""
+    """Describe a strategy in a few words, for the table of mechanisms."""
     if shape is None:
         return "independent"
     if shape.tree_decay is not None:
         return f"tree {shape.tree_decay:.3g}"
     if not any(shape):
-        return "no correlation"  # the search for correlated noise found none better
+        return "no correlation"  # the search found no better strategy
     by_step = " by step" if shape.factors else ""
     if not shape.denominator:
         return f"{1 + len(shape.numerator)} bands{by_step}"
@@ -315,8 +319,9 @@ def resolve_strategy(
 
     Returns:
       strategy: the numbers of the strategy; None for independent noise.
-      start: where to start the search for the noise multiplier. None unless the search
-        for the strategy found correlated noise and estimated its noise multiplier.
+      start: an estimate of the noise multiplier, at which the search for the noise
+        multiplier starts. None unless the search for the strategy returned correlated
+        noise and made an estimate.
 
     Raises:
       ValueError: workload or strategy does not fit the noise or the sampling; or
@@ -355,12 +360,14 @@ def _best(
     A strategy is the matrix that correlates the noise. The workload is the linear map
     that the optimizer applies to the gradient sums of all steps.
 
-    For batches in a fixed or reshuffled order, the strategy is the best one whose noise
-    is computed from one vector in the optimizer's state (`strategies.optimize` with the
-    family "rational"). The function then returns None instead of an estimate. For
-    random batches, the strategy is the best that `strategies.amplified` finds. The
-    search for the noise multiplier starts at the estimate. If this strategy is
-    independent noise, the function returns None instead of an estimate.
+    For batches in a fixed or reshuffled order, `strategies.optimize` searches for the
+    strategy, among the strategies of kind "rational" that store one vector in the
+    optimizer's state. If the workload varies by step, so does the strategy. The
+    estimate is then None. For random batches, `strategies.amplified` searches for the
+    strategy. The estimate is None if this strategy is independent noise.
+
+    Raises:
+      ValueError: epsilon is missing, and the best strategy depends on it.
     """
     sizes: dict[str, Any] = {
         "num_steps": run.num_steps,
@@ -380,8 +387,9 @@ def _best(
             sampling=run.sampling,  # pyright: ignore
             adjacency=run.adjacency,
         )
-        # If the best strategy is independent noise, there is no start, as if the caller
-        # had named independent noise. A comparison of both then computes no ε twice.
+        # If the best strategy is independent noise, there is no estimate, as if the
+        # caller had named independent noise. A comparison of "correlated" and
+        # "independent" noise then computes no ε twice.
         return best.strategy, about if any(map(np.any, best.strategy)) else None
     sizes["order"] = mechanism.order
     optimized = strategies.optimize("rational", workload, **sizes)

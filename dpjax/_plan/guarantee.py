@@ -120,7 +120,10 @@ class RunGuarantee:
 
     @property
     def mu(self) -> float | None:
-        """The GDP parameter μ if the run is a Gaussian mechanism; None otherwise."""
+        """The GDP parameter μ, for batches in order with arithmetic="real"; else None.
+
+        With such batches, the whole run is one Gaussian mechanism.
+        """
         mu = self.profile.mu
         return None if mu is None else float(np.asarray(mu))
 
@@ -139,14 +142,14 @@ class RunGuarantee:
           alpha: the attack's false-positive rate, f[*b], in [0, 1].
 
         Returns:
-          The bound, f[*b], rounded down. If `mu` is not None, the bound is the tradeoff
-          function of a Gaussian mechanism. Otherwise the bound follows from ε at a few
-          values of δ; more values could only increase the bound.
+          The bound, f[*b], rounded down. If `mu` is not None, the bound is the
+          trade-off curve of a Gaussian mechanism. Otherwise the bound follows from ε at
+          a few values of δ; more values could only increase the bound.
         """
         if self.mu is not None:
             return gdp.tradeoff(self.mu, alpha)
         deltas, epsilons = _points(self)
-        # If no ε is finite, the only bound is that rates are at least 0.
+        # If no ε is finite, the only lower bound on the rate is 0.
         if not epsilons.size:
             return jnp.zeros_like(jnp.asarray(alpha, jnp.result_type(float)))
         return fdp.tradeoff(lambda _: jnp.asarray(deltas), alpha, epsilons=epsilons)
@@ -155,10 +158,10 @@ class RunGuarantee:
         """The guarantee of a run that stops early.
 
         Args:
-          num_steps: the number of steps taken, from 1 to the plan's num_steps. This
-            number must be fixed before the run. If the choice of the last step depends
-            on the run, even on its private outputs alone, only the guarantee of the
-            whole plan holds.
+          num_steps: the number of steps of this run, from 1 to the plan's num_steps.
+            The number must be fixed before the run. If the choice of the last step
+            depends on the run, even on the run's released values alone, then only the
+            guarantee of the whole plan holds.
         """
         steps = validate.static_int("num_steps", num_steps, minimum=1)
         validate.at_most(
@@ -269,10 +272,10 @@ def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _follows(plan: RunParameters) -> dict[str, float]:
-    """The settings of the plan's `QuantileClip`, with two noise multipliers.
+    """The settings of the plan's `QuantileClip`, and two noise multipliers.
 
-    One noise multiplier is for the sum of clipped gradients. The other is for the count
-    of gradients within the clip norm.
+    One noise multiplier is for the sum of clipped gradients. The other noise multiplier
+    is for the count of gradients whose norms are at most the clip norm.
     """
     assert plan.quantile is not None
     sigma, of_count = noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)
@@ -326,14 +329,14 @@ def _noise(plan: RunParameters) -> str:
 
 
 def up(x: float, decimals: int = 3) -> str:
-    """Format an ε, a μ or the power of an attack, rounded up to the given decimals."""
+    """Format an ε, a μ or an attack's power, rounded up to `decimals` decimals."""
     if x == math.inf:
         return "∞"
     return f"{math.ceil(x * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
 def _down(x: float, decimals: int) -> str:
-    """Format a noise multiplier, rounded down to the given decimals."""
+    """Format a noise multiplier, rounded down to `decimals` decimals."""
     return f"{math.floor(x * 10**decimals) / 10**decimals:.{decimals}f}"
 
 

@@ -1,9 +1,9 @@
 """The examples of a batch, read from arrays or data sets and placed on devices.
 
-The CPU draws the positions of a batch's examples in the data set. So drawing does not
-wait for the accelerator to finish a step, and a thread can read batches ahead. On a
-mesh, all processes draw the same positions from the same key. Each process then reads
-only the examples that belong to its own devices.
+The CPU draws the positions of a batch's examples in the data set. So the draw of the
+next batch does not wait until the accelerator finishes a step, and a thread can read
+batches before their steps. On a mesh, all processes draw the same positions from the
+same key. Each process then reads only the examples of its own devices.
 """
 
 import collections
@@ -35,7 +35,7 @@ class Examples(NamedTuple):
 
     Attributes:
       data: a tree of arrays with a leading axis of m slots. Padding slots hold copies
-        of some example, so that the shapes are constant.
+        of an example, so that the shapes are constant.
       mask: bool[m], False for padding. `Plan.value_and_grad` leaves padding out of the
         gradient and the mean loss, but the loss's auxiliary output has a row for every
         slot.
@@ -76,7 +76,7 @@ def take_examples(data: Any, batch: Batch) -> Examples:
     def take(x: Any) -> Any:
         if traced or isinstance(x, jax.Array):
             indices = jnp.asarray(batch.indices)
-            # All positions are in range, so that the default mode's check is needless.
+            # All positions are in range. So the default mode's check is not needed.
             return jnp.take(jnp.asarray(x), indices, axis=0, mode="clip")
         return x[np.asarray(batch.indices)]
 
@@ -90,9 +90,10 @@ def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Exa
 
 
 def check(data: Any, plan: RunParameters) -> None:
-    """Raise unless data has the plan's number of examples and its unit of privacy.
+    """Raise unless the data have the number of examples and the unit of a plan.
 
-    The unit of privacy is one example, or one user with all of the user's examples.
+    If the unit of the plan is a user, data must be a result of `by_user`, and the
+    number of users must be the plan's number of examples.
     """
     if isinstance(data, Users | OfUser) != (plan.unit == "user"):
         raise ValueError(
@@ -131,8 +132,8 @@ def draw_batch(plan: RunParameters, step: ArrayLike, key: jax.Array) -> Batch:
     if len(sizes) == 1:
         batch = draw(sizes[0])
     else:
-        # A sampler needs a static batch size. So there is a branch for each batch size,
-        # and a traced step selects a branch.
+        # A sampler needs a static batch size. So each batch size has a branch, and the
+        # step, which may be traced, selects a branch.
         number = jnp.sum(jnp.asarray(sizes) < plan.values_at(step).batch_size)
         batch = jax.lax.switch(number, [functools.partial(draw, x) for x in sizes])
     if plan.arithmetic == "discrete" and mechanism.order is None:
@@ -146,8 +147,8 @@ def _shuffle_slots(batch: Batch, step: ArrayLike, key: jax.Array) -> Batch:
     A slot is an index into the batch's arrays. The bound on the rounding of a float64
     sum holds for two batches that differ in one slot only. Consider two data sets, one
     of which has one example more. If k examples are in uniformly random slots, then any
-    k − 1 of them are in uniformly random slots, too. So the batches of both data sets
-    can be drawn together such that these batches differ in one slot only.
+    k − 1 of these examples are also in uniformly random slots. So the batches of both
+    data sets have a coupling in which they differ in one slot only.
     """
     key = jax.random.fold_in(keys.stream(key, "order of slots"), step)
     # This permutation is exactly uniform. JAX's own permutation is not, since two of
@@ -170,8 +171,8 @@ def batches(
 ) -> Iterator[Examples]:
     """Iterate over the batches of a run, as `Plan.batches` describes.
 
-    Wrong arguments raise at the call. A generator function would raise only when the
-    caller takes the first batch.
+    The function itself raises if an argument is wrong. A generator function would raise
+    only when the caller asks for the first batch.
     """
     check(data, plan)
     validate.typed_key("key", key)
@@ -197,11 +198,12 @@ def batches(
 
 
 def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examples]:
-    """Call the functions `jobs` in order, and yield what each of them returns.
+    """Call the functions `jobs` in order, and yield their results in this order.
 
     Args:
       jobs: functions that read one batch each.
-      count: the number of batches that a thread reads ahead; 0 for no thread.
+      count: the number of batches that a thread reads before the caller asks for them;
+        0 for no thread.
     """
     if not count:
         for job in jobs:
@@ -222,13 +224,19 @@ def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Ex
 def _shard_reader(
     read: Callable[[Any, Batch], Examples], sharding: jax.sharding.Sharding, size: int
 ) -> Callable[[Any, Batch], Examples]:
-    """Return a function that reads a batch and shards it over this process's devices.
+    """Return a function that reads a batch into arrays with the given sharding.
+
+    The function reads only the examples of this process's devices.
 
     Args:
-      read: a function of the data set and of a `Batch` of positions. It reads the
-        examples at these positions into arrays on the host.
+      read: a function of the data set and of a `Batch` of positions. The function reads
+        the examples at these positions into arrays on the host.
       sharding: the sharding of the batch's leading axis.
       size: the length of the leading axis.
+
+    Raises:
+      ValueError: sharding does not divide the axis into shards of equal sizes, or
+        divides another axis.
     """
     try:
         indices = sharding.addressable_devices_indices_map((size,))
@@ -259,7 +267,7 @@ def _shard_reader(
 
 
 def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
-    """Return the first index of a device's shard of an axis, and the index after it.
+    """Return the first index of a device's shard of an axis, and 1 + the last index.
 
     Args:
       index: the device's value in `sharding.addressable_devices_indices_map`; None if
@@ -273,13 +281,13 @@ def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
 def _read_one_by_one(data: Any, batch: Batch) -> Examples:
     """Read a batch from a data set with integer indexing, and stack its examples.
 
-    If the data set has `__getitems__`, one call of it reads the batch. Otherwise each
-    example is read by a call of `__getitem__`. Padding slots hold copies of some
-    example, so that all batches have the same shapes. The mask is False for padding.
+    If the data set has `__getitems__`, one call of this method reads the batch.
+    Otherwise a call of `__getitem__` reads each example. Padding slots hold copies of
+    an example, so that all batches have the same shapes. The mask is False for padding.
     """
     mask = np.asarray(batch.mask)
     present = _several(data, np.asarray(batch.indices)[mask].tolist())
-    # Even a batch of padding alone needs an example, for its shapes.
+    # A batch without examples also needs an example, for the shapes of its arrays.
     filled = [present[0] if present else data[0]] * mask.size
     # Examples stay in their slots. If padding were removed, batches with and without an
     # example could differ in several slots (`_shuffle_slots`).
@@ -290,7 +298,11 @@ def _read_one_by_one(data: Any, batch: Batch) -> Examples:
 
 
 def _several(data: Any, positions: list[int]) -> list[Any]:
-    """The examples at given positions, by one call of `__getitems__` if data has it."""
+    """The examples at positions, by one call of `__getitems__` if this method exists.
+
+    Raises:
+      ValueError: the data set does not return one example for each position.
+    """
     if positions and hasattr(data, "__getitems__"):
         examples = list(data.__getitems__(positions))
     else:

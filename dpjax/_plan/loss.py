@@ -1,6 +1,6 @@
-"""Transform the loss of a training script into the sum of its clipped gradients.
+"""The transformation of a training loss into the sum of its clipped gradients.
 
-`Alerts` warns of parameters whose gradients are zero. Only the noise would change such
+`Alerts` warns of parameters whose gradients are zero. Only the noise would change these
 parameters.
 """
 
@@ -63,11 +63,13 @@ class Alerts:
         Args:
           loss_and_aux: the loss, a function of the trained parameters and of a pair:
             one example and its random keys.
-          loss_of_two: the loss of a batch, a function of the trained parameters and of
-            a pair: two examples and the random keys of one example. None if the
-            warning should not say whether the loss compares examples of a batch.
+          loss_of_two: the loss of a batch of two examples, a function of the trained
+            parameters and of a pair: the two examples, and the random keys of one
+            example. With this function, the warning also says if the loss compares
+            examples. None if the loss has no batch axis, or if users are the examples.
           parts: the model, split into trained parameters and other leaves.
-          batch: the pair of all examples and their random keys, with a leading axis m.
+          batch: a pair: all examples, and their random keys. Both have a leading axis m
+            of slots.
         """
         if self._zero is not None:
             return
@@ -83,11 +85,11 @@ class Alerts:
         if loss_of_two is not None:
             two = jax.tree.map(lambda x: like(x, (2, *x.shape[1:]), x.dtype), kinds[0])
             unit = two, one[1]
-            # A loss that works for batches of one only may raise here.
+            # A loss that works only for batches of one example may raise here.
             with contextlib.suppress(Exception):
                 if _are_gradients_zero(loss_of_two, parts.trained, unit) != zero:
                     reason = _BATCH_OF_ONE
-        # Level 4 is the caller of the function that `Plan.value_and_grad` returned.
+        # Level 4 of the stack calls the function that `Plan.value_and_grad` returned.
         warnings.warn(
             f"the gradient of the loss with respect to {self._zero} of the model is "
             "zero for all data, but noise is added to this gradient in every step. "
@@ -100,13 +102,13 @@ class Alerts:
     ) -> None:
         """Warn if a parameter's sum of clipped gradients is zero in the first batch.
 
-        The first batch is the first one in which a valid example has a finite gradient.
-        Later batches are not checked. Under jit the values are unknown, so that no
-        warning is issued.
+        The first batch is the first batch in which a valid example has a finite
+        gradient. Later batches are not checked. Under jit the values are unknown, so
+        that no warning is issued.
 
         Args:
           sums: the sum of clipped gradients, a tree shaped like the trained parameters.
-          norms: the norm of each example's gradient, f[m].
+          norms: the gradient's norm for each of the m slots, f[m].
           mask: the mask of valid examples, bool[m].
           names: the path in the model of each leaf of sums.
         """
@@ -204,8 +206,8 @@ def _bound(
 
     Raises:
       ValueError: clip_norm is None although the clip norm follows a quantile, or
-        clip_norm is given although the clip norm follows no quantile; a schedule varies
-        the clip norm, and the examples do not record their step.
+        clip_norm is given although the clip norm follows no quantile; or a schedule
+        varies the clip norm, and the examples do not record their step.
     """
     if (clip_norm is None) == (plan.quantile is not None):
         raise ValueError(
@@ -272,7 +274,7 @@ def _gradient(
                 axis = "has length 1" if options.batched else "is removed"
                 error.add_note(_NOTE.format(axis=axis))
                 raise
-            # State that the loss changes would pass one example's data to others.
+            # A changed state would pass one example's data to other examples.
             for part, x in zip(parts, merged, strict=True):
                 part.check_unchanged(x)
             return out if options.has_aux else (out, None)

@@ -1,16 +1,17 @@
-"""How a run draws its examples, and the privacy cost of each way of drawing them.
+"""The ways in which a run draws its examples, and the privacy cost of each way.
 
 1. `Mechanism` is the interface of a way of sampling. One class draws the batches,
    describes the run to privacy accountants, and describes the sampling for a paper. So
-   no plan can account for one way of sampling and run another.
+   the sampling that a plan accounts for is the sampling that the plan runs.
 2. `Poisson` and `FixedSize`: batches that are drawn anew in every step.
-3. `Cyclic` and `Reshuffled`: batches taken in order, which is the data's own order or a
-   new random order in every epoch.
-4. `CyclicPoisson`, `RandomBins` and `FreshBins`: random batches for noise that is
-   correlated from step to step. An attacker who does not know in which steps an example
-   took part learns less about the example. In cyclic Poisson sampling, the examples
-   form several fixed groups, and the steps sample from one group after another. In
-   random bins (balls in bins), every example is assigned to a random step of the epoch.
+3. `Cyclic` and `Reshuffled`: batches in order, which is the data's own order or a new
+   random order in every epoch.
+4. `CyclicPoisson`, `RandomBins` and `FreshBins`: random batches that allow correlated
+   noise. An attacker who does not know in which steps an example took part learns less
+   about the example. In cyclic Poisson sampling, the examples form several fixed
+   groups, and the steps sample from one group after another. In bins, every example is
+   assigned to a random step of an epoch: once in `RandomBins`, and anew in every epoch
+   in `FreshBins`.
 5. `SAMPLINGS`: the class for each value of the argument `sampling` of `dpjax.plan`.
 """
 
@@ -40,7 +41,7 @@ class Mechanism:
 
     Attributes:
       num_examples: the size of the data set; under ADD_REMOVE, the size of the larger
-        one of two neighbouring data sets.
+        of two neighbouring data sets.
       adjacency: the relation between the data sets that the guarantee compares.
       shape: the numbers of the matrix C of the correlated noise C⁻¹z, where z is
         independent over steps; None for independent noise.
@@ -50,8 +51,8 @@ class Mechanism:
     adjacency: Adjacency
     shape: StrategySpec | None = None
 
-    # The order of the data for batches taken in order: the data's own order, or a
-    # random order that gives no amplification. None for random batches.
+    # For batches in order: the data's own order, or a random order that gives no
+    # amplification. None for random batches.
     order: ClassVar[Literal["fixed", "reshuffled"] | None] = None
     supports_correlation: ClassVar[bool] = False
     supports_schedules: ClassVar[bool] = True
@@ -84,8 +85,8 @@ class Mechanism:
         """The privacy event of the run, from which accountants compute ε.
 
         Unless a subclass returns another event, the result is the composition of the
-        events of all steps. The noise multiplier and the batch size may vary by a
-        schedule. So the run is divided into parts in which both are constant.
+        events of all steps. A schedule may vary the noise multiplier and the batch
+        size. So the run is divided into parts in which both numbers are constant.
         """
         parts = run.constant_runs()
         steps = [events.Repeated(self.step_event(x), x.num_steps) for x in parts]
@@ -163,7 +164,7 @@ class Poisson(Mechanism):
 
 
 class FixedSize(Mechanism):
-    """Each step takes a new uniformly random subset of fixed size."""
+    """Each step draws a new uniformly random subset of fixed size."""
 
     adjacencies = (Adjacency.REPLACE,)
     reason = (
@@ -208,10 +209,11 @@ class Cyclic(Mechanism):
         )
 
     def event(self, run):
-        """Return the Gaussian mechanism of all steps in which one example takes part.
+        """Return the event of a Gaussian mechanism.
 
-        An example takes part in one step per epoch. For correlated noise, the event is
-        a `CorrelatedGaussian`, whose cost `accounting.correlated.mu` computes.
+        An example takes part in one step per epoch. For independent noise, the event is
+        the composition of these steps, one `Gaussian`. For correlated noise, the event
+        is a `CorrelatedGaussian`, whose cost `accounting.correlated.mu` computes.
         """
         num_steps = int(run.num_steps)
         epoch = self.steps_per_epoch(int(run.batch_size))
@@ -222,8 +224,8 @@ class Cyclic(Mechanism):
             )
         times = -(-num_steps // epoch)
         if run.schedule:
-            # A step with noise multiplier r σ costs as much as r⁻² steps with σ each.
-            # The last epoch may be incomplete. Its missing steps cost nothing.
+            # A step with noise multiplier r σ costs as much as r⁻² steps with noise
+            # multiplier σ. The last epoch may be incomplete. Its missing steps cost 0.
             costs = np.zeros(times * epoch)
             costs[:num_steps] = run.noises() ** -2.0
             times = self._times(costs.reshape(times, epoch))
@@ -232,14 +234,15 @@ class Cyclic(Mechanism):
         return events.Gaussian(factor * math.sqrt(times) / sigma)
 
     def _times(self, costs: np.ndarray) -> float:
-        """Bound the total privacy cost of the steps in which one example takes part.
+        """Bound the total cost of the steps in which one example takes part.
 
         An example takes part in the same step of every epoch. These steps are a column
         of `costs`.
 
         Args:
-          costs: the cost of each step, f64[epochs, steps per epoch]. The unit is the
-            cost of one step with the run's noise multiplier.
+          costs: the cost of each step, f64[epochs, steps per epoch]: the step's μ²
+            divided by the μ² of a step with the run's noise multiplier, where μ is the
+            GDP parameter.
 
         Returns:
           The bound in the same unit.
@@ -273,14 +276,13 @@ class Reshuffled(Cyclic):
         )
 
     def _times(self, costs):
-        """Bound the total privacy cost of the steps in which one example takes part.
+        """Bound the total cost of the steps in which one example takes part.
 
-        The bound is the cost of the steps if the example takes part in the most
-        expensive step of every epoch.
+        The bound is the total cost if the example takes part in the most expensive step
+        of every epoch.
 
         Args:
-          costs: the cost of each step, f64[epochs, steps per epoch]. The unit is the
-            cost of one step with the run's noise multiplier.
+          costs: the cost of each step, as for `Cyclic`.
 
         Returns:
           The bound in the same unit.
@@ -315,8 +317,8 @@ class CyclicPoisson(Mechanism):
         C is the banded matrix that correlates the noise. Step t releases the vector
         s_t + (C⁻¹z)_t, where s_t is the sum of clipped gradients, and z is independent
         Gaussian noise. With p groups, the steps in which one example takes part are at
-        least p apart. The columns of C for these steps then have no nonzero row in
-        common.
+        least p apart. So no two columns of C for these steps have a nonzero entry in
+        the same row.
         """
         return 1 if self.shape is None else 1 + len(self.shape.numerator)
 
@@ -326,7 +328,7 @@ class CyclicPoisson(Mechanism):
         return -(-self.num_examples // self.groups)
 
     def check_strategy(self, shape, batch_size):
-        """Raise unless the noise is banded, and each group of examples fills a batch.
+        """Raise unless C is banded, and each group has at least batch_size examples.
 
         Args:
           shape: the numbers of the matrix that correlates the noise of steps. This
@@ -367,14 +369,14 @@ class CyclicPoisson(Mechanism):
 
         With p groups, at most ⌈T / p⌉ of the T steps sample from one group. Each of
         these steps is a Poisson-sampled Gaussian mechanism with a maximum batch size.
-        Let C be the matrix that correlates the noise. The L2 norm of a column of C
-        multiplies the sensitivity of a step. `accounting.correlated.epsilon` computes
-        the same composition without a maximum batch size.
+        Let C be the matrix that correlates the noise. The sensitivity of a step is
+        multiplied by the largest L2 norm of a column of C.
+        `accounting.correlated.epsilon` computes the ε of the same composition without a
+        maximum batch size.
         """
         bands = () if self.shape is None else self.shape.numerator
         # The factor covers the rounding of the norm: the sensitivity is rounded up.
         norm = float(np.linalg.norm([1.0, *bands])) * (1 + 2.0**-40)
-        # At most ⌈T / p⌉ steps draw from the same group.
         steps = -(-int(run.num_steps) // self.groups)
         step = events.TruncatedPoissonGaussian(
             run.noise_multiplier / norm,
@@ -399,7 +401,7 @@ class CyclicPoisson(Mechanism):
 class RandomBins(Mechanism):
     """Every example is assigned to one random step, which is the same in all epochs."""
 
-    fresh: ClassVar[bool] = False  # whether every epoch has a new assignment
+    fresh: ClassVar[bool] = False  # whether every epoch makes a new assignment
     supports_correlation = True
     supports_schedules = False
     overflows = True
@@ -434,8 +436,8 @@ class RandomBins(Mechanism):
     def event(self, run):
         """Return the privacy event of the whole run.
 
-        `accounting.correlated.epsilon` computes the cost of batches of any size. The
-        maximum batch size adds `truncation.overflow_delta` to δ.
+        Without a maximum batch size, `accounting.correlated.epsilon` computes ε at a
+        given δ. The maximum batch size adds `truncation.overflow_delta` to δ.
         """
         return events.RandomBins(
             float(run.noise_multiplier),
@@ -486,8 +488,8 @@ def released_event(run: RunParameters) -> events.Event:
     """Return the privacy event of a run's released values, from which ε is computed.
 
     If the run has arithmetic="real", the result is the event of the run's mechanism. If
-    the run has arithmetic="discrete", the result also includes the distance of the
-    discrete noise from the ideal one, in total variation.
+    the run has arithmetic="discrete", the result also includes the total variation
+    between the noise that a table gives and exact discrete Gaussian noise.
     """
     event = mechanism_of(run).event(run)
     if run.arithmetic == "real":

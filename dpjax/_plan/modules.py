@@ -2,10 +2,11 @@
 
 A model is any tree. Its arrays of floats are trained, and all other leaves are passed
 to the loss unchanged. Modules of flax.nnx are trees that hold more than parameters:
-running averages, keys and counters, which change while the loss runs. In these modules
-only the `nnx.Param`s are trained, and each example gets its own random keys. If the
-loss changed any other state, this state would pass one example's data to the others. So
-`Parts.check_unchanged` raises if the loss changes such state.
+running averages, keys and counters, which may change while the loss runs. In these
+modules only the `nnx.Param`s are trained, and each example gets its own random keys. A
+change of a running average, or of other state, would pass one example's data to other
+examples. So `Parts.check_unchanged` raises if the loss changes other state than
+parameters, keys and counters.
 """
 
 import dataclasses
@@ -24,18 +25,19 @@ class Parts:
 
     Attributes:
       merge: a function of a tree shaped like `trained` and of one example's random
-        keys. The function returns the whole model (or the whole argument).
+        keys. The function returns the whole model, or the whole argument.
       trained: the tree of trained parameters, by which the loss is differentiated; ()
         for an argument that is not the model.
       names: the path in the model of each leaf of `trained`.
       of_examples: a function from the examples' positions in the batch, i[m], to each
         example's random keys, with a leading axis m.
-      check_unchanged: a function of a model that `merge` has returned. It raises if the
-        loss has changed the model's state.
+      check_unchanged: a function of a model that `merge` returned before the loss ran.
+        The function raises if the loss changed other state of the model than
+        parameters, keys and counters.
       advance: a function that adds 1 to the counters in the model from which flax.nnx
         derives random keys.
-      like_model: a function that brings gradients shaped like `trained` into the
-        structure that the model's optimizer takes.
+      like_model: a function that converts gradients shaped like `trained` to the
+        structure that the model's optimizer needs.
     """
 
     merge: Callable[[Any, Any], Any]
@@ -72,7 +74,7 @@ def split(model: Any) -> Parts:
 
 
 def along(x: Any) -> Parts:
-    """Split an argument of the loss in which nothing is trained.
+    """Split an argument of the loss that is not the model, and has no trained part.
 
     The argument x is a flax.nnx object or a leaf of a tree. If x holds random keys,
     each example gets its own keys. Otherwise, all examples get x.
@@ -125,8 +127,8 @@ def keys_of_examples(keys: jax.Array, numbers: jax.Array) -> jax.Array:
     Returns:
       Typed keys with a leading axis m before the axes of keys.
     """
-    # fold_in takes one key and one number. So it is mapped over each axis of the keys,
-    # and then over the examples.
+    # fold_in has one key and one number as arguments. So fold_in is mapped over each
+    # axis of the keys, and then over the examples.
     fold = jax.random.fold_in
     for axis in range(keys.ndim):
         fold = jax.vmap(fold, (axis, None), axis)

@@ -33,8 +33,8 @@ def optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Chain the step limit, the noise, the division by b, and the optimizer `inner`.
 
-    The chain transforms a sum of clipped gradients. b is the expected batch size.
-    `Plan.optimizer` describes the arguments.
+    The chain transforms a sum of clipped gradients. The number b is the batch size of
+    the plan. `Plan.optimizer` describes the arguments.
     """
     strategy = plan.strategy
     division = limit_steps(plan.num_steps, 1.0 / plan.batch_size)
@@ -151,7 +151,7 @@ class VaryingState(NamedTuple):
     """The optimizer state of a run whose noise, clip norm or batch size varies.
 
     Attributes:
-      step: the number of steps done, i32[].
+      step: the number of completed steps, i32[].
       clip_norm: the next step's clip norm if the clip norm follows a quantile,
         otherwise the plan's clip norm, f32[].
       noise: the state of the transformation that adds noise, with the noise's key.
@@ -180,23 +180,23 @@ def clip_norm_of(state: Any) -> jax.Array:
 
 
 def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransformation:
-    """Transform sums of clipped gradients into private means by numbers that vary.
+    """Transform sums of clipped gradients into private means.
 
     The clip norm, the noise or the batch size of the plan varies from step to step. If
-    a schedule varies the clip norm, `Plan.value_and_grad` has rescaled the sums to the
-    plan's clip norm. If the clip norm follows a quantile, `Plan.value_and_grad` has
-    divided the sums by the step's clip norm. So all sums have the same sensitivity.
-
-    If a step's noise multiplier is r times that of the plan, the step gets noise whose
-    standard deviation is r times that of the plan.
+    a schedule varies the clip norm, `Plan.value_and_grad` rescales each sum to the
+    plan's clip norm. If the clip norm follows a quantile, `Plan.value_and_grad` divides
+    each sum by the step's clip norm. So the sums of all steps have the same
+    sensitivity. A schedule of the noise multiplier multiplies the standard deviation of
+    the noise on these sums.
     """
     follows, clip_norm = plan.quantile, plan.clip_norm
     sigma, of_count = plan.noise_multiplier, 1.0
     if follows:
         sigma, of_count = parameters.noise_of(follows, sigma, plan.batch_size)
     unit = 1.0 if follows else clip_norm
-    # The count is scaled by σ / σ_b, so that noise σ on the scaled count is noise σ_b
-    # on the count. The scale is rounded down, which only lowers the sensitivity.
+    # The count is multiplied by σ / σ_b. Noise of standard deviation σ on the product
+    # is noise of standard deviation σ_b on the count. The factor is rounded down, which
+    # only lowers the sensitivity.
     weight = rounding.round_down_float32(sigma / of_count)
     noise: Any = _gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key)
     if plan.arithmetic == "discrete":
@@ -238,7 +238,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
 
 
 def _keep_bits(x: float, bits: int) -> float:
-    """Round a positive number down to its first `bits` binary digits.
+    """Round a positive number down to `bits` significant binary digits.
 
     If bits is below 1, the result has one binary digit.
     """
@@ -256,8 +256,8 @@ def _allow_other_leaves(
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimizer for models in which some leaves are not arrays of floats.
 
-    A leaf that is not an array of floats has None as its gradient. The optimizer
-    `inner` gets None instead of such a leaf. The leaf's update is zero if the leaf is
+    If a leaf is not an array of floats, then its gradient is None, and the optimizer
+    `inner` gets None instead of the leaf. The update of the leaf is zero if the leaf is
     an array of numbers or booleans, and None otherwise.
     """
 
@@ -291,7 +291,7 @@ def _allow_other_leaves(
 
 
 def _refuse_masks(name: str, tree: Any) -> None:
-    """Raise if `optax.masked` has masked a part of a tree, which would get no noise."""
+    """Raise if `optax.masked` masks a part of a tree: this part would get no noise."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
     if any(isinstance(x, optax.MaskedNode) for x in leaves):
         raise ValueError(
@@ -328,12 +328,13 @@ def _add(total: Any, more: Any, *, wide: bool) -> Any:
 
 
 def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., Any]:
-    """Compute the sum of clipped gradients of a large batch in parts, one at a time.
+    """Make a function that sums the clipped gradients of a large batch part by part.
 
     A loop on the host adds the sums of the parts. The optimizer then adds noise once,
     to the total. Do not use `optax.MultiSteps`, which accumulates ordinary gradients:
-    it would divide the sum by the number of parts, but not the noise. Inside one jitted
-    call, the argument `microbatch_size` of `Plan.value_and_grad` has the same effect.
+    `optax.MultiSteps` would divide the sum by the number of parts, but not the noise.
+    Inside one jitted call, the argument `microbatch_size` of `Plan.value_and_grad` has
+    the same effect as this function.
 
     Args:
       loss_and_grad: the function that `Plan.value_and_grad` returns, with or without
@@ -341,10 +342,10 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
       size: the number of examples in a part. The device gets one part at a time.
 
     Returns:
-      `fn(model, examples, *others)`, which cannot be jitted. Its results are those of
-      loss_and_grad up to rounding. There is one exception: each part increments the
-      counters of a flax.nnx model, so that dropout differs from that of one call with
-      the whole batch.
+      `fn(model, examples, *others)`, which cannot be jitted. The results of fn are the
+      results of loss_and_grad for the whole batch, up to rounding, with one exception:
+      each part increments the counters of a flax.nnx model, so that dropout draws other
+      masks. Keyword arguments of fn, such as clip_norm, are passed to loss_and_grad.
 
     Raises:
       ValueError: size is below 1.
@@ -386,7 +387,7 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
         value = sum(w * v for w, v in zip(weights, values, strict=True))
         if not auxes[0]:
             return value, total
-        # The last part may have padding beyond the end of the batch. It is cut off.
+        # Remove the padding of the last part, which is beyond the end of the batch.
         rows = np.size(examples.mask)
         aux = jax.tree.map(
             lambda *xs: jnp.concatenate(xs)[:rows], *(aux for (aux,) in auxes)

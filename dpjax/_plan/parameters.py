@@ -1,15 +1,15 @@
 """The numbers of a run, in one frozen record that every part of a plan reads.
 
-Noise, clip norm and batch size may vary from step to step by a schedule, a function of
-the step. The schedule divides the run into segments, in which these numbers are
-constant. For the accountant, the run is a composition with one mechanism for each
+The noise, the clip norm and the batch size may vary from step to step by a schedule, a
+function of the step. Schedules divide the run into segments in which the three numbers
+are constant. For the accountant, the run is a composition with one mechanism for each
 distinct value. The accountant's work grows with the number of distinct values, so that
-a schedule is rounded to a few values. The run itself uses the rounded values. The
+each schedule is rounded to a few values. The run itself uses the rounded values. The
 guarantee therefore holds for the run.
 
 The clip norm may instead follow a quantile of the norms of the gradients. Each step
-then releases a noisy count of the gradients within the clip norm, and computes the next
-step's clip norm from the noisy count (`QuantileClip`).
+then releases a noisy count of the gradients whose norms are at most the clip norm, and
+computes the next step's clip norm from the noisy count (`QuantileClip`).
 """
 
 import dataclasses
@@ -26,10 +26,11 @@ from dpjax._core import validate
 from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Tree
 from dpjax._matrices.strategy import Strategy, StrategySpec
 
-# The maximum number of distinct values of a schedule. If a schedule varies by a factor
-# of ten, the ratio of neighbouring levels is 1.33.
+# The maximum number of distinct values (levels) of a schedule. If a schedule varies by
+# a factor of ten, the ratio of neighbouring levels is 1.33.
 _LEVELS = 8
-# The maximum number of segments of a plan. Each step looks up its segment among them.
+# The maximum number of segments of a plan. Each step compares its number with the first
+# step of each segment.
 _PIECES = 1024
 # The range of clip norms that vary. Within this range, float32 can represent all
 # numbers that are computed from the clip norm.
@@ -73,7 +74,7 @@ def make_segments(
     Args:
       num_steps: T, the number of steps.
       batch_size: the plan's batch size. A step's batch size is the plan's batch size
-        times the value of the batch schedule, rounded to an integer.
+        times the value of the batch schedule, rounded to an integer, and at least 1.
       factors: the schedules of the noise multiplier, the clip norm and the batch size,
         in this order; None for a number that is constant.
 
@@ -120,14 +121,18 @@ def _levels(name: str, factor: Factor | None, num_steps: int) -> np.ndarray:
         ends = math.log(distinct[0]), math.log(distinct[-1])
         # The levels have equal ratios. The smallest value is no level: values round up.
         distinct = np.exp(np.linspace(*ends, _LEVELS + 1)[1:])
-        # exp(log(x)) may be below x. The largest value would then have no level.
+        # exp(log(x)) may be below x. No level would then be above the largest value.
         distinct[-1] = values.max()
         values = distinct[np.searchsorted(distinct, values)]
     return values.astype(np.float32).astype(np.float64)
 
 
 def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
-    """The schedule's values, f64[num_steps]. Raises if a value is out of range."""
+    """The values of a schedule, f64[num_steps].
+
+    Raises:
+      ValueError: the schedule does not give one number from 2⁻²⁰ to 2²⁰ for each step.
+    """
     if not callable(factor):
         raise ValueError(f"{name} must be a function of the step; got {factor!r}.")
     try:
@@ -145,13 +150,13 @@ def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
 
 
 class QuantileClip(NamedTuple):
-    """Adapt the clip norm so that a given share of the gradients is not clipped.
+    """Settings that adapt the clip norm: a given share of the gradients is not clipped.
 
     Every step counts the gradients whose norms are at most the clip norm C, and adds
     noise to the count. The noisy count gives an estimate p of the share of these
     gradients. The step then updates C by C ← C exp(−η (p − quantile)). The sum of
-    gradients gets slightly more noise than without the count, so that sum and count
-    together have the privacy cost that the plan states.
+    gradients gets slightly more noise than without the count, so that the sum and the
+    count together have the privacy cost that the plan states.
 
     Attributes:
       initial: the first step's clip norm, from 2⁻⁶⁰ to 2⁶⁰.
@@ -207,7 +212,7 @@ class RunParameters:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments of the schedule; without a schedule, one for the whole run."""
+        """The segments of the run; without a schedule, the whole run is one segment."""
         return self.schedule or (Segment(0, 1.0, 1.0, self.batch_size),)
 
     def constant_runs(self) -> list["RunParameters"]:
@@ -231,9 +236,9 @@ class RunParameters:
         """Count the steps of the run for each pair (noise, batch size).
 
         The noise is the noise multiplier of a step, divided by the run's noise
-        multiplier. Steps that differ in their clip norms alone are counted together.
-        The reason is that the noise's standard deviation is a multiple of the clip
-        norm. So the clip norm does not change the privacy cost of a step.
+        multiplier. Steps that differ only in their clip norms are counted together: the
+        noise's standard deviation is a multiple of the clip norm, so that the clip norm
+        does not change the privacy cost of a step.
         """
         counts: Counter[tuple[float, int]] = Counter()
         for piece, length in zip(self.segments, self._lengths(), strict=True):
@@ -247,14 +252,14 @@ class RunParameters:
         return np.diff(np.minimum([*starts, self.num_steps], self.num_steps)).tolist()
 
     def noises(self) -> np.ndarray:
-        """The noise multiplier of each of the T steps over that of the plan, f64[T]."""
+        """The noise multiplier of each step, divided by the plan's, f64[num_steps]."""
         return np.repeat([piece.noise for piece in self.segments], self._lengths())
 
     def values_at(self, step: ArrayLike) -> StepValues:
-        """Return the noise, clip norm and batch size of a step.
+        """Return the noise, clip norm and batch size of a step, in a segment's units.
 
         The step's number may be traced. Steps after the end of the run have the values
-        of the last step.
+        of the last segment.
         """
         if len(self.segments) == 1:
             return StepValues(*self.segments[0][1:])
@@ -266,10 +271,12 @@ class RunParameters:
 
 
 class Bounded(NamedTuple):
-    """A step's sum and count before noise, if the clip norm C follows a quantile.
+    """The sum and the count of a step, before noise is added to them.
+
+    A plan with a `QuantileClip` has a count. C is the clip norm of the step.
 
     Attributes:
-      total: the sum of gradients clipped to C, divided by C.
+      total: the sum of the gradients, each clipped to C, divided by C.
       within: the number of valid examples whose gradient norms are at most C, minus
         half of the number of valid examples, f[].
     """
@@ -310,14 +317,15 @@ def noise_of(
     (Andrew et al. 2021, Theorem 1, https://arxiv.org/abs/1905.03871).
 
     Args:
-      clip: the settings, of which `noise_multiplier` determines σ_b.
+      clip: the settings. The setting `noise_multiplier` is σ_b, unless it is None.
       noise_multiplier: z.
-      batch_size: the plan's batch size, which determines σ_b if the settings do not.
+      batch_size: b, the plan's batch size. If the setting is None, σ_b is
+        max(b / 20, 4 z).
 
     Raises:
       ValueError: σ_b is at most z / 2, so that no σ is large enough.
     """
-    # The paper chooses b / 20. With σ_b >= 4 z, σ exceeds z by less than 1 %.
+    # The paper chooses σ_b = b / 20. With σ_b >= 4 z, σ exceeds z by less than 1 %.
     of_count = clip.noise_multiplier or max(batch_size / 20, 4 * noise_multiplier)
     # 1 − share², rounded down: each of the four roundings errs by at most 2⁻⁵³. So a
     # difference that comes from rounding alone is not above 0.
@@ -335,7 +343,7 @@ def noise_of(
 def count_within_clip_norm(
     norms: jax.Array, mask: jax.Array, clip_norm: ArrayLike
 ) -> jax.Array:
-    """Count the gradients whose norms are at most the clip norm, centered, f32[].
+    """The centered count of gradients whose norms are at most the clip norm, f32[].
 
     An example adds 1/2 to the count if the norm of its gradient is at most clip_norm,
     and −1/2 otherwise. So adding one example changes the count by only 1/2. Padding
@@ -352,7 +360,7 @@ def next_clip_norm(
     """The next step's clip norm, f32[], from this step's clip norm and noisy count.
 
     Args:
-      clip: the quantile and the learning rate.
+      clip: the settings, of which the function uses quantile and learning_rate.
       clip_norm: this step's clip norm, f32[].
       noisy: the noisy centered count of `count_within_clip_norm`, f[].
       batch_size: b, the expected batch size.

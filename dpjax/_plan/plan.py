@@ -37,8 +37,8 @@ class Plan(RunParameters):
         n / ⌈n / b⌉ for "random_bins" and "fresh_bins" sampling.
       num_steps: T, the step limit. The optimizer refuses steps after the first T.
       noise_multiplier: σ, the noise's standard deviation divided by the clip norm. For
-        correlated noise C⁻¹z, σ refers to z. With `quantile`, the sum and the count of
-        a step together cost as much as a sum alone with noise multiplier σ.
+        correlated noise C⁻¹z, σ refers to z. If quantile is not None, the sum and the
+        count of a step together cost as much as a sum alone with noise multiplier σ.
       clip_norm: the bound C on the L2 norm of one example's gradient.
       max_batch_size: the capacity, the maximum number of examples in a batch.
       epsilon: the ε of the whole run at delta, rounded up.
@@ -88,9 +88,9 @@ class Plan(RunParameters):
 
         Args:
           step: the step's number, i[], from 0 to T − 1. A traced step is not checked.
-            If it is outside this range, the batch belongs to no step of the plan, and
-            the guarantee does not cover the use of the batch.
-          key: one typed key for the whole run; may be the key of the optimizer.
+            If a traced step is outside this range, the batch belongs to no step of the
+            plan, and the guarantee does not cover the use of the batch.
+          key: one typed key for the whole run. The optimizer may have the same key.
 
         Returns:
           A `sampling.Batch` of positions i32[m] and a mask bool[m], where m is
@@ -110,14 +110,14 @@ class Plan(RunParameters):
             unit="user", the tree that the method `stacked` of a `Users` data set
             returns; `by_user` makes such a data set.
           step: as for `batch`; a traced step is not checked.
-          key: one typed key for the whole run; may be the key of the optimizer.
+          key: one typed key for the whole run. The optimizer may have the same key.
 
         Returns:
-          `Examples` with leading axes m = max_batch_size.
+          `Examples`, whose arrays have a leading axis of length m = max_batch_size.
 
         Raises:
-          ValueError: data does not have num_examples examples; step is out of range,
-            as for `batch`.
+          ValueError: data has another unit or another number of examples than the
+            plan; an array has masked entries; step is out of range, as for `batch`.
         """
         loader.check(data, self)
         examples = loader.take_examples(users.by_position(data), self.batch(step, key))
@@ -136,30 +136,33 @@ class Plan(RunParameters):
 
         Args:
           data: a tree of arrays with a leading axis n, or one data set object. The
-            arrays are of NumPy, of JAX, or files mapped into memory. Arrays of other
-            libraries, such as pandas or torch, are read into memory once, by position
-            and not by label. A data set object has `len` and integer indexing (a list,
-            or a data set of torch, grain or Hugging Face), and its examples are trees
-            of numbers. If the object has `__getitems__`, which returns the examples at
-            a list of positions, one call reads a batch. With unit="user", data is the
-            result of `by_user`.
-          key: one typed key for the whole run; may be the key of the optimizer.
+            arrays are arrays of NumPy (also files mapped into memory) or of JAX. Arrays
+            of other libraries, such as pandas or torch, are read into memory once, by
+            position and not by label. A data set object has `len` and integer indexing
+            (a list, or a data set of torch, grain or Hugging Face), and its examples
+            are trees of numbers. If the object has `__getitems__`, which returns the
+            examples at a list of positions, one call reads a batch. With unit="user",
+            data is the result of `by_user`.
+          key: one typed key for the whole run. The optimizer may have the same key.
           start: the first step, from 0 to T. To resume a run after k steps, pass k and
-            restore the optimizer's state: a new state would repeat the earlier noise.
+            restore the optimizer's state: a new state would draw the noise of the first
+            steps again.
           sharding: how the leading axis m is sharded over a mesh, such as
             `NamedSharding(mesh, P("data"))`. The shards must have equal sizes. Each
             process reads the examples of its own devices, and all processes must have
             the same key. None for one device or the host.
-          prefetch: the number of batches that a thread reads ahead of their use.
+          prefetch: the number of batches that a thread reads before the caller asks for
+            them; 0 for no thread.
 
         Yields:
-          T − start `Examples`, one for each step, with leading axes of length
-          m = max_batch_size. They are drawn on the CPU. The same key gives the same
-          batches.
+          `Examples` for each step from start to T − 1. Their arrays have a leading axis
+          of length m = max_batch_size. The positions of the examples are drawn on the
+          CPU. The same key gives the same batches.
 
         Raises:
-          ValueError: data does not have num_examples examples; start is out of range;
-            sharding does not divide m.
+          ValueError: data has another unit or another number of examples than the
+            plan; an array has masked entries; key is not a typed key; start is out of
+            range; sharding does not divide the axis m into equal shards.
         """
         return loader.batches(self, data, key, start, sharding, prefetch)
 
@@ -176,7 +179,7 @@ class Plan(RunParameters):
 
         Args:
           loss_fn: `loss_fn(model, examples, *others)`, which returns a scalar, or
-            (scalar, aux) with has_aux. It is called on one example at a time.
+            (scalar, aux) with has_aux. loss_fn is called on one example at a time.
           has_aux: as in `jax.value_and_grad`.
           batched: whether loss_fn takes examples with a leading batch axis, as the loss
             of an ordinary training script does. If True, this axis has size 1. If
@@ -192,17 +195,21 @@ class Plan(RunParameters):
           gradients, and is for the optimizer alone. grads is shaped like the model,
           with None for leaves that are not arrays of floats. For a flax.nnx module,
           grads is the state of the module's `nnx.Param`s.
-          If the clip norm follows a quantile, fn also takes clip_norm, from
-          `clip_norm_of`. Then grads is a `Bounded`: the sum together with the count of
-          gradients within the clip norm.
+          If the clip norm follows a quantile, fn also has the argument clip_norm, a
+          result of `clip_norm_of`. Then grads is a `Bounded`: the sum divided by
+          clip_norm, and the count of gradients whose norms are at most clip_norm.
           The arguments `others` may hold anything. Typed keys among these arguments,
           also within flax.nnx objects, are folded so that each example has its own key,
           for dropout.
 
         Raises:
-          ValueError: when fn is called: examples are not `Examples`, or are those of
+          ValueError: when fn is called: examples is not an `Examples`, or is a batch of
             another plan; the model has nothing to train; the loss changes the model's
-            state, as BatchNorm does in training mode; or as for `clipped_grad`.
+            state, as BatchNorm does in training mode; clip_norm is given for a plan
+            without `QuantileClip`, or is missing for a plan with `QuantileClip`; or as
+            `clipped_grad` and its function raise.
+          RuntimeError: with arithmetic="discrete", as the function of `clipped_grad`
+            raises on GPUs.
 
         Warns:
           UserWarning: the gradient with respect to a part of the model is zero for all
@@ -211,11 +218,12 @@ class Plan(RunParameters):
             of a batch has a finite gradient, and if the first batch's clipped sum is
             zero for a part of the model. Under jit, use `metrics` instead.
 
-        Privacy: grads has L2 sensitivity clip_norm, and twice clip_norm under REPLACE.
-        value and aux are not private. Random keys that are passed to the loss (for
-        dropout) must be secret and new in every step. An example's key is derived from
-        its position in the batch, and adding or removing one example changes the
-        positions of others.
+        Privacy: grads has L2 sensitivity plan.clip_norm. If the clip norm follows a
+        quantile, the sum in grads has L2 sensitivity 1, and the count has sensitivity
+        1/2. Under REPLACE, these numbers are doubled. value and aux are not private.
+        Random keys that are passed to the loss (for dropout) must be secret and new in
+        every step. An example's key is derived from its position in the batch, and
+        adding or removing one example changes the positions of other examples.
         """
         options = loss.Options(has_aux, batched, engine, microbatch_size)
         return loss.value_and_grad(loss_fn, self, options)
@@ -263,7 +271,8 @@ class Plan(RunParameters):
           inner: any optax optimizer that does not read the data.
           key: one typed key, from `dpjax.random_key`, for this run alone. The sampler
             of the run may use the same key.
-          buffer: for correlated noise, as for `dpjax.correlated_noise`.
+          buffer: for correlated noise with arithmetic="real", as for
+            `dpjax.correlated_noise`. In all other cases, buffer has no effect.
 
         Returns:
           An optax transformation of the grads that `value_and_grad` returns. Parameters
@@ -272,13 +281,14 @@ class Plan(RunParameters):
           large for the device use `dpjax.accumulate`, and not `optax.MultiSteps`.
 
         Raises:
-          ValueError: key is not a typed key; buffer asks for recomputed noise, and the
-            noise cannot be recomputed. At init and update: a part of the tree is
-            masked, as by `optax.masked` around this optimizer (put the mask into inner
-            instead). At update: further arguments, such as value=, are given.
+          ValueError: key is not a typed key; the plan's strategy does not support
+            buffer="regenerate". At init and update: a part of the tree is masked, as by
+            `optax.masked` around this optimizer (put the mask into inner instead). At
+            update: further arguments, such as value=, are given.
 
-        Privacy: the updates of all steps, together with any function of them, have the
-        plan's `guarantee`. The state holds the key and is as secret as the data.
+        Privacy: the updates of all steps, together with any function of these updates,
+        have the plan's `guarantee`. The state of the optimizer holds the key, and is as
+        secret as the data.
         """
         return release.optimizer(self, inner, key, buffer)
 
@@ -291,7 +301,8 @@ class Plan(RunParameters):
           state: the state of this plan's `optimizer`.
 
         Returns:
-          The argument clip_norm of the function that `value_and_grad` returns.
+          The clip norm, which is an argument of the function that `value_and_grad`
+          returns.
 
         Raises:
           ValueError: the plan has no `QuantileClip`; state is not the state of the

@@ -11,15 +11,15 @@ from dpjax._core.adjacency import Adjacency
 from dpjax._core.float64 import scope
 from dpjax.accounting import gdp
 
-# Each number was set on held-out parts of the training data of three data sets. The
+# Each number was chosen on held-out parts of the training data of three data sets. The
 # page docs/recipe.md has the accuracies, and the changes that did not help.
 _NUM_STEPS = 60
 _CLIP_NORM = 0.25
 _MEAN_SHARE = 0.05
 _INTERCEPT = 0.3
 _LOGIT_NOISE = 2 / math.sqrt(3)
-# For features of norm 1, a mean with noise of a larger norm than this is no better than
-# the center 0.
+# For features of norm 1, a private mean whose noise has a larger norm than
+# _LONGEST_NOISE is no better than the center 0.
 _LONGEST_NOISE = 0.5
 _SET_ON = "Set on held-out training examples of digits, Bank and Wine. "
 
@@ -34,10 +34,11 @@ class Recipe:
       clip_norm: the bound on the L2 norm of the gradient of one example.
       learning_rate: η, the learning rate of the first step. Later rates fall to 0.
       mean_share: the share of the privacy budget for a private mean of the features,
-        as a share of μ² of Gaussian differential privacy; 0 for no mean.
-      mean_noise_multiplier: the argument noise_multiplier with which `statistics.mean`
-        spends this share; infinity for no mean.
-      intercept: the constant that is appended to the centered features of norm 1.
+        as a share of μ² of Gaussian differential privacy; 0 if no mean is computed.
+      mean_noise_multiplier: the argument noise_multiplier of `statistics.mean` at which
+        the mean costs mean_share; infinity if no mean is computed.
+      intercept: the constant that is appended to the features of each example, after
+        they are centered and divided by their norm.
       reasons: the reason for each number in words, by the name of the attribute.
     """
 

@@ -1,8 +1,8 @@
 """`dpjax.plan`, which makes a complete plan from the numbers that a user gives.
 
 For batches of random size, the plan also has a capacity, the maximum number of examples
-in a batch. If a step draws more examples than the capacity, some of them do not take
-part. This event is an overflow.
+in a batch. A step overflows if it draws more examples than the capacity. Some of these
+examples then do not take part.
 """
 
 import bisect
@@ -32,8 +32,8 @@ from dpjax.accounting.profiles import LEAST_SHARE, SHARES_OF_LATTICE, RandomBins
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 from dpjax.strategies import _amplified
 
-# The search for the noise ends at this relative distance of ε below the target. After
-# this number of evaluations of ε, another search takes its place.
+# The search for the noise ends when ε is below the target by at most _NEAR times the
+# target. After _LOOKS evaluations of ε, another search replaces this search.
 _NEAR, _LOOKS = 2e-5, 8
 # The search for a capacity treats a capacity as too small if the predicted cost of its
 # overflow exceeds the allowed cost by this share, well above a prediction's error.
@@ -79,59 +79,64 @@ def plan(
 
     Args:
       num_examples: n, the size of the data set; under ADD_REMOVE, the size of the
-        larger data set. This number is taken to be public.
+        larger data set. The guarantee assumes that this number is public.
       batch_size: b, the expected number of examples in a step; at most n. If None, the
         maximum that the other numbers allow.
       num_steps: T, the number of released steps. If None, the maximum that the other
         numbers allow.
       epsilon: the ε of the whole run at delta, positive. If None, the ε that follows
         from the other numbers.
-      delta: δ, strictly between 0 and 1. It should be well below 1 / n.
+      delta: δ, strictly between 0 and 1. δ should be well below 1 / n.
       clip_norm: the bound C on the L2 norm of one example's gradient, positive; or a
-        `dpjax.QuantileClip`, which adapts C to the norms of the gradients.
+        `dpjax.QuantileClip`, which adapts C to the norms of the gradients, and needs
+        the same noise and sampling as a schedule.
       noise_multiplier: σ, the noise's standard deviation divided by C, positive. If
-        None, the minimum that the other numbers need; for random batches, a value
-        whose ε is below the target by at most about 2e-5 of the target.
+        None, the minimum at which ε is at most epsilon. For random batches, the search
+        for this minimum accepts an ε that is below epsilon by at most 2e-5 of epsilon.
       max_batch_size: the capacity, from b to n: the maximum number of examples in a
         batch of random size (Poisson samples or bins). If a step draws more examples
-        (overflow), some of them do not take part. If None, the smallest capacity that
-        is at least three standard deviations above b, and at which overflow costs at
-        most 1 % of δ. The capacity is at most n (with cyclic Poisson samples, at most
-        the size of the largest group). `plan` then solves for the unknown number as if
-        batches did not overflow, with the part of δ that is left.
+        (overflow), some of them do not take part. If None, `plan` computes the unknown
+        number without overflow at 99 % of δ, and then searches for the smallest
+        capacity with two properties: overflow costs at most the rest of δ, and the
+        capacity is at least three standard deviations above b, or is the maximum, n
+        (for cyclic Poisson samples, the size of the largest group). For bins, the
+        result is the smallest such capacity. For Poisson samples, a smaller capacity
+        than the result may have both properties, because the search only predicts the
+        cost of most capacities.
       noise_schedule: a function of a step's number, like an optax schedule. It returns
         the step's noise multiplier in units of noise_multiplier. The values are rounded
-        up to at most eight levels, and the run uses the rounded values. A plan with a
-        schedule needs num_steps, batch_size, "independent" noise, and the sampling
-        "poisson", "fixed_size", "fixed" or "reshuffled".
+        up to at most eight distinct values, and the run uses the rounded values. A plan
+        with a schedule needs num_steps, batch_size, "independent" noise, and the
+        sampling "poisson", "fixed_size", "fixed" or "reshuffled".
       clip_schedule: a schedule of the clip norm in units of clip_norm, rounded as
-        noise_schedule is. It costs no privacy, since the noise is scaled with the clip
-        norm.
+        noise_schedule is. A clip schedule costs no privacy, since the noise is scaled
+        with the clip norm.
       batch_schedule: a schedule of the batch size in units of batch_size, rounded as
-        noise_schedule is. Only "poisson" allows it.
-      sampling: how examples are drawn. "poisson": a step takes every example
-        independently with probability b / n. "fixed_size": a step takes a random subset
+        noise_schedule is. Only "poisson" allows a batch schedule.
+      sampling: how examples are drawn. "poisson": every example takes part in a step
+        independently with probability b / n. "fixed_size": a step draws a random subset
         of size b. "fixed": batches in the data's order. "reshuffled": batches in a new
-        random order in each epoch. "random_bins": every example is assigned once to a
-        random step, the same in all epochs. "fresh_bins": every example is assigned to
-        a new random step in each epoch. "cyclic_poisson": examples form as many groups
-        as a banded strategy has bands, and a step takes each example of its group
-        independently. "auto" compares all samplings, and a tuple compares the named
-        ones. The plan then has the sampling that leaves the least noise in the outputs
-        of the workload.
-      noise: "independent": fresh noise in every step. "correlated": each step cancels
+        random order in each epoch. "random_bins": every example is assigned to one
+        random step of an epoch, the same in all epochs. "fresh_bins": every example is
+        assigned to a new random step in each epoch. "cyclic_poisson": examples form as
+        many groups as a banded strategy has bands, each step has one group, and each
+        example of this group takes part independently with the same probability. "auto"
+        compares all samplings, and a tuple compares the samplings that it names. The
+        plan then has the sampling that leaves the least noise in the outputs of the
+        workload.
+      noise: "independent": new noise in every step. "correlated": each step cancels
         some of the noise of earlier steps; for all samplings but "poisson" and
-        "fixed_size". It needs num_steps, batch_size, and either a strategy or a
-        workload; a workload with cyclic Poisson samples or bins also needs epsilon.
-        "auto": the kind of noise that leaves the least noise in the outputs of the
-        workload, which must be given. To compare several samplings or kinds of noise,
-        `plan` needs num_steps, batch_size and epsilon, and accepts no schedule, no
-        strategy and no `dpjax.QuantileClip`.
+        "fixed_size". Correlated noise needs num_steps, batch_size, and either a
+        strategy or a workload. If a workload is given, "cyclic_poisson" and both kinds
+        of bins also need epsilon. "auto": the kind of noise that leaves the least noise
+        in the outputs of the workload, which must be given. To compare several
+        samplings or kinds of noise, `plan` needs num_steps, batch_size and epsilon, and
+        accepts no schedule, no strategy and no `dpjax.QuantileClip`.
       workload: the linear map that the optimizer applies to the sums of all steps
         (`dpjax.workloads`). For batches in order ("fixed" or "reshuffled"), the plan
-        has the strategy that is best for the workload among those that store one
-        vector. For random batches, the plan has the best strategy that
-        `strategies.amplified` finds at epsilon.
+        has the best strategy for the workload that `strategies.optimize` finds among
+        the "rational" strategies with one stored vector. For random batches, the plan
+        has the best strategy that `strategies.amplified` finds at epsilon.
       strategy: the matrix that correlates the noise (`dpjax.strategies`), instead of a
         workload.
       adjacency: the relation between the two data sets that the guarantee compares, an
@@ -141,7 +146,8 @@ def plan(
       unit: "example", or "user" for data of `dpjax.by_user`. With "user", every
         statement here about an example holds for all examples of one user together.
       arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise,
-        which floats only approximate. The bits of a released number may reveal more.
+        which floats only approximate. The bits of a released number may reveal more
+        than this guarantee states.
         "discrete" for a guarantee for the bits that are released. Gradients are then
         added in float32 within blocks of at most 128, and in float64 across blocks. The
         sums are rounded to a lattice, and the noise is discrete Gaussian. The plan's
@@ -149,16 +155,17 @@ def plan(
         batches in order ("fixed" or "reshuffled").
 
     Returns:
-      A `Plan`, whose ε is at most the requested one. The plan has its `comparison` if
-      sampling or noise allowed several mechanisms.
+      A `Plan`, whose ε is at most the argument epsilon. If sampling or noise allows
+      several mechanisms, the attribute `comparison` of the plan compares them.
 
     Raises:
       ValueError: not exactly one of epsilon, num_steps, batch_size and noise_multiplier
-        is None; a number is out of range; the sampling does not allow the adjacency; no
-        number meets the target.
+        is None; an argument is out of range; the sampling does not allow the adjacency;
+        the sampling or the noise does not allow another argument, as described above;
+        no number meets the target.
 
-    Privacy: the plan's `guarantee` states the privacy of the run. It holds for the
-    plan's batches, gradient and optimizer together, used once with one key.
+    Privacy: the plan's `guarantee` states the privacy of the run. The guarantee holds
+    for the plan's batches, gradient and optimizer together, used once with one key.
 
     Example:
       >>> run = plan(num_examples=60_000, batch_size=256, num_steps=5_000, epsilon=3.0,
@@ -279,8 +286,8 @@ def plan(
     mechanism = mechanism_of(run)
     _check_sizes(run, mechanism, max_batch_size)
 
-    # If no capacity is given, solve as if batches could not overflow, at a little less
-    # than δ. Then find a capacity whose overflow costs at most the rest of δ.
+    # If no capacity is given, solve without overflow, at a little less than δ. Then
+    # search for a capacity at which overflow costs at most the rest of δ.
     if mechanism.overflows and max_batch_size is None:
         ideal = run.parameters(
             max_batch_size=mechanism.population, delta=(1 - LEAST_SHARE) * delta
@@ -306,12 +313,12 @@ def plan(
 
 
 def _check_sizes(run: RunParameters, mechanism: Mechanism, capacity: Any) -> None:
-    """Raise unless the mechanism allows the batch sizes of a run, and their capacity.
+    """Raise unless the mechanism allows the batch sizes of a run, and the capacity.
 
     Args:
       run: the numbers of the run.
       mechanism: the way to draw batches.
-      capacity: the maximum number of examples in a batch; None for no check.
+      capacity: the maximum number of examples in a batch; None if none is given.
     """
     n, size = run.num_examples, max(piece.batch_size for piece in run.segments)
     validate.at_most("batch_size", size, n, "num_examples, ")
@@ -341,7 +348,8 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
 
 def _cost(run: RunParameters) -> float:
     """Compute the ε of a run at run.delta, in float64, without reading run.epsilon."""
-    # The field does not change the cost. With inf for all runs, the cache is hit often.
+    # run.epsilon does not change the cost. It is set to inf, so that runs that differ
+    # only in run.epsilon share one entry of the cache.
     return _cached_cost(run.parameters(epsilon=math.inf))
 
 
@@ -357,8 +365,8 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
     Args:
       run: the run, in which run.solved_for names the number. The run has a placeholder
         for this number. Unless ε is this number, run.epsilon is the target.
-      guess: an estimate of the noise multiplier, where the search for it starts; None
-        for no estimate.
+      guess: an estimate of the noise multiplier, at which the search for the noise
+        multiplier starts; None for no estimate.
 
     Returns:
       The run with the computed number, and with its own ε as epsilon.
@@ -368,7 +376,7 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
         return run.parameters(epsilon=_cost(run))
     # Steps and batch size are integers, and ε grows with them. ε falls with the noise.
     whole = unknown != "noise_multiplier"
-    # Unless batches are taken in order, each evaluation of ε takes long.
+    # Unless batches are in order, each evaluation of ε is slow.
     if not whole and mechanism_of(run).order is None:
         found = _search_noise(run, guess or _guess(run))
         if found is not None:
@@ -395,22 +403,22 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
         log ε with respect to log σ.
 
     Returns:
-      The run with the found noise multiplier. The ε of this run is at most the target,
-      and below the target by at most `_NEAR` times the target. The result is None if
-      the search has not found such a noise multiplier after `_LOOKS` evaluations.
+      The run with a noise multiplier at which ε is at most the target, and below the
+      target by at most `_NEAR` times the target. None if `_LOOKS` evaluations of ε do
+      not give such a noise multiplier.
     """
     target = _for_callers(run.epsilon, "down")
     found = run
 
     def excess(noise: float) -> float:
-        # The search aims at the middle of the accepted range.
+        # The excess is 0 in the middle of the accepted range of ε.
         nonlocal found
         found = run.parameters(noise_multiplier=_for_callers(noise, "up"))
         found = found.parameters(epsilon=_cost(found))
         return math.log(max(found.epsilon, TINY) / max(target, TINY)) + _NEAR / 2
 
     for seen in itertools.islice(secants(excess, *start), _LOOKS):
-        # The comparison of ε itself is needed, since the logarithm may lose a digit.
+        # ε itself is also compared, since the logarithm is rounded.
         if abs(seen.excess) <= _NEAR / 2 and found.epsilon <= target:
             return found
     return None
@@ -441,25 +449,26 @@ def _guess(run: RunParameters) -> _amplified.Start:
 
 
 def _smallest_capacity(solved: RunParameters, delta: float) -> int:
-    """Find a small capacity at which the run still costs at most solved.epsilon.
+    """Search for the smallest capacity at which the run costs at most solved.epsilon.
 
     The capacity is the maximum number of examples in a batch. A batch overflows if a
-    step draws more examples. Overflow adds to the privacy cost.
+    step draws more examples. Overflow adds to the privacy cost. The ε of `solved` holds
+    without overflow at less than `delta`, so that the rest of `delta` can be spent on
+    overflow. A capacity suffices if the run with overflow costs at most solved.epsilon
+    at `delta`.
 
-    The ε of `solved` holds without overflow and at less than `delta`, so that the rest
-    of `delta` can be spent on overflow. The search considers only capacities that are
-    at least three standard deviations above the largest expected batch size b of any
-    step. A capacity below b may suffice, too, since a step on a few of many examples
-    costs little. But such a step also trains little.
+    Let b be the largest expected batch size of any step. The search considers only
+    capacities that are at least three standard deviations above b. A capacity below b
+    may also suffice, since a step on few of many examples costs little privacy. But
+    many of the drawn examples would then not take part.
 
-    In random bins, every example takes part in one random step of an epoch. Then the
-    probability of an overflow determines whether a capacity suffices, and bisection
-    finds the smallest sufficient capacity. With other samplings, overflow increases ε
-    about in proportion to the probability that all examples but one fill a batch. So
-    each evaluation of ε predicts the smallest sufficient capacity. After eight
-    evaluations, bisection takes the place of the prediction. The search ends at a
-    sufficient capacity if, by the prediction, the next smaller one is clearly not
-    sufficient. So if the prediction is wrong, the result may not be the smallest.
+    For bins, the probability of an overflow determines whether a capacity suffices, and
+    bisection finds the smallest sufficient capacity. For Poisson samples, overflow
+    increases ε about in proportion to the probability that all examples but one fill a
+    batch. So each evaluation of ε predicts the smallest sufficient capacity. After
+    eight evaluations, the search bisects instead. The search returns a sufficient
+    capacity as soon as the next smaller capacity is predicted to cost clearly too much.
+    So if the prediction is wrong, a smaller capacity than the result may suffice.
 
     Args:
       solved: the run without overflow. Here max_batch_size is n, the number of examples
@@ -467,7 +476,8 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
       delta: the δ at which the run with overflow must cost at most solved.epsilon.
 
     Returns:
-      The capacity, at most n.
+      The capacity, at most n. If solved.epsilon is infinite, the smallest capacity that
+      the search considers.
     """
     from scipy.special import bdtrc  # so that `import dpjax` does not wait for SciPy
 
@@ -477,9 +487,9 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
     # range below has several capacities.
     deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
 
-    # The capacity is in (low, high]: high suffices, and low is excluded.
+    # The result is in (low, high]: high suffices, and low is not a possible result.
     low, high = math.ceil(size + 3 * deviation) - 1, n
-    # If no capacity has a finite ε, the choice does not matter: take the smallest.
+    # If no capacity has a finite ε, the choice does not matter: return the smallest.
     if not math.isfinite(solved.epsilon) or high - low <= 1:
         return min(low + 1, n)
     event = mechanism_of(solved).event(solved)
@@ -501,7 +511,7 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
     full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, size / n), TINY))
     aim, tries = about.log_full, 0
     while high - low > 1:
-        # Take the smallest capacity whose log P is at most the aim, strictly inside the
+        # Try the smallest capacity whose log P is at most the aim, strictly inside the
         # bracket, so that the bracket shrinks in every step.
         at = int(capacities[0] + np.searchsorted(-full, -aim))
         capacity = at if tries < 8 else (low + high) // 2
@@ -509,11 +519,11 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
         epsilon = _cost(solved.parameters(max_batch_size=capacity, delta=delta))
         low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
         place, tries = min(capacity - capacities[0], full.size - 1), tries + 1
-        # The log of the ratio of the overflow's cost in ε to the cost that it may have.
+        # The log of the increase of ε by overflow, divided by the allowed increase.
         over = 1 + (epsilon - solved.epsilon) / about.spare
         excess = min(max(math.log(max(over, TINY)), -3.0), 3.0)
         aim = float(full[place]) - excess
-        # The bounds themselves are compared, since their ratio may round to 1.
+        # The values of ε themselves are compared, since their ratio may round to 1.
         if epsilon <= solved.epsilon and full[place - 1] - aim > _CLEARLY:
             return capacity
     return high

@@ -1,11 +1,11 @@
 """A private hyperparameter search, whose ε includes the cost of the search.
 
-All runs of a search read the data. `tune` draws the number of runs and the settings of
+All runs of a search read the data. `tune` draws the number of runs and the setting of
 each run independently of the data, and releases only the best run. So the guarantee of
-`accounting.selection` holds. This guarantee needs a rule for runs with equal scores
-that favours none of them. Here the first of these runs is the best. The runs are
-independent and identically distributed. So for any data, each of the runs with equal
-scores is the first one with the same probability.
+`accounting.selection` holds. This guarantee assumes that all runs with the largest
+score have the same probability of being chosen as the best run. `tune` chooses the
+first of these runs. Since all runs are independent and identically distributed, each of
+these runs is the first run with the same probability.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ class Tuned(NamedTuple):
     """The best run of a search. You may release nothing else of the search.
 
     Attributes:
-      setting: the setting of the best run; None if there was no run.
-      output: the output of `train` in the best run; None if there was no run.
-      score: the score of the best run; -inf if there was no run, or if no score was
-        finite.
+      setting: the setting of the best run; None if the number of runs is 0.
+      output: the output of `train` in the best run; None if the number of runs is 0.
+      score: the score of the best run; -inf if the number of runs is 0, or if no score
+        is finite.
       event: the event of the whole search, for a ledger or a composition.
       epsilon: the ε of the release, for the given delta.
       delta: δ.
@@ -50,10 +50,10 @@ class _Best(NamedTuple):
     """The best run so far.
 
     Attributes:
-      run: the position of this run in the sequence of all runs, from 0; -1 if there
-        was no run.
-      score: the score of this run; -inf if the score was not finite.
-      output: the output of this run.
+      run: the position of the best run in the sequence of all runs, from 0; -1 before
+        the first run.
+      score: the score of the best run; -inf if the score is not finite.
+      output: the output of `train` in the best run.
     """
 
     run: int
@@ -81,12 +81,12 @@ def tune(
         uniformly and with replacement, so that two runs may have the same setting.
       train: a function from a setting and a key to the private output of a run, a
         pytree of arrays. The function must derive its noise from the key.
-      score: a function from this output and a key to a number. The best run has the
-        largest score, and any finite score is better than one that is not finite. If
-        the function reads private data, then event must include its cost.
+      score: a function from the output of train and a key to a number. The best run has
+        the largest score. A score that is not finite counts as -inf. If the function
+        reads private data, then event must include the cost of score.
       repetitions: the distribution of the number of runs, from `accounting.selection`.
       event: the event of one run of train and score, for every setting. If the cost
-        depends on the setting, pass the event of the most expensive one.
+        depends on the setting, pass the event of the most expensive setting.
       delta: the δ of the release, in (0, 1).
       key: a typed key, as secret as the data. Equal keys give equal searches.
       chunk_size: the number of runs that one `jax.vmap` computes together; None for
@@ -111,8 +111,8 @@ def tune(
     duration, the other outputs and scores, the values that train prints or saves, or
     the file of checkpoint.
 
-    Reference: `accounting.selection` computes epsilon. Papernot and Steinke (2022),
-    Theorem 2, is the first bound for this search.
+    Reference: `accounting.selection` computes epsilon. Theorem 2 of Papernot and
+    Steinke (2022) is the first bound for this search.
 
     Example:
       >>> from dpjax.accounting import gdp
@@ -159,7 +159,7 @@ def tune(
             value, outputs = one(first)
             scores = [value]
         else:
-            # All chunks have the same size. Runs beyond the total are not used.
+            # All chunks have the same size. Excess runs of the last chunk are not used.
             scores, outputs = many(first + np.arange(size))
 
         def at(i: int) -> Any:
@@ -172,8 +172,8 @@ def tune(
             value = value if math.isfinite(value) else -math.inf
             if best.run < 0 or value > best.score:
                 best = _Best(first + i, value, at(i))
-        # The last runs are not saved. A resumed search therefore computes a run, which
-        # gives the structure of the outputs.
+        # After the last run, the search is not saved. So a resumed search computes at
+        # least one run, and this run gives the structure of the outputs.
         if path is not None and done < total:
             _write(path, digest, done, best)
     setting = setting_of(best.run) if best.run >= 0 else None
@@ -187,6 +187,9 @@ def _settings(
 
     Returns:
       The number of settings, and a function from an index to the setting.
+
+    Raises:
+      ValueError: settings or chunk_size is invalid.
     """
     if chunk_size is not None:
         validate.static_int("chunk_size", chunk_size, minimum=1)
@@ -211,8 +214,8 @@ def _settings(
 def _digest(key: Key, event: events.Selection, count: int) -> str:
     """A hash of the key, the privacy event and the number of settings of a search.
 
-    If two searches have the same hash, they draw the same settings and have the same
-    event.
+    If two searches have the same hash, they draw the same indices of settings, and have
+    the same event. The hash does not depend on the settings themselves.
     """
     words = np.asarray(jax.random.key_data(key)).tobytes().hex()
     text = f"{jax.random.key_impl(key)} {words} {event!r} {count}"
@@ -220,7 +223,10 @@ def _digest(key: Key, event: events.Selection, count: int) -> str:
 
 
 def _write(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
-    """Save the search so that the file is always the complete old or new one.
+    """Save the search in a file.
+
+    If the process stops, the file has either its complete old or its complete new
+    content.
 
     Args:
       path: the file.
@@ -269,7 +275,11 @@ def _read(
 
 
 def _restored(leaves: list[np.ndarray], output: Any) -> Any:
-    """Arrange the saved leaves of an output in the structure of another output."""
+    """Arrange the saved leaves of an output in the structure of another output.
+
+    Raises:
+      ValueError: the shapes of the saved leaves are not those of the other output.
+    """
     like, structure = jax.tree.flatten(output)
     saved, new = ([np.shape(x) for x in of] for of in (leaves, like))
     if saved != new:

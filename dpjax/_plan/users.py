@@ -4,9 +4,9 @@ A user's gradient is the gradient of the mean loss over the user's retained exam
 This gradient is clipped as a whole, so that all examples of one user together move a
 sum by at most the clip norm. The sampler draws users, not examples.
 
-The functions here index data by position. But a `pandas.Series` is indexed by labels.
-If a table was shuffled, label i is no longer in row i. So arrays of libraries other
-than NumPy and JAX are first converted to NumPy arrays.
+The functions of this module index data by position. But a `pandas.Series` is indexed by
+labels. In a shuffled table, label i is not in row i. So arrays of libraries other than
+NumPy and JAX are first converted to NumPy arrays.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from dpjax.clipping._metrics import masked_mean
 def is_tree_of_arrays(data: Any) -> bool:
     """Whether data is a tree whose leaves are all arrays with a leading axis.
 
-    The result is False for an iterator, and for a list at the top of the tree, which is
-    a list of examples and not a tree of arrays.
+    The result is False for an iterator and for a list, which is a list of examples and
+    not a tree of arrays. A list inside the tree is allowed.
     """
     if isinstance(data, list | Iterator):
         return False
@@ -57,7 +57,7 @@ def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
     if isinstance(x, np.ndarray | jax.Array):
         return x
     array = np.asarray(x)
-    # jnp.issubdtype knows bfloat16. In NumPy, time spans (kind "m") count as numbers.
+    # jnp.issubdtype also accepts bfloat16. In NumPy, time spans (kind "m") are numbers.
     numbers = jnp.issubdtype(array.dtype, np.number) and array.dtype.kind != "m"
     if not (numbers or array.dtype == np.bool_):
         raise ValueError(
@@ -130,23 +130,23 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
         are ignored.
       users: the user of each example, [n], as numbers, strings or hashable objects.
       max_examples: the maximum number of examples retained of a user, at least 1. The
-        first ones in the data's order are retained; to retain others, shuffle the data
-        first.
+        first examples of a user in the data's order are retained. To retain other
+        examples, shuffle the data and users before the call.
 
     Returns:
       `Users`, a data set for a plan with `unit="user"`. The plan's num_examples must be
       `len` of the data set.
 
     Raises:
-      ValueError: users and data differ in length; an object in users is NaN;
-        max_examples is below 1.
+      ValueError: users and data differ in length, or have no examples; an object in
+        users is NaN; an array has masked entries; max_examples is below 1.
 
-    Privacy: which examples of a user are retained depends on that user's examples
-    alone. The number of users is taken to be public. The data set has the users in
-    sorted order if they are numbers or strings, and in the order of first appearance if
-    they are other objects. A plan with sampling="fixed" takes users in this order. Its
-    guarantee assumes that replacing one user leaves the positions of the others
-    unchanged.
+    Privacy: the choice of a user's retained examples depends on the examples of this
+    user alone. The guarantee assumes that the number of users is public. The data set
+    has the users in sorted order if they are numbers or strings, and in the order of
+    first appearance if they are other objects. A plan with sampling="fixed" draws the
+    users in the order of the data set. The guarantee of this plan assumes that
+    replacing one user leaves the positions of all other users unchanged.
 
     Example:
       >>> import numpy as np
@@ -186,6 +186,9 @@ def _owners(users: Any) -> np.ndarray:
     """Convert the argument `users` of `by_user` to an array [n].
 
     If the users are tuples, the result is an array of Python objects.
+
+    Raises:
+      ValueError: users has masked entries.
     """
     if np.ma.is_masked(users):
         raise ValueError(
@@ -208,6 +211,9 @@ def _numbers(owner: np.ndarray) -> np.ndarray:
 
     Returns:
       The numbers, i[n].
+
+    Raises:
+      ValueError: an object in owner is NaN, or contains NaN.
     """
     if owner.dtype != object:
         return np.unique(owner, return_inverse=True)[1]

@@ -1,15 +1,15 @@
-"""Find the outputs of a jaxpr that are zero for all inputs, by reading its equations.
+"""Proofs that outputs of a jaxpr are zero for all inputs, from the jaxpr's equations.
 
-A loss that is called on one example at a time may train less than its author believes.
-For instance, in a batch of one example x, both x − mean(x) and the log-softmax over the
-batch are zero.
+If a loss is called on one example at a time, some gradients may be zero for all
+examples. For instance, in a batch of one example x, both x − mean(x) and the
+log-softmax over the batch are zero.
 
 This module evaluates a jaxpr symbolically, and compiles and runs no program. Each array
 is represented by a term, which is a constant or the name of an unknown array. If two
 equations apply the same operation to the same terms, their outputs have the same name.
-So x − x is recognized as zero. Unknown entries are assumed to be finite. If one were
-not, the gradient of the example would not be finite, and an example whose gradient is
-not finite contributes nothing to the sum of gradients.
+So x − x is recognized as zero. All entries of unknown arrays are assumed to be finite.
+If an entry is not finite, the gradient of the example is usually not finite either, and
+then contributes nothing to the sum of gradients.
 """
 
 import math
@@ -42,7 +42,7 @@ class Term(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Whether all entries of the array are known to equal `factor`."""
+        """Whether the term is a constant: all entries of the array equal `factor`."""
         return self.name is None
 
     def negative(self) -> "Term":
@@ -73,7 +73,7 @@ def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
     """Tell for each output of a jaxpr whether it is zero for all finite inputs.
 
     True means that the output is proven to be zero. False means only that this module
-    found no proof.
+    does not prove that the output is zero.
     """
     terms = _Terms()
     inputs = [terms.new() for _ in closed.in_avals]
@@ -117,7 +117,7 @@ class _Terms:
         name, inputs = eqn.primitive.name, [self._term_of(x) for x in values]
         if name in _CALLS or name.startswith("custom_jvp"):
             body: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            # A call of jit has a ClosedJaxpr; a checkpoint has a Jaxpr, no constants.
+            # jit has a ClosedJaxpr. A checkpoint has a Jaxpr without constants.
             if not isinstance(body, jex.ClosedJaxpr):
                 body = jex.ClosedJaxpr(body, ())
             return self.evaluate(body, inputs)
@@ -125,7 +125,7 @@ class _Terms:
             return self._apply_scan(eqn, inputs)
         if name == "cond":
             # The first input selects the branch. If all branches give the same term for
-            # an output, this is the output's term.
+            # an output, the output has this term.
             branches = [self.evaluate(b, inputs[1:]) for b in eqn.params["branches"]]
             cases = zip(*branches, strict=True)
             return [x[0] if len(set(x)) == 1 else self.new() for x in cases]
@@ -139,21 +139,22 @@ class _Terms:
         """Evaluate a scan symbolically, and return the `Term` of each output.
 
         An output is a constant only if it is the same constant in every iteration. The
-        loop assumes at first that every constant in the initial carry is constant in
-        all iterations. Each round drops the assumptions that an iteration contradicts,
-        until a round drops none.
+        method assumes at first that every constant in the initial carry is the same
+        constant in all iterations. It evaluates an iteration and drops the assumptions
+        that the iteration contradicts, until an evaluation contradicts no assumption.
         """
         consts, carry = scan_sizes(eqn.params)
         fixed = inputs[:consts]
-        # An unknown carry, or a scanned input, differs from iteration to iteration. So
-        # it must not have the name of its initial value, or of its whole array.
+        # An unknown carry differs from iteration to iteration, and so does a slice of a
+        # scanned input. So the carry needs another name than its initial value, and the
+        # slice another name than the whole array.
         varying = [x if x.is_constant else self.new() for x in inputs[consts:]]
         while True:
             outputs = self.evaluate(eqn.params["jaxpr"], [*fixed, *varying])
             carried = enumerate(zip(varying[:carry], outputs[:carry], strict=True))
             changed = [i for i, (x, y) in carried if x.is_constant and x != y]
             if not changed:
-                # A carried output has a constant term if it has it in every iteration.
+                # A carried output is a constant if it is constant in every iteration.
                 known = [*varying[:carry], *outputs[carry:]]
                 return [x if x.is_constant else self.new() for x in known]
             for i in changed:
@@ -304,7 +305,7 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
         return _convert(before.dtype, after.dtype, x)
     if x.is_constant:
         if name == "reduce_sum":
-            # The number of equal entries that each sum adds.
+            # The number of equal entries in each sum.
             count = before.size // max(after.size, 1)
             entry = np.asarray(x.factor, before.dtype)
             return _constant(lambda entry: entry * count, entry)
@@ -336,6 +337,6 @@ def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
         value = _constant(lambda x: x.astype(after), np.asarray(x.factor, before))
         # NumPy and XLA may differ where an integer dtype cannot represent the value.
         return None if jnp.issubdtype(after, jnp.integer) and value != x else value
-    # Only a conversion to a wider float dtype keeps unknown values unchanged.
+    # Only a conversion to an equal or wider float dtype leaves all values unchanged.
     floats = all(jnp.issubdtype(d, jnp.floating) for d in (before, after))
     return x if floats and jnp.promote_types(before, after) == after else None
