@@ -269,7 +269,7 @@ def _reduced_momentum_mu64(
     schedule: Schedule,
 ) -> jax.Array:
     num_steps, n = schedule.num_steps, schedule.steps_per_epoch
-    # In Tran and Cutkosky (2022), Theorem 8, https://arxiv.org/abs/2210.06328, all nodes
+    # In Tran and Cutkosky (2022), Theorem 8, https://arxiv.org/abs/2210.06328, the nodes
     # of each of three groups count with the largest sensitivity in the group. Here each
     # node counts with its own sensitivity.
     trees = (
