@@ -142,8 +142,8 @@ def curve_of(profile: Profile, tail: float) -> Curve:
     deltas = np.exp(-np.square(np.linspace(x[0], np.max(x), _POINTS)[1:]))
     epsilons = np.array([float(profile.epsilon(x)) for x in deltas])
     known = epsilons <= _LARGEST
-    # Both ends of the range of ε are points of the curve, too. At the largest ε, the
-    # profile may prove a smaller δ.
+    # The curve also contains both ends of the range of ε. At the largest ε, the profile
+    # may prove a smaller δ.
     end = np.max(epsilons[known], initial=0.0)
     epsilons = np.append(epsilons[known], [0.0, end])
     deltas = np.append(deltas[known], [total, float(profile.delta(end))])
@@ -152,7 +152,7 @@ def curve_of(profile: Profile, tail: float) -> Curve:
     up, down = np.exp(epsilons) * (1 + 4 * ULP), np.exp(-epsilons) * (1 - 4 * ULP)
     ratio = np.concatenate([[0.0], down, up])
     value = np.concatenate([[1.0], 1 - down * (1 - deltas) + 4 * ULP, deltas])
-    # h is convex, so that the lower hull of points above h is above h, too.
+    # h is convex, so that the lower hull of points above h is also above h.
     ratio, value = lower_hull(ratio, value)
     return Curve(ratio, np.minimum.accumulate(value))
 

@@ -116,8 +116,8 @@ def _known_steps_mu64(
     noise_multiplier: jax.Array, times: jax.Array, factor: jax.Array
 ) -> jax.Array:
     usable = noise_multiplier > 0
-    # If the steps are known, each of an example's steps is a Gaussian mechanism with
-    # μ = factor / σ, and the squares of μ add up over steps.
+    # For an attacker who knows the example's steps, each of these steps is a Gaussian
+    # mechanism with μ = factor / σ, and the squares of μ add up over steps.
     mu = factor * jnp.sqrt(times) / jnp.where(usable, noise_multiplier, 1.0)
     return jnp.where(usable, mu * (1 + 8 * ULP), jnp.inf)
 
@@ -155,14 +155,14 @@ def epsilon(
     Privacy: every example takes part in a uniformly random set of k steps of each
     epoch, independently of all other examples and epochs. In each of its steps, an
     example contributes at most one clip norm, and the contribution may depend on all
-    earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the exact ε lies between
-    `epsilon_lower` and this bound. For k > 1 the bound even holds for an attacker who
-    knows k groups of steps, with one step of the example in each group (the module's
-    docstring has the proof). Under REPLACE, the old and the new example each have a
+    earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the exact ε is between
+    `epsilon_lower` and this bound. For k > 1 the bound also holds against an attacker
+    who knows k groups of steps, with one step of the example in each group (proof in
+    the module's docstring). Under REPLACE, the old and the new example each have a
     likelihood ratio: the density of the outputs with this example, divided by the
-    density without an example in its place. The bound assumes the worst joint
-    distribution of both ratios: the ratio of the new example is as small as possible
-    where the ratio of the old example is large (docs/amplification.md).
+    density with neither example. The bound assumes the worst joint distribution of both
+    ratios: the ratio of the new example is as small as possible where the ratio of the
+    old example is large (docs/amplification.md).
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling; Kahane (1986) for the dominating pair of distributions.
@@ -233,7 +233,7 @@ def _noise_of_sum64(
 def _one_of(
     noise_multiplier: ArrayLike, t: int, k: int, num_epochs: int
 ) -> tuple[ArrayLike, int, int]:
-    """Parameters of a run with one step of each example in an epoch, for a lower bound.
+    """The parameters of a run in which each example takes part once in an epoch.
 
     The results are the run's noise multiplier, its number of steps in an epoch and its
     number of epochs. The exact ε of this run is at most the exact ε of the given run,

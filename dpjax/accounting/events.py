@@ -34,10 +34,10 @@ def record(cls: type[T]) -> type[T]:
     The children of the pytree are the fields of the class whose metadata is not
     `STATIC`. The other fields are part of the pytree's structure.
 
-    `jax.tree_util.register_dataclass` is not used: for two classes that it registers,
-    the structures of their pytrees are equal if their static fields are equal (JAX 0.10
-    to 0.12). A compiled function would then confuse two mechanisms. Here the class is
-    part of the structure.
+    The class is part of the pytree's structure. `jax.tree_util.register_dataclass` is
+    not used, because the structures of two registered classes are equal if their static
+    fields are equal (JAX 0.10 to 0.12). A compiled function would then confuse two
+    mechanisms.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore

@@ -1,13 +1,14 @@
 """Group privacy: the guarantee for several examples, from the guarantee for one.
 
 Let an attack on one example have the false-positive rate α. By the profile δ(ε), its
-true-positive rate is at most h(α) = min_ε δ(ε) + e^ε α. Consider data sets that differ
-in k examples, and a path between them that changes one example at a time. An attack
-that answers "positive" at the rate α on the first data set does so at most at the rate
-h(α) on the second one, at most h(h(α)) on the third one, and so on. So the curve
-h(…h(α)…), which is h composed k times, bounds the true-positive rate for the group. For
-any ε_1, …, ε_k, this curve is below a line with the slope e^{Σ ε_i}. The value of the
-line at α = 0 bounds the δ of the group:
+true-positive rate is at most h(α) = min_ε δ(ε) + e^ε α. Consider two data sets that
+differ in k examples, and a sequence of data sets from the first to the second in which
+each step changes one example. If an attack answers "positive" at the rate α on the
+first data set of the sequence, the rate is at most h(α) on the second data set, at most
+h(h(α)) on the third data set, and so on. So the curve h(…h(α)…), which is h composed k
+times, bounds the true-positive rate for the group. For any ε_1, …, ε_k, this curve is
+nowhere above a line with the slope e^{Σ ε_i}. The value of the line at α = 0 bounds the
+δ of the group:
 
     δ_k(Σ_i ε_i) <= Σ_i e^{ε_{i+1} + … + ε_k} δ(ε_i).
 
@@ -39,7 +40,7 @@ _COARSE, _ROUNDS, _MOST_OF_A_ROUND = 17, 4, 24
 # The number of paths. If two paths use the same lines, all paths between these paths
 # also use these lines.
 _PATHS = 2048
-# The largest ε_i is at most about 1.3¹⁶ = 66 times the first one that is tried.
+# The largest ε_i is at most about 1.3¹⁶ = 66 times the first value for the largest ε_i.
 _GROWTH, _TRIES = 1.3, 16
 # A logarithm of a sum of k <= 1e4 terms, of at most 1e4 in size, has an error of far
 # less than 1e-9.
@@ -114,7 +115,8 @@ def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
     low = math.exp(min(lines.log_delta[i - 1], 0.0))
     if i == len(lines.epsilon):
         return low, slice(i - 1, i)
-    # e^ε = (1 − w) e^{ε_1} + w e^{ε_2}, and the same mean of two lines is above them.
+    # e^ε = (1 − w) e^{ε_1} + w e^{ε_2}. The mean of the lines of the slopes e^{ε_1} and
+    # e^{ε_2}, with the same weights, has the slope e^ε, and is also a valid line.
     high = math.exp(min(lines.log_delta[i], 0.0))
     gap = lines.epsilon[i] - lines.epsilon[i - 1]
     weight = math.exp(epsilon - lines.epsilon[i])

@@ -1,8 +1,8 @@
 """Objective perturbation: the minimiser of a regularised objective with linear noise.
 
 The release is the minimiser θ of J(θ) = Σ_i ℓ_i(θ) + (Λ/2)‖θ‖² + ⟨b, θ⟩, for one draw b
-of N(0, σ² I). Each loss ℓ_i is a convex function of one linear score ⟨x_i, θ⟩, its
-gradients have norms of at most L, and its curvature is at most β. Then δ(ε) <= Σ_j
+of N(0, σ² I). Each loss ℓ_i is a convex function of one linear score ⟨x_i, θ⟩, with
+gradients of norms at most L and a curvature of at most β. Then δ(ε) <= Σ_j
 δ_G(m_j, ε − c_j), where δ_G(m, ·) is the privacy profile of the Gaussian mechanism with
 μ = m. The few terms j belong to the vectors v_j of step 4, called corners. The proof
 has six steps.

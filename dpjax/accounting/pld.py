@@ -86,8 +86,8 @@ def gaussian(mu: ArrayLike) -> PLD:
         sensitivity over the noise standard deviation.
 
     Returns:
-      A `PLD`. For a composition of such PLDs alone, `delta` and `epsilon` are exact up
-      to rounding, as in `accounting.gdp`.
+      A `PLD`. If a composition has only such PLDs, its `delta` and `epsilon` are exact
+      up to rounding, as in `accounting.gdp`.
 
     Raises:
       ValueError: a static μ is negative.
@@ -114,9 +114,9 @@ def poisson_gaussian(
     Args:
       noise_multiplier: σ, noise standard deviation over clip norm, f[*b], positive.
       sampling_rate: q, the probability that an example takes part, f[*b], in [0, 1].
-      adjacency: which data sets are compared. They differ in one example. In the
-        second data set, this example is absent (ADD_REMOVE), contributes zero
-        (ZERO_OUT), or is another example (REPLACE).
+      adjacency: which data sets are compared. The second data set lacks one example of
+        the first data set (ADD_REMOVE), or this example contributes zero (ZERO_OUT), or
+        another example replaces this example (REPLACE).
 
     Returns:
       A `PLD` of one step.

@@ -61,9 +61,9 @@ def epsilon(
     runs have the best score, the released run is chosen uniformly at random from these
     runs. If K = 0, the released output does not depend on the data.
 
-    Reference: the bound is new, and docs/selection.md proves it. The bound is never
-    above the bounds of Papernot and Steinke (2022), Theorem 2, and of Koskela, Redberg
-    and Wang (2024), in the settings of these papers.
+    Reference: docs/selection.md has the proof of the bound. The bound is never above
+    the bounds of Papernot and Steinke (2022), Theorem 2, and of Koskela, Redberg and
+    Wang (2024), in the settings of these papers.
 
     Example:
       >>> from dpjax.accounting import gdp

@@ -269,9 +269,9 @@ def _reduced_momentum_mu64(
     schedule: Schedule,
 ) -> jax.Array:
     num_steps, n = schedule.num_steps, schedule.steps_per_epoch
-    # In Tran and Cutkosky (2022), Theorem 8, https://arxiv.org/abs/2210.06328, the nodes
-    # of each of three groups count with the largest sensitivity in the group. Here each
-    # node counts with its own sensitivity.
+    # Tran and Cutkosky (2022), Theorem 8, https://arxiv.org/abs/2210.06328, has three
+    # groups of nodes, and counts each node with the largest sensitivity in its group.
+    # Here each node counts with its own sensitivity.
     trees = (
         (anchor, _window_totals(decay, num_steps, n, 1, min(2 * n - 1, num_steps))),
         (change, _window_totals(decay, num_steps, n, 2 * n, num_steps)),
