@@ -258,9 +258,9 @@ def epsilon_lower(
     No valid analysis can report a smaller ε. The bound holds under every adjacency, but
     may be far below the exact ε under REPLACE. For num_selected > 1 the bound is the ε
     against an attacker who sees only the sum of each epoch's outputs. Under ADD_REMOVE
-    and ZERO_OUT, this bound is exact for num_selected = num_steps. For other values of
-    num_selected, the bound is close to the exact ε for large noise multipliers, and far
-    below it for small noise multipliers.
+    and ZERO_OUT, this bound is exact for num_selected = num_steps. If num_selected is
+    between 1 and num_steps, the bound is close to the exact ε for large noise
+    multipliers, and far below the exact ε for small noise multipliers.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.

@@ -109,9 +109,9 @@ class TruncatedPoissonGaussian:
 class FixedSizeGaussian:
     """A Gaussian mechanism on a random batch of fixed size, under REPLACE.
 
-    REPLACE is the only adjacency of this event, because the event is accounted for by a
-    theorem on the replacement of one example (`pld.subsampled_gdp`). Both data sets
-    then have the same size, and one sampling rate holds for both.
+    REPLACE is the only adjacency of this event, because the bound for this event
+    (`pld.subsampled_gdp`) is proven for the replacement of one example. Under REPLACE,
+    both data sets have the same size, and therefore the same sampling rate.
 
     Attributes:
       mu: the GDP parameter of the mechanism if one example of the batch is replaced,
@@ -399,7 +399,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> Event:
-    """Convert a dictionary that `to_dict` returned to the original event.
+    """Restore an event from the dictionary that `to_dict` returned.
 
     Args:
       values: the dictionary, or a copy of the dictionary read from JSON.

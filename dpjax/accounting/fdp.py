@@ -2,9 +2,9 @@
 
 Every point of a privacy profile δ(ε) bounds every attack that tells two neighbouring
 data sets apart. All accountants compute such points. The functions of this module have
-a profile as an argument: `lambda e: gdp.delta(mu, e)`, `lambda e: rdp.delta(curve,
-orders, e)` or `lambda e: pld.delta(p, e)`. The bound holds for any choice of points,
-and more points make the bound tighter.
+a profile as an argument, for instance `lambda e: gdp.delta(mu, e)`,
+`lambda e: rdp.delta(curve, orders, e)` or `lambda e: pld.delta(p, e)`. The bound holds
+for any choice of points, and more points make the bound tighter.
 """
 
 from collections.abc import Callable
