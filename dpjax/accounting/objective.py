@@ -150,8 +150,8 @@ def delta(
         then the bound on ‖x‖, and β = L²/4. If false, a loss may be any convex function
         of one linear score ⟨x, θ⟩.
       adjacency: which data sets are compared. Λ and σ are the same for both data sets.
-      other_mu: the GDP parameter of all other releases that δ covers, composed, f[*b]:
-        statistics released before θ, and noise added to θ.
+      other_mu: the GDP parameter of the composition of all other releases that δ
+        covers, f[*b]: statistics released before θ, and noise added to θ.
 
     Returns:
       δ, f[*b], rounded up.
@@ -208,7 +208,7 @@ def epsilon(
       curvature: β/Λ, f[], at least 0.
       logistic: whether the losses are logistic.
       adjacency: which data sets are compared.
-      other_mu: the GDP parameter of all other releases that δ covers, composed, f[].
+      other_mu: the GDP parameter of the composition of all other releases, f[].
 
     Returns:
       The least ε > 0 whose δ(ε) is at most delta, f[], rounded up.

@@ -559,15 +559,15 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded up. For T steps with sampling rate q, ε below about 40 and δ
-      above 1e-15, the result is at most 1e-3 above the exact ε, or at most 3e-3 if δ is
-      above T q / 10. For δ from 1e-100 to 1e-15, the result is finite. The error is
-      then usually as small, but may reach 0.1 if each example takes part in few steps.
-      For sampled steps with a noise multiplier below 0.03, the result may be several
-      times the exact ε. For noise multipliers below 0.006 (below 0.03 at sampling rate
-      1) the result is inf, because the numerical integration of the step's
-      distributions is then not precise enough. The result is inf for a traced δ at or
-      below 0 and for a NaN.
+      ε, f[*b], rounded up. For ε below about 40 and δ from 1e-15, the result is at most
+      1e-3 above the exact ε. For T sampled steps with sampling rate q and δ above
+      T q / 10, the error may reach 3e-3. For δ from 1e-100 to 1e-15, the result is
+      finite. The error is then usually as small, but may reach 0.1 if each example
+      takes part in few steps. For sampled steps with a noise multiplier below 0.03, the
+      result may be several times the exact ε. For noise multipliers below 0.006 (below
+      0.03 at sampling rate 1) the result is inf, because the numerical integration of
+      the step's distributions is then not precise enough. The result is inf for a
+      traced δ at or below 0 and for a NaN.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.

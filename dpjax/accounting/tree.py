@@ -30,16 +30,16 @@ begins. Three trees release nodes, for T steps with n steps in each epoch:
 
 - The *anchor* terms are gradients at the anchor. The tree releases the nodes of the
   sums over the steps max(t − n, 0) + 1, …, t for t < 2n.
-- The *change* terms combine the anchor's gradients and their changes from epoch to
-  epoch. The tree releases the nodes of the sums over the steps t − n + 1, …, t for
-  2n <= t <= T.
+- The *change* terms combine gradients at the anchor and changes of these gradients from
+  epoch to epoch. The tree releases the nodes of the sums over the steps t − n + 1, …, t
+  for 2n <= t <= T.
 - The *drift* terms are changes of gradients since the anchor. The tree releases the
   nodes of the sums over the steps 1, …, t for t <= T, which are the left children.
 
-The steps of a sum form a window. A window consists of the fewest dyadic nodes: the
-nodes inside the window whose parents are not inside the window. A node [y + 1, z] of
-size m is therefore released if some window [t − n + 1, t] of the tree satisfies
-t − n <= y and z <= t, and the condition
+In the first two trees, the steps of a sum form a window. A window consists of the
+fewest dyadic nodes: the nodes inside the window whose parents are not inside the
+window. A node [y + 1, z] of size m is therefore released if some window [t − n + 1, t]
+of the tree satisfies t − n <= y and z <= t, and the condition
 
 - t < z + m for a left child, whose parent ends at step z + m;
 - t − n > y − m for a right child, whose parent begins after step y − m.
