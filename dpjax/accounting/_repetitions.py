@@ -1,8 +1,8 @@
 """Probability distributions of K, the number of runs of a search.
 
-A search makes K runs of a mechanism and releases the best one. K is drawn independently
-of the data. The generating function of K is G(x) = E[x^K]. From G and its derivative
-G′, the module `_selected` bounds the privacy loss of a search.
+A search makes K runs of a mechanism and releases the best run. K is drawn independently
+of the data. The generating function of K is G(x) = E[x^K]. From the derivative G′, the
+module `_selected` bounds the privacy loss of a search.
 """
 
 import dataclasses

@@ -81,9 +81,9 @@ def solve(
     The cheapest parameter is the smallest one if ε falls with the parameter (a noise
     multiplier), and the largest one if ε grows with the parameter (steps, sampling
     rate, batch size). The search evaluates `epsilon_fn` only at valid parameters
-    (positive, at most upper, and whole if `integer`), and returns a parameter whose ε
-    met the target. The result therefore meets the target even if ε is not monotone, but
-    a cheaper parameter may then exist.
+    (positive, at most upper, and whole if `integer`), and returns a parameter whose
+    evaluated ε meets the target. The result is therefore valid even if ε is not
+    monotone, but a cheaper parameter may then exist.
 
     Args:
       epsilon_fn: ε as a function of the parameter, f[] to f[], monotone. An ε of NaN

@@ -81,12 +81,12 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
 
     Returns:
       ε, rounded up, the sum of the ε of groups of events. Each `EpsilonDelta` event is
-      a group, with its own δ. All other events that have a privacy-loss distribution
-      or a GDP parameter form one group, composed by privacy-loss distributions. Each
-      remaining event is a group. The groups that are not `EpsilonDelta` events get
-      equal parts of `delta` minus the δ of all `EpsilonDelta` events. ε is infinite if
-      the δ of the `EpsilonDelta` events exceed `delta`, or leave nothing for the other
-      groups.
+      a group, with its own δ. All other events that have a privacy-loss distribution or
+      a GDP parameter, and the `OnLattice` versions of such events, form one group,
+      which is composed by privacy-loss distributions. Each remaining event is a group.
+      The groups that are not `EpsilonDelta` events get equal parts of `delta` minus the
+      δ of all `EpsilonDelta` events. ε is infinite if the δ of the `EpsilonDelta`
+      events exceed `delta`, or leave nothing for the other groups.
 
     Raises:
       ValueError: delta is out of range.

@@ -2,7 +2,7 @@
 
 A mechanism is μ-GDP if its outputs on neighbouring data sets are at least as hard to
 distinguish as a single draw of N(0, 1) from a single draw of N(μ, 1).
-`_numerics.gaussian` has the functions of these two distributions.
+`_numerics.gaussian` computes the trade-off curve, δ(ε) and ε(δ) of this pair.
 """
 
 import jax

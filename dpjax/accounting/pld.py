@@ -188,7 +188,7 @@ def gaussian_mixture(
     """The privacy-loss distribution of a Gaussian mechanism with a random sensitivity.
 
     Args:
-      noise_multiplier: noise standard deviation over the unit of sensitivities, f[*b],
+      noise_multiplier: noise standard deviation in the units of sensitivities, f[*b],
         positive.
       sensitivities: the possible norms of an example's contribution, each f[*b], finite
         and at least 0. An example that does not take part contributes 0.
@@ -440,7 +440,7 @@ def epsilon_delta(epsilon: ArrayLike, delta: ArrayLike) -> PLD:
 
 
 def compose(pld: PLD, count: ArrayLike) -> PLD:
-    """The privacy-loss distribution of running all mechanisms of a PLD count times.
+    """The privacy-loss distribution of all mechanisms of a PLD, repeated count times.
 
     Args:
       pld: the PLD of the mechanisms that are repeated.

@@ -1,4 +1,4 @@
-"""The privacy cost of a search that makes K runs and releases only the best one.
+"""The privacy cost of a search that makes K runs and releases only the best run.
 
 A search for settings runs a mechanism K times, and releases the run with the best
 score. The settings of each run are drawn independently of the data. K is a fixed number
