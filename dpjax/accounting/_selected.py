@@ -18,9 +18,9 @@ its maximum over R:
     δ(ε) <= ∫ φ(r) dQ,    φ(r) = max over (u, v) in R of [r G′(v) − e^ε G′(u)]₊.    (1)
 
 Let h(t) = ∫ [r − t]₊ dQ be the hockey-stick divergences of one run. Then h(e^ε) is the
-δ(ε) of one run. If h is replaced by an upper bound, R grows, and so does the bound on
-the integral of any convex function of r. Upper bounds on h therefore suffice. φ is
-convex. The code bounds φ from above by a convex, piecewise linear function. This
+δ(ε) of one run. If h is replaced by an upper bound, R grows, and the bound on the
+integral of any convex function of r also grows. Upper bounds on h therefore suffice. φ
+is convex. The code bounds φ from above by a convex, piecewise linear function. This
 function is a sum of terms w_j [r − e^ε s_j]₊, with kinks at r = e^ε s_j and positive
 weights w_j. So (1) becomes
 
