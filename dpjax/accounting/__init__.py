@@ -28,7 +28,7 @@
 **Functions for several mechanisms on the same data:**
 
 10. `composition`: mechanisms fixed beforehand, or chosen from the outputs of earlier
-   ones.
+   mechanisms.
 11. `selection`: searches, which release only the best of several runs.
 
 `events` describes mechanisms, and `profiles` returns ε(δ) and δ(ε) of a description.

@@ -24,14 +24,14 @@ _GRID, _OUTCOMES = 2**14, 2_000
 class Overflow(NamedTuple):
     """The estimated effect of batches that exceed their capacity on a run's δ and ε.
 
-    The function `overflow` computes the estimate. The argument `share` of that function
-    is the fraction of δ that is reserved for these batches.
+    The function `overflow` computes the estimate. Its argument `share` is the fraction
+    of δ that is reserved for these batches.
 
     Attributes:
-      log_full: the logarithm of a probability p. If the batch of each step exceeds its
-        capacity with probability p, δ increases by the reserved fraction.
-      spare: the increase of ε if δ is reduced by the reserved fraction; TINY, the least
-        positive normal float, if this increase is not known.
+      log_full: log p. If the batch of each step exceeds its capacity with probability
+        p, δ increases by share · δ, the reserved part.
+      spare: the ε at (1 − share) δ minus the ε at δ, if no batch exceeds its capacity;
+        TINY, the least positive normal float, if the estimated δ is below half of δ.
     """
 
     log_full: float
@@ -42,7 +42,7 @@ def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The privacy losses of one step and their probabilities, f[n] each.
 
     `event` describes a Gaussian step on a random sample. If `full` is true, the batch
-    of the step is at its capacity.
+    exceeds its capacity, so that the differing example displaces another example.
     """
     rate, fixed_size = event.sampling_rate, isinstance(event, FixedSizeGaussian)
     mu = event.mu if fixed_size else (1 + full) / np.float64(event.noise_multiplier)
@@ -66,13 +66,13 @@ def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
 class _Run:
     """The estimated distribution of the total privacy loss of a run, on a grid.
 
-    The grid has evenly spaced privacy losses. The argument `epsilon`, a rough value of
-    the run's ε, determines the spacing.
+    The grid has evenly spaced privacy losses. The argument `epsilon` of the constructor
+    is a rough value of the run's ε, and determines the spacing.
 
     Attributes:
       losses: the losses of the grid that are at least 0, f[n].
-      transform: the Fourier transform of the distribution, c[n + 1].
-      deltas: δ(ε) for an ε equal to each of `losses`, f[n].
+      transform: the Fourier transform of the distribution, n + 1 complex numbers.
+      deltas: δ(ε) with ε = loss, for each loss in `losses`, f[n].
     """
 
     def __init__(self, steps: Composed, epsilon: float) -> None:
@@ -80,8 +80,8 @@ class _Run:
         for step in steps.steps:
             loss, mass = _losses(step.event)
             variance += step.count * (mass @ loss**2 - (mass @ loss) ** 2)
-        # Hardly any probability lies above `top`. The Fourier transform moves it to the
-        # other end of the grid.
+        # Losses above `top` have hardly any probability. The Fourier transform moves
+        # this probability to the other end of the grid.
         top = 3 * epsilon + 10 * math.sqrt(variance)
         self.losses = np.arange(_GRID // 2) * (2 * top / _GRID)
         self.transform = np.ones(_GRID // 2 + 1, complex)
@@ -106,7 +106,7 @@ class _Run:
         return np.fft.rfft(np.bincount(points, masses, _GRID))
 
     def deltas_of(self, transform: np.ndarray) -> np.ndarray:
-        """δ(ε) for an ε equal to each of `losses`, f[n].
+        """δ(ε) with ε = loss, for each loss in `losses`, f[n].
 
         `transform` is the Fourier transform of the distribution of the total privacy
         loss.
@@ -118,7 +118,7 @@ class _Run:
         return above - np.exp(self.losses) * other
 
     def epsilon(self, delta: float) -> float:
-        """ε(δ), by linear interpolation in log δ between the numbers of `losses`."""
+        """ε(δ), by linear interpolation of log δ between points of the grid."""
         at = max(int(np.argmax(self.deltas <= delta)), 1)
         before, after = np.log(np.maximum(self.deltas[at - 1 : at + 1], TINY) / delta)
         return float(self.losses[at - 1] + self.losses[1] * before / (before - after))
@@ -126,7 +126,7 @@ class _Run:
 
 @np.errstate(all="ignore")
 def epsilon(steps: Composed, delta: float, about: float) -> float:
-    """An estimate of the ε of composed steps at δ, if ε is roughly `about`."""
+    """Estimate the ε of composed steps at δ. `about` is a rough value of this ε."""
     return _Run(steps, about).epsilon(delta)
 
 
@@ -134,15 +134,14 @@ def epsilon(steps: Composed, delta: float, about: float) -> float:
 def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Overflow:
     """Estimate how batches that exceed their capacity change the δ and ε of a run.
 
-    The argument `share` is the fraction of δ that is reserved for these batches. The
-    argument `epsilon` is the ε of the run at (1 − share) δ if no batch exceeds its
-    capacity.
+    `share` is the fraction of δ that is reserved for these batches. `epsilon` is the ε
+    of the run at (1 − share) δ if no batch exceeds its capacity.
     """
     run = _Run(steps, epsilon)
     sampled: Any = steps.steps
     step = max(sampled, key=lambda step: step.event.sampling_rate)
     usual, full = (_losses(step.event, full=full) for full in (False, True))
-    # One of the steps has a full batch.
+    # The batch of one step exceeds its capacity.
     change = run.of_step(*full) / run.of_step(*usual)
     more = run.deltas_of(run.transform * change)
     usually, once = (np.interp(epsilon, run.losses, x) for x in (run.deltas, more))

@@ -1,8 +1,8 @@
 """Probability distributions of K, the number of runs of a search.
 
-A search makes K runs of a mechanism and releases the best one. K is drawn independently
-of the data. The generating function of K is G(x) = E[x^K]. From G and its derivative
-G′, the module `_selected` bounds the privacy loss of a search.
+A search makes K runs of a mechanism and releases the best run. K is drawn independently
+of the data. The generating function of K is G(x) = E[x^K]. From the derivative G′, the
+module `_selected` bounds the privacy loss of a search.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from dpjax._core.typing import ArrayLike, Key
 
 
 class _Drawn:
-    """The number K of runs of a search, drawn at random from uniform random bits."""
+    """A distribution of the number K of runs, from which `sample` draws K."""
 
     mean: float
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """Yield each number of runs and its probability, in increasing order."""
+        """Yield (k, P(K = k)) for each possible value k of K, in increasing order."""
         raise NotImplementedError
 
     @property
@@ -55,7 +55,7 @@ class _Drawn:
 
 
 class _NegativeBinomial(_Drawn):
-    """A truncated negative binomial number K of runs, with the parameters η and γ.
+    """A truncated negative binomial distribution of K, with parameters η and γ.
 
     η is the attribute `shape`, and γ is the property `stop`. P(K = k) is proportional
     to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, ….
@@ -75,7 +75,7 @@ class _NegativeBinomial(_Drawn):
         """The parameter γ in (0, 1) at which the mean number of runs is `mean`."""
         if self.shape == 1:
             return 1 / self.mean
-        low, high = -700.0, -1e-15  # bounds on log γ: E[K] falls from inf to 1
+        low, high = -700.0, -1e-15  # bounds on log γ; E[K] falls from inf to 1
         for _ in range(200):
             middle = (low + high) / 2
             above = self._mean(math.exp(middle)) > self.mean
@@ -83,10 +83,7 @@ class _NegativeBinomial(_Drawn):
         return math.exp(high)
 
     def _mean(self, stop: float) -> float:
-        """The mean η (1 − γ) / (γ (1 − γ^η)) of the number of runs.
-
-        Here γ is `stop`, and η is `shape`.
-        """
+        """The mean η (1 − γ) / (γ (1 − γ^η)) of K, for γ = stop and η = shape."""
         lost = self.shape * math.log(stop)
         # The limit of η / (1 − γ^η) for η → 0 is 1 / log(1/γ).
         quotient = lost / math.expm1(min(lost, 700.0)) if lost else 1.0
@@ -102,7 +99,7 @@ class _NegativeBinomial(_Drawn):
         return (1 + self.shape) / self.stop
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """Yield each number of runs and its probability, in increasing order."""
+        """Yield (k, P(K = k)) for each possible value k of K, in increasing order."""
         kept, eta = 1 - self.stop, self.shape
         probability = float(np.asarray(self.derivative(0.0)))
         for k in itertools.count(1):
@@ -121,7 +118,7 @@ class _NegativeBinomial(_Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedNegativeBinomial(_NegativeBinomial):
-    """A negative binomial number K of repetitions, conditioned on K >= 1.
+    """The negative binomial distribution of K, the number of runs, given K >= 1.
 
     P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. At the same
     mean, a distribution with a smaller shape has heavier tails and costs less privacy.
@@ -145,10 +142,10 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class Geometric(_NegativeBinomial):
-    """A geometric number of repetitions. Each one is the last with probability 1/mean.
+    """The geometric distribution of K: each run is the last with probability 1/mean.
 
     Attributes:
-      mean: the mean number of repetitions, above 1.
+      mean: E[K], the mean number of runs, above 1.
 
     Example:
       >>> [round(p, 3) for (_, p), _ in zip(Geometric(4.0).probabilities(), range(3))]
@@ -161,10 +158,11 @@ class Geometric(_NegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class Logarithmic(_NegativeBinomial):
-    """A logarithmic number K of repetitions: P(K = k) is proportional to (1 − γ)^k / k.
+    """The logarithmic distribution of K: P(K = k) is proportional to (1 − γ)^k / k.
 
     Attributes:
-      mean: E[K], above 1. The mean determines γ, the property `stop`.
+      mean: E[K], the mean number of runs, above 1. The mean determines γ, the property
+        `stop`.
 
     Example:
       >>> print(f"{Logarithmic(3.9).stop:.3f}")
@@ -177,10 +175,10 @@ class Logarithmic(_NegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class Poisson(_Drawn):
-    """A Poisson number K of repetitions. If K is 0, nothing is run or released.
+    """The Poisson distribution of K. If K is 0, the mechanism does not run.
 
     Attributes:
-      mean: E[K], positive.
+      mean: E[K], the mean number of runs, positive.
 
     Example:
       >>> print(f"{Poisson(3.0).derivative(0.0):.4f}")
@@ -201,7 +199,7 @@ class Poisson(_Drawn):
         return self.mean
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        """Yield each number of runs and its probability, in increasing order."""
+        """Yield (k, P(K = k)) for each possible value k of K, in increasing order."""
         for k in itertools.count():
             # The code uses logarithms, since e^−mean underflows for a large mean.
             log = k * math.log(self.mean) - self.mean - math.lgamma(k + 1)
@@ -217,10 +215,10 @@ class Poisson(_Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """A fixed number of repetitions, which need not be secret.
+    """A fixed number of runs, which need not be secret.
 
     Attributes:
-      count: the number of repetitions, at least 1.
+      count: the number of runs, at least 1.
 
     Example:
       >>> Fixed(3).derivative(0.5)
@@ -240,14 +238,14 @@ class Fixed:
 
     @property
     def steepness(self) -> float:
-        """A bound on x G″(x) / G′(x) for x in [0, 1].
+        """A bound on x G″(x) / G′(x) for x in [0, 1]; G″(x) / G′(x) has no bound.
 
         G(x) = x^count is the generating function of the fixed number of runs.
         """
         return float(self.count)
 
     def sample(self, key: Key) -> int:
-        """The fixed count, whatever the key is."""
+        """The fixed count, for any key."""
         del key
         return self.count
 

@@ -1,4 +1,4 @@
-"""The steps of a run in which an example may take part, and μ from a sensitivity."""
+"""A record of the steps in which an example may take part, and μ of a sensitivity."""
 
 from typing import Literal, NamedTuple
 
@@ -18,9 +18,9 @@ class Schedule(NamedTuple):
     Attributes:
       num_steps: T, the number of steps of the run.
       steps_per_epoch: n_b, the number of steps in an epoch.
-      order: "fixed" if an example has the same position in every epoch. "reshuffled" if
-        an example takes part in at most one step of each epoch, in any step.
-        "separated" if the steps of an example are at least n_b apart.
+      order: "fixed" if an example takes part in the same step of every epoch.
+        "reshuffled" if an example takes part in at most one step of each epoch, which
+        can be any step. "separated" if the steps of an example are at least n_b apart.
       factor: the sensitivity of a sum of clipped gradients, divided by the clip norm: 2
         under REPLACE, and otherwise 1.
       max_participations: the maximum number of steps in which an example takes part;
@@ -49,8 +49,8 @@ def check_schedule(
 def mu_of_sensitivity(sensitivity: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
     """The GDP parameter μ, which is the sensitivity divided by the noise multiplier.
 
-    The result is inf without noise. For finite noise, the result is positive even if
-    the quotient underflows.
+    The result is inf if the noise multiplier is not positive. For a finite noise
+    multiplier, the result is at least TINY, the least positive normal float.
     """
     noiseless = ~(noise_multiplier > 0)
     mu = sensitivity / jnp.where(noiseless, 1.0, noise_multiplier)

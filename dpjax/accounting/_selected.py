@@ -11,16 +11,16 @@ G′(u(y)) dQ, since all other K − 1 runs must score below y. So
     δ(ε) = ∫ [r G′(v) − e^ε G′(u)]₊ dQ,    for any ε >= 0.
 
 If K = 0, the output has the same distribution on both data sets and adds nothing to δ.
-The outputs that score below y are an event. The pair (u, v) therefore lies in the
+The outputs that score below y form an event. The pair (u, v) therefore belongs to the
 region R of the pairs (Q(S), P(S)) for all events S. At each r, the integrand is at most
 its maximum over R:
 
     δ(ε) <= ∫ φ(r) dQ,    φ(r) = max over (u, v) in R of [r G′(v) − e^ε G′(u)]₊.    (1)
 
 Let h(t) = ∫ [r − t]₊ dQ be the hockey-stick divergences of one run. Then h(e^ε) is the
-δ(ε) of one run. If h is replaced by an upper bound, R grows, and so does the bound on
-the integral of any convex function of r. Upper bounds on h therefore suffice. φ is
-convex. The code bounds φ from above by a convex, piecewise linear function. This
+δ(ε) of one run. If h is replaced by an upper bound, R grows, and the bound on the
+integral of any convex function of r also grows. Upper bounds on h therefore suffice. φ
+is convex. The code bounds φ from above by a convex, piecewise linear function. This
 function is a sum of terms w_j [r − e^ε s_j]₊, with kinks at r = e^ε s_j and positive
 weights w_j. So (1) becomes
 
@@ -44,8 +44,8 @@ from dpjax._core.typing import ArrayLike
 from dpjax.accounting import pld
 from dpjax.accounting._repetitions import Fixed, Repetitions
 
-# The number of evaluations of one run's profile. Linear interpolation of h between them
-# increases ε by about 0.1 %.
+# The number of evaluations of one run's profile. Linear interpolation of h between the
+# evaluated points increases ε by about 0.1 %.
 _POINTS = 64
 # The number of cells on the boundary of R. On each cell, G′ changes by a factor of
 # about e^0.001.
@@ -142,8 +142,8 @@ def curve_of(profile: Profile, tail: float) -> Curve:
     deltas = np.exp(-np.square(np.linspace(x[0], np.max(x), _POINTS)[1:]))
     epsilons = np.array([float(profile.epsilon(x)) for x in deltas])
     known = epsilons <= _LARGEST
-    # Both ends of the range of ε are points of the curve, too. At the largest ε, the
-    # profile may prove a smaller δ.
+    # The curve also contains both ends of the range of ε. At the largest ε, the profile
+    # may prove a smaller δ.
     end = np.max(epsilons[known], initial=0.0)
     epsilons = np.append(epsilons[known], [0.0, end])
     deltas = np.append(deltas[known], [total, float(profile.delta(end))])
@@ -152,15 +152,16 @@ def curve_of(profile: Profile, tail: float) -> Curve:
     up, down = np.exp(epsilons) * (1 + 4 * ULP), np.exp(-epsilons) * (1 - 4 * ULP)
     ratio = np.concatenate([[0.0], down, up])
     value = np.concatenate([[1.0], 1 - down * (1 - deltas) + 4 * ULP, deltas])
-    # h is convex, so that the lower hull of points above h is above h, too.
+    # h is convex, so that the lower hull of points above h is also above h.
     ratio, value = lower_hull(ratio, value)
     return Curve(ratio, np.minimum.accumulate(value))
 
 
 def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
-    """The profile of releasing all runs of a search, or None.
+    """The privacy profile of a search that releases all of its runs.
 
-    The result is None if the number of runs is random or if no PLD of a run is known.
+    The result is None if the number of runs is random, or if a run has neither a GDP
+    parameter nor a PLD.
     """
     if not isinstance(repetitions, Fixed):
         return None
@@ -172,7 +173,7 @@ def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
 
 
 def _for_each(fn: Callable[[float], float], x: ArrayLike) -> jax.Array:
-    """The number fn(y) for each number y of x, computed in float64 and rounded up."""
+    """Compute fn for each number of x, in float64, and round the results up."""
     dtype = default_float()
     with scope():
         found = np.vectorize(fn, otypes=[np.float64])(np.asarray(x, np.float64))
@@ -189,7 +190,8 @@ def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]
     near = np.geomspace(1e-15, 0.1, 512)
     even = np.linspace(0, 1, 1025)
     u = np.unique(np.concatenate([[0.0], near**3, near, 1 - near, even]))
-    # At further points u, G′ grows by about equal factors along the boundary of R.
+    # Between two of the further points u, G′ grows by about the same factor along the
+    # boundary of R.
     least = np.exp(-60.0) * repetitions.mean
     level = np.log(np.maximum(slope(u), least))
     level += np.log(np.maximum(slope(curve.most(u)), least))
@@ -205,7 +207,8 @@ def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]
     # slopes of the hull. Each difference of floats has one relative rounding error.
     weights = np.diff(slopes)
     kinks = np.diff(offsets) / weights
-    # An error of 4 ULP in the argument of G′ changes log G′ by 4 ULP G″ / G′.
+    # A relative error of 4 ULP in the argument x of G′ changes log G′(x) by
+    # 4 ULP x G″(x) / G′(x).
     slack = 1 + _SLACK + 64 * ULP * repetitions.steepness
 
     def bound(epsilon: float) -> float:
@@ -219,7 +222,7 @@ def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]
 
 
 def least_epsilon(bound: Callable[[float], float], delta: float) -> float:
-    """The least ε with bound(ε) <= δ, rounded up; inf if no ε has such a bound."""
+    """The least ε with bound(ε) <= delta, rounded up; inf if no ε meets delta."""
     low, high = 0.0, 1.0
     while bound(high) > delta and high < _LARGEST:
         low, high = high, 2 * high
@@ -246,7 +249,7 @@ class Selected(NamedTuple):
     mu = None  # no GDP parameter is known
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """An ε at which the best run is (ε, δ)-DP, for δ in (0, 1), f[*b]."""
+        """An ε at which the best run is (ε, δ)-DP, for each δ in (0, 1), f[*b]."""
         validate.open_unit("delta", delta)
         leaves, structure = jax.tree.flatten(self)
         places = [i for i, x in enumerate(leaves) if isinstance(x, Tracer)]
@@ -285,7 +288,7 @@ class Selected(NamedTuple):
         return differentiable_epsilon(*(leaves[i] for i in places))
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """A δ at which the best run is (ε, δ)-DP, for ε >= 0, f[*b]."""
+        """A δ at which the best run is (ε, δ)-DP, for each ε >= 0, f[*b]."""
         validate.nonnegative("epsilon", epsilon, finite=False)
         return _for_each(self._delta, epsilon)
 

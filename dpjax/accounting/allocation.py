@@ -4,20 +4,20 @@ In each epoch, each example picks one step uniformly at random. The choice is
 independent of all other examples and of other epochs. Consider the likelihood ratio of
 the outputs with and without one example. In convex order this ratio is at most the mean
 of independent lognormal variables, one for each step (docs/amplification.md has the
-proof). `_numerics.convex_order` has an upper bound on this mean, and a lower bound that
-shows how tight the upper bound is.
+proof). `_numerics.convex_order` bounds the distribution of this mean from above. A
+lower bound on the distribution shows how tight the upper bound is.
 
 **Several steps in an epoch.** An example may pick a uniformly random set of k of the t
 steps. Divide the steps at random into k groups, of ⌊t/k⌋ or ⌈t/k⌉ steps, and pick one
-step of each group. By symmetry, the set of these steps is uniformly random. The groups
-have the same distribution for both data sets. Suppose that the attacker also learns the
-groups. By joint convexity, δ(ε) is at most the mean, over the random groups, of δ(ε)
-for known groups. For known groups, let each group have an independent mean of lognormal
-variables, one for each step of the group. The comparison of Gaussian processes (Kahane
-1986) bounds the likelihood ratio by the product of these means. This bound holds for
-any order of the steps, and for sums that depend on all earlier releases. So k of t
-steps cost at most the composition of k allocations of one step among ⌊t/k⌋ or ⌈t/k⌉
-steps, under each adjacency.
+step of each group. By symmetry, the set of the picked steps is uniformly random. The
+groups have the same distribution for both data sets. By joint convexity, δ(ε) is at
+most the δ(ε) against an attacker who also learns the groups, averaged over the random
+groups. For given groups, let M_j be the mean of independent lognormal variables, one
+for each step of group j, and let M_1, …, M_k be independent. In convex order, the
+likelihood ratio is at most the product of all M_j (Kahane 1986, for the comparison of
+Gaussian processes). This bound holds for any order of the steps, and for sums that
+depend on all earlier releases. So k of t steps cost at most the composition of k
+allocations of one step among ⌊t/k⌋ or ⌈t/k⌉ steps, under each adjacency.
 """
 
 import jax
@@ -58,8 +58,8 @@ def pld(
       adjacency: the relation between the data sets, as for `epsilon`.
 
     Returns:
-      A `pld.PLD` of all steps of the epoch together. If examples are allocated anew in
-      each epoch, `pld.compose` gives the PLD of several epochs.
+      A `pld.PLD` of all steps of the epoch together. If every epoch has a new
+      allocation, `pld.compose` gives the PLD of several epochs.
 
     Raises:
       ValueError: an argument is out of range.
@@ -116,8 +116,8 @@ def _known_steps_mu64(
     noise_multiplier: jax.Array, times: jax.Array, factor: jax.Array
 ) -> jax.Array:
     usable = noise_multiplier > 0
-    # If the steps are known, each of an example's steps is a Gaussian mechanism with
-    # μ = factor / σ, and the squares of μ add up over steps.
+    # For an attacker who knows the example's steps, each of these steps is a Gaussian
+    # mechanism with μ = factor / σ, and the squares of μ add up over steps.
     mu = factor * jnp.sqrt(times) / jnp.where(usable, noise_multiplier, 1.0)
     return jnp.where(usable, mu * (1 + 8 * ULP), jnp.inf)
 
@@ -155,13 +155,14 @@ def epsilon(
     Privacy: every example takes part in a uniformly random set of k steps of each
     epoch, independently of all other examples and epochs. In each of its steps, an
     example contributes at most one clip norm, and the contribution may depend on all
-    earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the exact ε lies between
-    `epsilon_lower` and this bound. For k > 1 the bound even holds for an attacker who
-    knows k groups of steps, with one step of the example in each group (the module's
-    docstring has the proof). Under REPLACE there are two likelihood ratios, of the
-    outputs with the old or the new example to the outputs without it. The bound assumes
-    their worst joint distribution: the new example's ratio is as small as possible
-    where the old example's ratio is large (docs/amplification.md).
+    earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the exact ε is between
+    `epsilon_lower` and this bound. For k > 1 the bound also holds against an attacker
+    who knows k groups of steps, with one step of the example in each group (proof in
+    the module's docstring). Under REPLACE, the old and the new example each have a
+    likelihood ratio: the density of the outputs with this example, divided by the
+    density with neither example. The bound assumes the worst joint distribution of both
+    ratios: the ratio of the new example is as small as possible where the ratio of the
+    old example is large (docs/amplification.md).
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling; Kahane (1986) for the dominating pair of distributions.
@@ -172,8 +173,8 @@ def epsilon(
       >>> print(f"{epsilon_lower(1.0, 1e-5, num_steps=100):.4f}")
       0.6208
     """
-    # Both values are upper bounds. The second one needs no grid, and may be tighter if
-    # there is little noise.
+    # Both values are upper bounds. The second value needs no grid, and may be smaller
+    # for small noise multipliers.
     run, told = _run(noise_multiplier, num_steps, num_epochs, num_selected, adjacency)
     return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(told, delta))
 
@@ -222,8 +223,9 @@ def delta(
 def _noise_of_sum64(
     noise_multiplier: jax.Array, t: jax.Array, k: jax.Array, num_epochs: jax.Array
 ) -> jax.Array:
-    # The sum of an epoch's t outputs holds k contributions, which may all be equal, and
-    # noise of variance t σ². Its μ² is k² / (t σ²), and adds up over epochs.
+    # The sum of an epoch's t outputs contains k contributions, which may all be equal,
+    # and noise of variance t σ². The μ² of this sum is k² / (t σ²). The μ² of all
+    # epochs add up.
     scale = jnp.sqrt(t / num_epochs) / k * (1 + 8 * ULP)
     return noise_multiplier * scale
 
@@ -231,11 +233,11 @@ def _noise_of_sum64(
 def _one_of(
     noise_multiplier: ArrayLike, t: int, k: int, num_epochs: int
 ) -> tuple[ArrayLike, int, int]:
-    """Parameters of a run with num_selected = 1 and an ε of at most the given run's ε.
+    """The parameters of a run in which each example takes part once in an epoch.
 
-    Both ε are exact. In the given run, examples take part in k of t steps. The results
-    are the noise multiplier, the number of steps in an epoch and the number of epochs
-    of the run with num_selected = 1.
+    The results are the run's noise multiplier, its number of steps in an epoch and its
+    number of epochs. The exact ε of this run is at most the exact ε of the given run,
+    in which each example takes part in k of t steps of an epoch.
     """
     if k == 1:
         return noise_multiplier, t, num_epochs
@@ -254,10 +256,11 @@ def epsilon_lower(
     """A lower bound on the exact ε that `epsilon` bounds from above.
 
     No valid analysis can report a smaller ε. The bound holds under every adjacency, but
-    may be far from exact under REPLACE. For num_selected > 1 the bound is the ε against
-    an attacker who sees only the sum of each epoch's outputs. Under ADD_REMOVE and
-    ZERO_OUT, this bound is exact for num_selected = num_steps. For other numbers, it is
-    close to exact if there is much noise, and far from exact if there is little.
+    may be far below the exact ε under REPLACE. For num_selected > 1 the bound is the ε
+    against an attacker who sees only the sum of each epoch's outputs. Under ADD_REMOVE
+    and ZERO_OUT, this bound is exact for num_selected = num_steps. If num_selected is
+    between 1 and num_steps, the bound is close to the exact ε for large noise
+    multipliers, and far below the exact ε for small noise multipliers.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.

@@ -14,8 +14,8 @@ from dpjax._core.float64 import cast, default_float, scope
 from dpjax._core.interpret import without_compiler
 from dpjax._core.typing import ArrayLike
 
-_CLOSE = {8: 1e-12, 4: 1e-8}  # relative width at which a bracket is closed, by itemsize
-_FAR = 2.0  # |log ε − log target| is clipped to this value
+_CLOSE = {8: 1e-12, 4: 1e-8}  # relative width of the last bracket, by dtype itemsize
+_FAR = 2.0  # the limit of |log ε − log target|
 
 
 class _Ends(NamedTuple):
@@ -52,7 +52,7 @@ def _admissible(
 
 @without_compiler
 def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
-    """The excess of log ε over the log of the target, clipped to ±_FAR."""
+    """The difference log ε − log target, limited to the range from −_FAR to _FAR."""
     ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(target)
     # The sign is that of ε − target. The logarithms may round a small difference to 0,
     # hence the least positive excess of 1e-12.
@@ -81,34 +81,35 @@ def solve(
     The cheapest parameter is the smallest one if ε falls with the parameter (a noise
     multiplier), and the largest one if ε grows with the parameter (steps, sampling
     rate, batch size). The search evaluates `epsilon_fn` only at valid parameters
-    (positive, at most upper, and whole if `integer`), and returns a parameter whose ε
-    met the target. The result therefore meets the target even if ε is not monotone, but
-    a cheaper parameter may then exist.
+    (positive, at most upper, and whole if `integer`), and returns a parameter whose
+    evaluated ε meets the target. The result is therefore valid even if ε is not
+    monotone, but a cheaper parameter may then exist.
 
     Args:
-      epsilon_fn: ε as a function of the parameter, f[] to f[], monotone. A NaN counts
-        as inf. The search calls the function in float64. Compile a slow function with
-        `jax.jit`.
+      epsilon_fn: ε as a function of the parameter, f[] to f[], monotone. An ε of NaN
+        counts as inf. The search calls the function in float64. Compile a slow function
+        with `jax.jit`.
       target_epsilon: f[], positive. `jax.vmap` solves for several targets.
       increasing: whether ε grows with the parameter.
       integer: whether the parameter must be a whole number, at least 1. `epsilon_fn`
         gets this number as a float64.
-      start: the first parameter of the search, positive. The search walks from start
-        until ε crosses the target, so that no bracket is needed.
+      start: the first parameter that the search evaluates, positive. From start, the
+        search finds two parameters whose ε are on both sides of the target.
       upper: the largest possible parameter, such as 1 for a sampling rate.
 
     Returns:
       The parameter, f[], positive and at most upper, at which ε is at most the target.
-      For a traced target that is NaN, or that no parameter meets, the result is inf (0
-      if `increasing`) instead. Unless `integer` is true, JAX
-      can differentiate the parameter by the target and by all values that epsilon_fn
-      closes over. If every parameter meets the target, the result is the cheapest of
-      them: upper if `increasing`, and otherwise the least positive number. Derivatives
-      are then 0.
+      If a traced target is NaN, or no parameter meets a traced target, the result is
+      inf (0 if `increasing`). If every parameter meets the target, the result is the
+      cheapest parameter: upper if `increasing`, and otherwise the least positive normal
+      float (1 if `integer`). Its derivatives are 0. In other cases, unless `integer` is
+      true, JAX can differentiate the parameter with respect to the target and to all
+      values that epsilon_fn closes over.
 
     Raises:
-      ValueError: the target or start is not positive; upper is below the least
-        parameter; no parameter meets the target; the target or ε is not a scalar.
+      ValueError: the target or start is not positive; upper is below the least positive
+        normal float (1 if `integer`); no parameter meets the target; the target or ε is
+        not a scalar.
 
     Example:
       >>> from dpjax import Adjacency
@@ -178,7 +179,7 @@ def solve(
 
 
 def _stop_gradient(x: jax.Array) -> jax.Array:
-    """The value without derivatives. For a concrete value, JAX compiles nothing."""
+    """The value without derivatives. JAX compiles nothing for a concrete value."""
     return jax.lax.stop_gradient(x) if isinstance(x, Tracer) else x
 
 

@@ -5,8 +5,8 @@ privacy-loss distributions (`epsilon`). If the numbers of a mechanism depend on 
 outputs, this composition is not valid. A *filter* is then valid: the privacy parameters
 of the mechanisms add up, and their total must stay within a limit that is fixed
 beforehand. The squares of GDP parameters add up in this way (Smith and Thakurta 2022;
-Koskela, Tobaben and Honkela 2023). `gaussian_bound` gives any mechanism a GDP
-parameter, up to a small probability.
+Koskela, Tobaben and Honkela 2023). `gaussian_bound` returns, for any mechanism, a GDP
+parameter that holds except with a small probability.
 """
 
 import math
@@ -24,8 +24,9 @@ from dpjax.accounting.events import Event
 __all__ = ["GaussianBound", "epsilon", "gaussian_bound"]
 
 # The number of points at which a profile may be evaluated, the number of grid steps
-# from each to the next, and the distance of the points that are evaluated first. μ is
-# an upper bound for any such numbers, within about 0.3 % for these.
+# from a point to the next point, and the distance of the points that are evaluated
+# first. μ is an upper bound for any values of these numbers. With the values here, μ is
+# too large by at most about 0.3 %.
 _POINTS, _FINE, _SKIP = 32, 32, 4
 
 
@@ -79,11 +80,13 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       delta: δ, in (0, 1).
 
     Returns:
-      ε, rounded up. The events that have a privacy-loss distribution or a GDP parameter
-      form one group, composed by privacy-loss distributions. Each other event is a
-      group of its own. ε is the sum over all groups. The δs of `EpsilonDelta` events
-      are subtracted from `delta`, and the other groups get equal parts of the rest. ε
-      is infinite if nothing is left for the other groups.
+      ε, rounded up, the sum of the ε of groups of events. Each `EpsilonDelta` event is
+      a group, with its own δ. All other events that have a privacy-loss distribution or
+      a GDP parameter, and the `OnLattice` versions of such events, form one group,
+      which is composed by privacy-loss distributions. Each remaining event is a group.
+      The groups that are not `EpsilonDelta` events get equal parts of `delta` minus the
+      δ of all `EpsilonDelta` events. ε is infinite if the δ of the `EpsilonDelta`
+      events exceed `delta`, or leave nothing for the other groups.
 
     Raises:
       ValueError: delta is out of range.
@@ -105,8 +108,8 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
         check_event(event)
     points = [x for x in composed if isinstance(x, events.EpsilonDelta)]
     # Dwork and Roth (2014), Theorem 3.16, https://doi.org/10.1561/0400000042:
-    # (Σ ε_i, Σ δ_i), where δ_i is the δ of an event of which only one pair is known,
-    # and an equal part of the remaining δ for each other group of events.
+    # (Σ ε_i, Σ δ_i) over groups i of events. δ_i is the δ of an `EpsilonDelta` event,
+    # and an equal part of the remaining δ for each other group.
     total = add_up(float(np.asarray(x.epsilon)) for x in points)
     # The rest of δ is rounded down, and so is each part of the rest below, since all δs
     # together must not exceed delta.
@@ -125,7 +128,7 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
     """The privacy profiles whose ε add up, one for each group of events.
 
     All events that have privacy-loss distributions, or are μ-GDP, are composed into one
-    profile. Each of the other events has a profile of its own.
+    profile. Each other event has its own profile.
     """
     parts, rest, total_variation = [], [], 0.0
     for whole in map(profiles.of, composed):
@@ -142,7 +145,7 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
         # Distances in total variation of the runs on lattices add up.
         if on_lattice:
             total_variation += whole.total_variation
-    # Privacy losses of independent mechanisms add: composition joins their steps.
+    # The PLD of a composition is the list of all steps.
     together = pld.PLD(tuple(step for part in parts for step in part.steps))
     if total_variation:
         together = profiles.LatticeProfile(together, total_variation)
@@ -150,34 +153,34 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
 
 
 class GaussianBound(NamedTuple):
-    """Privacy parameters that add up over mechanisms: mu², slack, total_variation.
+    """Three numbers that bound the privacy loss of a mechanism.
 
-    The parameters describe a mechanism by means of a second mechanism, which has these
-    properties:
+    Over several mechanisms, mu², slack and total_variation add up. The numbers say that
+    a second mechanism with these properties exists:
 
-    1. On each data set, the outputs of both mechanisms are within `total_variation` of
-       each other, in total variation.
+    1. On each data set, the distributions of the outputs of both mechanisms are within
+       a total variation distance of `total_variation`.
     2. With probability 1 − `slack`, the second mechanism post-processes the output of a
        Gaussian mechanism with the GDP parameter `mu`.
     3. With probability `slack`, independently of the data, the second mechanism reveals
        the data.
 
-    Let many mechanisms with such parameters run, as long as Σ mu² <= μ², Σ slack <= s
-    and Σ total_variation <= τ. Earlier outputs may determine the numbers of later
+    Let mechanisms with such numbers run, as long as Σ mu² <= μ², Σ slack <= s and
+    Σ total_variation <= τ. Earlier outputs may determine the numbers of later
     mechanisms. Then all mechanisms together are (ε, δ_μ(ε) + s + (1 + e^ε) τ)-DP for
     every ε >= 0, where δ_μ is the profile of μ-GDP.
 
-    Reason: replace each mechanism by its second mechanism. This replacement changes the
-    distribution of all outputs by at most τ in total variation. Then let each second
-    mechanism reveal nothing where it would reveal the data. The probability of this
-    event is at most s in total, and does not depend on the data, given the earlier
-    outputs. The result is a sequence of GDP mechanisms whose Σ mu² never exceeds μ²,
-    and such a sequence is μ-GDP.
+    Proof: replace each mechanism by its second mechanism. This replacement changes the
+    distribution of all outputs by at most τ in total variation. Then change the second
+    mechanisms, so that they reveal nothing in the case of property 3. Given the earlier
+    outputs, the probability of this case does not depend on the data. The case occurs
+    for any mechanism with a total probability of at most s. The result is a sequence of
+    GDP mechanisms whose Σ mu² never exceeds μ², and such a sequence is μ-GDP.
 
     Attributes:
       mu: the GDP parameter, f[].
       slack: the probability of revealing the data, in [0, 1].
-      total_variation: the distance in total variation, in [0, 1].
+      total_variation: the distance in total variation, at least 0.
 
     Reference: Smith and Thakurta (2022), https://arxiv.org/abs/2210.17520, and Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596, for Σ mu².
@@ -194,8 +197,8 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
 
     Args:
       event: the mechanism.
-      slack: the probability of the exception, in [0, 1), for a mechanism without a GDP
-        parameter.
+      slack: the probability of the exception for a mechanism without a GDP parameter,
+        in [0, 1).
 
     Returns:
       The `GaussianBound`. The slack of the result is 0 for a mechanism with a GDP
@@ -208,8 +211,8 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
       ValueError: slack is out of range.
 
     Reference: Dong, Roth and Su (2022), Proposition 2.12. If a mechanism's privacy
-    profile is at most that of a pair of distributions, then the mechanism's outputs on
-    two neighbouring data sets are a post-processing of the pair.
+    profile is at most the profile of a pair of distributions, then the mechanism's
+    outputs on two neighbouring data sets are a post-processing of the pair.
 
     Example:
       >>> from dpjax import Adjacency
@@ -239,9 +242,10 @@ def _search_mu(profile: profiles.Profile, slack: float) -> float:
     """The smallest μ with δ(ε) <= slack + (1 − slack) δ_μ(ε) for ε >= 0, rounded up.
 
     δ is the given profile, and δ_μ is the profile of μ-GDP. The search evaluates ε(δ)
-    on a geometric grid of δ. One evaluation takes long. So the search begins with every
-    `_SKIP`-th point of the grid. If the interval between two of these points needs the
-    largest μ, the search adds the points of the grid in this interval.
+    on a geometric grid of δ. Since each evaluation is slow, the search begins with
+    every `_SKIP`-th point of the grid. Each interval between evaluated points needs a
+    certain μ. The search then evaluates the points of the grid in the interval that
+    needs the largest μ, until this interval contains no such points.
     """
     top = min(float(profile.delta(0.0)), 1.0)
     if top <= slack:
@@ -270,10 +274,9 @@ def _mu_by_interval(
     δ_μ is the profile of μ-GDP. δ(ε) is the supremum over events S of P(S) − e^ε Q(S),
     for the output distributions P and Q on neighbouring data sets. So δ(ε) is convex in
     e^ε. Between two values of ε, δ(ε) is therefore at most the chord, the straight line
-    in e^ε through both points. The function compares the chord with δ_μ on a finer
-    grid. The chord and δ_μ decrease in ε. Between two points of that grid, the chord is
-    therefore at most the chord at the first point, and δ_μ is at least δ_μ at the
-    second point. Beyond the last ε, δ(ε) is at most slack.
+    in e^ε through both points. The chord and δ_μ decrease in ε. The function compares
+    the chord at each point of a finer grid with δ_μ at the next point of that grid. For
+    ε above the last value, δ(ε) is at most slack.
 
     Args:
       top: an upper bound on δ(0).

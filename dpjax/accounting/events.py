@@ -34,10 +34,10 @@ def record(cls: type[T]) -> type[T]:
     The children of the pytree are the fields of the class whose metadata is not
     `STATIC`. The other fields are part of the pytree's structure.
 
-    `jax.tree_util.register_dataclass` is not used: for two classes that it registers,
-    the structures of their pytrees are equal if their static fields are equal (JAX 0.10
-    to 0.12). A compiled function would then confuse two mechanisms. Here the class is
-    part of the structure.
+    The class is part of the pytree's structure. `jax.tree_util.register_dataclass` is
+    not used, because the structures of two registered classes are equal if their static
+    fields are equal (JAX 0.10 to 0.12). A compiled function would then confuse two
+    mechanisms.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore
@@ -93,7 +93,7 @@ class TruncatedPoissonGaussian:
       noise_multiplier: noise standard deviation over clip norm, f[*b].
       sampling_rate: the probability that an example takes part, f[*b].
       num_examples: the size of the larger data set, f[*b].
-      max_batch_size: the capacity of a batch, f[*b]. If the sample is larger, a
+      max_batch_size: the capacity of a batch, f[*b]. If the sample has more examples, a
         uniformly random subset of max_batch_size examples takes part.
       adjacency: which data sets are compared.
     """
@@ -109,13 +109,13 @@ class TruncatedPoissonGaussian:
 class FixedSizeGaussian:
     """A Gaussian mechanism on a random batch of fixed size, under REPLACE.
 
-    Batches of fixed size are drawn from all examples, so that adding or removing an
-    example would change the batches of the others. So REPLACE is the only adjacency
-    that this event supports.
+    REPLACE is the only adjacency of this event, because the bound for this event
+    (`pld.subsampled_gdp`) is proven for the replacement of one example. Under REPLACE,
+    both data sets have the same size, and therefore the same sampling rate.
 
     Attributes:
       mu: the GDP parameter of the mechanism if one example of the batch is replaced,
-        f[*b], at least 0; such as 2 over the noise multiplier for a clipped sum.
+        f[*b], at least 0. For a clipped sum, mu is 2 over the noise multiplier.
       sampling_rate: batch size over number of examples, f[*b].
     """
 
@@ -177,8 +177,8 @@ class RandomBins:
       num_steps: the number of steps of the run.
       steps_per_epoch: the number of steps in an epoch.
       num_examples: the size of the larger data set.
-      max_batch_size: the capacity of a batch. If more examples pick a step,
-        max_batch_size of them take part.
+      max_batch_size: the capacity of a batch. If more than max_batch_size examples pick
+        a step, only max_batch_size of these examples take part.
       fresh: True if examples pick a new step in every epoch; False if they pick a step
         once, and take part in this step of every epoch.
       adjacency: which data sets are compared.
@@ -227,7 +227,7 @@ class Laplace:
 
 @record
 class DiscreteLaplace:
-    """The Laplace mechanism on integers, with noise z of probability ∝ e^{−|z|/scale}.
+    """The Laplace mechanism on integers: P(z) ∝ e^{−|z|/scale} for the noise z.
 
     Attributes:
       scale: the scale of the noise, f[*b].
@@ -243,7 +243,8 @@ class DiscreteGaussian:
     """Discrete Gaussian noise z added to an integer, with P(z) ∝ e^{−z²/(2 stddev²)}.
 
     Attributes:
-      stddev: the parameter of the noise, f[*b], which is about its standard deviation.
+      stddev: the parameter of the noise, f[*b]. The standard deviation of z is at most
+        stddev.
       sensitivity: the largest difference of the integer between two neighbouring data
         sets, a whole number.
     """
@@ -254,10 +255,10 @@ class DiscreteGaussian:
 
 @record
 class RandomizedResponse:
-    """Randomised response, whose answer is the true bucket or a uniformly random one.
+    """Randomised response: the answer is the true bucket or a uniformly random bucket.
 
-    The number of answers is the number of examples. So REPLACE is the only adjacency
-    that this event supports.
+    The number of answers reveals the number of examples. So REPLACE is the only
+    adjacency of this event.
 
     Attributes:
       noise_parameter: the probability that the answer is the random bucket, f[*b].
@@ -271,7 +272,7 @@ class RandomizedResponse:
 
 @record
 class Pure:
-    """An ε-DP mechanism (δ = 0) about which nothing but ε is known.
+    """A mechanism of which only ε-DP is known, that is (ε, δ)-DP with δ = 0.
 
     Attributes:
       epsilon: ε, f[*b], at least 0.
@@ -286,7 +287,7 @@ class EpsilonDelta:
 
     Attributes:
       epsilon: ε, f[*b], at least 0.
-      delta: the δ for which epsilon holds, f[*b], in [0, 1).
+      delta: the δ for which epsilon holds, f[*b], in [0, 1). `pld` also allows δ = 1.
     """
 
     epsilon: ArrayLike
@@ -294,7 +295,7 @@ class EpsilonDelta:
 
 
 # The types of events that have a privacy-loss distribution. `Repeated` and `Composed`
-# hold no others.
+# contain only such events.
 Step = (
     Gaussian
     | PoissonGaussian
@@ -360,8 +361,8 @@ class OnLattice:
 class Selection:
     """The best of K runs of a mechanism, by the score that each run outputs.
 
-    K is drawn independently of the data, or is a fixed number. Only the best run is
-    released. The other runs stay secret, and so does K unless K is fixed.
+    K is a fixed number, or is drawn independently of the data. Only the best run is
+    released. The other runs, and a random K, stay secret.
 
     Attributes:
       event: one run, whose output includes its score.
@@ -378,7 +379,7 @@ Event = (
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """An event as a dictionary of plain values, for JSON and `from_dict`.
+    """Convert an event to a dictionary of plain values, for JSON and `from_dict`.
 
     Args:
       event: the event. Each of its numbers must be a concrete scalar.
@@ -398,10 +399,10 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> Event:
-    """The event that `to_dict` wrote.
+    """Restore an event from the dictionary that `to_dict` returned.
 
     Args:
-      values: the dictionary that `to_dict` returned, or a copy of it read from JSON.
+      values: the dictionary, or a copy of the dictionary read from JSON.
 
     Returns:
       The event.
@@ -424,7 +425,7 @@ def _dp_accounting() -> Any:
 
 
 def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
-    """An event as a `DpEvent` of dp-accounting, which must be installed.
+    """Convert an event to a `DpEvent` of dp-accounting, which must be installed.
 
     Args:
       event: the event. Each of its numbers must be a concrete scalar.
@@ -433,13 +434,15 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
         ZERO_OUT.
 
     Returns:
-      The `DpEvent`. In it, the noise multiplier of a Gaussian mechanism is the noise
-      standard deviation divided by the clip norm, as dp-accounting defines it. Under
-      REPLACE, the sensitivity is twice the clip norm. dp-accounting's PLDAccountant
-      uses this sensitivity, but its RdpAccountant (0.6.0) uses the clip norm.
+      The `DpEvent`. The noise multiplier of a `GaussianDpEvent` is the noise standard
+      deviation divided by the clip norm, as dp-accounting defines noise multipliers.
+      Under REPLACE, the sensitivity is twice the clip norm. dp-accounting's
+      PLDAccountant uses this sensitivity, but its RdpAccountant (0.6.0) uses the clip
+      norm.
 
     Raises:
-      ValueError: dp-accounting has no such event, or the event has another adjacency.
+      ValueError: dp-accounting has no equivalent event, or the event has another
+        adjacency.
 
     Example:
       >>> to_dp_event(Repeated(Gaussian(0.5), 3), Adjacency.ADD_REMOVE)
@@ -455,7 +458,7 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
         case Repeated(one, count):
             return dp.SelfComposedDpEvent(to_dp_event(one, adjacency), count)
         case Gaussian(mu):
-            # μ is the sensitivity over the noise; infinite noise releases nothing.
+            # μ is sensitivity over noise standard deviation; μ = 0 releases nothing.
             factor = adjacency.sensitivity_factor
             return dp.GaussianDpEvent(factor / mu) if mu else dp.NoOpDpEvent()
         case PoissonGaussian(noise, rate):
@@ -476,38 +479,38 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
         case RandomizedResponse(parameter, buckets):
             return dp.RandomizedResponseDpEvent(parameter, buckets)
         case Selection(one, law) if not isinstance(law, _repetitions.Fixed):
-            # dp-accounting gives its Poisson law an infinite shape, and has no law with
-            # a negative shape.
+            # In dp-accounting, the Poisson distribution has an infinite shape, and no
+            # distribution has a negative shape.
             shape = getattr(law, "shape", math.inf)
             if shape >= 0:
                 one = to_dp_event(one, adjacency)
                 return dp.RepeatAndSelectDpEvent(one, law.mean, shape)
-    # For a batch of fixed size, a `DpEvent` needs the sizes of the batch and the data
-    # set, and the event has only the ratio of both.
+    # For a batch of fixed size, a `DpEvent` needs the size of the batch and the size of
+    # the data set. The event has only the ratio of both sizes.
     raise ValueError(f"event must have an equivalent in dp-accounting; got {event!r}.")
 
 
 def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
-    """The event that a `DpEvent` of dp-accounting describes.
+    """Convert a `DpEvent` of dp-accounting to an event.
 
     Args:
       event: a `DpEvent` of a mechanism that dpjax supports: Gaussian noise on all of
         the data, on a Poisson sample (truncated or not), on a random batch of fixed
         size, or with a random sensitivity; Laplace or discrete Laplace noise; or
-        randomised response. A composition of these mechanisms, or the best of several
-        runs of one, is supported, too.
+        randomised response. dpjax also supports a composition of these mechanisms, and
+        the best of several runs of such a mechanism or composition.
       adjacency: the adjacency of the dp-accounting accountant that would read `event`,
         since a `DpEvent` does not state an adjacency. dp-accounting's REPLACE_SPECIAL
         is ZERO_OUT.
 
     Returns:
       The event. A composition of compositions becomes one `Composed`. If `to_dp_event`
-      made the `DpEvent`, the result is equivalent to the original event, and its
-      numbers are the same up to rounding. Its type can differ: Laplace noise of
+      made the `DpEvent`, the result is equivalent to the original event, and has the
+      same numbers up to rounding. The result may have another type: Laplace noise of
       infinite scale becomes `Gaussian(0.0)`.
 
     Raises:
-      ValueError: dpjax has no such event, or not under this adjacency.
+      ValueError: dpjax has no equivalent event under this adjacency.
 
     Example:
       >>> import dp_accounting
@@ -552,7 +555,7 @@ def _step(event: Any, adjacency: Adjacency) -> Step:
             dp.NonPrivateDpEvent()
             | dp.GaussianDpEvent(noise_multiplier=0)
             | dp.LaplaceDpEvent(noise_multiplier=0)
-            # dp-accounting's accountant gives this event no privacy either: the
+            # dp-accounting's accountant also counts this event as non-private: the
             # probabilities of all integers are 0.
             | dp.DiscreteLaplaceDpEvent(noise_parameter=0)
         ):

@@ -1,8 +1,8 @@
 """Bounds on attacks from δ(ε): trade-off curve, true-positive rate, advantage.
 
 Every point of a privacy profile δ(ε) bounds every attack that tells two neighbouring
-data sets apart. All accountants give such points. The functions of this module
-therefore take a profile as a function: `lambda e: gdp.delta(mu, e)`,
+data sets apart. All accountants compute such points. The functions of this module have
+a profile as an argument, for instance `lambda e: gdp.delta(mu, e)`,
 `lambda e: rdp.delta(curve, orders, e)` or `lambda e: pld.delta(p, e)`. The bound holds
 for any choice of points, and more points make the bound tighter.
 """
@@ -36,8 +36,8 @@ def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax
     steep = 1 - deltas - jnp.where(some, jnp.exp(jnp.minimum(exponent, 1.0)), 0.0)
     flat = jnp.exp(-epsilons) * (1 - deltas - alpha) * (1 - 4 * ULP)
     each = jnp.maximum(steep, flat)
-    # A NaN proves nothing, and becomes 0, which claims nothing. Subtracting 4 ULP
-    # covers the rounding of steep.
+    # A NaN becomes 0, which is always a valid lower bound. The margin of 4 ULP covers
+    # the rounding of steep.
     best = jnp.max(jnp.where(jnp.isnan(each), 0.0, each)) - 4 * ULP
     return jnp.where((alpha >= 0) & (alpha <= 1), jnp.maximum(best, 0.0), 0.0)
 

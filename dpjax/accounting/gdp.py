@@ -2,7 +2,7 @@
 
 A mechanism is μ-GDP if its outputs on neighbouring data sets are at least as hard to
 distinguish as a single draw of N(0, 1) from a single draw of N(μ, 1).
-`_numerics.gaussian` has the functions of these two distributions.
+`_numerics.gaussian` computes the trade-off curve, δ(ε) and ε(δ) of this pair.
 """
 
 import jax
@@ -37,14 +37,15 @@ def _compose64(mus: jax.Array) -> jax.Array:
 def tradeoff(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
     """A lower bound on the false-negative rate of any attack on a μ-GDP mechanism.
 
-    The bound is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
+    The bound is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ), where Φ is the distribution function of
+    N(0, 1).
 
     Args:
       mu: the GDP parameter, f[*b], at least 0.
       alpha: the attack's false-positive rate, f[*b], in [0, 1].
 
     Returns:
-      The false-negative rate, f[*b], rounded down.
+      The bound, f[*b], rounded down.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -139,7 +140,7 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
 
 
 def compose(mus: ArrayLike) -> jax.Array:
-    """The GDP parameter of the composition of mechanisms, adaptive or not.
+    """The GDP parameter of a composition of mechanisms, adaptive or not.
 
     Args:
       mus: the GDP parameters of k mechanisms on the same data, f[*b, k]. A mechanism
@@ -149,8 +150,8 @@ def compose(mus: ArrayLike) -> jax.Array:
       sqrt(Σ μ_i²) over the last axis, f[*b], rounded up.
 
     Raises:
-      ValueError: a static parameter is negative, or mus has no axis, or its last axis
-        is empty.
+      ValueError: a static parameter is negative, or mus has no axis or an empty last
+        axis.
 
     Reference: Dong, Roth and Su (2022), Corollary 2.
 

@@ -1,20 +1,22 @@
 """Group privacy: the guarantee for several examples, from the guarantee for one.
 
 Let an attack on one example have the false-positive rate α. By the profile δ(ε), its
-true-positive rate is at most h(α) = min_ε δ(ε) + e^ε α. Consider data sets that differ
-in k examples, and a path between them that changes one example at a time. An attack
-that answers "positive" at the rate α on the first data set does so at most at the rate
-h(α) on the second one, at most h(h(α)) on the third one, and so on. So the curve
-h(…h(α)…), which is h composed k times, bounds the true-positive rate for the group. For
-any ε_1, …, ε_k, this curve lies below a line with the slope e^{Σ ε_i}. The value of the
-line at α = 0 bounds the δ of the group:
+true-positive rate is at most h(α) = min_ε δ(ε) + e^ε α. Consider two data sets that
+differ in k examples, and a sequence of data sets from the first to the second in which
+each step changes one example. If an attack answers "positive" at the rate α on the
+first data set of the sequence, the rate is at most h(α) on the second data set, at most
+h(h(α)) on the third data set, and so on. So the curve h(…h(α)…), which is h composed k
+times, bounds the true-positive rate for the group. For any ε_1, …, ε_k, this curve is
+nowhere above a line with the slope e^{Σ ε_i}. The value of the line at α = 0 bounds the
+δ of the group:
 
     δ_k(Σ_i ε_i) <= Σ_i e^{ε_{i+1} + … + ε_k} δ(ε_i).
 
 Equal ε_i give the simple bound (kε, δ Σ_i e^{iε}). The best ε_i give the curve itself.
-They are the logarithms of the slopes of h at the rates α, h(α), h(h(α)), …. This module
-evaluates δ(ε) at about a hundred points, and follows such sequences of rates from many
-α. Every line is a valid bound, whether or not it is the best one.
+The best ε_i are the logarithms of the slopes of h at the rates α, h(α), h(h(α)), …, a
+sequence called a path. This module evaluates δ(ε) at about a hundred points, and
+follows the paths from many α. The line of any path is a valid bound, even if another
+line is a better bound.
 """
 
 import math
@@ -31,14 +33,14 @@ from dpjax._core.typing import ArrayLike
 from dpjax.accounting.profiles import Gaussian, Guarantee, Profile, Pure
 
 # δ(ε) is evaluated at some points over the whole range, and then, in a few rounds, in
-# the middle between points that the best paths use and their neighbours. The increase
-# of ε is of the order of the square of the distances between points: below 0.3 % for
-# GDP, if ε is below 30 and k at most 8.
+# the middle between each point that the best paths use and its neighbours. The grid
+# increases ε in proportion to the square of the distances between points: by less than
+# 0.3 % for GDP, if ε is below 30 and k is at most 8.
 _COARSE, _ROUNDS, _MOST_OF_A_ROUND = 17, 4, 24
-# The number of paths. A path between two paths that use the same lines uses these
-# lines, too.
+# The number of paths. If two paths use the same lines, all paths between these paths
+# also use these lines.
 _PATHS = 2048
-# The largest ε_i is at most about 1.3¹⁶ = 66 times the first one that is tried.
+# The largest ε_i is at most about 1.3¹⁶ = 66 times the first value for the largest ε_i.
 _GROWTH, _TRIES = 1.3, 16
 # A logarithm of a sum of k <= 1e4 terms, of at most 1e4 in size, has an error of far
 # less than 1e-9.
@@ -48,9 +50,9 @@ _MARGIN = 1e-9
 class _Lines(NamedTuple):
     """Lines e^log_delta + e^epsilon α above an attack's true-positive rate.
 
-    The attack tells apart two data sets that differ in a group of k examples. α is its
-    false-positive rate, and each line holds for every α. A line composes k lines, one
-    for each example, with the slopes e^{ε_1}, …, e^{ε_k}.
+    The attack distinguishes two data sets that differ in a group of k examples. α is
+    the attack's false-positive rate, and each line is a bound for every α. A line
+    composes k lines, one for each example, with the slopes e^{ε_1}, …, e^{ε_k}.
 
     Attributes:
       epsilon: the logarithm of each line's slope, Σ ε_i, f[n].
@@ -80,8 +82,8 @@ def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
     epsilons = np.array(sorted(table))
     deltas = np.array([table[x] for x in epsilons])
     with np.errstate(divide="ignore", over="ignore"):
-        # The line of slope e^{−ε}: the other order of the two data sets has the same
-        # profile, so that 1 − α <= δ + e^ε (1 − h(α)).
+        # The line of slope e^{−ε}: the profile also holds for the two data sets in the
+        # other order, so that 1 − α <= δ + e^ε (1 − h(α)).
         mirrored = -np.expm1(-epsilons) + np.exp(-epsilons) * deltas
         slopes = np.concatenate([epsilons, -epsilons, [-np.inf]])
         logs = np.log(np.concatenate([deltas, mirrored, [1.0]]) * (1 + 4 * ULP))
@@ -96,27 +98,25 @@ def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
             total = total + slopes[best]
             alpha = np.minimum(np.take_along_axis(each, best[:, None], 1)[:, 0], 0.0)
             row[:] = np.abs(slopes[best])
-    # A rate is at most 1, so that the constant 1 is a line, too.
+    # A rate is at most 1, so that the constant 1 is also a line above the rate.
     total, log_delta = np.append(-np.inf, total), np.append(0.0, log_delta)
     used = np.concatenate([np.zeros((size, 1)), used], axis=1)
     order = np.lexsort((log_delta, total))
     lines = _Lines(total[order], log_delta[order], used.T[order])
-    # A line is of use only if every line with a smaller slope has a larger intercept.
+    # A line is useful only if every line with a smaller slope has a larger intercept.
     least = np.minimum.accumulate(lines.log_delta)
     useful = np.append(True, lines.log_delta[1:] < least[:-1])
     return _Lines(*(x[useful] for x in lines))
 
 
 def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
-    """The group's least δ at ε that the lines prove, and the lines that prove this δ.
-
-    The lines that prove δ are returned as a slice of indices.
-    """
+    """The least δ at ε that the lines prove, and a slice of the lines that prove δ."""
     i = int(np.searchsorted(lines.epsilon, epsilon, side="right"))
     low = math.exp(min(lines.log_delta[i - 1], 0.0))
     if i == len(lines.epsilon):
         return low, slice(i - 1, i)
-    # e^ε = (1 − w) e^{ε_1} + w e^{ε_2}, and the same mean of two lines is above them.
+    # e^ε = (1 − w) e^{ε_1} + w e^{ε_2}. The mean of the lines of the slopes e^{ε_1} and
+    # e^{ε_2}, with the same weights, has the slope e^ε, and is also a valid line.
     high = math.exp(min(lines.log_delta[i], 0.0))
     gap = lines.epsilon[i] - lines.epsilon[i - 1]
     weight = math.exp(epsilon - lines.epsilon[i])
@@ -125,10 +125,7 @@ def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
 
 
 def _epsilon_at(lines: _Lines, delta: float) -> tuple[float, slice]:
-    """The group's least ε at δ that the lines prove, and the lines that prove this ε.
-
-    The lines that prove ε are returned as a slice of indices.
-    """
+    """The least ε at δ that the lines prove, and a slice of the lines that prove ε."""
     enough = lines.log_delta <= math.log(delta)
     if not np.any(enough):
         return math.inf, slice(len(enough) - 1, len(enough))
@@ -147,11 +144,11 @@ def _refine(
     at: Callable[[_Lines], tuple[float, slice]],
     lowest: float,
 ) -> float:
-    """The bound that `at` reads from the `_Lines` of a group, for a refined grid of ε.
+    """The bound that `at` computes from a group's `_Lines`, on a refined grid of ε.
 
-    In each round, the function adds points next to the values of ε that the bound uses,
-    and evaluates δ(ε) for one example at these points. The points lie between 0 and
-    `top`. The argument `lowest` is as for `_lines`.
+    In each round, the function adds points to the grid, next to the values of ε that
+    the bound uses, and evaluates δ(ε) for one example at the added points. The added
+    points are between 0 and `top`. `lowest` is the argument of `_lines`.
     """
     known = {}
 
@@ -160,8 +157,8 @@ def _refine(
             if x not in known:
                 known[x] = min(float(profile.delta(x)), 1.0)
 
-    # A profile may prove only one pair (ε, δ), or nothing beyond some ε. The table
-    # contains such an ε.
+    # A profile may prove only one pair (ε, δ), or prove no smaller δ above some ε. The
+    # table contains this ε.
     deltas = (0.5, 1e-6, max(math.exp(lowest), 1e-100))
     corners = [float(profile.epsilon(x)) for x in deltas]
     add(np.array([x for x in corners if x <= top]))
@@ -169,7 +166,7 @@ def _refine(
     for _ in range(_ROUNDS):
         lines = _lines(known, size, lowest)
         points = np.array(sorted(known))
-        # The intervals next to a point that a best path uses, and the widest of them.
+        # The widest of the intervals next to a point that a best path uses.
         near = np.isin(points, lines.used[at(lines)[1]])
         gaps = np.where(near[1:] | near[:-1], np.diff(points), 0.0)
         widest = np.argsort(gaps)[-_MOST_OF_A_ROUND:]
@@ -188,17 +185,18 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
       size: k, the number of examples in the group, at least 1.
 
     Returns:
-      ε, f[], rounded up. ε is exact for `profiles.Gaussian` (μ becomes kμ) and
-      `profiles.Pure`. For other profiles, δ(ε) is evaluated at about a hundred points.
-      ε is inf if these points prove no finite ε, as for large groups with little noise.
+      ε, f[], rounded up. ε is exact for `profiles.Gaussian` (the group's GDP parameter
+      is kμ) and `profiles.Pure`. For other profiles, δ(ε) is evaluated at about a
+      hundred points. ε is inf if these points prove no finite ε, for instance for large
+      groups with little noise.
 
     Raises:
       ValueError: an argument is out of range.
 
     Privacy: the bound holds for any k examples, under the adjacency of the profile. The
-    profile must hold for two neighbouring data sets in both directions, as all profiles
-    of dpjax do. The bound uses nothing but the profile. For k examples of one user with
-    Poisson sampling, a proof that uses the mechanism may therefore be tighter.
+    profile must hold for two neighbouring data sets in both orders, as all profiles of
+    dpjax do. The bound uses only the profile. A bound that also uses the mechanism, for
+    instance Poisson sampling, may therefore be tighter.
 
     Reference: Dong, Roth and Su (2022), section 2.5, https://arxiv.org/abs/1905.02383.
 
@@ -235,8 +233,8 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
 def _check(profile: Profile, size: int) -> tuple[Profile, int]:
     """Check the arguments, and return a profile and the size of a group.
 
-    A `Guarantee` is replaced by the profile that it contains. If the exact profile of
-    the whole group is known, the results are that profile and the size 1.
+    The function replaces a `Guarantee` by its profile. For a `Gaussian` or a `Pure`
+    profile, the function returns the exact profile of the whole group and the size 1.
     """
     if isinstance(profile, Guarantee):
         profile = profile.profile
@@ -262,7 +260,7 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: as for `epsilon`.
+    Privacy: the conditions are those of `group.epsilon`.
 
     Reference: Dong, Roth and Su (2022), section 2.5, https://arxiv.org/abs/1905.02383.
 
@@ -277,7 +275,7 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
         return profile.delta(epsilon)
     target, dtype = float(np.asarray(epsilon)) * (1 - _MARGIN), default_float()
     with scope():
-        # A path may use an ε_i above ε, and slopes below one afterwards.
+        # A path may use an ε_i above ε, and later slopes below 1.
         some = float(profile.epsilon(1e-6))
         top = max(target, size * some if math.isfinite(some) else 0.0, 1e-6)
         lowest = -top - 100.0

@@ -1,9 +1,9 @@
-"""Gaussian differential privacy of each example, from the norms that it contributed.
+"""Gaussian differential privacy of each example, from the norms of its gradients.
 
 An example whose clipped gradient has the norm c <= C moves the sum of a step by c, not
 by C. Over steps with independent noise of standard deviation s, the GDP parameter of
-example i is μ_i = sqrt(Σ_t (c_{i,t} / s)²). Mostly μ_i is below the parameter of the
-worst example.
+example i is μ_i = sqrt(Σ_t (c_{i,t} / s)²), where c_{i,t} is the norm of the example's
+clipped gradient in step t. Usually, μ_i is less than the GDP parameter of the run.
 
 **These numbers are private data.** This module computes them from gradients and adds no
 noise. Never release these numbers, neither one by one nor as a mean or maximum.
@@ -35,7 +35,7 @@ def init(num_examples: int) -> PrivateLosses:
       num_examples: n, static, at least 1.
 
     Returns:
-      `PrivateLosses`, private data from the first update on.
+      `PrivateLosses` with zeros.
 
     Raises:
       ValueError: num_examples is out of range.
@@ -113,13 +113,14 @@ def update(
     # own clipped norm. A norm that is NaN or negative counts as the largest norm, C.
     contribution = jnp.where(norms >= 0, jnp.minimum(norms, clip), clip)
     inside = (indices >= 0) & (indices < total.size)
-    # Indices out of range are dropped, as is padding.
+    # Examples with indices out of range and padding add no loss.
     at = jnp.where(mask & inside, indices, total.size)
     # The casts to this dtype, a division, a square and a sum have at most eight
-    # roundings. The norms may be rounded once more where they were computed.
+    # roundings. The computation of the norms may have rounded once more.
     margin = 1 + 8 * jnp.finfo(total.dtype).eps
     squares = jnp.square(contribution / stddev) * margin
-    # The sum is rounded by half of eps at most; adding TINY keeps underflow above zero.
+    # The sum is rounded by half of eps at most. The added number `tiny` makes the loss
+    # positive if the square underflows.
     old = total.at[at].get(mode="fill", fill_value=0.0)
     tiny = jnp.where(contribution > 0, jnp.finfo(total.dtype).tiny, 0.0)
     new = (old + squares + tiny) * (1 + 2 * jnp.finfo(total.dtype).eps)
@@ -138,14 +139,14 @@ def gdp(losses: PrivateLosses) -> jax.Array:
       μ_i, f[n], rounded up.
 
     Privacy: the steps must add independent Gaussian noise to sums of clipped gradients.
-    Batches must not depend on the data: full batches, or a fixed order that the
-    attacker may know. For Poisson-sampled steps, μ_i is computed for an attacker who
-    knows the batches, without amplification. Correlated noise is not covered. The
-    neighbouring data set lacks example i under ADD_REMOVE, and has a zero contribution
-    in its place under ZERO_OUT. REPLACE is not covered. Norms depend on earlier
-    outputs, so that μ_i is the loss along the run that took place, not a guarantee
-    before the run. For a guarantee, fix a limit μ in advance, and leave each example
-    out of every step that would raise its μ_i above the limit. The run is then μ-GDP.
+    Batches must not depend on the data: the batches are full, or have a fixed order
+    that the attacker may know. For Poisson-sampled steps, μ_i holds against an attacker
+    who knows the batches, and is not amplified by sampling. μ_i is not valid for
+    correlated noise or under REPLACE. In the neighbouring data set, example i is absent
+    (ADD_REMOVE) or contributes zero (ZERO_OUT). Norms depend on earlier outputs, so
+    that μ_i is a loss of the actual run, not a guarantee before the run. For a
+    guarantee, fix a limit μ in advance, and leave each example out of every step that
+    would increase its μ_i above the limit. The run is then μ-GDP.
 
     Reference: Feldman and Zrnic (2021), https://arxiv.org/abs/2008.11193; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

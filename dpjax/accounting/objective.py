@@ -1,8 +1,8 @@
 """Objective perturbation: the minimiser of a regularised objective with linear noise.
 
 The release is the minimiser θ of J(θ) = Σ_i ℓ_i(θ) + (Λ/2)‖θ‖² + ⟨b, θ⟩, for one draw b
-of N(0, σ² I). Each loss ℓ_i is a convex function of one linear score ⟨x_i, θ⟩, its
-gradients have norms of at most L, and its curvature is at most β. Then δ(ε) <= Σ_j
+of N(0, σ² I). Each loss ℓ_i is a convex function of one linear score ⟨x_i, θ⟩, with
+gradients of norms at most L and a curvature of at most β. Then δ(ε) <= Σ_j
 δ_G(m_j, ε − c_j), where δ_G(m, ·) is the privacy profile of the Gaussian mechanism with
 μ = m. The few terms j belong to the vectors v_j of step 4, called corners. The proof
 has six steps.
@@ -10,35 +10,35 @@ has six steps.
 1. **Density.** J has one minimiser θ for each b, and b = b_D(θ) = −(Σ∇ℓ_i(θ) + Λθ). The
    map b_D is Lipschitz, and so is its inverse, because J is Λ-strongly convex. So θ has
    the density p_D(θ) = φ_σ(b_D(θ)) |H_D(θ)|, with the density φ_σ of b and the
-   determinant of H_D = Σ∇²ℓ_i + ΛI (almost everywhere, where gradients are only
-   Lipschitz).
+   determinant of H_D = Σ∇²ℓ_i + ΛI. If the gradients are only Lipschitz, ∇²ℓ_i exists
+   almost everywhere.
 2. **Loss.** Let D and D' have the same common examples. D may have one more example z,
    and D' may have one more example z'. Let v(θ) = b_D'(θ) − b_D(θ) and b = b_D(θ). If
    the data set is D, then b has the distribution N(0, σ² I). The privacy loss is log
    p_D/p_D' = (2⟨b, v⟩ + ‖v‖²) / (2σ²) + log |H_D| − log |H_D'|.
-3. **Determinants.** Let H >= ΛI be the matrix of the common examples. Example z adds
-   the matrix f''(⟨x, θ⟩) x xᵀ of rank one, so 0 <= log |H_D| − log |H| = log(1 + f''
-   xᵀH⁻¹x) <= log(1 + f'' ‖x‖² / Λ). In the same way log |H_D'| >= log |H|, so log |H_D|
-   − log |H_D'| has the same upper bound.
+3. **Determinants.** Let H >= ΛI be the matrix of the common examples, and f(⟨x, θ⟩)
+   the loss of example z. Example z adds the matrix f''(⟨x, θ⟩) x xᵀ of rank one, so
+   0 <= log |H_D| − log |H| = log(1 + f'' xᵀH⁻¹x) <= log(1 + f'' ‖x‖² / Λ). In the same
+   way log |H_D'| >= log |H|, so log |H_D| − log |H_D'| has the same upper bound.
 4. **Corners.** The gradient of an example is s x/‖x‖ with |s| <= L, so v is in the
    convex hull of vectors v_j that depend on z and z' alone. ⟨b, v⟩ + ‖v‖²/2 is convex
-   in v, so that it is at most its maximum over the v_j. At v = v_j, (2⟨b, v⟩ + ‖v‖²) /
+   in v, and therefore at most its maximum over the v_j. At v = v_j, (2⟨b, v⟩ + ‖v‖²) /
    (2σ²) is X_j, the privacy loss of the Gaussian mechanism with m_j = ‖v_j‖/σ. Let c be
    an upper bound of step 3. Then the loss is at most c + max_j X_j, and δ(ε) is at most
    E(1 − e^{ε − c − max X_j})₊ <= Σ_j E(1 − e^{ε − c − X_j})₊ = Σ_j δ_G(m_j, ε − c).
 5. **Logistic losses** have gradients p x̃ and curvatures p(1 − p) x̃x̃ᵀ, where x̃ is −y x
    and p is in [0, 1]. The bound of step 3 is then log(1 + κ p(1 − p)), with κ = 4β/Λ.
-   This bound is concave in p, hence at most its tangent at any point t. A linear
-   function keeps step 4 valid: each corner has a c_j of its own, and at p = 1, where
-   gradients are largest, c_j is small.
-6. **Other releases.** Let a μ_o-GDP mechanism be composed with this one: statistics
-   before it, or noise on θ after it. The privacy loss of the other mechanism adds to
-   every X_j, and the distribution of b does not depend on that mechanism. So the term
-   of corner j is at most the δ of a composition of two Gaussian mechanisms, and m_j
-   becomes sqrt(m_j² + μ_o²).
+   This bound is concave in p, and therefore at most its tangent at any point t. Step 4
+   is also valid for a bound that is linear in p: each corner has its own c_j, and at
+   p = 1, where gradients are largest, c_j is small.
+6. **Other releases.** Let objective perturbation be composed with a μ_o-GDP mechanism,
+   such as the release of statistics before θ, or noise that is added to θ. The privacy
+   loss of the other mechanism adds to every X_j, and the distribution of b does not
+   depend on that mechanism. So the term of corner j is at most the δ of a composition
+   of two Gaussian mechanisms, and sqrt(m_j² + μ_o²) takes the place of m_j.
 
-Redberg, Koskela and Wang (2023), https://arxiv.org/abs/2401.00583, have steps 1 to 4
-for an example that leaves or enters, with the constant |log(1 − β/Λ)|.
+Redberg, Koskela and Wang (2023), https://arxiv.org/abs/2401.00583, prove steps 1 to 4
+for ADD_REMOVE, with the constant |log(1 − β/Λ)|.
 """
 
 import functools
@@ -55,7 +55,7 @@ from dpjax.accounting._numerics import gaussian
 
 __all__ = ["delta", "epsilon"]
 
-# Every tangent gives a bound, and the best bound is used. The tangent at t = 1/2 is
+# The code uses the best of the bounds from all tangents. The tangent at t = 1/2 is
 # flat.
 _TANGENTS = np.linspace(0.5, 1.0, 17)[:, None]
 
@@ -67,15 +67,16 @@ def _corners(
 
     Corners are vectors v_j whose convex hull contains the difference of the gradients
     of two neighbouring data sets. L bounds the norm of an example's gradient. The
-    privacy loss at corner j is at most c_j above that of a Gaussian mechanism with the
-    sensitivity ‖v_j‖. For logistic losses, each row of c_j is one valid choice, from
-    one tangent (step 5 of the module's docstring). Other losses have one row.
-    `curvature` is β/Λ, as for `delta`. `replaced` says whether each data set has an
-    example that the other data set lacks.
+    privacy loss at corner j is at most c_j plus the loss of a Gaussian mechanism with
+    the sensitivity ‖v_j‖. For logistic losses, each row has the c_j of one tangent
+    (step 5 of the module's docstring), and any row is valid. For other losses, the
+    array has one row. `curvature` is β/Λ, as for `delta`. `replaced` says whether each
+    data set has an example that the other data set lacks.
     """
     if not logistic:
-        # v is in the box with corners ±L x/‖x‖ ± L x'/‖x'‖. Their norms come in two
-        # pairs, with squares that add up to 4L²: `_delta64` has the worst two.
+        # v is in the parallelogram with the corners ±L x/‖x‖ ± L x'/‖x'‖. Opposite
+        # corners have equal norms, and the squares of the two different norms add up to
+        # 4L². `_delta64` chooses the worst two norms.
         norms = np.array([2.0, 2.0, 0.0, 0.0]) if replaced else np.ones(2)
         return norms, jnp.full((1, norms.size), jnp.log1p(curvature))
     # f'' ‖x‖² / Λ <= κ p(1 − p), with κ p(1 − p) = β/Λ at p = 1/2.
@@ -113,9 +114,9 @@ def _delta64(
     left = jnp.where(epsilon < jnp.inf, left, jnp.inf)
     if replaced and not logistic:
         # δ_G is convex in m² where its slope φ(a) / (2m) grows: a b >= 1, with a and b
-        # of `_numerics.gaussian`, so ε² >= m² + m⁴/4 for the largest m. Then the worst
-        # case is that one of two squares is their whole sum, and the other is 0. If
-        # δ_G is not convex, the code takes the whole sum for both squares.
+        # of `_numerics.gaussian`, so ε² >= m² + m⁴/4 for the largest m. In the worst
+        # case, one of the two squares is then the sum of both squares, and the other
+        # square is 0. If δ_G is not convex, the code uses the sum for both squares.
         square = m[0] * m[0]
         convex = left[0, 0] ** 2 >= (square + square * square / 4) * up
         m = jnp.where(convex & (left[0, 0] > 0), m, m[0])
@@ -150,7 +151,7 @@ def delta(
         of one linear score ⟨x, θ⟩.
       adjacency: which data sets are compared. Λ and σ are the same for both data sets.
       other_mu: the GDP parameter of the composition of all other releases that δ
-        includes, f[*b]: statistics released before θ, and noise added to θ.
+        covers, f[*b]: statistics released before θ, and noise added to θ.
 
     Returns:
       δ, f[*b], rounded up.
@@ -158,11 +159,11 @@ def delta(
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: the exact minimiser and the other releases together are (ε, δ)-DP. Now let
-    an approximate minimiser, always at most τ from the exact one, be released with
-    Gaussian noise of standard deviation s. This release is also (ε, δ)-DP if
-    other_mu includes the GDP parameter 2τ/s. θ must be unconstrained, and Λ must be
-    positive.
+    Privacy: the exact minimiser and the other releases together are (ε, δ)-DP. θ must
+    be unconstrained, and Λ must be positive. An approximate minimiser whose distance to
+    the exact minimiser is always at most τ can be released with Gaussian noise of
+    standard deviation s. This release is also (ε, δ)-DP if other_mu includes the GDP
+    parameter 2τ/s.
 
     Reference: Redberg, Koskela and Wang (2023). The proof in this module's docstring
     extends their bound for generalised linear models.
@@ -207,13 +208,13 @@ def epsilon(
       curvature: β/Λ, f[], at least 0.
       logistic: whether the losses are logistic.
       adjacency: which data sets are compared.
-      other_mu: the GDP parameter of all other releases that δ includes, f[].
+      other_mu: the GDP parameter of the composition of all other releases, f[].
 
     Returns:
       The least ε > 0 whose δ(ε) is at most delta, f[], rounded up.
 
     Raises:
-      ValueError: an argument is out of range, or no ε has such a small δ.
+      ValueError: an argument is out of range, or no ε meets delta.
 
     Example:
       >>> of = dict(curvature=0.05, logistic=True, adjacency=Adjacency.REPLACE)

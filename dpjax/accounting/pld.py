@@ -1,12 +1,12 @@
 """Upper bounds on the privacy-loss distributions of mechanisms and compositions.
 
 A PLD in this module is a list of events with their counts, not a grid of losses.
-Composition therefore takes no time, and every call of `delta` or `epsilon` makes a grid
-of its own (`_numerics.pld.composition`). A call has two stages. The first stage makes,
-for each mechanism, a pair of discrete distributions that dominates the mechanism
-(`pairs` and `atoms` in `_numerics.pld`). The second stage inverts the characteristic
-function of the composed pairs (`_numerics.pld.inversion`). Each stage gives an upper
-bound.
+Composition only extends the list, and every call of `delta` or `epsilon` computes a new
+grid (`_numerics.pld.composition`). Such a call has two stages. The first stage
+computes, for each mechanism, a pair of discrete distributions that dominates the
+mechanism (`pairs` and `atoms` in `_numerics.pld`). The second stage inverts the
+characteristic function of the composed pairs (`_numerics.pld.inversion`). Each stage
+results in an upper bound.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class PLD:
         return delta(self, epsilon)
 
     def __repr__(self) -> str:
-        """A text with one line for each event, with the event's count and numbers."""
+        """A text with one line for each event: the event's count and numbers."""
         lines = [f"\n  {step.count} x {step.event}" for step in self.steps]
         return f"PLD({','.join(lines)}\n)" if lines else "PLD()"
 
@@ -86,8 +86,8 @@ def gaussian(mu: ArrayLike) -> PLD:
         sensitivity over the noise standard deviation.
 
     Returns:
-      A `PLD`. For a composition of such PLDs alone, `delta` and `epsilon` are exact up
-      to rounding, as in `accounting.gdp`.
+      A `PLD`. If a composition has only such PLDs, its `delta` and `epsilon` are exact
+      up to rounding, as in `accounting.gdp`.
 
     Raises:
       ValueError: a static μ is negative.
@@ -114,9 +114,9 @@ def poisson_gaussian(
     Args:
       noise_multiplier: σ, noise standard deviation over clip norm, f[*b], positive.
       sampling_rate: q, the probability that an example takes part, f[*b], in [0, 1].
-      adjacency: which data sets are compared. They differ in one example. In the
-        second data set, this example is absent (ADD_REMOVE), contributes zero
-        (ZERO_OUT), or is another example (REPLACE).
+      adjacency: which data sets are compared. The second data set lacks one example of
+        the first data set (ADD_REMOVE), or this example contributes zero (ZERO_OUT), or
+        another example replaces this example (REPLACE).
 
     Returns:
       A `PLD` of one step.
@@ -124,8 +124,8 @@ def poisson_gaussian(
     Raises:
       ValueError: a static argument is out of range; adjacency is not an `Adjacency`.
 
-    Privacy: every example takes part independently of all others and of other steps,
-    and contributes at most one clip norm. Under ADD_REMOVE and ZERO_OUT the dominating
+    Privacy: every example takes part independently of all other examples and steps, and
+    contributes at most one clip norm. Under ADD_REMOVE and ZERO_OUT the dominating
     pair is N(0, σ²) against (1 − q) N(0, σ²) + q N(1, σ²), in the worse of both
     orders. Under REPLACE the dominating pair is (1 − q) N(0, σ²) + q N(1, σ²) against
     (1 − q) N(0, σ²) + q N(−1, σ²). This pair dominates all contributions in the unit
@@ -188,12 +188,13 @@ def gaussian_mixture(
     """The privacy-loss distribution of a Gaussian mechanism with a random sensitivity.
 
     Args:
-      noise_multiplier: noise standard deviation over the unit of sensitivities, f[*b],
+      noise_multiplier: noise standard deviation in the units of sensitivities, f[*b],
         positive.
       sensitivities: the possible norms of an example's contribution, each f[*b], finite
         and at least 0. An example that does not take part contributes 0.
-      weights: the probability of each sensitivity, f[*b] each, at least 0. Their sum
-        may differ from 1 by at most 1e-6, and the weights are divided by their sum.
+      weights: the probability of each sensitivity, f[*b] each, at least 0. The sum of
+        the weights may differ from 1 by at most 1e-6. The code divides the weights by
+        this sum.
       adjacency: ADD_REMOVE or ZERO_OUT.
 
     Returns:
@@ -207,8 +208,8 @@ def gaussian_mixture(
     only a bound on the contribution's norm is known, then P[norm > s] must be at most
     P[sensitivity > s] for each s. With weights w_i, sensitivities s_i and the noise
     multiplier σ, the dominating pair is N(0, σ²) against Σ w_i N(s_i, σ²), in the worse
-    of both orders. This one-dimensional pair also dominates vector contributions of any
-    directions. No such statement is proven for REPLACE.
+    of both orders. This one-dimensional pair also dominates contributions that are
+    vectors of any directions. For REPLACE, no dominating pair is proven.
 
     Reference: Choquette-Choo, Ganesh, Steinke and Thakurta (2024), Corollary 4.7.
 
@@ -322,9 +323,9 @@ def discrete_gaussian(stddev: ArrayLike, sensitivity: int) -> PLD:
     Raises:
       ValueError: a static argument is out of range.
 
-    Privacy: one integer is released. If one example moves several released integers,
-    each integer is a mechanism with its own sensitivity, and the composition of these
-    mechanisms is a bound.
+    Privacy: the mechanism releases one integer. If one example changes several released
+    integers, the release of each integer is a mechanism with its own sensitivity, and
+    the PLD of their composition is a bound.
 
     Reference: Canonne, Kamath and Steinke (2020), Definition 1 and Theorem 7.
 
@@ -383,11 +384,11 @@ def pure(epsilon: ArrayLike) -> PLD:
     | sparse vector: c positive answers, noise of scales t and s | Δ / t + 2cΔ / s |
 
     The first three mechanisms release the chosen option alone, without its score. Their
-    ε is Δ / t in place of 2Δ / t if no score rises, or if no score falls, between two
-    neighbouring data sets. Counts under ADD_REMOVE are an example. Sparse vector draws
-    Laplace noise of scale t for the threshold once, and of scale s for every score.
-    Sparse vector releases only whether each noisy score exceeds the noisy threshold,
-    and stops after the c-th score that exceeds the threshold.
+    ε is Δ / t instead of 2Δ / t if, between any two neighbouring data sets, either no
+    score rises or no score falls. Counts under ADD_REMOVE are an example. Sparse vector
+    draws Laplace noise of scale t once for the threshold, and Laplace noise of scale s
+    for every score. Sparse vector releases only whether each noisy score exceeds the
+    noisy threshold, and stops after the c-th score that exceeds the threshold.
 
     Args:
       epsilon: ε at δ = 0, f[*b], at least 0.
@@ -439,7 +440,7 @@ def epsilon_delta(epsilon: ArrayLike, delta: ArrayLike) -> PLD:
 
 
 def compose(pld: PLD, count: ArrayLike) -> PLD:
-    """The privacy-loss distribution of running all mechanisms of a PLD count times.
+    """The privacy-loss distribution of all mechanisms of a PLD, repeated count times.
 
     Args:
       pld: the PLD of the mechanisms that are repeated.
@@ -448,8 +449,8 @@ def compose(pld: PLD, count: ArrayLike) -> PLD:
 
     Returns:
       A `PLD`. A traced count that is not whole is rounded up to the next whole number,
-      and derivatives by the count are taken at that number. If the count is negative or
-      NaN, ε is infinite and δ is 1.
+      and derivatives with respect to the count are those at that number. If the count
+      is negative or NaN, ε is infinite and δ is 1.
 
     Raises:
       ValueError: a static count is negative or not a whole number.
@@ -487,19 +488,21 @@ def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
 def convolve(a: PLD, b: PLD) -> PLD:
     """The privacy-loss distribution of two mechanisms that run on the same data.
 
-    The second mechanism may depend on the output of the first one. In that case, b must
-    be a PLD of the second mechanism for every possible output of the first one. Both
-    PLDs must be fixed before any output is seen. Otherwise the result is not valid.
+    The second mechanism may depend on the output of the first mechanism. In that case,
+    b must be a PLD of the second mechanism for every possible output of the first
+    mechanism. Both PLDs must be fixed before any output is seen. Otherwise the result
+    is not valid.
 
     Args:
-      a: the PLD of one mechanism. Exchanging a and b changes nothing.
-      b: the PLD of the other mechanism, on the same data, under the same adjacency.
+      a: the PLD of the first mechanism.
+      b: the PLD of the second mechanism, on the same data, under the same adjacency.
+        An exchange of a and b does not change δ(ε).
 
     Returns:
       A `PLD`.
 
     Raises:
-      ValueError: one PLD is for ADD_REMOVE or ZERO_OUT, and the other one for REPLACE.
+      ValueError: one PLD is for ADD_REMOVE or ZERO_OUT, and the other PLD for REPLACE.
 
     Example:
       >>> from dpjax.accounting import pld
@@ -556,14 +559,15 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded up. For ε below about 40 and δ from 1e-15, ε is within 1e-3 of
-      the exact ε, or within 3e-3 if δ is above a tenth of the number of steps times the
-      sampling rate. For δ from 1e-100 to 1e-15, ε is finite. Its error is then usually
-      as small, but may reach 0.1 if each example takes part in few steps. For sampled
-      steps with a noise multiplier below 0.03, ε may be several times too large. For
-      noise multipliers below 0.006 (below 0.03 at sampling rate 1) ε is inf, because
-      the numerical integration of the step's distributions is then not precise enough.
-      The result is inf for a traced δ at or below 0 and for a NaN.
+      ε, f[*b], rounded up. For ε below about 40 and δ from 1e-15, the result is at most
+      1e-3 above the exact ε. For T sampled steps with sampling rate q and δ above
+      T q / 10, the error may reach 3e-3. For δ from 1e-100 to 1e-15, the result is
+      finite. The error is then usually as small, but may reach 0.1 if each example
+      takes part in few steps. For sampled steps with a noise multiplier below 0.03, the
+      result may be several times the exact ε. For noise multipliers below 0.006 (below
+      0.03 at sampling rate 1) the result is inf, because the numerical integration of
+      the step's distributions is then not precise enough. The result is inf for a
+      traced δ at or below 0 and for a NaN.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.
@@ -612,12 +616,13 @@ def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
       ValueError: a number is traced; ε is negative; an event is `RandomAllocation`, for
         which `allocation.epsilon_lower` has a bound.
 
-    Privacy: there are two neighbouring data sets for which (ε, δ′)-DP fails for every
-    δ′ below the result. In these data sets, all examples but the differing one
-    contribute zero. For `subsampled_gdp`, they instead contribute the opposite of the
-    differing example. For a `TruncatedPoissonGaussian`, the bound subtracts a term for
-    the probability that a sample exceeds the capacity. For events that state only ε or
-    (ε, δ), the bound is for the worst mechanism with this guarantee.
+    Privacy: (ε, δ′)-DP fails for every δ′ below the result, for a certain pair of
+    neighbouring data sets. In these data sets, all examples except the differing
+    example contribute zero. For `subsampled_gdp`, the other examples instead contribute
+    the opposite of the differing example. For a `TruncatedPoissonGaussian`, the bound
+    subtracts a term for the probability that a sample exceeds the capacity. For events
+    that state only ε or (ε, δ), the bound is for the worst mechanism with this
+    guarantee.
 
     Example:
       >>> from dpjax.accounting import pld
@@ -639,16 +644,16 @@ def epsilon_lower(pld: PLD, delta: ArrayLike) -> jax.Array:
     Returns:
       ε, f[*b], rounded down; 0 for numbers out of range. The result is mostly within
       0.5 % of the upper bound `epsilon`, or within 0.005 if that bound is small. For
-      `subsampled_gdp`, the result may be 15 % below the upper bound, because no data
-      sets are known that attain the dominating pair. JAX cannot trace this function,
-      and the result has no derivative.
+      `subsampled_gdp`, the result may be 15 % below the upper bound, because data sets
+      that attain the dominating pair are not known. JAX cannot trace this function, and
+      the result has no derivative.
 
     Raises:
       ValueError: a number is traced; δ is not strictly between 0 and 1; an event is
         `RandomAllocation`, for which `allocation.epsilon_lower` has a bound.
 
-    Privacy: there are two neighbouring data sets for which (ε′, δ)-DP fails for every
-    ε′ below the result. `delta_lower` describes these data sets.
+    Privacy: (ε′, δ)-DP fails for every ε′ below the result, for a certain pair of
+    neighbouring data sets, which `delta_lower` describes.
 
     Example:
       >>> from dpjax import Adjacency

@@ -2,11 +2,11 @@
 
 `of` returns the profile of an event, a description of a mechanism or of a run:
 
-1. `Gaussian` for an event that is equivalent to a Gaussian mechanism;
-2. `pld.PLD` for an event with a privacy-loss distribution;
-3. `RandomBinsProfile` for a run in which each example picks a random step of an epoch;
-4. `Pure` or `FunctionProfile` for an event of which only an ε at δ = 0 or only one pair
-   (ε, δ) is known;
+1. `Gaussian` for a `Gaussian` or a `CorrelatedGaussian` event;
+2. `Pure` for a `Pure` event, and `FunctionProfile` for an `EpsilonDelta` event;
+3. `pld.PLD` for any other mechanism with a privacy-loss distribution, and for
+   repetitions and compositions;
+4. `RandomBinsProfile` for a run in which each example picks a random step of an epoch;
 5. `LatticeProfile` for a run with discrete noise on rounded sums;
 6. `Selected` for the best of several runs.
 """
@@ -30,12 +30,12 @@ from dpjax.accounting._selected import Selected
 
 __all__ = ["Gaussian", "Guarantee", "Profile", "Pure", "of"]
 
-# Candidates for the share of δ that covers bins that overflow. The first sufficient
-# share is used.
+# Candidates for the fraction of δ that covers batches that exceed their capacity. The
+# code uses the first sufficient fraction.
 LEAST_SHARE = 0.01
 _SHARES = (LEAST_SHARE, 0.1, 0.5, 0.9)
-# The search for δ has a smallest δ, a width in log δ at which the search ends, and a
-# number that stands for an infinite ε.
+# For the search for δ: the smallest δ, the width in log δ at which the search ends, and
+# a number in place of an infinite ε.
 _LEAST_DELTA, _LOG_WIDTH, _HUGE = 1e-30, 6e-5, 1e6
 
 
@@ -98,7 +98,10 @@ class FunctionProfile:
 def search_delta(
     epsilon_of: Callable[[float], ArrayLike], epsilon: ArrayLike
 ) -> jax.Array:
-    """A δ >= 1e-30, rounded up, with epsilon_of(δ) <= ε for each ε >= 0, f[*b]."""
+    """A δ from 1e-30 to 1 with epsilon_of(δ) <= ε, for each ε >= 0, f[*b].
+
+    The result is rounded up. δ = 1 is valid for every ε.
+    """
     validate.nonnegative("epsilon", epsilon, finite=False)
 
     def search(target: float) -> float:
@@ -107,8 +110,8 @@ def search_delta(
             over = np.clip(found, 0, _HUGE) - min(target, _HUGE)
             return np.float32(min(over, 0.0) if found <= target else max(over, 1e-30))
 
-        # ε is not known at the ends. The good end moves only to a δ that meets the
-        # target, so that the good end is always a valid bound.
+        # The search does not evaluate ε at the first two points. `good` moves only to a
+        # δ that meets the target, and is therefore always a valid bound.
         bad = searches.Point(*map(jnp.float32, (_LEAST_DELTA, min(target, _HUGE) + 1)))
         good = searches.Point(*map(jnp.float32, (1.0, -min(target, _HUGE))))
         width = np.float32(_LOG_WIDTH)
@@ -134,8 +137,7 @@ def _epsilon_without_overflow(
     """The ε at δ of a run in which examples pick random steps of an epoch, rounded up.
 
     The function ignores the capacity of batches. `strategy` takes the place of the
-    event's strategy. `dtype` is the default float dtype, and only distinguishes entries
-    of the cache.
+    event's strategy. `dtype`, the default float dtype, is only a key of the cache.
     """
     value = correlated.epsilon(
         strategy.strategy(event.num_steps),
@@ -152,8 +154,8 @@ def _epsilon_without_overflow(
 class RandomBinsProfile(NamedTuple):
     """The profile of a run in which each example picks a random step of an epoch.
 
-    Batches have a limited capacity. A fraction of δ bounds the effect of batches that
-    exceed it. ε is computed at the rest of δ, for batches of unlimited capacity.
+    A fraction of δ is reserved for the batches that exceed their capacity. The profile
+    computes ε at the rest of δ, for batches of unlimited capacity.
 
     Attributes:
       event: the run.
@@ -170,7 +172,8 @@ class RandomBinsProfile(NamedTuple):
         if least == 0:
             return self._ideal(delta)
         for share in _SHARES:
-            # Overflow takes at least its δ at ε = 0, so smaller shares cannot suffice.
+            # Overflow increases δ by at least `least`, so that smaller shares do not
+            # suffice.
             if np.any(least > share * delta):
                 continue
             # (ε, (1 − share) δ) holds without overflow; the rest of δ is for overflow.
@@ -180,23 +183,22 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def is_spared(self, epsilon: float, delta: float) -> bool:
-        """Whether the smallest reserved fraction of δ covers full batches at this ε.
+        """Whether LEAST_SHARE · δ covers the batches that exceed their capacity, at ε.
 
-        A batch is full if it exceeds the capacity. Suppose that the result is true, and
-        that ε is the ε of the run with unlimited capacity at the rest of δ. Then the
-        limited capacity does not increase ε.
+        If the result is true, and the run with unlimited capacity has this ε at
+        (1 − LEAST_SHARE) δ, then (ε, δ) also holds with the limited capacity.
         """
         return bool(self._overflow(epsilon) <= LEAST_SHARE * delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """A δ at which the mechanism is (ε, δ)-DP, for ε >= 0, found by bisection."""
+        """A δ at which the mechanism is (ε, δ)-DP, for ε >= 0, rounded up."""
         return search_delta(self.epsilon, epsilon)
 
     def _ideal(self, delta: ArrayLike) -> jax.Array:
         """For each δ, the ε of the same run with batches of unlimited capacity."""
-        # The event and the strategy are keys of a cache. All capacities therefore use
-        # the same event, and both descriptions of independent noise the same strategy:
-        # geometric noise with λ = 0, so that the compiled program is the same, too.
+        # The event and the strategy are keys of a cache. All capacities therefore share
+        # one event. Both descriptions of independent noise share one strategy, the
+        # geometric noise with λ = 0, and therefore one compiled program.
         strategy = self.event.strategy or StrategySpec()
         if strategy == StrategySpec():
             strategy = StrategySpec(denominator=(0.0,))
@@ -212,7 +214,7 @@ class RandomBinsProfile(NamedTuple):
     def _overflow(self, epsilon: ArrayLike) -> jax.Array:
         """A bound on the increase of δ(ε) by batches that exceed their capacity."""
         e = self.event
-        # Without fresh bins every epoch has the same bins, so they are drawn once.
+        # Without fresh bins, all epochs have the same batches, which are drawn once.
         draws = e.num_steps if e.fresh else min(e.num_steps, e.steps_per_epoch)
         return truncation.overflow_delta(
             epsilon,
@@ -223,8 +225,8 @@ class RandomBinsProfile(NamedTuple):
         )
 
 
-# Candidates for the share of δ that covers the total variation of a run on a lattice.
-# The first sufficient share is used.
+# Candidates for the fraction of δ that covers the total variation of a run on a
+# lattice. The code uses the first sufficient fraction.
 SHARES_OF_LATTICE = (2.0**-10, 2.0**-4, 0.5)
 
 
@@ -248,9 +250,9 @@ class LatticeProfile(NamedTuple):
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up.
 
-        Discrete noise adds (1 + e^ε) `total_variation` to δ. The function tries a few
-        fractions of δ as upper bounds on this addition. ε is inf if no fraction
-        suffices.
+        Discrete noise adds (1 + e^ε) `total_variation` to δ. The function reserves a
+        fraction of δ for this addition, and tries a few fractions. ε is inf if no
+        fraction suffices.
         """
         delta = np.asarray(delta, np.float64)
         dtype, best = default_float(), np.full(delta.shape, np.inf)
@@ -274,7 +276,7 @@ class LatticeProfile(NamedTuple):
 
     def _added(self, epsilon: ArrayLike) -> np.ndarray:
         """The increase (1 + e^ε) total_variation of δ by discrete noise, rounded up."""
-        # Above 700 the exponential would overflow, and the sum is above 1 long before.
+        # For ε above about 709, e^ε overflows. The increase exceeds 1 at a smaller ε.
         power = np.exp(np.minimum(np.asarray(epsilon, np.float64), 700.0))
         return (1 + power) * self.total_variation * rounding.MARGIN
 
@@ -313,8 +315,8 @@ def of(event: events.Event) -> Profile:
         return Selected(of(event.event), event.repetitions)
     if isinstance(event, events.EpsilonDelta):
         known, lost = event.epsilon, event.delta
-        # The known ε holds for every δ that is not below the known δ, and the known δ
-        # holds for every ε that is not below the known ε.
+        # The known ε holds for every δ at or above the known δ, and the known δ holds
+        # for every ε at or above the known ε.
         return FunctionProfile(
             lambda delta: _known64(lost, delta, known, jnp.inf),
             lambda epsilon: _known64(known, epsilon, lost, 1.0),
@@ -328,8 +330,8 @@ def of(event: events.Event) -> Profile:
     return pld.of(event)
 
 
-# The number of pairs (ε, δ) from which a trade-off curve is computed, if no exact form
-# is known.
+# The number of pairs (ε, δ) from which a trade-off curve is computed, if its exact form
+# is not known.
 _PAIRS = 24
 
 
@@ -344,7 +346,7 @@ def tradeoff_curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
     # If no ε is finite, the only bound is that rates are at least 0.
     if not epsilons.size:
         return np.zeros_like(rates)
-    # `fdp.tradeoff` asks for δ at these ε alone, and the δ at these ε are known.
+    # `fdp.tradeoff` evaluates the profile only at `epsilons`, where δ is `deltas`.
     powers = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
     return np.asarray(powers, np.float64)
 
@@ -352,8 +354,7 @@ def tradeoff_curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
 def _proven_pairs(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Pairs (ε, δ) that a privacy profile proves, as two arrays f64[k].
 
-    The function computes ε for one δ at a time, so that all pairs share one compiled
-    program.
+    The function computes ε for one δ at a time, by one compiled program for all pairs.
     """
     if isinstance(profile, Pure):
         return np.array([float(np.asarray(profile.pure_epsilon))]), np.zeros(1)
@@ -361,7 +362,7 @@ def _proven_pairs(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
     if most == 0.0:
         return np.zeros(1), np.zeros(1)
     # The values of δ are those of a Gaussian mechanism with the same δ(0), at equally
-    # spaced ε: then the pairs cover the range in which the curve bends.
+    # spaced ε. The pairs then cover the range in which the curve bends.
     mu = float(gdp.mu(0.0, min(most, 1 - 1e-6)))
     steps = mu * np.linspace(0.0, mu / 2 + 4, _PAIRS)[1:]
     deltas = np.asarray(gdp.delta(mu, steps), np.float64)
@@ -402,7 +403,10 @@ class Guarantee(NamedTuple):
         return self.profile.mu
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up."""
+        """An ε at which the mechanism is (ε, δ)-DP, rounded up.
+
+        δ is in (0, 1), or in [0, 1] if the profile is `Pure`.
+        """
         return self.profile.epsilon(delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:

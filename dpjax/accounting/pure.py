@@ -2,8 +2,8 @@
 
 Of all ε-DP mechanisms, randomised response has the outputs that are easiest to tell
 apart. Its trade-off curve has one kink, at (1/(1 + e^ε), 1/(1 + e^ε)). The Gaussian
-trade-off curve through that kink lies below the curve of randomised response
-everywhere, because the Gaussian curve is convex.
+trade-off curve through this kink is nowhere above the curve of randomised response,
+because the Gaussian curve is convex.
 """
 
 import jax

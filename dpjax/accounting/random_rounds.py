@@ -41,12 +41,12 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
     """Group the numbers of rounds 1, 2, …, N into groups of about equal probability.
 
     Args:
-      probabilities: the probabilities of 1, 2, …, N rounds, f[N], adding up to 1.
+      probabilities: the probabilities of 1, 2, …, N rounds, f[N]. Their sum is 1.
       groups: the maximum number of groups.
 
     Returns:
-      `Rounds`: the largest number and the probability of each group. If the given
-      probabilities add up to slightly less than 1, they are scaled up.
+      `Rounds`: the largest number and the probability of each group. If the sum of the
+      given probabilities is slightly less than 1, the probabilities are scaled up.
 
     Raises:
       ValueError: a probability is negative, or the sum of the probabilities differs
@@ -63,7 +63,7 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
     if abs(total - 1) > 1e-6:
         raise ValueError(f"probabilities must add up to 1; got a sum of {total!r}.")
     below = np.cumsum(probabilities) / total
-    # The margin of 1e-9 keeps rounding in the cumulative sum from moving a boundary.
+    # With the margin of 1e-9, rounding in the cumulative sum does not move a boundary.
     wanted = np.arange(1, groups + 1) / groups - 1e-9
     last = np.unique(np.minimum(np.searchsorted(below, wanted), len(below) - 1))
     # The last group ends at the largest number of rounds with positive probability.
@@ -88,8 +88,8 @@ def delta(
       noise_multiplier: the standard deviation of the noise on a batch's sum of
         gradients, divided by the bound on the norm of one gradient, f[], positive.
       epsilon: f[], at least 0.
-      rounds: the distribution of the number of rounds, as `random_rounds.group` makes
-        it. The number must be drawn independently of the data.
+      rounds: the distribution of the number of rounds, from `random_rounds.group`. The
+        number must be drawn independently of the data.
       sampling_rate: batch size over number of examples, in [0, 1].
 
     Returns:
@@ -99,13 +99,13 @@ def delta(
       ValueError: a static argument is out of range.
 
     Privacy: the release of all iterates and of the number of rounds is (ε, δ)-DP. The
-    release of the last iterate and this number is therefore (ε, δ)-DP, too. Each batch
-    is a fresh uniformly random subset.
+    release of the last iterate and the number of rounds is therefore also (ε, δ)-DP.
+    Each batch is a new uniformly random subset.
 
-    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2; the bound here replaces
-    their Theorem 4. Each round has the trade-off curve C_p(G_μ) of Bok, Su and
-    Altschuler (2024), Proposition D.4. Here p is the sampling rate, and μ is 2 divided
-    by the noise multiplier.
+    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2; the bound of this
+    function replaces their Theorem 4. Each round has the trade-off curve C_p(G_μ) of
+    Bok, Su and Altschuler (2024), Proposition D.4, where p is the sampling rate, and μ
+    is 2 divided by the noise multiplier.
 
     Example:
       >>> rounds = group(np.full(1000, 0.001), groups=8)
@@ -122,14 +122,14 @@ def delta(
     # positive terms, in float32 at worst.
     slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
     total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
-    # A product that underflows must not report δ = 0 for a mechanism that releases.
+    # An underflow must not report δ = 0 for a mechanism that releases data.
     least = jnp.where(jnp.max(each) > 0, jnp.finfo(each.dtype).tiny, 0)
     return jnp.clip(total, least, 1)
 
 
-# δ is computed by XLA for searches. A search evaluates δ about ten times. XLA compiles
-# δ in the time of two evaluations by NumPy, and each evaluation by XLA takes a tenth of
-# NumPy's time. All numbers are arguments, so that searches for ε and for the noise
+# A search evaluates δ about ten times, by a program of XLA. Its compilation takes the
+# time of two evaluations by NumPy, and an evaluation by XLA takes a tenth of NumPy's
+# time. All numbers are arguments, so that searches for ε and for the noise multiplier
 # share one program.
 _compiled_delta = jax.jit(delta)
 

@@ -1,10 +1,10 @@
-"""The privacy cost of a search that makes K runs and releases only the best one.
+"""The privacy cost of a search that makes K runs and releases only the best run.
 
 A search for settings runs a mechanism K times, and releases the run with the best
-score. The settings of each run are drawn independently of the data. K is `Fixed`, or
-random: then K is drawn independently of the data and is not released. The score of a
-run is part of its output, so that the score must be private, too. Nothing else about
-the runs may be released: neither K nor any other output or score.
+score. The settings of each run are drawn independently of the data. K is a fixed number
+(`Fixed`), which may be public, or is drawn independently of the data and not released.
+The score of a run is part of its output, so that the guarantee of a run must cover the
+score. No output or score of another run may be released.
 
 `epsilon` and `delta` are proven upper bounds (`_selected`). `dpjax.tune` runs such a
 search.
@@ -40,15 +40,16 @@ def epsilon(
 
     Args:
       mechanism: the event of one run that releases its output with its score, or the
-        profile of such a run. `jax.grad` computes first derivatives by the event's
-        numbers, and no second ones; `jax.jit` and `jax.vmap` may not trace them.
+        profile of such a run. `jax.grad` computes first derivatives with respect to the
+        event's numbers, but no second derivatives. `jax.jit` and `jax.vmap` may not
+        trace the event's numbers.
       delta: f[*b], strictly between 0 and 1, not traced.
       repetitions: the distribution of K, such as `Geometric(10.0)`.
 
     Returns:
       ε, f[*b], rounded up; inf where no bound holds. For Gaussian noise and truncated
       negative binomial K, ε is mostly within 1 % of the ε that an attack achieves
-      (docs/selection.md). The derivative is that of the returned bound.
+      (docs/selection.md). The derivative is the derivative of the returned bound.
 
     Raises:
       ValueError: an argument is out of range or traced, or repetitions is not a
@@ -57,13 +58,12 @@ def epsilon(
     Privacy: K is drawn from `repetitions`, independently of the data. The runs are
     independent of each other, and the output of each run, with its score, has the
     privacy of the mechanism. Only the run with the best score is released. If several
-    runs have the best score, one of them is chosen uniformly at random. If K = 0, the
-    output that is released does not depend on the data.
+    runs have the best score, the released run is chosen uniformly at random from these
+    runs. If K = 0, the released output does not depend on the data.
 
-    Reference: docs/selection.md proves the bound, which is this library's own. Two
-    papers have other bounds: Papernot and Steinke (2022), Theorem 2, and Koskela,
-    Redberg and Wang (2024). In the settings of these papers, the bound of this function
-    is never above theirs.
+    Reference: docs/selection.md has the proof of the bound. The bound is never above
+    the bounds of Papernot and Steinke (2022), Theorem 2, and of Koskela, Redberg and
+    Wang (2024), in the settings of these papers.
 
     Example:
       >>> from dpjax.accounting import gdp
@@ -92,7 +92,7 @@ def delta(
       ValueError: an argument is out of range, or repetitions is not a distribution of
         this module.
 
-    Privacy: under the conditions of `selection.epsilon`.
+    Privacy: the conditions are those of `selection.epsilon`.
 
     Example:
       >>> bound = delta(events.Gaussian(0.5), 2.0, repetitions=Geometric(10.0))

@@ -3,13 +3,13 @@
 Each node of a tree releases a sum of terms with independent noise. An example that
 takes part several times changes several nodes, and several terms of a node. All these
 changes can have the same direction, and Gaussian mechanisms compose exactly. Therefore
-μ² is a sum over nodes, at the position of an example where this sum is largest.
+μ² is a sum over nodes, for the steps of an example at which this sum is largest.
 
 1. `momentum_mu` accounts for the left children of one tree, which are the nodes that
    momentum needs.
 2. `reduced_momentum_mu` accounts for three trees, for momentum whose terms have reduced
    sensitivity. Two of the trees release the nodes of sliding windows. The third tree
-   releases its left children, as in 1.
+   releases its left children.
 
 **Momentum.** Let g_i be the sum of clipped gradients of step i, C the clip norm, and β
 the momentum coefficient. Node [y, z] contains the steps y, …, z. The node releases
@@ -21,36 +21,41 @@ composes exactly. The mechanism is therefore μ-GDP with
     μ² = (1/σ²) max_P Σ_{released [y,z]} (Σ_{p in P∩[y,z]} β^{z−p})²,
 
 and with no smaller μ. The released nodes are the left children, which end at the odd
-multiples of their size. This module evaluates the maximum.
+multiples of their size. For batches in a fixed order, this module evaluates the
+maximum. For batches in a reshuffled order, this module evaluates an upper bound on the
+maximum.
 
 **Momentum with reduced sensitivity.** An anchor is the iterate at which an epoch
 begins. Three trees release nodes, for T steps with n steps in each epoch:
 
-- *anchor* terms are gradients at the anchor. The tree releases the nodes that make up
-  the sums of max(t − n, 0) + 1, …, t for t < 2n.
-- *change* terms combine these gradients and their changes from epoch to epoch. The tree
-  releases the nodes that make up the sums of t − n + 1, …, t for 2n <= t <= T.
-- *drift* terms are changes of gradients since the anchor. The tree releases the nodes
-  that make up the sums of 1, …, t for t <= T, which are the left children.
+- The *anchor* terms are gradients at the anchor. The tree releases the nodes of the
+  sums over the steps max(t − n, 0) + 1, …, t for t < 2n.
+- The *change* terms combine gradients at the anchor and changes of these gradients from
+  epoch to epoch. The tree releases the nodes of the sums over the steps t − n + 1, …, t
+  for 2n <= t <= T.
+- The *drift* terms are changes of gradients since the anchor. The tree releases the
+  nodes of the sums over the steps 1, …, t for t <= T, which are the left children.
 
-A window is divided into the fewest dyadic nodes: the nodes inside the window whose
-parents are not inside it. A node [y + 1, z] of size m is therefore released if some
-window [t − n + 1, t] in use has t − n <= y and z <= t, and
-  for a left child: t < z + m, as its parent ends with z + m;
-  for a right child: t − n > y − m, as its parent begins after y − m.
+In the first two trees, the steps of a sum form a window. A window consists of the
+fewest dyadic nodes: the nodes inside the window whose parents are not inside the
+window. A node [y + 1, z] of size m is therefore released if some window [t − n + 1, t]
+of the tree satisfies t − n <= y and z <= t, and the condition
+
+- t < z + m for a left child, whose parent ends at step z + m;
+- t − n > y − m for a right child, whose parent begins after step y − m.
 
 An example takes part at the steps p, p + n, p + 2n, …, which are the same in every
-tree. Its terms have norm at most c. The example changes a node that ends at z by at
-most Σ β^{z − i} c, over its steps i in the node, and all contributions can have the
-same direction. A node of the first two trees is no longer than a window, so that it
-contains at most one step of the example. Gaussian noise on adaptive queries composes
-exactly. The mechanism is therefore μ-GDP with
+tree. The example's terms have norms of at most c. The example changes a node that ends
+at z by at most Σ_i β^{z − i} c, over the example's steps i in the node, and all
+contributions can have the same direction. A node of the first two trees is at most as
+long as a window, and therefore contains at most one step of the example. Gaussian noise
+on adaptive queries composes exactly. The mechanism is therefore μ-GDP with
 
     μ² = max_p Σ_trees (c/s)² Σ_{released nodes} (Σ_i β^{z − i})²,
 
-where s is the noise's standard deviation. No smaller μ holds for terms whose only known
-bound is c. (A change of a bounded gradient cannot keep the same direction indefinitely.
-The bound does not use this fact.)
+where c and s, the standard deviation of the noise, may differ between trees. No smaller
+μ holds for terms whose only known bound is c. (The changes of a bounded gradient cannot
+have the same direction at all steps. The bound does not use this fact.)
 """
 
 import math
@@ -69,8 +74,7 @@ from dpjax.accounting._schedule import Schedule, check_schedule, mu_of_sensitivi
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
     """The sum 1 + r + … + r^{count−1} for the ratio r, by doubling.
 
-    Near r = 1 the computation loses no digits to cancellation, and at r = 0 it is
-    differentiable.
+    The computation has no cancellation near r = 1, and a derivative at r = 0.
     """
     # Over the leading bits of count: S_{2k} = S_k (1 + r^k), S_{k+1} = 1 + r S_k.
     total, power = jnp.zeros_like(ratio), jnp.ones_like(ratio)
@@ -82,7 +86,7 @@ def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
 
 
 def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Array:
-    """The sum 1 + r + … + r^{c−1} for each count c, which is largest or largest − 1."""
+    """The sum 1 + r + … + r^{c−1} for each count c, if c is largest or largest − 1."""
     few, many = (_geometric_sum(ratio, c) for c in (max(largest - 1, 0), largest))
     return jnp.where(counts == largest, many, few)
 
@@ -91,15 +95,15 @@ def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array
     """The squared sensitivity of the left children of a tree, by position, f[n_b].
 
     An epoch has n_b steps. An example at position p takes part at the steps p + e n_b
-    of all epochs e. Its squared sensitivity is Σ_nodes (Σ_e β^{z − p − e n_b})². Here z
-    is the step at which a node ends, and β is the decay. The sum over e is over the
-    example's steps in the node.
+    of all epochs e. The squared sensitivity to this example is
+    Σ_nodes (Σ_e β^{z − p − e n_b})², where z is the step at which a node ends, and β is
+    the decay. The sum over e is over the example's steps in the node.
 
     Let gap = (z − p) mod n_b. The node then contains the example's steps z − gap,
     z − gap − n_b, …. The inner sum is geometric and depends only on the gap and the
-    node's size. For each level of the tree, the sum over nodes is a correlation of
-    these inner sums, as a function of the gap, with the positions z mod n_b at which
-    nodes end. These positions are periodic.
+    node's size. For each level of the tree, the sum over nodes correlates the squared
+    inner sums, as a function of the gap, with the positions z mod n_b at which nodes
+    end. The positions z mod n_b are periodic.
     """
     ratio = jnp.power(decay, n_b)
     total = jnp.zeros(n_b, decay.dtype)
@@ -126,11 +130,11 @@ def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     The squared sensitivity is Σ inner(node)² over the left children of a binary tree.
     Here inner(node) is Σ_{p in P∩node} β^{z−p}, for the decay β, the step z at which
     the node ends, and the steps P of the example. So the squared sensitivity is
-    Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). In inner(node), the step p itself
-    has the term β^{z−p}. Any other epoch has at most the term of the epoch's last step
-    in the node. With these bounds the sum splits into one term for each epoch, and each
-    term takes the worst step of its epoch. The bound is exact where no node contains
-    steps of two epochs.
+    Σ_{p in P} Σ_{nodes ∋ p} β^{z−p} · inner(node). In inner(node), the step p has the
+    term β^{z−p}. The term of any other epoch is at most the term of the epoch's last
+    step in the node. With this bound, the sum has one independent part for each epoch,
+    and the function maximises each part over the steps of the epoch. The bound is exact
+    if no node contains steps of two epochs.
     """
     num_epochs = -(-num_steps // n_b)
     step = jnp.arange(1, num_epochs * n_b + 1)
@@ -146,8 +150,8 @@ def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
 
         own = powers[jnp.clip(end - step, 0, num_steps)]
         own_best = powers[jnp.clip(end - epoch_end, 0, num_steps)]
-        # An earlier epoch contributes at most β^{z − (its last step)}, and the epoch
-        # that contains z at most 1.
+        # An earlier epoch contributes at most β^{z − (the epoch's last step)}, and the
+        # epoch that contains z contributes at most 1.
         earlier = (end - 1) // n_b - (end - size) // n_b
         latest = powers[jnp.clip((end - 1) % n_b + 1, 0, num_steps)]
         most = -(-(size - 1) // n_b)
@@ -162,9 +166,9 @@ def _momentum_mu64(
 ) -> jax.Array:
     """`momentum_mu` for arguments that are in range."""
     num_steps, n_b = schedule.num_steps, schedule.steps_per_epoch
-    # Tran and Cutkosky (2022), Theorem 10, https://arxiv.org/abs/2210.06328, says
-    # V · (the largest sensitivity of a node)² / σ². Here each node counts with its own
-    # sensitivity:
+    # In Tran and Cutkosky (2022), Theorem 10, https://arxiv.org/abs/2210.06328, μ² is
+    # V · (the largest sensitivity of a node)² / σ², for V nodes. Here each node counts
+    # with its own sensitivity:
     # μ² = max_P Σ_nodes (Σ_{p in P∩node} β^{z−p})² / σ².
     if schedule.order == "fixed":
         square = jnp.max(_fixed_order_totals(decay, num_steps, n_b))
@@ -210,8 +214,8 @@ def momentum_mu(
       ValueError: a static argument is out of range.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1 and Theorem 10. Their Theorem 4
-    counts every node at its largest possible sensitivity, and this function counts each
-    node at its own.
+    uses the largest sensitivity of any node for every node, and this function uses the
+    sensitivity of each node.
 
     Example:
       >>> mu = momentum_mu(
@@ -233,9 +237,10 @@ def _window_totals(
     """The squared sensitivity of the nodes of sliding windows, by position, f[n].
 
     A window has the last n = `window` steps up to step t, for t = first, …, last. Each
-    window is divided into nodes of a binary tree, and all these nodes are released.
-    Entry i mod n is the sum of β^{2(z − i)} over the released nodes that contain a step
-    i of the example. Here z is the step at which a node ends, and β is the decay.
+    window consists of nodes of a binary tree, and all these nodes are released. Entry
+    i mod n is the sum of β^{2(z − i)} over all steps i with this remainder and all
+    released nodes that contain i. Here z is the step at which a node ends, and β is the
+    decay.
     """
     step = jnp.arange(1, num_steps + 1)
     total = jnp.zeros(window, decay.dtype)
@@ -265,8 +270,8 @@ def _reduced_momentum_mu64(
 ) -> jax.Array:
     num_steps, n = schedule.num_steps, schedule.steps_per_epoch
     # Tran and Cutkosky (2022), Theorem 8, https://arxiv.org/abs/2210.06328, has three
-    # groups of nodes, each at its largest sensitivity. Here every node counts with its
-    # own sensitivity.
+    # groups of nodes, and counts each node with the largest sensitivity in its group.
+    # Here each node counts with its own sensitivity.
     trees = (
         (anchor, _window_totals(decay, num_steps, n, 1, min(2 * n - 1, num_steps))),
         (change, _window_totals(decay, num_steps, n, 2 * n, num_steps)),
@@ -327,10 +332,10 @@ def reduced_momentum_mu(
       ValueError: a static argument is out of range.
 
     Privacy: the release of all nodes is μ-GDP. All momenta and iterates are computed
-    from the nodes, so that they are together μ-GDP, too.
+    from the nodes. The release of all momenta and iterates is therefore also μ-GDP.
 
     Reference: Tran and Cutkosky (2022), Algorithms 2 and 4. The exact sum over all
-    nodes takes the place of their Theorem 8.
+    nodes replaces their Theorem 8.
 
     Example:
       >>> mu = reduced_momentum_mu(

@@ -1,8 +1,8 @@
 """The privacy cost of dropping examples when a Poisson batch exceeds its capacity.
 
 `poisson_gaussian` accounts for dropped examples in the privacy-loss distribution of a
-step. If batches seldom overflow, ε hardly increases. `overflow_delta` is a union bound
-on the increase of δ, for any other accountant.
+step. If batches seldom exceed their capacity, ε hardly increases. For any other
+accountant, `overflow_delta` is a union bound on the increase of δ.
 """
 
 import jax
@@ -29,8 +29,8 @@ def _overflow_probability(num_examples: int, rate: float, max_batch_size: int) -
 
 @float64("up")
 def _overflow_delta64(epsilon: jax.Array, expected_overflows: jax.Array) -> jax.Array:
-    # The clip at 709 avoids e^ε = ∞. It changes nothing, because a positive probability
-    # of overflow is above e^{−709}, so that δ is 1 there.
+    # The clip at 709 avoids e^ε = ∞. The clip does not change δ: a positive probability
+    # of overflow is above e^{−709}, so that δ is 1 for larger ε.
     growth = 1 + jnp.exp(jnp.clip(epsilon, 0.0, 709.0))
     delta = jnp.minimum(growth * expected_overflows * (1 + 8 * ULP), 1.0)
     return jnp.where(epsilon >= 0, delta, 1.0)
@@ -60,16 +60,15 @@ def poisson_gaussian(
     Raises:
       ValueError: a static argument is out of range; adjacency is not an `Adjacency`.
 
-    Privacy: every example is drawn independently of all others and of other steps. If
-    more than b examples are drawn, a uniformly random subset of b examples takes part,
-    and each contributes at most one clip norm. If the other examples do not fill the
-    batch, the dominating pair is that of `pld.poisson_gaussian`. If they fill the
-    batch, an example takes part with probability r = q E[b / (D + 1) | D >= b], where
-    D ~ Binomial(n − 1, q) is the number of other examples that are drawn. The example
-    then displaces another one, so that the sum moves by up to two clip norms. The
-    dominating pair is then that of a step on batches of fixed size, with the sampling
-    rate r and the GDP parameter 2 / noise_multiplier (docs/accounting.md has the
-    proof).
+    Privacy: every example is drawn independently of all other examples and steps. If
+    more than b examples are drawn, a uniformly random subset of b examples takes part.
+    Each example contributes at most one clip norm. Let D ~ Binomial(n − 1, q) be the
+    number of other examples that are drawn. If D < b, the dominating pair is that of
+    `pld.poisson_gaussian`. If D >= b, the differing example takes part with probability
+    r = q E[b / (D + 1) | D >= b]. The differing example then displaces another example,
+    so that the sum changes by up to two clip norms. The dominating pair is then that of
+    a step on batches of fixed size, with the sampling rate r and the GDP parameter
+    2 / noise_multiplier (docs/accounting.md has the proof).
 
     Reference: the setting is that of Chua et al. (2024), "Scalable DP-SGD: Shuffling
     vs. Poisson Subsampling".
@@ -98,20 +97,20 @@ def overflow_delta(
     max_batch_size: int,
     num_steps: int,
 ) -> jax.Array:
-    """The increase of δ that covers examples dropped by `dpjax.sampling.poisson`.
+    """A bound on the increase of δ because `dpjax.sampling.poisson` drops examples.
 
-    If you account with PLDs, use `truncation.poisson_gaussian` instead: it includes
-    overflow, and its bound is tighter.
+    If you account with PLDs, use `truncation.poisson_gaussian` instead, which accounts
+    for dropped examples with a tighter bound.
 
     Accountants assume an ideal run, which uses all drawn examples. On each of the two
     data sets, the actual run differs from the ideal run with a probability of at most
-    p = T P[more than b examples are drawn]. An (ε, δ) guarantee of the ideal run
-    becomes a guarantee of (ε, δ + p + e^ε p) for the actual run.
+    p = T P[more than b examples are drawn]. If the ideal run is (ε, δ)-DP, the actual
+    run is (ε, δ + (1 + e^ε) p)-DP.
 
     Args:
       epsilon: the ε at which δ is stated, f[*b], at least 0.
       num_examples: n, the size of the larger of the two data sets, at least 1.
-      sampling_rate: q, the probability that an example is drawn, in [0, 1], static.
+      sampling_rate: the probability that an example is drawn, in [0, 1], static.
       max_batch_size: b, the capacity of the batch, at least 1.
       num_steps: T, the number of steps, at least 1.
 
