@@ -19,9 +19,8 @@ gives the column's integer. Otherwise the draw gives the alias. The total variat
 the table's distribution and D_512 is below 2⁻⁹⁸, and the accounting assumes 2⁻⁹⁷.
 
 **Draw.** 14 random bits select the column, and 98 random bits are the value. If the
-first 50 bits of the value differ from the first 50 bits of the threshold, they decide
-whether the value is below the threshold. If they are equal, which happens with
-probability 2⁻⁵⁰, the other 48 bits are drawn, too.
+first 50 bits of the value differ from those of the threshold, these bits decide the
+comparison. Otherwise, with probability 2⁻⁵⁰, the other 48 bits are drawn, too.
 """
 
 import decimal
@@ -171,10 +170,10 @@ def _settle_ties(
 
     Each draw compares random bits with the threshold of a column of the `AliasTable`. A
     draw is tied if the first 50 random bits equal the first 50 bits of the threshold.
-    For each tied draw, the function draws 64 more random bits. It compares them with 64
-    bits of the table: the last 48 bits of the threshold, and 16 zeros. The loop decides
-    one draw in each iteration, because a generator of two 32-bit words compiles faster
-    than a generator of random bits for the whole array.
+    For each tied draw, the function draws 64 more random bits, and compares these bits
+    with 64 bits of the table: the last 48 bits of the threshold, and 16 zeros. The loop
+    decides one draw in each iteration, because a generator of two 32-bit words compiles
+    faster than a generator of random bits for the whole array.
 
     Args:
       key: a typed key for the additional bits.
@@ -196,7 +195,8 @@ def _settle_ties(
         below, tied = flags
         place = jax.lax.argmax(tied, 0, jnp.uint32)
         high, low = jax.random.bits(jax.random.fold_in(key, place), (2,), jnp.uint32)
-        # `jnp.where` replaces indexing, so that devices of a mesh exchange only scalars.
+        # A sum with `jnp.where` replaces indexing, so that devices of a mesh exchange
+        # only scalars.
         here = places == place
         upper, lower = last[jnp.sum(jnp.where(here, columns, 0), dtype=jnp.int32)]
         is_below = (high < upper) | ((high == upper) & (low < lower))
