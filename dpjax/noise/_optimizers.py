@@ -3,7 +3,7 @@
 Each optimizer takes the sum that `clipped_grad` returns, adds noise of standard
 deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size.
 The actual batch size would reveal something about which examples were sampled.
-(`dp_nsgd` then normalises its updates, so that this division has no effect.)
+(`dp_nsgd` then normalises its updates, so that this division has almost no effect.)
 
 Each optimizer is a chain of optax transformations. The transformations of dpjax turn
 clipped sums into private means or a private momentum. The transformations of optax then
@@ -253,7 +253,9 @@ def dp_nsgd(
 ) -> optax.GradientTransformation:
     """Private normalised SGD on the clipped sum, with momentum and correlated noise.
 
-    Every update has the norm learning_rate, and points against the private momentum.
+    Every update points against the private momentum. The norm of an update is
+    learning_rate · r / (r + 1e-6), where r is the norm of the momentum divided by
+    expected_batch_size.
 
     Args:
       learning_rate: the step length, a number or a schedule.
@@ -263,7 +265,7 @@ def dp_nsgd(
         Without a strategy, it is the noise of one tree node in `tree_momentum`. With a
         strategy, it is the independent noise that `correlated_noise` draws in a step.
       expected_batch_size: the divisor of the noisy sum, a positive constant that does
-        not depend on the data. The updates do not depend on this divisor.
+        not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       decay: the momentum coefficient β, in [0, 1).
       num_steps: T, the number of steps that the guarantee covers; static.
@@ -301,7 +303,7 @@ def dp_nsgd(
         validate.half_open_unit("decay", decay)
         momentum = optax.chain(
             correlated_noise(strategy, stddev, **given),
-            # Normalisation removes any scale. So the bias of ema needs no correction.
+            # Normalisation removes the scale. So the bias of ema needs no correction.
             cast_updates_to_float32(optax.ema(decay, debias=False)),
         )
     return optax.chain(
