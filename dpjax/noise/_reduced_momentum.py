@@ -192,8 +192,9 @@ def query(
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
     # COMPOSE(start + 1, t) from left to right (Tran and Cutkosky (2022), Algorithm 3,
-    # https://arxiv.org/abs/2210.06328): choose the largest node that begins at start + 1
-    # and ends by t. Multiply the sum so far by β^{2^k}, for the node's length 2^k.
+    # https://arxiv.org/abs/2210.06328): choose the largest node that begins at
+    # start + 1 and ends by t. Multiply the sum so far by β^{2^k}, for the node's length
+    # 2^k.
     def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] < step
 
@@ -411,11 +412,11 @@ def momentum_variance(
 ) -> Terms[np.ndarray]:
     """The variance that each of three noise trees adds to the momentum of `update`.
 
-    `update` returns the momentum m̂_t at step t. For each sequence in `Terms`, a tree has
-    noisy sums over ranges of steps. The result for a tree is the variance of a
-    coordinate of m̂_t / (1 − β), if each node of this tree has noise of variance 1 and
-    the other trees have no noise. For other noise, multiply the result for each tree by
-    the variance of the noise of one node, and add the three products.
+    `update` returns the momentum m̂_t at step t. Each sequence in `Terms` has a tree of
+    noisy sums. The result for a tree is the variance of a coordinate of m̂_t / (1 − β),
+    if each node of this tree has noise of variance 1 and the other trees have no noise.
+    For other noise, multiply the result for each tree by the variance of the noise of
+    one node, and add the three products.
 
     Args:
       num_steps: T, a whole number of epochs.

@@ -77,7 +77,7 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
       `tree_momentum` at step t has stddev² (1 − β)² times this variance.
 
     Raises:
-      ValueError: a step is below 1, or a decay is outside [0, 1), and is not traced.
+      ValueError: a concrete step is below 1, or a concrete decay is outside [0, 1).
 
     Example:
       >>> print(prefix_variance(7, 0.5))  # ends at 4, 6 and 7: 1/64 + 1/4 + 1
