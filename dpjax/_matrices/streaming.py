@@ -202,7 +202,7 @@ def _recomputed_sum(denominator: np.ndarray) -> NoiseStream:
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         def add(k: jax.Array, noise: Leaves) -> Leaves:
-            # No draw precedes step 1. The loop still makes a draw there, with weight 0.
+            # For steps before step 1, the loop makes a draw with weight 0.
             weight = jnp.where(k < step, jnp.asarray(weights)[k], 0.0)
             return _plus(noise, weight, draw(step - k))
 

@@ -2,10 +2,10 @@
 
 A strategy is a lower-triangular matrix C. Its diagonal is 1, unless `scaled` multiplied
 the noise of each step by a factor. Let x_t be the gradient sums. A run releases
-x + C⁻¹z, where z is white Gaussian noise. This release is as private as the release of
-C x + z, because each of the two can be computed from the other. So privacy depends on C
-alone (`accounting.correlated.mu`), and the optimizer's noise depends on C⁻¹ alone
-(`accounting.correlated.error`).
+x + C⁻¹z, where z is independent Gaussian noise. This release is as private as the
+release of C x + z, because each of the two can be computed from the other. So privacy
+depends on C alone (`accounting.correlated.mu`), and the optimizer's noise depends on
+C⁻¹ alone (`accounting.correlated.error`).
 
 1. `independent`, `geometric`, `rational`, `banded` and `banded_inverse` make a
    `Toeplitz` strategy. `scaled` multiplies the noise of a Toeplitz strategy by a factor
@@ -18,8 +18,8 @@ alone (`accounting.correlated.mu`), and the optimizer's noise depends on C⁻¹ 
 4. `amplified` searches for the best strategy for batches that are drawn at random.
 
 The data types of strategies are in the package `_matrices`, which training and
-accounting import. The searches in this package call the accountants, so that training
-never imports this package.
+accounting import. The searches in this package call the accountants. So training must
+not import this package.
 """
 
 from dpjax._matrices.strategy import Scaled as Scaled

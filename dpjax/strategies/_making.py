@@ -157,10 +157,10 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
 def tree(decay: ArrayLike) -> Tree:
     """The strategy of the binary tree mechanism, for momentum with the given decay.
 
-    Put `optax.trace`, or another momentum with the same decay, after this noise. The
-    noise in the momentum is then that of `dpjax.tree_momentum`. In a run of T steps,
-    buffer="stored" stores ⌊log₂ T⌋ vectors. buffer="regenerate" stores no vector, and
-    repeats one earlier draw per step on average.
+    Put `optax.trace`, or another momentum with the same decay β, after this noise. The
+    momentum times 1 − β then has the same noise as `dpjax.tree_momentum`. In a run of T
+    steps, buffer="stored" stores ⌊log₂ T⌋ vectors. buffer="regenerate" stores no
+    vector, and repeats one earlier draw per step on average.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
@@ -208,10 +208,10 @@ def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
 
 
 def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
-    """The coefficients of Π_k (1 − r_k L) after its leading 1, f[k], from the roots r.
+    """The coefficients of Π_k (1 − r_k L) after the leading 1, for the roots r, f[p].
 
-    Concrete coefficients are checked and rounded to float32, and traced coefficients
-    are not.
+    For concrete roots, the function checks the roots, and rounds the coefficients to
+    float32. For traced roots, the function does neither.
     """
     known = validate.real_vector(name, roots)
     if known is None:

@@ -30,9 +30,10 @@ where T is a Toeplitz matrix and s has a weight for each step. The noise is C⁻
 independent Gaussian z. In step t this noise is (T⁻¹z)_t times the factor f_t = 1 / s_t.
 The error is proportional to ‖A diag(f) T⁻¹‖_F. Let π be the steps in which an example
 takes part, and let G_π have the entries of |TᵀT| in π × π. Then the sensitivity is at
-most the root of sᵀG_π s. At the best s, the bound is the same for every position in the
-epoch. So each s_t is divided by the bound for its position, and the search then
-minimizes the error alone.
+most the maximum of √(sᵀG_π s) over all π. In a fixed order, each position in the epoch
+has one π, and at the best s, the root is the same for every position. So each s_t is
+divided by the root for the position of step t, and the search then minimizes the error
+alone.
 
 For independent noise, T = I. Then the squared error is proportional to Σ_t w_t / s_t²,
 where w_t is the squared norm of column t of A. An example's squared sensitivity is
@@ -377,23 +378,24 @@ def optimize(
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.
       num_vectors: the number of vectors of the parameters' size that the noise may
-        store from step to step, from 1 to num_steps. For "geometric" it must be 1,
-        although the noise then stores no vector. A "rational" result has fewer poles if
-        its error is then smaller after rounding to float32.
+        store from step to step, from 1 to num_steps. For "geometric", num_vectors must
+        be 1, although the noise then stores no vector. For "rational", the result has
+        fewer poles if fewer poles give a smaller error after rounding to float32.
 
     Returns:
       A strategy, with coefficients rounded to float32. Its `gap` is proven: at the same
-      μ, the error of any strategy of any kind and memory is at least 1 / gap times this
-      strategy's error, up to the rounding of `accounting.correlated.error`. The proof
-      covers every order, since every order allows an example to take part at the same
-      position of each epoch. If the workload's `rates` or `keep` vary with the step, no
-      lower bound on the error is known, and `gap` is NaN.
+      μ, the error of any strategy, of any kind and with any number of stored vectors,
+      is at least 1 / gap times the error of the result, up to the rounding of
+      `accounting.correlated.error`. The proof covers every order, since every order
+      allows an example to take part at the same position of each epoch. If the
+      workload's `rates` or `keep` vary with the step, the proof does not apply, and
+      `gap` is NaN.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
 
-    Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. It starts near
-    the square root of the workload's matrix.
+    Method: L-BFGS-B (scipy) minimizes the product of μ and the error. The first
+    strategy is near the square root of the workload's matrix.
 
     Example:
       >>> from dpjax import workloads
@@ -539,15 +541,16 @@ def scheduled(
         "reshuffled" the factor is the same for all steps of an epoch.
 
     Returns:
-      The strategy with factors f, where the mean of f⁻² is 1. For independent noise
-      these factors are the best. For other strategies the factors are the result of a
-      descent, and the error is at most that of the strategy without factors.
+      The strategy with factors f, scaled so that the mean of f⁻² is 1. For independent
+      noise these factors are the best. For other strategies the factors are the result
+      of a descent. At the same μ, the error is at most that of the strategy without
+      factors.
 
     Raises:
       ValueError: an argument is out of range; a number is traced.
 
-    Reference: for independent noise, the method of Lagrange multipliers gives the
-    factors in closed form. For other noise, L-BFGS-B (scipy) minimizes the error.
+    Method: for independent noise, the method of Lagrange multipliers gives the factors
+    in closed form. For other noise, L-BFGS-B (scipy) minimizes the error.
 
     Example:
       >>> import optax
