@@ -181,9 +181,9 @@ def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Noise
             return z, memory
         # Without divisions XLA on CPUs computes z twice: for y and for the memory. The
         # result of a division is computed once and stored, because a division counts as
-        # expensive. The old first row then enters y alone, and XLA need not copy it
-        # before the new one is written over it. XLA does not know that the divisor is
-        # 1, as steps count from 1. It would turn a division by a number that no other
+        # expensive. The old first row then enters y alone, and XLA need not copy this
+        # row before writing the new row. XLA does not know that the divisor is 1, as
+        # steps count from 1. XLA would turn a division by a number that no other
         # division shares into a product, and removes optimization barriers too early.
         one = jnp.where(step > 0, jnp.float32(1), jnp.nan)
         z = jax.tree.map(lambda z: z / one.astype(z.dtype), z)

@@ -79,8 +79,8 @@ def correlated_noise(
 
     C is a lower triangular matrix, called the strategy. The noise of later steps
     cancels part of the noise of earlier steps. So there is less noise in the sum of
-    updates that an optimizer accumulates. All transformations after this one (momentum,
-    Adam, schedules) are post-processing, and cost no privacy.
+    updates that an optimizer accumulates. All later transformations in the chain
+    (momentum, Adam, schedules) are post-processing, and cost no privacy.
 
     Args:
       strategy: the matrix C, as `dpjax.strategies` makes it.
@@ -88,7 +88,7 @@ def correlated_noise(
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds another key, derived from this one for this use.
+        run. The state holds another key, derived from this key.
       buffer: whether to store earlier noise or to draw it again. "stored" retains
         `strategy.num_vectors` vectors (⌊log₂ T⌋ for a tree), and draws one Gaussian
         vector per step. "regenerate" retains no vectors, and draws the Gaussian vectors
@@ -118,9 +118,9 @@ def correlated_noise(
       ValueError: the strategy has more coefficients than num_steps, has coefficients
         that float32 cannot represent, or does not support "regenerate"; stddev is out
         of range; num_steps is below 1 or traced; key is not a typed key; buffer or
-        arithmetic is unknown, or "discrete" is used with "regenerate"; an update is not
-        real, or its shape differs from the parameter's; inside `jax.shard_map`,
-        check_vma is False; with "discrete", the run has 3 d T > 2⁵⁰ for d coordinates.
+        arithmetic is unknown; an update is not real, or its shape differs from the
+        parameter's; inside `jax.shard_map`, check_vma is False. With "discrete" also:
+        buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
@@ -290,10 +290,10 @@ def effective_dimension(
     Let C be the strategy's matrix, s the sums of all T steps with d coordinates, and q
     the lattice spacing. Rounding adds b √(d T) q to the sensitivity of C s, where
     `lattice_roundings` returns b. For the dimension D, `lattice_noise` adds at least
-    √D q to the sensitivity S of one sum. The sensitivity of C s is c S for some c. This
-    c is at least the norm of every column of C, and so at least 1 / f, where f is the
-    maximum of 1 and the factors of a scaled strategy. Since c √D q must be at least
-    b √(d T) q, the dimension D = b² d T f² suffices.
+    √D q to the sensitivity S of one sum. The sensitivity of C s is c S for a number c.
+    This number is at least the norm of every column of C, and so at least 1 / f, where
+    f is the maximum of 1 and the factors of a scaled strategy. Since c √D q must be at
+    least b √(d T) q, the dimension D = b² d T f² suffices.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
@@ -306,7 +306,7 @@ def effective_dimension(
     """
     moved, largest = lattice_roundings(strategy, num_steps, digits), 1.0
     if isinstance(strategy, Scaled):
-        # NumPy computes the maximum here, since JAX would trace it under jit.
+        # NumPy computes the maximum, since JAX would trace the maximum under jit.
         largest = max(float(np.max(np.asarray(strategy.factors))), 1.0)
     return math.ceil(moved**2 * dimension * num_steps * largest**2)
 
@@ -436,7 +436,7 @@ def tree_momentum(
         2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds another key, derived from this one for this use.
+        run. The state holds another key, derived from this key.
       buffer: whether to store earlier noise or to draw it again. "stored" retains ⌊log₂
         T⌋ vectors, and draws one Gaussian vector per step. "regenerate" retains no
         vectors, and draws two Gaussian vectors per step on average. For the same key,

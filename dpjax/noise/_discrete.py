@@ -399,7 +399,7 @@ def add_discrete_gaussian_noise(
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰. With
         stddev 0 the sums do not change, and there is no privacy.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds another key, derived from this one for this use.
+        run. The state holds another key, derived from this key.
       draws: the number of random integers whose weighted sum is the noise of one
         coordinate, 2 or 3. The standard deviation of the noise is 131,073 q for 2, and
         33,554,944 q for 3.

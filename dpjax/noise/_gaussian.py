@@ -80,7 +80,7 @@ def _scale_within_limit(
 
 
 def check_step_limit(num_steps: int) -> int:
-    """Return num_steps as an int. Raise ValueError unless it is from 1 to 2³¹ − 2.
+    """Return num_steps as an int; raise ValueError if it is not from 1 to 2³¹ − 2.
 
     A step counter in int32 must be able to hold num_steps + 1.
     """

@@ -96,7 +96,7 @@ def dp_sgd(
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: the number of steps that the guarantee covers; None for no limit. A
         further step fails, as `noisy_mean` describes.
-      momentum: as in `optax.sgd`; it acts on the noisy mean.
+      momentum: as in `optax.sgd`; the momentum is that of the noisy means.
       nesterov: as in `optax.sgd`.
 
     Returns:
@@ -262,8 +262,9 @@ def dp_nsgd(
       clip_norm: the bound C to which each gradient in the sum was clipped, positive; or
         the function that `clipped_grad` made.
       noise_multiplier: the standard deviation of the noise divided by C, at least 0.
-        Without a strategy, it is the noise of one tree node in `tree_momentum`. With a
-        strategy, it is the independent noise that `correlated_noise` draws in a step.
+        Without a strategy, "the noise" is that of one tree node in `tree_momentum`.
+        With a strategy, "the noise" is the independent noise that `correlated_noise`
+        draws in a step.
       expected_batch_size: the divisor of the noisy sum, a positive constant that does
         not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.

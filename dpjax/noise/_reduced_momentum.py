@@ -118,9 +118,10 @@ def push(
 ) -> Ring:
     """Release the sums of the tree nodes that end at a step, and store them in a ring.
 
-    A tree node of level k covers 2^k steps. Its sum is Σ β^{z − j} x_j over these steps
-    j, where x_j is the vector of step j, and z is the last of these steps. `push` adds
-    noise to the sum. Each new sum replaces a sum that no later window needs.
+    A tree node of level k covers 2^k steps. The sum of a node is Σ β^{z − j} x_j over
+    these steps j, where x_j is the vector of step j, and z is the last of these steps.
+    `push` adds noise to the sum. Each new sum replaces a sum that no later window
+    needs.
 
     Args:
       ring: the ring buffer after step t − 1.

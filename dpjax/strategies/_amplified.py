@@ -40,7 +40,7 @@ _COARSE, _NEAREST, _FINER = 6, 0.02, 2
 _NEAR, _LOOKS = 1e-3, 10
 _LARGEST = 100.0  # the largest ε for which `refine` uses estimates of ε
 # The ratio of the mean slope of log ε between two evaluations to the slope at one of
-# them is assumed to be in this range.
+# the two is assumed to be in this range.
 _LEAST_SLOPE, _MOST_SLOPE = 0.7, 1.5
 
 
@@ -103,8 +103,8 @@ def amplified(
 ) -> Amplified:
     """Search for the strategy with the least error at a given ε, for random batches.
 
-    The error of a strategy is the noise in the workload's output, at the noise
-    multiplier that the strategy needs for ε and δ.
+    The error of a strategy is the root mean square of the noise in the workload's
+    output, at the noise multiplier that the strategy needs for ε and δ.
 
     Args:
       workload: the linear map that the optimizer applies to the gradient sums. Its
@@ -364,9 +364,10 @@ def _best_bands(goal: _Goal, start: Start) -> tuple[Amplified, Start]:
     best, start = _estimate_banded(goal, _making.independent(), start)
     worse, bands = 0, 2
     while worse < 2 and bands <= min(goal.asked["steps_per_epoch"], num_steps):
-        # Two steps of one example that are p or more apart move different rows of C x.
-        # So the sensitivity of one step is the norm of a column of C, as if every
-        # example took part once. Hence steps_per_epoch is num_steps.
+        # If an example takes part in two steps that are at least as far apart as the
+        # number of bands, the steps affect different rows of C x. So the sensitivity
+        # per step is the norm of a column of C, as if every example took part once.
+        # Hence steps_per_epoch is num_steps.
         strategy = _optimize.optimize(
             "banded",
             goal.workload,

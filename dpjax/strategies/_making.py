@@ -46,7 +46,7 @@ def geometric(decay: ArrayLike) -> Toeplitz:
     validate.scalar("decay", decay)
     validate.half_open_unit("decay", decay)
     known = validate.concrete(decay)
-    # A traced decay is neither checked nor rounded. [None] makes it a vector of roots.
+    # A traced decay is neither checked nor rounded. [None] makes a vector of one root.
     pole = jnp.asarray(decay)[None] if known is None else known[None]
     return Toeplitz(np.zeros(0), _polynomial("decay", pole))
 
@@ -132,7 +132,7 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
     Args:
       strategy: a Toeplitz strategy.
       factors: f[T], from 2**-20 to 2**20, one for each step of the run. `scheduled`
-        finds the best factors for a workload.
+        searches for the best factors for a workload.
 
     Raises:
       ValueError: an argument is out of range.

@@ -97,7 +97,7 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
     from scipy.linalg import blas  # here, since the import takes long
 
     # The coefficients solve a triangular band system. `scipy.signal.lfilter` gives the
-    # same numbers, but its import takes twice as long as all others together.
+    # same numbers, but importing `scipy.signal` takes long.
     band = np.repeat(bottom[:, None], n, axis=1)
     driven = np.append(top, np.zeros(n))[:n]
     return blas.dtbsv(bottom.size - 1, band, driven, lower=1)  # pyright: ignore
@@ -113,8 +113,9 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
     from scipy.optimize import fminbound
 
     n_b = min(n_b, num_steps)
-    # The construction of W needs whole epochs. If the last epoch is incomplete, only
-    # the steps before it are bounded. Later steps can only increase μ and the errors.
+    # The construction of W needs whole epochs. If the last epoch is incomplete, the
+    # bound omits the steps of this epoch. The omitted steps can only increase μ and the
+    # errors.
     a = coefficients(workload, num_steps // n_b * n_b)
     sums = _diagonals(a, n_b)
 
@@ -132,7 +133,7 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
         d = alpha * sums[0] + gamma * sums[1]
         return float(np.mean(np.abs(np.fft.fft(d, 2 * a.size))))
 
-    # The bound holds for every θ. So an inexact maximum only makes it less tight.
+    # The bound holds for every θ. So an inexact maximum only loosens the bound.
     best = np.asarray(fminbound(lambda x: -bound(x), 0.0, 1.0)).item()
     bounds = [bound(0.0), bound(best)]
     if a.size <= _DENSE:
@@ -190,7 +191,7 @@ def _diagonals(a: np.ndarray, n_b: int) -> tuple[np.ndarray, np.ndarray]:
 
 Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
 _STATIC = ("kind", "num_steps", "steps_per_epoch", "order")
-# A descent takes 5 to 50 evaluations, and compiling one of them takes 0.4 to 2 s. NumPy
+# A descent needs 5 to 50 evaluations, and compiling one of them takes 0.4 to 2 s. NumPy
 # is faster if its estimated time is below this limit, for up to about 600 steps.
 _MOST_SECONDS = 0.05
 
@@ -394,7 +395,7 @@ def optimize(
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
 
-    Method: L-BFGS-B (scipy) minimizes the product of μ and the error. The first
+    Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. The first
     strategy is near the square root of the workload's matrix.
 
     Example:
@@ -526,7 +527,7 @@ def scheduled(
     steps_per_epoch: int,
     order: EpochOrder = "fixed",
 ) -> Scaled:
-    """A strategy with the best factor for the noise in each step, for a workload.
+    """Search for the factors of the noise in each step with the least error.
 
     If learning rates fall, later sums matter less to the result. Later steps may then
     have more noise, which allows less noise in earlier steps at the same privacy.
@@ -549,8 +550,8 @@ def scheduled(
     Raises:
       ValueError: an argument is out of range; a number is traced.
 
-    Method: for independent noise, the method of Lagrange multipliers gives the factors
-    in closed form. For other noise, L-BFGS-B (scipy) minimizes the error.
+    Reference: for independent noise, the method of Lagrange multipliers gives the
+    factors in closed form. For other noise, L-BFGS-B (scipy) minimizes the error.
 
     Example:
       >>> import optax
