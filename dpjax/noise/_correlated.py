@@ -105,7 +105,7 @@ def correlated_noise(
         more 32-bit words for each number of the buffer. Sums are clipped to at most
         ±2⁴⁰ q. If an entry of a sum is not finite, this entry of the result is NaN in
         this step. The entry is also NaN in all later steps, unless C is diagonal or a
-        tree. If C is a tree, the entry is NaN in some later steps.
+        tree. If C is a tree, the entry may be NaN in some later steps.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the

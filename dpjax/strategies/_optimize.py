@@ -527,7 +527,9 @@ def scheduled(
     steps_per_epoch: int,
     order: EpochOrder = "fixed",
 ) -> Scaled:
-    """Search for the factors of the noise in each step with the least error.
+    """Search for the best factor of the noise in each step, for a workload.
+
+    The best factors have the least error at the same privacy.
 
     If learning rates fall, later sums matter less to the result. Later steps may then
     have more noise, which allows less noise in earlier steps at the same privacy.
