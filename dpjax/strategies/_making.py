@@ -33,7 +33,7 @@ def geometric(decay: ArrayLike) -> Toeplitz:
       decay: λ, f[], in [0, 1).
 
     Raises:
-      ValueError: decay is outside [0, 1).
+      ValueError: a concrete decay is outside [0, 1), or is 1 in float32.
 
     Reference: "λ-CGD", https://arxiv.org/abs/2601.22334.
 
@@ -64,7 +64,8 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
 
     Raises:
       ValueError: a zero or a pole is outside (−1, 1), as given or as a root of the
-        polynomial with float32 coefficients; zeros and poles differ in number.
+        polynomial with float32 coefficients; zeros and poles differ in number, or are
+        empty.
 
     Reference: the buffered linear Toeplitz matrices of McMahan, Xu and Zhang (2024),
     https://arxiv.org/abs/2408.08868, who define these matrices by partial fractions.
@@ -127,7 +128,7 @@ def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
 
 
 def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
-    """Multiply the noise of a Toeplitz strategy by factors[t] in each step t.
+    """Multiply the noise of a Toeplitz strategy by a factor in each step.
 
     Args:
       strategy: a Toeplitz strategy.
@@ -166,7 +167,7 @@ def tree(decay: ArrayLike) -> Tree:
       decay: the momentum coefficient β, f[], in [0, 1).
 
     Raises:
-      ValueError: decay is outside [0, 1).
+      ValueError: a concrete decay is outside [0, 1), or is 1 in float32.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1.
 

@@ -125,7 +125,7 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
         A is the matrix of the workload, and W is the matrix of the module's docstring
         for this θ. Let U be a block of a unitary circulant matrix. The spectral norm of
         U is at most 1, so that the nuclear norm of X is at least tr(UᵀX). The result is
-        the maximum of tr(UᵀX) over all such U. Let d be the sums of X along its
+        the maximum of tr(UᵀX) over all blocks U. Let d be the sums of X along its
         diagonals. At the maximum, the eigenvalues of the circulant matrix have the
         phases of the Fourier transform of d.
         """
@@ -229,7 +229,8 @@ def _free_bands(a: np.ndarray) -> np.ndarray:
     """The real numbers x, f[k], that `_bands` maps to the coefficients a.
 
     The reflection coefficients of a are clipped to the range from −0.9999 to 0.9999. If
-    one is out of this range, `_bands` maps the result to other coefficients.
+    a reflection coefficient is out of this range, `_bands` maps the result to other
+    coefficients than a.
     """
     x = []
     while a.size:
