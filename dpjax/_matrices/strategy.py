@@ -91,9 +91,10 @@ def times(p: ArrayLike, q: ArrayLike) -> jax.Array:
 
 
 def product(roots: ArrayLike) -> jax.Array:
-    """The coefficients of Π_k (1 − r_k L) after the leading 1, f[k].
+    """The coefficients of Π_k (1 − r_k L) after the leading 1, for the roots r, f[p].
 
-    The roots r_k are the reciprocals of the zeros of this polynomial in L.
+    The roots r_k are the reciprocals of the zeros of this polynomial in L. The result
+    has as many coefficients as there are roots.
     """
     factors = [-r[None] for r in jnp.asarray(roots)]
     return functools.reduce(times, factors, jnp.zeros(0))
@@ -130,13 +131,13 @@ def series(numerator: ArrayLike, denominator: ArrayLike, n: int) -> jax.Array:
 def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     """An upper bound on the L2 norm of the rounding errors of h, f[].
 
-    The strategy is N / D for two polynomials N and D. h has the first n coefficients
-    of its power series, as `series` computed them by a recursion. Let r be the rounding
-    errors of the recursion's steps. Then D h = N − r, and the error of h is r / D. Let
-    g be the computed coefficients of 1 / D, and s the rounding errors of the recursion
-    for g. Then D g = 1 − s, and so 1 / D = g / (1 − s). For power series a and b cut
-    off at n terms, ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁. Therefore the error has
-    norm ‖r g / (1 − s)‖₂ <= ‖r‖₂ ‖g‖₁ / (1 − ‖s‖₁).
+    The strategy is N / D for two polynomials N and D. h has the first n coefficients of
+    the power series of N / D, as `series` computed them by a recursion. Let r be the
+    rounding errors of the recursion's steps. Then D h = N − r, and the error of h is
+    r / D. Let g be the computed coefficients of 1 / D, and s the rounding errors of the
+    recursion for g. Then D g = 1 − s, and so 1 / D = g / (1 − s). For power series a
+    and b that are cut off at n terms, ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁.
+    Therefore the error has the norm ‖r g / (1 − s)‖₂ <= ‖r‖₂ ‖g‖₁ / (1 − ‖s‖₁).
     """
     n, bottom = h.size, jnp.asarray(strategy.denominator, h.dtype)
     if not bottom.size:
@@ -159,7 +160,7 @@ class Workload(NamedTuple):
     """The linear map that an optimizer applies to the gradient sums of all steps.
 
     The output of step t is x_t = keep_t x_{t−1} + rates_t h_t. Here h = N(L) / D(L) g
-    is a filter of the gradient sums g_t, with L the shift by one step.
+    is the result of a filter of the gradient sums g_t, with L the shift by one step.
 
     Attributes:
       numerator: the coefficients of N after its leading 1, f[k].
@@ -249,7 +250,7 @@ class Tree(NamedTuple):
         # t & −t is the lowest set bit of t, 2^j: the number of steps of t's node.
         within = (steps <= ends) & (steps > ends - (ends & -ends))
         # Exponents outside of the node are set to 0, since β = 0 has no finite negative
-        # powers, and their gradient would be NaN.
+        # powers, and the gradient of such a power would be NaN.
         gap = np.where(within, ends - steps, 0)
         return jnp.where(within, jnp.power(jnp.asarray(self.decay), gap), 0.0)
 
@@ -371,7 +372,8 @@ class StrategySpec(NamedTuple):
     def strategy(self, num_steps: int) -> Strategy:
         """The strategy that these numbers describe, for a run of num_steps steps.
 
-        The numbers of later steps are left out.
+        The strategy has at most num_steps numbers of each kind: coefficients of the
+        numerator, coefficients of the denominator, and factors.
         """
         if self.tree_decay is not None:
             return Tree(np.float64(self.tree_decay))

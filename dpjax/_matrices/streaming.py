@@ -105,7 +105,7 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
     """
     if isinstance(strategy, Scaled):
         smallest = float(np.min(float32_factors(strategy)))
-        # Dividing a sum by its factor rounds once, and changes the largest sum.
+        # Dividing a sum by its factor rounds once, and changes the largest magnitude.
         return (rounding_gain(strategy.strategy, num_steps) + 1) / smallest
     if isinstance(strategy, Tree):
         weights = np.abs(np.asarray(tree_weights(strategy.decay, num_steps)))
@@ -120,8 +120,8 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
     n, d = (np.append(1.0, x.astype(np.float64)) for x in (numerator, denominator))
     impulse = np.zeros(num_steps)
     impulse[0] = 1.0
-    # A result is at most Σ |c_k| B; an error in the memory reaches the results as
-    # through the filter 1 / D.
+    # A result is at most Σ |c_k| B, for the coefficients c_k of N / D. The filter 1 / D
+    # turns errors in the memory into errors of the results.
     result = np.sum(np.abs(lfilter(n, d, impulse)))
     spread = np.sum(np.abs(lfilter([1.0], d, impulse)))
     memory = np.sum(np.abs(n[1:])) + np.sum(np.abs(d[1:])) * result
@@ -181,9 +181,9 @@ def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Noise
             return z, memory
         # Without divisions XLA on CPUs computes z twice: for y and for the memory. The
         # result of a division is computed once and stored, because a division counts as
-        # expensive. The old first row then enters y alone, and XLA need not copy it
-        # before the new one is written over it. XLA does not know that the divisor is
-        # 1, as steps count from 1. It would turn a division by a number that no other
+        # expensive. The old first row then enters y alone, and XLA need not copy this
+        # row before writing the new row. XLA does not know that the divisor is 1, as
+        # steps count from 1. XLA would turn a division by a number that no other
         # division shares into a product, and removes optimization barriers too early.
         one = jnp.where(step > 0, jnp.float32(1), jnp.nan)
         z = jax.tree.map(lambda z: z / one.astype(z.dtype), z)
@@ -202,7 +202,7 @@ def _recomputed_sum(denominator: np.ndarray) -> NoiseStream:
 
     def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         def add(k: jax.Array, noise: Leaves) -> Leaves:
-            # There are no draws before step 1. The loop still makes one, with weight 0.
+            # For steps before step 1, the loop makes a draw with weight 0.
             weight = jnp.where(k < step, jnp.asarray(weights)[k], 0.0)
             return _plus(noise, weight, draw(step - k))
 
@@ -227,7 +227,8 @@ def tree_weights(decay: ArrayLike, num_steps: int) -> np.ndarray | jax.Array:
     are NaN.
 
     Raises:
-      ValueError: a concrete decay is not in [0, 1), or a traced decay is not a float32.
+      ValueError: a concrete decay is not in [0, 1) or not exact in float32, or the
+        dtype of a traced decay is not float32.
     """
     # Level ⌊log₂ T⌋ has one node, and no step of the run subtracts it.
     sizes = 2.0 ** np.arange(num_steps.bit_length() - 1)
@@ -256,10 +257,10 @@ def buffered_tree(
     The w_i are the weights. A node of level j covers 2^j steps. The draw z_t is the
     noise of the largest node that ends with step t, and j is the level of this node.
     Row i of the memory stores the noise of the latest node of level i. The highest
-    level in the run has a single node, whose noise no later step needs, and no row.
-    This noise overwrites the last row, which no later step reads.
+    level in the run has no row, since it has a single node, and no later step needs the
+    noise of this node. This noise overwrites the last row, which no later step reads.
 
-    With `keeps_result` the memory stores y in place of z. The stream is then
+    With `keeps_result`, the rows store y_t in place of z_t. The stream is then
     y_t = z_t + Σ_{i<j} w_i y_{t−2^i}.
     """
 
@@ -275,8 +276,8 @@ def buffered_tree(
             return _plus(noise, jnp.asarray(weights)[i], row)
 
         y = jax.lax.fori_loop(0, jnp.minimum(level, weights.size), add, z)
-        # For the last level this index is out of range, and JAX clamps it to the last
-        # row.
+        # For the highest level of the run, the index `level` is out of range, and JAX
+        # clamps the index to the last row.
         return y, jax.tree.map(
             lambda m, z: jax.lax.dynamic_update_index_in_dim(
                 m, z.astype(m.dtype), level, 0

@@ -7,12 +7,13 @@ The public functions are `dpjax.add_gaussian_noise`,
 
 1. `_gaussian` adds independent noise, and refuses steps beyond the number of accounted
    steps. `_discrete` adds independent noise on a lattice (the multiples of a spacing).
-   The guarantee of this noise also holds in floating point. `_correlated` adds noise,
-   which may be on a lattice, that a matrix, the strategy, correlates across steps.
-   `_correlated` also computes a momentum with the noise of tree aggregation.
+   The guarantee of this noise also holds in floating point. `_correlated` adds noise
+   that is correlated across steps by a matrix, called the strategy. The correlated
+   noise may also be on a lattice. `_correlated` also computes a momentum with the noise
+   of tree aggregation.
 2. `tree` draws the noise of tree aggregation.
-3. `_reduced_momentum` computes private sums over sliding windows, and a private
-   momentum from such sums of changes of gradients.
+3. `_reduced_momentum` computes private sums over sliding windows. From private sums of
+   the changes of gradients, the module computes a private momentum.
 4. `_optimizers` chains noise, division by the expected batch size and an optimizer.
 """
 

@@ -9,7 +9,7 @@ noise. In real arithmetic, step t releases s_t + (C⁻¹z)_t, which is row t of
 C⁻¹(C s + z). On the lattice, z is discrete Gaussian noise, and step t releases the
 integers r_t = round((C s)_t / q) + z_t. Step t then computes q (C⁻¹r)_t, which depends
 only on released integers. So the rounding errors of this computation cost no privacy. A
-recursion in float64 computes the rows (C s)_t from sums that are not private.
+recursion in float64 computes the rows (C s)_t from the sums s without noise.
 
 **Sensitivity.** Let neighbouring data sets change C s by Δ over all steps, in L2 norm.
 For each data set, rounding moves a coordinate of (C s)_t by at most q / 2, and the
@@ -46,7 +46,9 @@ Buffer = Literal["stored", "regenerate"]
 
 
 class CorrelatedNoiseState(NamedTuple):
-    """The state of `correlated_noise`. It holds the key, and is as secret as the data.
+    """The state of `correlated_noise`.
+
+    Keep the state as secret as the data: it holds the key.
 
     Attributes:
       step: the number of steps done, i[].
@@ -77,8 +79,8 @@ def correlated_noise(
 
     C is a lower triangular matrix, called the strategy. The noise of later steps
     cancels part of the noise of earlier steps. So there is less noise in the sum of
-    updates that an optimizer accumulates. All transformations after this one (momentum,
-    Adam, schedules) are post-processing, and cost no privacy.
+    updates that an optimizer accumulates. All later transformations in the chain
+    (momentum, Adam, schedules) are post-processing, and cost no privacy.
 
     Args:
       strategy: the matrix C, as `dpjax.strategies` makes it.
@@ -86,37 +88,39 @@ def correlated_noise(
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds another key, derived from this one for this use.
+        run. The state holds another key, derived from this key.
       buffer: whether to store earlier noise or to draw it again. "stored" retains
         `strategy.num_vectors` vectors (⌊log₂ T⌋ for a tree), and draws one Gaussian
         vector per step. "regenerate" retains no vectors, and draws the Gaussian vectors
         of earlier steps again. "regenerate" is for strategies with banded C⁻¹
-        (`geometric`, `banded_inverse`) and for `strategies.tree`. Sums must then keep
-        their dtypes and, inside `jax.shard_map`, their sharding from step to step.
-        Otherwise the vectors drawn again would differ. For the same key, both modes
-        give the same noise up to rounding.
+        (`geometric`, `banded_inverse`) and for `strategies.tree`. With "regenerate",
+        the sums must have the same dtypes in all steps and, inside `jax.shard_map`, the
+        same sharding. Otherwise the vectors drawn again would differ. For the same key,
+        both modes give the same noise up to rounding.
       arithmetic: "real", or "discrete" for noise on the lattice of the multiples of
         q = stddev / 33,554,944. Let s be the sums of all steps. With discrete Gaussian
         noise z, step t then releases the integers r_t = round((C s)_t / q) + z_t. The
         result is q (C⁻¹r)_t, and the guarantee holds for the bits of all r_t.
-        "discrete" needs buffer="stored" and a known stddev that is not 0. The state
-        then holds two more 32-bit words for each number of the buffer. Sums are clipped
-        to at most ±2⁴⁰ q. An entry that is not finite is NaN in all later steps, unless
-        C is diagonal.
+        "discrete" needs buffer="stored" and a positive stddev. The state then holds two
+        more 32-bit words for each number of the buffer. Sums are clipped to at most
+        ±2⁴⁰ q. If an entry of a sum is not finite, this entry of the result is NaN in
+        this step. The entry is also NaN in all later steps, unless C is diagonal or a
+        tree. If C is a tree, the entry may be NaN in some later steps.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the
       result is cast to the incoming dtype. A step after num_steps steps raises
-      ValueError outside jit, and gives NaN updates inside jit. Updates are also NaN if
-      stddev changes during the run (under `optax.inject_hyperparams`), since no
-      guarantee holds then.
+      ValueError outside jit, and gives NaN updates inside jit. No guarantee holds if
+      stddev changes during the run (under `optax.inject_hyperparams`). Then the updates
+      are NaN with arithmetic="real". With "discrete", the change is not detected.
 
     Raises:
       ValueError: the strategy has more coefficients than num_steps, has coefficients
         that float32 cannot represent, or does not support "regenerate"; stddev is out
-        of range; num_steps is below 1 or traced; key is not a typed key; buffer is
-        unknown; an update is not real, or its shape differs from the parameter's;
-        inside `jax.shard_map`, check_vma is False.
+        of range; num_steps is below 1 or traced; key is not a typed key; buffer or
+        arithmetic is unknown; an update is not real, or its shape differs from the
+        parameter's; inside `jax.shard_map`, check_vma is False. With "discrete" also:
+        buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
@@ -127,12 +131,13 @@ def correlated_noise(
     With arithmetic="discrete", let Δ be the sensitivity of a sum as computed in
     floating point, and let d be the number of coordinates. Then the T results together
     have at most the δ(ε) of a μ'-GDP mechanism plus d T 2⁻⁹⁵ (1 + e^ε), where
-    μ' = μ + (1 + 2 E) √(d T) / 33,554,944. Let the float64 recursion for C s have
-    rounding errors of at most B 2⁻⁵³ times the largest sum. Then E is the maximum of 1
-    and 2⁻¹³ B. E may be above 1 for strategies with a long memory.
-    `noise.lattice_roundings` returns 1 + 2 E. Up to a factor e^{±1e-32} in probability,
-    the discrete noise is a post-processing of Gaussian noise (see
-    `add_discrete_gaussian_noise`). The state also holds sums without noise.
+    μ' = μ + (1 + 2 E) √(d T) / 33,554,944. Let B be a number such that the float64
+    recursion for C s has rounding errors of at most B 2⁻⁵³ times the largest absolute
+    value of an entry of s. Then E is the maximum of 1 and 2⁻¹³ B. E may be above 1 for
+    strategies with a long memory. `noise.lattice_roundings` returns 1 + 2 E. In each
+    coordinate of a step, up to a factor e^{±1e-32} in probability, the discrete noise
+    is a post-processing of Gaussian noise (see `add_discrete_gaussian_noise`). The
+    state also holds sums without noise.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.
@@ -218,11 +223,11 @@ def _same_shape(update: jax.Array, memory: jax.Array) -> None:
         )
 
 
-# Rounding affects all later steps. So three draws make a fine lattice: a standard
-# deviation is 33,554,944 lattice points, and rounding adds
+# Rounding affects all later steps. So the noise is a sum of three draws, on a fine
+# lattice: the standard deviation is 33,554,944 times the spacing, and rounding adds
 # (1 + 2 E) √(d T) / 33,554,944 to μ.
 DRAWS = 3
-_FLOAT64 = 53  # the number of binary digits of a float64
+_FLOAT64 = 53  # the number of binary digits of the significand of a float64
 
 
 class CorrelatedLatticeState(NamedTuple):
@@ -236,8 +241,9 @@ class CorrelatedLatticeState(NamedTuple):
         and the sums s of all steps without noise. The state consists of m float64
         numbers for each entry of a leaf, each stored as two 32-bit words,
         u32[m, 2, ...]; () if there is no recursion.
-      released: the state of the recursion that computes C⁻¹r from the released integers
-        r, f[m, ...] for each leaf; () if there is no recursion.
+      released: the state of the recursion that computes q C⁻¹r from the released
+        integers r and the lattice spacing q, f[m, ...] for each leaf; () if there is no
+        recursion.
       key: the typed key from which `jax.random.fold_in` derives the key of each step.
     """
 
@@ -250,12 +256,12 @@ class CorrelatedLatticeState(NamedTuple):
 def lattice_roundings(
     strategy: Strategy, num_steps: int, digits: int = _discrete.DIGITS
 ) -> float:
-    """A bound on how much rounding adds to the change of one coordinate in one step.
+    """A bound on the effect of rounding on one coordinate of (C s)_t in one step t.
 
     Step t of `correlated_noise` with arithmetic="discrete" rounds (C s)_t / q to
     integers, where C is the strategy's matrix, s are the sums of all steps, and q is
-    the lattice spacing. The change is the difference between these integers for two
-    neighbouring data sets.
+    the lattice spacing. For two neighbouring data sets, the distance between the
+    integers exceeds the distance between the exact numbers by at most the bound.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
@@ -284,9 +290,10 @@ def effective_dimension(
     Let C be the strategy's matrix, s the sums of all T steps with d coordinates, and q
     the lattice spacing. Rounding adds b √(d T) q to the sensitivity of C s, where
     `lattice_roundings` returns b. For the dimension D, `lattice_noise` adds at least
-    √D q to the sensitivity S of one sum. The sensitivity of C s is S times a factor,
-    which is at least the norm of a column of C. This norm is at least 1 / f, where f is
-    the maximum of 1 and the factors of a scaled strategy. So D = b² d T f² suffices.
+    √D q to the sensitivity S of one sum. The sensitivity of C s is c S for a number c.
+    This number is at least the norm of every column of C, and so at least 1 / f, where
+    f is the maximum of 1 and the factors of a scaled strategy. Since c √D q must be at
+    least b √(d T) q, the dimension D = b² d T f² suffices.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
@@ -299,7 +306,7 @@ def effective_dimension(
     """
     moved, largest = lattice_roundings(strategy, num_steps, digits), 1.0
     if isinstance(strategy, Scaled):
-        # NumPy computes the maximum here, since JAX would trace it under jit.
+        # NumPy computes the maximum, since JAX would trace the maximum under jit.
         largest = max(float(np.max(np.asarray(strategy.factors))), 1.0)
     return math.ceil(moved**2 * dimension * num_steps * largest**2)
 
@@ -381,15 +388,17 @@ def _to_words(x: jax.Array) -> jax.Array:
 
 
 class TreeMomentumState(NamedTuple):
-    """The state of `tree_momentum`. It holds the key, and is as secret as the data.
+    """The state of `tree_momentum`.
+
+    Keep the state as secret as the data: it holds the key.
 
     Attributes:
       noise: the state of `correlated_noise` with the strategy `strategies.tree`.
       momentum: the momentum Σ_i β^{t−i} (g_i + y_i) after t steps, f[...] for each leaf
         in float32 or wider, where g_i is the incoming sum of step i, and y_i is the
         noise added to that sum.
-      decay: the momentum coefficient β, f[], rounded down to float32. It must not
-        change during a run.
+      decay: the momentum coefficient β, f[], rounded down to float32. The decay must
+        not change during a run.
     """
 
     noise: CorrelatedNoiseState
@@ -427,7 +436,7 @@ def tree_momentum(
         2⁻¹⁰⁰ to 2¹⁰⁰.
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds another key, derived from this one for this use.
+        run. The state holds another key, derived from this key.
       buffer: whether to store earlier noise or to draw it again. "stored" retains ⌊log₂
         T⌋ vectors, and draws one Gaussian vector per step. "regenerate" retains no
         vectors, and draws two Gaussian vectors per step on average. For the same key,

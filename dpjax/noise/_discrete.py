@@ -1,9 +1,9 @@
 """Discrete Gaussian noise on the integers, drawn from a table of integer weights.
 
 The discrete Gaussian D_σ has a mass proportional to e^{−z²/2σ²} at each integer z. One
-table holds D_512. Sums of draws from the table give wider distributions.
-For X_i ~ D_{σ_i}, the sum X₁ + M X₂ has the distribution D_σ with σ² = σ₁² + M²σ₂²,
-within a factor e^{±4ϑ(v)} at every point. Here v = σ₁σ₂/σ and
+table holds D_512. Sums of draws from the table give wider distributions. For
+independent X_i ~ D_{σ_i} and an integer M, the sum X₁ + M X₂ has the distribution D_σ
+with σ² = σ₁² + M²σ₂², within a factor e^{±4ϑ(v)} at every point. Here v = σ₁σ₂/σ and
 
     ϑ(r) = 2 Σ_{k>=1} e^{−2π²r²k²}
 
@@ -15,12 +15,12 @@ three draws give 2²⁵, and four draws give 2³³.
 add up to exactly 2¹¹². The table has 2¹⁴ columns. Each column stands for an integer,
 and has a threshold and a second integer, the alias. A draw selects a column uniformly,
 and a random value from 0 to 2⁹⁸ − 1. If the value is below the threshold, the draw
-gives the column's integer. Otherwise the draw gives the alias. The weights differ from
-those of D_512 by less than 2⁻⁹⁸ in total variation.
+gives the column's integer. Otherwise the draw gives the alias. The total variation of
+the table's distribution and D_512 is below 2⁻⁹⁸, and the accounting assumes 2⁻⁹⁷.
 
-**Draw.** 14 random bits select the column, and 98 random bits are the value. The first
-50 bits of the value decide, unless they equal the first 50 bits of the threshold. This
-happens once in 2⁵⁰ draws. Only then are the other 48 bits drawn.
+**Draw.** 14 random bits select the column, and 98 random bits are the value. If the
+first 50 bits of the value differ from those of the threshold, these bits decide the
+comparison. Otherwise, with probability 2⁻⁵⁰, the other 48 bits are drawn, too.
 """
 
 import decimal
@@ -44,7 +44,7 @@ from dpjax.noise._gaussian import IndependentNoiseState, transformation
 
 WIDTH = 512  # σ of the table
 SCALE = 256  # M, the factor between the draws of a wider discrete Gaussian
-_COLUMN_BITS = 14  # for the numbers −8192, ..., 8191; the other mass is below 1e-56
+_COLUMN_BITS = 14  # for −8192, ..., 8191; all other integers have mass below 1e-56
 _COLUMNS = 2**_COLUMN_BITS
 _THRESHOLD_BITS = 98
 # A threshold has 98 bits: first 18 bits, which are packed with the alias, then 32 bits,
@@ -55,8 +55,8 @@ _WEIGHT_DIGITS = 256
 # Sums are clipped to integers of this many binary digits, or to fewer digits where the
 # caller knows that the sums have fewer.
 DIGITS = 40
-# A bound on the total variation between a draw and D_512. It covers the rounding of 2¹⁴
-# weights to multiples of 2⁻¹¹², and the mass outside the table.
+# A bound on the total variation of a draw and D_512. The bound covers the rounding of
+# 2¹⁴ weights to multiples of 2⁻¹¹², and the mass outside the table.
 TOTAL_VARIATION = 2.0**-97
 
 
@@ -103,8 +103,8 @@ def integer_weights() -> list[int]:
     both = masses[:0:-1] + masses[:half]
     total, all_weights = sum(both), 1 << (_COLUMN_BITS + _THRESHOLD_BITS)
     weights = [mass * all_weights // total for mass in both]
-    # Rounding down loses less than 1 per weight. So the largest weights, which are
-    # those of the numbers around zero, are each increased by 1.
+    # Rounding down loses less than 1 per weight. So `left` is below the number of
+    # weights. The `left` weights around zero, which are the largest, increase by 1.
     left = all_weights - sum(weights)
     for i in range(left):
         weights[half - left // 2 + i] += 1
@@ -140,7 +140,7 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
     """Independent discrete Gaussian draws with parameter 512, i32[shape].
 
     The probability of an integer z is proportional to e^{−z²/(2·512²)}, up to a total
-    variation of 2⁻⁹⁷. The draws use Walker's alias method (`AliasTable`).
+    variation of at most 2⁻⁹⁷. The draws use Walker's alias method (`AliasTable`).
     """
     table = alias_table()
     for_words, for_ties = jax.random.split(stream(key, "table"))
@@ -170,9 +170,10 @@ def _settle_ties(
 
     Each draw compares random bits with the threshold of a column of the `AliasTable`. A
     draw is tied if the first 50 random bits equal the first 50 bits of the threshold.
-    For each tied draw, the function compares 64 more random bits with the last 48 bits
-    of the threshold, followed by 16 zeros. The loop decides one draw in each iteration,
-    because a generator of two words compiles faster than one for the whole array.
+    For each tied draw, the function draws 64 more random bits, and compares these bits
+    with 64 bits of the table: the last 48 bits of the threshold, and 16 zeros. The loop
+    decides one draw in each iteration, because a generator of two 32-bit words compiles
+    faster than a generator of random bits for the whole array.
 
     Args:
       key: a typed key for the additional bits.
@@ -194,8 +195,8 @@ def _settle_ties(
         below, tied = flags
         place = jax.lax.argmax(tied, 0, jnp.uint32)
         high, low = jax.random.bits(jax.random.fold_in(key, place), (2,), jnp.uint32)
-        # Selection takes the place of indexing, so that devices of a mesh exchange
-        # scalars only.
+        # A sum with `jnp.where` replaces indexing, so that devices of a mesh exchange
+        # only scalars.
         here = places == place
         upper, lower = last[jnp.sum(jnp.where(here, columns, 0), dtype=jnp.int32)]
         is_below = (high < upper) | ((high == upper) & (low < lower))
@@ -207,7 +208,7 @@ def _settle_ties(
 
 
 def width(draws: int) -> float:
-    """The parameter σ of the discrete Gaussian that a weighted sum of draws has.
+    """The parameter σ of the discrete Gaussian from which weighted sums of draws come.
 
     A discrete Gaussian has P(z) ∝ e^{−z²/2σ²} for integers z. Each draw X_i has the
     parameter 512. The sum is X₁ + 256 X₂ + 256² X₃, with as many terms as there are
@@ -225,9 +226,10 @@ def discrete_gaussian(
 ) -> jax.Array:
     """Independent discrete Gaussian samples with σ = `width(draws)`, i32[shape].
 
-    Each sample is a weighted sum of `draws` results of `draw_table`, from 1 to 3, with
-    the weights 1, 256 and 256². The absolute value of a sample is at most
-    8192 Σ_{i < draws} 256^i, which is below 2³⁰ for three draws.
+    Each sample is a weighted sum of results of `draw_table`, with the weights 1, 256
+    and 256². The argument `draws`, from 1 to 3, is the number of terms of the sum. The
+    absolute value of a sample is at most 8192 Σ_{i < draws} 256^i, which is below 2³⁰
+    for three draws.
     """
 
     def add(key: Key) -> jax.Array:
@@ -314,7 +316,7 @@ def lattice_noise(
     most: float,
     draws: int | None = None,
 ) -> LatticeNoise:
-    """The noise for rounded sums that has at least the given noise multiplier.
+    """Compute the noise that rounded sums need for a given noise multiplier.
 
     Rounding to a lattice of spacing q adds √d q (1 + 2⁻¹¹) to the sensitivity of the
     sums, where d is the number of coordinates, and q is proportional to the standard
@@ -322,9 +324,10 @@ def lattice_noise(
     multiplier times the sensitivity of the rounded sums.
 
     Args:
-      sensitivity: the L2 sensitivity of the floats before rounding.
+      sensitivity: the L2 sensitivity of the sums before rounding.
       noise_multiplier: the noise multiplier of the accountant; may be traced.
-      dimension: d; or at least d T if a result depends on the rounded sums of T steps.
+      dimension: d for independent noise. Correlated noise, whose result depends on the
+        rounded sums of all T steps, needs at least d T (see `effective_dimension`).
       most: the maximum value of the noise multiplier, a number that is not traced.
       draws: 2 for a coarse lattice, or 3 for a fine lattice. With None, the function
         chooses 2 if rounding then adds at most 0.4 % to the sensitivity, and else 3.
@@ -335,8 +338,8 @@ def lattice_noise(
     Raises:
       ValueError: rounding would add more than the sensitivity itself.
     """
-    # The sensitivity of rounded sums is C + z (C + ...) √d (1 + 2⁻¹¹) / σ, a geometric
-    # series.
+    # Let S be the sensitivity, z the noise multiplier, and a the number in `added`. The
+    # rounded sums have the sensitivity R = S + a z R. So R = S / (1 − a z).
     added = {n: math.sqrt(dimension) * (1 + 2.0**-11) / _deviation(n) for n in (2, 3)}
     if draws is None:
         # Three draws take less than twice the time of two.
@@ -354,7 +357,7 @@ def lattice_noise(
 
 
 # The maximum number of draws from the table in a run: coordinates times steps times
-# draws per step. Together they are within 2⁵⁰ 2⁻⁹⁷ of ideal draws in total variation.
+# draws per step. The total variation of all draws and ideal draws is at most 2⁵⁰ 2⁻⁹⁷.
 # The margin of a factor 2 covers the factors e^{±4ϑ(2)}, in total below 1e-18 in ε.
 MOST_DRAWS = 2**50
 RUN_TOTAL_VARIATION = 2 * MOST_DRAWS * TOTAL_VARIATION
@@ -396,7 +399,7 @@ def add_discrete_gaussian_noise(
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰. With
         stddev 0 the sums do not change, and there is no privacy.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
-        run. The state holds another key, derived from this one for this use.
+        run. The state holds another key, derived from this key.
       draws: the number of random integers whose weighted sum is the noise of one
         coordinate, 2 or 3. The standard deviation of the noise is 131,073 q for 2, and
         33,554,944 q for 3.
@@ -411,8 +414,8 @@ def add_discrete_gaussian_noise(
       ValueError: stddev is out of range; draws is neither 2 nor 3; key is not a
         typed key; an update is not real; inside `jax.shard_map`, check_vma is False.
 
-    Privacy: let the incoming sums of any two neighbouring data sets differ by at most S
-    in L2 norm, where the sums are the exact values of the floats, with d coordinates.
+    Privacy: let the incoming sums have d coordinates. For any two neighbouring data
+    sets, let these sums, as computed in floating point, differ by at most S in L2 norm.
     Let m be the argument draws, and ϑ = 2 Σ_{k>=1} e^{−8π²k²}. Then a step is at least
     as private as a Gaussian mechanism with μ = (S + √d q (1 + 2⁻¹¹)) / stddev, except
     that each step adds at most 8 d m ϑ (1 + 1e-2) <= 3e-33 d to ε, and at most
@@ -422,14 +425,14 @@ def add_discrete_gaussian_noise(
     Reason: in units of q, the rounded sums differ by at most S / q + √d (1 + 2⁻¹¹). The
     discrete Gaussian with P(z) ∝ e^{−z²/2σ²} is a post-processing of Gaussian noise of
     standard deviation √(σ² − 4): round y at random to the integer z with a mass
-    proportional to e^{−(z − y)² / 8}. This is exact up to a factor e^{±4ϑ} in
-    probability. Each random integer after the first, in the weighted sum for a
-    coordinate, gives one more such factor. The factors of two data sets together add
-    8 d m ϑ to ε.
+    proportional to e^{−(z − y)² / 8}. The probabilities of the integers z are then
+    exact up to a factor e^{±4ϑ}. In the weighted sum for a coordinate, each random
+    integer after the first gives one more factor e^{±4ϑ}. The factors of two data sets
+    together add 8 d m ϑ to ε.
 
-    The guarantee assumes uniform random bits. S must bound the distance of the sums as
-    computed in floating point. For example, a sum of b clipped gradients in float32
-    differs from the exact sum by rounding errors, which depend on the data.
+    The guarantee assumes uniform random bits. S must cover the rounding errors of the
+    sums. For example, a sum of clipped gradients in float32 differs from the exact sum
+    by rounding errors, which depend on the data.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
 
@@ -464,7 +467,7 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
     """Round sums to multiples of the lattice spacing, and add discrete Gaussian noise.
 
     Args:
-      key: the key of this release alone. Each leaf gets its own key.
+      key: a typed key that no other release uses. Each leaf gets its own key.
       sums: a pytree of real arrays.
       noise: the noise's standard deviation and number of draws, which determine the
         lattice spacing.
@@ -495,7 +498,7 @@ def _release(x: jax.Array, noise: jax.Array, spacing: ArrayLike) -> jax.Array:
         q = jnp.asarray(spacing, jnp.float64)
         units = divide_and_clip(x, jnp.where(q == 0, 1.0, q), DIGITS)
         released = round_and_add(units, noise) * q
-        # With stddev 0 there is no lattice, and the sums stay as they are.
+        # With stddev 0 there is no lattice, and the sums do not change.
         return jnp.where(q == 0, x.astype(jnp.float64), released).astype(x.dtype)
 
 

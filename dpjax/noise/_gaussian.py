@@ -1,7 +1,7 @@
-"""Optax transformations that add independent Gaussian noise, and that limit steps.
+"""Optax transformations that add independent Gaussian noise or enforce a step limit.
 
-A mechanism with a step limit refuses all steps beyond the accounted ones. The module
-also draws noise for pure differential privacy (`gamma_norm_like`).
+A transformation with a step limit refuses all steps beyond the number of accounted
+steps. The module also draws noise for pure differential privacy (`gamma_norm_like`).
 """
 
 import functools
@@ -26,7 +26,7 @@ from dpjax.clipping._clipped_grad import ClippedGrad
 def transformation(
     init: Callable[..., Any], update: Callable[[Tree, Any], tuple[Tree, Any]]
 ) -> optax.GradientTransformation:
-    """Make an optax transformation from an `update` that takes no parameters."""
+    """Make an optax transformation whose `update` ignores the argument `params`."""
 
     def update_without_params(
         updates: Tree, state: Any, params: Tree | None = None
@@ -80,7 +80,7 @@ def _scale_within_limit(
 
 
 def check_step_limit(num_steps: int) -> int:
-    """Return num_steps as an int. Raise ValueError unless it is from 1 to 2³¹ − 2.
+    """Return num_steps as an int; raise ValueError if it is not from 1 to 2³¹ − 2.
 
     A step counter in int32 must be able to hold num_steps + 1.
     """
@@ -119,8 +119,9 @@ def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
     """Independent Gaussian noise shaped like the tree's leaves, in float32 or wider.
 
     Each leaf has its own key, derived from `key` and the leaf's path. No other draw may
-    use `key`; `dpjax._core.keys.stream` derives such a key. `stddev` is rounded up to
-    float32, so that the noise is never smaller than requested.
+    use `key`; `dpjax._core.keys.stream` derives a key for one consumer of random
+    numbers. `stddev` is rounded up to float32, so that the noise is never smaller than
+    requested.
     """
     return _scale(_normal_like(key, tree), round_up_float32("stddev", stddev))
 
@@ -139,15 +140,15 @@ def _scale(tree: Shaped, scale: ArrayLike) -> Shaped:
 
 
 def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
-    """Noise of density proportional to exp(−‖z‖₂ / scale), one draw for all leaves.
+    """Draw noise z of density proportional to exp(−‖z‖₂ / scale), shaped like the tree.
 
-    The noise has a uniform direction. Its L2 norm over all leaves together has the
-    distribution Gamma(d, scale), where d is the number of coordinates of the tree.
+    z is one vector over all leaves together. The direction of z is uniform, and its L2
+    norm has the distribution Gamma(d, scale), where d is the number of coordinates.
 
     Args:
       key: one typed key.
       tree: a pytree of real arrays. Only its structure, shapes and dtypes are used.
-      scale: f[], at least 0: a sensitivity Δ divided by ε.
+      scale: the L2 sensitivity Δ of a value divided by ε, f[], at least 0.
 
     Returns:
       Noise with the shapes of the tree's leaves, in float32 or wider.
@@ -180,10 +181,9 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
 
 
 def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransformation:
-    """Add fresh Gaussian noise to every step's updates.
+    """Add independent Gaussian noise to every step's updates.
 
-    Put this transformation directly after the clipped sum, before any transformation
-    that depends on the data.
+    Put this transformation first in a chain, so that its input is the clipped sum.
 
     Args:
       stddev: the noise's standard deviation per coordinate, f[], in the units of the
@@ -209,8 +209,8 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     same key that act on different parts of a tree (`optax.masked`, `optax.partition`)
     have independent noise. Inside `jax.shard_map`, the shards of a leaf have
     independent noise, and a replicated leaf has the same noise on all devices. Under
-    `jax.vmap`, two runs with the same key have the same noise. Give each run its own
-    key instead.
+    `jax.vmap`, two runs with the same key have the same noise. So give each run its own
+    key.
 
     Reference: Abadi et al. (2016), Algorithm 1; Dong, Roth and Su (2022), Theorem 1.
 
@@ -276,18 +276,19 @@ def noisy_mean(
       clip_norm: the norm C to which each example's gradient in the sum was clipped,
         positive; or the function that `clipped_grad` made, which holds C. With the
         function, `optax.inject_hyperparams` needs "clip_norm" in static_args.
-      noise_multiplier: noise standard deviation divided by C, dimensionless, >= 0.
-      expected_batch_size: a positive constant that does not depend on the data.
+      noise_multiplier: the standard deviation of the noise divided by C, at least 0.
+      expected_batch_size: the divisor of the noisy sum, a positive constant that does
+        not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this transformation alone.
-      num_steps: the number of accounted steps. A further step raises ValueError outside
-        jit, and gives NaN updates inside jit. None for no limit.
+      num_steps: the number of steps that the guarantee covers; None for no limit. A
+        further step raises ValueError outside jit, and gives NaN updates inside jit.
 
     Returns:
       An optax transformation that adds independent noise and then divides by
-      expected_batch_size. Do not wrap the transformation in `optax.MultiSteps`: it
-      replaces the sums of k steps by their mean, but the noise is for a sum, and so
-      k times larger than necessary. Instead, add the clipped sums of k parts of a
-      batch, and then take one step.
+      expected_batch_size. Do not wrap the transformation in `optax.MultiSteps`, which
+      replaces the sums of k steps by their mean: the noise would be k times larger than
+      necessary for this mean. Instead, add the clipped sums of k parts of a batch, and
+      then do one step.
 
     Raises:
       ValueError: an argument is out of range.

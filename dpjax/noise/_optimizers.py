@@ -3,10 +3,11 @@
 Each optimizer takes the sum that `clipped_grad` returns, adds noise of standard
 deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size.
 The actual batch size would reveal something about which examples were sampled.
-(`dp_nsgd` then normalises its updates, so that this division has no effect.)
+(`dp_nsgd` then normalises its updates, so that this division has almost no effect.)
 
-Each optimizer is a chain of optax transformations. The first ones turn clipped sums
-into private means or a private momentum, and the others are optimizers of optax.
+Each optimizer is a chain of optax transformations. The transformations of dpjax turn
+clipped sums into private means or a private momentum. The transformations of optax then
+compute the updates.
 """
 
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def dp_sgd(
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       num_steps: the number of steps that the guarantee covers; None for no limit. A
         further step fails, as `noisy_mean` describes.
-      momentum: as in `optax.sgd`; it acts on the noisy mean.
+      momentum: as in `optax.sgd`; the momentum is that of the noisy means.
       nesterov: as in `optax.sgd`.
 
     Returns:
@@ -216,9 +217,9 @@ def dp_adamw(
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: as for `dp_sgd`. The decay costs no privacy, since the parameters depend on
-    the data only through the noisy means of earlier steps, if the initial parameters do
-    not depend on the data.
+    Privacy: as for `dp_sgd`. The initial parameters must not depend on the data. Then
+    the decay costs no privacy, since the parameters depend on the data only through the
+    noisy means of earlier steps.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -252,18 +253,20 @@ def dp_nsgd(
 ) -> optax.GradientTransformation:
     """Private normalised SGD on the clipped sum, with momentum and correlated noise.
 
-    Every update has norm learning_rate, and the direction opposite to the private
-    momentum.
+    Every update points against the private momentum. The norm of an update is
+    learning_rate · r / (r + 1e-6), where r is the norm of the momentum divided by
+    expected_batch_size.
 
     Args:
       learning_rate: the step length, a number or a schedule.
       clip_norm: the bound C to which each gradient in the sum was clipped, positive; or
         the function that `clipped_grad` made.
-      noise_multiplier: the noise standard deviation divided by C, at least 0. Without
-        a strategy, this noise is that of a node of the tree in `tree_momentum`. With a
-        strategy, this noise is the independent noise that `correlated_noise` draws in
-        each step.
-      expected_batch_size: a positive constant that does not depend on the data.
+      noise_multiplier: the standard deviation of the noise divided by C, at least 0.
+        Without a strategy, "the noise" is that of one tree node in `tree_momentum`.
+        With a strategy, "the noise" is the independent noise that `correlated_noise`
+        draws in a step.
+      expected_batch_size: the divisor of the noisy sum, a positive constant that does
+        not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       decay: the momentum coefficient β, in [0, 1).
       num_steps: T, the number of steps that the guarantee covers; static.
@@ -277,9 +280,10 @@ def dp_nsgd(
     Raises:
       ValueError: an argument is out of range.
 
-    Privacy: the whole run is μ-GDP for μ = `accounting.tree.momentum_mu(
-    noise_multiplier, ...)`, or `accounting.correlated.mu(strategy, noise_multiplier,
-    ...)`. A step after num_steps is refused.
+    Privacy: the whole run is μ-GDP. Without a strategy, μ is
+    `accounting.tree.momentum_mu(noise_multiplier, ...)`. With a strategy, μ is
+    `accounting.correlated.mu(strategy, noise_multiplier, ...)`. A step after num_steps
+    steps fails, as `tree_momentum` describes.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1.
 
@@ -300,7 +304,7 @@ def dp_nsgd(
         validate.half_open_unit("decay", decay)
         momentum = optax.chain(
             correlated_noise(strategy, stddev, **given),
-            # Normalisation cancels any scale. So the bias of ema needs no correction.
+            # Normalisation removes the scale. So the bias of ema needs no correction.
             cast_updates_to_float32(optax.ema(decay, debias=False)),
         )
     return optax.chain(

@@ -2,8 +2,9 @@
 
 An epoch has n steps, and its anchor is the iterate at which the epoch began. The sum of
 gradients of step i is g_i + r_i. Here g_i, called the anchor term, is the sum of the
-gradients of the step's examples at the anchor. The drift r_i is the change of this sum
-since the anchor. With the momentum coefficient β, let
+gradients of the step's examples at the anchor. The drift r_i is the sum of the changes
+of these gradients from the anchor to the current iterate. With the momentum coefficient
+β, let
 
     G_t = Σ_{t−n < i <= t} β^{t−i} g_i
 
@@ -21,15 +22,15 @@ the private momentum m̂_t follow the recursion
 
 Here Ĥ_t is a private value of Σ_{t−n < i <= t} β^{t−i} h_i, for
 h_i = (1 − γ) δ_i + γ g_i, and R̂_t is a private value of Σ_{i<=t} β^{t−i} r_i. Before
-step 2n, there is no complete window n steps earlier, and P_t is a private value Ĝ_t of
-G_t. The results are those of Algorithm 4 of Tran and Cutkosky (2022), which has no
-recursion. Per step, the recursion reads O(log n) nodes of trees with noise, and
-Algorithm 4 reads O((t / n) log n) nodes.
+step 2n, the n steps up to step t − n are not a complete window. So P_t is then a
+private value Ĝ_t of G_t. The results are those of Algorithm 4 of Tran and Cutkosky
+(2022), which has no recursion. Per step, the recursion reads O(log n) nodes of trees
+with noise, and Algorithm 4 reads O((t / n) log n) nodes.
 
-One tree for h_i is as good as one tree for δ_i and another for g_i. For two trees with
-sensitivities a and b and noise variances x and y, the privacy cost μ² is a²/x + b²/y,
-and every estimate gets the variance x + y. The minimum product of cost and variance is
-(a + b)², which is also the product for one tree of sensitivity a + b.
+One tree for h_i is as good as one tree for (1 − γ) δ_i and another tree for γ g_i. For
+two trees with sensitivities a and b and noise variances x and y, the privacy cost μ² is
+a²/x + b²/y, and every estimate gets the variance x + y. The minimum product of cost and
+variance is (a + b)², which is also the product for one tree of sensitivity a + b.
 
 **Windows.** A ring buffer of tree nodes gives the private sums over a sliding window.
 Steps are counted from 1. The steps are the leaves of a binary tree. Node i of level k
@@ -43,8 +44,8 @@ the sum by β^{2^k}, and adds the value of the node.
 
 At any time, windows of later steps need at most ⌊n / 2^k⌋ of the released nodes of
 level k. So the ring buffer has fewer than 2n rows. A node's value without noise is
-needed only until the node's parent is released. So the values without noise take one
-row for each level.
+needed only until the node's parent is released. So one row for each level stores the
+values without noise.
 
 A node is in the partition of a window if the window contains the node but not the
 node's parent. So a left child is used only by windows that end with this child, and a
@@ -73,7 +74,7 @@ class Ring(NamedTuple):
 
     The steps are the leaves of a binary tree. A node of level k covers 2^k steps, and
     has a weighted sum of the vectors f[d] of these steps. The ring contains the sums
-    that windows of the last n steps still need.
+    that `query` will read, at this step or later, for windows of n steps.
 
     Attributes:
       nodes: the released sums, with noise, level by level, f[rows, d].
@@ -86,7 +87,7 @@ class Ring(NamedTuple):
 
 
 def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of rows and the first row of each level of tree nodes in a `Ring`."""
+    """For each level of a `Ring`, the number of rows and the index of the first row."""
     slots = np.array([window >> k for k in range(window.bit_length())], np.int32)
     return slots, np.concatenate([[0], np.cumsum(slots)[:-1]]).astype(np.int32)
 
@@ -117,9 +118,10 @@ def push(
 ) -> Ring:
     """Release the sums of the tree nodes that end at a step, and store them in a ring.
 
-    A tree node of level k covers 2^k steps. Its sum is Σ β^{z − j} x_j over these
-    steps, where x_j is the vector of step j, and z is the last step. `push` adds noise
-    to the sum. Each new sum replaces a sum that no later window needs.
+    A tree node of level k covers 2^k steps. The sum of a node is Σ β^{z − j} x_j over
+    these steps j, where x_j is the vector of step j, and z is the last of these steps.
+    `push` adds noise to the sum. Each new sum replaces a sum that no later window
+    needs.
 
     Args:
       ring: the ring buffer after step t − 1.
@@ -170,10 +172,10 @@ def query(
     decay: jax.Array,
     active: ArrayLike = True,
 ) -> jax.Array:
-    """The private sum Σ β^{t − j} x_j over a window, the last n steps j up to step t.
+    """The private sum Σ β^{t − j} x_j over a window of n steps j, which ends at step t.
 
-    Here x_j is the vector of step j. The query draws no noise: it adds weighted sums
-    that `push` has released with noise.
+    Here x_j is the vector of step j. Before step n, the window begins at step 1. The
+    query draws no noise: it adds weighted sums that `push` has released with noise.
 
     Args:
       ring: the ring buffer after step t.
@@ -191,8 +193,9 @@ def query(
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
     # COMPOSE(start + 1, t) from left to right (Tran and Cutkosky (2022), Algorithm 3,
-    # https://arxiv.org/abs/2210.06328): take the largest node that begins at start + 1
-    # and ends by t. Multiply the sum so far by β^{2^k}, for the node's length 2^k.
+    # https://arxiv.org/abs/2210.06328): choose the largest node that begins at
+    # start + 1 and ends by t. Multiply the sum so far by β^{2^k}, for the node's length
+    # 2^k.
     def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] < step
 
@@ -249,8 +252,8 @@ class Terms(NamedTuple, Generic[T]):
     """Three values, one for each of three sequences of vectors that `update` sums.
 
     An epoch has n steps. Its anchor is the iterate at which the epoch began. Let g_i be
-    the sum of the gradients of step i at the anchor. For each sequence, a tree of sums
-    over ranges of steps adds the noise.
+    the sum of the gradients of step i at the anchor. Each sequence has a binary tree.
+    Each node of the tree has the sum of the sequence over a range of steps, with noise.
 
     Attributes:
       anchor: the value for the sequence g_i, which `update` uses before step 2n.
@@ -269,7 +272,7 @@ class ReducedMomentumState(NamedTuple):
     """The state of `update`. Keep the state as secret as the data.
 
     The state holds sums without noise. `Terms` describes three sequences of vectors
-    f[d], and trees that add noise to sums of these vectors. An epoch has n steps.
+    f[d], and a tree of noisy sums for each sequence. An epoch has n steps.
 
     Attributes:
       anchor: the ring buffer of the tree for `Terms.anchor`.
@@ -277,10 +280,12 @@ class ReducedMomentumState(NamedTuple):
       drift: the weighted sum of all drifts (`Terms.drift`), with noise, f[d].
       nodes: for each level of the tree for `Terms.drift`, the noise of the latest tree
         node, f[levels, d].
-      windows: for each of the last n steps, the private weighted sum of the gradients
-        at the anchor over the n steps up to this step, f[n, d].
-      totals: for each of the last n steps, the private weighted sum of the gradients at
-        the anchor over all steps up to this step, f[n, d].
+      windows: P_t of the module's docstring for each of the last n steps t, f[n, d].
+        P_t is a private weighted sum of the gradients at the anchor over the n steps up
+        to step t.
+      totals: M_t of the module's docstring for each of the last n steps t, f[n, d]. M_t
+        is a private weighted sum of the gradients at the anchor over all steps up to
+        step t.
     """
 
     anchor: Ring
@@ -300,7 +305,7 @@ def init(
       num_steps: T, the number of steps of the run.
       steps_per_epoch: n, the number of steps in an epoch.
       dimension: the number of parameters, which is the length of a sum of gradients.
-      dtype: the dtype of the state, which is widened to at least float32.
+      dtype: the dtype of the state, float32 or wider.
     """
     ring = empty_ring(steps_per_epoch, dimension, dtype)
     drift = jnp.zeros(dimension, dtype)
@@ -328,25 +333,24 @@ def update(
 ) -> tuple[jax.Array, ReducedMomentumState]:
     """Return the private momentum m̂_t of step t, and the state after that step.
 
-    m̂_t estimates (1 − β) Σ_{i<=t} β^{t−i} s_i, where s_i is the sum of step i's clipped
-    gradients. An epoch has n steps, and its anchor is the iterate at which the epoch
-    began. s_i is the sum of two terms: the sum g_i of gradients at the anchor, and the
-    drift s_i − g_i. There are three sequences of vectors: g_i, the drifts, and
-    h_i = (1 − γ) (g_i − g_{i−n}) + γ g_i. For each sequence, a tree of sums over ranges
-    of steps adds noise.
+    An epoch has n steps, and its anchor is the iterate at which the epoch began. Let
+    g_i be the sum of step i's gradients at the anchor. The drift r_i is the sum of the
+    changes of these gradients from the anchor to the current iterate. Then m̂_t
+    estimates (1 − β) Σ_{i<=t} β^{t−i} (g_i + r_i). A third sequence of vectors is
+    h_i = (1 − γ) (g_i − g_{i−n}) + γ g_i. Each of the three sequences has a binary
+    tree, whose nodes have noisy sums over ranges of steps.
 
     Args:
       state: the state before the step. `init` makes the state before the first step.
       step: t, i[], counted from 1.
       terms: the vectors of step t in the three sequences, f[d] each: `anchor` for g_t,
-        `change` for h_t, and `drift`. Each vector is a sum of clipped vectors, one for
-        each example. `change` is not used in the first n steps, and `anchor` is not
-        used from step 2n on.
+        `change` for h_t, and `drift` for r_t. The caller computes each vector as a sum
+        of clipped vectors, one for each example. `change` is not used in the first n
+        steps, and `anchor` is not used from step 2n on.
       steps_per_epoch: n, static.
       decay: the momentum coefficient β, f[].
       refresh: γ, f[], the weight of g_i in h_i.
-      stddevs: for each tree, the standard deviation of the noise in one sum of the
-        tree, f[] each.
+      stddevs: for each tree, the standard deviation of the noise of one node, f[].
       keys: a typed key for each tree, as `tree_keys` makes them.
 
     Returns:
@@ -358,7 +362,7 @@ def update(
     step, terms = jnp.asarray(step).astype(jnp.int32), widen(terms)
     decay, refresh = jnp.asarray(decay, dtype), jnp.asarray(refresh, dtype)
     # The first case of (3) and Algorithm 4 of Tran and Cutkosky (2022),
-    # https://arxiv.org/abs/2210.06328: before step 2n there is no earlier window.
+    # https://arxiv.org/abs/2210.06328: before step 2n, P_t needs no earlier P.
     first = step < 2 * n
     release = functools.partial(push, step=step, window=n, decay=decay)
     anchor = release(
@@ -367,7 +371,7 @@ def update(
     change = release(
         state.change, terms.change, stddevs.change, keys.change, active=step > n
     )
-    # An inactive query gives zero. So the sum of both queries is the active one.
+    # An inactive query gives zero. So the sum is the result of the active query.
     from_anchor = query(anchor, step, active=first, window=n, decay=decay)
     from_change = query(change, step, active=~first, window=n, decay=decay)
 
@@ -393,7 +397,7 @@ def update(
         key = jax.random.fold_in(keys.drift, step)
         return gaussian_like(key, state.drift, stddevs.drift)
 
-    # The momentum of the drift tree's noise up to a step is the noise of the prefix.
+    # The momentum of this noise is the noise N_t of tree aggregation (see `tree`).
     weights = tree_weights(decay.astype(jnp.float32), 1 << state.nodes.shape[0])
     noise: Any
     nodes: Any
@@ -409,11 +413,11 @@ def momentum_variance(
 ) -> Terms[np.ndarray]:
     """The variance that each of three noise trees adds to the momentum of `update`.
 
-    `update` returns the momentum m̂_t at step t. For each sequence in `Terms`, a tree of
-    sums over ranges of steps adds noise. The result for a tree is the variance of a
-    coordinate of m̂_t / (1 − β), if each sum in this tree has noise of variance 1 and
-    the other trees have no noise. For other noise, multiply the result for each tree by
-    the variance of the noise in one sum of the tree, and add the three products.
+    `update` returns the momentum m̂_t at step t. Each sequence in `Terms` has a tree of
+    noisy sums. The result for a tree is the variance of a coordinate of m̂_t / (1 − β),
+    if each node of this tree has noise of variance 1 and the other trees have no noise.
+    For other noise, multiply the result for each tree by the variance of the noise of
+    one node, and add the three products.
 
     Args:
       num_steps: T, a whole number of epochs.

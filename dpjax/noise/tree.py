@@ -63,10 +63,10 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
 def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
     """The variance of the noise that tree aggregation adds to Σ_{s<=t} β^{t−s} g_s.
 
-    Here g_s is the gradient sum of step s. The function `compose(1, t)` of this module
-    splits the steps 1, …, t into intervals. Each interval has independent noise, here
-    of variance 1. The noise of an interval that ends at step z has the weight
-    β^{t − z}. So the variance is the sum of β^{2(t − z)} over these intervals.
+    Here g_s is the gradient sum of step s. The call `compose(1, t)` of this module
+    splits the steps 1, …, t into intervals. Each interval has independent noise of
+    variance 1. The noise of an interval that ends at step z has the weight β^{t − z}.
+    So the variance is the sum of β^{2(t − z)} over these intervals.
 
     Args:
       step: t, i[*b], at least 1.
@@ -77,7 +77,7 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
       `tree_momentum` at step t has stddev² (1 − β)² times this variance.
 
     Raises:
-      ValueError: a static step is below 1, or a static decay outside [0, 1).
+      ValueError: a concrete step is below 1, or a concrete decay is outside [0, 1).
 
     Example:
       >>> print(prefix_variance(7, 0.5))  # ends at 4, 6 and 7: 1/64 + 1/4 + 1

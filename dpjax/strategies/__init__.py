@@ -2,24 +2,24 @@
 
 A strategy is a lower-triangular matrix C. Its diagonal is 1, unless `scaled` multiplied
 the noise of each step by a factor. Let x_t be the gradient sums. A run releases
-x + C⁻¹z, where z is white Gaussian noise. This release is as private as the release of
-C x + z, because each of the two can be computed from the other. So privacy depends on C
-alone (`accounting.correlated.mu`), and the optimizer's noise depends on C⁻¹ alone
-(`accounting.correlated.error`).
+x + C⁻¹z, where z is independent Gaussian noise. This release is as private as the
+release of C x + z, because each of the two can be computed from the other. So privacy
+depends on C alone (`accounting.correlated.mu`), and the optimizer's noise depends on
+C⁻¹ alone (`accounting.correlated.error`).
 
 1. `independent`, `geometric`, `rational`, `banded` and `banded_inverse` make a
    `Toeplitz` strategy. `scaled` multiplies the noise of a Toeplitz strategy by a factor
    in each step. `tree` makes the strategy of the binary tree mechanism.
 2. A workload is the linear map that an optimizer applies to the gradient sums
-   (`dpjax.workloads`). `optimize` finds the Toeplitz strategy of a given kind with the
-   least error in a workload. `optimize` also bounds the ratio of this error to the
-   least error of any strategy.
-3. `scheduled` finds the best factor for the noise of each step.
+   (`dpjax.workloads`). `optimize` searches for the Toeplitz strategy of a given kind
+   with the least error in a workload. `optimize` also bounds the ratio of this error to
+   the least error of any strategy.
+3. `scheduled` searches for the best factor for the noise of each step.
 4. `amplified` searches for the best strategy for batches that are drawn at random.
 
 The data types of strategies are in the package `_matrices`, which training and
-accounting import. The searches in this package call the accountants, so that training
-never imports this package.
+accounting import. The searches in this package call the accountants. So training must
+not import this package.
 """
 
 from dpjax._matrices.strategy import Scaled as Scaled

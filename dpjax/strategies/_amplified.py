@@ -2,7 +2,7 @@
 
 A strategy is the matrix C of correlated noise C⁻¹z, where z is independent Gaussian
 noise. A workload is the linear map that an optimizer applies to the gradient sums. The
-error is the size of the workload's output if its input is the noise alone.
+error is the root mean square of the workload's output if its input is the noise alone.
 
 At the same noise multiplier, correlated noise can have a smaller error than independent
 noise. However, random batches amplify privacy less with correlated noise, because the
@@ -38,9 +38,9 @@ _COARSE, _NEAREST, _FINER = 6, 0.02, 2
 # evaluation of ε runs an accountant. So the secant method gets at most _LOOKS
 # evaluations.
 _NEAR, _LOOKS = 1e-3, 10
-_LARGEST = 100.0  # the largest ε for which `_estimates` tells where to begin
+_LARGEST = 100.0  # the largest ε for which `refine` uses estimates of ε
 # The ratio of the mean slope of log ε between two evaluations to the slope at one of
-# them is assumed to be in this range.
+# the two is assumed to be in this range.
 _LEAST_SLOPE, _MOST_SLOPE = 0.7, 1.5
 
 
@@ -101,10 +101,10 @@ def amplified(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> Amplified:
-    """Search for a strategy with little error at one ε, for random batches.
+    """Search for the strategy with the least error at a given ε, for random batches.
 
-    The error of a strategy is the noise in the workload's output, at the noise
-    multiplier that the strategy needs for ε and δ.
+    The error of a strategy is the root mean square of the noise in the workload's
+    output, at the noise multiplier that the strategy needs for ε and δ.
 
     Args:
       workload: the linear map that the optimizer applies to the gradient sums. Its
@@ -120,11 +120,12 @@ def amplified(
 
     Returns:
       An `Amplified`: the strategy, its noise multiplier and its error. The search
-      compares several strategies, one of which is independent noise. The returned one
-      has the least error, up to a relative difference of 1/1000. The choice of
-      the strategy is a heuristic. The noise multiplier is not: at this noise
-      multiplier, an accountant proves at most the requested ε. For cyclic Poisson
-      sampling with p bands, the run must sample each group at the rate p / n_b.
+      compares several strategies, including independent noise. The returned strategy
+      has the least error among these strategies, up to a relative difference of about
+      1/1000. The choice of the strategies is a heuristic. The noise multiplier is
+      proven: at this noise multiplier, an accountant bounds the run's ε by the
+      requested ε. For cyclic Poisson sampling with p bands, the run must sample each
+      group at the rate p / n_b.
 
     Raises:
       ValueError: an argument is out of range; the sampling does not allow the
@@ -164,8 +165,8 @@ def estimate(
 ) -> tuple[Amplified, Start]:
     """Estimate the result of `amplified`, in less time.
 
-    At the estimated noise multiplier, ε differs from the target by about a part in a
-    thousand. `asked` has the other arguments of `amplified`, which are not checked.
+    At the estimated noise multiplier, ε differs from the target by about 0.1 % or less.
+    `asked` has the other arguments of `amplified`, which are not checked.
 
     Returns:
       The estimate, and the first point of a search for the exact noise multiplier.
@@ -201,8 +202,8 @@ def _simplify(found: Amplified) -> Amplified:
 def _required_noise(goal: _Goal, strategy: Toeplitz, start: float) -> Amplified:
     """Compute a strategy's minimum noise multiplier for ε, and its error in a workload.
 
-    The error is that at this noise multiplier. The search for the noise multiplier
-    begins at `start`.
+    The search for the noise multiplier begins at `start`. The error is computed at the
+    minimum noise multiplier.
     """
     sigma = calibrate.solve(
         lambda noise: epsilon_of(strategy, noise, goal.delta, **goal.asked),
@@ -216,20 +217,20 @@ def _required_noise(goal: _Goal, strategy: Toeplitz, start: float) -> Amplified:
 def central_limit(
     epsilon: float, delta: float, *, rate: float, num_steps: int, repeats: float
 ) -> Start:
-    """The start of a search for a noise multiplier, by the central limit theorem.
+    """The start of a search for a noise multiplier σ, by the central limit theorem.
 
-    Let an example be in each of k draws with probability q, and let it move the sums by
-    s in each of these draws. Then the run is about μ-GDP with
-    μ² = k q² (e^{s²/σ²} − 1). Such a run is about (ε, δ)-DP where μ² is about
-    2 (√(ε + log 1/δ) − √(log 1/δ))². If the example takes part in the same step of r
-    epochs, these r steps are one draw with s² = r.
+    Suppose that a run makes k random draws of examples. An example is in each draw with
+    probability q, and then moves the sums by s. Then the run is about μ-GDP with
+    μ² = k q² (e^{s²/σ²} − 1). A μ-GDP run is about (ε, δ)-DP if
+    μ² = 2 (√(ε + log 1/δ) − √(log 1/δ))². If an example takes part in the same step of
+    r epochs, these r steps are one draw with s² = r. Otherwise r = 1.
 
     Args:
       epsilon: ε of the run.
       delta: δ of the run.
       rate: q.
       num_steps: k r.
-      repeats: r, which counts as 1 if it is below 1.
+      repeats: r; a number below 1 counts as 1.
     """
     square = max(repeats, 1.0)
     log = -math.log(delta)
@@ -246,9 +247,9 @@ def refine(
 ) -> Start:
     """Find a better first point of the secant search for the noise multiplier of an ε.
 
-    The search needs bounds on ε, but this function uses estimates of ε, which take less
-    time. The function `event` maps a noise multiplier to the description of a run of
-    Poisson-sampled Gaussian steps.
+    The secant search needs bounds on ε. In contrast, this function uses estimates of ε,
+    which need less time. The function `event` maps a noise multiplier to the event of a
+    run of Poisson-sampled Gaussian steps.
     """
     # The grid of an estimate is too coarse for a very large ε.
     if epsilon > _LARGEST:
@@ -256,8 +257,8 @@ def refine(
 
     def excess(noise: float) -> float:
         found = _estimates.epsilon(event(noise), delta, epsilon)
-        # The bounds of `pld` are about 6e-6 above, and a plan's search ends up to 2e-5
-        # below the target.
+        # The bounds of `pld` are about 6e-6 above the estimates, and a plan's search
+        # ends up to 2e-5 below the target.
         return math.log(max(TINY, found) / epsilon) + 1.5e-5
 
     for seen in itertools.islice(secants(excess, *start), _LOOKS):
@@ -293,15 +294,15 @@ def _estimate_noise(
     """Estimate a strategy's noise multiplier for ε and its error in a workload.
 
     The noise multiplier σ is an estimate: at this σ, log ε differs from its target by
-    about 0.001 or less. The secant method solves for log σ in few evaluations, since
-    log ε is nearly a linear function of log σ. If the method does not converge,
-    `_required_noise` computes the minimum σ instead.
+    about 0.001 or less, unless the search ends early. The secant method solves for
+    log σ in few evaluations, since log ε is nearly a linear function of log σ. If the
+    method does not converge, `_required_noise` computes the minimum σ instead.
 
     Args:
       goal: the workload, the target of ε, and the run.
       strategy: the strategy.
-      start: the first σ, and the derivative of log ε with respect to log σ there.
-      limit: the search ends early if the strategy's error is certainly above the limit.
+      start: the first σ, and the derivative of log ε with respect to log σ at this σ.
+      limit: the search ends early if the strategy's error is probably above the limit.
 
     Returns:
       The estimate, and the start of a search for a similar strategy.
@@ -312,8 +313,8 @@ def _estimate_noise(
         found = float(epsilon_of(strategy, noise, goal.delta, **goal.asked))
         return math.log(max(found, TINY) / goal.epsilon)
 
-    # The relative error of the slope. At first the slope is that of a neighbour. Later
-    # it is that of a secant, whose error is about the last excess.
+    # The relative error of the slope. The first slope comes from a similar strategy.
+    # Each later slope comes from a secant, and its error is about the last excess.
     unsure = 0.3
     for seen in itertools.islice(secants(excess, *start), _LOOKS):
         steepest = seen.slope * (_MOST_SLOPE if seen.excess > 0 else _LEAST_SLOPE)
@@ -329,9 +330,9 @@ def _estimate_noise(
 def _estimate_banded(
     goal: _Goal, strategy: Toeplitz, start: Start, limit: float = math.inf
 ) -> tuple[Amplified, Start]:
-    """Do as `_estimate_noise` for a banded strategy and cyclic Poisson sampling.
+    """Call `_estimate_noise` for a banded strategy and cyclic Poisson sampling.
 
-    The search starts at an estimate of its result, which takes less time than ε.
+    First, `refine` improves the start of the search, which saves evaluations of ε.
     """
     n_b, adjacency = goal.asked["steps_per_epoch"], goal.asked["adjacency"]
     bands = 1 + np.size(strategy.numerator)
@@ -363,9 +364,10 @@ def _best_bands(goal: _Goal, start: Start) -> tuple[Amplified, Start]:
     best, start = _estimate_banded(goal, _making.independent(), start)
     worse, bands = 0, 2
     while worse < 2 and bands <= min(goal.asked["steps_per_epoch"], num_steps):
-        # Two steps of one example that are p or more apart move different rows of C x.
-        # So the sensitivity of one step is the norm of a column of C, as if every
-        # example took part once. Hence steps_per_epoch is num_steps.
+        # If an example takes part in two steps that are at least as far apart as the
+        # number of bands, the steps affect different rows of C x. So the sensitivity
+        # per step is the norm of a column of C, as if every example took part once.
+        # Hence steps_per_epoch is num_steps.
         strategy = _optimize.optimize(
             "banded",
             goal.workload,

@@ -33,7 +33,7 @@ def geometric(decay: ArrayLike) -> Toeplitz:
       decay: λ, f[], in [0, 1).
 
     Raises:
-      ValueError: decay is outside [0, 1).
+      ValueError: a concrete decay is outside [0, 1), or is 1 in float32.
 
     Reference: "λ-CGD", https://arxiv.org/abs/2601.22334.
 
@@ -46,7 +46,7 @@ def geometric(decay: ArrayLike) -> Toeplitz:
     validate.scalar("decay", decay)
     validate.half_open_unit("decay", decay)
     known = validate.concrete(decay)
-    # A traced decay is neither checked nor rounded. [None] makes it a vector of roots.
+    # A traced decay is neither checked nor rounded. [None] makes a vector of one root.
     pole = jnp.asarray(decay)[None] if known is None else known[None]
     return Toeplitz(np.zeros(0), _polynomial("decay", pole))
 
@@ -64,7 +64,8 @@ def rational(zeros: ArrayLike, poles: ArrayLike) -> Toeplitz:
 
     Raises:
       ValueError: a zero or a pole is outside (−1, 1), as given or as a root of the
-        polynomial with float32 coefficients; zeros and poles differ in number.
+        polynomial with float32 coefficients; zeros and poles differ in number, or are
+        empty.
 
     Reference: the buffered linear Toeplitz matrices of McMahan, Xu and Zhang (2024),
     https://arxiv.org/abs/2408.08868, who define these matrices by partial fractions.
@@ -127,12 +128,12 @@ def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
 
 
 def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
-    """Multiply the noise of a Toeplitz strategy by factors[t] in each step t.
+    """Multiply the noise of a Toeplitz strategy by a factor in each step.
 
     Args:
       strategy: a Toeplitz strategy.
       factors: f[T], from 2**-20 to 2**20, one for each step of the run. `scheduled`
-        finds the best factors for a workload.
+        searches for the best factors for a workload.
 
     Raises:
       ValueError: an argument is out of range.
@@ -157,16 +158,16 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
 def tree(decay: ArrayLike) -> Tree:
     """The strategy of the binary tree mechanism, for momentum with the given decay.
 
-    Put `optax.trace`, or another momentum with the same decay, after this noise. The
-    noise in the momentum is then that of `dpjax.tree_momentum`. In a run of T steps,
-    buffer="stored" stores ⌊log₂ T⌋ vectors. buffer="regenerate" stores no vector, and
-    repeats one earlier draw per step on average.
+    Put `optax.trace`, or another momentum with the same decay β, after this noise. The
+    momentum times 1 − β then has the same noise as `dpjax.tree_momentum`. In a run of T
+    steps, buffer="stored" stores ⌊log₂ T⌋ vectors. buffer="regenerate" stores no
+    vector, and repeats one earlier draw per step on average.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
 
     Raises:
-      ValueError: decay is outside [0, 1).
+      ValueError: a concrete decay is outside [0, 1), or is 1 in float32.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1.
 
@@ -208,10 +209,10 @@ def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
 
 
 def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
-    """The coefficients of Π_k (1 − r_k L) after its leading 1, f[k], from the roots r.
+    """The coefficients of Π_k (1 − r_k L) after the leading 1, for the roots r, f[p].
 
-    Concrete coefficients are checked and rounded to float32, and traced coefficients
-    are not.
+    For concrete roots, the function checks the roots, and rounds the coefficients to
+    float32. For traced roots, the function does neither.
     """
     known = validate.real_vector(name, roots)
     if known is None:

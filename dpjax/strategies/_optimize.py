@@ -30,9 +30,10 @@ where T is a Toeplitz matrix and s has a weight for each step. The noise is C⁻
 independent Gaussian z. In step t this noise is (T⁻¹z)_t times the factor f_t = 1 / s_t.
 The error is proportional to ‖A diag(f) T⁻¹‖_F. Let π be the steps in which an example
 takes part, and let G_π have the entries of |TᵀT| in π × π. Then the sensitivity is at
-most the root of sᵀG_π s. At the best s, the bound is the same for every position in the
-epoch. So each s_t is divided by the bound for its position, and the search then
-minimizes the error alone.
+most the maximum of √(sᵀG_π s) over all π. In a fixed order, each position in the epoch
+has one π, and at the best s, the root is the same for every position. So each s_t is
+divided by the root for the position of step t, and the search then minimizes the error
+alone.
 
 For independent noise, T = I. Then the squared error is proportional to Σ_t w_t / s_t²,
 where w_t is the squared norm of column t of A. An example's squared sensitivity is
@@ -96,7 +97,7 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
     from scipy.linalg import blas  # here, since the import takes long
 
     # The coefficients solve a triangular band system. `scipy.signal.lfilter` gives the
-    # same numbers, but its import takes twice as long as all others together.
+    # same numbers, but importing `scipy.signal` takes long.
     band = np.repeat(bottom[:, None], n, axis=1)
     driven = np.append(top, np.zeros(n))[:n]
     return blas.dtbsv(bottom.size - 1, band, driven, lower=1)  # pyright: ignore
@@ -112,8 +113,9 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
     from scipy.optimize import fminbound
 
     n_b = min(n_b, num_steps)
-    # The construction of W needs whole epochs. If the last epoch is incomplete, only
-    # the steps before it are bounded. Later steps can only increase μ and the errors.
+    # The construction of W needs whole epochs. If the last epoch is incomplete, the
+    # bound omits the steps of this epoch. The omitted steps can only increase μ and the
+    # errors.
     a = coefficients(workload, num_steps // n_b * n_b)
     sums = _diagonals(a, n_b)
 
@@ -123,7 +125,7 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
         A is the matrix of the workload, and W is the matrix of the module's docstring
         for this θ. Let U be a block of a unitary circulant matrix. The spectral norm of
         U is at most 1, so that the nuclear norm of X is at least tr(UᵀX). The result is
-        the maximum of tr(UᵀX) over all such U. Let d be the sums of X along its
+        the maximum of tr(UᵀX) over all blocks U. Let d be the sums of X along its
         diagonals. At the maximum, the eigenvalues of the circulant matrix have the
         phases of the Fourier transform of d.
         """
@@ -131,7 +133,7 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
         d = alpha * sums[0] + gamma * sums[1]
         return float(np.mean(np.abs(np.fft.fft(d, 2 * a.size))))
 
-    # The bound holds for every θ. So an inexact maximum only makes it less tight.
+    # The bound holds for every θ. So an inexact maximum only loosens the bound.
     best = np.asarray(fminbound(lambda x: -bound(x), 0.0, 1.0)).item()
     bounds = [bound(0.0), bound(best)]
     if a.size <= _DENSE:
@@ -189,7 +191,7 @@ def _diagonals(a: np.ndarray, n_b: int) -> tuple[np.ndarray, np.ndarray]:
 
 Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
 _STATIC = ("kind", "num_steps", "steps_per_epoch", "order")
-# A descent takes 5 to 50 evaluations, and compiling one of them takes 0.4 to 2 s. NumPy
+# A descent needs 5 to 50 evaluations, and compiling one of them takes 0.4 to 2 s. NumPy
 # is faster if its estimated time is below this limit, for up to about 600 steps.
 _MOST_SECONDS = 0.05
 
@@ -227,7 +229,8 @@ def _free_bands(a: np.ndarray) -> np.ndarray:
     """The real numbers x, f[k], that `_bands` maps to the coefficients a.
 
     The reflection coefficients of a are clipped to the range from −0.9999 to 0.9999. If
-    one is out of this range, `_bands` maps the result to other coefficients.
+    a reflection coefficient is out of this range, `_bands` maps the result to other
+    coefficients than a.
     """
     x = []
     while a.size:
@@ -377,23 +380,24 @@ def optimize(
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.
       num_vectors: the number of vectors of the parameters' size that the noise may
-        store from step to step, from 1 to num_steps. For "geometric" it must be 1,
-        although the noise then stores no vector. A "rational" result has fewer poles if
-        its error is then smaller after rounding to float32.
+        store from step to step, from 1 to num_steps. For "geometric", num_vectors must
+        be 1, although the noise then stores no vector. For "rational", the result has
+        fewer poles if fewer poles give a smaller error after rounding to float32.
 
     Returns:
       A strategy, with coefficients rounded to float32. Its `gap` is proven: at the same
-      μ, the error of any strategy of any kind and memory is at least 1 / gap times this
-      strategy's error, up to the rounding of `accounting.correlated.error`. The proof
-      covers every order, since every order allows an example to take part at the same
-      position of each epoch. If the workload's `rates` or `keep` vary with the step, no
-      lower bound on the error is known, and `gap` is NaN.
+      μ, the error of any strategy, of any kind and with any number of stored vectors,
+      is at least 1 / gap times the error of the result, up to the rounding of
+      `accounting.correlated.error`. The proof covers every order, since every order
+      allows an example to take part at the same position of each epoch. If the
+      workload's `rates` or `keep` vary with the step, the proof does not apply, and
+      `gap` is NaN.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
 
-    Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. It starts near
-    the square root of the workload's matrix.
+    Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. The first
+    strategy is near the square root of the workload's matrix.
 
     Example:
       >>> from dpjax import workloads
@@ -524,7 +528,9 @@ def scheduled(
     steps_per_epoch: int,
     order: EpochOrder = "fixed",
 ) -> Scaled:
-    """A strategy with the best factor for the noise in each step, for a workload.
+    """Search for the best factor of the noise in each step, for a workload.
+
+    The best factors have the least error at the same privacy.
 
     If learning rates fall, later sums matter less to the result. Later steps may then
     have more noise, which allows less noise in earlier steps at the same privacy.
@@ -539,9 +545,10 @@ def scheduled(
         "reshuffled" the factor is the same for all steps of an epoch.
 
     Returns:
-      The strategy with factors f, where the mean of f⁻² is 1. For independent noise
-      these factors are the best. For other strategies the factors are the result of a
-      descent, and the error is at most that of the strategy without factors.
+      The strategy with factors f, scaled so that the mean of f⁻² is 1. For independent
+      noise these factors are the best. For other strategies the factors are the result
+      of a descent. At the same μ, the error is at most that of the strategy without
+      factors.
 
     Raises:
       ValueError: an argument is out of range; a number is traced.
