@@ -171,9 +171,9 @@ class Law(NamedTuple):
       mass: the probability of each point of L under Q, f[n].
       below: an upper bound on the probability, under Q, that a value of the chain is
         below the first state, f[].
-      lost: an upper bound on the amount by which the mean of L under Q decreases, f[],
-        because L is at most the last point and values are at most the last state. The
-        bound on P has this probability at L = ∞.
+      lost: an upper bound on the decrease of the mean of L under Q, f[]. The mean
+        decreases because the last point replaces larger values of L, and the last state
+        replaces larger values of the chain. Under P, L = ∞ has this probability.
     """
 
     mass: jax.Array
