@@ -402,7 +402,7 @@ def last_iterate_rdp(
     order: Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
-    """Bound the Rényi divergence of the last iterate of noisy descent on cyclic batches.
+    """Bound the Rényi divergence of the last iterate of cyclic noisy descent.
 
     Losses may be weakly convex, and gradients may be clipped.
 
@@ -418,8 +418,8 @@ def last_iterate_rdp(
       **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      a μ²/2, f[*b], rounded up, with the μ of `noisy_cyclic_gd_mu`. To
-      obtain ε, convert μ by `accounting.gdp`, since the ε from the divergence is larger.
+      a μ²/2, f[*b], rounded up, with the μ of `noisy_cyclic_gd_mu`. To obtain ε,
+      convert μ by `accounting.gdp`, since the ε from the divergence is larger.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
