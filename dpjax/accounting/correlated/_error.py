@@ -117,7 +117,7 @@ def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> ja
         left = num_steps + 1 - np.arange(size, num_steps + 1, 2 * size)
         shifted = jnp.append(jnp.zeros(size), a)[:num_steps]
         products = jnp.append(0.0, jnp.cumsum(a * shifted))
-        # The square of the difference, expanded so that prefix sums give all nodes.
+        # The square is expanded, so that prefix sums give the sums for all nodes.
         taken = jnp.power(decay, size)
         total += jnp.sum(
             squares[left]

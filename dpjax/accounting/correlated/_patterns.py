@@ -24,9 +24,9 @@ The steps of π are counted from 0.
   epochs. The worst subset is therefore in the first k epochs.
 
 Each weight is replaced by the largest weight at the same step or later. If a step moves
-to an earlier step, its weight then does not decrease. If c is not non-negative and
-non-increasing, c is replaced by the least non-increasing sequence that is at least |c|.
-The replacements never reduce the bound.
+to an earlier step, its weight then does not decrease. Any other sequence c is replaced
+by the least non-increasing sequence that is at least |c|. The replacements never reduce
+the bound.
 """
 
 from collections.abc import Callable

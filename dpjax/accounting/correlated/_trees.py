@@ -177,8 +177,8 @@ def ratio(
     square of the noise multiplier.
 
     If the variance of a join is below the resolution of the grid, the variance is added
-    to the variance of the next join, which is shared by a larger group. This addition
-    only increases covariances.
+    to the variance of the next join, which a larger group shares. This addition only
+    increases covariances.
     """
     of, top = _covariances(tree, by_gap, n_b)
     following = jnp.append(of[1:], top)

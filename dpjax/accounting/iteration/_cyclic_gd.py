@@ -136,7 +136,7 @@ def _check(
     order: Order,
     setting: Setting,
 ) -> tuple[Numbers[ArrayLike], Cycle]:
-    """Check the arguments and return the run's numbers and its static description.
+    """Check the arguments, and return the numbers and the static description of a run.
 
     Raises:
       ValueError: an argument is invalid, or an assumption fails.

@@ -115,7 +115,8 @@ def langevin_mu(
 
     Returns:
       μ, f[*b], rounded up. Without a diameter, μ is L sqrt(η/2) sqrt((1 − c^T)(1 + c) /
-      ((1 + c^T)(1 − c))), where c is the Lipschitz constant of a step without noise.
+      ((1 + c^T)(1 − c))), where c is the Lipschitz constant of a step without noise. At
+      c = 1, μ is the limit of this formula.
       If η is at most 2 / (M + m), some potentials attain this value. With a diameter,
       the iterates of two runs are at most D apart before the last n steps, so that each
       n < T gives another bound. μ is then the minimum of the value above and of all

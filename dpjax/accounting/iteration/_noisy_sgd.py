@@ -5,11 +5,11 @@ is the output of a step whose batch contains the differing example with a probab
 equal to the sampling rate. In the steps that are treated as releases, the sensitivity
 is larger than under composition. The earlier steps leave a distance between the coupled
 runs on two neighbouring data sets. A part of the later noise hides this distance, and a
-Gaussian mechanism accounts for this part. In units of the variance of a step's noise,
-the part has the variance 1/α². The other part, with the variance 1/β², is the noise of
-the subsampled releases. A step that uses the differing example moves the runs apart by
-r noise standard deviations, and c is the Lipschitz constant of a step. The two bounds
-are:
+Gaussian mechanism accounts for the distance. In units of the variance of a step's
+noise, the part has the variance 1/α². The other part, with the variance 1/β², is the
+noise of the subsampled releases. A step that uses the differing example moves the runs
+apart by r noise standard deviations, and c is the Lipschitz constant of a step. The two
+bounds are:
 
 - Without a bounded set, two interpolated processes follow the two runs. Each step that
   uses the differing example moves the processes apart by 2r noise standard deviations.
@@ -47,7 +47,7 @@ _MARGIN = 1 + 64 * ULP  # a factor that rounds up
 
 
 def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """The distance that all steps but the last n + 1 leave between two coupled runs.
+    """The distance of two coupled runs that all steps before the last n + 1 leave.
 
     The runs are on neighbouring data sets, and the result is in standard deviations of
     a step's noise. A part of the last step's noise, with 1/α² of the variance, hides
@@ -55,7 +55,8 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
     α times the result. The result is inf if the bound does not apply.
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
-    # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
+    # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), where n is the paper's
+    # t − τ.
     earlier = _periodic.power_sum(step.log_lipschitz, n + 1, jnp.asarray(steps - 1.0))
     return jnp.where(step.known, 2 * step.shift * earlier, jnp.inf)
 
@@ -104,17 +105,20 @@ def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Arra
 
 
 # The releases of a bound: pairs of a factor of the sensitivity and a number of steps.
+# In the comments below, G(μ) is the trade-off curve of a Gaussian mechanism, C stands
+# for subsampling, and ⊗ for composition.
 _Releases = tuple[tuple[jax.Array | float, jax.Array | int], ...]
 
 
 def _releases_if_last_split(beta: jax.Array, n: jax.Array) -> _Releases:
-    # Theorem C.13: G(α later) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}; Theorem 4.9 has
-    # α = β = sqrt(2).
+    # Theorem C.13: G(α d) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}, with the distance d from
+    # `_later_uses`. Theorem 4.9 has α = β = sqrt(2).
     return (2 * beta, 1), (2.0, n)
 
 
 def _releases_if_all_split(beta: jax.Array, n: jax.Array) -> _Releases:
-    # Theorem 4.10: G(α distance) ⊗ C(G(2β L/bσ))^{⊗n}, there with α = β = sqrt(2).
+    # Theorem 4.10: G(α d) ⊗ C(G(2β L/bσ))^{⊗n}, with the cost d from `_distance`. The
+    # theorem has α = β = sqrt(2).
     return ((2 * beta, n),)
 
 
@@ -244,8 +248,8 @@ def noisy_sgd_bounds(
         return pld.subsampled_gdp(_shift64(beta, numbers, assumed=assumed), rate)
 
     def smallest_epsilon(bound: _Bound, most: int) -> jax.Array:
-        # The smallest ε over several n, each at most `most`. The bound treats about the
-        # last n steps as subsampled releases.
+        # The smallest ε over several numbers n, each at most `most`. The bound treats
+        # about the last n steps as subsampled releases.
         axes = max(jnp.ndim(x) for x in (*numbers, rate, delta))
         around = np.array(_AROUND).reshape(-1, *[1] * axes)
         best = jax.lax.stop_gradient(_best_n64(rate, numbers, bound=bound))

@@ -59,7 +59,7 @@ class Setting(TypedDict):
       strong_convexity: the least curvature of one example's loss without the
         regulariser, f[*b], or 0 if that curvature is not positive. strong_convexity
         must be 0 with clipping, because a clipped loss is not strongly convex, and
-        under ADD_REMOVE, because a batch may have any number of examples.
+        under ADD_REMOVE, because a batch may have fewer than batch_size examples.
       regularization: λ, f[*b], at least 0. The gradient of the regulariser (λ/2)‖w‖² is
         added without clipping. With clipping, λ must be below 1 / η if
         generalised_linear is false.
@@ -367,9 +367,9 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
     M, weak, strong, added = (
         jnp.where(known, x, 0.0) for x in (M, weak, strong, added)
     )
-    # c is the Lipschitz constant of a gradient step with curvature between strong + λ −
-    # m and M + λ, or of a clipped step with the regulariser,
-    # x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). The proximal map and the projection
+    # c is the Lipschitz constant of a step without noise. For a gradient step, the
+    # curvature is between strong + λ − m and M + λ. A clipped step with the regulariser
+    # is x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). The proximal map and the projection
     # have the constant 1 (Bok, Su and Altschuler 2024, Lemma 2.9).
     if assumed.keeps:
         lower, scale = strong + added - weak, strong + added + weak
@@ -446,10 +446,10 @@ def clipped_step_lipschitz(
 ) -> jax.Array:
     """The Lipschitz constant of a step along the mean of clipped gradients.
 
-    The constant is never below 1, and is above 1 even for convex losses. For a
-    generalised linear loss, which is a function of one score ⟨w, x⟩ of the features x,
-    use `step_lipschitz` with strong_convexity=0 instead, because the gradients of such
-    a loss have a fixed direction.
+    The constant is at least 1, and is above 1 if smoothness is positive, even for
+    convex losses. For a generalised linear loss, which is a function of one score
+    ⟨w, x⟩ of the features x, use `step_lipschitz` with strong_convexity=0 instead,
+    because the gradients of such a loss have a fixed direction.
 
     Args:
       step_size: η, f[*b], positive.
