@@ -1,19 +1,21 @@
 """The ε of runs in which each example picks a random step of the epoch, its bin.
 
-The ε follows from the theorem of docs/amplification.md. A pattern is the set of steps
-in which an example takes part. The theorem needs covariances of patterns, which say how
+ε follows from the theorem of docs/amplification.md. A pattern is the set of steps in
+which an example takes part. The theorem needs covariances of patterns, which say how
 much two patterns change the same rows of C x. Here x are the sums of clipped gradients,
 one row for each step, and C is the matrix that correlates the noise. A small first
-program computes the covariances of patterns. This program is compiled for each number
-of steps. A second program computes ε from these covariances, and takes long to compile.
-Runs of different lengths share the second program, because the covariances are padded
-to a power of two and all other inputs are traced scalars.
+program computes the covariances, and is compiled for each number of steps. A second
+program computes ε from the covariances, and takes long to compile. Runs of different
+lengths share the second program, because the covariances are padded to a power of two
+and all other inputs are traced scalars.
 
-**Covariances** depend on the distance of the first steps of two patterns. A pattern is
-identified by its first step s. Let c_t be the largest norm that the pattern adds to row
-s + t of C x. Two patterns that begin d steps apart have the covariance Σ_t c_t c_{t+d},
-summed to the end of the run. The sum is largest for the two patterns that begin first.
-Their covariance therefore bounds the covariance of all other patterns d steps apart.
+**Covariances** depend on the distance of the first steps of two patterns. Let c_t bound
+the norm that a pattern with the first step s adds to row s + t of C x. The bound c_t is
+the same for all s. Two patterns whose first steps are d apart have the covariance
+Σ_t c_t c_{t+d}, where the sum ends at the last row. The sum has the most terms if the
+first steps are 0 and d. The covariance of these two patterns therefore bounds the
+covariance of any two patterns whose first steps are d apart. If examples pick a new
+step in each epoch, a pattern here is the single step of one epoch.
 """
 
 import functools
@@ -40,15 +42,15 @@ class Covariances(NamedTuple):
     A pattern is the set of steps in which an example takes part. Let C be the matrix
     that correlates the noise, and x the sums of clipped gradients. Let c_t and c′_t
     bound the norms that an example adds to row t of C x under two patterns. The
-    covariance of these patterns is Σ_t c_t c′_t. If examples pick a new step in each
-    epoch, `by_gap` has the covariance within one epoch, and `shared` has the covariance
-    across epochs.
+    covariance of the two patterns is Σ_t c_t c′_t. If examples pick a new step in each
+    epoch, `by_gap` has the covariances within one epoch, and `shared` has the
+    covariance across epochs.
 
     Attributes:
-      by_gap: entry d bounds the covariance of any two patterns that begin at steps s
-        and s′ of an epoch with min(|s − s′|, n_b − |s − s′|) >= d, f[n_b // 2 + 1].
-        Here n_b is the number of steps in an epoch.
-      shared: an additional covariance of any two patterns, f[].
+      by_gap: f[n_b // 2 + 1], where n_b is the number of steps in an epoch. Entry d
+        bounds the covariance of any two patterns that begin at steps s and s′ of an
+        epoch, if min(|s − s′|, n_b − |s − s′|) is at least d.
+      shared: a covariance that is added to the covariance of any two patterns, f[].
     """
 
     by_gap: jax.Array
@@ -68,11 +70,10 @@ def _correlation(c: jax.Array, size: int) -> jax.Array:
 def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
     """Bounds on the covariance of two patterns by the distance of their first steps.
 
-    A pattern is the set of steps in which an example takes part. The two patterns start
-    at steps s and s′ of an epoch. Entry k of the input g, f[n_b], bounds the covariance
-    if |s − s′| = k. Entry d of the result, f[n_b // 2 + 1], bounds the covariance if
-    min(|s − s′|, n_b − |s − s′|), the distance around the circle of an epoch, is at
-    least d.
+    The two patterns begin at steps s and s′ of an epoch of n_b steps. Entry k of the
+    input g, f[n_b], bounds the covariance for |s − s′| = k. Entry d of the result,
+    f[n_b // 2 + 1], bounds the covariance if the distance around the circle of an
+    epoch, min(|s − s′|, n_b − |s − s′|), is at least d.
     """
     # A distance d around the circle is d or n_b − d along the line. The cumulative
     # maximum from the end covers all distances of at least d.
@@ -93,8 +94,9 @@ def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     epochs = -(-num_steps // n_b)
     moved = jnp.pad(c, (0, epochs * n_b - num_steps)).reshape(epochs, n_b)
     moved = jnp.cumsum(moved, axis=0).ravel()[:num_steps]
-    # ⟨u + a, v + b⟩ for patterns u, v, at most as long as the pattern that begins
-    # first, and errors a, b of their coefficients, each at most `off` in norm.
+    # A bound on ⟨u + a, v + b⟩ − ⟨u, v⟩ for the coefficients u and v of two patterns
+    # and their rounding errors a and b. The norms of u and v are at most `norm`, and
+    # the norms of a and b are at most `off`.
     norm, off = jnp.linalg.norm(moved), epochs * off
     margin = 2 * norm * off + off**2 + 8 * num_steps * ULP * norm**2
     by_gap = _by_gap_on_circle(_correlation(moved, n_b), n_b) + margin
@@ -106,8 +108,8 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 
     A position is the step of an epoch in which the example takes part. `by_gap` bounds
     the covariance of two positions in the same epoch. `shared` is a sum over all
-    ordered pairs of two different epochs. The term of a pair is the largest covariance
-    of a position in the first epoch and a position in the second epoch. Positions in
+    ordered pairs of two different epochs. The term of a pair bounds the covariance of
+    any position in the first epoch and any position in the second epoch. Positions in
     epochs e < f are at least (f − e) n_b − (n_b − 1) steps apart.
 
     Args:
@@ -129,7 +131,7 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
     """The absolute values of the first column of the strategy's matrix, f[num_steps].
 
-    The second result is a bound on the L2 norm of the rounding errors of this column.
+    The second result bounds the L2 norm of the rounding errors of the column.
     """
     c = strategy.coefficients(num_steps)
     # A bound on rounding errors needs no derivative.
@@ -138,7 +140,9 @@ def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Ar
 
 
 _LOST = 1e-5  # the share of δ that mass beyond the grids may use
-_LEAST_GAPS = 128  # one program for all gaps up to this, and one for each doubling
+# The least length to which covariances are padded. Runs whose padded covariances have
+# the same length share a program.
+_LEAST_GAPS = 128
 
 
 class _Run(NamedTuple):
@@ -146,15 +150,14 @@ class _Run(NamedTuple):
 
     Attributes:
       noise_multiplier: the least noise multiplier of any step, f[].
-      by_gap: `by_gap` of `Covariances`, padded with zeros, f[m]. Entry d bounds the
-        covariance of two steps that an example may pick, at least d steps apart.
-      shared: `shared` of `Covariances`, an additional covariance, f[].
-      told: the GDP parameter for an attacker who knows the example's steps, f[].
+      by_gap: `by_gap` of `Covariances`, padded with zeros, f[m].
+      shared: `shared` of `Covariances`, f[].
+      told: the GDP parameter μ for an attacker who knows the example's steps, f[].
       places: the number of steps of an epoch in which the example may take part, i[].
-        `places` is smaller than the length of an epoch if the run ends within its first
-        epoch.
+        If the run ends within its first epoch, `places` is the number of steps of the
+        run.
       epochs: the number of independent draws of a step, f[].
-      rate: the probability that the drawn step is one of `places`, f[].
+      rate: the probability that the run contains the drawn step, f[].
     """
 
     noise_multiplier: jax.Array
@@ -176,8 +179,8 @@ def _run(
 ) -> _Run:
     num_steps, n_b = schedule.num_steps, schedule.steps_per_epoch
     fresh = schedule.order == "reshuffled"
-    # If the only epoch ends early, the example's step is one of the steps that ran with
-    # probability q = places / n_b.
+    # If the only epoch ends early, the run contains the example's step with probability
+    # q = places / n_b.
     places = min(num_steps, n_b)
     covariances = fresh_bins if fresh else random_bins
     by_gap, shared = covariances(strategy, num_steps, places)
@@ -185,7 +188,7 @@ def _run(
     by_gap = jnp.pad(by_gap, (0, gaps + 1 - by_gap.size))
     known = schedule._replace(steps_per_epoch=places)
     told = mu_of(strategy, factors, noise_multiplier, schedule=known)
-    # If the noise varies by step, every step counts as having the least noise.
+    # If the noise varies by step, the bound uses the least noise for all steps.
     usable = jnp.all(factors > 0)
     least = jnp.where(usable, jnp.min(factors), 0.0)
     return _Run(
@@ -204,12 +207,12 @@ def _epsilon_in_bins(
 ) -> jax.Array:
     """An upper bound on the ε of a run in which each example picks random steps, f[].
 
-    The theorem of docs/amplification.md proves the bound. Any two steps that an example
-    may pick have a covariance. The theorem replaces these covariances by larger ones,
-    those of a tree (`_trees`). If `few` is true and `replace` is false, the function
-    also tries the covariances of a Gaussian chain (`_chain`), and the smaller ε counts.
-    `few` says that an epoch has few steps, and `replace` says that the adjacency is
-    REPLACE.
+    The theorem of docs/amplification.md proves the bound. The function replaces the
+    covariances of the steps that an example may pick by larger covariances, those of a
+    tree (`_trees`). If `few` is true and `replace` is false, the function also computes
+    the bound for the covariances of a Gaussian chain (`_chain`), and returns the
+    smaller bound. `few` says that an epoch has few steps, and `replace` says that the
+    adjacency is REPLACE.
     """
     places, epochs = run.places, run.epochs
     known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
@@ -270,7 +273,8 @@ def epsilon64(
 
     If the order of the static schedule is "fixed", an example takes part in the same
     step of every epoch. If the order is "reshuffled", an example picks a new step in
-    each epoch. `factors`, f[T] or f[1], multiply the noise of each step.
+    each epoch. `factors` are the factors of the noise of each of the T steps, f[T], or
+    one factor for all steps, f[1].
     """
     run = _run(strategy, factors, noise_multiplier, schedule=schedule)
     few = min(schedule.num_steps, schedule.steps_per_epoch) <= _chain.MOST_PLACES

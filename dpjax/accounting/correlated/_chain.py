@@ -1,19 +1,20 @@
 """A Gaussian chain whose covariances bound those of an example's possible positions.
 
-A position is the step of an epoch in which an example takes part. The positions lie on
-a line. Let X_i be a Gaussian variable for position i. The chain X_{i+1} = ρ X_i + noise
-has the covariance a ρ^d at distance d, where a is the variance of X_i. All positions
-also share a variable of variance κ. The covariance κ + a ρ^d is an upper bound on the
-covariance of the patterns, or sets of steps, of two positions at distance d
-(docs/amplification.md). Let L be the likelihood ratio of the outputs with and without
-the example. L is a sum over positions. The distribution of L is computed position by
-position, jointly for the state X_i, on a coarse grid, and for the partial sum of L, on
-a fine grid. States and partial sums are rounded at random to the two neighbouring grid
+A position is the step of an epoch in which an example takes part. The positions form a
+sequence. Let X_i be a Gaussian variable for position i. The chain X_{i+1} = ρ X_i +
+noise has the covariance a ρ^d at distance d, where a is the variance of X_i. All
+positions also share a variable of variance κ. The covariance κ + a ρ^d is an upper
+bound on the covariance of two patterns whose positions are d steps apart
+(docs/amplification.md). A pattern is the set of steps in which the example takes part.
+Let L be the likelihood ratio of the outputs with and without the example. L is a mean
+over positions. The algorithm goes through the positions, and computes the joint
+distribution of the state X_i, on a coarse grid, and of the partial sum of L, on a fine
+grid. States and partial sums are rounded at random to one of the two neighbouring grid
 points, so that their means do not change.
 
-The positions of an epoch form a circle. To get a line, a few neighbouring positions are
-removed, which leaves one gap. Across that gap the shared part κ alone bounds the
-covariance.
+The positions of an epoch form a circle. To obtain a sequence with two ends, a few
+neighbouring positions are removed, which leaves one gap. For two positions on different
+sides of the gap, κ alone bounds the covariance.
 """
 
 from typing import NamedTuple
@@ -34,9 +35,9 @@ _SUMS = 2048  # points of the grid for the partial sum of L
 MOST_PLACES = 2_000  # the running time grows with the number of positions
 # Above this ε an evenly spaced grid that reaches e^ε is too coarse near L = 1.
 _LARGEST = 12.0
-# The chain is tried if there are few positions and if its log E L² is below this
-# multiple of the tree's log E L². Above this multiple, none of about 100 random runs
-# had a smaller ε.
+# The chain's bound is computed if the chain has fewer than _FEW positions, or if its
+# log E L² is below _LESS times the tree's log E L². Above this multiple, the chain gave
+# a smaller ε in none of about 100 random runs.
 _FEW, _LESS = 8, 0.995
 
 
@@ -44,8 +45,8 @@ class Chain(NamedTuple):
     """Gaussian variables for consecutive steps of an epoch, with covariance κ + a ρ^d.
 
     Here d is the distance of two steps. The steps are the positions that an example may
-    have. A chain X_{i+1} = ρ X_i + noise gives the part a ρ^d, and a variable that all
-    positions share gives the part κ.
+    have. A chain X_{i+1} = ρ X_i + noise has the covariance a ρ^d, and a variable that
+    all positions share adds the covariance κ.
 
     Attributes:
       places: the number of positions, f[].
@@ -69,7 +70,7 @@ class Moved(NamedTuple):
     Attributes:
       mass: the probability of each state after rounding, f[m].
       below: the probability that y is below the first state, f[].
-      excess: the mean of e^y if y is above the last state, and of 0 otherwise, f[].
+      excess: the mean of e^y 1[y > the last state], f[].
     """
 
     mass: jax.Array
@@ -93,11 +94,12 @@ def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
 
 
 def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
-    """The Gaussian chain with the least E L², from the covariances that it must bound.
+    """The Gaussian chain with the least second moment E L² of its likelihood ratio L.
 
-    A chain bounds the covariances from above. L is the likelihood ratio of a chain, for
-    an example that picks a random position. The n_b steps of an epoch form a circle,
-    which is cut at a gap. The function compares one chain for each length of the gap.
+    The covariances of the chain are upper bounds on those in `by_gap`. L compares the
+    outputs with and without an example that picks a random position of the chain. The
+    n_b steps of an epoch form a circle, which is cut at a gap. The function compares
+    one chain for each length of the gap.
 
     Args:
       by_gap: the covariance of two steps by their distance around the circle, padded
@@ -131,9 +133,9 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
 def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
     """The distribution N(centre, variance) after random rounding to the grid `states`.
 
-    A value between two states is rounded to one of the two at random, such that the
-    mean does not change. A value below the first state is rounded to the first state,
-    and a value above the last state to the last state.
+    A value between two states is rounded to one of the two states at random, such that
+    the mean does not change. A value below the first state is rounded to the first
+    state, and a value above the last state is rounded to the last state.
     """
     # `normal` has mean −variance/2, so that the grid is shifted by the difference.
     start = states.log(1)[0] - centre - variance / 2
@@ -145,11 +147,11 @@ def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -
 
 
 def _states(chain: Chain, tail: jax.Array) -> Grid:
-    """The grid to which the values X_i of a Gaussian chain are rounded, called states.
+    """The grid of states, to which the values X_i of a Gaussian chain are rounded.
 
-    The tails are those of output distributions: Q without the example, and P with it.
-    Under Q, a value is below the grid with a probability of about `tail`. Under P, a
-    value is above the grid with a probability of about `tail`.
+    Let Q and P be the output distributions without and with the example. Under Q, some
+    value is below the grid with a probability of about `tail`. Under P, some value is
+    above the grid with a probability of about `tail`.
     """
     deviation = jnp.sqrt(chain.variance)
     low = deviation * tail_quantile(tail / chain.places)
@@ -167,9 +169,11 @@ class Law(NamedTuple):
 
     Attributes:
       mass: the probability of each point of L under Q, f[n].
-      below: the probability, under Q, of a value below the first state, f[].
-      lost: the probability, under P, of L beyond the last point or of a value above the
-        last state, f[].
+      below: an upper bound on the probability, under Q, that a value of the chain is
+        below the first state, f[].
+      lost: an upper bound on the decrease of the mean of L under Q, f[]. The mean
+        decreases because the last point replaces larger values of L, and the last state
+        replaces larger values of the chain. Under P, L = ∞ has this probability.
     """
 
     mass: jax.Array
@@ -185,25 +189,25 @@ def _sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
 def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     """An upper bound on the distribution of the likelihood ratio L of a Gaussian chain.
 
-    L is a sum over the positions of the chain. `states` is the grid of the chain's
-    values, and `spacing` is the spacing of the grid of L. The loop over positions
-    carries the probability of each state, f[m], and of each pair of a state and a
-    partial sum of L, f[m, n].
+    L is a sum of one term for each position of the chain. `states` is the grid of the
+    chain's values, and `spacing` is the spacing of the grid of L. The loop over
+    positions carries the probability of each state, f[m], and of each pair of a state
+    and a partial sum of L, f[m, n].
     """
     places, _, variance, decay = chain
     step = variance * (1 - decay) * (1 + decay)
     x = states.log(_STATES)
-    # The first entry is the first position's distribution. Entry i + 1 is that of the
-    # next position, given that this one is in state i.
+    # The first entry is the distribution at the first position. Entry i + 1 is the
+    # distribution at the next position if the value at a position is state i.
     centres = jnp.append(0.0, decay * x)
     variances = jnp.append(variance, jnp.broadcast_to(step, x.shape))
     round_each = jax.vmap(_round_to_neighbours, (0, 0, None))
     moves = round_each(centres, variances, states)
     first = jax.tree.map(lambda x: x[0], moves)
     move = jax.tree.map(lambda x: x[1:], moves)
-    # The number that a position adds to L in each state, in grid spacings of the sum.
-    # The mass moves by a whole number of points and is split linearly between two
-    # neighbours.
+    # The term that a position adds to L in each state, in spacings of the grid of L.
+    # The mass moves by a whole number of points, and is split linearly between two
+    # neighbouring points.
     jump = jnp.exp(x - variance / 2) / (places * spacing)
     point, last = np.arange(_SUMS)[None], _SUMS - 1
     whole = jax.lax.stop_gradient(jnp.clip(jnp.floor(jump), 0, last).astype(int))
@@ -238,9 +242,9 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     start = jnp.zeros((_STATES, _SUMS)).at[:, 0].set(first.mass)
     now = start, first.mass, first.below, first.excess, jnp.zeros(())
     mass, _, below, excess, lost = jax.lax.fori_loop(0, places.astype(int), place, now)
-    # A state y of position i above the last state, `top`, is replaced by `top`. That
-    # takes at most θ_j e^{−aθ_j²/2} (e^y − e^top) / n from the mean of what position
-    # i + j of n adds, with θ_j = ρ^j.
+    # A value y of position i above the last state, `top`, is replaced by `top`. The
+    # replacement reduces the mean of the term of position i + j by at most
+    # θ_j e^{−aθ_j²/2} (e^y − e^top) / n, with θ_j = ρ^j and n positions.
     theta = decay ** np.arange(float(MOST_PLACES))
     lost = lost + excess * jnp.sum(theta * jnp.exp(-variance * theta**2 / 2)) / places
     return Law(jnp.sum(mass, axis=0), below, lost)
@@ -249,20 +253,21 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
 def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
     """The privacy losses of a Gaussian chain, for both orders of the two data sets.
 
-    The privacy losses are logarithms of the chain's likelihood ratio L, without the
-    factor that all positions share. `limits`, f[2], has the last point of the grid of L
-    for each order.
+    L is the likelihood ratio of the chain, without the factor that all positions share.
+    The losses are log L in the first order and −log L in the second order. `limits`,
+    f[2], has the last point of the grid of L for each order.
     """
     places, decay = chain.places, chain.decay
     spacing = jax.lax.stop_gradient(limits) / (_SUMS - 1)
     law = jax.lax.map(lambda h: _law(chain, states, h), spacing)
-    # Rounding a state by at most h multiplies the mean of e^{θX} by 1 to e^{θ²h²/8}
-    # (Hoeffding's lemma), at θ = ρ^j for all states before.
+    # Rounding to a grid of spacing h multiplies the mean of e^{θX} by 1 to e^{θ²h²/8}
+    # (Hoeffding's lemma). The value of a position enters the value of the j-th position
+    # after it with the factor θ = ρ^j.
     high = states.spacing**2 / (8 * (1 - decay) * (1 + decay))
     log = jnp.log(spacing[:, None] * np.arange(1.0, _SUMS)[None])
     log_mass = jnp.log(jnp.maximum(law.mass[:, 1:], SMALL))
-    # Rounding errors: one sum over states for each position. Gauss's rule for the
-    # normal masses errs by at most 1e-12 (`convex_order.grid`).
+    # A bound on rounding errors: one sum over states for each position. Gauss's rule
+    # for the normal masses has an error of at most 1e-12 (`convex_order.grid`).
     error = places * (ULP * (2 * _STATES + 64) + 1e-12)
     return DiscreteLosses(
         jnp.stack([log[0], high - log[1]]) + OFF,
@@ -277,13 +282,15 @@ def _limits(
 ) -> jax.Array:
     """An estimate of the largest likelihood ratio L that δ(ε) depends on, f[2].
 
-    There is one estimate for each order of the two data sets. L is the likelihood ratio
-    of a Gaussian chain in one epoch. For a run of one epoch, δ(ε) depends on values of
-    L up to e^ε in the first order and up to e^{−ε} in the second order. For several
-    epochs, L is one factor of a product, and δ(ε) depends on all values of L.
+    The result has one estimate for each order of the two data sets. L is the likelihood
+    ratio of a Gaussian chain in one epoch. For a run of one epoch, δ(ε) depends on
+    values of L up to e^ε in the first order and up to e^{−ε} in the second order. For
+    several epochs, L is one factor of a product, and δ(ε) depends on all values of L.
+    The estimate is then the mean of L, plus ten standard deviations and a margin.
     """
-    # The shared Gaussian factor multiplies L: four of its deviations are added, and
-    # half of −ε is taken in the second order, as a margin.
+    # The factor that all positions share multiplies L. As margins, four standard
+    # deviations of the factor's log are added, and the second order has −ε/2 in place
+    # of −ε.
     of_one = jnp.exp(epsilon * np.array([1, -0.5]) + 4 * jnp.sqrt(chain.shared))
     square = _log_square(chain._replace(shared=jnp.zeros(())))
     top = jnp.exp(states.log(_STATES)[-1] - chain.variance / 2) / chain.places
@@ -310,13 +317,13 @@ def smaller_epsilon(
 
     Args:
       of_tree: the bound from the tree, f[].
-      square: log E L² for the tree's likelihood ratio L, f[]. Unless the chain has very
-        few positions or a smaller log E L², the chain's bound is not computed.
+      square: log E L² for the tree's likelihood ratio L, f[]. The function computes the
+        chain's bound only if the chain has very few positions or a smaller log E L².
       chain: the chain, with covariances divided by σ², where σ is the noise multiplier.
-      shared: the μ² that positions in different epochs share, f[].
+      shared: the covariance across epochs, divided by σ², f[].
       delta: δ, f[].
-      tail: the probability that may lie beyond each end of the grid of the chain's
-        values, f[].
+      tail: the probability of values beyond each end of the grid of the chain's values,
+        f[].
       num_epochs: the number of independent epochs, f[].
     """
     states = _states(chain, tail)
@@ -325,17 +332,17 @@ def smaller_epsilon(
     usable = (states.spacing > 0) & (states.spacing**2 <= step) & (chain.places > 1)
     gaussian = num_epochs * chain.shared + shared
     # Without a Gaussian part, epochs may be combined by a union bound, which assumes
-    # that L has mean one. Rounded states raise that mean.
+    # that L has mean one. Rounding to states increases the mean of L.
     usable &= (num_epochs <= 1) | (gaussian > 0)
-    # Otherwise the chain's coarse grids raise ε more than the chain's covariances lower
-    # ε.
+    # In all other cases, the chain's coarse grids increase ε by more than the chain's
+    # covariances reduce ε.
     usable &= (chain.places < _FEW) | (_log_square(chain) < _LESS * square)
 
     def of_chain() -> jax.Array:
-        # The tree's ε determines the largest L that the chain's grid must reach.
+        # The tree's ε determines the last point of the chain's grid of L.
         losses = _losses(chain, states, _limits(chain, states, of_tree, num_epochs))
-        # Rounding of the states makes the mean of L larger than one, so that the mass
-        # lost in one epoch is multiplied by the means of the others.
+        # Rounding to states makes the mean of L larger than one. The mass lost in one
+        # epoch is therefore multiplied by the means of all other epochs.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
         lost = losses.lost * mean ** (num_epochs - 1)
         return epsilon_of([(losses._replace(lost=lost), num_epochs)], gaussian, delta)

@@ -19,14 +19,14 @@ def square_error(
 ) -> jax.Array:
     """The mean squared error ‖A diag(s) C⁻¹‖_F² / T of an optimizer's outputs.
 
-    The workload's matrix A maps the sums of T steps to the outputs. C is the Toeplitz
-    matrix of the strategy, so that the noise of the sums is diag(s) C⁻¹z, for white
-    noise z of variance 1. The numbers s, f[T] or f[1], are the argument `factors`.
+    The workload's matrix A maps the sums of T = num_steps steps to the outputs. C is
+    the Toeplitz matrix of the strategy, and s are the `factors`, f[T] or f[1]. The
+    noise of the sums is diag(s) C⁻¹z, for white noise z of variance 1.
     """
     rates, keep = (jnp.asarray(x) for x in (workload.rates, workload.keep))
     if rates.size == keep.size == factors.size == 1:
-        # Constant rates make A C⁻¹ one Toeplitz filter: h = N_A / D_A C⁻¹ z, followed
-        # by x_t = k x_{t−1} + h_t, which is one more factor of the denominator.
+        # With constant rates, A C⁻¹ is a Toeplitz filter: h = N_A / D_A C⁻¹ z, followed
+        # by x_t = k x_{t−1} + h_t, which adds a factor to the denominator.
         numerator = times(workload.numerator, strategy.denominator)
         denominator = times(workload.denominator, strategy.numerator)
         w = series(numerator, times(denominator, -keep), num_steps)
@@ -41,12 +41,13 @@ def variances(
 ) -> jax.Array:
     """The variance of the noise in each output x_t of an optimizer, f[T].
 
-    The strategy is a filter C = N_C / D_C, with a numerator and a denominator. Its
-    noise is y = (D_C / N_C) z, with z white noise of variance 1. The noise of the sum
-    at step t is g_t = f_t y_t, with the factor f_t. The workload computes
-    h = (N_A / D_A) g with a second filter, and from h the outputs
-    x_t = k_t x_{t−1} + r_t h_t. Here k stands for `keep` and r for `rates`. The
-    variance comes from a recursion for the covariance of the filters' states.
+    The strategy is a filter C = N_C / D_C, with a numerator and a denominator. The
+    correlated noise is y = (D_C / N_C) z, with z white noise of variance 1. The noise
+    of the sum at step t is g_t = f_t y_t, where f_t is an entry of `factors`. The
+    workload computes h = (N_A / D_A) g with a second filter, and from h the outputs
+    x_t = k_t x_{t−1} + r_t h_t, where k_t and r_t are entries of the workload's `keep`
+    and `rates`. The function computes the covariance of the filters' states by a
+    recursion.
     """
     inner, drive = _state_space(strategy.denominator, strategy.numerator)
     outer, drive_h = _state_space(workload.numerator, workload.denominator)
@@ -96,11 +97,11 @@ def _state_space(
 def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> jax.Array:
     """The root mean square error ‖A C⁻¹‖_F / √T of an optimizer's outputs, f[].
 
-    A is the matrix of the workload, and C⁻¹ is the matrix by which a binary tree
-    correlates noise. The squared error is a sum over the levels of the tree. A node of
-    level j has 2^j steps. The noise of the node is added to the noise of the node's
-    last step t. β^{2^j} times the same noise is subtracted at step t + 2^j, where β is
-    the decay.
+    A is the matrix of the workload, C⁻¹ is the matrix by which a binary tree correlates
+    noise, and T is num_steps. The squared error is a sum over the levels of the tree. A
+    node of level j covers 2^j steps. The noise of the node is added at the last of
+    these steps, t. At step t + 2^j, the same noise times β^{2^j} is subtracted, where β
+    is the decay.
     """
     # The coefficients of the workload without its rate, a Toeplitz filter.
     bottom = times(workload.denominator, -jnp.asarray(workload.keep))
@@ -110,12 +111,13 @@ def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> ja
     total = jnp.zeros(())
     for level in range(num_steps.bit_length()):
         size = 1 << level
-        # The number of outputs from each node's last step on. The variance that a node
-        # adds to them in total is ‖a_u − β^{2^j} a_{u − 2^j}‖² over that many terms.
+        # The number of outputs from each node's last step on. The total variance that a
+        # node adds to these outputs is Σ_u (a_u − β^{2^j} a_{u − 2^j})², a sum with one
+        # term for each output.
         left = num_steps + 1 - np.arange(size, num_steps + 1, 2 * size)
         shifted = jnp.append(jnp.zeros(size), a)[:num_steps]
         products = jnp.append(0.0, jnp.cumsum(a * shifted))
-        # The square of the difference, expanded so that prefix sums give all nodes.
+        # The square is expanded, so that prefix sums give the sums for all nodes.
         taken = jnp.power(decay, size)
         total += jnp.sum(
             squares[left]
@@ -140,10 +142,10 @@ def _error64(
 def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
     """The root mean square noise in a workload's outputs, for noise z of variance 1.
 
-    The error is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. At another noise
-    multiplier and clip norm, multiply the error by the product of the two. To compare
-    strategies at the same privacy, multiply the error by the strategy's μ at noise
-    multiplier 1 (`correlated.mu`).
+    The error is ‖A C⁻¹‖_F / √T per coordinate, over all T steps. For a noise multiplier
+    σ and a clip norm c, multiply the error by σ c. To compare strategies at the same
+    privacy, multiply the error by the strategy's μ at noise multiplier 1
+    (`correlated.mu`).
 
     Args:
       strategy: the matrix C, given by its coefficients f[*b, k]. The correlated noise
@@ -156,9 +158,10 @@ def error(strategy: Strategy, workload: Workload, num_steps: int) -> jax.Array:
       The root mean square error per coordinate, f[*b].
 
     Raises:
-      ValueError: num_steps is out of range, or the workload has another length;
-        `strategy` is not a strategy, or has more coefficients than num_steps;
-        `strategy` is a tree, and the workload varies from step to step.
+      ValueError: num_steps is out of range; `rates` or `keep` has a length other than 1
+        and T; `strategy` is not a strategy, has more coefficients than num_steps, or
+        has a number of factors other than num_steps; `strategy` is a tree, and `rates`
+        or `keep` has more than one value.
 
     Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312, where A C⁻¹ is
     the decoder B.

@@ -1,31 +1,32 @@
 """The maximum change of C x by one example, over the steps that an order allows.
 
 C is the matrix that correlates the noise, and x are the sums of T steps. A pattern π is
-the set of steps in which an example takes part, each time with norm at most 1. The
-example moves C x by at most the square root of Σ_{s,t∈π} |(CᵀC)_st|. The bound is
-attained where CᵀC >= 0 and all contributions of the example have the same direction.
-The functions for each order return the squared bound at the worst pattern π that the
-order allows. C is a Toeplitz matrix with the coefficients c_0, …, c_{T−1}, whose
-columns are scaled by weights, f[T], or f[1] if all are equal. The function `mu_of`
-computes the GDP parameter μ from the bound.
+the set of steps in which an example takes part. The example's contribution to each of
+these steps has norm at most 1. The example moves C x by at most the square root of
+Σ_{s,t∈π} |(CᵀC)_st|. The bound is attained where CᵀC >= 0 and all contributions of the
+example have the same direction. The functions for each order return the squared bound
+at the worst pattern π that the order allows. C is a Toeplitz matrix with the
+coefficients c_0, …, c_{T−1}, and each column is scaled by a weight. The weights are
+f[T], or f[1] if all weights are equal. The function `mu_of` computes the GDP parameter
+μ from the bound.
 
 If an example takes part at most k times, then π is any subset of at most k steps of a
-pattern of its order. Let c be non-negative and non-increasing. For s <= t, (CᵀC)_st =
-Σ_{j<T−t} c_j c_{j+t−s} does not increase with the gap t − s nor with t. Moving the i-th
-step of a subset to an earlier step, such that no gap grows, therefore never reduces the
-sum:
+pattern that the order allows. Let c be non-negative and non-increasing. For s <= t,
+(CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} increases neither with the gap t − s nor with t. The
+bound therefore never decreases if steps of π move to earlier steps and no gap grows.
+The steps of π are counted from 0.
 
-- Let steps be at least n_b apart, as in a fixed order. The i-th step of a subset is
-  then at step i n_b or later, from i = 0 on, and the gap of the i-th and j-th steps is
-  at least (j − i) n_b. So the steps 0, n_b, …, (k − 1) n_b are the worst subset.
-- Let an example take part in any one step of each epoch. Moving the i-th step of a
-  subset to the same position in epoch i moves no step to a later one, and reduces gaps
-  by whole epochs. So the worst subset lies in the first k epochs.
+- Let the steps of an example be at least n_b apart, as in a fixed order. The i-th step
+  is then at step i n_b or later, and the gap of the i-th and the j-th step is at least
+  (j − i) n_b. The worst subset is therefore 0, n_b, …, (k − 1) n_b.
+- Let an example take part in any one step of each epoch. If the i-th step moves to the
+  same position in epoch i, no step moves to a later step, and gaps decrease by whole
+  epochs. The worst subset is therefore in the first k epochs.
 
-Each weight is replaced by the largest weight at the same step or later. A step that
-moves earlier then has at least its former weight. If c has other coefficients, the
-least non-increasing sequence that is at least |c| takes the place of c. This
-replacement never reduces the bound.
+Each weight is replaced by the largest weight at the same step or later. If a step moves
+to an earlier step, its weight then does not decrease. Any other sequence c is replaced
+by the least non-increasing sequence that is at least |c|. The replacements never reduce
+the bound.
 """
 
 from collections.abc import Callable
@@ -53,11 +54,11 @@ def fixed_order(
     """The squared sensitivity of C x if an example has one position in all epochs.
 
     C is the matrix that correlates the noise, and x are the sums of the steps. The
-    value is exact for C >= 0, and an upper bound for other C.
+    value is exact if C has no negative entry, and otherwise an upper bound.
 
     Args:
-      strategy: the Toeplitz matrix of C.
-      weights: the weights of the columns of C, f[T] or f[1].
+      strategy: the Toeplitz matrix whose columns are scaled to give C.
+      weights: the factors of the columns, f[T], or one factor, f[1].
       num_steps: T.
       n_b: the number of steps in an epoch.
     """
@@ -74,7 +75,7 @@ def fixed_order(
 def fixed_order_bound(strategy: Toeplitz, num_steps: int, n_b: int) -> jax.Array:
     """An upper bound on `fixed_order` for weights of 1.
 
-    The bound replaces the coefficients of the matrix C by their absolute values.
+    The coefficients of the matrix are replaced by their absolute values.
     """
     return _comb(jnp.abs(strategy.coefficients(num_steps)), n_b)
 
@@ -85,11 +86,10 @@ def separated_steps(
     """An upper bound on the squared sensitivity of C x for steps at least n_b apart.
 
     C is the Toeplitz matrix `strategy` with columns scaled by `weights`, f[T] or f[1],
-    and x are the sums of the steps. The bound is exact for coefficients c >= 0 that do
-    not increase, and for equal weights. Then (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} grows
-    neither with the gap t − s nor with t. The worst steps of an example are therefore
-    0, n_b, 2 n_b, …. For any other C, the bound is that of such a matrix with larger
-    entries.
+    and x are the sums of the steps. If the coefficients are non-negative and
+    non-increasing and all weights are equal, the worst steps of an example are 0, n_b,
+    2 n_b, … (see the module's docstring), and the bound is exact. Otherwise the
+    function replaces C by such a matrix with larger entries.
     """
     c = _majorant(strategy.coefficients(num_steps))
     return jnp.square(jnp.max(weights)) * _comb(c, n_b)
@@ -101,9 +101,9 @@ def reshuffled_order(
     """An upper bound on the squared sensitivity of C x for one step in each epoch.
 
     C is the Toeplitz matrix `strategy` with columns scaled by `weights`, f[T] or f[1],
-    and x are the sums of the steps. An example takes part in exactly one step of each
-    epoch, which may be any step. The bound scales each column by the largest weight of
-    the epoch that contains the column.
+    and x are the sums of the steps. An example takes part in one step of each epoch,
+    which may be any step. The function replaces each weight by the largest weight of
+    the same epoch.
     """
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jnp.max(_by_epoch(columns, n_b), axis=1)
@@ -118,13 +118,13 @@ def few_separated_steps(
 ) -> jax.Array:
     """The bound of `separated_steps` if an example takes part in at most k steps.
 
-    The steps are at least n_b apart. So the bound also holds for a fixed order, in
-    which an example has the same position in all epochs. The argument `largest`, f[E],
-    has the largest weight from the beginning of each epoch on for the first k epochs,
-    and 0 for all other epochs.
+    The bound also holds for a fixed order, in which an example has the same position in
+    all epochs. The argument `largest`, f[E], has an entry for each of the E epochs. For
+    the first k epochs, the entry is the largest weight of any step from the beginning
+    of the epoch on. For all other epochs, the entry is 0.
     """
     c = _majorant(strategy.coefficients(num_steps))
-    # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, … with weights W_e.
+    # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, …, where W is `largest`.
     moved = (lower(largest) @ _by_epoch(c, n_b)).ravel()[:num_steps]
     return moved @ moved
 
@@ -132,10 +132,10 @@ def few_separated_steps(
 def few_reshuffled_steps(
     strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The bound of `reshuffled_order` for an example that takes part in k epochs.
+    """The bound of `reshuffled_order` if an example takes part in at most k steps.
 
-    In each of at most k epochs, the example takes part in one step, which may be any
-    step. The argument `largest` is as for `few_separated_steps`.
+    The steps are in different epochs, and may be any step of the epoch. The argument
+    `largest` is as for `few_separated_steps`.
     """
     c = jnp.abs(strategy.coefficients(num_steps))
     if strategy.num_vectors > 1:
@@ -148,7 +148,7 @@ def few_reshuffled_steps(
 
 
 def _majorant(c: jax.Array) -> jax.Array:
-    """The least non-increasing sequence f[n] that is at least |c|, from c, f[n]."""
+    """The least non-increasing sequence that is at least |c|, f[n], for c, f[n]."""
     return jax.lax.cummax(jnp.abs(c), reverse=True)
 
 
@@ -161,8 +161,8 @@ def _comb(c: jax.Array, n_b: int) -> jax.Array:
     """The squared sensitivity of C x to an example at the steps 0, n_b, 2 n_b, ….
 
     C is the Toeplitz matrix with the coefficients c, and x are the sums of the steps.
-    The result is Σ_i (Σ_e c_{i−e n_b})², a sum over steps i and epochs e. For C >= 0 no
-    other position in the epoch has a larger sensitivity.
+    The result is Σ_i (Σ_e c_{i−e n_b})², a sum over steps i and epochs e. If c is
+    non-negative, no other position in the epoch has a larger sensitivity.
     """
     moved = jnp.cumsum(_by_epoch(c, n_b), axis=0).ravel()[: c.size]
     return moved @ moved
@@ -171,18 +171,18 @@ def _comb(c: jax.Array, n_b: int) -> jax.Array:
 def by_place(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     """The squared sensitivity of C x for each position of an example, f[n_b].
 
-    The columns of C are those of the Toeplitz matrix A with the coefficients c, scaled
-    by the weights w, f[T]. x are the sums of the steps. An example takes part at the
-    steps π, which have the same position in every epoch. The result is
-    Σ_{s,t∈π} w_s w_t |(AᵀA)_st|.
+    C is the Toeplitz matrix A with the coefficients c, and with columns scaled by the
+    weights w, f[T]. The sums of the steps are x. The steps π of an example have the
+    same position in every epoch. The entry for a position is
+    Σ_{s,t∈π} w_s w_t |(AᵀA)_st|, an upper bound where AᵀA has negative entries.
     """
     steps = jnp.arange(c.size)
 
     def with_gap(total: jax.Array, k: jax.Array) -> tuple[jax.Array, None]:
-        # (CᵀC)_st = Σ_{j<T−t} c_j c_{j+t−s} for t − s = k n_b.
+        # (AᵀA)_st = Σ_{j<T−t} c_j c_{j+t−s} for t − s = k n_b.
         later = jnp.where(steps < c.size - k * n_b, jnp.roll(c, -k * n_b), 0.0)
         # Products of either sign may cancel, so the error bound is absolute: a sum of T
-        # terms errs by T roundings of at most ‖c‖² each.
+        # terms has T rounding errors, each of at most one ulp of ‖c‖².
         entry = jnp.abs(jnp.cumsum(c * later)[::-1]) + c.size * ULP * (c @ c)
         entry = entry * weights * jnp.roll(weights, k * n_b)
         entry = jnp.where(steps >= k * n_b, entry, 0.0)
@@ -200,11 +200,12 @@ def _by_state(
 
     Let the matrix C have the coefficients c_0 = 1 and c_k = ρ b^{k−1}. Then C maps an
     input u to the output w_t = u_t + ρ v_{t−1}, with the state v_t = b v_{t−1} + u_t.
-    At the step in which the example takes part, u_t is the weight of the epoch, from
-    f[E]. At all other steps u_t is 0. The value function maps the state v to the
-    maximum of Σ w_t² over the remaining steps t. For v >= 0, the value function is a
-    maximum of increasing convex quadratics. The value function is therefore convex, and
-    linear interpolation between grid points is an upper bound.
+    In the step of an epoch in which the example takes part, u_t is the epoch's entry of
+    `weights`, f[E]. In all other steps, u_t is 0. The function replaces ρ and b by
+    their absolute values, which never reduces the sensitivity. The value function maps
+    the state v to the maximum of Σ w_t² over the remaining steps t. For v >= 0, the
+    value function is a maximum of increasing convex quadratics. The value function is
+    therefore convex, and linear interpolation between grid points is an upper bound.
     """
     a, b = (
         -jnp.sum(jnp.asarray(x, jnp.float64))  # one coefficient, or none: then 0
@@ -215,8 +216,8 @@ def _by_state(
     places = jnp.linspace(0.0, 1.0, _GRID)
     powers = jnp.power(b, jnp.arange(n_b + 1))
     sums = jnp.concatenate([jnp.zeros(1), jnp.cumsum(jnp.square(powers))])
-    # The largest v before each epoch. The last participation was then at the last step
-    # of the epoch before, or at its first step if the filter's state grows.
+    # The largest v before each epoch. The example then took part in the last step of
+    # the previous epoch, or in the first step of that epoch if the state grows.
     latest = jnp.maximum(powers[n_b - 1], 1.0)
     _, tops = jax.lax.scan(
         lambda top, u: (powers[n_b] * top + u * latest, top),
@@ -242,7 +243,7 @@ def _by_state(
 
         def best(v: jax.Array) -> jax.Array:
             left = powers[size] * v + u * powers[size - 1 - r]
-            # Without memory, an epoch of weight 0 ends in the state 0.
+            # If b is 0, an epoch of weight 0 ends in the state 0.
             at = left / jnp.where(end > 0, end, 1.0)
             at = jnp.clip(at, 0.0, 1.0) * (_GRID - 1)
             low = jnp.minimum(at.astype(jnp.int32), _GRID - 2)
@@ -270,15 +271,15 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     C is the Toeplitz matrix that correlates the noise. An example takes part in one
     step of each epoch. The squared sensitivity is a sum of one term for each ordered
     pair of epochs. The term is (CᵀC)_st for the example's steps s and t in the two
-    epochs, multiplied by the weights of both epochs, from f[E]. Let g(k) bound (CᵀC)_st
-    for the gap k = |t − s|. If the steps have the positions r_e and r_f in epochs
-    e < f, their gap is (f − e) n_b + r_f − r_e.
+    epochs, multiplied by the entries of `weights`, f[E], for both epochs. Let g(k)
+    bound (CᵀC)_st for the gap k = |t − s|. If the steps have the positions r_e and r_f
+    in epochs e < f, their gap is (f − e) n_b + r_f − r_e.
 
-    For adjacent epochs a dynamic programme finds the worst positions, up to the width
-    of the intervals into which positions are divided. For other pairs, one bound on g
-    holds for given r_e and any r_f, and another bound holds for given r_f and any r_e.
-    So g is at most the mean of both bounds. For each position, these bounds are summed
-    over the other epochs.
+    The positions are divided into at most _BUCKETS intervals. For adjacent epochs, a
+    dynamic program finds the worst intervals, and uses the least gap of two intervals.
+    For all other pairs of epochs, one bound on g holds for given r_e and any r_f, and
+    another bound holds for given r_f and any r_e. The value g is at most the mean of
+    both bounds. For each interval, the bounds are summed over the other epochs.
     """
     num_steps = c.size
     epochs = jnp.arange(weights.size)
@@ -287,7 +288,7 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     spectrum = jnp.fft.rfft(c, 2 * num_steps)
 
     def gram(epoch: jax.Array) -> jax.Array:
-        """Upper bounds on (CᵀC)_st for t in the given epoch or later, f[T + 1].
+        """Upper bounds on (CᵀC)_st, f[T + 1], for t in the given epoch or later.
 
         Entry k is the bound for t − s = k. The last entry is 0.
         """
@@ -303,11 +304,12 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
         return g[jnp.minimum(gap, num_steps)]
 
     def far(f: jax.Array, by_place: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """Bounds on the terms of epoch f and each epoch e <= f − 2, f[E, places].
+        """Bounds on the terms of the pairs of epoch f and each epoch e <= f − 2.
 
-        The term of two epochs is an entry of CᵀC, multiplied by the weights of both
-        epochs. The function by_place maps the distances f − e, f[E, 1], to bounds on
-        the entry by the position of the example. The rows of all other epochs are 0.
+        The result has a row for each epoch e and a column for each interval of
+        positions. The rows for e > f − 2 are 0. The term of a pair is an entry of CᵀC,
+        multiplied by the weights of both epochs. The function by_place maps the
+        distances f − e, f[E, 1], to bounds on the entry for each interval.
         """
         apart = (f - epochs)[:, None]
         both = (weights[f] * weights)[:, None]
@@ -359,7 +361,7 @@ def mu_of(
       strategy: the matrix C, which turns white noise z into the correlated noise C⁻¹z.
       factors: the factor by which the noise of each step is multiplied, f[T], or one
         factor for all steps, f[1].
-      noise_multiplier: the standard deviation of z over the clip norm, f[].
+      noise_multiplier: the standard deviation of z divided by the clip norm, f[].
       schedule: the steps in which an example may take part, static.
     """
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ², because releasing x + C⁻¹z is equivalent to
@@ -377,8 +379,9 @@ def mu_of(
         # The bound for a whole pattern also holds for every subset of the pattern.
         square = jnp.minimum(square, few(strategy, largest, num_steps, n_b))
         times = most
-    # Sums have at most T terms. The rounding errors of the coefficients act like a
-    # strategy of their own: they move C x by `off` for each participation.
+    # Sums have at most T terms. The rounding errors of the coefficients are like the
+    # coefficients of a second strategy, whose C x an example moves by at most `off` for
+    # each step in which it takes part.
     fixed = jax.lax.stop_gradient(strategy)
     off = series_error(fixed, fixed.coefficients(num_steps))
     off = times * off * jnp.max(weights)

@@ -24,7 +24,8 @@ Sampling = Literal[
     "fresh_bins",
     "cyclic_poisson",
 ]
-# The order of `mu` that contains every pattern, for an attacker who knows the steps.
+# The order of `mu` that allows every pattern of the bins. This order gives the μ for an
+# attacker who knows the example's steps.
 _ORDER_OF_BINS = {"random_bins": "fixed", "fresh_bins": "reshuffled"}
 
 _mu64 = float64("up", static=("schedule",), vectors=(0, 1), elementwise=True)(mu_of)
@@ -36,7 +37,8 @@ def _mu_of_strategy(
     """The result of `mu` for valid arguments.
 
     Raises:
-      ValueError: the strategy is a tree, and trees do not support this schedule.
+      ValueError: the strategy is a tree, and the schedule has the order "separated" or
+        limits the participations.
     """
     num_steps, n_b, order, _, most = schedule
     if isinstance(strategy, matrices.Tree):
@@ -71,25 +73,25 @@ def mu(
     Args:
       strategy: the matrix C, with coefficients f[*b, k]. C turns white noise z into
         the correlated noise C⁻¹z.
-      noise_multiplier: the standard deviation of z over the clip norm, f[*b], at least
-        0.
+      noise_multiplier: the standard deviation of z divided by the clip norm, f[*b], at
+        least 0.
       num_steps: T, the number of all steps of the run, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: "fixed" if an example has the same position in every epoch. μ is then exact
         if C has no negative entry (C >= 0), and otherwise an upper bound, computed from
         the absolute values of the entries of CᵀC. "reshuffled" if an example takes part
-        in at most one step of each epoch, in any step. μ is then an upper bound. This
-        bound is at most 0.2 % above the exact μ if C is a filter with one pole and one
-        zero, and the zero is smaller than the pole. "separated" if the steps of an
-        example are at least n_b apart. μ is then exact for C >= 0 with coefficients
-        that do not grow, and otherwise an upper bound. For a strategy from
-        `strategies.scaled`, μ is exact only under "fixed" (for C >= 0). For a tree, μ
-        is that of `tree.momentum_mu`, and "separated" is invalid.
-      adjacency: which data sets are compared. Under ADD_REMOVE, the batch of any other
-        example must not depend on the added example. Batches of fixed size violate this
-        condition.
+        in at most one step of each epoch, which may be any step. μ is then an upper
+        bound. This bound is at most 0.2 % above the exact μ if C is a filter with one
+        pole and one zero, and the zero is smaller than the pole. "separated" if the
+        steps of an example are at least n_b apart. μ is then exact for C >= 0 with
+        non-increasing coefficients, and otherwise an upper bound. For a strategy from
+        `strategies.scaled`, μ is exact only for "fixed" (for C >= 0). For a tree, μ is
+        that of `tree.momentum_mu`, and "separated" is invalid.
+      adjacency: which data sets are compared. Under ADD_REMOVE, the batches of the
+        other examples must not depend on the added example. Batches of fixed size
+        violate this condition.
       max_participations: the maximum number of steps of the run in which one example
-        takes part, static, at least 1; None if only the order limits these steps. The
+        takes part, static, at least 1; None if only the order limits the number. The
         caller's sampler must enforce the limit: an example that has reached the limit
         must not take part in any later step. For a tree, only None is valid.
 
@@ -98,15 +100,18 @@ def mu(
       coefficients overflow.
 
     Raises:
-      ValueError: a static argument is out of range, or `strategy` is not a strategy,
-        has more coefficients than num_steps, or does not support this order.
+      ValueError: a static argument is out of range; `strategy` is not a strategy, has
+        more coefficients than num_steps, or has a number of factors other than
+        num_steps; `strategy` is a tree, and order is "separated" or max_participations
+        is given.
 
     Privacy: an example may take part in any set of at most max_participations steps
-    that the order allows. If the limit is given, μ is exact for "fixed" and "separated"
-    if C >= 0 has coefficients that do not grow and is not from `strategies.scaled`.
-    With the limit, μ is otherwise an upper bound. The guarantee holds for sums of
-    sensitivity 1 clip norm that may depend on all earlier releases, for real arithmetic
-    and ideal Gaussian noise.
+    that the order allows. With a limit that is below the number of epochs, μ is an
+    upper bound. This bound is exact for "fixed" and "separated" if C >= 0 has
+    non-increasing coefficients and is not from `strategies.scaled`. The guarantee holds
+    for real arithmetic and ideal Gaussian noise, if one example changes each sum by at
+    most the clip norm (twice the clip norm under REPLACE). Sums may depend on all
+    earlier releases.
 
     Reference: Denisov et al. (2022), https://arxiv.org/abs/2202.08312. For separated
     steps: Kalinin and Lampert (2024), https://arxiv.org/abs/2405.13763, Theorem 2.
@@ -126,7 +131,8 @@ def mu(
     strategy = matrices.check_strategy(strategy, schedule.num_steps)
     if max_participations is not None:
         most = validate.static_int("max_participations", max_participations, minimum=1)
-        # A limit that no example can reach would only compile the same program again.
+        # A limit that no example can exceed is ignored, so that no second program is
+        # compiled.
         if most < -(-schedule.num_steps // schedule.steps_per_epoch):
             schedule = schedule._replace(max_participations=most)
     return _mu_of_strategy(strategy, noise_multiplier, schedule)
@@ -142,8 +148,8 @@ def _cyclic_poisson(
     """The ε of a run with cyclic Poisson sampling, f[*b].
 
     The examples form p fixed groups. Step t samples the examples of group t mod p, and
-    the strategy matrix C has p bands. For T steps, ε is that of ⌈T / p⌉ Poisson-sampled
-    Gaussian steps. The sensitivity of such a step is the norm of a column of C.
+    the strategy matrix C has p bands. For a run of T steps, ε is that of ⌈T / p⌉
+    Poisson-sampled Gaussian steps, each with the norm of a column of C as sensitivity.
 
     Raises:
       ValueError: the strategy is not banded.
@@ -155,10 +161,10 @@ def _cyclic_poisson(
             f"got {strategy!r}."
         )
     bands = 1 + np.shape(strategy.numerator)[-1]
-    # Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Theorem 4: an
-    # example that takes part at steps s and s + p moves disjoint rows of C x, so that
-    # the run is ⌈T / p⌉ Gaussian steps with a column's norm for sensitivity, at rate
-    # p / n_b.
+    # Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Theorem 4: at
+    # steps s and s + p an example moves disjoint rows of C x. The run is therefore
+    # equivalent to ⌈T / p⌉ Gaussian steps with the norm of a column as sensitivity and
+    # the sampling rate p / n_b.
     noise = _per_column64(strategy, noise_multiplier)
     rate = min(1.0, bands / schedule.steps_per_epoch)
     step = pld.poisson_gaussian(noise, rate, adjacency=adjacency)
@@ -167,8 +173,8 @@ def _cyclic_poisson(
 
 @float64("down", vectors=(0,), elementwise=True)
 def _per_column64(strategy: Toeplitz, noise_multiplier: jax.Array) -> jax.Array:
-    # Every column of C is (1, n_1, …, n_k). The result is rounded down, which is the
-    # safe direction for a noise multiplier.
+    # Every column of C has the entries 1, n_1, …, n_k, where n is the numerator. The
+    # result is rounded down, the safe direction for a noise multiplier.
     square = 1 + jnp.sum(jnp.square(strategy.numerator))
     return noise_multiplier / jnp.sqrt(square) * (1 - 64 * ULP)
 
@@ -187,46 +193,50 @@ def epsilon(
 
     Args:
       strategy: the matrix C, with coefficients f[*b, k]. C turns white noise z into
-        the correlated noise C⁻¹z. With random or fresh bins, C must not be a tree. If C
+        the correlated noise C⁻¹z. For random and fresh bins, C must not be a tree. If C
         is from `strategies.scaled`, the bound by amplification uses the least noise of
         any step for all steps.
-      noise_multiplier: the standard deviation of z over the clip norm, f[*b], positive.
+      noise_multiplier: the standard deviation of z divided by the clip norm, f[*b],
+        positive.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       sampling: "fixed", "reshuffled" or "separated" for an order as in `mu`, without
-        amplification. "random_bins" if every example once picks one of the n_b steps of
-        an epoch, uniformly at random and independently of all others, and takes part in
-        this step of every epoch. "fresh_bins" if every example picks a new step in each
-        epoch. "cyclic_poisson", for a banded strategy with p coefficients, if examples
-        form p fixed groups, and step t takes each example of group t mod p
-        independently with probability min(1, p / n_b).
-      adjacency: which data sets are compared. Under ADD_REMOVE, the batches of other
-        examples must not depend on the added example. Groups by position in the data
-        violate this condition.
+        amplification. "random_bins" if every example picks one of the n_b steps of an
+        epoch once, uniformly at random and independently of all other examples, and
+        takes part in this step of every epoch. "fresh_bins" if every example picks a
+        new step in each epoch. "cyclic_poisson", for a banded strategy with p
+        coefficients, if examples form p fixed groups, and step t samples each example
+        of group t mod p independently with probability min(1, p / n_b).
+      adjacency: which data sets are compared. Under ADD_REMOVE, the batches of the
+        other examples must not depend on the added example. Groups by position in the
+        data violate this condition.
 
     Returns:
-      ε, f[*b], rounded up; inf for traced values out of range. For random or fresh
-      bins, ε is an upper bound (docs/amplification.md says how close). It is at most
-      the ε that follows from `mu`, with order "fixed" for random bins and "reshuffled"
-      for fresh bins. For cyclic Poisson sampling, `accounting.pld` computes ε from
-      ⌈T / p⌉ Poisson-sampled Gaussian steps. For the other schemes, ε follows from `mu`
-      by `gdp.epsilon`.
-      For random or fresh bins, only the derivatives by noise_multiplier and delta are
+      ε, f[*b], rounded up; inf for traced values out of range. For random and fresh
+      bins, ε is at most the ε that follows from `mu`, with order "fixed" for random
+      bins and "reshuffled" for fresh bins (docs/amplification.md shows how tight the
+      bound is). For cyclic Poisson sampling, `accounting.pld` computes ε from ⌈T / p⌉
+      Poisson-sampled Gaussian steps. For all other schemes, ε follows from `mu` by
+      `gdp.epsilon`.
+      For random and fresh bins, only the derivatives by noise_multiplier and delta are
       correct. A derivative by the strategy leaves out terms of the bound, and is wrong.
 
     Raises:
       ValueError: a static argument is out of range; `strategy` is not a strategy, has
-        more coefficients than num_steps, or is not banded for "cyclic_poisson".
+        more coefficients than num_steps, or has a number of factors other than
+        num_steps; `strategy` is a tree, and sampling is neither "fixed" nor
+        "reshuffled"; `strategy` is not banded, and sampling is "cyclic_poisson".
 
-    Privacy: the guarantee holds for sums of sensitivity 1 clip norm that may depend on
-    all earlier releases, for real arithmetic and ideal Gaussian noise. For bins and
-    cyclic Poisson sampling, the steps in which an example takes part must be drawn
-    independently of the data, of the noise and of other examples.
+    Privacy: the guarantee holds for real arithmetic and ideal Gaussian noise, if one
+    example changes each sum by at most the clip norm (twice the clip norm under
+    REPLACE). Sums may depend on all earlier releases. For bins and cyclic Poisson
+    sampling, the steps in which an example takes part must be drawn independently of
+    the data, of the noise and of other examples, and must stay secret.
 
-    Reference: for bins, Kahane (1986). For an epoch that ends early, Balle, Barthe and
-    Gaboardi (2018). For cyclic Poisson sampling, Choquette-Choo et al. (2023),
-    https://arxiv.org/abs/2306.08153, Theorem 4.
+    Reference: Kahane (1986) for bins; Balle, Barthe and Gaboardi (2018) for an epoch
+    that ends early; Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153,
+    Theorem 4, for cyclic Poisson sampling.
 
     Example:
       >>> from dpjax import strategies

@@ -7,11 +7,12 @@ group is repeated around the circle of an epoch. Positions in different parts of
 are at least the join's gap apart, so that the covariance at that gap is an upper bound
 (docs/amplification.md). Let L be the likelihood ratio of the outputs with and without
 an example that has a random position of the tree. The distribution of L is computed
-from the leaves upwards: each join takes the mean of two independent copies and
-multiplies it by a lognormal factor that both share.
+from the leaves upwards. Each join computes the mean of two independent copies, and
+multiplies the mean by a lognormal factor that both copies share.
 
-The tree leaves out the positions in the gaps. The mean over all positions is the mean,
-over the n_b rotations of the tree, of the means over the rotated trees. By Jensen's
+The tree leaves out the positions in the gaps. The n_b rotations of the tree around the
+circle together contain each position equally often. The mean over all positions is
+therefore the mean, over the rotations, of the mean over a rotated tree. By Jensen's
 inequality, a convex function of the mean over all positions is at most the mean of this
 function over rotations.
 """
@@ -29,7 +30,7 @@ _FALLS = (0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
 # Candidates for the number of first joins in which the covariance does not fall.
 _CLOSE = (0, 1, 2)
 _MOST_JOINS = 7
-_COARSE = 128  # points of the grid that the comparison of trees uses
+_COARSE = 128  # the number of grid points for the comparison of trees
 
 
 class Tree(NamedTuple):
@@ -39,7 +40,7 @@ class Tree(NamedTuple):
     two parts of 2^j positions each.
 
     Attributes:
-      gaps: the distance between the two parts of each join, i[most]. Entries from
+      gaps: the distance between the two parts of each join, i[m]. Entries from index
         `joins` on are unused.
       joins: the number of joins, i[].
       copies: the number of copies of the tree around the circle, i[]; 0 if no copy
@@ -57,16 +58,17 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
     """Trees of positions whose covariances fall by equal factors from join to join.
 
     A tree joins positions, which are steps of an epoch, into groups of 2, 4, 8, …. The
-    covariance of a join is that of positions in its two parts. The trees are stacked
-    along a new first axis.
+    covariance of a join is the covariance of two positions in different parts of the
+    join. In some trees, the first two or three joins have the same covariance. The
+    trees are stacked along a new first axis.
 
     Args:
       by_gap: the covariance of two positions by their distance around the circle of an
         epoch, padded with zeros beyond the largest distance, f[m].
       n_b: the number of steps in an epoch, i[].
     """
-    # Settings that differ only in unused joins give the same tree. They are equal
-    # here, and the set keeps one of them.
+    # Settings that differ only in unused joins give the same tree. Such settings have
+    # equal tuples, so that the set contains each tree only once.
     settings = {
         (joins, min(close, max(joins - 1, 0)), fall if joins > close + 1 else 0.5)
         for joins in range(_MOST_JOINS + 1)
@@ -102,10 +104,11 @@ def _multiply_lognormal(
 
     The lognormal variable is independent of L, and its log has the given variance. The
     grid of the result leaves out a probability of about `tail`. If the standard
-    deviation is below the spacing of the grid of L, L does not change.
+    deviation of the log is below the spacing of the grid of L, the function returns
+    `law` unchanged.
 
     Returns:
-      The distribution of the product, and the variance that was left out, or 0.
+      The distribution of the product and 0, or `law` and the given variance.
     """
     fits = variance >= law.grid.spacing**2
     safe = jnp.where(fits, variance, 1.0)
@@ -121,7 +124,8 @@ def _covariances(
     """The covariances that a tree gives two positions, which are steps of an epoch.
 
     A join of the tree combines two parts, and the tree has copies around the circle of
-    the n_b positions. The covariances are those of `by_gap` at the gaps of the tree.
+    the n_b positions. The covariances are the entries of `by_gap` at the gaps between
+    parts and between copies.
 
     Returns:
       For each join, the covariance of positions in different parts of the join, f[m];
@@ -137,11 +141,11 @@ def _covariances(
 def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
     """The log of the second moment E L² of the likelihood ratio L for a tree.
 
-    L is the likelihood ratio of the outputs with and without an example. A position is
-    the step of the epoch at which the example takes part. L is the mean of
-    exp(X_i − Var X_i / 2) over the tree's positions i, for a Gaussian X with the
-    covariances of the tree. So E L² is the mean of e^{Cov(X_i, X_j)} over all ordered
-    pairs (i, j) of positions, including i = j.
+    L is the likelihood ratio of the outputs with and without an example that has a
+    random position of the tree. L is the mean of exp(X_i − Var X_i / 2) over the
+    positions i, for a Gaussian vector X with the covariances of the tree. E L² is
+    therefore the mean of e^{Cov(X_i, X_j)} over all ordered pairs (i, j) of positions,
+    including i = j.
 
     Args:
       tree: the tree of positions.
@@ -167,19 +171,19 @@ def ratio(
     The likelihood ratio compares the outputs with and without an example that takes
     part at a random position. The first result is the distribution of the first factor,
     on a grid of n points that leaves out a probability of about `tail`. The second
-    factor is lognormal, and a Gaussian mechanism accounts for it. The second result is
-    the variance of the log of the second factor. by_gap holds the covariances of two
-    positions by their distance around the circle of n_b positions, divided by the
+    factor is lognormal, and a Gaussian mechanism accounts for this factor. The second
+    result is the variance of the log of the second factor. by_gap has the covariance of
+    two positions by their distance around the circle of n_b positions, divided by the
     square of the noise multiplier.
 
     If the variance of a join is below the resolution of the grid, the variance is added
-    to the next join, whose larger group then shares it. This addition only increases
-    covariances.
+    to the variance of the next join, which a larger group shares. This addition only
+    increases covariances.
     """
     of, top = _covariances(tree, by_gap, n_b)
     following = jnp.append(of[1:], top)
-    # A leaf without variance would have a grid without spacing. A larger variance is a
-    # valid bound.
+    # The spacing of a leaf's grid would be 0 for a variance of 0. A larger variance
+    # gives a valid bound.
     leaf = jnp.maximum(by_gap[0] - of[0], 1e-9 * by_gap[0])
     law = spread.lognormal(leaf, tail, n)
 
@@ -202,12 +206,12 @@ def _estimate(
     delta: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """An estimate of the privacy loss that a tree of positions proves, f[].
+    """An estimate of the bound that a tree of positions gives, f[], to compare trees.
 
-    The estimate serves to compare trees, and uses a coarse grid. by_gap and n_b are as
-    for `ratio`. For one epoch, the estimate approximates ε(δ). For several epochs, the
-    estimate is the sum of the Kullback-Leibler divergences in both directions, which
-    adds up over epochs.
+    The estimate uses a coarse grid. by_gap and n_b are as for `ratio`. For one epoch,
+    the estimate approximates ε(δ). For several epochs, the estimate is the sum of the
+    Kullback-Leibler divergences in both directions for one epoch. The divergence of the
+    whole run is this sum times the number of epochs.
     """
     tail = 1e-4 * delta
     law, variance = ratio(tree, by_gap, n_b, tail, _COARSE)
@@ -227,12 +231,12 @@ def _estimate(
 def best(
     by_gap: jax.Array, n_b: jax.Array, delta: jax.Array, num_epochs: jax.Array
 ) -> Tree:
-    """The tree of positions with the least estimated privacy loss of a run.
+    """The tree of positions with the least estimate of the privacy loss of a run.
 
-    Positions are the n_b steps of an epoch, which form a circle. by_gap holds the
-    covariances of two positions by their distance, divided by the square of the noise
+    Positions are the n_b steps of an epoch, which form a circle. by_gap has the
+    covariance of two positions by their distance, divided by the square of the noise
     multiplier. The run has num_epochs independent epochs. Any tree gives a valid bound,
-    so that an estimate is enough to choose a tree.
+    so that an estimate is sufficient to choose a tree.
     """
     by_gap, delta = jax.lax.stop_gradient((by_gap, delta))
     trees = candidates(by_gap, n_b)

@@ -1,28 +1,28 @@
 """Privacy of the last iterate, if no earlier iterate is released.
 
-The noise of each step hides part of the privacy loss of earlier steps, and a
-contractive step reduces the rest. Shifted interpolation, a proof that uses both
+The noise of each step hides a part of the privacy loss of earlier steps, and a
+contractive step reduces the other part. Shifted interpolation, a proof that uses both
 effects, couples the runs on two neighbouring data sets. In each step a shift reduces
 the distance between the two runs, at a cost in μ² that depends on the ratio of the
-shift to the step's noise. The shifts with the least total cost, the *optimal shifts*,
-follow from a greatest convex minorant (`optimal_shift_mu`). Composition and the
-published closed forms correspond to special choices of the shifts, so that their μ is
-never smaller.
+shift to the step's noise. The *optimal shifts* have the least total cost, and follow
+from a greatest convex minorant (`optimal_shift_mu`). Composition and the published
+closed forms correspond to special choices of the shifts. The μ of the optimal shifts is
+therefore never larger than the μ of composition or of a closed form for the same run.
 
-**Files**, in the order in which a bound is made:
+**Files**, in the order in which the code computes a bound:
 
-1. `_setting`: the assumptions on loss, steps and data, checked in one place. They give
+1. `_setting` checks the assumptions on loss, steps and data. The assumptions determine
    the maximum factor by which a gradient step, clipped or not, multiplies a distance,
-   and the numbers of a step in units of its own noise.
-2. `_minorant`: the optimal shifts of any schedule, computed from the last step to the
-   first. `_periodic`: the optimal shifts in closed form, for identical steps of which
-   every l-th uses the differing example.
-3. Algorithms: `_shifts` for arbitrary maps, for schedules of steps and noise, and for δ
-   averaged over the positions that an example can have in an epoch; `_cyclic_gd` for
-   full batches and cycles of batches, and for full batches without noise; `_noisy_sgd`
-   for random batches; `_langevin` for Langevin Monte Carlo and the exponential
-   mechanism.
-4. `published`: closed forms as published, for comparison.
+   and the numbers of a step in units of the step's noise.
+2. `_minorant` has the optimal shifts of any schedule, computed from the last step to
+   the first. `_periodic` has the optimal shifts in closed form, for identical steps of
+   which every l-th uses the differing example.
+3. The algorithms are `_shifts` for arbitrary maps, for schedules of steps and noise,
+   and for the mean of δ over the positions that an example can have in an epoch;
+   `_cyclic_gd` for full batches and cycles of batches, and for full batches without
+   noise; `_noisy_sgd` for random batches; and `_langevin` for Langevin Monte Carlo and
+   the exponential mechanism.
+4. `published` has closed forms as published, for comparison.
 
 docs/iteration.md lists the assumptions that each bound needs.
 """

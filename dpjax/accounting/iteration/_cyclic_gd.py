@@ -1,14 +1,13 @@
 """The last iterate of gradient descent, on full batches or a cycle of batches.
 
 Each bound is a separate function of the run's numbers and of an example's *tail*. The
-tail is the number of steps from the last step that uses the example to the end of the
-run, that step included. The examples of the last batch of an epoch have the shortest
-tail, one step. They have the worst position, because no later step's noise hides their
-last use.
+tail of an example is 1 plus the number of steps after the last step that uses the
+example. The examples of the last batch of an epoch have the shortest tail, 1, and the
+worst position, because no later step's noise hides their last use.
 
-Step sizes and noise are the same in all steps; `_shifts` has a bound for schedules.
-Without noise, one example changes the last iterate by a bounded distance, the
-sensitivity.
+Step sizes and noise are the same in all steps; `_shifts` has a bound for schedules. For
+descent without noise, `gradient_descent_sensitivity` bounds the distance by which one
+example moves the last iterate.
 """
 
 from collections.abc import Callable
@@ -34,8 +33,8 @@ def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
     """The GDP parameter μ from square = μ² / shift², rounded up; 0 only if shift is 0.
 
     The shift is the distance by which one example can move the iterate in a step,
-    divided by the standard deviation of the step's noise. `cycle` has the number of
-    epochs and of batches per epoch, which determine the bound on rounding errors.
+    divided by the standard deviation of the step's noise. The bound on rounding errors
+    depends on the numbers of epochs and of batches in `cycle`.
     """
     # The margin is above the rounding errors of sums over one epoch and over epochs.
     square = (1 + (cycle.period + cycle.epochs) * ULP) * square
@@ -47,8 +46,8 @@ def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
     return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
 
 
-# Each of these functions returns a bound on μ. The arguments are a step, an example's
-# place from the end of an epoch, and the cycle.
+# Each of these functions returns a bound on μ. The argument `place` is an example's
+# tail.
 
 
 def _composition(step: Step, place: jax.Array, cycle: Cycle):
@@ -58,9 +57,10 @@ def _composition(step: Step, place: jax.Array, cycle: Cycle):
 
 
 def _contraction(step: Step, place: jax.Array, cycle: Cycle):
-    # Theorems 4.2 and 4.5 there, and Kong and Ribero (2024), Proposition 2.2,
-    # https://arxiv.org/abs/2407.05237, at the optimal shifts (`_periodic`). The bounds
-    # are homogeneous in shift and diameter, so that they are computed for a shift of 1.
+    # Bok, Su and Altschuler (2024), Theorems 4.2 and 4.5, and Kong and Ribero (2024),
+    # Proposition 2.2, https://arxiv.org/abs/2407.05237, at the optimal shifts
+    # (`_periodic`). A bound is proportional to the shift if the ratio of diameter and
+    # shift is fixed. `_periodic` therefore computes bounds for a shift of 1.
     square = _periodic.contraction(step.log_lipschitz, place, cycle)
     return jnp.where(step.known, _finish(square, step.shift, cycle), jnp.inf)
 
@@ -68,13 +68,14 @@ def _contraction(step: Step, place: jax.Array, cycle: Cycle):
 def _diameter(step: Step, place: jax.Array, cycle: Cycle):
     if not cycle.assumed.bounded:
         return jnp.full_like(step.shift, jnp.inf)
-    # Theorems 4.3 and 4.6 there, and Kong and Ribero's Theorem 4.4, from the best
-    # restart. A diameter whose square would underflow is replaced by a larger one, and
-    # a diameter whose square would overflow is ignored.
+    # Bok, Su and Altschuler (2024), Theorems 4.3 and 4.6, and Kong and Ribero (2024),
+    # Theorem 4.4, from the best restart. A diameter whose square would underflow is
+    # replaced by a larger diameter, and a diameter whose square would overflow is
+    # ignored.
     start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
     near = step.bounded & (start < HUGE)
     start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
-    # A shift of 0 has μ = 0 whatever the start is, so that 1 replaces the shift above.
+    # For a shift of 0, μ is 0 for every start, so that 1 can replace the shift above.
     square = _periodic.restart_variance(step.log_lipschitz, start, place, cycle)
     return jnp.where(near, _finish(square, step.shift, cycle), jnp.inf)
 
@@ -94,9 +95,8 @@ _Bound = Callable[[Step, jax.Array, Cycle], jax.Array]
 def _mu(tail: jax.Array, numbers: Numbers, *, bound: _Bound, cycle: Cycle):
     """A bound on μ for an example with a given tail; inf for invalid numbers of a run.
 
-    The tail is the number of steps from the last step that uses the example to the end
-    of the run, that step included. `bound` computes the bound from a step's numbers,
-    the tail and the cycle of batches.
+    The tail is 1 plus the number of steps after the last step that uses the example.
+    `bound` computes the bound from a step's numbers, the tail and the cycle of batches.
     """
     step = _setting.step(numbers, cycle.assumed)
     place = jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
@@ -108,10 +108,9 @@ _mu64 = float64("up", static=("bound", "cycle"), elementwise=True)(_mu)
 
 @float64("up", static=("cycle",), elementwise=True)
 def _rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, *, cycle: Cycle):
-    """The Rényi divergence a μ²/2 of each order a, where μ is the smallest bound.
+    """The Rényi divergence a μ²/2 for orders a, where μ is the smallest of all bounds.
 
-    The tail is the number of steps from the last step that uses the example to the end
-    of the run, that step included.
+    The tail is 1 plus the number of steps after the last step that uses the example.
     """
     mu = _mu(tail, numbers, bound=_best, cycle=cycle)
     finite = mu < jnp.inf
@@ -137,7 +136,12 @@ def _check(
     order: Order,
     setting: Setting,
 ) -> tuple[Numbers[ArrayLike], Cycle]:
-    """Check the arguments and return the run. Raise ValueError if one is invalid."""
+    """Check the arguments, and return the numbers and the static description of a run.
+
+    Raises:
+      ValueError: an argument is invalid, or an assumption fails.
+      TypeError: an assumption is missing.
+    """
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     validate.positive("batch_size", batch_size)
@@ -158,16 +162,16 @@ def noisy_cyclic_gd_bounds(
     """All bounds on the last iterate of noisy gradient descent on cyclic batches.
 
     Args:
-      noise_multiplier: noise standard deviation over gradient_norm, f[*b], at least 0.
-        All arguments are as for `noisy_cyclic_gd_mu`.
+      noise_multiplier: the standard deviation of the noise on a batch's sum of
+        gradients, divided by gradient_norm, f[*b], at least 0.
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
-      batch_size: b, f[*b], positive.
-      order: "fixed" or "reshuffled".
+      batch_size: b, positive, f[*b]. A step divides the sum of gradients by b.
+      order: "fixed" or "reshuffled", as for `noisy_cyclic_gd_mu`.
       **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      `Bounds` on μ, f[*b] each. `noisy_cyclic_gd_mu` is their minimum.
+      `Bounds` on μ, f[*b] each. `noisy_cyclic_gd_mu` returns the minimum of the bounds.
 
     Raises:
       ValueError: as for `noisy_cyclic_gd_mu`.
@@ -213,19 +217,20 @@ def noisy_cyclic_gd_mu(
     Returns:
       μ, f[*b], rounded up: the smallest of three bounds. The first bound is the μ of
       the composition of all steps. The two other bounds couple the runs on two
-      neighbouring data sets. A shift reduces the distance between the two runs in a
-      step, and adds to μ. The bounds use the shifts that add the least in total. The
+      neighbouring data sets. In a step, a shift reduces the distance between the two
+      runs, at a cost in μ. The bounds use the shifts with the least total cost. The
       second bound has shifts in all steps. The third bound has shifts only in the last
-      steps, and uses that the two runs are at most `diameter` apart before these steps.
-      μ holds for an example in any batch. In a fixed order, μ is largest for an example
-      in the last batch of an epoch. μ is inf for traced arguments out of range.
+      steps, before which the two runs are at most `diameter` apart. The μ holds for an
+      example in any batch, and is the μ of the worst position. In a fixed order, the
+      last batch of an epoch is the worst position. μ is inf for traced arguments out of
+      range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Privacy: the last iterate alone, and anything computed from it, is μ-GDP under the
-    given adjacency. Nothing else of the run may be released.
+    Privacy: the last iterate alone, and anything computed from the last iterate, is
+    μ-GDP under the given adjacency. No other value of the run may be released.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.4 to 4.6, with optimal shifts;
     Kong and Ribero (2024), Theorem 4.5, with the constant of `clipped_step_lipschitz`.
@@ -269,12 +274,13 @@ def noisy_cyclic_gd_mus(
       **setting: the required keyword arguments of `Setting`, f[] each.
 
     Returns:
-      μ for an example in the first, …, last batch of an epoch, f[l], rounded up. If
+      The μ of an example in the first, …, last batch of an epoch, f[l], rounded up. If
       examples were assigned to batches at random, `random_assignment_delta` computes
-      the mean of δ over the l batches.
+      the mean of δ over the l batches. μ is inf for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
+      TypeError: an assumption is missing.
 
     Example:
       >>> from dpjax import Adjacency
@@ -290,8 +296,8 @@ def noisy_cyclic_gd_mus(
     numbers, cycle = _check(
         noise_multiplier, num_epochs, batches_per_epoch, batch_size, "fixed", setting
     )
-    # The last use of batch i of l, counted from 0, is followed by l − i − 1 steps, so
-    # that its tail is l − i.
+    # The last use of batch i of l, counted from 0, precedes l − i − 1 steps, so that
+    # the tail is l − i.
     tails = np.arange(cycle.period, 0, -1, dtype=np.float64)
     return _mu64(tails, numbers, bound=_best, cycle=cycle)
 
@@ -347,25 +353,26 @@ def noisy_gd_mu(
       noise_multiplier: the standard deviation of the noise on the sum of gradients,
         divided by gradient_norm, f[*b], at least 0.
       num_steps: T, static, at least 1.
-      num_examples: n, by which sums of gradients are divided, f[*b], positive.
+      num_examples: n, positive, f[*b]. A step divides the sum of gradients by n.
       **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      μ, f[*b], rounded up: the smallest of three bounds. The first bound is
-      composition. The two other bounds couple the runs on two neighbouring data sets,
-      and shift one run towards the other. Each shift has a cost in μ, and the total
-      cost is minimal. The second bound has shifts in all steps. The third bound has
-      shifts in the last steps alone, before which the runs are at most `diameter`
-      apart. μ is inf for traced arguments out of range.
+      μ, f[*b], rounded up: the smallest of three bounds. The first bound is the μ of
+      the composition of all steps. The two other bounds couple the runs on two
+      neighbouring data sets. In a step, a shift reduces the distance between the two
+      runs, at a cost in μ. The bounds use the shifts with the least total cost. The
+      second bound has shifts in all steps. The third bound has shifts only in the last
+      steps, before which the two runs are at most `diameter` apart. μ is inf for traced
+      arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Privacy: the last iterate alone, and anything computed from it, is μ-GDP under the
-    adjacency. Let m and M be the least and the largest curvature of the losses, with
-    the regulariser. Under REPLACE, μ is exact if m > 0 and the step size is at most
-    2 / (M + m).
+    Privacy: the last iterate alone, and anything computed from the last iterate, is
+    μ-GDP under the given adjacency. Let m and M be the least and the largest curvature
+    of an example's loss with the regulariser. Under REPLACE, μ is exact if m > 0 and
+    the step size is at most 2 / (M + m).
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.1 to 4.3, with optimal shifts.
 
@@ -402,7 +409,7 @@ def last_iterate_rdp(
     Args:
       noise_multiplier: the standard deviation of the noise on a batch's sum of
         gradients, divided by gradient_norm, f[*b], at least 0.
-      orders: a, f[*b], above 1. All arguments broadcast.
+      orders: a, the orders of the divergence, f[*b], above 1. All arguments broadcast.
       num_epochs: E, static, at least 1.
       batches_per_epoch: l, static, at least 1.
       batch_size: b, positive, f[*b]. A step divides the sum of gradients by b.
@@ -411,11 +418,12 @@ def last_iterate_rdp(
       **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      a μ²/2, f[*b], rounded up, with the μ of `noisy_cyclic_gd_mu`. Converting μ to ε
-      with `accounting.gdp` gives a smaller ε than converting this divergence.
+      a μ²/2, f[*b], rounded up, with the μ of `noisy_cyclic_gd_mu`. To obtain ε,
+      convert μ by `accounting.gdp`, since the ε from the divergence is larger.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
+      TypeError: an assumption is missing.
 
     Reference: Kong and Ribero (2024), Theorems 4.3 to 4.5, with optimal shifts and with
     the constant of `clipped_step_lipschitz` in place of their Proposition 3.4(b).
@@ -467,7 +475,7 @@ def gradient_descent_sensitivity(
 ) -> jax.Array:
     """Bound how far one example moves the last iterate of full-batch gradient descent.
 
-    Descent has no noise here.
+    The steps have no noise.
 
     Args:
       num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
@@ -479,15 +487,17 @@ def gradient_descent_sensitivity(
       An L2 distance Δ, f[*b], rounded up: the minimum of (s η C / n) Σ_{k<T} c^k and
       the diameter. Here η is the step size, C is gradient_norm, s is 2 under REPLACE
       and 1 otherwise, and c is the Lipschitz constant of a step. Δ is inf where
-      smoothness is inf, and for traced arguments out of range.
+      smoothness is inf, even if the diameter is finite, and for traced arguments out of
+      range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
       TypeError: an assumption is missing.
 
-    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3. The constants here are
-    smaller: s is at most 2 in place of 3. For curvatures from m > 0 to M and step sizes
-    of at most 2 / (M + m), s η Σ_k c^k is at most 2 / m in place of 5 (M + m) / (m M).
+    Reference: Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3, with smaller
+    constants: s is at most 2 in place of 3. For curvatures from m > 0 to M and step
+    sizes of at most 2 / (M + m), s η Σ_k c^k is at most 2 / m in place of
+    5 (M + m) / (m M).
 
     Example:
       >>> from dpjax import Adjacency

@@ -1,11 +1,12 @@
 """Langevin Monte Carlo and the exponential mechanism, as cases of noisy descent.
 
-Two runs of Langevin Monte Carlo, X ↦ Π(X − η∇F(X) + N(0, 2ηI)) with a potential F for
-one data set and F′ for the other, are noisy gradient descent on data sets of one
-example. Let L be the Lipschitz constant of F − F′, D the diameter of the set onto which
-Π projects, and c the Lipschitz constant of a step without noise. In units of the
-noise's standard deviation, one step moves the runs apart by r = L sqrt(η/2), and the
-diameter is Δ = D/sqrt(2η). The bound on μ² over the last n steps is
+A step of Langevin Monte Carlo is X ↦ Π(X − η∇F(X) + N(0, 2ηI)), with a potential F for
+one data set and F′ for a neighbouring data set. Runs with F and F′ are runs of noisy
+gradient descent on two data sets of one example. Let L be the Lipschitz constant of
+F − F′, D the diameter of the set onto which Π projects, and c the Lipschitz constant of
+a step without noise. In units of the noise's standard deviation, one step moves the
+runs apart by r = L sqrt(η/2), and the diameter is Δ = D/sqrt(2η). A bound on μ² that
+uses only the last n steps is
 
     (c^n Δ + r(1 − c^n)/(1 − c))² (1 − c²)/(1 − c^{2n}).
 """
@@ -24,7 +25,7 @@ _LONG = 2.0**40  # a finite number of steps, large enough for a restart
 
 
 def _finish(mu: jax.Array, lipschitz: jax.Array, valid: jax.Array) -> jax.Array:
-    """μ rounded up, or inf if not valid; 0 only if the Lipschitz constant is 0."""
+    """Return mu rounded up, or inf where `valid` is false; 0 only if lipschitz is 0."""
     mu = jnp.maximum(mu * (1 + 256 * ULP), jnp.where(lipschitz > 0, TINY, 0.0))
     return jnp.where(valid, mu, jnp.inf)
 
@@ -58,8 +59,8 @@ def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     whole = jnp.where(finite, whole, limit)
 
     # The best real n: with x = c^n, (A + (Δ − A)x)²/(1 − x²) is least at x = 1 − Δ/A,
-    # where A = r/(1 − c). Any n gives a bound, so that n needs no derivative. The best
-    # whole n is one of the two around the real one.
+    # where A = r/(1 − c). The best whole n is the real n rounded down or up. Any n
+    # gives a bound, so that n needs no derivative.
     fixed_y, fixed_r, fixed_start = jax.lax.stop_gradient((y, r, start))
     safe = jnp.where(contracts, fixed_y, -1.0)
     gone = jnp.minimum(-jnp.expm1(safe) * fixed_start / fixed_r, 1.0)
@@ -105,7 +106,7 @@ def langevin_mu(
         potential is G-Lipschitz).
       step_size: η, f[*b], positive, at most 2 / smoothness. A step adds noise of
         variance 2η.
-      num_steps: T, at least 1; inf for the stationary distribution.
+      num_steps: T, static, at least 1; inf for the stationary distribution.
       smoothness: M, the largest curvature of each potential, f[*b].
       strong_convexity: m, the least curvature of each potential, f[*b]; 0 for convex
         potentials.
@@ -114,16 +115,18 @@ def langevin_mu(
 
     Returns:
       μ, f[*b], rounded up. Without a diameter, μ is L sqrt(η/2) sqrt((1 − c^T)(1 + c) /
-      ((1 + c^T)(1 − c))), where c is the Lipschitz constant of a step without noise.
+      ((1 + c^T)(1 − c))), where c is the Lipschitz constant of a step without noise. At
+      c = 1, μ is the limit of this formula.
       If η is at most 2 / (M + m), some potentials attain this value. With a diameter,
-      the iterates of two runs are at most D apart before the last n steps, which alone
-      give another bound. μ is then the minimum of the value above and of the least of
-      these bounds over n < T. μ is inf for traced arguments out of range, and for the
-      stationary distribution of convex potentials without a diameter.
+      the iterates of two runs are at most D apart before the last n steps, so that each
+      n < T gives another bound. μ is then the minimum of the value above and of all
+      these bounds. μ is inf for traced arguments out of range, and for the stationary
+      distribution without a diameter if c = 1 and L > 0.
 
     Raises:
-      ValueError: a static argument is out of range, or η > 2 / M, where a step
-        without noise can increase distances.
+      ValueError: a static argument is out of range, or num_steps is traced. A step_size
+        above 2 / smoothness is out of range, because a step without noise can then
+        increase distances.
 
     Reference: Bok, Su and Altschuler (2024), Proposition 5.1, Corollaries 5.2 and 5.4.
 
@@ -157,7 +160,7 @@ def langevin_mu(
 def exponential_mechanism_mu(
     lipschitz: ArrayLike, *, strong_convexity: ArrayLike, diameter: ArrayLike
 ) -> jax.Array:
-    """The GDP parameter of one sample of a density proportional to e^{−F} on a set.
+    """The GDP parameter of one sample from a density proportional to e^{−F} on a set.
 
     Args:
       lipschitz: L, f[*b], at least 0. Over all neighbouring data sets with potentials F
@@ -175,8 +178,9 @@ def exponential_mechanism_mu(
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4. If m > 0 and D is
-    finite, μ is the limit of `langevin_mu` as its step size tends to 0.
+    Reference: Bok, Su and Altschuler (2024), Corollary 5.2 for D = inf and Corollary
+    5.4 for m = 0. If m > 0 and D is finite, μ is the limit of `langevin_mu` for the
+    stationary distribution as step_size tends to 0.
 
     Example:
       >>> mu = exponential_mechanism_mu(2.0, strong_convexity=0.0, diameter=0.5)

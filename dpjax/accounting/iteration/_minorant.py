@@ -1,24 +1,25 @@
 """The optimal shifts of a noisy iteration, as a greatest convex minorant.
 
-Two runs on neighbouring data sets are coupled. Step k moves the runs apart by at most
-s_k, multiplies their distance by at most c_k, and adds noise of standard deviation τ_k.
-A shift in each step reduces the distance at a cost in μ², and the optimal shifts have
-the least total cost. Let w_k = Π_{j>k} c_j be the weight of step k. The points
-(Σ_{i<=k} w_i² τ_i², Σ_{i<=k} w_i s_i) have a greatest convex minorant, and
+Two runs on neighbouring data sets are coupled. Step k multiplies the distance of the
+two runs by at most c_k, adds at most s_k to the distance, and has noise of standard
+deviation τ_k. A shift in each step reduces the distance at a cost in μ², and the
+optimal shifts have the least total cost. Let w_k = Π_{j>k} c_j be the weight of step k.
+The points (Σ_{i<=k} w_i² τ_i², Σ_{i<=k} w_i s_i), for k = 0, …, T, have a greatest
+convex minorant, and
 
-    μ² = Σ over its edges of (rise)² / run.
+    μ² = Σ over the minorant's edges of (rise)² / run.
 
-The rise and the run of an edge are the differences of the coordinates of its end
-points. Each edge of the minorant is a block of consecutive steps, and the slopes of the
-edges increase.
+The rise of an edge is the vertical difference of the edge's two ends, and the run is
+the horizontal difference. Each edge is a block of consecutive steps, and the slopes of
+the edges increase.
 
 For each step k, the algorithm finds the minorant of the steps from k on. The algorithm
 goes from the last step to the first. At step k, the new first edge is step k alone. As
-long as this edge is steeper than the next one, the algorithm pools the two edges. The
-minorant of step k is then the pooled edge, followed by the minorant of the step after
-it. The minorants therefore form a tree, in which each step has a first edge and a
-pointer to the end of that edge. The algorithm has O(T) sequential operations for T
-steps.
+long as the first edge is steeper than the next edge, the algorithm pools the two edges.
+The minorant of the steps from k on is then the first edge, followed by the minorant of
+the steps after this edge. The minorants therefore form a tree, in which each step has a
+first edge and a pointer to the step after this edge. The algorithm has O(T) sequential
+operations for T steps.
 
 The weights of steps may span more than the range of a float, so that rises and runs are
 stored with a separate power of two.
@@ -38,13 +39,13 @@ _NONE = -(2**29)  # the exponent of an empty block, below every other exponent
 class Block(NamedTuple):
     """A block of consecutive steps, which is one edge of a greatest convex minorant.
 
-    The minorant is that of the points (cumulative noise variance, cumulative
-    sensitivity) of the steps, both weighted. The separate exponent avoids overflow.
+    The points of the minorant are (cumulative noise variance, cumulative sensitivity)
+    of the steps, both weighted. The separate exponent avoids overflow.
 
     Attributes:
-      exponent: an exponent of 2 for both differences below, i32[*b].
-      rise: the vertical difference of the edge's end points over 2^exponent, f[*b].
-      run: the horizontal difference of the edge's end points over 4^exponent, f[*b].
+      exponent: e, i32[*b].
+      rise: the vertical difference of the edge's two ends, divided by 2^e, f[*b].
+      run: the horizontal difference of the edge's two ends, divided by 4^e, f[*b].
     """
 
     exponent: jax.Array
@@ -55,13 +56,13 @@ class Block(NamedTuple):
 class Ends(NamedTuple):
     """For each step k, the greatest convex minorant of the steps k, …, T.
 
-    The points of the minorant are (cumulative noise variance, cumulative sensitivity).
-    The arrays have an entry for each of the T steps, and a last entry for the empty
-    minorant.
+    The points of the minorant are (cumulative noise variance, cumulative sensitivity)
+    of the steps. The arrays have an entry for each of the T steps, and a last entry for
+    the empty minorant.
 
     Attributes:
       edge: the first edge of each minorant.
-      following: the first step after that edge, i32[T + 1].
+      following: the first step after the first edge, i32[T + 1].
       cost: the sum of rise² / run over all edges of each minorant, f[T + 1].
     """
 
@@ -75,8 +76,8 @@ _Record = TypeVar("_Record", Block, Ends)
 
 def _exp2(k: jax.Array) -> jax.Array:
     """2^k for an integer k of at most 1023, and 0 for k <= −1023."""
-    # The exponent field of a float64 is k + 1023. The result is exact, and that of
-    # `jnp.exp2` is not.
+    # The exponent field of a float64 is k + 1023. Unlike the result of `jnp.exp2`, this
+    # result is exact.
     bits = (jnp.maximum(k, -1023) + 1023).astype(jnp.int64) << 52
     return jax.lax.bitcast_convert_type(bits, jnp.float64)
 
@@ -84,7 +85,6 @@ def _exp2(k: jax.Array) -> jax.Array:
 def pool(x: Block, y: Block) -> Block:
     """Pool two adjacent blocks of steps into one, and add their rises and runs.
 
-    The rise of a block stands for 2^exponent · rise, and its run for 4^exponent · run.
     The result has the larger of the two exponents.
     """
     below = x.exponent < y.exponent
@@ -103,9 +103,9 @@ def steeper(x: Block, y: Block) -> jax.Array:
         jnp.where(b.run > 0, b.rise / jnp.where(b.run > 0, b.run, 1.0), jnp.inf)
         for b in (x, y)
     )
-    # A slope is mantissa / 2^exponent. Only the slope with the larger exponent is
-    # scaled, and only down, so that nothing overflows. The clip keeps the factor
-    # positive: 0 times an infinite slope is NaN.
+    # A slope is (rise / run) / 2^exponent. Only the slope with the larger exponent is
+    # multiplied, by a factor below 1, so that no slope overflows. The clip makes the
+    # factor positive, because 0 times an infinite slope is NaN.
     gap = jnp.clip(x.exponent - y.exponent, -1022, 1022)
     return mine * _exp2(jnp.minimum(-gap, 0)) > other * _exp2(jnp.minimum(gap, 0))
 
@@ -113,7 +113,7 @@ def steeper(x: Block, y: Block) -> jax.Array:
 def cost(rise: jax.Array, run: jax.Array) -> jax.Array:
     """The contribution rise² / run of an edge of a minorant to μ².
 
-    The result is inf if only the run is 0, and 0 if both are 0.
+    The result is inf if only the run is 0, and 0 if the rise and the run are 0.
     """
     some = run > 0
     never = jnp.where(rise > 0, jnp.inf, 0.0)
@@ -133,11 +133,11 @@ def where(mask: jax.Array, x: _Record, y: _Record) -> _Record:
 def single(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
     """The block of each single step, from log weights, sensitivities and noise.
 
-    Step k has the weight w = e^log_w, the sensitivity s and the noise standard
-    deviation tau. Its block has the rise w s and the run (w tau)².
+    A step has the weight w = e^log_w, the sensitivity s and the noise standard
+    deviation tau. The block of the step has the rise w s and the run (w tau)².
     """
-    # w_k = 2^e w with 1 <= w < 2, so that no product below overflows or underflows
-    # because of the weight.
+    # The weight is 2^e w with 1 <= w < 2, so that no product below overflows or
+    # underflows because of the weight.
     e = jnp.floor(log_w / np.log(2.0))
     w = jnp.exp(log_w - e * np.log(2.0))
     d, v = w * s, jnp.square(w * tau)
@@ -148,16 +148,8 @@ def single(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
 def ends(each: Block) -> Ends:
     """For each step k, the greatest convex minorant of the steps k, …, T.
 
-    The minorant is that of the points (cumulative run, cumulative rise) of these steps.
-    An edge is a straight piece of the minorant. A step's run is its weighted noise
-    variance, and its rise is its weighted sensitivity.
-
-    Args:
-      each: the run and the rise of each step.
-
-    Returns:
-      `Ends`: for each k, the first edge, the first step after this edge, and the cost
-      of the whole minorant, the sum of rise² / run over its edges.
+    The points of the minorant are (cumulative run, cumulative rise) of these steps. The
+    argument `each` has the block of each single step (`single`).
     """
     steps = each.rise.shape[0]
     # The empty minorant is an edge with a run of 0, which no edge absorbs.
@@ -187,11 +179,10 @@ def costs_from(starts: Block, found: Ends) -> jax.Array:
     """For each step k, the cost of a given block followed by the steps after k, f[T].
 
     The cost is the sum of rise² / run over the edges of the greatest convex minorant.
-    The block of step k is starts[k], and `found` is the result of `ends`, with the
-    minorants of the later steps alone. The block absorbs the first edges of such a
-    minorant, as long as the pooled edge is steeper than the edge that follows. The
-    function finds the number of absorbed edges bit by bit, from pools of 1, 2, 4, …
-    edges.
+    The given block for step k is starts[k], and `found` is the result of `ends` for all
+    steps. The block absorbs the first edges of the minorant of the steps after k, as
+    long as the pooled edge is steeper than the next edge. The function finds the number
+    of absorbed edges bit by bit, from pools of 1, 2, 4, … edges.
     """
     steps = starts.rise.shape[0]
 
@@ -207,8 +198,8 @@ def costs_from(starts: Block, found: Ends) -> jax.Array:
     def absorb(now: tuple[Block, jax.Array], several: tuple[Ends, Block]):
         (edge, end), (ends, last) = now, several
         longer = pool(edge, take(ends.edge, end))
-        # If the last of these edges is absorbed, so are all edges before it, which are
-        # less steep.
+        # If the last of these edges is absorbed, all edges before the last edge are
+        # absorbed too, because they are less steep.
         absorbs = steeper(longer, take(last, end))
         end = jnp.where(absorbs, ends.following[end], end)
         return (where(absorbs, longer, edge), end), None
@@ -227,7 +218,7 @@ _GRID = 65535
 
 
 def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
-    """For each step, the index of the minorant's edge that contains it, i32[T].
+    """For each step, the index of the minorant's edge that contains the step, i32[T].
 
     An edge of the greatest convex minorant is a block of consecutive steps. Edges are
     counted from 0.
@@ -253,7 +244,7 @@ def _log_weights(lipschitz: jax.Array) -> jax.Array:
     """The logarithms of the weights w_k = Π_{j>k} c_j of all steps k, f[T].
 
     The Lipschitz constants of the steps are c_j. A constant below the smallest normal
-    float is replaced by that float.
+    float is replaced by the smallest normal float.
     """
     logs = jnp.log(jnp.maximum(lipschitz, TINY))
     later = jnp.cumsum(logs[1:][::-1])[::-1]
@@ -266,7 +257,7 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     The value is a sum over blocks of steps, the edges of a greatest convex minorant. A
     small change of almost any schedule does not change the blocks. At a schedule where
     two blocks merge, the merged and the separate blocks give the same μ² to first
-    order. The derivative is therefore that of the sum over fixed blocks.
+    order. The derivative of μ² is therefore the derivative of the sum for fixed blocks.
     """
     log_w = _log_weights(lipschitz)
     fixed = jax.lax.stop_gradient((log_w, sensitivity, stddev))
@@ -286,8 +277,8 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     # is constant on each edge of the minorant: Σ over edges of rise²/run.
     d, v = total(w * sensitivity), total(jnp.square(w * stddev))
     # A log weight of size x has an absolute error of about x ulps, which is a relative
-    # error of the weight. Weights below e^{−40} of the largest in their block are
-    # negligible, and a weight equal to the largest is exactly 1.
+    # error of the weight. Weights below e^{−40} times the largest weight of their block
+    # are negligible. A weight that equals the largest weight is exactly 1.
     counts = (fixed[0] - top > -40.0) & (fixed[0] != top)
     size = jnp.maximum(jnp.abs(fixed[0]), jnp.abs(top))
     reach = jnp.max(jnp.where(counts, size, 0.0))
@@ -298,14 +289,14 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
 def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     """A mask that is true at the step of the best restart, bool[T].
 
-    A restart after a step replaces all steps up to that step by one fact: the distance
-    of the two coupled runs is at most `start`. The mask is false everywhere if no
-    restart lowers the bound on μ.
+    A restart after step k ignores all steps up to step k, and uses that the distance of
+    the two coupled runs after step k is at most `start`. The mask is false everywhere
+    if no restart reduces the bound on μ.
 
-    The cost of a restart is that of the greatest convex minorant of the later steps,
-    which begins with a rise by the weighted distance at a run of 0. The function
-    compares all restarts if there are at most _GRID steps, and otherwise restarts at
-    evenly spaced steps.
+    The cost of a restart is that of a greatest convex minorant, which begins with the
+    rise w_k · start at a run of 0, where w_k is the weight of step k, followed by the
+    later steps. If the schedule has at most _GRID steps, the function compares all
+    restarts, and otherwise restarts after evenly spaced steps.
 
     Args:
       log_w: the logarithms of the steps' weights, f[T].
@@ -314,7 +305,8 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
       start: the bound on the distance, f[].
     """
     steps = s.shape[0]
-    # The sums are over rows of the grid. Each row's largest weight divides its weights.
+    # Sums over the rows of the grid. The weights of a row are divided by the row's
+    # largest weight.
     stride = -(-steps // _GRID)
     pad = (-steps % stride, 0)
     grid = jnp.pad(log_w, pad, mode="edge").reshape(-1, stride)
@@ -338,12 +330,12 @@ def schedule_mu(
 ) -> jax.Array:
     """The GDP parameter μ of the last iterate of one schedule, f[], rounded up.
 
-    The Lipschitz constant, the sensitivity and the noise standard deviation of each
-    step are f[T], and the diameter is f[]. If bounded is false, the diameter is not
+    The Lipschitz constants, the sensitivities and the noise standard deviations of the
+    T steps are f[T], and the diameter is f[]. If bounded is false, the diameter is not
     used.
 
-    So that no square overflows or underflows, the sensitivities and the noise are
-    divided by their largest values, and the result is multiplied by the ratio of these
+    The sensitivities and the noise are divided by their largest values, so that no
+    square overflows or underflows, and the result is multiplied by the ratio of these
     values. A diameter for which a square would still overflow or underflow is replaced
     by a larger diameter.
     """
@@ -361,8 +353,8 @@ def schedule_mu(
         start = jnp.where(finite, diameter, 1.0)
         fixed = (_log_weights(lipschitz), sensitivity, stddev, start)
         here = _restart(*jax.lax.stop_gradient(fixed)) & finite
-        # All steps up to the restart are replaced by one shift without noise, of the
-        # size of the diameter.
+        # All steps up to the restart are replaced by one step without noise, whose
+        # sensitivity is the diameter.
         before = jnp.cumsum(here[::-1])[::-1] > 0
         stddev = jnp.where(before, 0.0, stddev)
         sensitivity = jnp.where(here, start, jnp.where(before, 0.0, sensitivity))

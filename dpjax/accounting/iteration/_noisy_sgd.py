@@ -1,24 +1,25 @@
 """The last iterate of noisy gradient descent on random batches of fixed size.
 
-A bound treats about the last n of t steps as subsampled releases: their outputs count
-as released, and a batch contains the differing example with the sampling rate. For
-these steps the sensitivity is larger than under composition. After the earlier steps,
-the coupled runs on two neighbouring data sets are at a distance. A Gaussian mechanism
-accounts for that distance. A part of the later noise with the variance 1/α², in units
-of a step's noise, hides the distance. The other part, with the variance 1/β², is the
+A bound treats about the last n of t steps as subsampled releases. A subsampled release
+is the output of a step whose batch contains the differing example with a probability
+equal to the sampling rate. In the steps that are treated as releases, the sensitivity
+is larger than under composition. The earlier steps leave a distance between the coupled
+runs on two neighbouring data sets. A part of the later noise hides this distance, and a
+Gaussian mechanism accounts for the distance. In units of the variance of a step's
+noise, the part has the variance 1/α². The other part, with the variance 1/β², is the
 noise of the subsampled releases. A step that uses the differing example moves the runs
-apart by r noise standard deviations, and c is the Lipschitz constant of a step. There
-are two bounds:
+apart by r noise standard deviations, and c is the Lipschitz constant of a step. The two
+bounds are:
 
 - Without a bounded set, two interpolated processes follow the two runs. Each step that
   uses the differing example moves the processes apart by 2r noise standard deviations.
-  Only the noise of the last step is split. That step and the n before it are subsampled
-  releases, and the earlier steps leave the distance 2r Σ_{n<i<t} c^i (Theorem C.13 with
-  the choice that gives Theorem 4.9, for any c).
-- On a set of diameter Δ, in units of the noise, one process interpolates from a
-  distance Δ at n steps before the end, and the noise of each step is split. Shifts (see
-  `_minorant`) reduce the distance to zero, and cost Δ c^n / sqrt(Σ_{i<n} c^{2i})
-  (Theorem 4.10, there for c = 1).
+  Only the noise of the last step is split. The last step and the n steps before it are
+  subsampled releases. The earlier steps leave the distance 2r Σ_{n<i<t} c^i. The bound
+  is Theorem C.13 with the choice that gives Theorem 4.9, and holds for any c.
+- On a set of diameter Δ, in noise standard deviations, one process interpolates from a
+  distance Δ before the last n steps, and the noise of each of these steps is split.
+  Shifts (see `_minorant`) reduce the distance to zero, and cost
+  Δ c^n / sqrt(Σ_{i<n} c^{2i}). For c = 1, the bound is Theorem 4.10.
 
 Every n and every split with 1/α² + 1/β² = 1 gives a valid bound. A Gaussian
 approximation chooses n and the split. The validity of the reported ε does not depend on
@@ -46,15 +47,16 @@ _MARGIN = 1 + 64 * ULP  # a factor that rounds up
 
 
 def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """The distance that all steps but the last n + 1 leave between two coupled runs.
+    """The distance of two coupled runs that all steps before the last n + 1 leave.
 
     The runs are on neighbouring data sets, and the result is in standard deviations of
-    a step's noise. A part of the last step's noise, with 1/α² of its variance, hides
-    the distance. The early steps then cost no more than a Gaussian mechanism with μ = α
-    times the result. The result is inf if the bound does not apply.
+    a step's noise. A part of the last step's noise, with 1/α² of the variance, hides
+    the distance. The early steps then cost no more than a Gaussian mechanism whose μ is
+    α times the result. The result is inf if the bound does not apply.
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
-    # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), n = t − τ.
+    # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), where n is the paper's
+    # t − τ.
     earlier = _periodic.power_sum(step.log_lipschitz, n + 1, jnp.asarray(steps - 1.0))
     return jnp.where(step.known, 2 * step.shift * earlier, jnp.inf)
 
@@ -63,12 +65,13 @@ def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
     """The cost of reducing the distance of two runs from the diameter to 0 in n steps.
 
     Two coupled runs on neighbouring data sets are at most the diameter apart before the
-    last n steps. A part of the noise of each of these steps, with 1/α² of its variance,
+    last n steps. A part of the noise of each of these steps, with 1/α² of the variance,
     hides this distance. All earlier steps then cost no more than a Gaussian mechanism
-    with μ = α times the result (Bok, Su and Altschuler 2024, Theorem 4.10). The result
-    is inf without a bounded set.
+    whose μ is α times the result (Bok, Su and Altschuler 2024, Theorem 4.10). The
+    result is inf without a bounded set.
     """
-    # Theorem 4.10 there: D/(ησ sqrt(n)) for c = 1, here Δ c^n / sqrt(Σ_{i<n} c^{2i}).
+    # Theorem 4.10 has D/(ησ sqrt(n)) for c = 1. For any c, this number is
+    # Δ c^n / sqrt(Σ_{i<n} c^{2i}).
     y, count = step.log_lipschitz, jnp.maximum(n, 1.0)
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
     falling = jnp.exp(n * down) / jnp.sqrt(_periodic.geometric(2 * down, count))
@@ -83,8 +86,8 @@ def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
     The composition of many such releases is approximately Gaussian.
     """
     # Bok, Su and Altschuler (2024), Lemma A.5, https://arxiv.org/abs/2403.00278. The
-    # limit may under-report the privacy loss, so that it only chooses candidates.
-    square = jnp.minimum(mu * mu, 500.0)  # more could overflow the exp
+    # approximation may be below the privacy loss, so that it only chooses candidates.
+    square = jnp.minimum(mu * mu, 500.0)  # a larger square could overflow the exp
     cdf = jax.scipy.special.ndtr
     inside = jnp.exp(square) * cdf(1.5 * mu) + 3 * cdf(-0.5 * mu) - 2
     return 2 * rate * rate * jnp.maximum(inside, 0.0)
@@ -102,31 +105,34 @@ def _shift64(beta: jax.Array, numbers: Numbers, *, assumed: Assumed) -> jax.Arra
 
 
 # The releases of a bound: pairs of a factor of the sensitivity and a number of steps.
+# In the comments below, G(μ) is the trade-off curve of a Gaussian mechanism, C stands
+# for subsampling, and ⊗ for composition.
 _Releases = tuple[tuple[jax.Array | float, jax.Array | int], ...]
 
 
 def _releases_if_last_split(beta: jax.Array, n: jax.Array) -> _Releases:
-    # Theorem C.13: G(α later) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}; Theorem 4.9 has
-    # α = β = sqrt(2).
+    # Theorem C.13: G(α d) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}, with the distance d from
+    # `_later_uses`. Theorem 4.9 has α = β = sqrt(2).
     return (2 * beta, 1), (2.0, n)
 
 
 def _releases_if_all_split(beta: jax.Array, n: jax.Array) -> _Releases:
-    # Theorem 4.10: G(α distance) ⊗ C(G(2β L/bσ))^{⊗n}, there with α = β = sqrt(2).
+    # Theorem 4.10: G(α d) ⊗ C(G(2β L/bσ))^{⊗n}, with the cost d from `_distance`. The
+    # theorem has α = β = sqrt(2).
     return ((2 * beta, n),)
 
 
 class _Bound(NamedTuple):
     """The static description of one of the two last-iterate bounds for a run.
 
-    A bound treats about the last n steps as subsampled releases, and 1/α² + 1/β² = 1
-    splits the noise between the earlier steps and these releases.
+    A bound treats about the last n steps as subsampled releases. The noise variance is
+    split into a part 1/α² for the earlier steps and a part 1/β² for these releases.
 
     Attributes:
-      covered: maps a step, n and the number of all steps to μ/α. A Gaussian mechanism
-        with this μ accounts for the earlier steps.
-      releases: maps β and n to the subsampled releases: for each kind of release, a
-        factor of the sensitivity and the number of steps.
+      covered: maps a step, n and the number of all steps to μ/α, where a Gaussian
+        mechanism with the parameter μ accounts for the earlier steps.
+      releases: maps β and n to a pair for each kind of subsampled release: the factor
+        of the sensitivity, and the number of steps with such a release.
       steps: the number of all steps.
       assumed: the static assumptions of the run's `Setting`.
     """
@@ -141,7 +147,7 @@ def _cost(n: jax.Array, rate: jax.Array, numbers: Numbers, bound: _Bound) -> jax
     """An approximation of μ² of a last-iterate bound, for every β in _SPLITS, f[200].
 
     The bound treats about the last n steps as subsampled releases. The part of the
-    noise for these releases has the variance 1/β².
+    noise for these releases has 1/β² of the variance.
     """
     step = jax.lax.stop_gradient(_setting.step(numbers, bound.assumed))
     # α² = β² / (β² − 1).
@@ -175,11 +181,10 @@ def _early_steps_mu64(
 ) -> jax.Array:
     """The μ of a Gaussian mechanism that bounds the privacy loss of all early steps.
 
-    Early steps are all steps before the last n, or n + 1, that the bound treats as
-    subsampled releases. The early steps leave a distance between the iterates of two
-    coupled runs, and a part of the later noise hides this distance. The part has the
-    variance 1/α² in units of a step's noise, and 1/α² + 1/β² = 1. μ is inf if the bound
-    does not apply.
+    Early steps are all steps before the last n or n + 1 steps, which the bound treats
+    as subsampled releases. The early steps leave a distance between the iterates of two
+    coupled runs, and a part of the later noise hides this distance. The part has 1/α²
+    of the variance, where 1/α² + 1/β² = 1. μ is inf if the bound does not apply.
     """
     step = _setting.step(numbers, bound.assumed)
     alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1
@@ -205,12 +210,12 @@ def noisy_sgd_bounds(
       num_steps: t, static, at least 1.
       batch_size: b, f[*b], positive. Each batch is a uniformly random subset of b
         examples, drawn anew in each step.
-      num_examples: n, f[*b], at least b.
+      num_examples: n, the size of the data set, f[*b], at least b.
       **setting: the required keyword arguments of `Setting`. The adjacency must be
         REPLACE.
 
     Returns:
-      `Bounds` on ε, f[*b] each. `noisy_sgd_epsilon` is their minimum.
+      `Bounds` on ε, f[*b] each. `noisy_sgd_epsilon` returns the minimum of the bounds.
 
     Raises:
       ValueError: as for `noisy_sgd_epsilon`.
@@ -243,8 +248,8 @@ def noisy_sgd_bounds(
         return pld.subsampled_gdp(_shift64(beta, numbers, assumed=assumed), rate)
 
     def smallest_epsilon(bound: _Bound, most: int) -> jax.Array:
-        # The smallest ε over several n, each at most `most`. The bound treats about the
-        # last n steps as subsampled releases.
+        # The smallest ε over several numbers n, each at most `most`. The bound treats
+        # about the last n steps as subsampled releases.
         axes = max(jnp.ndim(x) for x in (*numbers, rate, delta))
         around = np.array(_AROUND).reshape(-1, *[1] * axes)
         best = jax.lax.stop_gradient(_best_n64(rate, numbers, bound=bound))
@@ -283,26 +288,25 @@ def noisy_sgd_epsilon(
         gradients, divided by gradient_norm, f[*b], at least 0.
       delta: f[*b], strictly between 0 and 1.
       num_steps: t, static, at least 1.
-      batch_size: b, f[*b]. Each batch is a uniformly random subset of b examples, drawn
-        anew in each step.
-      num_examples: n, f[*b], at least b.
+      batch_size: b, f[*b], positive. Each batch is a uniformly random subset of b
+        examples, drawn anew in each step.
+      num_examples: n, the size of the data set, f[*b], at least b.
       **setting: the required keyword arguments of `Setting`. The adjacency must be
         REPLACE.
 
     Returns:
-      ε, f[*b], rounded up: the minimum of three bounds. The first composes all steps,
-      and also holds if all iterates are released. The other two hold for the last
-      iterate alone. They treat the outputs of about the last k steps as released, and
-      each is the minimum over up to 9 values of k. All bounds are computed with
-      privacy-loss distributions (`accounting.pld`).
+      ε, f[*b], rounded up: the minimum of three bounds. The first bound composes all
+      steps, and also holds if all iterates are released. The two other bounds hold for
+      the last iterate alone. Each of the two treats the outputs of about the last k
+      steps as released, and is the minimum over up to 9 values of k. All bounds are
+      computed with privacy-loss distributions (`accounting.pld`).
 
     Raises:
-      ValueError: an argument is out of range, or the arguments contradict an
-        assumption.
+      ValueError: a static argument is out of range, or an assumption fails.
       TypeError: a keyword argument of `Setting` is missing.
 
-    Privacy: the last iterate alone, and anything computed from it, is (ε, δ)-DP under
-    REPLACE. The batches must stay secret.
+    Privacy: the last iterate alone, and anything computed from the last iterate, is
+    (ε, δ)-DP under REPLACE. The batches must stay secret.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.8 to 4.10 and C.13.
 

@@ -1,22 +1,23 @@
-"""The minorant in closed form, for identical steps with the same cycle of batches.
+"""The minorant of `_minorant` in closed form, for identical steps and cyclic batches.
 
-A step *uses* the differing example if its batch contains this example. One of every l
-steps is a use, and moves two coupled runs apart by r noise standard deviations. All
-steps have the Lipschitz constant c. The number of steps from the last use to the end,
-that use included, is m. The points of the minorant of `_minorant` rise only at uses.
-The last n uses therefore make n blocks of steps, each of which begins with a use. Each
-block has l steps, except for the last block, which has m steps. If the runs start at
-distance Δ just after an earlier use, another block of l − 1 steps precedes these
-blocks. A block has a rise and a run, and rise over run is its slope.
+A *use* is a step whose batch contains the differing example. One of every l steps is a
+use, and moves two coupled runs apart by r noise standard deviations. All steps have the
+Lipschitz constant c. The last use is the first of the last m steps. The sensitivity of
+a step is 0 unless the step is a use. The last n uses therefore divide the steps into n
+blocks, each of which begins with a use. Each block has l steps, except for the last
+block, which has m steps. If the runs start at distance Δ just after an earlier use,
+another block of l − 1 steps precedes these blocks. A block has a rise and a run (see
+`_minorant`), and the slope of the block is rise / run.
 
-For c <= 1 the slopes of the blocks between the first and the last decrease. The
-minorant pools these blocks, which leaves at most three blocks. For c > 1 the slopes
-increase: each block stays separate, except those that the initial distance Δ absorbs.
+For c <= 1, the slopes of the blocks between the first and the last block decrease. The
+minorant pools these blocks, and has at most three edges. For c > 1, the slopes
+increase. Each block is then an edge of its own, except for the blocks that are pooled
+with the initial distance Δ.
 
-The bound on μ is proportional to r if Δ / r is fixed. In this module r is 1, so that
-distances are divided by r, and the bounds are on μ² / r². The symbol y is log c.
-Geometric sums of powers of c are computed without dividing by 1 − c, so that they and
-their derivatives are correct at c = 1.
+The bound on μ is proportional to r if Δ / r is fixed. In this module, distances are
+divided by r, and the bounds are on μ² / r². The symbol y is log c. Geometric sums of
+powers of c are computed without dividing by 1 − c, so that the sums and their
+derivatives are correct at c = 1.
 """
 
 from typing import NamedTuple
@@ -37,9 +38,8 @@ class Cycle(NamedTuple):
       epochs: E, the number of times that each example is used.
       period: l, the number of batches of an epoch.
       reshuffled: whether the order of batches may differ between epochs.
-      assumed: the static assumptions. If losses are known to be convex, steps with a
-        Lipschitz constant above 1 are not expected, and the code does not compute a
-        bound for such steps.
+      assumed: the static assumptions. If `assumed.convex` is true, bounds are inf for a
+        Lipschitz constant above 1.
     """
 
     epochs: int
@@ -89,8 +89,8 @@ def _pool(a: _Block, b: _Block) -> _Block:
 def _steep(a: _Block, b: _Block) -> jax.Array:
     """Whether block a of steps has at least the slope of the next block b.
 
-    A block is a pair (rise, run), and its slope is its rise over its run. A greatest
-    convex minorant pools both blocks if the result is true.
+    A block is a pair (rise, run), and has the slope rise / run. A greatest convex
+    minorant pools both blocks if the result is true.
     """
     # The slopes are compared without a division, since runs may be 0.
     return a[0] * b[1] >= b[0] * a[1]
@@ -123,8 +123,9 @@ def _falling_blocks(
 
     A use is a step whose batch contains the differing example, c is the Lipschitz
     constant of a step, and a block is a pair (rise, run). The last use is the first of
-    the last m steps of the run. The first block pools all of the n uses but the last,
-    and has an entry for each n = 1, …, uses. The second block is the last use.
+    the last m steps of the run. The first block pools the blocks of all n uses except
+    the last use, and has an entry for each n = 1, …, uses. The second block is the
+    block of the last use.
     """
     runs = powers(2 * y, period)
     last = jnp.exp((m - 1) * y), runs[m]
@@ -149,7 +150,7 @@ def _best_contracting_restart(y, start, m, period: int, epochs: int) -> jax.Arra
         return best
     n = jnp.arange(1, epochs)
     # Each other restart has three blocks: the steps before the next use, all later uses
-    # but the last, and the last use.
+    # except the last use, and the last use.
     middle, last = _falling_blocks(y, m, period, epochs - 1)
     rise = start * jnp.exp((m - 1 + n * period) * y)
     run = jnp.exp(2 * (m + (n - 1) * period) * y) * runs[-2]
@@ -165,11 +166,11 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
     deviations apart. The last use is the first of the last m steps, and e^y is the
     Lipschitz constant of a step.
 
-    After a restart, the bound divides the steps into blocks. The candidates are the
-    restarts whose first block of steps contains all later uses, or all but the last.
-    The first block of an earlier restart would contain fewer of the later uses. Such a
-    restart is never better: the uses outside of its first block have a cost, and a
-    later restart ignores these uses.
+    After a restart, each edge of the minorant is a block of steps. The candidates are
+    the restarts for which the first edge contains all later uses, or all later uses
+    except the last use. For an earlier restart, two or more uses come after the first
+    edge. Such a restart is never better: if the restart moves to the next use, the
+    first edge has the same cost, and one use fewer comes after the first edge.
     """
     z = -y  # the weights fall: e^{iz} after i steps
     runs = powers(2 * z, period)
@@ -196,11 +197,11 @@ def contraction(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
 
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. The last use is the first of the last m
-    steps, and m has to be 1 if batches are reshuffled. Every step has the Lipschitz
-    constant c = e^y. For c > 1, the result is inf if losses are known to be convex.
+    steps, and m must be 1 if batches are reshuffled. Every step has the Lipschitz
+    constant c = e^y. For c > 1, the result is inf if losses are assumed to be convex.
 
-    If batches are reshuffled, the bound is for the worst positions of the uses. For c
-    <= 1, moving a use to a later step never lowers the bound. The worst position is
+    If batches are reshuffled, the bound is for the worst positions of the uses. For
+    c <= 1, moving a use to a later step never reduces the bound. The worst position is
     therefore the last step of each epoch. For c > 1, a use that is g steps before the
     next use costs 1 / Σ_{i<g} c^{−2i}. This cost is convex in g, so that the worst
     positions alternate between the last and the first step of an epoch.
@@ -213,8 +214,9 @@ def contraction(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
         return jnp.where(y <= 0, falling, jnp.inf)
     up = jnp.where(y <= 0, 0.0, y)
     runs = powers(-2 * up, 2 * period)
-    # The distance from one use to the next is 1 and 2l − 1 steps by turns in pairs of
-    # reshuffled epochs, and otherwise l steps. The last use is m steps from the end.
+    # In pairs of reshuffled epochs, the distance from one use to the next use is 1 and
+    # 2l − 1 steps in turn. All other distances are l steps. The last use is the first
+    # of the last m steps.
     pairs = (epochs - 1) // 2 if reshuffled else 0
     rest = epochs - 1 - 2 * pairs
     growing = pairs + pairs / runs[2 * period - 1] + rest / runs[period] + 1 / runs[m]
@@ -228,12 +230,13 @@ def restart_variance(
 
     A use is a step whose batch contains the differing example, and moves two coupled
     runs apart by r noise standard deviations. The diameter of the set is r · start
-    noise standard deviations. The bound starts right after the best use, where the runs
-    are at most this diameter apart, and ignores all steps up to this use. The last use
-    is the first of the last m steps.
+    noise standard deviations. The last use is the first of the last m steps. The bound
+    ignores all steps up to the use that gives the smallest bound, and starts right
+    after this use, where the runs are at most the diameter apart. Every step has the
+    Lipschitz constant e^y.
 
-    For reshuffled batches and a Lipschitz constant e^y > 1, the bound always starts
-    right before the last step.
+    If batches are reshuffled and e^y > 1, the bound always starts right before the last
+    step. For e^y > 1, the result is inf if losses are assumed to be convex.
     """
     epochs, period, reshuffled, assumed = cycle
     down = jnp.where(y <= 0, y, 0.0)

@@ -2,22 +2,23 @@
 
 The Lipschitz constants are exact under the assumptions on the loss. The loss of one
 example has curvature between a and M (a = −m for a weakly convex loss). The step is
-x ↦ x − η (mean gradient), with the step size η. Without clipping its Lipschitz constant
-is max(|1 − ηa|, |1 − ηM|).
+x ↦ x − η (mean gradient), with the step size η. Without clipping, the Lipschitz
+constant of the step is max(|1 − ηa|, |1 − ηM|).
 
 With clipping, the constant can be larger than this value. Clipping is the proximal map
-of a convex function. Let two points differ by d, and their gradients before clipping by
-Δ. The difference of the clipped gradients then lies in the ball with diameter [0, Δ].
-The difference Δ itself lies in the ball around (M − m)/2 · d of radius (M + m)/2 · ‖d‖.
-Let κ = η(M − m)/2 and ρ = η(M + m)/2. The distance ‖d − η (clipped difference)‖ is
-largest where an ellipse with foci 0 and 2d touches the second ball, scaled by η. For
-‖d‖ = 1 the largest distance is sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for
-convex losses.
+of a convex function. Let two points differ by d, and let the gradients at the two
+points differ by Δ before clipping. The difference of the clipped gradients is then in
+the ball whose diameter is the segment from 0 to Δ. The difference Δ itself is in a
+second ball, with the centre (M − m)/2 · d and the radius (M + m)/2 · ‖d‖. Let
+κ = η(M − m)/2 and ρ = η(M + m)/2. The distance ‖d − η (clipped difference)‖ is largest
+where an ellipse with foci 0 and 2d touches η times the second ball. For ‖d‖ = 1, the
+largest distance is sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for convex losses, or
+max(1 + ηm, ηM − 1) if the ellipse does not touch that ball (`clipped_step_lipschitz`).
 
-A gradient of the form (scalar function of ⟨w, x⟩) · x has a fixed direction, and its
-clipped version is the gradient of another loss of the same form, with curvature between
-min(a, 0) and M. Only strong convexity is lost: where a gradient is clipped, the
-curvature is 0.
+A gradient of the form (scalar function of ⟨w, x⟩) · x has a fixed direction. The
+clipped gradient is the gradient of another loss of the same form, with curvature
+between min(a, 0) and M. Clipping therefore removes only strong convexity: where a
+gradient is clipped, the curvature is 0.
 """
 
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
@@ -41,31 +42,32 @@ class Setting(TypedDict):
     convex set. Π does not depend on the data.
 
     Attributes:
-      step_size: η, f[*b], positive. At most 2 / (smoothness + regularization), unless
-        smoothness is inf.
-      gradient_norm: the bound C on the norm of one example's gradient, f[*b]: the clip
-        norm, or the Lipschitz constant of the loss.
-      clipped: whether gradients are clipped to gradient_norm. If not, that bound is an
-        assumption on the loss.
+      step_size: η, f[*b], positive, and at most 2 / (smoothness + regularization)
+        unless smoothness is inf.
+      gradient_norm: a bound C on the norm of one example's gradient, f[*b], positive:
+        the clip norm, or the Lipschitz constant of the loss.
+      clipped: whether gradients are clipped to gradient_norm. If false, gradient_norm
+        is an assumption on the loss.
       generalised_linear: whether one example's loss is a function of one linear score
         ⟨w, x⟩ of its features x, or w is a single number. The flag matters only with
         clipping. If the flag is false, clipping can raise the Lipschitz constant of a
         step.
       smoothness: the largest curvature of one example's loss without the regulariser,
         f[*b]; inf if unknown.
-      weak_convexity: m, f[*b], where −m is the least curvature. m is 0 for a convex
-        loss.
-      strong_convexity: the least curvature of one example's loss, f[*b], or 0 if that
-        curvature is not positive. strong_convexity must be 0 with clipping, which
-        destroys strong convexity, and under ADD_REMOVE.
+      weak_convexity: m, f[*b], where −m is the least curvature of one example's loss
+        without the regulariser. m is 0 for a convex loss.
+      strong_convexity: the least curvature of one example's loss without the
+        regulariser, f[*b], or 0 if that curvature is not positive. strong_convexity
+        must be 0 with clipping, because a clipped loss is not strongly convex, and
+        under ADD_REMOVE, because a batch may have fewer than batch_size examples.
       regularization: λ, f[*b], at least 0. The gradient of the regulariser (λ/2)‖w‖² is
         added without clipping. With clipping, λ must be below 1 / η if
         generalised_linear is false.
       diameter: the diameter of the set onto which Π projects, f[*b], positive; inf
         without such a set.
-      adjacency: which data sets are compared. Under ADD_REMOVE no batch of either data
-        set has more than batch_size examples, and the choice of batches does not depend
-        on the examples.
+      adjacency: which data sets are compared. Under ADD_REMOVE, no batch of either data
+        set may have more than batch_size examples, and the choice of batches must not
+        depend on the examples.
     """
 
     step_size: ArrayLike
@@ -83,15 +85,16 @@ class Setting(TypedDict):
 class Bounds(NamedTuple):
     """The bounds for a run, f[*b] each; inf where a bound does not apply.
 
-    The bounds are GDP parameters, or values of ε from functions that say so. A shift
+    The bounds are GDP parameters μ, or values of ε from `noisy_sgd_bounds`. A shift
     reduces the distance of two coupled runs on neighbouring data sets, at a cost in μ.
 
     Attributes:
       composition: the bound that treats every step as released.
-      contraction: the bound with shifts in all steps from the first step that uses the
-        differing example.
-      diameter: the bound with shifts from a later step only. At that step, the two
-        runs are at most as far apart as the diameter of the set of all iterates.
+      contraction: the last-iterate bound that uses no diameter. On μ, the bound has
+        shifts in all steps from the first step that uses the differing example.
+      diameter: the last-iterate bound that uses a diameter. The bound has shifts only
+        in the last steps, before which the distance of the two runs is at most the
+        diameter of the set of all iterates.
     """
 
     composition: jax.Array
@@ -105,16 +108,19 @@ class Bounds(NamedTuple):
 
     @property
     def winner(self) -> str:
-        """The name of the smallest bound for one setting; the first field wins ties."""
+        """The name of the smallest bound, for scalar bounds.
+
+        If several bounds are the smallest, the result is the first of their names.
+        """
         values = [float(x) for x in self]
         return self._fields[values.index(min(values))]
 
 
 class Numbers(NamedTuple, Generic[_Number]):
-    """The numbers of a run that compiled functions take.
+    """The numbers of a run that are arguments of compiled functions.
 
     The numbers are the noise multiplier, the batch size and the numeric fields of
-    `Setting`, which have the same names here.
+    `Setting`, with the same names.
     """
 
     noise_multiplier: _Number
@@ -132,13 +138,13 @@ class Assumed(NamedTuple):
     """The static assumptions of a `Setting`.
 
     Attributes:
-      keeps: whether clipping cannot raise the Lipschitz constant of a step, apart from
-        the loss of strong convexity. True if gradients are not clipped, or if each
-        example's gradient has a fixed direction.
+      keeps: whether clipping leaves the Lipschitz constant of a step for losses that
+        are not strongly convex unchanged. `keeps` is true if gradients are not clipped,
+        or if each example's gradient has a fixed direction.
       bounded: whether the diameter can be finite.
-      factor: the sensitivity of a sum of gradients, in units of gradient_norm.
-      convex: whether losses are known to be convex and `keeps` is true, so that no step
-        increases a distance.
+      factor: the sensitivity of a sum of gradients, divided by gradient_norm.
+      convex: whether losses are assumed to be convex and `keeps` is true, so that no
+        step increases a distance.
     """
 
     keeps: bool
@@ -148,16 +154,18 @@ class Assumed(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The numbers of a step, with distances in units of its noise's standard deviation.
+    """The numbers of a step, with distances in standard deviations of the step's noise.
 
     Attributes:
-      log_lipschitz: the log of the step's Lipschitz constant, f64[], 0 where unknown.
-      known: whether the Lipschitz constant is known, bool[].
+      log_lipschitz: the log of the step's Lipschitz constant, f64[]; 0 where `known` is
+        false.
+      known: whether the Lipschitz constant is known, because smoothness is finite and
+        the numbers of the run are in range, bool[].
       shift: the distance by which one differing example moves two coupled runs apart in
         the step, f64[].
-      diameter: the diameter of the set that contains the iterates, f64[], 1 where not
-        bounded.
-      bounded: whether the diameter is finite, bool[].
+      diameter: the diameter of the set that contains the iterates, f64[]; 1 where
+        `bounded` is false.
+      bounded: whether the diameter is finite, and `known` is true, bool[].
       valid: whether the numbers of the run are in range, bool[].
     """
 
@@ -170,10 +178,10 @@ class Step(NamedTuple):
 
 
 class SettingError(TypeError, ValueError):
-    """An error for an assumption that is missing or unknown.
+    """An error for an assumption that is missing, or for an unknown argument.
 
-    A missing argument is usually a TypeError and a wrong value a ValueError. Callers
-    may catch this error as either of these types.
+    A missing argument usually raises a TypeError, and a wrong value raises a
+    ValueError. Callers may catch this error as either of the two types.
     """
 
 
@@ -246,8 +254,8 @@ def check(
     """Check the assumptions of a run and return them as numbers and static assumptions.
 
     Raises:
-      ValueError: an assumption fails, is missing or is unknown. The message names this
-        assumption.
+      ValueError: an assumption fails. The message names the assumption.
+      SettingError: an assumption is missing, or an argument is unknown.
     """
     check_names(setting)
     given: dict[str, Any] = {**setting}
@@ -265,7 +273,7 @@ def check(
     linear = validate.flag("generalised_linear", setting["generalised_linear"])
     keeps = linear or not clipped
     weak, strong = map(validate.concrete, (weak_convexity, strong_convexity))
-    # A traced value counts as positive, since the number is not known here.
+    # A traced value is treated as positive, since the number is unknown during tracing.
     if strong is None or np.any(strong > 0):
         if clipped:
             _fail(
@@ -302,7 +310,8 @@ def excess(
     error of lower.
     """
     # Bok, Su and Altschuler (2024), Lemma 2.8, https://arxiv.org/abs/2403.00278:
-    # max(|1 − η lower|, |1 − η upper|), less 1, so that short steps retain precision.
+    # max(|1 − η lower|, |1 − η upper|) − 1, without the cancellation of a subtraction
+    # from 1, so that the result is precise for small step sizes.
     slack = 4 * ULP * step_size
     low = -step_size * lower + slack * scale
     high = step_size * upper - 2
@@ -320,16 +329,17 @@ def clipped_excess(
 
     The curvature of the loss before clipping is between −weak and upper.
     """
-    # In place of Kong and Ribero (2024), Proposition 3.4(b),
-    # https://arxiv.org/abs/2407.05237, whose L_λ(0, M) = 1 does not hold: the ellipse
-    # touches the ball at sqrt(1 + ρ²/(κ(2 − κ))), or else max(1 + ηm, ηM − 1).
+    # This constant replaces Kong and Ribero (2024), Proposition 3.4(b),
+    # https://arxiv.org/abs/2407.05237, whose L_λ(0, M) = 1 is not valid. The constant
+    # is sqrt(1 + ρ²/(κ(2 − κ))) if the ellipse touches the ball (see the module's
+    # docstring), and otherwise max(1 + ηm, ηM − 1).
     rho, kappa = step_size * (upper + weak) / 2, step_size * (upper - weak) / 2
     inner = kappa * (2 - kappa)
     touches = (inner > 0) & (jnp.abs(1 - kappa) * rho <= inner)
     square = jnp.where(touches, rho, 0.0) ** 2 / jnp.where(touches, inner, 1.0)
-    # At the boundary of the two cases both formulas agree, so that rounding errors in
-    # `touches` change little. x/(1 + sqrt(1 + x)) is sqrt(1 + x) − 1 without
-    # cancellation.
+    # At the boundary of the two cases the two formulas have the same value, so that
+    # rounding errors in `touches` have little effect. x/(1 + sqrt(1 + x)) is
+    # sqrt(1 + x) − 1 without cancellation.
     aside = square * (1 + 16 * ULP) / (1 + jnp.sqrt(1 + square))
     along = jnp.maximum(step_size * weak, step_size * upper - 2)
     along = along + 4 * ULP * step_size * (weak + upper)
@@ -338,7 +348,7 @@ def clipped_excess(
 
 
 def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
-    """The numbers of a step, from the numbers and static assumptions of a `Setting`.
+    """The `Step` for the numbers and the static assumptions of a run.
 
     The field `valid` is False for numbers out of range. Callers then return inf.
     """
@@ -357,10 +367,10 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
     M, weak, strong, added = (
         jnp.where(known, x, 0.0) for x in (M, weak, strong, added)
     )
-    # c is the constant of a gradient step with curvature between strong + λ − m and
-    # M + λ, or of a clipped step with the regulariser,
-    # x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). Prox and projection have constant 1
-    # (Lemma 2.9).
+    # c is the Lipschitz constant of a step without noise. For a gradient step, the
+    # curvature is between strong + λ − m and M + λ. A clipped step with the regulariser
+    # is x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). The proximal map and the projection
+    # have the constant 1 (Bok, Su and Altschuler 2024, Lemma 2.9).
     if assumed.keeps:
         lower, scale = strong + added - weak, strong + added + weak
         above = excess(eta, lower, M + added, scale)
@@ -372,8 +382,9 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
         log_c = log_c + 8 * ULP * eta * (added + weak + M)
     log_c = log_c + 4 * ULP * jnp.abs(log_c)  # rounded up, also where it is negative
     # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278: the noise
-    # of a step is ησ' with σ' = noise · norm / batch on the mean gradient. One example
-    # moves the step by η · factor · norm / batch, which is ησ' · factor / noise.
+    # of a step has the standard deviation ησ', where σ' = noise · norm / batch is that
+    # of the noise on the mean gradient. One example moves the step by
+    # η · factor · norm / batch, which is ησ' · factor / noise.
     unit = noise * norm * eta / batch
     bounded = bounded & (unit > 0) & (unit < jnp.inf)
     diameter = jnp.where(bounded, diameter, 1.0) / jnp.where(bounded, unit, 1.0)
@@ -435,10 +446,10 @@ def clipped_step_lipschitz(
 ) -> jax.Array:
     """The Lipschitz constant of a step along the mean of clipped gradients.
 
-    The constant is never below 1, and it is above 1 even for convex losses. For
-    a generalised linear loss, which is a function of one score ⟨w, x⟩, use
-    `step_lipschitz` with strong_convexity=0 instead: its gradients have a fixed
-    direction.
+    The constant is at least 1, and is above 1 if smoothness is positive, even for
+    convex losses. For a generalised linear loss, which is a function of one score
+    ⟨w, x⟩ of the features x, use `step_lipschitz` with strong_convexity=0 instead,
+    because the gradients of such a loss have a fixed direction.
 
     Args:
       step_size: η, f[*b], positive.
@@ -453,8 +464,8 @@ def clipped_step_lipschitz(
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: this module's docstring has the derivation, which replaces Kong and
-    Ribero (2024), Proposition 3.4(b).
+    Reference: the docstring of `dpjax.accounting.iteration._setting` has the
+    derivation. The constant replaces Kong and Ribero (2024), Proposition 3.4(b).
 
     Example:
       >>> c = clipped_step_lipschitz(0.5, weak_convexity=0.0, smoothness=1.0)

@@ -1,12 +1,12 @@
 """The last iterate of any maps, and of cyclic gradient descent with schedules.
 
 In each step, a shift reduces the distance between two coupled runs on neighbouring data
-sets. The cost of a shift depends on its ratio to the noise of the step. `_minorant`
-computes the shifts with the least total cost, which give the smallest μ that shifted
-interpolation proves.
+sets. The cost of a shift depends on the ratio of the shift to the noise of the step.
+`_minorant` computes the shifts with the least total cost, which give the smallest μ
+that shifted interpolation proves.
 
-If examples are assigned to batches once and at random, δ is the mean over the positions
-that an example can have in an epoch.
+If examples are assigned to batches once and at random, δ is the mean of the values of δ
+for the positions that an example can have in an epoch.
 """
 
 from typing import Unpack
@@ -42,7 +42,8 @@ def _repeat_number(value: ArrayLike, steps: int) -> ArrayLike:
     """Repeat a number for every step, f[steps]; a vector is returned unchanged."""
     if jnp.ndim(value) > 0:
         return value
-    # NumPy numbers stay NumPy: jnp.full would round them to the caller's precision.
+    # For a NumPy number the result is a NumPy array, because jnp.full would round the
+    # number to the caller's precision.
     return (jnp if isinstance(value, jax.Array) else np).full(steps, value)
 
 
@@ -55,36 +56,39 @@ def optimal_shift_mu(
 ) -> jax.Array:
     """The GDP parameter of the last iterate of a noisy iteration, by optimal shifts.
 
-    Step k is X_k = Π_k(φ_k(X_{k−1}) + N(0, τ_k² I)), with Π_k the proximal map of a
-    convex function. The result is the smallest μ that shifted interpolation can prove
-    for X_T.
+    Step k is X_k = P_k(φ_k(X_{k−1}) + N(0, τ_k² I)), where P_k is the proximal map of a
+    convex function or the projection onto a convex set. The map φ_k depends on the data
+    set, and P_k does not. The result is the smallest μ that shifted interpolation can
+    prove for X_T.
 
     Args:
       lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] for T steps, or
         a number for all steps, at least 0.
-      sensitivity: s_k, the maximum distance between the maps of two neighbouring data
-        sets, f[*b, T] or a number, at least 0. s_k is 0 where the differing example
-        takes no part.
-      stddev: τ_k, f[*b, T] or a number, at least 0.
+      sensitivity: s_k, the maximum distance between the values of the maps φ_k of two
+        neighbouring data sets, f[*b, T] or a number, at least 0. s_k is 0 if step k
+        does not use the differing example.
+      stddev: τ_k, the standard deviation of the noise, f[*b, T] or a number, at least
+        0. At least one of lipschitz, sensitivity and stddev must be a vector.
       diameter: the diameter of a set that contains all iterates, f[*b], positive; inf
         without such a set.
 
     Returns:
-      μ, f[*b], rounded up. μ is inf if a step with s_k w_k > 0 and all later steps have
-      no noise, and for traced arguments out of range. With a diameter, the bound may
-      ignore all steps up to some step k, and begin with the diameter as the distance
-      after step k. At most 65,535 values of k are compared. With more steps, μ may be
-      above the minimum.
+      μ, f[*b], rounded up. μ is inf if a step with s_k > 0 and all later steps have no
+      noise, and for traced arguments out of range. With a diameter, the bound may
+      ignore all steps up to some step k, and use the diameter as the distance after
+      step k. At most 65,535 values of k are compared. With more steps, μ may be above
+      the minimum.
 
     Raises:
-      ValueError: a static argument is negative or not finite, or lengths differ.
+      ValueError: a static argument is out of range, lengths differ, or lipschitz,
+        sensitivity and stddev are all numbers.
 
     Privacy: the last iterate alone is μ-GDP, for all maps that satisfy the assumptions.
     The Rényi divergence of order a of the last iterate is at most a μ²/2.
 
-    Reference: Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts: the
-    greatest convex minorant of the points (Σ_{i<=k} w_i² τ_i², Σ_{i<=k} w_i s_i), where
-    w_k = Π_{j>k} c_j.
+    Reference: Bok, Su and Altschuler (2024), Theorem C.3, with optimal shifts. The
+    shifts follow from the greatest convex minorant of the points
+    (Σ_{i<=k} w_i² τ_i², Σ_{i<=k} w_i s_i), where w_k = Π_{j>k} c_j is a product.
 
     Example:
       >>> import numpy as np
@@ -141,7 +145,8 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
         mu = schedule_mu(c, moved, unit, diameter, bounded=assumed.bounded)
         return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
 
-    # The map runs one position at a time, since each needs the memory of a minorant.
+    # The positions are computed in sequence, since each position needs the memory of a
+    # minorant.
     mus = jax.lax.map(one, jnp.arange(min(period, unit.shape[0])))
     return jnp.where(jnp.all(steps.valid), jnp.max(mus), jnp.inf)
 
@@ -159,27 +164,29 @@ def scheduled_cyclic_gd_mu(
     sizes and noise may be different in each of the T steps.
 
     Args:
-      noise_multiplier: standard deviation of the noise on the batch's sum of gradients
-        over gradient_norm, f[T] or a number, at least 0.
-      batches_per_epoch: l, static, at least 1. Step k has batch k mod l.
-      batch_size: b, by which sums of gradients are divided, positive.
-      **setting: the required keyword arguments of `Setting`, with step_size a number or
-        f[T]. All arguments that are not numbers must have the same length T.
+      noise_multiplier: the standard deviation of the noise on a batch's sum of
+        gradients, divided by gradient_norm, f[T] or a number, at least 0.
+      batches_per_epoch: l, static, at least 1. Step k, counted from 0, uses batch
+        k mod l.
+      batch_size: b, positive, f[T] or a number. A step divides the sum of gradients by
+        b.
+      **setting: the required keyword arguments of `Setting`. Each numeric argument is
+        f[T] or a number, and at least one argument must be a vector.
 
     Returns:
       μ, f[], rounded up: the maximum over the positions of an example. The μ of a
-      position is the smaller one of two bounds: that of composition, and that of
-      `optimal_shift_mu`.
+      position is the minimum of two bounds: the μ of the composition of all steps, and
+      the μ of `optimal_shift_mu`. μ is inf for traced arguments out of range.
 
     Raises:
-      ValueError: a static argument is out of range, an assumption fails, or lengths
-        differ.
+      ValueError: a static argument is out of range, an assumption fails, lengths
+        differ, or no argument is a vector.
       TypeError: an assumption is missing.
 
-    Privacy: the last iterate alone is μ-GDP under the adjacency. Schedules must not
-    depend on the data.
+    Privacy: the last iterate alone is μ-GDP under the given adjacency. Schedules must
+    not depend on the data.
 
-    Reference: Bok, Su and Altschuler (2024), Theorem C.3, at its optimal shifts.
+    Reference: Bok, Su and Altschuler (2024), Theorem C.3, with optimal shifts.
 
     Example:
       >>> import numpy as np
@@ -253,17 +260,19 @@ def random_assignment_delta(mus: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     """The δ of a run that assigned examples to positions in an epoch once, at random.
 
     Args:
-      mus: the GDP parameter at each position, f[*b, l], from `noisy_cyclic_gd_mus`.
+      mus: the GDP parameter at each of l positions, f[*b, l], at least 0, from
+        `noisy_cyclic_gd_mus`.
       epsilon: ε, f[*b], at least 0.
 
     Returns:
-      The mean of δ_μ(ε) over the positions, f[*b], rounded up.
+      The mean of the values of δ(ε) for each μ of mus, f[*b], rounded up.
 
     Raises:
-      ValueError: a static argument is out of range, or mus has no axis.
+      ValueError: a static argument is out of range, or mus is a number or has an empty
+        last axis.
 
-    Privacy: this δ assumes that, for any data, every example is equally likely to be at
-    each position, and that the assignment stays secret. The δ of the worst position
+    Privacy: the δ assumes that, for any data, every example has each position with the
+    same probability, and that the assignment stays secret. The δ of the worst position
     needs neither assumption.
 
     Example:
@@ -280,7 +289,8 @@ def random_assignment_epsilon(mus: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The ε of a run that assigned examples to positions in an epoch once, at random.
 
     Args:
-      mus: the GDP parameter at each position, f[*b, l], from `noisy_cyclic_gd_mus`.
+      mus: the GDP parameter at each of l positions, f[*b, l], at least 0, from
+        `noisy_cyclic_gd_mus`.
       delta: δ, f[*b], strictly between 0 and 1.
 
     Returns:
@@ -288,7 +298,10 @@ def random_assignment_epsilon(mus: ArrayLike, delta: ArrayLike) -> jax.Array:
       result is inf for a traced δ at or below 0.
 
     Raises:
-      ValueError: a static argument is out of range, or mus has no axis.
+      ValueError: a static argument is out of range, or mus is a number or has an empty
+        last axis.
+
+    Privacy: the assumptions are those of `random_assignment_delta`.
 
     Example:
       >>> import numpy as np

@@ -1,10 +1,12 @@
 """Closed forms from papers, for comparison with the bounds of this package.
 
-`iteration.noisy_gd_mu` and `iteration.noisy_cyclic_gd_mu` are never larger than these
-closed forms, and both functions check the assumptions. Here r = L/(bσ): the gradient
-sensitivity L, divided by the batch size b and by the noise standard deviation σ on the
-mean gradient. c is the Lipschitz constant of a step. Values are rounded to nearest,
-since no guarantee depends on them.
+For the same run, and except for rounding, the μ of `iteration.noisy_gd_mu` and the μ of
+`iteration.noisy_cyclic_gd_mu` with order="fixed" are never larger than these closed
+forms. Unlike this module, both functions check the assumptions. The symbol r is
+L/(bσ): the sensitivity L of a sum of gradients, divided by the batch size b and by the
+standard deviation σ of the noise on the mean gradient. The symbol c is the Lipschitz
+constant of a step. Values are rounded to nearest, since no guarantee depends on these
+values.
 """
 
 import jax
@@ -21,8 +23,8 @@ def _ratio(c: jax.Array, count: jax.Array) -> jax.Array:
 
 @float64("nearest")
 def _contraction64(r, c, epochs, period):
-    # Bok, Su and Altschuler (2024), Theorems 4.2 (full) and 4.5 (cyclic),
-    # https://arxiv.org/abs/2403.00278, and their limits at c = 1.
+    # Bok, Su and Altschuler (2024), Theorem 4.2 for full batches and Theorem 4.5 for
+    # cyclic batches, https://arxiv.org/abs/2403.00278, and the limits at c = 1.
     one = c >= 1
     safe = jnp.where(one, 0.5, c)
     full = _ratio(safe, epochs) / _ratio(safe, jnp.ones_like(safe))
@@ -61,9 +63,9 @@ def contraction_mu(
     num_epochs: ArrayLike,
     batches_per_epoch: ArrayLike,
 ) -> jax.Array:
-    """The published μ of steps that contract, for full batches or a cycle of batches.
+    """The published μ of contractive steps, for full batches or a cycle of batches.
 
-    With a cycle of batches, μ is for an example in the epoch's last batch.
+    For a cycle of batches, μ is the μ of an example in the epoch's last batch.
 
     Args:
       sensitivity: r, the distance by which one example moves a step, divided by the
@@ -74,9 +76,9 @@ def contraction_mu(
       batches_per_epoch: l, f[*b], 1 for full batches.
 
     Returns:
-      r sqrt((1 − c^E)(1 + c) / ((1 + c^E)(1 − c))) for l = 1, and otherwise
+      μ, f[*b]: r sqrt((1 − c^E)(1 + c) / ((1 + c^E)(1 − c))) for l = 1, and otherwise
       r sqrt(1 + c^{2l−2} (1 − c²) (1 − c^{l(E−1)}) / ((1 − c^l)² (1 + c^{l(E−1)}))).
-      At c = 1, the result is the limit of these values.
+      At c = 1, μ is the limit of the formula.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.2 and 4.5.
 
@@ -101,7 +103,8 @@ def diameter_mu(
       batches_per_epoch: l, f[*b], 1 for full batches.
 
     Returns:
-      sqrt(3rΔ + r²⌈Δ/r⌉) for l = 1, and otherwise sqrt(r² + (3rΔ + r²⌈Δ/r⌉)/l).
+      μ, f[*b]: sqrt(3rΔ + r²⌈Δ/r⌉) for l = 1, and otherwise
+      sqrt(r² + (3rΔ + r²⌈Δ/r⌉)/l).
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.3 and 4.6.
 
@@ -121,8 +124,8 @@ def expansion_mu(
 ) -> jax.Array:
     """The published μ of a cycle of batches, for an example in the last batch.
 
-    The example is used once per epoch. The noise of one epoch hides each use except the
-    last one, which only the noise of the last step hides.
+    One step of each epoch uses the example. The noise of a whole epoch hides each use
+    except the last use, which only the noise of the last step hides.
 
     Args:
       sensitivity: r, the distance by which one example moves a step, divided by the
@@ -133,9 +136,9 @@ def expansion_mu(
       batches_per_epoch: l, f[*b].
 
     Returns:
-      r sqrt((E − 1)/Σ_{i<l} c^{−2i} + 1). The sum is over i = 0, …, l − 1.
+      r sqrt((E − 1)/Σ_{i<l} c^{−2i} + 1), f[*b], where i starts at 0.
 
-    Reference: Kong and Ribero (2024), Proposition 2.2(a). The paper's factor θ is θ(1)
+    Reference: Kong and Ribero (2024), Proposition 2.2(a), with the paper's factor θ(1)
     for the last use.
 
     Example:
