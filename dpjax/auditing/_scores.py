@@ -5,9 +5,9 @@ guesses that the example took part if the score is above a threshold. Let a be t
 test's false-positive rate and b its true-positive rate. If the mechanism is (ε, δ)-DP,
 then b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ. If the mechanism is μ-GDP, then
 Φ⁻¹(b) − Φ⁻¹(a) <= μ, where Φ is the standard normal distribution function. Clopper and
-Pearson's confidence intervals bound the rates. The intervals assume that the scores with
-the example are independent draws from one distribution, and that the scores without the
-example are independent draws from another distribution.
+Pearson's confidence intervals bound the rates. These intervals assume that the scores
+with the example are independent draws from one distribution, and that the scores
+without the example are independent draws from another distribution.
 
 The threshold may be one of n scores, say the kth largest. The probability that a new
 score is above this threshold is at most the upper confidence bound for k − 1 successes
@@ -449,9 +449,9 @@ def _gaussian_mu_lower64(
     reach = jnp.maximum(jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out)))
     gap = jnp.mean(scores_in) - jnp.mean(scores_out)
     stddev = jnp.sqrt((n * jnp.var(scores_in) + m * jnp.var(scores_out)) / freedom)
-    # If every score has an error of at most e, then each mean and the standard deviation
-    # have errors of at most e. A float64 sum of k terms has a relative error of at most
-    # k ULP / 2.
+    # If every score has an error of at most e, then the errors of the means and of the
+    # standard deviation are at most about e. A float64 sum of k terms has a relative
+    # error of at most k ULP / 2.
     error = rounding * largest + (n + m + 16) * ULP * reach
     gap, stddev = gap - 2 * error, stddev + 2 * error
     unit = np.sqrt(1 / n + 1 / m)
@@ -553,7 +553,7 @@ def _true_positive_rate64(
     scores_in: jax.Array, scores_out: jax.Array, false_positive_rate: jax.Array
 ) -> jax.Array:
     ordered = jnp.sort(scores_out, descending=True)
-    # If rounding makes the product smaller than an integer, the factor makes it larger.
+    # If rounding moves the product just below an integer, the factor moves it back.
     allowed = jnp.floor(false_positive_rate * scores_out.size * (1 + 1e-12))
     at = jnp.minimum(allowed, scores_out.size - 1).astype(jnp.int32)
     above = jnp.mean(scores_in > ordered[at])
@@ -637,7 +637,7 @@ def bootstrap_quantiles(
       scores_out: the scores without the example's participation, f[m].
       quantiles: the probabilities of the quantiles, f[*q], in [0, 1].
       num_samples: the number of resamples, static, at least 1.
-      key: one typed key, which draws the resamples.
+      key: one typed key, from which the function draws the resamples.
 
     Returns:
       The quantiles, f[*q].
