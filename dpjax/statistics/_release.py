@@ -77,7 +77,7 @@ class Released:
 def _flatten(released: Released) -> tuple[list[Any], Any]:
     value = jax.tree_util.GetAttrKey("value"), released.value
     event, adjacency = released.event, released.adjacency
-    # An event of Python numbers is static. An event with arrays is a child of the pytree.
+    # An event of Python numbers is static. An event with arrays is a child of the tree.
     if all(isinstance(x, int | float) for x in jax.tree.leaves(event)):
         return [value], (event, adjacency)
     return [value, (jax.tree_util.GetAttrKey("event"), event)], (None, adjacency)
@@ -244,7 +244,7 @@ def sum_exactly(
     def units(rows: jax.Array) -> jax.Array:
         contributions = contribute(rows)
         finite = jnp.where(jnp.isfinite(contributions), contributions, 0.0)
-        # Truncation towards zero makes no coordinate larger, and so not the norm.
+        # Truncation towards zero increases no coordinate's magnitude, and so no norm.
         return jnp.sum(jnp.trunc(finite / _UNIT).astype(jnp.int64), axis=0)
 
     count, width = rows.shape
