@@ -44,7 +44,7 @@ class Planted(NamedTuple, Generic[Params]):
     Attributes:
       params: the parameters of the model.
       slots: the extra coordinates, f[k], one for each of k canaries. Only canary i has
-        a gradient along slot i.
+        a non-zero gradient along slot i.
     """
 
     params: Params
@@ -192,7 +192,7 @@ def matched_filter(
 
     Args:
       seen: the released values in T steps along the gradient directions of k canaries,
-        f[T, k], such as the `slots` of the updates of a loss from `plant`.
+        f[T, k], such as the entry `slots` of the updates of `Planted` parameters.
       expected: the contribution of a participating canary to seen, f[T, k] or f[T, 1].
         To compute the contribution, call `released` with the canary's clipped gradients
         as sums, and with a mechanism whose noise has standard deviation 0.
@@ -318,18 +318,17 @@ def train_many(
         of arrays, such as the last iterate or all updates of `jax.lax.scan`.
         `train_many` vmaps the function over keys. Make the optimizer inside the
         function, since the key is a tracer. The function may call any solver of
-        `dpjax.solvers`, which calibrates its noise in each call of the function. Jit
-        the expensive parts of the function, since `train_many` does not jit the
-        function if batch_size is None.
+        `dpjax.solvers`, which calibrates its noise in each call of the function. If
+        batch_size is None, jit the expensive parts of the function.
       data: the data set with the audited example.
       neighbour: the data set without the audited example, or with another example in
         place of the audited one. The shapes of neighbour and data may differ.
       num_runs: the number of runs on each data set, static.
       key: one typed key, from which `train_many` derives a key for each run.
       batch_size: the number of runs that a compiled loop computes at the same time.
-        With None, `train_many` computes all runs at the same time, without a loop. The
-        loop traces everything that a run does. If a run calibrates a solver's noise,
-        batch_size must be None, since calibration cannot be traced.
+        With None, `train_many` computes all runs at the same time, without a loop and
+        without jit. The loop traces everything that a run does. If a run calibrates a
+        solver's noise, batch_size must be None, since calibration cannot be traced.
 
     Returns:
       `Outputs`, with leading axes of length num_runs.

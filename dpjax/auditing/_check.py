@@ -121,10 +121,10 @@ def check(
     the sensitivity from below. A passed check is no proof of privacy, and says nothing
     about noise. For neighbouring batches, the allowed distance is the claimed
     sensitivity plus a bound on the rounding errors of a sum of b terms. For changes
-    that must not move the result, it is this bound alone. Under REPLACE, the batches
-    with and without an example are not neighbours. `check` nevertheless requires that
-    their results differ by at most the allowed distance. A clipped sum satisfies this
-    requirement, but a mean over the valid examples may violate it.
+    that must not move the result, the allowed distance is the bound on rounding errors
+    alone. Under REPLACE, the batches with and without an example are not neighbours,
+    but `check` compares their results with the same allowed distance. A clipped sum
+    passes this comparison. A mean over the valid examples may fail it.
 
     Reference: "Re:cord-play", https://arxiv.org/abs/2602.17454, compares runs on
     neighbouring data sets under the same randomness.

@@ -99,7 +99,7 @@ def _mu64(
     def is_refuted(mu: jax.Array) -> jax.Array:
         # Mahloujifar, Melis and Chaudhuri (2025), Algorithm 3,
         # https://arxiv.org/abs/2410.22235, for two choices and the trade-off curve G_μ,
-        # whose (1 − G_μ)⁻¹ is x ↦ Φ(Φ⁻¹(x) − μ): from i = v − 1 down to 0
+        # for which (1 − G_μ)⁻¹ is x ↦ Φ(Φ⁻¹(x) − μ). For i from v − 1 down to 0:
         # h ← (1 − G_μ)⁻¹(ρ), ρ ← ρ + (i / (r − i)) (h − the previous h).
         # The scan has the static length r. Steps with i >= v do not change the carry.
         def step(
@@ -161,11 +161,11 @@ def one_run_epsilon_lower(
         Pass the coins that the run used, and not coins that are drawn after the run.
       delta: δ, f[*b], in [0, 1).
       guess_in: the number of guesses of participation, static. The attack guesses that
-        the canaries with the largest scores took part. Fix this number before you see
-        the scores.
+        the `guess_in` canaries with the largest scores took part. Fix this number
+        before you see the scores.
       guess_out: the number of guesses of absence, static. The attack guesses that the
-        canaries with the smallest scores did not take part. Fix this number before you
-        see the scores.
+        `guess_out` canaries with the smallest scores did not take part. Fix this number
+        before you see the scores.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
@@ -212,11 +212,11 @@ def one_run_mu_lower(
         fair coins, which are drawn before the run and which the attack does not know.
         Pass the coins that the run used, and not coins that are drawn after the run.
       guess_in: the number of guesses of participation, static. The attack guesses that
-        the canaries with the largest scores took part. Fix this number before you see
-        the scores.
+        the `guess_in` canaries with the largest scores took part. Fix this number
+        before you see the scores.
       guess_out: the number of guesses of absence, static. The attack guesses that the
-        canaries with the smallest scores did not take part. Fix this number before you
-        see the scores.
+        `guess_out` canaries with the smallest scores did not take part. Fix this number
+        before you see the scores.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:

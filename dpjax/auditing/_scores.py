@@ -237,8 +237,8 @@ def check_attack(
     """Check the arguments of a bound from scores.
 
     Raises:
-      ValueError: an array of scores has no last axis or an empty one, the confidence is
-        not in (1/2, 1), or δ is not in [0, 1).
+      ValueError: an array of scores is a scalar or has an empty last axis; the
+        confidence is not in (1/2, 1); or δ is not in [0, 1).
     """
     check_scores(**scores)
     validate.open_unit("confidence", confidence)

@@ -21,9 +21,9 @@ from dpjax.plot._style import GREY, axes, finish, names, strokes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The maximum numbers of steps at which ε is computed. The first number is for runs with
-# a known μ of GDP. The second number is for other runs, for which the computation of
-# each ε takes as long as in `plan`.
+# The maximum numbers of steps at which ε is computed. The first number is for runs that
+# are Gaussian mechanisms. The second number is for other runs, for which to compute one
+# ε takes as long as in `plan`.
 _POINTS_OF_GAUSSIAN, _POINTS = 400, 30
 
 

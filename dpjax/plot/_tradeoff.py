@@ -232,8 +232,8 @@ def attack(
       ImportError: matplotlib is not installed.
       ValueError: an argument is out of range, or there are no scores.
 
-    Privacy: if the scores are independent, the proven line bounds the mechanism's
-    privacy loss from below with the given confidence, as for `auditing.epsilon_lower`.
+    Privacy: under the assumptions of `auditing.epsilon_lower` on the scores, the proven
+    line bounds the mechanism's privacy loss from below with the given confidence.
 
     Example:
       >>> import numpy as np

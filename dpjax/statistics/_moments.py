@@ -441,8 +441,8 @@ def standardize(
     Returns:
       A `Released`: a `Standardization` with arrays f[...], and an event that describes
       both mechanisms to accountants. The scale is at least the square root of the
-      standard deviation of the noise in the variance. So the noise cannot make a scale
-      zero.
+      standard deviation that the noise in the variance has with "real" arithmetic. So
+      the noise cannot make a scale zero.
 
     Raises:
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or
@@ -506,7 +506,7 @@ def _scale(
     """Compute the scale of each feature, the square root of its noisy variance.
 
     The function first raises each variance to at least z clip_norm² / divisor, the
-    standard deviation of the noise in the variance.
+    standard deviation of the noise in the variance with "real" arithmetic.
     """
     least = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
     return jnp.sqrt(jnp.maximum(variances, least))

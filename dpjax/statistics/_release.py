@@ -127,7 +127,7 @@ class SharedArguments(NamedTuple):
 
     Attributes:
       noise_multiplier: the noise standard deviation divided by the maximum L2 norm of
-        one example's contribution, f[].
+        one example's contributions to all sums together, f[].
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       arithmetic: "real", or "discrete" for noise on a lattice.
