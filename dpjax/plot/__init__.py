@@ -1,6 +1,6 @@
 """Plots of guarantees, runs and noise.
 
-The plots need matplotlib, which the optional dependencies `dpjax[plot]` install. Each
+The plots need matplotlib, which the extra `plot` of the package dpjax installs. Each
 function draws on the given `ax`, or on the Axes of a new figure, and returns the Axes.
 No function shows or saves a figure. Accountants compute all values of ε and all
 trade-off curves. Lines differ in strokes and markers, so that every plot is readable

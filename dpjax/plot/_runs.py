@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # The maximum numbers of steps at which ε is computed. The first number is for runs that
-# are Gaussian mechanisms. The second number is for other runs, for which to compute one
-# ε takes as long as in `plan`.
+# are Gaussian mechanisms. The second number is for other runs, for which one ε takes as
+# long to compute as in `plan`.
 _POINTS_OF_GAUSSIAN, _POINTS = 400, 30
 
 
@@ -244,9 +244,9 @@ def _signal_to_noise(plan: Plan) -> float:
 def _gradients_noise(plan: Plan) -> float:
     """The noise multiplier of a plan's sums of clipped gradients.
 
-    This is the standard deviation of the noise in a sum, divided by the clip norm. A
-    plan with `QuantileClip` also releases noisy counts, so that the noise multiplier of
-    the sums exceeds the noise multiplier of the plan.
+    The result is the standard deviation of the noise in a sum, divided by the clip
+    norm. A plan with `QuantileClip` also releases noisy counts, so that the result
+    exceeds the noise multiplier of the plan.
     """
     if plan.quantile is None:
         return plan.noise_multiplier
