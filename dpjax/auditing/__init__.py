@@ -4,28 +4,30 @@ A guarantee bounds the success of every attack from above. The success of one at
 bounds the true privacy loss from below, with a stated confidence. If the lower bound
 exceeds the reported privacy loss, the report is wrong; otherwise nothing is proven.
 
-`check` tests a user's own function without noise: it measures how far one example moves
-the function's result, and compares this distance with the claimed sensitivity.
+`check` tests the sensitivity of a user's own function. It measures how far one example
+moves the function's result, and compares this distance with the claimed sensitivity.
 
 Functions from a mechanism to scores:
 
 1. `plant` adds canaries to a loss. A canary is an example with a known gradient.
-   `released` returns the values that a mechanism releases. `white_by_strategy` makes
-   the noise in these values white, and `matched_filter` then computes a score for each
-   canary. `mixture_scores` computes scores if a canary took part in random steps.
-2. `train_many` makes thousands of runs, on a data set and on its neighbour, and
-   `linear_scores` computes a score for each run.
+   `released` returns the values that a mechanism releases. `white_by_strategy` returns
+   a map that makes the noise in these values white. `matched_filter` computes a score
+   for each canary from the values. `mixture_scores` computes the scores of canaries
+   that took part in random steps.
+2. `train_many` runs an algorithm many times on a data set, and as many times on a
+   neighbouring data set. `linear_scores` computes scores for half of these runs.
 3. `train_shadows`, `log_odds` and `likelihood_ratios` are for membership inference,
    which tests whether an example was in a model's training data. The test compares the
    model with other models that were trained in the same way.
 
-Functions from scores to a bound:
+Functions from scores to a bound or an estimate:
 
-1. `epsilon_lower` and `mu_lower` compute bounds from the scores of independent attacks,
-   at all thresholds. `epsilon_at` uses one threshold, from `best_threshold`.
-   `gaussian_mu_lower` gives the tightest bound, but needs a Gaussian mechanism.
-2. `one_run_epsilon_lower` and `one_run_mu_lower` compute bounds from many canaries in
-   one run, each of which took part with probability 1/2. The canaries' scores may
+1. `epsilon_lower` and `mu_lower` compute bounds from independent scores. These bounds
+   use all thresholds. The bound of `epsilon_at` uses one threshold, which
+   `best_threshold` chooses. `gaussian_mu_lower` gives the tightest bound, but needs
+   Gaussian scores of a Gaussian mechanism.
+2. `one_run_epsilon_lower` and `one_run_mu_lower` compute bounds from one run with many
+   canaries. Each canary takes part with probability 1/2. The canaries' scores may
    depend on each other in any way.
 3. `auroc`, `true_positive_rate` and `bootstrap_quantiles` compute estimates, which
    prove nothing.

@@ -3,20 +3,23 @@
 **Canaries** are examples with known gradients, which an attack tries to detect. A
 canary's loss is linear in the parameters, so its gradient is a fixed direction in
 parameter space. With `plant`, no other example moves the parameters along this
-direction. The released value along the direction then contains everything that the
-mechanism reveals about the canary.
+direction. If the mechanism releases only noisy sums of clipped gradients, the released
+values along the direction then contain everything that these sums reveal about the
+canary.
 
-A canary's score is that of a matched filter. Let h be the known contribution of a
-canary to the released values y along its direction. Let y be h + z if the canary took
-part, and z otherwise, where z is white noise of standard deviation s. Then the score
-⟨h, y⟩ / ‖h‖ is a sufficient statistic for the canary's participation. The distribution
-of the score is N(‖h‖, s²) with the canary and N(0, s²) without the canary, as for a
-Gaussian mechanism with μ = ‖h‖ / s. If the mechanism correlates the noise of its steps,
-a linear map that depends only on the mechanism first makes the noise white.
+A matched filter computes a canary's score. Let y be the released values along the
+canary's direction, and let h be the canary's contribution to these values. The attack
+computes h from the mechanism. Let y be h + z if the canary took part, and z otherwise,
+where z is white noise of standard deviation s. Then the score ⟨h, y⟩ / ‖h‖ is a
+sufficient statistic for the canary's participation. The distribution of the score is
+N(‖h‖, s²) with the canary and N(0, s²) without the canary, as for a Gaussian mechanism
+with μ = ‖h‖ / s. If the mechanism correlates the noise of its steps, a linear map that
+depends only on the mechanism first makes the noise white.
 
-**Many runs** are on a data set and a neighbouring data set, or on random halves of one
-data set. Runs on random halves are for membership inference with shadow models, which
-are models that are trained in the same way as the attacked model.
+**Many runs.** Other attacks run an algorithm many times: on a data set and a
+neighbouring data set, or on random halves of one data set. Runs on random halves are
+for membership inference with shadow models. A shadow model is a model that is trained
+in the same way as the attacked model.
 """
 
 import functools
@@ -41,7 +44,7 @@ class Planted(NamedTuple, Generic[Params]):
     Attributes:
       params: the parameters of the model.
       slots: the extra coordinates, f[k], one for each of k canaries. Only canary i has
-        a gradient along slot i.
+        a non-zero gradient along slot i.
     """
 
     params: Params
@@ -49,11 +52,11 @@ class Planted(NamedTuple, Generic[Params]):
 
 
 class Marked(NamedTuple):
-    """A batch of examples, some of which are marked as canaries.
+    """A batch of ordinary examples and canaries.
 
     Attributes:
-      example: the examples that the loss takes. For a canary, this entry is a
-        placeholder: an example with a finite loss.
+      example: the examples, for the original loss. For a canary, this entry is a
+        placeholder: any example at which the original loss and its gradient are finite.
       canary: the index of the canary, i32[*b]; −1 for an ordinary example.
     """
 
@@ -76,8 +79,9 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
       A loss, as a function of `Planted(params, slots)` and one `Marked(example,
       canary)`. Each canary has its own extra coordinate, called slot. A canary's
       gradient is `norm` along its slot and zero in all other coordinates. The gradient
-      of any other example is unchanged, and zero along the slots. If a canary did not
-      take part, the released value along its slot is therefore only noise.
+      of an ordinary example is the same as without `plant`, and is zero along the
+      slots. If a canary did not take part, the released value along its slot is
+      therefore only noise.
 
     Raises:
       ValueError: norm is not positive.
@@ -113,8 +117,8 @@ def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
     """Run a mechanism on given sums of gradients, and return the released values.
 
     Args:
-      transformation: the mechanism, as made by `dpjax.add_gaussian_noise` or
-        `dpjax.tree_momentum`.
+      transformation: a mechanism that does not read the parameters, such as the result
+        of `dpjax.add_gaussian_noise` or `dpjax.tree_momentum`.
       sums: the inputs of the mechanism in T steps, a tree of leaves f[T, ...].
 
     Returns:
@@ -130,7 +134,7 @@ def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
     @jax.jit
     def scan(sums: Tree) -> Tree:
         def step(state: optax.OptState, now: Tree) -> tuple[optax.OptState, Tree]:
-            # `start` stands for the parameters, which these mechanisms do not read.
+            # `start` is in place of the parameters, which the mechanism does not read.
             updates, state = transformation.update(now, state, start)
             return state, updates
 
@@ -146,19 +150,20 @@ def white_by_strategy(strategy: Strategy) -> Whiten:
     The noise of the mechanism is C⁻¹z, where C is the matrix of the strategy and z is
     white noise. The linear map is y ↦ C y.
 
-    `dpjax.tree_momentum` with decay β releases the momentum m_t at step t. The value
-    (m_t − β m_{t−1}) / (1 − β) is a sum with the noise of `strategies.tree(β)`. The map
-    for `strategies.tree(β)` makes this noise white.
+    `dpjax.tree_momentum` with decay β releases the momentum m_t at step t. Compute the
+    values (m_t − β m_{t−1}) / (1 − β), where the momentum before the first step is 0.
+    Each value is a sum of gradients with the noise of `strategies.tree(β)`. Apply the
+    map for `strategies.tree(β)` to these values.
 
     Args:
-      strategy: the strategy of the mechanism, as made by `dpjax.strategies`.
+      strategy: the strategy of the mechanism, from `dpjax.strategies`.
 
     Returns:
       A linear map of released values in T steps, from f[T, k] to f[T, k].
 
     Raises:
-      ValueError: the map is called with a number T of steps that the strategy does not
-        support.
+      ValueError: the argument of the returned map has a number T of steps that the
+        strategy does not support.
 
     Reference: Denisov et al. (2022): for sums x, releasing x + C⁻¹z is equivalent to
     releasing C x + z.
@@ -173,8 +178,8 @@ def white_by_strategy(strategy: Strategy) -> Whiten:
 
     def white(y: jax.Array) -> jax.Array:
         matrix = check_strategy(strategy, len(y)).matrix(len(y)).astype(y.dtype)
-        # Denisov et al. (2022), https://arxiv.org/abs/2202.08312: C (x + C⁻¹z) is
-        # C x + z.
+        # Denisov et al. (2022), https://arxiv.org/abs/2202.08312: for sums x,
+        # C (x + C⁻¹z) is C x + z.
         return jnp.tensordot(matrix, y, 1, precision="highest")
 
     return white
@@ -187,18 +192,19 @@ def matched_filter(
 
     Args:
       seen: the released values in T steps along the gradient directions of k canaries,
-        f[T, k], such as the extra coordinates that `plant` adds to the parameters.
+        f[T, k], such as the entry `slots` of the updates of `Planted` parameters.
       expected: the contribution of a participating canary to seen, f[T, k] or f[T, 1].
-        To compute the contribution, call `released` with the canary's own sums, and
-        with a mechanism whose noise has standard deviation 0.
+        To compute the contribution, call `released` with the canary's clipped gradients
+        as sums, and with a mechanism whose noise has standard deviation 0.
       whiten: a linear map that whitens the mechanism's noise; None if the noise is
         already white.
 
     Returns:
       Scores f[k]. Let s be the standard deviation of the noise after `whiten`, and let
-      all steps in which a canary takes part be μ-GDP together. Then the canary's score
-      is N(μ s, s²) if the canary took part, and N(0, s²) otherwise. From the scores,
-      `gaussian_mu_lower` computes a lower bound on μ.
+      h be the canary's contribution after `whiten`. The canary's score has the
+      distribution N(‖h‖, s²) if the canary took part, and N(0, s²) otherwise, as for a
+      Gaussian mechanism with μ = ‖h‖ / s. If h is zero, the score is 0. From the
+      scores, `gaussian_mu_lower` computes a lower bound on μ.
 
     Raises:
       ValueError: the shapes do not match.
@@ -242,10 +248,11 @@ def mixture_scores(
 
     Returns:
       Scores f[k]. A score is the logarithm of a likelihood ratio: the likelihood of the
-      seen values with the canary, divided by their likelihood without the canary. No
-      attack on these values is better. If a canary takes part in each step
-      independently, as under Poisson sampling, then the canary's score for all steps is
-      the sum of the canary's scores for single steps.
+      seen values with the canary, divided by the likelihood of the same values without
+      the canary. No attack on these values has a higher true-positive rate at the same
+      false-positive rate. If a canary takes part in each step independently, as under
+      Poisson sampling, then the canary's score for all steps is the sum of the canary's
+      scores for single steps.
 
     Raises:
       ValueError: the shapes do not match, or stddev is not positive.
@@ -272,8 +279,9 @@ def mixture_scores(
             f"of shape [c]; got shapes {cases.shape}, {seen.shape} and "
             f"{weights.shape}."
         )
-    # The score is log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at y. By Neyman and Pearson
-    # (1933), a threshold on this ratio is the best test at its false-positive rate.
+    # The score is log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at the seen values y, where
+    # h_c is row c of cases and p_c is its probability. By Neyman and Pearson (1933), a
+    # threshold on this ratio is the best test at its false-positive rate.
     products = jnp.matmul(cases, seen, precision="highest")
     squares = jnp.sum(jnp.square(cases), axis=1, keepdims=True)
     exponents = (products - squares / 2) / jnp.square(stddev)
@@ -310,17 +318,17 @@ def train_many(
         of arrays, such as the last iterate or all updates of `jax.lax.scan`.
         `train_many` vmaps the function over keys. Make the optimizer inside the
         function, since the key is a tracer. The function may call any solver of
-        `dpjax.solvers`, which calibrates its noise in each call of the function. Jit
-        the expensive parts.
+        `dpjax.solvers`, which calibrates its noise in each call of the function. If
+        batch_size is None, jit the expensive parts of the function.
       data: the data set with the audited example.
-      neighbour: the data set without this example, or with another in its place. Its
-        shapes may differ from those of data.
+      neighbour: the data set without the audited example, or with another example in
+        place of the audited one. The shapes of neighbour and data may differ.
       num_runs: the number of runs on each data set, static.
       key: one typed key, from which `train_many` derives a key for each run.
-      batch_size: the number of runs that a compiled loop computes at the same time;
-        None for all runs, without a loop. The loop traces everything that a run does.
-        If a run calibrates a solver's noise, batch_size must be None, since calibration
-        cannot be traced.
+      batch_size: the number of runs that a compiled loop computes at the same time.
+        With None, `train_many` computes all runs at the same time, without a loop and
+        without jit. The loop traces everything that a run does. If a run calibrates a
+        solver's noise, batch_size must be None, since calibration cannot be traced.
 
     Returns:
       `Outputs`, with leading axes of length num_runs.
@@ -344,7 +352,7 @@ def train_many(
     keys = jax.random.split(key, 2 * num_runs)
 
     def many(data: Tree, keys: jax.Array) -> Tree:
-        # The data are constants and not tracers: solvers check their values.
+        # The data are constants and not tracers, since solvers check the data's values.
         one = functools.partial(run, data)
         if batch_size is None:
             # Without jit, JAX traces only values that depend on a key. Calibration
@@ -357,7 +365,7 @@ def train_many(
 
 
 def linear_scores(outputs: Outputs) -> Outputs:
-    """Compute scores of half of the runs, by a linear test fitted to the other half.
+    """Compute scores for half of the runs, by a linear test fitted to the other half.
 
     Args:
       outputs: the outputs of n independent runs with the canary, and of n independent
@@ -368,11 +376,13 @@ def linear_scores(outputs: Outputs) -> Outputs:
       `Outputs` with scores f[n − n // 2], for the runs to which the test was not
       fitted. Given the fitted test, these scores are independent, whatever the
       distribution of the outputs. `epsilon_lower` and `mu_lower` require independent
-      scores. The test is Fisher's discriminant, the best test for Gaussian outputs with
-      a common covariance.
+      scores. The test is Fisher's discriminant with a regularized covariance. With the
+      true means and the true covariance, Fisher's discriminant is the best test for
+      Gaussian outputs with a common covariance.
 
     Raises:
-      ValueError: there are fewer than 4 runs.
+      ValueError: there are fewer than 4 runs with the canary, or fewer than 4 runs
+        without it.
 
     Example:
       >>> import jax
@@ -406,9 +416,10 @@ def linear_scores(outputs: Outputs) -> Outputs:
     return Outputs(score_in @ direction, score_out @ direction)
 
 
-# The minimum variance. Without it, rounding would decide for a constant statistic.
+# The minimum variance. Without a minimum, rounding errors would determine the scores of
+# a constant statistic.
 _LEAST = 1e-12
-# The minimum loss, which is half an ulp of the probability 1 in float32.
+# The minimum loss. The largest float32 number below the probability 1 is 1 − 2⁻²⁴.
 _LEAST_LOSS = 2.0**-24
 
 
@@ -417,9 +428,9 @@ class Shadows(NamedTuple):
 
     Attributes:
       included: whether each of s models was trained on each of n examples, bool[s, n].
-        Independent fair coins decided this.
-      outputs: what `run` of `train_shadows` returned for each model, such as its losses
-        on all n examples, a tree of arrays f[s, ...].
+        The entries are independent fair coins.
+      outputs: the result of the function `run` of `train_shadows` for each model, such
+        as the model's losses on all n examples, a tree of arrays f[s, ...].
     """
 
     included: jax.Array
@@ -440,14 +451,16 @@ def train_shadows(
     the example.
 
     Args:
-      run: a function from two arguments to the retained outputs of a model, such as its
-        losses on all n examples. The arguments are a mask bool[n] of the examples to
-        train on, and one typed key. `train_shadows` vmaps and jits the function.
+      run: a function that trains one model, and returns outputs of the model, such as
+        the model's losses on all n examples. The arguments are a mask bool[n] of the
+        examples to train on, and one typed key. `train_shadows` vmaps and jits the
+        function.
       num_examples: n, static, at least 1.
       num_models: s, static, at least 1. For instance, the first model is the attacked
         model, and the attacker has trained all other models.
-      key: one typed key, used for nothing else.
-      batch_size: the number of models that are trained at the same time; None for all.
+      key: one typed key, used only for this call.
+      batch_size: the number of models that are trained at the same time; None for all
+        models.
 
     Returns:
       `Shadows`. The coins of different models are independent, as `one_run_mu_lower`
@@ -456,8 +469,9 @@ def train_shadows(
     Raises:
       ValueError: an argument is out of range.
 
-    Reference: Carlini et al. (2022), section V. Here coins decide, whereas in the paper
-    exactly half of the models are trained on each example.
+    Reference: Carlini et al. (2022), section V. In the paper, exactly half of the
+    models are trained on each example. In `train_shadows`, the number of these models
+    is random.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -493,7 +507,7 @@ def log_odds(losses: jax.Array) -> jax.Array:
     Returns:
       log(p / (1 − p)), f[*b], for `likelihood_ratios`. Over repeated trainings, the
       log-odds are closer to a Gaussian than the loss is. A loss below 2⁻²⁴ counts as
-      2⁻²⁴, since float32 cannot tell e^{−ℓ} from 1 for such losses ℓ.
+      2⁻²⁴, since 1 − 2⁻²⁴ is the largest probability below 1 in float32.
 
     Reference: Carlini et al. (2022), section V.A.
 
@@ -503,7 +517,7 @@ def log_odds(losses: jax.Array) -> jax.Array:
       [0.    2.197]
     """
     losses = jnp.maximum(jnp.asarray(losses, float), _LEAST_LOSS)
-    # p = e^{−ℓ}: log(p / (1 − p)) = −log(e^ℓ − 1) = −ℓ − log(1 − e^{−ℓ}).
+    # For the loss ℓ, p = e^{−ℓ} and log(p / (1 − p)) = −ℓ − log(1 − e^{−ℓ}).
     return -losses - jnp.log(-jnp.expm1(-losses))
 
 
@@ -511,8 +525,11 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
     """Compute a log-likelihood ratio of membership for each model and each example.
 
     The function attacks each model with the help of all other models. For each example,
-    it fits one Gaussian to the statistics of the other models that were trained on the
-    example, and one to those of the other models that were not.
+    the function fits two Gaussians: one Gaussian to the statistics of the other models
+    that were trained on the example, and one Gaussian to the statistics of the other
+    models that were not trained on the example. The ratio is the density of the
+    attacked model's statistic under the first Gaussian, divided by its density under
+    the second Gaussian.
 
     Args:
       statistic: a statistic of each of s models at each of n examples, f[s, n]: the
@@ -521,18 +538,18 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
 
     Returns:
       Scores f[s, n]. Pass scores[included] and scores[~included] to `auroc` or
-      `true_positive_rate`. A score is the logarithm of a likelihood ratio. A score is 0
-      if fewer than two other models were trained with the example, or fewer than two
-      without it. Since the scores depend on each other, no bound for independent scores
-      applies. `one_run_mu_lower` and `one_run_epsilon_lower` allow dependent scores:
-      pass one model's row of the scores and of `included`. This row of `included` must
-      be independent of all other rows of `included`, as in `train_shadows`.
+      `true_positive_rate`. A score is 0 if fewer than two other models were trained
+      with the example, or fewer than two other models were trained without the example.
+      Since the scores depend on each other, no bound for independent scores applies.
+      `one_run_mu_lower` and `one_run_epsilon_lower` allow dependent scores: pass one
+      model's row of the scores and the same row of `included`. This row of `included`
+      must be independent of all other rows of `included`, as in `train_shadows`.
 
     Raises:
       ValueError: the shapes differ.
 
     Reference: Carlini et al. (2022), Algorithm 1, without the augmentation of examples.
-    The other models have the role of the shadow models.
+    The other models are the paper's shadow models.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -557,9 +574,9 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
     included = jnp.asarray(included, bool)
 
     def log_density(those: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # A Gaussian is fitted to the values of all other models in the mask `those`.
-        # The results are the log-density of each model's value under this Gaussian, up
-        # to a constant, and whether the mask has at least two other models.
+        # Fit a Gaussian to the values of all other models in the mask `those`. Return
+        # the log-density of each model's value under this Gaussian, up to a constant,
+        # and whether the mask has at least two other models.
 
         # A sum over all other models is the whole sum minus the model's own value.
         def others(values: jax.Array) -> jax.Array:

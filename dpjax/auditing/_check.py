@@ -1,11 +1,12 @@
 """A test of a function's sensitivity: the distance by which one example moves a result.
 
-Noise does not affect this test. The function must be deterministic, with any key fixed
-inside. Two results then contain the same noise, which cancels in their difference. The
-norm of the difference is a lower bound on the sensitivity. The test compares the
-results for neighbouring batches: one batch lacks an example, or has an ordinary or
-extreme example in its place. The test changes the example in the whole batch, in parts
-of the batch, and in a batch of this example alone.
+Noise does not affect this test. The function must be deterministic: if the function
+draws noise, it must use a fixed key. Two results then contain the same noise, which
+cancels in the difference of the results. For neighbouring batches, the norm of the
+difference is a lower bound on the sensitivity. To make such batches, the test removes
+an example from a batch, or replaces the example by an ordinary or extreme one. The test
+changes the example in the whole batch, in parts of the batch, and in a batch of this
+example alone.
 
 The test also makes changes that must not move the result at all: other values at masked
 positions, more masked positions, and another order of the batch.
@@ -22,8 +23,8 @@ from dpjax._core import validate
 from dpjax._core.adjacency import Adjacency
 from dpjax._core.typing import ArrayLike, Tree
 
-# The number of larger batches: the whole batch and random halves. The test also tries
-# each example alone.
+# The number of larger batches: the whole batch and the random halves of it. The test
+# also makes a batch of each example alone.
 _BATCHES = 3
 # The test changes at most this many examples, evenly spaced over the batch.
 _MOST = 12
@@ -39,8 +40,8 @@ class Finding(NamedTuple):
       distance: the L2 distance between the function's results without and with the
         change.
       allowed: the maximum allowed distance, including rounding errors.
-      example: the index in the batch of the changed example. It has no meaning for a
-        change of the order or of the number of masked positions.
+      example: the index in the batch of the changed example. For a change of the order
+        or of the number of masked positions, this index has no meaning.
     """
 
     change: str
@@ -92,35 +93,41 @@ def check(
     Args:
       fn: a function from a batch and the mask bool[b] of its valid examples to a tree
         of arrays: a clipped sum, or the result of a whole training step. Two calls with
-        equal arguments must give equal results. So the function uses a fixed key, if
-        any. Jit the function, since `check` calls it several hundred times.
+        equal arguments must give equal results: if the function draws noise, it must
+        use a fixed key. Jit the function, since `check` calls it several hundred times.
       data: a batch, a tree of arrays with a leading axis b, at least 2.
       sensitivity: the claimed sensitivity, which is the maximum L2 distance by which
         one example moves the result.
       adjacency: the relation between the data sets that the claim compares. Under
         REPLACE, `check` compares the result for a changed example with the result for
-        the original example. Under other adjacencies, `check` compares it with the
-        result without the example. Under all three, `check` also compares the results
-        with and without the original example.
+        the original example. Under ADD_REMOVE and ZERO_OUT, `check` compares the result
+        for a changed example with the result without the example. Under all three
+        adjacencies, `check` also compares the results with and without the original
+        example.
 
     Returns:
-      A `Report`, on which `assert report.passed, report` is a test. `check` takes at
-      most 12 examples of the batch, one at a time. It removes the example, or replaces
-      it by another example of the batch or by an extreme one, in the whole batch, in
-      random halves of the batch, and in a batch of this example alone. `check` also
-      makes three kinds of changes that must not move the result: other values at masked
-      positions, more masked positions, and another order of the batch.
+      A `Report`. In a test, write `assert report.passed, report`. `check` changes at
+      most 12 examples of the batch, one at a time. `check` removes the example, or
+      replaces it by another example of the batch or by an extreme example. Each change
+      is in the whole batch, in random halves of the batch, and in a batch of this
+      example alone. `check` also makes three kinds of changes that must not move the
+      result: other values at masked positions, more masked positions, and another order
+      of the batch.
 
     Raises:
       ValueError: sensitivity is not positive, or the batch has fewer than 2 examples.
 
     Privacy: `check` compares some pairs of neighbouring batches, and therefore bounds
     the sensitivity from below. A passed check is no proof of privacy, and says nothing
-    about noise. The allowed distance is the claimed sensitivity plus a bound on the
-    rounding errors of a sum of b terms.
+    about noise. For neighbouring batches, the allowed distance is the claimed
+    sensitivity plus a bound on the rounding errors of a sum of b terms. For changes
+    that must not move the result, the allowed distance is the bound on rounding errors
+    alone. Under REPLACE, the batches with and without an example are not neighbours,
+    but `check` compares their results with the same allowed distance. A clipped sum
+    passes this comparison. A mean over the valid examples may fail it.
 
-    Reference: the idea of running on neighbours under the same randomness is that of
-    "Re:cord-play", https://arxiv.org/abs/2602.17454.
+    Reference: "Re:cord-play", https://arxiv.org/abs/2602.17454, compares runs on
+    neighbouring data sets under the same randomness.
 
     Example:
       >>> import jax, jax.numpy as jnp, dpjax
@@ -160,10 +167,10 @@ def _findings(
     claimed: float,
     adjacency: Adjacency,
 ) -> Iterator[Finding]:
-    """Change the batch in many ways, and yield how far each change moves the result.
+    """Change the batch in many ways, and yield the distance that each change causes.
 
-    Most changes lead from a batch to a neighbouring batch, and may move the result by
-    at most `claimed`. Other changes must not move the result: other values at masked
+    If a change removes or replaces an example, the result may move by at most
+    `claimed`. Three kinds of changes must not move the result: other values at masked
     positions, another order of the batch, and more masked positions.
     """
     size = len(jax.tree.leaves(data)[0])
@@ -174,21 +181,22 @@ def _findings(
     epsilon = _machine_epsilon(fn(data, everyone))
 
     def run(batch: Any, mask: jax.Array) -> Tree:
-        # Differences between float64 results add no rounding of their own.
+        # Differences between float64 numbers add no relevant rounding error.
         return jax.tree.map(lambda x: np.asarray(x, np.float64), fn(batch, mask))
 
     def measure_change(
         change: str, one: Tree, other: Tree, claim: float, i: int
     ) -> Finding:
-        # Each of the b terms of a sum may be rounded by an ulp of the partial sum. This
-        # uses the smaller norm, so that a huge result does not allow a huge distance.
+        # Each of the b terms of a sum may be rounded by an ulp of the partial sum. The
+        # bound uses the smaller norm, so that a huge result does not allow a huge
+        # distance.
         length = min(_norm(one), _norm(other))
         length = length if np.isfinite(length) else 0.0
         rounding = 4 * size * epsilon * (claimed + length)
         distance = _norm(jax.tree.map(np.subtract, one, other))
         return Finding(change, distance, claim + rounding, int(i))
 
-    # In smaller batches, an error of normalisation has a larger effect.
+    # In smaller batches, a wrong divisor has a larger effect on the result.
     halves = {f"half {k}": rng.random(size) < 0.5 for k in range(1, _BATCHES)}
     for i in tried:
         alone = np.arange(size) == i

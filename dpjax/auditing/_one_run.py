@@ -5,17 +5,18 @@ canaries with the highest scores took part, and that the canaries with the lowes
 did not. For all other canaries, the attack makes no guess. The bounds depend on the
 number of right guesses, and do not assume that scores are independent.
 
-A number of right guesses refutes a value of the parameter (ε or μ) if so many right
-guesses have a probability of at most 1 − confidence for every mechanism that satisfies
-this value. The bound is a refuted value, which bisection finds. The bound is valid
-whether or not larger values are also refuted.
+A number v of right guesses refutes a value of the parameter (ε or μ) if, for every
+mechanism that satisfies this value, v or more right guesses have a probability of at
+most 1 − confidence. The code uses upper bounds on this probability. The lower bound on
+the parameter is a refuted value, which bisection finds. This lower bound is valid
+whether or not all smaller values are also refuted.
 
 *Proof.* For each value x of the parameter, let n(x) be the minimum number of right
 guesses that refutes x. All larger numbers also refute x. A mechanism that satisfies the
-true value also satisfies every larger value. Of all larger values, let θ be the one
-with the smallest n(θ). If the bound exceeds the true value, then the number of right
-guesses is at least n(θ). Since the mechanism satisfies θ, so many right guesses have a
-probability of at most 1 − confidence.
+true value also satisfies every larger value. Let θ be a value above the true value for
+which n(θ) is the smallest. If the lower bound exceeds the true value, then the number
+of right guesses is at least n(θ). Since the mechanism satisfies θ, the probability of
+n(θ) or more right guesses is at most 1 − confidence.
 """
 
 import jax
@@ -29,7 +30,7 @@ from dpjax._core.typing import ArrayLike
 from dpjax.auditing._scores import check_attack, largest_refuted
 
 # The upper end of the search, for ε and for μ. No number of guesses that fits into
-# memory refutes this parameter.
+# memory refutes this value.
 _LARGEST = 64.0
 # A relative margin, far above the rounding error of the probabilities below.
 _MARGIN = 1e-9
@@ -42,8 +43,8 @@ def _right(
     """Count the right guesses of an attack on canaries, i[].
 
     The attack guesses that the `guess_in` canaries with the highest scores took part,
-    and that the `guess_out` canaries with the lowest scores did not. Of canaries with
-    equal scores, the later ones count as higher.
+    and that the `guess_out` canaries with the lowest scores did not. If scores are
+    equal, the score with the larger index counts as higher.
     """
     ordered = included[jnp.argsort(scores)]
     right = jnp.sum(ordered[ordered.size - guess_in :] > 0)
@@ -72,6 +73,7 @@ def _epsilon64(
         tail = jnp.cumsum(mass[::-1])[::-1]  # P(B >= j), small terms first
         # Steinke, Nasr and Jagielski (2023), appendix D,
         # https://arxiv.org/abs/2305.08846: with B ~ Bin(r, e^ε / (1 + e^ε)),
+        # the number W of right guesses satisfies
         # P(W >= v) <= P(B >= v) + 2mδ max_i P(v > B >= v − i) / i.
         i = jnp.maximum(v - j, 1)
         slope = jnp.max(jnp.where(j < v, (tail - tail[v]) / i, 0.0))
@@ -97,8 +99,8 @@ def _mu64(
     def is_refuted(mu: jax.Array) -> jax.Array:
         # Mahloujifar, Melis and Chaudhuri (2025), Algorithm 3,
         # https://arxiv.org/abs/2410.22235, for two choices and the trade-off curve G_μ,
-        # whose (1 − G_μ)⁻¹ is x ↦ Φ(Φ⁻¹(x) − μ): from i = v − 1 down to 0
-        # h ← (1 − G_μ)⁻¹(ρ), ρ ← ρ + (i / (r − i)) (h − its last value).
+        # for which (1 − G_μ)⁻¹ is x ↦ Φ(Φ⁻¹(x) − μ). For i from v − 1 down to 0:
+        # h ← (1 − G_μ)⁻¹(ρ), ρ ← ρ + (i / (r − i)) (h − the previous h).
         # The scan has the static length r. Steps with i >= v do not change the carry.
         def step(
             carry: tuple[jax.Array, jax.Array], i: jax.Array
@@ -153,21 +155,22 @@ def one_run_epsilon_lower(
     """A lower confidence bound on ε, from the scores of canaries in one run.
 
     Args:
-      scores: the attack's score of each canary, f[*b, m].
-      included: whether a canary took part, bool[*b, m]. Independent fair coins, which
-        the attack does not know, decide this before the run. Pass the coins that the
-        run used, and not others that are drawn afterwards.
+      scores: the attack's score of each of m canaries, f[*b, m].
+      included: whether each canary took part, bool[*b, m]. The entries are independent
+        fair coins, which are drawn before the run and which the attack does not know.
+        Pass the coins that the run used, and not coins that are drawn after the run.
       delta: δ, f[*b], in [0, 1).
-      guess_in: for how many canaries, those with the largest scores, the attack guesses
-        that they took part, static. Fix this number before you see the scores.
-      guess_out: for how many canaries, those with the smallest scores, the attack
-        guesses that they did not take part, static. Fix this number before you see the
-        scores.
+      guess_in: the number of guesses of participation, static. The attack guesses that
+        the `guess_in` canaries with the largest scores took part. Fix this number
+        before you see the scores.
+      guess_out: the number of guesses of absence, static. The attack guesses that the
+        `guess_out` canaries with the smallest scores did not take part. Fix this number
+        before you see the scores.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
       A lower bound on ε, f[*b], rounded down. If you compute several bounds for
-      different numbers of guesses and use the best one, divide the error probability
+      different numbers of guesses and use the best bound, divide the error probability
       1 − confidence among these bounds.
 
     Raises:
@@ -205,20 +208,23 @@ def one_run_mu_lower(
 
     Args:
       scores: the attack's score of each of m canaries, f[*b, m].
-      included: whether each canary took part, bool[*b, m]. Independent fair coins,
-        which the attack does not know, decide this before the run.
-      guess_in: the number of canaries, those with the largest scores, for which the
-        attack guesses that they took part; static. Fix this number before you see the
-        scores.
-      guess_out: the number of canaries, those with the smallest scores, for which the
-        attack guesses that they did not take part; static. Fix this number before you
-        see the scores.
+      included: whether each canary took part, bool[*b, m]. The entries are independent
+        fair coins, which are drawn before the run and which the attack does not know.
+        Pass the coins that the run used, and not coins that are drawn after the run.
+      guess_in: the number of guesses of participation, static. The attack guesses that
+        the `guess_in` canaries with the largest scores took part. Fix this number
+        before you see the scores.
+      guess_out: the number of guesses of absence, static. The attack guesses that the
+        `guess_out` canaries with the smallest scores did not take part. Fix this number
+        before you see the scores.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
       A lower bound μ, f[*b], rounded down: with this confidence, the mechanism is not
       μ′-GDP for any μ′ < μ. If the mechanism's guarantee is stated in GDP,
-      `accounting.gdp.epsilon` converts μ to ε.
+      `accounting.gdp.epsilon` converts μ to ε. If you compute several bounds for
+      different numbers of guesses and use the best bound, divide the error probability
+      1 − confidence among these bounds.
 
     Raises:
       ValueError: an argument is out of range.

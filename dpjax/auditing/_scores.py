@@ -5,8 +5,9 @@ guesses that the example took part if the score is above a threshold. Let a be t
 test's false-positive rate and b its true-positive rate. If the mechanism is (ε, δ)-DP,
 then b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ. If the mechanism is μ-GDP, then
 Φ⁻¹(b) − Φ⁻¹(a) <= μ, where Φ is the standard normal distribution function. Clopper and
-Pearson's confidence intervals bound the rates, and assume that the scores are
-independent draws.
+Pearson's confidence intervals bound the rates. These intervals assume that the scores
+with the example are independent draws from one distribution, and that the scores
+without the example are independent draws from another distribution.
 
 The threshold may be one of n scores, say the kth largest. The probability that a new
 score is above this threshold is at most the upper confidence bound for k − 1 successes
@@ -17,7 +18,8 @@ a confidence band over all thresholds.
 For Gaussian scores of a Gaussian mechanism, `gaussian_mu_lower` uses no thresholds. Its
 bound is from the means and the standard deviation of the scores.
 
-The module ends with estimates of an attack's success, which have no confidence bound.
+`auroc`, `true_positive_rate` and `bootstrap_quantiles` estimate an attack's success,
+without a confidence bound.
 """
 
 from collections.abc import Callable
@@ -35,7 +37,7 @@ from dpjax._core.searches import bisect
 from dpjax._core.typing import ArrayLike, Key
 from dpjax.accounting._numerics.pld.pairs import upper_tail
 
-# The relative error of the binomial tail is less than this.
+# The relative error of the binomial tail `upper_tail` is less than this margin.
 _MARGIN = 2e-8
 _tail = jnp.vectorize(upper_tail)
 
@@ -47,9 +49,9 @@ def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     probability is at most `error`.
 
     Args:
-      successes: the number of successes, [*b].
+      successes: the number of successes, i[*b].
       trials: the number of trials.
-      error: the probability of an error, f[*b].
+      error: the allowed probability that the bound is wrong, f[*b].
 
     Returns:
       The bound, f64[*b].
@@ -63,7 +65,7 @@ def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
         jnp.zeros_like(k),
         times=64,
     )
-    # With no success, the bound is 0.
+    # Without successes, the bound is 0.
     return jnp.where(k > 0, p, 0.0)
 
 
@@ -73,26 +75,27 @@ def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     The arguments are those of `lower`. The probability that the true success
     probability exceeds the bound is at most `error`.
     """
-    # This is `lower` for failures in place of successes.
+    # The upper bound for successes is 1 minus the lower bound for failures.
     return 1 - lower(trials - jnp.asarray(successes, jnp.float64), trials, error)
 
 
 def counts(trials: int) -> np.ndarray:
     """Choose some of the ranks 1, ..., n of n = trials sorted scores, i[*].
 
-    For each chosen rank k, `band` uses the kth largest score as a threshold of a test.
-    Neighbouring ranks differ by one, or by about √(k (1 − k/n)) / 2. The latter is half
-    of the standard deviation of the binomial distribution with n trials and success
-    probability k/n. Equal steps of arcsin √(k/n) give these differences.
+    For each chosen rank k, `band` uses the kth largest score. Neighbouring ranks differ
+    by about √(k (1 − k/n)) / 2, but at least by one. The number √(k (1 − k/n)) / 2 is
+    half of the standard deviation of the binomial distribution with n trials and
+    success probability k/n. Equal steps of arcsin √(k/n) give these differences.
     """
-    # With few counts, the union bound costs little. The loss between counts is small.
+    # With few ranks, the union bound costs little. The bounds at two neighbouring ranks
+    # differ little.
     steps = int(np.ceil(2 * np.pi * np.sqrt(trials)))
     spaced = trials * np.sin(np.linspace(0, np.pi / 2, steps + 1)) ** 2
     return np.unique(np.clip(np.rint(spaced), 1, trials)).astype(np.int32)
 
 
 class _Rates(NamedTuple):
-    """Confidence bounds on the error rates of a test at each threshold.
+    """Confidence bounds on the rates of a test, with one entry for each threshold.
 
     Attributes:
       false_positive: upper bounds on the false-positive rates, f64[*k].
@@ -104,23 +107,24 @@ class _Rates(NamedTuple):
 
 
 def _epsilon(rates: _Rates, delta: jax.Array) -> jax.Array:
-    """The maximum ε for which the bounds on a test's rates refute (ε, δ)-DP, f64[*k].
+    """Compute lower bounds on ε from bounds on the rates of a test, f64[*k].
 
     With the false-positive rate a and the true-positive rate b, (ε, δ)-DP is refuted if
-    b > e^ε a + δ, or if 1 − a > e^ε (1 − b) + δ.
+    b > e^ε a + δ, or if 1 − a > e^ε (1 − b) + δ. The result is the supremum of the
+    refuted ε, or 0 if no ε is refuted.
     """
     a, b = rates
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501:
     # b <= e^ε a + δ and 1 − a <= e^ε (1 − b) + δ.
     ratios = jnp.stack([(b - delta) / a, (1 - a - delta) / (1 - b)])
     epsilon = jnp.log(jnp.maximum(jnp.max(ratios, axis=0), 1.0))
-    # The margin covers the rounding of the ratio and its logarithm. If δ is NaN, the
+    # The margin covers the rounding of the ratio and of the logarithm. If δ is NaN, the
     # result is 0.
     return jnp.where(delta >= 0, epsilon * (1 - 16 * ULP), 0.0)
 
 
 def _mu(rates: _Rates) -> jax.Array:
-    """The maximum μ for which the bounds on a test's rates refute μ-GDP, f64[*k]."""
+    """Compute lower bounds on μ from bounds on the rates of a test, f64[*k]."""
     a, b = rates
     # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
     # 1 − b >= Φ(Φ⁻¹(1 − a) − μ).
@@ -132,7 +136,7 @@ def _mu(rates: _Rates) -> jax.Array:
 def replace_nan_scores(
     scores_in: jax.Array, scores_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Replace each NaN by ±inf, with the sign for which the attack guesses wrongly."""
+    """Replace each NaN by inf or −inf, so that the attack's guess is wrong."""
     return (
         jnp.where(jnp.isnan(scores_in), -jnp.inf, scores_in),
         jnp.where(jnp.isnan(scores_out), jnp.inf, scores_out),
@@ -142,35 +146,37 @@ def replace_nan_scores(
 def band(
     scores_in: jax.Array, scores_out: jax.Array, error: jax.Array, *, union: bool
 ) -> tuple[jax.Array, _Rates]:
-    """Thresholds in descending order, and bounds on a test's rates at each threshold.
+    """Compute bounds on a test's rates at thresholds in descending order.
 
     Args:
       scores_in: the scores with the example's participation, f[n].
       scores_out: the scores without the example's participation, f[m].
-      error: the probability with which the bounds may be wrong, 1 − confidence, f[].
+      error: the allowed probability that the bounds are wrong, 1 − confidence, f[].
       union: whether the bounds hold at all thresholds simultaneously. If False, the
-        bounds hold only at a single threshold that is fixed in advance.
+        bounds hold only at a single threshold, whose rank in scores_out is fixed in
+        advance.
 
     Returns:
       The thresholds, and bounds on the rates at each threshold. With `union`, the
-      thresholds are those scores of scores_out whose ranks `counts` selects. Otherwise,
-      they are all of scores_out.
+      thresholds are the scores in scores_out whose ranks `counts` chooses. Otherwise,
+      the thresholds are all scores in scores_out.
     """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
     of_in, of_out = (
         counts(x.size) if union else np.arange(1, x.size + 1)
         for x in (scores_in, scores_out)
     )
-    # Each rate has half of the error, and in a union each count has an equal share.
+    # Each of the two rates has half of the error. In a union bound, all ranks of a rate
+    # have equal shares of this half.
     shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
-    # These are the kth largest scores, for the counts k above.
+    # For each rank k above, these arrays have the kth largest score.
     thresholds = jnp.sort(scores_out, descending=True)[of_out - 1]
     reached = jnp.sort(scores_in, descending=True)[of_in - 1]
     false = upper(of_out - 1, scores_out.size, shares[1])
     true = lower(of_in, scores_in.size, shares[0])
-    # The true-positive bound at a threshold is that of the lowest score in `reached`
-    # above the threshold. `above` counts the scores of `reached` above each threshold.
-    # The signs give the ascending order that searchsorted needs.
+    # The true-positive bound at a threshold is the bound at the lowest score in
+    # `reached` above the threshold. `above` counts the scores in `reached` above each
+    # threshold. The signs give the ascending order that searchsorted needs.
     above = jnp.searchsorted(-reached, -thresholds)
     true = jnp.where(above > 0, true[jnp.maximum(above, 1) - 1], 0.0)
     return thresholds, _Rates(false, true)
@@ -208,8 +214,8 @@ def _epsilon_at64(
     return _epsilon(_Rates(false, lower(hits, scores_in.size, error)), delta)
 
 
-# The threshold equals a score. Rounding it down would put this score above the
-# threshold, so the threshold is rounded up.
+# The threshold equals a score. If the threshold were rounded down, this score would be
+# above the threshold. So the threshold is rounded up.
 @float64("up", vectors=(0, 1), elementwise=True)
 def _best_threshold64(
     scores_in: jax.Array, scores_out: jax.Array, delta: jax.Array, confidence: jax.Array
@@ -231,8 +237,8 @@ def check_attack(
     """Check the arguments of a bound from scores.
 
     Raises:
-      ValueError: an array of scores has no last axis or an empty one, the confidence is
-        not in (1/2, 1), or δ is not in [0, 1).
+      ValueError: an array of scores is a scalar or has an empty last axis; the
+        confidence is not in (1/2, 1); or δ is not in [0, 1).
     """
     check_scores(**scores)
     validate.open_unit("confidence", confidence)
@@ -254,25 +260,27 @@ def epsilon_lower(
     Args:
       scores_in: the attack's scores with the example's participation, f[*b, n]. Larger
         scores are evidence of participation. A NaN in scores_in or scores_out counts as
-        a failure of the attack.
+        a wrong guess of the attack.
       scores_out: the scores without the example's participation, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
       A lower bound ε, f[*b], rounded down: with this confidence, the mechanism is not
-      (ε′, δ)-DP for any ε′ < ε. The result is the largest of the bounds at about 2π√m
-      thresholds, which are scores_out of certain ranks. The bounds on the true-positive
-      rate are from about 2π√n ranks of scores_in. A union bound over all these ranks
-      makes all bounds hold simultaneously.
+      (ε′, δ)-DP for any ε′ < ε. The result is the largest of the bounds at up to about
+      2π√m thresholds, which are the scores in scores_out at certain ranks. The bounds
+      on the true-positive rate use up to about 2π√n scores in scores_in. By a union
+      bound over the ranks of these scores, all bounds hold simultaneously.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
 
     Privacy: the result bounds the mechanism's ε from below, and is no guarantee. The
-    bound assumes that all scores are independent. Scores are independent if each is
-    from a run with its own key, or if they are from canaries in one run and have
-    independent noise. For dependent scores, use `one_run_epsilon_lower`.
+    bound assumes that all scores are independent, that all scores_in have one
+    distribution, and that all scores_out have one distribution. Scores are independent
+    if each score is from a run with its own key, or if the scores are from canaries in
+    one run and have independent noise. For dependent scores, use
+    `one_run_epsilon_lower`.
 
     Reference: Wasserman and Zhou (2010), Theorem 2.4, with confidence limits for the
     error rates by Clopper and Pearson (1934).
@@ -304,12 +312,13 @@ def epsilon_at(
       scores_out: the scores without the example's participation, f[*b, m].
       delta: δ, f[*b], in [0, 1).
       threshold: the attack guesses participation for a score above this number, f[*b].
-        The threshold must not depend on these scores: choose it from other scores, by
-        `best_threshold`.
+        The threshold must not depend on scores_in or scores_out: choose the threshold
+        from other scores, by `best_threshold`.
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      A lower bound ε, f[*b], rounded down, as for `epsilon_lower`.
+      A lower bound ε, f[*b], rounded down. The bound has the same meaning and makes the
+      same assumptions as the bound of `epsilon_lower`.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -338,16 +347,16 @@ def best_threshold(
     *,
     confidence: ArrayLike,
 ) -> jax.Array:
-    """The threshold at which these scores would prove the largest lower bound on ε.
+    """The threshold at which the given scores would prove the largest bound on ε.
 
-    Use the threshold in `epsilon_at`, with other scores than these.
+    Pass the threshold to `epsilon_at` together with other, independent scores.
 
     Args:
       scores_in: the attack's scores with the example's participation, f[*b, n], as for
         `epsilon_lower`.
       scores_out: the scores without the example's participation, f[*b, m].
       delta: δ, f[*b], in [0, 1).
-      confidence: the confidence of the later bound, f[*b], in (0.5, 1).
+      confidence: the confidence of the bound of `epsilon_at`, f[*b], in (0.5, 1).
 
     Returns:
       The threshold, one of scores_out, f[*b].
@@ -378,8 +387,8 @@ def mu_lower(
 
     Returns:
       A lower bound μ, f[*b], rounded down: with this confidence, the mechanism is not
-      μ′-GDP for any μ′ < μ. The bound assumes only that the scores are independent, as
-      for `epsilon_lower`; they may have any distribution.
+      μ′-GDP for any μ′ < μ. The bound makes the same assumptions as the bound of
+      `epsilon_lower`. In particular, the scores need not be Gaussian.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -400,19 +409,19 @@ def mu_lower(
 def largest_refuted(
     is_refuted: Callable[[jax.Array], jax.Array], most: ArrayLike, times: int
 ) -> jax.Array:
-    """Find, by bisection, a value of a parameter that an attack's scores refute.
+    """Find, by `times` bisections of [0, most], a value that an attack's scores refute.
 
-    `is_refuted(value)` states whether the scores refute a value. If the scores refute
-    all values up to a limit below `most` and no others, the result is this limit, up to
-    the precision of the bisection. If the scores do not refute 0, the result is 0. The
-    value `most` itself is not tested.
+    `is_refuted(value)` states whether the scores refute a value of a parameter. Suppose
+    that the scores refute exactly the values up to a limit below `most`. Then the
+    result is this limit, up to the precision of the bisection. If the scores do not
+    refute 0, the result is 0. The function never tests the value `most`.
     """
     zero = jnp.zeros(())
     largest = bisect(is_refuted, jnp.asarray(most), zero, times=times)
     return jnp.where(is_refuted(zero), largest, 0.0)
 
 
-# The minimum number of draws for which the quadrature below is exact to 1e-14.
+# The minimum number of scores for which the quadrature below is exact to 1e-14.
 _FEWEST = 32
 # Nodes of the quadrature, in standard deviations.
 _NODES = np.linspace(-12.0, 12.0, 193)
@@ -440,8 +449,9 @@ def _gaussian_mu_lower64(
     reach = jnp.maximum(jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out)))
     gap = jnp.mean(scores_in) - jnp.mean(scores_out)
     stddev = jnp.sqrt((n * jnp.var(scores_in) + m * jnp.var(scores_out)) / freedom)
-    # If every score is off by at most e, so are each mean and the standard deviation. A
-    # float64 sum of k terms has a relative error of at most k ULP / 2.
+    # If every score has an error of at most e, then the errors of the means and of the
+    # standard deviation are at most about e. A float64 sum of k terms has a relative
+    # error of at most k ULP / 2.
     error = rounding * largest + (n + m + 16) * ULP * reach
     gap, stddev = gap - 2 * error, stddev + 2 * error
     unit = np.sqrt(1 / n + 1 / m)
@@ -469,7 +479,7 @@ def _gaussian_mu_lower64(
 
 
 def _machine_epsilon(scores: ArrayLike) -> float:
-    """The spacing of floats at 1 in the scores' dtype; 0 for integer dtypes."""
+    """The machine epsilon of the scores' dtype; 0 for integer dtypes."""
     dtype = getattr(scores, "dtype", np.dtype(np.float64))
     return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
 
@@ -487,12 +497,12 @@ def gaussian_mu_lower(
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      A lower bound μ, f[*b], rounded down. In exact arithmetic, the method fails with a
-      probability of exactly 1 − confidence. The returned bound is slightly lower than
-      that: it allows each score an error of two units in the last place of the largest
-      score. If all scores_in are equal and all scores_out are equal, the bound is inf
-      if scores_in exceed scores_out by more than this margin, and 0 otherwise.
-      The bound is 0 if a score is NaN.
+      A lower bound μ, f[*b], rounded down. In exact arithmetic, the method's bound
+      exceeds the true μ with a probability of exactly 1 − confidence. The returned
+      bound is slightly lower, since it allows each score an error of two units in the
+      last place of the largest score. If all scores_in are equal and all scores_out are
+      equal, the bound is inf if scores_in exceed scores_out by more than such errors
+      can explain, and 0 otherwise. If a score is NaN, the bound is 0.
 
     Raises:
       ValueError: an argument is out of range, or there are too few scores.
@@ -501,9 +511,9 @@ def gaussian_mu_lower(
     bound assumes that all scores are independent and Gaussian with one variance, that
     all scores_in have one mean, and that all scores_out have one mean. The variance and
     the means may be unknown. `matched_filter` computes such scores from releases of
-    `add_gaussian_noise`, `tree_momentum` and `correlated_noise`, for canaries of equal
-    norm. For all other scores,
-    such as those of canaries that take part in random steps, use `mu_lower`.
+    `add_gaussian_noise`, `tree_momentum` and `correlated_noise`, for canaries with
+    gradients of equal norm. For all other scores, such as the scores of canaries that
+    take part in random steps, use `mu_lower`.
 
     Reference: Owen (1968), on the non-central t distribution.
 
@@ -532,7 +542,8 @@ def _auroc64(scores_in: jax.Array, scores_out: jax.Array) -> jax.Array:
     below, at_most = (
         jnp.searchsorted(ordered, scores_in, side=side) for side in ("left", "right")
     )
-    # Equal scores count half. The cast is first, as JAX would divide int32 in float32.
+    # Pairs of equal scores count half. Without the cast, JAX would divide int32 numbers
+    # in float32.
     pairs = (below + at_most).astype(scores_in.dtype) / 2
     return jnp.mean(pairs) / scores_out.size
 
@@ -542,7 +553,7 @@ def _true_positive_rate64(
     scores_in: jax.Array, scores_out: jax.Array, false_positive_rate: jax.Array
 ) -> jax.Array:
     ordered = jnp.sort(scores_out, descending=True)
-    # If rounding puts the product just below an integer, the factor corrects this.
+    # If rounding moves the product just below an integer, the factor moves it back.
     allowed = jnp.floor(false_positive_rate * scores_out.size * (1 + 1e-12))
     at = jnp.minimum(allowed, scores_out.size - 1).astype(jnp.int32)
     above = jnp.mean(scores_in > ordered[at])
@@ -558,7 +569,8 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> jax.Array:
 
     Returns:
       The share of pairs in which the score of scores_in is larger, f[*b], in [0, 1].
-      Pairs of equal scores count half. Random guessing gives 0.5.
+      All pairs of a score of scores_in and a score of scores_out count. Pairs of equal
+      scores count half. Random guessing gives 0.5.
 
     Raises:
       ValueError: there are no scores.
@@ -614,8 +626,9 @@ def bootstrap_quantiles(
 ) -> jax.Array:
     """Estimate the spread of a statistic of scores by bootstrap quantiles.
 
-    Bootstrap quantiles are not bounds. For a statistic such as ε, they tend to be too
-    small if there are few scores, and they ignore the tails beyond the observed scores.
+    Bootstrap quantiles are not bounds. For a statistic such as ε, the quantiles tend to
+    be too small if there are few scores. The quantiles ignore the tails of the scores'
+    distributions beyond the observed scores.
 
     Args:
       statistic: a function from scores_in f[n] and scores_out f[m] to a number, such as
@@ -624,7 +637,7 @@ def bootstrap_quantiles(
       scores_out: the scores without the example's participation, f[m].
       quantiles: the probabilities of the quantiles, f[*q], in [0, 1].
       num_samples: the number of resamples, static, at least 1.
-      key: one typed key, for the resamples.
+      key: one typed key, from which the function draws the resamples.
 
     Returns:
       The quantiles, f[*q].

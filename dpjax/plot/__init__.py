@@ -1,15 +1,17 @@
-"""Plots of guarantees, runs and noise; matplotlib comes with the extra `plot`.
+"""Plots of guarantees, runs and noise.
 
-Each function draws on the given `ax`, or on the Axes of a new figure, and returns the
-Axes. No function shows or saves a figure. An accountant computes every point of a
-curve. Lines differ in strokes and markers, so that every plot is readable without
-colour.
+The plots need matplotlib, which the extra `plot` of the package dpjax installs. Each
+function draws on the given `ax`, or on the Axes of a new figure, and returns the Axes.
+No function shows or saves a figure. Accountants compute all values of ε and all
+trade-off curves. Lines differ in strokes and markers, so that every plot is readable
+without colour.
 
-1. `tradeoff` draws the best trade-off of error rates that any attack can achieve.
-   `attack` draws the error rates that one attack achieved.
-2. `epsilon_by_step` draws the privacy cost of a run that stops early. `compare` draws
-   several plans. `comparison` draws the noise of the mechanisms among which
-   `dpjax.plan` chose. `budget` draws the cost of each mechanism to a budget.
+1. `tradeoff` draws the error rates that guarantees allow an attack to achieve.
+   `attack` also draws the error rates that one attack achieved.
+2. `epsilon_by_step` draws the privacy cost of runs that stop early. `compare` draws
+   noise, ε and signal-to-noise ratio of several plans. `comparison` draws the noise of
+   the mechanisms among which `dpjax.plan` chose. `budget` draws the share of a budget
+   that each mechanism has used.
 3. `noise` draws the standard deviation of noise by step, and `spectrum` draws the power
    of noise by frequency.
 

@@ -1,8 +1,7 @@
-"""Plots of runs: their privacy cost, and their noise by step and by frequency.
+"""Plots of the privacy cost of runs, and of noise by step and by frequency.
 
-The privacy cost is by step, for several plans, or in a budget. The noise of T steps is
-given by a shape, which is a linear map from white noise to this noise: a matrix
-f[T, k], or the coefficients f[T] of a filter.
+A shape describes the noise of T steps. The shape is a linear map from white noise to
+the noise of the steps: a matrix f[T, k], or the coefficients f[T] of a filter.
 """
 
 import math
@@ -22,8 +21,9 @@ from dpjax.plot._style import GREY, axes, finish, names, strokes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The maximum numbers of steps at which ε is computed. The first is for Gaussian
-# mechanisms. The second is for other runs, for which each ε takes as long as in `plan`.
+# The maximum numbers of steps at which ε is computed. The first number is for runs that
+# are Gaussian mechanisms. The second number is for other runs, for which one ε takes as
+# long to compute as in `plan`.
 _POINTS_OF_GAUSSIAN, _POINTS = 400, 30
 
 
@@ -49,12 +49,13 @@ def epsilon_by_step(
       ValueError: there is no plan, or an argument is not a plan; the number of labels
         is not the number of plans; delta is out of range.
 
-    Privacy: the drawn ε is that of `plan.guarantee.at(t)`. If the GDP parameter of a
-    run is known, ε is computed at up to 400 steps. Between two such steps, the line has
-    the ε of the later step, which is an upper bound. Otherwise, ε is computed at up to
-    30 steps, which have markers. The straight lines between markers are not bounds. The
-    ε at t holds if t was fixed before the run. If the run's results determined t, only
-    the ε of the whole plan holds.
+    Privacy: the ε after t steps is the ε of `plan.guarantee.at(t)`. If
+    `plan.guarantee.mu` is a number, the function computes ε at up to 400 steps. Between
+    two of these steps, the line shows the ε of the later step, which is an upper bound.
+    If `plan.guarantee.mu` is None, the function computes ε at up to 30 steps, which
+    have markers. The straight lines between markers are not bounds. The ε after t steps
+    holds if t was fixed before the run. If the run's results determined t, only the ε
+    of the whole plan holds.
 
     Example:
       >>> import dpjax
@@ -78,8 +79,8 @@ def epsilon_by_step(
         steps = _steps(plan)
         costs = [float(plan.guarantee.at(int(t)).epsilon(each)) for t in steps]
         look = strokes(number)
-        # With few steps, markers show where ε was computed. With many steps, the line
-        # has the later, larger ε between two steps.
+        # Without μ, markers show where ε was computed. With μ, the line between two
+        # steps has the ε of the later step.
         if plan.guarantee.mu is None:
             look["markersize"] = 3.5
         else:
@@ -108,13 +109,14 @@ def compare(
         figure.
 
     Returns:
-      The Axes with three panels, which are its `child_axes`: the noise multiplier, ε
-      rounded up, and the signal-to-noise ratio of a run. The signal is the norm of a
-      batch's sum of clipped gradients, if all of them have the clip norm and the same
-      direction. The noise is the standard deviation of the noise along this direction.
-      With batch size b and noise multiplier σ, the ratio is b / σ for one step, and
-      √T b / σ for T steps with independent noise. If b and σ vary from step to step,
-      the ratio is the root of the sum of (b / σ)² over steps.
+      The Axes, whose `child_axes` are three panels: the noise multiplier σ of the sums
+      of clipped gradients, ε rounded up, and the signal-to-noise ratio of a run. The
+      signal is the norm of a batch's sum of clipped gradients, if all gradients have
+      the clip norm and the same direction. The noise is the standard deviation of the
+      noise along this direction. With batch size b, the ratio is b / σ for one step,
+      and √T b / σ for T steps. If b and σ vary from step to step, the ratio is the
+      square root of the sum of (b / σ)² over steps. For correlated noise C⁻¹z, the
+      noise in this ratio is the independent noise z.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -152,16 +154,17 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
     """Draw the noise of all mechanisms that `dpjax.plan` compared for a plan.
 
     Args:
-      run: a plan whose mechanism `dpjax.plan` chose among several, such as with
-        `sampling="auto"`.
+      run: a plan whose mechanism `dpjax.plan` chose among several mechanisms, for
+        example a plan with `sampling="auto"`.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
       The Axes, with a row for each mechanism. If `dpjax.plan` can make a plan with the
       mechanism, the row has a bar. The bar's length is the root mean square, over
       steps, of the noise in the output of the plan's workload, divided by the minimum
-      of this noise over all mechanisms. The bar's label gives the bar's length and the
-      noise multiplier. Otherwise the row has the text "no plan" in place of a bar.
+      of this root mean square over all mechanisms. The bar's label gives the bar's
+      length and the noise multiplier σ. If `dpjax.plan` cannot make a plan with the
+      mechanism, the row has the text "no plan" in place of a bar.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -206,7 +209,7 @@ def _bars(
 ) -> None:
     """Draw one panel with a bar for each value, and a text at the end of each bar."""
     places = np.arange(len(values))
-    # An infinite value has no bar, only a text.
+    # An infinite value has a text but no bar.
     drawn = [value if math.isfinite(value) else 0.0 for value in values]
     bars = panel.barh(places, drawn, height=0.6, color="#c9d7e3", edgecolor="black")
     panel.bar_label(bars, texts, padding=3, fontsize="small")
@@ -225,8 +228,9 @@ def _bars(
 def _signal_to_noise(plan: Plan) -> float:
     """The signal-to-noise ratio of a plan: the square root of Σ (b / σ)² over steps.
 
-    Here, b is the batch size of a step, and σ is the standard deviation of the noise in
-    the step's sum of clipped gradients, divided by the clip norm.
+    For each step, b is the batch size, and σ is the standard deviation of the noise in
+    the sum of clipped gradients, divided by the clip norm. For correlated noise C⁻¹z, σ
+    refers to the independent noise z.
     """
     # In every step, σ exceeds the noise multiplier by the same factor.
     factor = _gradients_noise(plan) / plan.noise_multiplier
@@ -238,10 +242,11 @@ def _signal_to_noise(plan: Plan) -> float:
 
 
 def _gradients_noise(plan: Plan) -> float:
-    """The standard deviation of the noise in a sum of gradients, over the clip norm.
+    """The noise multiplier of a plan's sums of clipped gradients.
 
-    A plan with `QuantileClip` also releases noisy counts. For such a plan, this number
-    exceeds the plan's noise multiplier.
+    The result is the standard deviation of the noise in a sum, divided by the clip
+    norm. A plan with `QuantileClip` also releases noisy counts, so that the result
+    exceeds the noise multiplier of the plan.
     """
     if plan.quantile is None:
         return plan.noise_multiplier
@@ -251,8 +256,8 @@ def _gradients_noise(plan: Plan) -> float:
 def _steps(plan: Plan) -> np.ndarray:
     """Choose the steps at which `epsilon_by_step` computes ε, i64[k].
 
-    In a short run, these are all steps. In a longer run, the steps are closer together
-    at the start, with a spacing that does not depend on ε.
+    In a short run, the function chooses all steps. In a longer run, the distance
+    between neighbouring steps grows from the start to the end of the run.
     """
     count = _POINTS if plan.guarantee.mu is None else _POINTS_OF_GAUSSIAN
     if plan.num_steps <= count:
@@ -263,7 +268,7 @@ def _steps(plan: Plan) -> np.ndarray:
 
 
 def _short(value: float) -> str:
-    """Format a value with three significant digits, or as an integer from 100 on."""
+    """Format a value with three significant digits, or as an integer from 100 up."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -277,13 +282,13 @@ def _name(plan: Plan) -> str:
 
 
 def _at(deltas: Sequence[float]) -> str:
-    """The words "at δ = ..." if all δ are equal, or else "at the δ of each plan"."""
+    """The words "at δ = ..." if all δ are equal; otherwise "at the δ of each plan"."""
     same = len(set(deltas)) == 1
     return f"at δ = {deltas[0]:g}" if same else "at the δ of each plan"
 
 
 def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
-    """Plot the share of a budget that each mechanism has taken, and the rest.
+    """Draw the share of a budget that each mechanism has used, and the unused share.
 
     Args:
       account: a budget from `dpjax.budget` with adaptive composition.
@@ -291,11 +296,13 @@ def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
 
     Returns:
       The Axes, with a bar for each mechanism. The bar's length is the mechanism's share
-      of the budget's μ². Each bar begins where the bar before it ends. The last bar is
-      the rest of the budget.
+      of the budget's μ². Each bar begins where the previous bar ends. The last bar is
+      the unused share.
 
     Raises:
-      ValueError: composition is "fixed", for which mechanisms have no shares.
+      ImportError: matplotlib is not installed.
+      ValueError: the budget's composition is "fixed", for which mechanisms have no
+        shares.
 
     Example:
       >>> import dpjax
@@ -328,16 +335,17 @@ def noise(
 
     Args:
       *shapes: for each line of the plot, a linear map from independent standard
-        Gaussians z to the noise of T steps. A matrix A, f[T, k], stands for the noise
-        Σ_j A[t, j] z_j at step t. Coefficients c, f[T], stand for the noise
-        Σ_{j<=t} c_j z_{t−j}. Both include the scale of the noise, such as the noise
-        multiplier times the clip norm, divided by the batch size.
+        Gaussians z to the noise of T steps, which have the indices t = 0, …, T − 1. A
+        matrix A, f[T, k], stands for the noise Σ_j A[t, j] z_j. Coefficients c, f[T],
+        stand for the noise Σ_{j<=t} c_j z_{t−j}. The numbers A and c include the scale
+        of the noise, such as the noise multiplier times the clip norm, divided by the
+        batch size.
       labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
       The Axes, which show the square root of Σ_j A[t, j]², or of Σ_{j<=t} c_j², against
-      the step t.
+      t + 1.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -354,7 +362,7 @@ def noise(
     for number, (shape, name) in enumerate(zip(checked, legend, strict=True)):
         steps = np.arange(1, len(shape) + 1)
         style = _sparse(number, len(steps))
-        if len(steps) > 300:  # thin lines keep oscillations legible
+        if len(steps) > 300:  # oscillations are legible with thin lines
             style["linewidth"] = 0.8
         ax.plot(steps, deviations(shape), **style, label=name)
     ax.set_ylim(bottom=0)
@@ -371,8 +379,8 @@ def spectrum(
 
     Args:
       *shapes: for each line of the plot, a linear map from independent standard
-        Gaussians to the noise of T steps: a matrix f[T, k] or coefficients f[T], which
-        mean the same as in `noise`.
+        Gaussians to the noise of T steps: a matrix f[T, k] or coefficients f[T], with
+        the same meaning as in `noise`.
       labels: a name for each shape.
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
@@ -408,8 +416,8 @@ def spectrum(
 def deviations(shape: np.ndarray) -> np.ndarray:
     """Compute the standard deviation of noise at each of T steps, f64[T].
 
-    `shape` is the linear map from white noise to this noise: a matrix f[T, k], or the
-    coefficients f[T] of a filter.
+    `shape` is a linear map from white noise to the noise of T steps: a matrix f[T, k],
+    or the coefficients f[T] of a filter.
     """
     if shape.ndim == 1:
         return np.sqrt(np.cumsum(shape**2))
@@ -419,16 +427,17 @@ def deviations(shape: np.ndarray) -> np.ndarray:
 def power(shape: np.ndarray) -> np.ndarray:
     """Compute the expected periodogram of the noise of T steps, f64[T].
 
-    `shape` is the linear map from white noise to this noise: a matrix f[T, k], or the
-    coefficients f[T] of a filter. The frequencies are 0, 1/T, …, (T − 1)/T cycles per
-    step.
+    `shape` is a linear map from white noise to the noise of T steps: a matrix f[T, k],
+    or the coefficients f[T] of a filter. The frequencies are 0, 1/T, …, (T − 1)/T
+    cycles per step.
     """
     count = len(shape)
     if shape.ndim == 2:
         return np.sum(np.abs(np.fft.fft(shape, axis=0)) ** 2, axis=1) / count
+    # Let x be the noise and c the coefficients. For a lag l >= 0, the sum
     # Σ_t E[x_t x_{t+l}] = Σ_j c_j (T − j − l) c_{j+l} is a correlation. The periodogram
-    # is the Fourier transform of these sums over all lags l, where l and −l have equal
-    # sums. Transforms of length 2T avoid circular overlap.
+    # is the Fourier transform of these sums over all lags, divided by T. The lags l and
+    # −l have equal sums. Transforms of length 2T avoid circular overlap.
     later = shape * (count - np.arange(count))
     both = np.conj(np.fft.rfft(shape, 2 * count)) * np.fft.rfft(later, 2 * count)
     sums = np.fft.irfft(both, 2 * count)[:count]
@@ -439,7 +448,7 @@ def power(shape: np.ndarray) -> np.ndarray:
 def _sparse(number: int, count: int) -> dict:
     """The style of line `number` of a plot, with markers at a few of `count` points.
 
-    Each line has markers at different points.
+    If possible, different lines have markers at different points.
     """
     every = max(1, count // 6)
     return {**strokes(number), "markevery": (number * every // 5 % every, every)}

@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Each colour has enough contrast on white. The numbers of colours, strokes and markers
-# are pairwise coprime, so that no two of the first 210 lines agree in all three.
+# are pairwise coprime. So no two of the first 210 lines have the same colour, stroke
+# and marker.
 _COLOURS = ("#000000", "#0072b2", "#b34700", "#00775a", "#8a4173", "#5c5c00")
 _STROKES = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 3, 4)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -59,7 +60,7 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
 
 
 def strokes(number: int) -> dict[str, Any]:
-    """Matplotlib's line style, colour and marker of the line with this number."""
+    """Matplotlib's arguments for the style of the line with this number."""
     return {
         "linestyle": _STROKES[number % len(_STROKES)],
         "color": _COLOURS[number % len(_COLOURS)],

@@ -33,28 +33,29 @@ def tradeoff(
     An attack tries to tell two neighbouring data sets apart.
 
     Args:
-      *guarantees: the guarantees that bound the attack. Each is a `dpjax.Plan`, a
-        plan's guarantee, a solver's guarantee, an `accounting.pld.PLD`, or a number at
-        least 0 for the μ of GDP.
+      *guarantees: the guarantees that bound the attack. Each guarantee is a
+        `dpjax.Plan`, a plan's guarantee, a solver's guarantee, an `accounting.pld.PLD`,
+        or a number at least 0 for the μ of GDP.
       labels: a name for each guarantee.
-      false_positive_rate: the rate at which the plot marks the maximum true-positive
-        rate, in (0, 1).
+      false_positive_rate: the false-positive rate at which the plot marks the curves,
+        in (0, 1).
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
       The Axes, which show the minimum false-negative rate against the false-positive
-      rate, for each guarantee, for perfect privacy and for no privacy. The legend gives
-      the maximum true-positive rate at the marked false-positive rate, rounded up.
+      rate, for each guarantee, for perfect privacy and for no privacy. For each
+      guarantee, the legend gives the maximum true-positive rate at the marked
+      false-positive rate, rounded up.
 
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: there is no guarantee, or an argument is not a guarantee; the number
         of labels is not the number of guarantees; false_positive_rate is out of range.
 
-    Privacy: no attack has error rates below a curve. The curves of Gaussian mechanisms
-    and of pure differential privacy are exact. Any other curve is the best bound from ε
-    at two dozen values of δ. This bound is also proven, and differs from the exact
-    curve by less than a line's width.
+    Privacy: no attack has error rates below the curve of a guarantee. The curves of
+    Gaussian mechanisms and of pure differential privacy are exact. Every other curve is
+    the best lower bound from ε at two dozen values of δ. This lower bound is proven,
+    and differs from the exact curve by less than a line's width.
 
     Reference: Dong, Roth and Su (2022), Proposition 3, for the bound from values of ε.
 
@@ -90,7 +91,7 @@ def guarantee_lines(
     labels: Sequence[str] | None,
     false_positive_rate: float,
 ) -> list[Line]:
-    """The trade-off curves of the given guarantees, as lines to draw."""
+    """Compute the trade-off curves of the given guarantees, as lines of a plot."""
     validate.scalar("false_positive_rate", false_positive_rate)
     validate.open_unit("false_positive_rate", false_positive_rate)
     guarantees = [x.guarantee if isinstance(x, Plan) else x for x in guarantees]
@@ -114,7 +115,7 @@ def draw_curves(
     false_positive_rate: float,
     title: str = "true-positive rate at most,",
 ) -> "Axes":
-    """Draw lines and a legend, with lines for perfect privacy and for no privacy."""
+    """Draw the given lines, lines for perfect and for no privacy, and a legend."""
     for number, (rates, missed, label, marked) in enumerate(lines):
         ax.plot(rates, missed, **strokes(number), label=label, markevery=[marked])
     ax.plot([0, 1], [1, 0], ":", color=GREY, linewidth=1, label="perfect privacy")
@@ -133,7 +134,7 @@ def _profile(guarantee: Any) -> Profile:
     """Return the privacy profile of a guarantee, a PLD, or a number μ of GDP.
 
     Raises:
-      ValueError: the argument is none of these.
+      ValueError: the argument is not a guarantee, a PLD, or a number at least 0.
     """
     profile = getattr(guarantee, "profile", guarantee)
     if all(callable(getattr(profile, name, None)) for name in ("epsilon", "delta")):
@@ -168,7 +169,7 @@ def achieved_lines(
     confidence: float,
     false_positive_rate: float,
 ) -> tuple[Line, Line]:
-    """The observed and proven error rates of an attack that detects one example.
+    """Compute the observed and proven error rates of an attack on one example.
 
     The attack compares the score of a run with a threshold.
 
@@ -185,8 +186,8 @@ def achieved_lines(
     inside, outside = (jnp.asarray(x, jnp.float64) for x in (scores_in, scores_out))
     thresholds, bounds = band(inside, outside, jnp.asarray(1 - confidence), union=True)
     inside, outside = map(jnp.sort, replace_nan_scores(inside, outside))
-    # The shares of scores at or below a threshold are the rates of missed examples and
-    # of absent false alarms.
+    # The share of scores at or below a threshold is the false-negative rate for runs
+    # with the example, and the true-negative rate for runs without the example.
     missed, quiet = (
         jnp.searchsorted(x, thresholds, side="right") / x.size
         for x in (inside, outside)
@@ -206,33 +207,33 @@ def attack(
     false_positive_rate: float = 0.01,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw the error rates that an attack achieved and that guarantees allow.
+    """Draw the error rates that an attack achieved, and those that guarantees allow.
 
     Args:
       scores_in: the attack's scores with the example's participation, f[n]. Larger
         scores are evidence of participation.
       scores_out: the scores without the example's participation, f[m].
       *guarantees: the guarantees that bound the attack, as for `tradeoff`.
-      confidence: the confidence of the proven rates, in (0.5, 1).
+      confidence: the probability with which the proven rates hold, in (0.5, 1).
       labels: a name for each guarantee.
-      false_positive_rate: the rate at which the plot marks true-positive rates, in
+      false_positive_rate: the false-positive rate at which the plot marks the lines, in
         (0, 1).
       ax: the matplotlib Axes to draw on; None for those of a new figure.
 
     Returns:
-      The Axes of `tradeoff`, with two more lines. Each line shows error rates of the
-      attack that guesses participation if the score is above a threshold, as the
-      threshold varies. One line shows the observed error rates, which are estimates.
-      The other line shows proven upper bounds on the error rates. The area between the
-      two lines is the uncertainty. If the proven line is anywhere below the line of a
-      guarantee, this guarantee is refuted.
+      The Axes of `tradeoff`, with two more lines. Each of the two lines shows error
+      rates of the attack that guesses participation if the score is above a threshold,
+      as the threshold varies. One line shows the observed error rates, which are
+      estimates. The other line shows proven upper bounds on the error rates. The area
+      between the two lines is the uncertainty. If the proven line is anywhere below the
+      line of a guarantee, the attack refutes this guarantee with the given confidence.
 
     Raises:
       ImportError: matplotlib is not installed.
       ValueError: an argument is out of range, or there are no scores.
 
-    Privacy: if the scores are independent, the proven line bounds the mechanism's
-    privacy loss from below with the given confidence, as for `auditing.epsilon_lower`.
+    Privacy: under the assumptions of `auditing.epsilon_lower` on the scores, the proven
+    line bounds the mechanism's privacy loss from below with the given confidence.
 
     Example:
       >>> import numpy as np
@@ -254,7 +255,7 @@ def attack(
     )
     ax = axes(ax, (5.2, 5.0))
     draw_curves(ax, [*lines, seen, proven], false_positive_rate, "true-positive rate,")
-    # These are the corners of both staircases, which are constant between corners.
+    # `between` has the corners of both step functions, which are constant in between.
     between = np.union1d(seen.false_positive, proven.false_positive)
     low, high = (_step_function(line, between) for line in (seen, proven))
     grey = {"step": "post", "color": GREY, "alpha": 0.2, "linewidth": 0}
@@ -263,7 +264,7 @@ def attack(
 
 
 def _line(alarms: ArrayLike, missed: ArrayLike, name: str, rate: float) -> Line:
-    """Make the line of an attack's minimum false-negative rates.
+    """Make the line of an attack's minimum false-negative rates over all thresholds.
 
     Args:
       alarms: the false-positive rate of the test at each threshold, f[k].
@@ -279,7 +280,7 @@ def _line(alarms: ArrayLike, missed: ArrayLike, name: str, rate: float) -> Line:
     alarms = np.concatenate([[0.0], alarms[order], [1.0]])
     missed = np.concatenate([[1.0], missed[order], [0.0]])
     missed = np.minimum.accumulate(missed)
-    # These are the corners of the staircase, which steps down at each rate.
+    # x and y are the corners of the step function, which steps down at each rate.
     x, y = np.repeat(alarms, 2)[1:], np.repeat(missed, 2)[:-1]
     marked = int(np.searchsorted(x, rate, side="right")) - 1
     # Round the true-positive rate down, so that no label overstates the attack.

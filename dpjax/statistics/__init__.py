@@ -1,6 +1,6 @@
 """Private statistics: pure functions from private data to a private value.
 
-Each function clips or counts the examples, adds Gaussian noise to a sum, and returns a
+Each function clips or counts the examples, adds Gaussian noise to sums, and returns a
 `Released`: the private value, and an event that describes the mechanism. From the
 event, `accounting.profiles.of`, a ledger or a composition computes the privacy cost.
 All functions work under `jax.jit`, also with traced data, and under `jax.vmap` over

@@ -114,12 +114,13 @@ def count(bins: jax.Array, size: int) -> jax.Array:
 
 
 def increasing(name: str, value: Any) -> Any:
-    """Return a vector of at least two finite, increasing numbers, in float64.
+    """Check that a vector is increasing, and return it in float64.
 
-    A traced vector is returned unchanged. Only its length, rank and dtype are checked.
+    A traced vector is returned unchanged, since its numbers cannot be checked.
 
     Raises:
-      ValueError: the value is not such a vector.
+      ValueError: the value is not a vector of at least two numbers, or the numbers are
+        not finite and increasing.
     """
     edges = validate.real_vector(name, value)
     if edges is None:
@@ -135,8 +136,8 @@ class _Bisection(NamedTuple):
     """The public parameters of a private search for quantiles by bisection.
 
     Attributes:
-      shares: for each quantile, the share of the examples below the quantile, f[] or
-        f[k].
+      shares: for each quantile, the share of the examples at or below the quantile,
+        f[] or f[k].
       lower: the lower end of the interval in which the search begins, f[].
       upper: the upper end of the interval in which the search begins, f[].
       norm: an upper bound on the L2 norm of one example's contribution to the sums of
@@ -194,14 +195,16 @@ def quantile(
         not below upper.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
-    REPLACE, μ is at most 2 / z. A NaN or an infinity contributes zero.
+    REPLACE, μ is at most 2 / z. An example that is a NaN or an infinity contributes
+    zero to every sum.
 
     Reason: let m_j be the middle of the interval for the share q_j. A step releases,
-    for each j, the noisy sum of 1[x <= m_j] − q_j over all examples x. The sum does not
-    use the number of examples. The k contributions of one example have an L2 norm of at
-    most s = √(Σ_j max(q_j, 1 − q_j)²). The contributions of two examples have a
-    distance of at most √k, which is at most 2s. Each m_j depends only on noisy sums of
-    earlier steps.
+    for each j, the noisy sum of 1[x <= m_j] − q_j over all examples x, where 1[·] is 1
+    if the condition holds and 0 otherwise. The sum does not use the number of examples.
+    The k contributions of one example have an L2 norm of at most
+    s = √(Σ_j max(q_j, 1 − q_j)²). The contributions of two examples have a distance of
+    at most √k, which is at most 2s. Each m_j depends only on noisy sums of earlier
+    steps.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -229,7 +232,8 @@ def quantile(
         data,
         _Bisection(np.asarray(shares), lower, upper, norm, np.arange(num_steps)),
         SharedArguments(noise_multiplier, key, adjacency, arithmetic),
-        # max(q, 1 − q) is at most 1, so this is at least 1. The margin is as above.
+        # Since max(q, 1 − q) is at most 1, √k / norm is at least 1 without the margins.
+        # The factor here exceeds the margin in norm.
         replaced=max(1.0, math.sqrt(given.size) / norm * (1 + 2.0**-39)),
         dimension=given.size,
         num_sums=num_steps,

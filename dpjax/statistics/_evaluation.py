@@ -43,7 +43,7 @@ def loss(
 
     Args:
       losses: the loss of each private example, f[n]. The model must not depend on these
-        examples, unless the model was itself released before.
+        examples, unless the model is itself the result of an earlier private release.
       bound: B, the public upper limit to which losses are clipped, positive. A NaN
         counts as B.
       noise_multiplier: z, the standard deviation of the noise in the sum of losses,
@@ -51,9 +51,9 @@ def loss(
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       num_examples: the public number by which the sum is divided; None for n, as in
-        `mean`. Under ADD_REMOVE, this number may differ from n. If clipped losses have
-        the mean m, the result is (n m + (num_examples − n) B / 2) / num_examples, plus
-        noise.
+        `mean`. Under ADD_REMOVE, this number may differ from n. If the clipped losses
+        have the mean m, the result is (n m + (num_examples − n) B / 2) / num_examples,
+        plus noise.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
@@ -157,14 +157,15 @@ def auc(
 ) -> Released:
     """The area under the ROC curve on held-out data, from noisy histograms of scores.
 
-    The function makes one noisy histogram of the scores of positive examples and one of
-    those of negative examples, and computes the area from both. The area is the
-    probability that a positive example is in a higher bin than a negative one, plus
-    half of the probability that both are in the same bin.
+    The function makes a noisy histogram of the scores of positive examples and a noisy
+    histogram of the scores of negative examples, and computes the area from both
+    histograms. The area is the probability that a positive example is in a higher bin
+    than a negative example, plus half of the probability that both examples are in the
+    same bin.
 
     Args:
       scores: the score of each private example, f[n].
-      labels: 1 for positive and 0 for negative examples, i[n].
+      labels: 1 for a positive example and 0 for a negative example, i[n].
       edges: the public edges of k bins of scores, f[k + 1], increasing. A score beyond
         the edges is in the first or the last bin. More bins give a finer result with
         more noise.
@@ -172,23 +173,21 @@ def auc(
         0.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
-      arithmetic: "real", or "discrete" for noise on a lattice and a guarantee for the
-        bits that are released, as in `mean`.
+      arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
       A `Released`: the area f[], clipped to [0, 1], and an event that describes the
       mechanism to accountants. If a class has few examples, the result is mostly noise.
 
     Raises:
-      ValueError: an argument is out of range; edges are not increasing numbers; scores
-        and labels are not both of shape [n]; or "discrete" is not possible, for the
-        reasons that `mean` states.
+      ValueError: as for `mean`; edges are not increasing numbers; scores and labels are
+        not both of shape [n].
 
     Privacy: the two histograms together are one `histogram` with 2k bins. So the
     release is μ-GDP with μ = 1 / z under ADD_REMOVE and ZERO_OUT, and μ = √2 / z under
-    REPLACE. The function adds noise to counts and not to the
-    area, since the area's sensitivity is large if a class is small. An example with a
-    score that is not finite, or with another label, is not counted.
+    REPLACE. The function adds noise to counts and not to the area, since the area's
+    sensitivity is large if a class is small. The function does not count an example
+    whose score is not finite, or whose label is neither 0 nor 1.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -1,8 +1,9 @@
 """Private sums, means, variances and covariances of clipped rows.
 
-Variances and covariances are about the mean or a known center. `standardize` releases
-the center and the scale of each feature. The center is a private mean, and the scale is
-the square root of a private variance.
+A variance or covariance is about the private mean or about a given center. A center is
+given if it is public or was released before. `standardize` releases the center and the
+scale of each feature. The center is a private mean, and the scale is the square root of
+a private variance.
 
 A row x is one example, which is clipped to the L2 norm C. The row u = x / C then has a
 norm of at most 1. One example's contribution to a release is a vector c(u). The table
@@ -12,7 +13,7 @@ contribution c(v) of another example. S(u) is a vector of products of u's entrie
 | release | c(u) | ‖c(u)‖ | ‖c(u) − c(v)‖ |
 | --- | --- | --- | --- |
 | sum, mean | u | 1 | 2 |
-| second moments about a known center | S(u) | 1 | √2 |
+| second moments about a given center | S(u) | 1 | √2 |
 | mean and second moments together | (u, S(u)) / √2 | 1 | 3/2 |
 
 For covariances, S(u) is the upper triangle of u uᵀ, with factors √2 off the diagonal.
@@ -20,10 +21,10 @@ For variances, S(u) is only the diagonal (u_i²).
 
 *Proof.* For covariances, the norm of S(u) is the Frobenius norm of u uᵀ, which is ‖u‖².
 Let s = ‖u‖², t = ‖v‖² and g = ⟨u, v⟩. Then ‖S(u) − S(v)‖² = s² + t² − 2g² <= 2, and
-‖u − v‖² + ‖S(u) − S(v)‖² = s + t − 2g + s² + t² − 2g². This sum grows with s and t. At
-s = t = 1, the sum is 4 − 2g − 2g² <= 4.5, with equality at g = −1/2. The square root of
-4.5 / 2 is 3/2. For variances, S(u) has only some of these entries, and the distances
-are no larger.
+‖u − v‖² + ‖S(u) − S(v)‖² = s + t − 2g + s² + t² − 2g². For fixed g, the sum of the two
+squared distances grows with s and t. At s = t = 1, the sum is 4 − 2g − 2g² <= 4.5, with
+equality at g = −1/2. The square root of 4.5 / 2 is 3/2. For variances, S(u) has only
+the diagonal entries, so the norms and the distances are no larger.
 """
 
 import math
@@ -48,7 +49,7 @@ class _Moments(NamedTuple):
     Attributes:
       clip_norm: the L2 norm to which rows are clipped, f[].
       num_examples: the number by which sums are divided, f[]; 1 for no division.
-      center: for second moments, the known center f[...], which is subtracted from each
+      center: for second moments, the given center f[...], which is subtracted from each
         example. None to release the mean together with the second moments.
     """
 
@@ -74,12 +75,12 @@ def mean(
       clip_norm: C, the bound on the L2 norm of an example, positive.
       noise_multiplier: z, the standard deviation of the noise in the sum, divided by C;
         at least 0. With z = 0, the result is not private.
-      key: one typed key, such as from `dpjax.random_key`, used only for this release.
+      key: one typed key, used only for this release. `dpjax.random_key` makes a key.
       adjacency: the relation between the data sets that the guarantee compares.
       num_examples: the public number by which the sum is divided, positive. None stands
-        for n, and is invalid under ADD_REMOVE, since n is private there. Under
-        ADD_REMOVE, give a number that does not depend on the data. The result is then
-        the mean times n / num_examples, plus noise.
+        for n, and is invalid under ADD_REMOVE, since n is private under ADD_REMOVE.
+        Under ADD_REMOVE, give a number that does not depend on the data. The result is
+        then the mean times n / num_examples, plus noise.
       arithmetic: "real", or "discrete" for noise on a lattice and a guarantee for the
         bits that are released.
 
@@ -205,25 +206,25 @@ def variance(
     Args:
       data: the private examples, f[n, ...].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0. For C = 1, z is the standard deviation of the
-        noise in the sums, divided by the maximum L2 norm of what one example adds to
-        all sums together.
+      noise_multiplier: z, at least 0. After all examples are divided by C, z is the
+        standard deviation of the noise in the sums, divided by the maximum L2 norm of
+        one example's contribution to all sums together.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       num_examples: N, the public number by which sums are divided. None stands for n,
         and is invalid under ADD_REMOVE.
       center: a center f[...] that is public or was released before. With a center, the
         result is the mean squared distance of each feature from the center. With None,
-        the same release also estimates the mean.
+        the release also estimates the mean, and clips the examples themselves.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
       A `Released`: the variances f[...], and an event that describes the mechanism to
-      accountants. Without a center, a variance is Σ x² / N − (Σ x / N)², where x are
-      the values of a feature in the clipped rows. The noise adds no bias, but can make
-      a variance negative. The noise has standard deviation √2 z C² / N in Σ x² / N, and
-      √2 z C / N in Σ x / N. With a center, the noise in the result has standard
-      deviation z C² / N.
+      accountants. Without a center, a variance is Σ x² / N − (Σ x / N)², where the sums
+      are over the values x of a feature in the clipped rows. The noise has standard
+      deviation √2 z C² / N in Σ x² / N, and √2 z C / N in Σ x / N. With a center, the
+      noise in the result has standard deviation z C² / N. The noise adds no bias, but
+      can make a variance negative.
 
     Raises:
       ValueError: as for `mean`.
@@ -255,7 +256,7 @@ def variance(
 
 
 def _variance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
-    """Compute noisy variances of features, without bias from the noise in the means."""
+    """Compute noisy variances of features. The noise in the means adds no bias."""
     first, second, added = _moments(data, params, noise, jnp.square)
     return (second - first**2 + added).reshape(data.shape[1:])
 
@@ -276,15 +277,16 @@ def covariance(
     Args:
       data: the private examples, f[n, d].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0. For C = 1, z is the standard deviation of the
-        noise in the sums, divided by the maximum L2 norm of what one example adds to
-        all sums together.
+      noise_multiplier: z, at least 0. After all examples are divided by C, z is the
+        standard deviation of the noise in the sums, divided by the maximum L2 norm of
+        one example's contribution to all sums together.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       num_examples: N, the public number by which sums are divided. None stands for n,
         and is invalid under ADD_REMOVE.
       center: a center f[d] that is public or was released before, as in `variance`.
-        With None, the same release also estimates the mean.
+        With None, the release also estimates the mean, and clips the examples
+        themselves.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
@@ -328,7 +330,7 @@ def covariance(
 
 
 def _covariance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
-    """Compute a noisy covariance matrix, without bias from the noise in the means."""
+    """Compute a noisy covariance matrix. The noise in the means adds no bias."""
     rows, columns = np.triu_indices(data.shape[1])
     weights = np.where(rows == columns, 1.0, math.sqrt(2))
 
@@ -357,13 +359,14 @@ def _moments(
       data: the examples, f[n, ...], with d features each.
       params: the clip norm, the number of examples and the center.
       noise: the function that adds the noise to a sum.
-      squares: a function from rows f[b, d] of norm at most 1 to their contributions to
-        the second moments, f[b, k].
+      squares: a function from rows f[b, d] of norm at most 1 to the rows' contributions
+        to the second moments, f[b, k].
 
     Returns:
       The mean f64[d], zero if a center is given; the second moments f64[k]; and the
-      variance of the noise in each entry of the mean, zero if a center is given. The
-      caller needs this variance because noise increases the expected squared mean.
+      variance of the noise in each entry of the mean, f64[], zero if a center is given.
+      The caller needs the variance because the noise increases the expected squared
+      mean by this variance.
     """
     scale, n, size = params.clip_norm, params.num_examples, _row_size(data)
     center, root = params.center, math.sqrt(2)
@@ -401,7 +404,8 @@ class Standardization(NamedTuple):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Standardize features f[*b, ...], whose last axes are those of `center`."""
-        # Arrays of equal rank broadcast, even if JAX is set to refuse other ranks.
+        # Arrays of equal rank broadcast, even if JAX is set to refuse arrays of
+        # different ranks.
         x = jnp.asarray(x)
         shape = (1,) * (x.ndim - self.center.ndim) + self.center.shape
         return (x - self.center.reshape(shape)) / self.scale.reshape(shape)
@@ -418,7 +422,7 @@ def standardize(
     num_examples: ArrayLike | None = None,
     arithmetic: Arithmetic = "real",
 ) -> Released:
-    """Estimate a center and a scale of features, by a private mean and variances.
+    """Estimate a center and a scale of each feature, by a private mean and variance.
 
     Args:
       data: the private examples, f[n, ...].
@@ -436,17 +440,18 @@ def standardize(
 
     Returns:
       A `Released`: a `Standardization` with arrays f[...], and an event that describes
-      both mechanisms to accountants. If a variance is below the standard deviation of
-      its noise, this standard deviation replaces the variance. So the noise cannot
-      make a scale zero.
+      both mechanisms to accountants. The scale is at least the square root of the
+      standard deviation that the noise in the variance has with "real" arithmetic. So
+      the noise cannot make a scale zero.
 
     Raises:
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or
         0.
 
-    Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. The
-    center is a `mean`, and the scale is the root of a `variance` about it. These are
-    two Gaussian mechanisms, and the second one depends on the result of the first.
+    Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. The center
+    is a `mean`, and the scale is the square root of a `variance` about this center. The
+    release composes these two Gaussian mechanisms, of which the second depends on the
+    result of the first.
 
     Reference: Dong, Roth and Su (2022), Corollary 2.
 
@@ -468,8 +473,9 @@ def standardize(
     divisor = _release.as_num_examples(num_examples, len(data), adjacency)
     # With the adjacency's sensitivity factor f, the center has μ² = share (f / z)², and
     # the scale has the rest of (f / z)². Squares of μ add up (Dong, Roth and Su 2022,
-    # Corollary 2, https://arxiv.org/abs/1905.02383). About a center, f is √2 instead of
-    # 2 under REPLACE. The margin covers the four roundings of each noise multiplier.
+    # Corollary 2, https://arxiv.org/abs/1905.02383). For a variance about a given
+    # center, the factor under REPLACE is √2 instead of 2. The margin covers the four
+    # roundings of each noise multiplier.
     margin = 1 + 2.0**-49
     ratio = _release.root_up(2) / 2 if adjacency is Adjacency.REPLACE else 1.0
     z_center = z / math.sqrt(share) * margin
@@ -499,8 +505,8 @@ def _scale(
 ) -> jax.Array:
     """Compute the scale of each feature, the square root of its noisy variance.
 
-    If a variance is below the standard deviation of its noise, z clip_norm² / divisor,
-    the function replaces the variance by this standard deviation.
+    The function first raises each variance to at least z clip_norm² / divisor, the
+    standard deviation of the noise in the variance with "real" arithmetic.
     """
     least = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
     return jnp.sqrt(jnp.maximum(variances, least))

@@ -1,12 +1,12 @@
-"""Release sums over private examples with Gaussian noise, and state the privacy cost.
+"""Releases of sums over private examples, with Gaussian noise and a privacy cost.
 
-A statistic is computed from noisy sums over all examples x of a contribution c(x), a
-vector of L2 norm at most 1. A release has three parts:
+Each example x contributes a vector c(x) of L2 norm at most 1 to a sum over all
+examples. A statistic is computed from such sums with noise. A release has three parts:
 
 1. **Sum.** `sum_exactly` truncates each entry of a contribution towards zero to a
    multiple of 2⁻³². Truncation makes no contribution longer. `sum_exactly` then adds up
-   integers. The sum therefore has no rounding error, whatever the order and the blocks
-   of the addition. One example changes the sum only by its truncated contribution.
+   integers. The order of the addition therefore does not change the sum. One example
+   changes the sum only by the example's truncated contribution.
 2. **Noise.** Let z be the noise multiplier and t the number of sums. Each sum receives
    noise of standard deviation σ = z √t per coordinate. A sum may depend on all earlier
    noisy sums. With `arithmetic="discrete"`, the sum is rounded to a lattice, the
@@ -15,11 +15,10 @@ vector of L2 norm at most 1. A release has three parts:
 3. **Event.** The event describes the mechanism to accountants. If one example changes
    each sum by at most r in norm, each sum is a Gaussian mechanism with μ = r / (z √t).
    The release composes t such mechanisms adaptively. The release is therefore μ-GDP
-   with μ = r / z, the root of the sum of their μ² (Dong, Roth and Su 2022, Corollary
-   2).
+   with μ = r / z, the square root of the sum of the mechanisms' μ² (Dong, Roth and Su
+   2022, Corollary 2).
 
-The rest of a statistic uses only the noisy sums, and is post-processing. The module
-ends with checks of arguments that several statistics share.
+All other computations of a statistic use only the noisy sums, and are post-processing.
 """
 
 import dataclasses
@@ -40,8 +39,8 @@ from dpjax._core.typing import Adjacency, Arithmetic, ArrayLike, Key
 from dpjax.accounting import events
 from dpjax.noise import _discrete
 
-# Contributions are integers times 2⁻³². A sum of fewer than 2³¹ contributions, each at
-# most 1, is below 2⁶³ in these units.
+# Contributions are integers times 2⁻³². A sum of fewer than 2³¹ contributions of at
+# most 1 each is below 2⁶³ in these units.
 _UNIT = 2.0**-32
 _MOST_EXAMPLES = 2**31
 # The maximum number of entries of contributions that are in memory at the same time.
@@ -57,11 +56,11 @@ _LATTICE_RANGE = 2**22
 class Released:
     """A private result, and an event from which accountants compute the privacy cost.
 
-    A `Released` is a pytree. If the event contains only Python numbers, it is static in
-    the pytree, so that `jax.jit` and `jax.vmap` do not round the numbers. The event
-    describes one release. If `jax.vmap` makes n releases, each of them costs one such
-    event. One row of the data is one example, and the guarantee protects a user only if
-    every user has at most one row.
+    A `Released` is a pytree. If the event contains only Python numbers, the event is
+    static in the pytree, so that `jax.jit` and `jax.vmap` do not round the numbers. The
+    event describes one release. If `jax.vmap` makes n releases, the privacy cost is the
+    composition of n such events. One row of the data is one example. The guarantee
+    protects a user only if every user has at most one row.
 
     Attributes:
       value: the private result, an array or a NamedTuple of arrays.
@@ -78,7 +77,7 @@ class Released:
 def _flatten(released: Released) -> tuple[list[Any], Any]:
     value = jax.tree_util.GetAttrKey("value"), released.value
     event, adjacency = released.event, released.adjacency
-    # Python numbers are static; an event with arrays is a child of the pytree.
+    # An event of Python numbers is static. An event with arrays is a child of the tree.
     if all(isinstance(x, int | float) for x in jax.tree.leaves(event)):
         return [value], (event, adjacency)
     return [value, (jax.tree_util.GetAttrKey("event"), event)], (None, adjacency)
@@ -109,7 +108,7 @@ class Noise(NamedTuple):
     arithmetic: Arithmetic
 
     def __call__(self, sums: jax.Array, step: ArrayLike = 0) -> jax.Array:
-        """Add noise to sums f64[k]; each step of a statistic has independent noise."""
+        """Add noise to sums f64[k]; the noise of different steps is independent."""
         key = jax.random.fold_in(self.key, step)
         if self.arithmetic == "discrete":
             noise = _discrete.LatticeNoise(self.stddev, _DRAWS)
@@ -128,7 +127,7 @@ class SharedArguments(NamedTuple):
 
     Attributes:
       noise_multiplier: the noise standard deviation divided by the maximum L2 norm of
-        one example's contribution, f[].
+        one example's contributions to all sums together, f[].
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       arithmetic: "real", or "discrete" for noise on a lattice.
@@ -157,8 +156,8 @@ def release(
       name: the name of the statistic. The statistic's key is derived from the user's
         key and this name.
       statistic: a module-level function of the data, the public parameters and a
-        function that adds noise. The statistic may use the data only in `num_sums`
-        noisy sums, to which each example contributes a vector of L2 norm at most 1.
+        `Noise`. The statistic may use the data only in `num_sums` noisy sums, to each
+        of which an example contributes a vector of L2 norm at most 1.
       data: arrays with a leading axis of examples, as `as_examples` returns.
       params: the public parameters of the statistic, a pytree.
       shared: the noise multiplier, the key, the adjacency and the arithmetic.
@@ -178,17 +177,18 @@ def release(
     validate.nonnegative("noise_multiplier", shared.noise_multiplier)
     known = validate.concrete(shared.noise_multiplier)
     z = jnp.asarray(shared.noise_multiplier) if known is None else float(known)
-    # An example that leaves or enters moves each sum only by its own contribution.
+    # Without REPLACE, one example moves each sum only by its own contribution.
     factor = replaced if shared.adjacency is Adjacency.REPLACE else 1.0
     event: events.Gaussian | events.OnLattice = events.Gaussian(divide_up(factor, z))
     if shared.arithmetic == "discrete":
         stddev = _lattice_stddev(z, dimension, num_sums, num_examples)
-        # The factor two covers e^{±4ϑ(2)} for rounding and draws, within 1e-33 of 1.
+        # The factor 2 covers the factors e^{±4ϑ(2)} in `dpjax.noise._discrete`, which
+        # are within 1e-33 of 1.
         draws = _DRAWS * dimension * num_sums
         event = events.OnLattice(event, 2 * draws * _discrete.TOTAL_VARIATION)
     else:
         stddev = rounding.round_up_float32("noise_multiplier", z, root_up(num_sums))
-    dtype = default_float()  # the caller's
+    dtype = default_float()  # the dtype outside of the context below
     promotion = jax.numpy_dtype_promotion("standard")
     ranks = jax.numpy_rank_promotion("allow")
     # In this context, JAX traces and runs statistics in float64.
@@ -230,19 +230,21 @@ def _run(
 def sum_exactly(
     contribute: Callable[[jax.Array], jax.Array], rows: jax.Array
 ) -> jax.Array:
-    """Sum the contributions of all rows, f64[k], truncated to multiples of 2⁻³².
+    """Sum the contributions of all rows, truncated to multiples of 2⁻³², f64[k].
+
+    An entry of a contribution that is not finite counts as zero.
 
     Args:
       contribute: a function from rows f64[b, m] to their contributions f64[b, k], each
         of L2 norm at most 1. The contribution of a row of NaN must be zero or NaN,
-        since such rows pad the data.
+        since rows of NaN pad the data.
       rows: the examples, f64[n, m].
     """
 
     def units(rows: jax.Array) -> jax.Array:
         contributions = contribute(rows)
         finite = jnp.where(jnp.isfinite(contributions), contributions, 0.0)
-        # Truncation towards zero shortens each coordinate, and so the norm.
+        # Truncation towards zero increases no coordinate's magnitude, and so no norm.
         return jnp.sum(jnp.trunc(finite / _UNIT).astype(jnp.int64), axis=0)
 
     count, width = rows.shape
@@ -256,9 +258,10 @@ def sum_exactly(
         start = jnp.zeros(size, jnp.int64)
         total, _ = jax.lax.scan(lambda t, b: (t + units(b), None), start, blocks)
     # Above 2⁵³, the conversion rounds by at most 2⁻⁵³ of the sum. A coordinate on the
-    # lattice is below 2⁴⁰ spacings, so this error is at most 2⁻¹³ of a spacing. The
-    # bound √d q (1 + 2⁻¹¹) on the distance that the lattice's rounding adds covers this
-    # error on both data sets, besides 2⁻¹³ for the quotient.
+    # lattice is below 2⁴⁰ spacings q, so this error is at most 2⁻¹³ q. Rounding d
+    # coordinates to the lattice adds a distance of at most √d q (1 + 2⁻¹¹). This bound
+    # covers the conversion error on both data sets, and an error of 2⁻¹³ q of the
+    # quotient.
     return total.astype(jnp.float64) * _UNIT
 
 
@@ -267,8 +270,12 @@ def _lattice_stddev(
 ) -> ArrayLike:
     """Compute the noise's standard deviation for sums that are rounded to a lattice.
 
-    Rounding increases the sensitivity, and the result exceeds z √num_sums by the same
-    factor, where z is the noise multiplier.
+    Rounding increases the sensitivity by a factor. The result is z √num_sums times at
+    least this factor, where z is the noise multiplier.
+
+    Raises:
+      ValueError: z is traced, num_examples is too large for z, or rounding would more
+        than double the sensitivity.
     """
     if not isinstance(z, float):
         raise ValueError(
@@ -281,8 +288,8 @@ def _lattice_stddev(
             "data must have at most 2**22 times noise_multiplier rows with arithmetic="
             f"'discrete', {int(_LATTICE_RANGE * per_sum)}; got {num_examples}."
         )
-    # The sensitivity is at least 1. If the noise grows by the share that rounding adds
-    # to a sensitivity of 1, this growth suffices.
+    # The sensitivity is at least 1. So a factor that suffices for a sensitivity of 1
+    # also suffices for the actual sensitivity.
     noise = _discrete.lattice_noise(1.0, per_sum, dimension, most=per_sum, draws=_DRAWS)
     return rounding.round_up_float32("noise_multiplier", noise.stddev)
 
@@ -299,7 +306,7 @@ def divide_up(factor: float, z: float | jax.Array) -> ArrayLike:
 
 
 def root_up(number: float) -> float:
-    """The square root of a Python number, rounded up; exact roots stay exact."""
+    """The square root of a Python number, rounded up if it is not exact."""
     root = math.sqrt(number)
     return root if Fraction(root) ** 2 >= number else math.nextafter(root, math.inf)
 
