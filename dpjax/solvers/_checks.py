@@ -32,7 +32,7 @@ class Data(NamedTuple):
     finite: jax.Array
 
     def at(self, batch: sampling.Batch) -> "Data":
-        """Return the examples of a batch. The mask is False for padding."""
+        """Return the examples of a batch; `finite` is False also for padding."""
         examples = jax.tree.map(lambda x: x[batch.indices], self.examples)
         return Data(examples, batch.mask & self.finite[batch.indices])
 
@@ -239,8 +239,8 @@ def check_last_iterate(
 
     Raises:
       ValueError: an assumption is missing or unknown; the adjacency is ADD_REMOVE; the
-        diameter is finite without a prox; or strong_convexity is above 0 and the data
-        are not finite.
+        diameter is finite but prox is None; or strong_convexity is above 0 but the data
+        contain a NaN or an infinity.
     """
     _setting.check_names(setting)
     num_examples = examples(loss_fn, data, key)
@@ -271,12 +271,12 @@ def is_strongly_convex(setting: Setting) -> bool:
 
 
 def loss(loss_fn: LossFn, setting: Setting) -> None:
-    """Raise a ValueError if a known bound on the loss contradicts the setting.
+    """Raise a ValueError if the setting contradicts the bounds of a `losses.Loss`.
 
-    The function knows the bounds of a `Loss` of `dpjax.solvers.losses`. It compares the
-    smoothness, the strong convexity and the number of linear scores. Without clipping,
-    it also compares the bound on gradients. For any other loss function, the bounds of
-    the setting are assumptions that no code can check.
+    The function compares the smoothness, the strong convexity and the number of linear
+    scores. Without clipping, the function also compares the bound on gradients. For any
+    other loss function, the bounds of the setting are assumptions that no code can
+    check.
     """
     if not isinstance(loss_fn, Loss):
         return

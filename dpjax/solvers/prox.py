@@ -5,7 +5,8 @@ A prox is a function of the parameters and of the step size η,
     prox_{ηh}(x) = argmin_u h(u) + ‖u − x‖² / (2η),
 
 for a convex h that depends on no data. A prox never increases the distance between two
-points, so that it costs no privacy. You can pass any other function with this property.
+points, so that it costs no privacy. You can pass any other function that depends on no
+data and has this property.
 """
 
 from collections.abc import Callable
