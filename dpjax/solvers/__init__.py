@@ -1,9 +1,9 @@
 """Solvers: algorithms from papers that return private parameters and their guarantee.
 
-A solver takes a loss, initial parameters, data, and all assumptions of its guarantee.
-The solver checks these arguments, calibrates its noise by the accountant, trains in one
-compiled program, and returns the parameters with their guarantee. The package contains,
-in the order of a run:
+The arguments of a solver are a loss, initial parameters, data, and all assumptions of
+the guarantee. The solver checks these arguments, calibrates its noise by the
+accountant, trains in one compiled program, and returns the parameters with their
+guarantee. The package contains, in the order of a run:
 
 1. `losses`: losses of linear scores, with the constants that an accountant needs.
    `prox`: proximal operators of convex terms and sets that depend on no data.

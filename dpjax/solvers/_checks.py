@@ -1,7 +1,7 @@
 """The checks of arguments and data that all solvers make before any training.
 
-No code can check some assumptions of a guarantee. This module states such assumptions
-in words. It also masks non-finite examples.
+Code cannot check all assumptions of a guarantee. This module states the assumptions in
+words, and masks non-finite examples.
 """
 
 from typing import Literal, NamedTuple, TypeVar
@@ -39,7 +39,7 @@ class Data(NamedTuple):
 
 @jax.jit
 def prepare(data: Tree) -> Data:
-    """Replace each example that has a NaN or an infinity by zeros, and mask it."""
+    """Replace each example that has a NaN or an infinity by zeros, with a mask."""
 
     def prepare_example(example: Tree) -> Data:
         flags = jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), example)
@@ -281,7 +281,8 @@ def loss(loss_fn: LossFn, setting: Setting) -> None:
     if not isinstance(loss_fn, Loss):
         return
     known = loss_fn.setting
-    # With clipping, the setting may state any bound on gradients: clipping enforces it.
+    # With clipping, the setting may state any bound on gradients, because clipping
+    # enforces this bound.
     least = ["smoothness"] if setting["clipped"] else ["smoothness", "gradient_norm"]
     for name in least:
         if np.any(np.asarray(setting[name]) < known[name]):

@@ -24,7 +24,7 @@ from dpjax.solvers.prox import Prox
 
 
 class Curve(NamedTuple):
-    """Values of every step of a run. No guarantee covers them: do not release them.
+    """Values of every step of a run. Do not release them: no guarantee covers them.
 
     A step does not use padding or non-finite examples. With clipping, a step does not
     use examples with non-finite gradients either. (`dp_nsgd` checks only the
@@ -63,7 +63,7 @@ class Result(NamedTuple, Generic[Params, Noise]):
       params: the trained parameters, shaped like the initial parameters.
       curve: a `Curve`, which the guarantee does not cover.
       guarantee: a `Guarantee`, which names the released values that it covers.
-      num_steps: T, the number of steps taken. T may be released.
+      num_steps: T, the number of steps of the run. T may be released.
       noise_multiplier: the noise's standard deviation divided by the bound on one
         example's gradient, f[], or f[T] for a schedule. `sensitivity_reduced_nsgd`
         returns three numbers f[] with the names anchor, change and drift, one for each
@@ -212,6 +212,6 @@ def descend(
 
 def narrow(wide: Tree, params: Params) -> Params:
     """Cast parameters of wider dtypes to the dtypes of the parameters `params`."""
-    # This does not use jnp.result_type(p): for a weakly typed float32, its result
+    # The code does not use jnp.result_type(p): for a weakly typed float32, its result
     # depends on whether 64-bit types are enabled in this scope.
     return jax.tree.map(lambda x, p: x.astype(jnp.asarray(p).dtype), wide, params)

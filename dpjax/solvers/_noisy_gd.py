@@ -1,12 +1,12 @@
 """Noisy gradient descent on full batches, cyclic batches and random batches.
 
-The bounds are those of Bok, Su and Altschuler (2024) and Kong and Ribero (2024).
+The bounds are from Bok, Su and Altschuler (2024) and Kong and Ribero (2024).
 
 The three solvers differ in their batches and in their accountant. An accountant is a
 function from a run and its noise multipliers f64[T] to a profile of ε and δ, and raises
 an error for an invalid setting. To calibrate the noise, `_noisy_descent` calls the
-accountant with candidates for the noise multiplier. Then it calls the accountant with
-the noise multipliers of the run.
+accountant with candidates for the noise multiplier. The guarantee is the accountant's
+profile for the noise multipliers of the run.
 """
 
 import functools
@@ -90,8 +90,8 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     )
     if order == "fixed":
         return Gaussian(scheduled)
-    # In a random order, an example may be in any step of an epoch. The bound takes the
-    # minimum noise of each epoch, and composes the epochs as if every iterate were
+    # In a reshuffled order, an example may be in any step of an epoch. The bound uses
+    # the minimum noise of each epoch, and composes the epochs as if every iterate were
     # released: Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383.
     worst = noise.reshape(-1, run.period).min(axis=1)
     factor = run.setting["adjacency"].sensitivity_factor
@@ -101,7 +101,7 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
 
 
 # The accountant rounds a schedule of noise down to at most this many levels, since each
-# level needs its own privacy loss distribution, which takes a compilation.
+# level needs its own privacy loss distribution and its own compilation.
 _LEVELS = 4
 
 

@@ -69,10 +69,10 @@ def choose_regularization(
 def _gradient_error(
     loss: Loss, num_examples: int, dimension: int, ridge: float, stddev: float
 ) -> float:
-    """A bound on the rounding error of a gradient near the minimum, in float64.
+    """A bound on the rounding error of the gradient of J near its minimum, in float64.
 
-    The gradient is that of the objective J of `_minimise`, and `stddev` is the standard
-    deviation of the coordinates of its linear term.
+    J is the objective of `_minimise`, and `stddev` is the standard deviation of the
+    coordinates of its linear term.
     """
     n, few = num_examples, 2 * dimension + 64
     # ‖b‖ exceeds this bound with probability e^{−72}, which is below any rounding of δ.

@@ -222,7 +222,7 @@ def rounding(
     step = 1.05 * (eta * (bound + added * start) + jump)
     steps = num_steps if pull == 1 else (1 - pull**num_steps) / (1 - pull)
     diameter = number(setting["diameter"])
-    # prox(x₀) and all later iterates lie in a set of this diameter.
+    # prox(x₀) and all later iterates are in a set of this diameter.
     radius = start + min(step * steps, 1.05 * (diameter + jump))
 
     dimension = optax.tree.size(params)

@@ -180,8 +180,9 @@ def random_round_sgd(
     Privacy: params, all earlier iterates and num_steps together are (ε, δ)-DP under
     REPLACE, by `accounting.random_rounds.delta`. R does not depend on the data, and
     given R, the mechanism is a composition of R rounds. The guarantee assumes that
-    nobody learns the batches. The guarantee does not cover the curve: do not release
-    it. The accountant computes no GDP parameter, so guarantee.mu is None.
+    nobody learns the batches. The guarantee does not cover the curve, which has no
+    noise: do not release the curve. The accountant computes no GDP parameter, so
+    guarantee.mu is None.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, with exact accounting.
 

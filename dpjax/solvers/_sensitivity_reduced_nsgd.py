@@ -57,13 +57,13 @@ def allot_noise(
 ) -> Terms[float]:
     """The three noise multipliers for μ-GDP that add the least noise to the momentum.
 
-    The three trees are those of the gradients at the anchor, of the gradients' changes
-    from epoch to epoch, and of the drifts since the anchor; see `Terms`. The noise in
-    the momentum is measured by its variance, averaged over all steps. Let s be the
-    standard deviation of a tree's noise, divided by the tree's bound. Each tree has two
-    constants A and V: the tree contributes A/s² to μ² and V s² to the variance of the
-    momentum. For a given μ², the variance is minimal if s² is proportional to
-    sqrt(A/V).
+    `Terms` defines the three trees: one for the gradients at the anchor, one for the
+    changes of these gradients from epoch to epoch, and one for the drifts since the
+    anchor. The noise in the momentum is measured by its variance, averaged over all
+    steps. Let s be the standard deviation of a tree's noise, divided by the tree's
+    bound. Each tree has two constants A and V: the tree contributes A/s² to μ² and V s²
+    to the variance of the momentum. For a given μ², the variance is minimal if s² is
+    proportional to sqrt(A/V).
 
     Args:
       target_mu: μ, positive.

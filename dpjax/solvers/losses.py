@@ -162,7 +162,7 @@ class _Huber:
 
 
 def huber(threshold: float, *, feature_norm: float) -> Loss:
-    """Huber regression: quadratic for errors up to a threshold, and linear above it.
+    """Huber regression: quadratic for errors up to a threshold, and linear above.
 
     Args:
       threshold: the largest error with a quadratic loss, in units of labels, positive.

@@ -100,7 +100,7 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
 
 
 def projection(project: Callable[..., Tree]) -> Prox:
-    """The prox of a convex set's indicator function, which is the projection onto it.
+    """The projection onto a convex set, the prox of the set's indicator function.
 
     Args:
       project: a function from parameters to the nearest point of a convex set, such as

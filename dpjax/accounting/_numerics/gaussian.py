@@ -7,8 +7,8 @@ e^ε φ(b) = φ(a) turns
 
 into a form without cancellation, because R(a) − R(b) is the integral of the positive
 function e^{−at−t²/2} (1 − e^{−μt}) over t > 0. All functions of δ and ε in this module
-evaluate that form for a >= −1. For a < −1, they evaluate Φ(−a) − φ(a) R(b), where the
-second term is less than a fifth of the first term.
+evaluate that form for a >= −1. For a < −1, the functions evaluate Φ(−a) − φ(a) R(b),
+where the second term is less than a fifth of the first term.
 
 The caller must enable float64. The derivatives of `delta_of` and `tradeoff` are closed
 forms. The derivatives of `epsilon_of` and `mu_of` come from the implicit function

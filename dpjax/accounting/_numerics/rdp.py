@@ -18,13 +18,13 @@ A sum of positive numbers approximates E h(y), so that no precision is lost to
 cancellation, even where E h(y) is 1e-20. The integrand is h(y) e^{−u²/2} as a function
 of u. It has a bump where y is small, between 0 and 2/σ, and may have a second bump as
 far out as a/σ. Both bumps are at least as wide as a unit Gaussian. The integrand is
-analytic for |Im u| < πσ. Its branch points lie above and below the *crossing*, the real
+analytic for |Im u| < πσ. Its branch points are above and below the *crossing*, the real
 u at which q e^z = 1 − q.
 
-The nodes are in three windows of u. One window covers small y, and the two others lie
+The nodes are in three windows of u. One window covers small y, and the two others are
 on the two sides of the crossing. In all windows, the nodes are denser near the
 crossing, on the scale σ. Neither the positions of the nodes nor their number changes
-the integral, so derivatives are those of the integrand alone.
+the integral, so only the integrand is differentiated.
 
 The function h is a second difference, and is computed without cancellation.
 """

@@ -142,8 +142,8 @@ def copies(
     """The distribution of a mean or product of count independent likelihood ratios.
 
     The state of the loop has the distributions for c and for c + 1 ratios, on the same
-    grid. An iteration computes from them the distributions for 2c + b and for 2c + b +
-    1 ratios, where b is the next binary digit of the count.
+    grid. From these two distributions, an iteration computes the distributions for 2c +
+    b and for 2c + b + 1 ratios, where b is the next binary digit of the count.
 
     Args:
       combine: combines each of two distributions with a third one, by a mean or
@@ -295,7 +295,8 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
 
     def add(total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]):
         apart, rows, shares = now
-        # Row d holds the masses of the pairs that are d apart, at their targets.
+        # Row d has the masses of the pairs that are d apart, at the points to which the
+        # masses move.
         start = 2 * n - 1 - rows
         masses = jnp.sum(window(left, start) * window(right, start + apart), axis=0)
         # The three sums are aligned here, and are interleaved once, after the loop.

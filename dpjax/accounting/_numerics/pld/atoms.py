@@ -118,8 +118,8 @@ def _integer_points(sensitivity: int) -> np.ndarray:
     integers, the losses are therefore exact.
     """
     count = min(sensitivity, INTERVALS)
-    # These are Python's integers, because the product of two of them may exceed 64
-    # bits.
+    # The integers are of Python's type, because the product of two of them may exceed
+    # 64 bits.
     chosen = [i * sensitivity // count for i in range(count + 1)]
     return np.array(chosen, np.float64) / sensitivity
 

@@ -91,7 +91,7 @@ def _log_delta(
 
     `parts` has the discrete losses and the number of steps of each mechanism, for one
     order of the data sets, and variance is μ² of a Gaussian mechanism that is composed
-    with them. The tilt `where` has the parameters of the Fourier inversion.
+    with these losses. The tilt `where` has the parameters of the Fourier inversion.
     """
     wave = inversion.spectrum(parts, variance, where)
 
@@ -196,7 +196,8 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             estimate = _log_delta(usual, fixed_variance, where)(at)
             estimate = jnp.maximum(estimate, np.log(SMALLEST))
             # A bound far above the estimate may be loose because the estimate was too
-            # low. The next estimate is then half-way between them.
+            # low. The next estimate is then half-way between the bound and the
+            # estimate.
             middle = (estimate + about) / 2
             further = jnp.where(estimate - about > _NEGLIGIBLE, middle, estimate)
             settled = jnp.abs(estimate - about) < _NEAR
@@ -266,9 +267,8 @@ def _smallest_epsilon(
 ) -> jax.Array:
     """Search for the smallest ε < 3 top at which the function `excess` is at most 0.
 
-    The search starts at `top`. The result is inf if the search finds no such ε. At
-    every finite result the excess is at most 0, but the search may miss the smallest
-    such ε.
+    The search starts at `top`. The result is inf if the search fails. At every finite
+    result the excess is at most 0, but the excess at a smaller ε may be at most 0, too.
     """
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
     # opposite sign, so that the search evaluates at top first, then between 0 and top

@@ -253,7 +253,7 @@ def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]
 
     The result divided by the period approximates e^{λε} δ(ε) / E e^{λY}, where Y is the
     sum of all losses and λ is the tilt. The case that all discrete losses are 0, which
-    a `Spectrum` omits, is not included (`_atom` bounds it).
+    a `Spectrum` omits, is not included (`_atom` bounds this case).
 
     Returns:
       The real part of the transform, f[], and a bound on its error, f[].

@@ -69,7 +69,7 @@ def _other_terms(
     """A bound on the terms that the inversion adds to g(ε) = e^{λε} δ(ε).
 
     By Poisson's summation, these terms are g(ε + kL) for all integers k except 0.
-    Markov's inequality bounds them. The result is divided by e^{K(λ)}.
+    Markov's inequality bounds these terms. The result is divided by e^{K(λ)}.
 
     Args:
       cumulants: K at several tilts, without the Gaussian variance that `where` adds.

@@ -263,7 +263,7 @@ def poisson_cells(
 ) -> Cells:
     """The `split` of outcomes that leaves out about the mass `tail` at each end.
 
-    P and Q are those of `split`, for the sampling rate `rate`.
+    `split` defines P and Q, for the sampling rate `rate`.
     """
     rate = raise_rate(rate)
     start, stop = find_ends(mu, rate, tail)
@@ -332,7 +332,7 @@ def poisson(
 def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
     """The logarithm of Σ_i w_i e^{v_i} over the first axis.
 
-    The weights w_i add up to one. The result is precise even where it is near zero.
+    The weights w_i add up to one. The result is precise even near zero.
     """
     # Where the sum is near one, log1p of Σ w_i (e^{v_i} − 1) is precise, because the
     # weights add up to one. Elsewhere the logarithm is not small.
@@ -394,10 +394,10 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     """The losses of the symmetric pair (P, Q) whose trade-off curve is C_q(G_μ).
 
     C_q(G_μ) is the curve of a μ-GDP mechanism on a random batch of fixed size, with the
-    sampling rate q. The positive losses and their masses are those of (1 − q) N(0, 1) +
-    q N(μ, 1) against N(0, 1). For each positive loss x, the loss −x has e^{−x} times
-    the mass of x. The rest of the mass has a loss of zero. About the mass `tail` moves
-    to an infinite loss.
+    sampling rate q. The pair has the positive losses of (1 − q) N(0, 1) + q N(μ, 1)
+    against N(0, 1), with the same masses. For each positive loss x, the loss −x has
+    e^{−x} times the mass of x. The rest of the mass has a loss of zero. About the mass
+    `tail` moves to an infinite loss.
 
     Reference: Bok, Su and Altschuler (2024), Proposition D.4.
     """
@@ -483,7 +483,7 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     certain = (k <= n) & (rate >= 1)
     k, n, rate = (jnp.where(inside, x, y) for x, y in ((k, 1.0), (n, 2.0), (rate, 0.5)))
     # With X ~ Binomial(n, q), P[X < k] is P[n − X >= n − k + 1], and n − X is
-    # Binomial(n, 1 − q). The integral is taken of the smaller of the two tails.
+    # Binomial(n, 1 − q). The integral gives the smaller of the two tails.
     rare = k >= (n + 1) * rate
     least, share = jnp.where(rare, k, n - k + 1), jnp.where(rare, rate, 1 - rate)
     tail = _small_tail(least, n, share)
@@ -501,10 +501,10 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
 
     Let p be the probability that a batch overflows and contains the differing example.
     If p is at most `tail`, the mass that each step may move to an infinite loss, the
-    losses are those of a step without overflow, and an infinite loss with probability
-    p. The bound stays valid: a full batch without the differing example reveals nothing
-    about this example, and a step without overflow reveals at least as much. If
-    max_batch_size is at least num_examples, p is 0.
+    result has the losses of a step without overflow, and an infinite loss with
+    probability p. The bound stays valid: a full batch without the differing example
+    reveals nothing about this example, and a step without overflow reveals at least as
+    much. If max_batch_size is at least num_examples, p is 0.
     """
     pair = poisson(event, tail)  # the losses without overflow
     n, b = event.num_examples, event.max_batch_size
@@ -517,7 +517,8 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     both = jnp.where(b < n, jnp.maximum(both, SMALL), 0.0)
     rare = both <= tail
     taken = jnp.clip(both / jnp.maximum(full, SMALL), SMALL, rate)
-    # In the rare case the second pair gets no mass; the rate keeps its losses finite.
+    # In the rare case the second pair has no mass, and finite losses at the sampling
+    # rate.
     moved = fixed_size(2 * mu, jnp.where(rare, rate, taken), tail)
     usual = jnp.where(rare, 1.0, jnp.maximum(1 - full * (1 - TAIL_ERROR), SMALL))
     full = jnp.clip(full * (1 + TAIL_ERROR), SMALL, 1.0)
