@@ -9,10 +9,10 @@ distribution gives lower bounds. Averages and products of independent ratios pre
 the convex order (Shaked and Shanthikumar, 2007, section 3.A). In this package a "law"
 is the distribution of a likelihood ratio.
 
-1. `spread`: upper bounds, with masses on a grid that is evenly spaced in log L. Mass
+1. `spread`: upper bounds. The masses are on a grid that is evenly spaced in log L. Mass
    between two grid points moves to both points, such that the mean stays the same.
-2. `cells`: lower bounds, which move the mass in a cell (an interval of likelihood
-   ratios) to its conditional mean. The lower bound on ε of random allocation uses this
+2. `cells`: lower bounds. The mass in a cell (an interval of likelihood ratios) moves to
+   the conditional mean of the cell. The lower bound on ε of random allocation uses this
    module.
 3. `grid`: functions that compute the mean of two independent ratios from all pairs of
    grid points, and the mean or product of many independent ratios. Let h be the spacing

@@ -42,7 +42,7 @@ class Grid(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """The masses of a normal variable in m adjacent intervals and outside of them.
+    """The masses of a normal variable inside and outside of m adjacent intervals.
 
     Attributes:
       nodes: the mass at each of the k Gauss-Legendre nodes in each interval, f[k, m].

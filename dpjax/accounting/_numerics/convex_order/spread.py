@@ -228,7 +228,7 @@ def losses(law: Law, count: jax.Array) -> DiscreteLosses:
 
 
 def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses between two runs, from the ratio of each run to a third run.
+    """The privacy losses between two runs, from likelihood ratios to a third run.
 
     The two runs are on data sets that differ in a replaced example, and the third run
     is without this example. The likelihood ratios L and L′ of the two runs to the third

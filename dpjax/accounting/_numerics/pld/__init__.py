@@ -12,8 +12,8 @@ Upper bounds are computed in these stages. All errors make the bounds larger.
    is computed, and of the frequencies. Both depend on an estimate of ε and δ. A poor
    choice makes a bound loose, but never invalid.
 3. `inversion`: δ(ε) of the composed losses from their characteristic function.
-4. `composition`: δ(ε) and ε(δ) with derivatives. Each is the larger value of the two
-   orders of the data sets.
+4. `composition`: δ(ε) and ε(δ) with derivatives, as the maximum over the two orders of
+   the data sets.
 
 For lower bounds, `mechanisms` has the losses of post-processed outputs, and `lower`
 subtracts all errors of the inversion.

@@ -54,7 +54,7 @@ def randomized_response(event: Any, tail: jax.Array) -> DiscreteLosses:
     With probability p, the answer is uniform over k buckets. With probability 1 − p,
     the answer is the true one. On each data set, the true answer therefore has the
     probability 1 − p + p/k. An answer that is true on neither data set has the
-    probability p/k on both. The argument tail is not used.
+    probability p/k on both data sets. The argument tail is not used.
     """
     parameter, buckets = event.noise_parameter, event.num_buckets
     other = parameter / buckets

@@ -287,12 +287,12 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """The log of a bound on δ(ε), which adds the δ of all steps; inf if variance > 0.
+    """The log of a bound on δ(ε) without inversion, or inf if variance > 0.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
-    variance is that of a Gaussian loss. Mechanism i has T_i steps, and δ_i is the δ of
-    one of its steps. The bound is Σ_i T_i δ_i(ε / Σ_i T_i). The bound is exact for a
-    single step. The bound is also nearly exact at ε = 0 for many steps whose privacy
+    variance is the variance of a Gaussian loss. Mechanism i has T_i steps, and δ_i is
+    the δ of one of its steps. The first bound is Σ_i T_i δ_i(ε / Σ_i T_i). This bound
+    is exact for a single step, and nearly exact at ε = 0 for many steps whose privacy
     loss is seldom positive. For such steps the bound by Fourier inversion is loose,
     because inversion adds a Gaussian mechanism.
 

@@ -97,8 +97,8 @@ def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Arr
     """A function from ε to a lower bound on δ(ε) of composed losses.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
-    variance is that of a Gaussian loss. `about` is a pair of an ε and an estimate of
-    log δ(ε). The bound is tight near this ε.
+    variance is the variance of a Gaussian loss. `about` is a pair of an ε and an
+    estimate of log δ(ε). The bound is tight near this ε.
     """
 
     def simple(epsilon: jax.Array) -> jax.Array:
