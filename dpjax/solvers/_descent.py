@@ -45,8 +45,8 @@ class Curve(NamedTuple):
         clipped, f[T].
 
     Here T is the number of steps. For `random_round_sgd` and `objective_perturbation`,
-    loss and left_out have no axis of steps. `random_round_sgd` returns the mean of loss
-    over all rounds, and the sum of left_out over all rounds.
+    loss and left_out have no axis of steps. `random_round_sgd` returns the mean loss of
+    the used examples of all rounds, and the sum of left_out over all rounds.
     """
 
     loss: jax.Array
