@@ -51,9 +51,9 @@ def _likelihood(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The numbers z = (u − 1/(2σ)) / σ, y = q (e^z − 1) and log(1 + y).
 
-    u is the outcome over σ, the noise multiplier, and q is the sampling rate. At the
-    outcome σu, z is the log-likelihood ratio of N(1, σ²) to N(0, σ²), and log(1 + y) is
-    that of the mixture (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
+    u is the outcome divided by σ, the noise multiplier, and q is the sampling rate. At
+    the outcome σu, z is the log-likelihood ratio of N(1, σ²) to N(0, σ²), and log(1 +
+    y) is the log-likelihood ratio of (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
     """
     z = (u - 0.5 / sigma) / sigma
     clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
@@ -138,8 +138,8 @@ def _peaks(
     Left of the crossing, the right-hand side of this equation is convex, and Newton's
     method ascends from 0 to the smallest solution. Right of the crossing, the
     right-hand side is concave, and Newton's method descends from a/σ to the largest
-    solution. If there is no solution on one side, the result for this side is the
-    crossing, except that the left result is 0 if the crossing is negative.
+    solution. The result for a side without a solution is the crossing, but 0 for the
+    left side if the crossing is negative.
     """
 
     def newton(u: jax.Array) -> jax.Array:

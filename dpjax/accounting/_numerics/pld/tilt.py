@@ -118,9 +118,9 @@ def _minimum(values: jax.Array) -> jax.Array:
 
 
 def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
-    """For each array of values, its entry at the position where `key` is smallest.
+    """The entry of each array of values at the position where `key` is smallest.
 
-    In a tie, the result for an array is the largest of its entries at the tied
+    In a tie, the result for an array is the largest of the entries at the tied
     positions.
     """
     best = (key <= _minimum(key))[None]
