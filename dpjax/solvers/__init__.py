@@ -1,30 +1,31 @@
 """Solvers: algorithms from papers that return private parameters and their guarantee.
 
-A solver takes a loss, initial parameters, data, and all assumptions of its guarantee.
-The solver checks these arguments, calibrates its noise by the accountant, trains in one
-compiled program, and returns the parameters with their guarantee. The package contains,
-in the order of a run:
+The arguments of a solver are a loss, initial parameters, data, and all assumptions of
+the guarantee. The solver checks these arguments, calibrates its noise by the
+accountant, trains in one compiled program, and returns the parameters with their
+guarantee. The package contains, in the order of a run:
 
 1. `losses`: losses of linear scores, with the constants that an accountant needs.
    `prox`: proximal operators of convex terms and sets that depend on no data.
-2. The solvers. A solver that releases only its last iterate needs a convex or smooth
-   loss: `objective_perturbation` (one draw of noise, in the objective),
-   `output_perturbation` (one draw of noise, at the end), `noisy_gd` (full batches),
-   `noisy_cyclic_gd` (batches in a fixed or reshuffled order) and `noisy_sgd` (random
-   batches). `random_round_sgd` stops after a random number of steps. Solvers that
-   release every iterate take any loss: `dp_nsgd`, and `sensitivity_reduced_nsgd` for
-   gradients that change little in an epoch.
+2. The solvers. The guarantee of some solvers covers only the final parameters, and
+   assumes a convex or smooth loss: `objective_perturbation` (one draw of noise, in the
+   objective), `output_perturbation` (one draw of noise, after the last step),
+   `noisy_gd` (full batches), `noisy_cyclic_gd` (batches in a fixed or reshuffled order)
+   and `noisy_sgd` (random batches). The guarantee of the other solvers covers every
+   iterate, and holds for any loss: `random_round_sgd` (a random number of steps),
+   `dp_nsgd`, and `sensitivity_reduced_nsgd` (for gradients that change little in an
+   epoch).
 3. Functions that choose hyperparameters before training: `choose_regularization` for
    `objective_perturbation`, and `choose_num_steps` for `output_perturbation`.
 4. The results: `Result`, whose `Curve` has the loss of every step, and `Guarantee`,
    which computes ε from δ and δ from ε.
 
-There are three private modules that several solvers share. `_checks` refuses invalid
-arguments, masks non-finite examples, and states the assumptions of guarantees in words.
-`_precision` finds the noise multiplier, and rounds hyperparameters, so that the
-training program and the privacy accountant use the same numbers. `_precision` also
-bounds the effect of rounding on gradient descent. `_descent` runs noisy gradient
-descent, and contains the result types. Each other private module contains a solver.
+Several solvers share three private modules. `_checks` refuses invalid arguments, masks
+non-finite examples, and states the assumptions of guarantees in words. `_precision`
+finds the noise multiplier, and rounds hyperparameters, so that the training program and
+the privacy accountant use the same numbers. `_precision` also bounds the effect of
+rounding on gradient descent. `_descent` runs noisy gradient descent, and contains the
+result types. Each other private module contains one or more solvers.
 """
 
 from dpjax.solvers import losses as losses

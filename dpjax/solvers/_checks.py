@@ -1,7 +1,7 @@
 """The checks of arguments and data that all solvers make before any training.
 
-No code can check some assumptions of a guarantee. This module states such assumptions
-in words. It also masks non-finite examples.
+Code cannot check all assumptions of a guarantee. This module states the assumptions in
+words, and masks non-finite examples.
 """
 
 from typing import Literal, NamedTuple, TypeVar
@@ -32,14 +32,14 @@ class Data(NamedTuple):
     finite: jax.Array
 
     def at(self, batch: sampling.Batch) -> "Data":
-        """Return the examples of a batch. The mask is False for padding."""
+        """Return the examples of a batch; `finite` is False also for padding."""
         examples = jax.tree.map(lambda x: x[batch.indices], self.examples)
         return Data(examples, batch.mask & self.finite[batch.indices])
 
 
 @jax.jit
 def prepare(data: Tree) -> Data:
-    """Replace each example that has a NaN or an infinity by zeros, and mask it."""
+    """Replace each example that has a NaN or an infinity by zeros, with a mask."""
 
     def prepare_example(example: Tree) -> Data:
         flags = jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), example)
@@ -239,8 +239,8 @@ def check_last_iterate(
 
     Raises:
       ValueError: an assumption is missing or unknown; the adjacency is ADD_REMOVE; the
-        diameter is finite without a prox; or strong_convexity is above 0 and the data
-        are not finite.
+        diameter is finite but prox is None; or strong_convexity is above 0 but the data
+        contain a NaN or an infinity.
     """
     _setting.check_names(setting)
     num_examples = examples(loss_fn, data, key)
@@ -271,17 +271,18 @@ def is_strongly_convex(setting: Setting) -> bool:
 
 
 def loss(loss_fn: LossFn, setting: Setting) -> None:
-    """Raise a ValueError if a known bound on the loss contradicts the setting.
+    """Raise a ValueError if the setting contradicts the bounds of a `losses.Loss`.
 
-    The function knows the bounds of a `Loss` of `dpjax.solvers.losses`. It compares the
-    smoothness, the strong convexity and the number of linear scores. Without clipping,
-    it also compares the bound on gradients. For any other loss function, the bounds of
-    the setting are assumptions that no code can check.
+    The function compares the smoothness, the strong convexity and the number of linear
+    scores. Without clipping, the function also compares the bound on gradients. For any
+    other loss function, the bounds of the setting are assumptions that no code can
+    check.
     """
     if not isinstance(loss_fn, Loss):
         return
     known = loss_fn.setting
-    # With clipping, the setting may state any bound on gradients: clipping enforces it.
+    # With clipping, the setting may state any bound on gradients, because clipping
+    # enforces this bound.
     least = ["smoothness"] if setting["clipped"] else ["smoothness", "gradient_norm"]
     for name in least:
         if np.any(np.asarray(setting[name]) < known[name]):

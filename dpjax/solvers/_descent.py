@@ -24,17 +24,18 @@ from dpjax.solvers.prox import Prox
 
 
 class Curve(NamedTuple):
-    """Values of every step of a run. No guarantee covers them: do not release them.
+    """Values of every step of a run. Do not release them: no guarantee covers them.
 
-    A step uses the examples of its batch that are finite and have a finite gradient.
-    The other examples contribute zero.
+    A step does not use padding or non-finite examples. With clipping, a step does not
+    use examples with non-finite gradients either. (`dp_nsgd` checks only the
+    gradients.) Unused examples contribute zero.
 
     Attributes:
       loss: the mean loss, before the update, of the used examples whose loss is finite,
         f[T].
       left_out: the number of examples of the batch that the step does not use, i[T].
       noise_norm: for solvers with a momentum, the root mean square L2 norm of the noise
-        in the momentum, in the units of a mean gradient, f[T]. This norm depends on no
+        in the momentum, in the units of a mean gradient, f[T]. The number depends on no
         data. None for solvers without a momentum.
       change_clipped: for `sensitivity_reduced_nsgd`, the share of the used examples
         for which the change of the gradient since the last epoch was clipped, f[T]; 0
@@ -43,8 +44,9 @@ class Curve(NamedTuple):
         for which the change of the gradient since the epoch's first iterate was
         clipped, f[T].
 
-    `random_round_sgd` returns no value per step. Its loss, f[], is the mean loss of all
-    rounds, and its left_out, i[], is the sum over all rounds.
+    Here T is the number of steps. For `random_round_sgd` and `objective_perturbation`,
+    loss and left_out have no axis of steps. `random_round_sgd` returns the mean loss of
+    the used examples of all rounds, and the sum of left_out over all rounds.
     """
 
     loss: jax.Array
@@ -61,7 +63,7 @@ class Result(NamedTuple, Generic[Params, Noise]):
       params: the trained parameters, shaped like the initial parameters.
       curve: a `Curve`, which the guarantee does not cover.
       guarantee: a `Guarantee`, which names the released values that it covers.
-      num_steps: T, the number of steps taken. T may be released.
+      num_steps: T, the number of steps of the run. T may be released.
       noise_multiplier: the noise's standard deviation divided by the bound on one
         example's gradient, f[], or f[T] for a schedule. `sensitivity_reduced_nsgd`
         returns three numbers f[] with the names anchor, change and drift, one for each
@@ -120,7 +122,7 @@ def gradient_sum(
 def batches_of(
     batches: Batches, num_examples: int, batch_size: int, key: Key, epoch: jax.Array
 ) -> sampling.Batch | None:
-    """Stack the batches of an epoch along a first axis; None for full batches."""
+    """Stack the batches of an epoch along a first axis, or return None for "full"."""
     sizes = num_examples, batch_size
     if batches == "fixed":
         return sampling.cyclic(*sizes)
@@ -157,8 +159,7 @@ def descend(
 
     The curve has the loss of every step. step_sizes, and the standard deviations
     stddevs of the noise, are f[E, l]: one row for each of the E epochs, and one column
-    for each of the l steps of an epoch. The batch_size is the divisor of a mean
-    gradient.
+    for each of the l steps of an epoch. The sum of gradients is divided by batch_size.
 
     All iterates, including the last one, are in float32 or float64. If a step cast its
     iterate to fewer bits, the step would not be a contraction.
@@ -211,6 +212,6 @@ def descend(
 
 def narrow(wide: Tree, params: Params) -> Params:
     """Cast parameters of wider dtypes to the dtypes of the parameters `params`."""
-    # This does not use jnp.result_type(p): for a weakly typed float32, its result
+    # The code does not use jnp.result_type(p): for a weakly typed float32, its result
     # depends on whether 64-bit types are enabled in this scope.
     return jax.tree.map(lambda x, p: x.astype(jnp.asarray(p).dtype), wide, params)

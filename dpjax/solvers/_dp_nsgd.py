@@ -30,7 +30,7 @@ from dpjax.solvers._descent import Curve, Result
 
 
 def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
-    """The noise's variance in each step's momentum, f[T], for draws of variance 1."""
+    """The variance of the noise in the momentum, f[T], if the draws have variance 1."""
     if shape is None:
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
@@ -63,7 +63,7 @@ def _train(
 
     Runs that differ only in traced arguments share one compiled program.
 
-    Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
+    Reference: Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
     """
     num_examples = jax.tree.leaves(data)[0].shape[0]
     # Clipping leaves out the examples whose gradients are not finite.
@@ -130,12 +130,13 @@ def dp_nsgd(
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
       params: the initial parameters, a pytree; they must not depend on the data.
-      data: a pytree whose leaves share a leading axis of n examples.
+      data: a pytree whose leaves share a leading axis of n examples. An example with a
+        non-finite gradient contributes zero, and curve.left_out counts it.
       epsilon: the target ε, positive.
       delta: the target δ, in (0, 1).
       adjacency: `ZERO_OUT` or `REPLACE`.
       order: "fixed" for the data's order in every epoch, or "reshuffled" for a new
-        random order in each epoch. A new order needs more noise, and mixes better.
+        random order in each epoch. A reshuffled order needs more noise.
       num_epochs: E, at least 1.
       batch_size: b, at least 1. An epoch has n_b = ⌈n / b⌉ steps.
       learning_rate: the length of a step, a number or an optax schedule.
@@ -151,16 +152,16 @@ def dp_nsgd(
 
     Raises:
       ValueError: an argument is out of range, or adjacency is ADD_REMOVE, under which
-        an added example would move others to other batches. The check is before any
-        training.
+        an added example would move other examples to other batches. The check is before
+        any training.
 
     Privacy: params and all earlier iterates together are μ-GDP under the adjacency,
     where μ is guarantee.mu. This μ is at most `accounting.gdp.mu(epsilon, delta)`, so
     guarantee.epsilon(delta) is at most epsilon. The guarantee assumes that n, the
-    shapes and the hyperparameters are public. The guarantee does not cover curve.loss.
+    shapes and the hyperparameters are public. The guarantee does not cover the curve.
 
-    Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting; with a
-    strategy Denisov et al. (2022), https://arxiv.org/abs/2202.08312.
+    Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting. For
+    strategies, Denisov et al. (2022), https://arxiv.org/abs/2202.08312.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -186,7 +187,8 @@ def dp_nsgd(
         raise ValueError(
             f"strategy must be a Toeplitz or scaled strategy; got {strategy!r}."
         )
-    # The strategy's numbers are hashable, so that the compiled program is found again.
+    # The strategy's numbers are hashable, so that equal strategies share one compiled
+    # program.
     shape = None if strategy is None else spec_of(strategy, run.num_steps)
 
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}

@@ -1,11 +1,12 @@
 """Noisy gradient descent on full batches, cyclic batches and random batches.
 
-The bounds are those of Bok, Su and Altschuler (2024) and Kong and Ribero (2024).
+The bounds are from Bok, Su and Altschuler (2024) and Kong and Ribero (2024).
 
 The three solvers differ in their batches and in their accountant. An accountant is a
 function from a run and its noise multipliers f64[T] to a profile of ε and δ, and raises
-an error for an invalid setting. Calibration calls the accountant with trial noises, and
-the solver calls the accountant with the noise of the run.
+an error for an invalid setting. To calibrate the noise, `_noisy_descent` calls the
+accountant with candidates for the noise multiplier. The guarantee is the accountant's
+profile for the noise multipliers of the run.
 """
 
 import functools
@@ -68,8 +69,8 @@ def _constant(values: ArrayLike) -> bool:
 def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     """The GDP profile of the last iterate of a run on full or cyclic batches.
 
-    There are three bounds: one for constant step sizes and noise, one for schedules in
-    a fixed order, and one for schedules in a random order.
+    There are three bounds: one for a constant step size and noise, one for schedules in
+    a fixed order, and one for schedules in a reshuffled order.
     """
     order: _checks.Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
     step_size = run.setting["step_size"]
@@ -89,8 +90,8 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     )
     if order == "fixed":
         return Gaussian(scheduled)
-    # In a random order, an example may be in any step of an epoch. The bound takes the
-    # minimum noise of each epoch, and composes the epochs as if every iterate were
+    # In a reshuffled order, an example may be in any step of an epoch. The bound uses
+    # the minimum noise of each epoch, and composes the epochs as if every iterate were
     # released: Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383.
     worst = noise.reshape(-1, run.period).min(axis=1)
     factor = run.setting["adjacency"].sensitivity_factor
@@ -100,7 +101,7 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
 
 
 # The accountant rounds a schedule of noise down to at most this many levels, since each
-# level needs its own privacy loss distribution, which takes a compilation.
+# level needs its own privacy loss distribution and its own compilation.
 _LEVELS = 4
 
 
@@ -131,9 +132,9 @@ def _random_batches(run: _Run, noise: np.ndarray) -> FunctionProfile:
 
 
 def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
-    """The privacy loss distribution of all steps, composed as if each were released.
+    """The privacy loss distribution of the composition of all steps.
 
-    The noise of each step is rounded down to one of a few levels.
+    The noise of each step is rounded down to one of at most _LEVELS levels.
     """
 
     # The bound is C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE:
@@ -155,8 +156,8 @@ def _noisy_descent(
 ) -> Result[Params, jax.Array]:
     """Run noisy gradient descent, and return the last iterate and its guarantee.
 
-    batch_size is None for full batches. Every epoch then has a single step, as with
-    random batches.
+    For full batches, batch_size is None. With full batches or random batches, every
+    epoch has a single step.
     """
     setting = given.setting
     num_examples = _checks.check_last_iterate(
@@ -217,7 +218,7 @@ def _noisy_descent(
         _checks.assume_last_iterate(_checks.BATCHES[batches], setting),
     )
     # The reported noise multiplier is rounded down to float32, so that it never exceeds
-    # that of the added noise.
+    # the noise multiplier of the added noise.
     noise = _precision.round_down(noise[0] if _constant(noise) else noise)
     private = _descent.narrow(last, given.params)
     return Result(private, curve, guarantee, num_steps, _precision.to_float32(noise))
@@ -263,7 +264,7 @@ def noisy_cyclic_gd(
       epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
       prox: a function of the parameters and the step size, such as those from
-        `dpjax.solvers.prox`. None leaves the parameters unchanged.
+        `dpjax.solvers.prox`. None for steps without a prox.
       microbatch_size: as for `clipped_grad`.
       **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
         lists them. step_size may be an optax schedule or f[E l]. With clipped=True, the
@@ -281,7 +282,7 @@ def noisy_cyclic_gd(
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
     noise, μ is `accounting.iteration.noisy_cyclic_gd_mu`. For schedules in a fixed
     order, μ is `accounting.iteration.scheduled_cyclic_gd_mu`. For schedules in a
-    reshuffled order, μ is from the composition of all epochs.
+    reshuffled order, μ is that of the composition of all epochs.
 
     Reference: Bok, Su and Altschuler (2024), (2.1); Kong and Ribero (2024), Algorithm
     1.
@@ -424,11 +425,11 @@ def noisy_sgd(
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: for a constant step size and noise, params alone has the ε(δ) of
-    `accounting.iteration.noisy_sgd_epsilon`. For schedules, ε(δ) is from the
+    `accounting.iteration.noisy_sgd_epsilon`. For schedules, ε(δ) is that of the
     composition of all steps, with each step's noise rounded down to one of at most 4
-    levels, and holds for all iterates together.
-    The guarantee assumes that nobody learns the batches. Since no GDP parameter is
-    known, guarantee.mu is None.
+    levels, and holds for all iterates together. The guarantee assumes that nobody
+    learns the batches. The accountant computes no GDP parameter, so guarantee.mu is
+    None.
 
     Reference: Bok, Su and Altschuler (2024), (2.1) and Theorems 4.8 to 4.10.
 

@@ -1,4 +1,4 @@
-"""Release the minimum of an objective with a random linear term, plus some noise."""
+"""Objective perturbation: the minimum of a random objective, plus output noise."""
 
 import functools
 import math
@@ -40,7 +40,7 @@ class _Search(NamedTuple):
 def choose_regularization(
     epsilon: float, *, smoothness: float, num_examples: int
 ) -> float:
-    """Choose λ for `objective_perturbation`, so that curvature costs a fifth of ε.
+    """Choose the weight λ of the regulariser for `objective_perturbation`.
 
     Args:
       epsilon: the target ε, positive.
@@ -49,8 +49,9 @@ def choose_regularization(
 
     Returns:
       λ = β / (n (e^{0.2 ε} − 1)), for an objective that is a mean of n losses. The
-      choice depends on no data. At δ = 1e-3, logistic losses with this λ need about 7 %
-      more noise than with an infinite λ.
+      curvature then contributes at most log(1 + β / (n λ)) = ε/5 to the privacy loss.
+      The choice depends on no data. At δ = 1e-3, logistic losses with this λ need about
+      7 % more noise than in the limit λ → ∞.
 
     Raises:
       ValueError: an argument is out of range.
@@ -68,9 +69,10 @@ def choose_regularization(
 def _gradient_error(
     loss: Loss, num_examples: int, dimension: int, ridge: float, stddev: float
 ) -> float:
-    """A bound on the error of a gradient near the minimum, as float64 computes it.
+    """A bound on the rounding error of the gradient of J near its minimum, in float64.
 
-    `stddev` is the standard deviation of the linear term's coordinates.
+    J is the objective of `_minimise`, and `stddev` is the standard deviation of the
+    coordinates of its linear term.
     """
     n, few = num_examples, 2 * dimension + 64
     # ‖b‖ exceeds this bound with probability e^{−72}, which is below any rounding of δ.
@@ -178,11 +180,11 @@ def objective_perturbation(
       delta: the target δ, in (0, 1).
       adjacency: ZERO_OUT or REPLACE.
       key: one typed key, for the linear term and the output noise.
-      regularization: λ, positive; `solvers.choose_regularization` by default. If you
-        want a larger λ anyway, pass it: privacy then needs no further regularisation.
+      regularization: λ, positive; `solvers.choose_regularization` by default. A larger
+        λ needs less noise.
       prior_mu: the GDP parameter, under the same adjacency, of earlier releases from
-        which the loss or the features were computed, such as a scale of features.
-        (ε, δ) includes these releases.
+        which the loss or the features were computed, such as a private estimate of the
+        scale of the features. (ε, δ) includes these releases.
 
     Returns:
       A `Result`, where params is f[d], or NaN if the search fails. curve.loss, f[], is
@@ -194,12 +196,12 @@ def objective_perturbation(
       ValueError: an argument is out of range; the loss has several scores; λ is too
         small to reach ε with any noise.
 
-    Privacy: params, together with the releases that prior_mu accounts for, is
-    (ε, δ)-DP under the adjacency, by `accounting.objective.delta`. The search is in
-    float64, and ends when the gradient's norm is below a bound that covers rounding.
-    Output noise, which takes 2 % of the budget measured as μ, hides the remaining
-    distance from the minimum. The guarantee assumes that the search converges; if the
-    search fails, params is NaN.
+    Privacy: params, together with the releases that prior_mu accounts for, is (ε, δ)-DP
+    under the adjacency, by `accounting.objective.delta`. The search is in float64, and
+    ends when the norm of the computed gradient is at most a bound on its rounding
+    error. Output noise hides the remaining distance from the minimum. The μ of the
+    output noise is 2 % of `accounting.gdp.mu(epsilon, delta)`. The guarantee assumes
+    that the search converges; if the search fails, params is NaN.
 
     Reference: Redberg, Koskela and Wang (2023), with the bound of
     `accounting.objective`; for inexact minima, Iyengar, Near, Song, Thakkar, Thakurta

@@ -49,12 +49,14 @@ def choose_num_steps(
 ) -> int:
     """Choose a number of steps T for which a bound on the excess loss is small.
 
-    The function considers about 2000 numbers of steps, and returns the smallest one for
-    which the bound is within 1 % of its minimum. The bound is the sum of two terms. For
-    step size η, a β-smooth and μ-strongly convex objective, and the radius D, the
-    optimisation error is (β/2) e^{−2ημβT/(μ+β)} D² if μ > 0, and 2D²/(ηT) if μ = 0. The
-    second term is (β/2) E‖z‖², where z is the noise that `output_perturbation` adds
-    after T steps. The choice depends on no data.
+    The function considers about 1400 numbers of steps, and returns the smallest one for
+    which the bound is within 1 % of its minimum. The bound is the sum of two terms.
+    With the regulariser, the objective has the smoothness β = smoothness +
+    regularization and the strong convexity m = strong_convexity + regularization. Let η
+    be the step size, and D the radius. The first term bounds the optimisation error:
+    (β/2) e^{−2ηmβT/(m+β)} D² if m > 0, and 2D²/(ηT) if m = 0. The second term is (β/2)
+    E‖z‖², where z is the noise that `output_perturbation` adds after T steps. The
+    choice depends on no data.
 
     Args:
       epsilon: the target ε, positive.
@@ -95,8 +97,8 @@ def choose_num_steps(
     mu = lam + np.max(setting["strong_convexity"])
     beta = lam + np.max(setting["smoothness"])
     # The excess loss after T steps is from Zhang et al. (2017), proofs of Theorem 2
-    # (μ > 0) and Theorem 3, https://arxiv.org/abs/1703.09947. Smoothness converts a
-    # distance to a loss.
+    # (m > 0) and Theorem 3, https://arxiv.org/abs/1703.09947, with the strong convexity
+    # m = mu. Smoothness converts a distance to a loss.
     if mu > 0:
         decrease = np.exp(-2 * eta * mu * beta * steps / (mu + beta))
         left = beta / 2 * radius**2 * decrease
@@ -149,18 +151,19 @@ def output_perturbation(
 
     Raises:
       ValueError: an argument is out of range; an assumption fails; no noise suffices,
-        because smoothness is unknown or steps expand without bound; loss_fn computes
-        gradients in fewer bits than its parameters have; or rounding in float64 could
-        add more than a twentieth to the sensitivity. All checks are before training.
+        because the sensitivity is inf, for instance if smoothness is inf; loss_fn
+        computes gradients in fewer bits than its parameters have; or rounding in
+        float64 could add more than a twentieth to the sensitivity. All checks are
+        before training.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: params alone is (ε, δ)-DP under the adjacency. For δ > 0, params is μ-GDP;
-    for δ = 0, it is ε-DP. The sensitivity is
+    for δ = 0, params is ε-DP. The sensitivity is
     `accounting.iteration.gradient_descent_sensitivity`, plus the distance that rounding
     can add. Descent and noise are always in float64, with a single cast to the
     parameters' dtypes at the end. The reason is that one of n examples moves an iterate
-    by 1/n of a step. For n = 1e5, this distance is not much more than a rounding error
-    in float32, and a thousandth of a rounding error in bfloat16.
+    by about 1/n of a step. For n = 1e5, this distance is not much more than a rounding
+    error in float32, and far less than a rounding error in bfloat16.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, with its constants
     replaced by exact ones.
@@ -220,7 +223,8 @@ def output_perturbation(
     key = stream(key, "solvers.output_perturbation")
     steps = np.full((num_steps, 1), setting["step_size"])
     numbers = steps, 0 * steps, setting["gradient_norm"], setting["regularization"]
-    # This line is outside the scope below, in which the default would be float64.
+    # This line is outside of the scope below, in which the default dtype would be
+    # float64.
     dtype = default_float()
     with jax.enable_x64(True):
         last, curve = _descent.descend(

@@ -3,38 +3,44 @@
 Rounding is not Lipschitz: two arbitrarily close iterates may be rounded to different
 numbers. Rounding can therefore add to the distance between two runs in every step.
 Noise that is calibrated to the distance in real arithmetic is then too small, unless
-this distance is far above the rounding error of an iterate. One example moves a step by
-2ηC/n, so in float32, n = 1e5 examples are too many.
+this distance is far above the rounding error of an iterate. If one of n gradients of
+norm at most C is replaced, a step of size η moves by at most 2ηC/n. For n = 1e5, this
+distance is too small for float32.
 
 **Model.** As in `_core.rounding`, u is the unit roundoff and γ_k = k u / (1 − k u). Let
-gradients be bounded by C, curvature by M, and iterates by R. In a step
-x ↦ prox(x − η(Σ g / n + λx)), the errors are then at most
-  γ_k (C + M R) in an example's gradient, as if the parameters and the result each had
-    the relative error γ_k, with k = 2d + 64 for d parameters; for a function of one
-    linear score this is the bound for a dot product of length d and sixteen roundings;
-  γ_n C in the sum of the gradients in any order, divided by n, up to the same γ_k;
-  γ_k (R + η(C + λR)) in the step and the prox, for which a far smaller k suffices.
-Let ε = η γ_{n+k} C + γ_k (R + η(C + (M + λ)R)) be the error of one run in a step, and s
-the distance by which one example moves a step. Then a step moves two runs apart by
-s + 2ε in place of s. Over many steps with contraction c, the distance Σ c^k s grows by
-the factor 1 + 2ε/s. The sum of all steps bounds the iterates: with r = |1 − ηλ| and
-a = ‖prox(x₀) − x₀‖,
+C, M and R be bounds on the norms of gradients, on curvature and on the norms of
+iterates. Let λ be the weight of the regulariser (λ/2)‖x‖², d the number of parameters,
+and k = 2d + 64. In a step x ↦ prox(x − η(Σ g / n + λx)), the errors are then at most
+
+- γ_k (C + M R) in an example's gradient, as if the parameters and the result each had
+  the relative error γ_k. For a function of one linear score, γ_k bounds the error of a
+  dot product of length d and sixteen roundings.
+- γ_n C (1 + γ_k) in the mean of the computed gradients, in any order of summation. This
+  bound assumes that the norm of a computed gradient is at most C (1 + γ_k).
+- γ_k (R + η(C + λR)) in the step and the prox, where a far smaller k would suffice.
+
+Let ε = η γ_{n+k} C + γ_k (R + η(C + (M + λ)R)), which bounds the error of one run in a
+step, and let s be the distance by which one example moves a step. Then a step moves two
+runs apart by at most s + 2ε, in place of s. Over many steps with contraction factor c,
+the distance Σ_j c^j s grows by the factor 1 + 2ε/s. The sum of all steps bounds the
+iterates. With the initial parameters x₀, r = |1 − ηλ| and a = ‖prox(x₀) − x₀‖,
 
     ‖x_{t+1} − x₀‖ <= r ‖x_t − x₀‖ + η(C + λ‖x₀‖) + a.
 
-**Settings.** Program and accountant use exactly the same numbers. A program in float32
-cannot represent a decay of 0.999, and uses a nearby number with a different guarantee.
-A solver therefore rounds every number of its guarantee to float32, and hands
-the result to both the accountant and the program. Both represent this number exactly,
-whatever their own precision.
+**Settings.** The training program and the accountant must use the same numbers. A
+program in float32 cannot represent a decay of 0.999, and uses a nearby number with a
+different guarantee. A solver therefore rounds every number that both use to float32,
+and passes the result to both the accountant and the program. Both represent this number
+exactly, whatever their own precision.
 
-Bounds on contributions and noise are rounded up, and all other numbers are rounded
-down. A step size at its upper limit then stays within it, and a decay below 1 stays
-below 1.
+Bounds on gradients are rounded up, and step sizes, regularisation and decays are
+rounded down. After rounding, a step size is still at most its upper limit, and a decay
+is still below 1. The standard deviation of the noise is rounded up, so that a program
+adds at least the noise that the accountant assumes.
 
 **Noise.** The noise multiplier is a concrete number before training begins, also under
-`jax.vmap` over keys. Calibration depends on no key. Solvers therefore calibrate under
-the context manager `now`, in which JAX evaluates operations at once.
+`jax.vmap` over keys. Calibration depends on no key. Solvers therefore calibrate in the
+context manager `now`, where JAX evaluates operations immediately.
 """
 
 import math
@@ -64,16 +70,17 @@ _LEAST = float(np.finfo(np.float32).tiny)
 
 
 def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
-    """Round positive numbers to float32, up or down; leave all others unchanged.
+    """Round finite positive numbers to float32; return all other numbers unchanged.
 
-    `towards` is inf to round up, and −inf to round down. The result is a float or
+    `towards` is inf to round up, and −inf to round down. A number below the minimum
+    normal float32 is rounded to this minimum or to 0. The result is a float or
     f64[...].
     """
     array = np.asarray(value, np.float64)
     with np.errstate(over="ignore"):
         near = array.astype(np.float32)
     # Conversion rounds to the nearest float32. Take the next float32 if the nearest one
-    # lies in the wrong direction.
+    # is in the wrong direction.
     passed = near < array if towards > 0 else near > array
     near = np.where(passed, np.nextafter(near, np.float32(towards)), near)
     # Subnormal numbers become normal or zero, since processors treat them differently.
@@ -135,8 +142,8 @@ def executed_setting(setting: Setting) -> Setting:
     }
 
 
-# jax.ensure_compile_time_eval does not suffice: under it, jax.vmap still maps functions
-# that have custom derivatives.
+# jax.ensure_compile_time_eval does not suffice: in this context, jax.vmap still maps
+# functions that have custom derivatives.
 now = jax.core.eval_context
 
 
@@ -149,8 +156,8 @@ def solve_noise(
     """Find the minimum noise multiplier for which ε (or δ) is at most `goal`.
 
     `loss_of` maps a noise multiplier to the ε (or δ) of the run. The search begins at
-    the noise multiplier `start`. An error message states `target`, the (ε, δ) that the
-    caller of the solver asked for.
+    the noise multiplier `start`. An error message states `target`, the (ε, δ) for which
+    the caller of the solver asked.
     """
     try:
         with now():
@@ -183,7 +190,8 @@ class Rounding(NamedTuple):
     """The distance that rounding adds between two runs in one step.
 
     Attributes:
-      share: 2ε/s, the added distance relative to the shift, where ε is one run's error.
+      share: 2ε/s, the added distance relative to the shift, where ε bounds the error of
+        one run.
       shift: s, the distance by which one example moves a step in real arithmetic.
     """
 
@@ -214,7 +222,7 @@ def rounding(
     step = 1.05 * (eta * (bound + added * start) + jump)
     steps = num_steps if pull == 1 else (1 - pull**num_steps) / (1 - pull)
     diameter = number(setting["diameter"])
-    # prox(x₀) and all later iterates lie in a set of this diameter.
+    # prox(x₀) and all later iterates are in a set of this diameter.
     radius = start + min(step * steps, 1.05 * (diameter + jump))
 
     dimension = optax.tree.size(params)
@@ -243,7 +251,7 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
 
 @scoped
 def find_narrowing_primitive(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
-    """Name the first primitive that narrows float64 in a loss's gradient; or None.
+    """Name the first primitive that narrows float64 in a loss's gradient, if any.
 
     The function traces the gradient at float64 parameters. A primitive narrows float64
     if one of its inputs is float64 and one of its outputs is a float of fewer bits.
@@ -299,6 +307,6 @@ def sensitivity(
             f"examples, float64 may round two runs apart by {share:.0%} of the effect "
             f"of one example, and at most {MOST:.0%} is allowed."
         )
-    # Rounding adds the same share to a sum Σ c^k of steps as to a single step. If a
+    # Rounding adds the same share to a sum Σ_j c^j of steps as to a single step. If a
     # set's diameter makes the sensitivity less than one shift, add the shift's share.
     return real + share * max(real, shift)

@@ -85,10 +85,10 @@ def _train(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Params, Curve]:
-    """Train for the given number of rounds; return the last iterate and the curve."""
+    """Train for `rounds` rounds, and return the last iterate and the curve."""
     noise_key, batch_key = keys.stream(key, "noise"), keys.stream(key, "batches")
 
-    # The curve holds the sums of losses and of omitted examples so far.
+    # The curve has the sums of losses and of omitted examples over the rounds so far.
     def step(k: jax.Array, carry: tuple[Any, Curve]) -> tuple[Any, Curve]:
         params, sums = carry
         batch = sampling.fixed_size(
@@ -180,8 +180,9 @@ def random_round_sgd(
     Privacy: params, all earlier iterates and num_steps together are (ε, δ)-DP under
     REPLACE, by `accounting.random_rounds.delta`. R does not depend on the data, and
     given R, the mechanism is a composition of R rounds. The guarantee assumes that
-    nobody learns the batches. The curve has no noise: do not release it. Since no GDP
-    parameter is known, guarantee.mu is None.
+    nobody learns the batches. The guarantee does not cover the curve, which has no
+    noise: do not release the curve. The accountant computes no GDP parameter, so
+    guarantee.mu is None.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2, with exact accounting.
 

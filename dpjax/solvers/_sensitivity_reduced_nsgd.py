@@ -1,11 +1,14 @@
 """Normalised SGD with momentum of reduced sensitivity (Tran and Cutkosky 2022).
 
 This is Algorithm 2 of Tran and Cutkosky (2022), https://arxiv.org/abs/2210.06328, with
-four changes. An epoch has n steps, where the paper writes N. A step uses a batch in
-place of one example. The paper draws a permutation in every epoch, but the paper's
-equation (3), by Lemma 17, needs the same order in all epochs. So this module uses one
-order. The paper assumes a Lipschitz and smooth loss. This module instead clips every
-gradient and every difference of two gradients.
+these changes:
+
+1. A step uses a batch in place of one example. An epoch has n steps, a number that the
+   paper calls N.
+2. All epochs use the same order of the examples. The paper draws a permutation in every
+   epoch, but the paper's equation (3), by Lemma 17, needs the same order in all epochs.
+3. Every gradient and every difference of two gradients is clipped. The paper instead
+   assumes a Lipschitz and smooth loss.
 
 The momentum's noise comes from three trees, which `noise._reduced_momentum.Terms`
 defines: one for the gradients at the anchor (the iterate at which an epoch began), one
@@ -54,12 +57,13 @@ def allot_noise(
 ) -> Terms[float]:
     """The three noise multipliers for μ-GDP that add the least noise to the momentum.
 
-    The three trees are those of the gradients at the anchor, of the gradients' changes
-    from epoch to epoch, and of the drifts since the anchor; see `Terms`. The noise in
-    the momentum is measured by its variance, averaged over all steps. Let s be the
-    standard deviation of a tree's noise, divided by the tree's bound. Each tree has two
-    constants A and V: the tree contributes A/s² to μ² and V s² to the variance of the
-    momentum. For a given μ², this variance is minimal for s² ∝ sqrt(A/V).
+    `Terms` defines the three trees: one for the gradients at the anchor, one for the
+    changes of these gradients from epoch to epoch, and one for the drifts since the
+    anchor. The noise in the momentum is measured by its variance, averaged over all
+    steps. Let s be the standard deviation of a tree's noise, divided by the tree's
+    bound. Each tree has two constants A and V: the tree contributes A/s² to μ² and V s²
+    to the variance of the momentum. For a given μ², the variance is minimal if s² is
+    proportional to sqrt(A/V).
 
     Args:
       target_mu: μ, positive.
@@ -231,9 +235,9 @@ def sensitivity_reduced_nsgd(
     The momentum uses three sums of clipped vectors: the gradients at the anchor, which
     is the iterate at which the epoch began; the changes of these gradients from one
     epoch to the next; and the drifts, which are the changes of the gradients since the
-    anchor. This solver pays off if an epoch has few steps n. With steps of length η and
-    an L-smooth loss, a gradient changes by at most ηnL in an epoch. The bounds
-    change_clip_norm = ηnL and drift_clip_norm = ηnL then clip nothing.
+    anchor. The solver adds little noise if an epoch has few steps n. With steps of
+    length η and an L-smooth loss, a gradient changes by at most ηnL in an epoch. The
+    bounds change_clip_norm = ηnL and drift_clip_norm = ηnL then clip nothing.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
@@ -260,7 +264,7 @@ def sensitivity_reduced_nsgd(
 
     Returns:
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier. The
-      latter has one noise multiplier for each of the three sums.
+      noise_multiplier has one number for each of the three sums.
 
     Raises:
       ValueError: an argument is out of range. The check is before any training.

@@ -1,6 +1,6 @@
 """Losses of linear scores, with the constants that accountants need.
 
-A loss scales features down to a ball of radius B, so that its constants hold for every
+A loss scales features down to a ball of radius B, so that the constants hold for every
 possible example. The gradients then need no clipping, and the guarantee assumes no
 bound on the data.
 """
@@ -101,7 +101,7 @@ class Loss:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The facts about this loss for an `iteration.Setting` without clipping."""
+        """The fields of `iteration.Setting` for this loss without clipping."""
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,
@@ -162,7 +162,7 @@ class _Huber:
 
 
 def huber(threshold: float, *, feature_norm: float) -> Loss:
-    """Huber regression: quadratic for errors up to a threshold, and linear above it.
+    """Huber regression: quadratic for errors up to a threshold, and linear above.
 
     Args:
       threshold: the largest error with a quadratic loss, in units of labels, positive.

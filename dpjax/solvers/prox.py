@@ -5,7 +5,8 @@ A prox is a function of the parameters and of the step size η,
     prox_{ηh}(x) = argmin_u h(u) + ‖u − x‖² / (2η),
 
 for a convex h that depends on no data. A prox never increases the distance between two
-points, so that it costs no privacy. You can pass any other function with this property.
+points, so that it costs no privacy. You can pass any other function that depends on no
+data and has this property.
 """
 
 from collections.abc import Callable
@@ -99,7 +100,7 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
 
 
 def projection(project: Callable[..., Tree]) -> Prox:
-    """The prox of a convex set's indicator function, which is the projection onto it.
+    """The projection onto a convex set, the prox of the set's indicator function.
 
     Args:
       project: a function from parameters to the nearest point of a convex set, such as

@@ -7,10 +7,12 @@ e^ε φ(b) = φ(a) turns
 
 into a form without cancellation, because R(a) − R(b) is the integral of the positive
 function e^{−at−t²/2} (1 − e^{−μt}) over t > 0. All functions of δ and ε in this module
-evaluate that form.
+evaluate that form for a >= −1. For a < −1, the functions evaluate Φ(−a) − φ(a) R(b),
+where the second term is less than a fifth of the first term.
 
-The caller must enable float64. The derivatives of the functions are closed forms, or
-come from the implicit function theorem.
+The caller must enable float64. The derivatives of `delta_of` and `tradeoff` are closed
+forms. The derivatives of `epsilon_of` and `mu_of` come from the implicit function
+theorem.
 """
 
 import jax
@@ -78,8 +80,7 @@ def log_phi(x: jax.Array) -> jax.Array:
 def _ends(mu: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The numbers a = ε/μ − μ/2 and b = ε/μ + μ/2, with δ(ε) = Φ(−a) − e^ε Φ(−b).
 
-    ε/μ is capped, so that the squares of a and b are finite, unless μ is so large that
-    δ(ε) is 1.
+    ε/μ is capped, so that the squares of a and b are finite unless δ(ε) is 1.
     """
     # The cap of 1e154 keeps the squares below the overflow threshold.
     steps = jnp.minimum(epsilon / mu, 1e154)
@@ -116,8 +117,8 @@ def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
 def delta_of(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
     """An upper bound on δ(ε) under μ-GDP.
 
-    The result is 0 for μ = 0 or ε = ∞. For other arguments outside 0 < μ < ∞ and 0 <= ε
-    < ∞, NaN included, it is 1.
+    The result is 0 for μ = 0 or ε = ∞. For all other arguments outside of 0 < μ < ∞ and
+    0 <= ε < ∞, and for NaN, the result is 1.
     """
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
@@ -146,8 +147,8 @@ def _delta_jvp(primals, tangents):
 def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
     """An upper bound on ε(δ) under μ-GDP.
 
-    The result is 0 for δ >= 1 or μ = 0. For other arguments outside 0 < μ < ∞ and 0 < δ
-    < 1, NaN included, the result is inf.
+    The result is 0 for δ >= 1 or μ = 0. For all other arguments outside of 0 < μ < ∞
+    and 0 < δ < 1, and for NaN, the result is inf.
     """
     regular = (mu > 0) & (mu < jnp.inf) & (delta > 0) & (delta < 1)
     mu_, delta_ = jnp.where(regular, mu, 1.0), jnp.where(regular, delta, 0.5)
@@ -171,8 +172,8 @@ def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
 def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     """A lower bound on the largest μ for which μ-GDP implies (ε, δ)-DP.
 
-    The result is inf for ε = ∞ or δ >= 1. For other arguments outside 0 <= ε < ∞ and 0
-    < δ < 1, NaN included, the result is 0.
+    The result is inf for ε = ∞ or δ >= 1. For all other arguments outside of 0 <= ε < ∞
+    and 0 < δ < 1, and for NaN, the result is 0.
     """
     regular = (epsilon >= 0) & (epsilon < jnp.inf) & (delta > 0) & (delta < 1)
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)
@@ -199,10 +200,10 @@ def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
 @jax.custom_jvp
 @scoped
 def tradeoff(mu: jax.Array, alpha: jax.Array) -> jax.Array:
-    """A lower bound on the trade-off curve G_μ(α), Φ(Φ⁻¹(1 − α) − μ).
+    """A lower bound on the trade-off curve G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
 
-    The result is 1 for α <= 0 and finite μ >= 0. For other arguments outside 0 < α < 1
-    and μ >= 0, NaN included, the result is 0.
+    The result is 1 for α <= 0 and finite μ >= 0. For all other arguments outside of 0 <
+    α < 1 and μ >= 0, and for NaN, the result is 0.
     """
     inside = (alpha > 0) & (alpha < 1) & (mu >= 0)
     # Φ⁻¹(1 − α) is computed as −Φ⁻¹(α), which is precise for small α.

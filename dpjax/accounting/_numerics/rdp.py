@@ -3,9 +3,9 @@
 A Rényi curve is the Rényi divergence of a mechanism as a function of the order a. One
 quadrature gives the curve of the Poisson-subsampled Gaussian mechanism at every order,
 for noise multipliers from 0.1 to 1e60. For smaller noise multipliers, convexity gives a
-bound that is looser than the quadrature. For larger noise multipliers, the first term
-of an expansion gives the curve. Each order of a curve gives one bound on δ(ε) and one
-on ε(δ).
+bound that is looser than the quadrature. For larger noise multipliers, the bound is the
+first term of an expansion, or the curve without sampling if the order is large. Each
+order of a curve gives one bound on δ(ε) and one on ε(δ).
 
 **The quadrature.** Let q be the sampling rate and σ the noise multiplier. The two
 output distributions are (1 − q) N(0, σ²) + q N(1, σ²) and N(0, σ²). At the outcome σu
@@ -18,13 +18,13 @@ A sum of positive numbers approximates E h(y), so that no precision is lost to
 cancellation, even where E h(y) is 1e-20. The integrand is h(y) e^{−u²/2} as a function
 of u. It has a bump where y is small, between 0 and 2/σ, and may have a second bump as
 far out as a/σ. Both bumps are at least as wide as a unit Gaussian. The integrand is
-analytic for |Im u| < πσ. Its branch points lie above and below the *crossing*, the real
+analytic for |Im u| < πσ. Its branch points are above and below the *crossing*, the real
 u at which q e^z = 1 − q.
 
-The nodes are in three windows of u. One window covers small y, and the two others lie
+The nodes are in three windows of u. One window covers small y, and the two others are
 on the two sides of the crossing. In all windows, the nodes are denser near the
 crossing, on the scale σ. Neither the positions of the nodes nor their number changes
-the integral, so derivatives are those of the integrand alone.
+the integral, so only the integrand is differentiated.
 
 The function h is a second difference, and is computed without cancellation.
 """
@@ -51,9 +51,9 @@ def _likelihood(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The numbers z = (u − 1/(2σ)) / σ, y = q (e^z − 1) and log(1 + y).
 
-    u is the outcome over σ, the noise multiplier, and q is the sampling rate. At the
-    outcome σu, z is the log-likelihood ratio of N(1, σ²) to N(0, σ²), and log(1 + y) is
-    that of the mixture (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
+    u is the outcome divided by σ, the noise multiplier, and q is the sampling rate. At
+    the outcome σu, z is the log-likelihood ratio of N(1, σ²) to N(0, σ²), and log(1 +
+    y) is the log-likelihood ratio of (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
     """
     z = (u - 0.5 / sigma) / sigma
     clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
@@ -72,7 +72,7 @@ def _second_difference(x: jax.Array) -> jax.Array:
 def _integrand(
     y: jax.Array, log_ratio: jax.Array, a: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The function h(y) = (1 + y)^a − 1 − a y, as a mantissa and an exponent.
+    """The function h(y) = (1 + y)^a − 1 − a y, as an exponent and a mantissa.
 
     The likelihood ratio of a Poisson-sampled step is 1 + y, log_ratio is its log, and a
     is the order of the Rényi divergence. The result is a pair (exponent, mantissa) with
@@ -135,11 +135,11 @@ def _peaks(
     1/(2σ)) / σ. The crossing is the u at which q e^z = 1 − q. At a maximum, u = (a/σ)
     logistic(v) with v = (u − crossing) / σ.
 
-    Left of the crossing, the right-hand side of this equation is convex. Newton's
+    Left of the crossing, the right-hand side of this equation is convex, and Newton's
     method ascends from 0 to the smallest solution. Right of the crossing, the
-    right-hand side is concave. Newton's method descends from a/σ to the largest
-    solution. If a side has no solution, the result for this side is the crossing, or 0
-    for the left side of a negative crossing.
+    right-hand side is concave, and Newton's method descends from a/σ to the largest
+    solution. The result for a side without a solution is the crossing, but 0 for the
+    left side if the crossing is negative.
     """
 
     def newton(u: jax.Array) -> jax.Array:
@@ -161,12 +161,13 @@ def _peaks(
 def _edge(
     start: jax.Array, limit: jax.Array, floor: jax.Array, density: _Density
 ) -> jax.Array:
-    """Points u near which the integrand falls to e^floor, between `start` and `limit`.
+    """Points u between `start` and `limit` at which the integrand is at most e^floor.
 
     The integrand is h(y) e^{−u²/2} for the σ, q and order a in `density`. Each search
-    goes from `start` towards `limit`, and returns a point just past such a u. The first
-    axis of the arrays counts the searches. The search bisects on a scale that is linear
-    near `start` and geometric farther away.
+    goes from `start` towards `limit`, and returns a point just beyond the u at which
+    the integrand falls to e^floor, or `limit` if the integrand does not fall to
+    e^floor. The first axis of the arrays counts the searches. The search bisects on a
+    scale that is linear near `start` and geometric farther away.
     """
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
@@ -285,10 +286,10 @@ def _window_sum(
 def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     """An upper bound on log E h(y) for Poisson sampling, h(y) = (1 + y)^a − 1 − a y.
 
-    1 + y is the likelihood ratio of the two output distributions, and the mean is over
-    outcomes without the differing example. The Rényi divergence of order a is log(1 + E
-    h(y)) / (a − 1). The noise multiplier is sigma >= 0.1, the sampling rate is q, 1e-60
-    <= q <= 1, and the order is a > 1.
+    1 + y is the likelihood ratio of the two output distributions, and the mean E is
+    over outcomes without the differing example. The Rényi divergence of order a is
+    log(1 + E h(y)) / (a − 1). The noise multiplier is sigma >= 0.1, the sampling rate
+    is q, 1e-60 <= q <= 1, and the order is a > 1.
     """
     # Windows are not differentiated, since their positions do not change the integral.
     # The derivatives are computed in forward mode (`float64`), which stores no terms of

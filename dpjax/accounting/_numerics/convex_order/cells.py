@@ -1,11 +1,11 @@
 """Lower bounds in convex order: the conditional means of a likelihood ratio L on cells.
 
 A cell is an interval of values of L = dP/dQ. A distribution is stored as the masses of
-P and Q in each cell. The mean of L in a cell is exactly the ratio of the two masses.
-The label of a cell is a grid point near this mean. When two independent ratios are
-combined, the labels of two cells determine the cell to which their joint mass moves.
-Labels have no other use. Every choice of labels therefore gives a valid bound (Jensen's
-inequality).
+P and Q in each cell. The mean of L in a cell is exactly the mass of P divided by the
+mass of Q. The label of a cell is a grid point near this mean. When two independent
+ratios are combined, the labels of two cells determine the cell to which their joint
+mass moves. Labels have no other use. Every choice of labels therefore gives a valid
+bound (Jensen's inequality).
 """
 
 from typing import NamedTuple
@@ -20,8 +20,8 @@ from dpjax.accounting._numerics.convex_order.grid import Grid
 
 _POINTS = 1024
 _BISECTIONS = 50
-# The mass that the distribution of the likelihood ratio may leave outside its grid at
-# each end. In the lower bound this mass is merged into the end cells, not lost.
+# The mass of the likelihood ratio's distribution outside of the grid at each end. In
+# the lower bound this mass is merged into the end cells, not lost.
 _TAIL = 1e-12
 
 
@@ -49,8 +49,9 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     """A lower bound, in convex order, on the likelihood ratio L of N(√v, 1) to N(0, 1).
 
     The argument variance is v: under N(0, 1), log L ~ N(−v/2, v). The result is a
-    distribution of L on n cells (intervals of L). About the mass `tail` is merged into
-    the first cell, and as much into the last cell.
+    distribution of L on n cells (intervals of L). N(0, 1) has about the mass `tail`
+    below the cells, and N(√v, 1) has about this mass above the cells. The masses below
+    and above are merged into the first and the last cell.
     """
     grid = grids.make_grid(variance, tail, n)
     # Cells are centred on grid points. The tails belong to the first and last cell.
@@ -65,11 +66,10 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
 def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict likelihood ratios L = dP/dQ on about 2n cells to n adjacent cells.
 
-    A cell is an interval of L, and `masses` may be a batch of distributions. At the
-    lower end, Q has about the mass `tail` outside of the n cells. At the upper end, P
-    has about this mass outside. These masses are merged into the first and the last
-    cell. If the restriction needs more than n cells, pairs of neighbouring cells are
-    merged first.
+    A cell is an interval of L, and `masses` may be a batch of distributions. Below the
+    n cells, Q has about the mass `tail`. Above the n cells, P has about this mass. The
+    masses below and above are merged into the first and the last cell. If the
+    restriction needs more than n cells, pairs of neighbouring cells are merged first.
     """
     start, factor = grids.choose_window(grid, *masses, tail, n)
     first = jnp.floor(start / factor)
@@ -137,11 +137,11 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
 
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
-    """A lower bound on δ(ε): the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊.
+    """A lower bound on δ(ε), the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊.
 
-    The argument law is the distribution of the likelihood ratio L, and count is the
-    number of independent copies that were combined to compute it. The subtracted bound
-    on rounding errors grows with count.
+    The argument law is the distribution of the likelihood ratio L, computed from count
+    independent copies of another ratio. A bound on rounding errors, which grows with
+    count, is subtracted.
     """
     q, p = law.masses
     error = grids.rounding(q.size, count)
@@ -174,7 +174,10 @@ def epsilon_lower64(
     num_steps: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """A lower bound on ε(δ), δ = asked, if an example has one random step per epoch."""
+    """A lower bound on the ε(δ) of random allocation at δ = asked.
+
+    In random allocation, an example takes part in one random step of each epoch.
+    """
     known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
     noise_multiplier = jnp.where(known, noise_multiplier, 1.0)
     law = law_of_allocation(noise_multiplier, num_steps, num_epochs)

@@ -1,11 +1,11 @@
 """Grids of likelihood ratios L that are evenly spaced in log L, and masses on them.
 
-Grids are not differentiated. A grid changes how tight a bound is, but not whether the
-bound is valid.
+Derivatives treat grids as constants, since a grid changes how tight a bound is, but not
+whether the bound is valid.
 
 `combine_pairs` computes the distribution of the mean of two independent ratios from all
 pairs of grid points. `copies` computes the distribution of the mean or product of many
-independent ratios. `copies` repeatedly doubles the number of ratios.
+independent ratios, and repeatedly doubles the number of ratios.
 """
 
 import math
@@ -29,7 +29,7 @@ class Grid(NamedTuple):
     """A grid of likelihood ratios, whose point i = 0, 1, … is e^{h (first + i)}.
 
     Attributes:
-      first: the index of the first point, a whole number, f[].
+      first: log L at the first point in units of h, a whole number, f[].
       spacing: h, the spacing in log L, f[].
     """
 
@@ -42,7 +42,7 @@ class Grid(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """The masses of a normal variable in m adjacent intervals and outside of them.
+    """The masses of a normal variable inside and outside of m adjacent intervals.
 
     Attributes:
       nodes: the mass at each of the k Gauss-Legendre nodes in each interval, f[k, m].
@@ -58,8 +58,9 @@ class Normal(NamedTuple):
 def make_grid(variance: jax.Array, tail: jax.Array, n: int) -> Grid:
     """A grid of n points for the log-likelihood ratio log L of P to Q.
 
-    With v the variance, log L ~ N(−v/2, v) under Q and log L ~ N(v/2, v) under P. P and
-    Q each have about the mass `tail` outside of the grid.
+    Let v be the variance. Under Q, log L ~ N(−v/2, v), and under P, log L ~ N(v/2, v).
+    Q has about the mass `tail` below the grid, and P has about this mass above the
+    grid.
     """
     variance = jax.lax.stop_gradient(variance)
     end = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
@@ -72,12 +73,13 @@ def normal(
 ) -> tuple[Normal, Normal]:
     """The masses of a log-likelihood ratio log L in adjacent intervals, under Q and P.
 
-    L = dP/dQ, and log L is N(−v/2, v) under Q and N(v/2, v) under P. The first interval
-    begins at start, and each interval has the width `spacing`. The result has the
-    masses at 8 Gauss-Legendre nodes in each of the 4 equal parts of every interval. In
-    a part of width w, the quadrature error is 1.7e-23 w^16 times the 16th derivative of
-    the density. This error is at most 1e-12 of the mass if the interval is at most √v
-    wide and at most 16 √v away from both means ±v/2.
+    L = dP/dQ, and log L is N(−v/2, v) under Q and N(v/2, v) under P, where v is the
+    variance. The first interval begins at start, and each interval has the width
+    `spacing`. The result has the masses at 8 Gauss-Legendre nodes in each of the 4
+    equal parts of every interval. In a part of width w, the quadrature error of the
+    mass is 1.7e-23 w^17 times the 16th derivative of the density. This error is at most
+    1e-12 of the mass if the interval is at most √v wide and at most 16 √v away from
+    both means ±v/2.
     """
     deviation = jnp.sqrt(variance)
     ends = (start + spacing * jnp.arange(cells + 1) + variance / 2) / deviation
@@ -97,8 +99,9 @@ def rounding(n: int, count: jax.Array) -> jax.Array:
     """A bound on the relative rounding error of each mass after `copies`.
 
     `copies` computes the mean or product of count independent likelihood ratios on n
-    grid points. Each doubling of the number of ratios sums products of masses over 2n
-    pairs of points, and the relative errors of the two factors of a product add up.
+    grid points. Each doubling of the number of ratios sums products of two masses over
+    about 2n pairs of points. The relative errors of the two factors of a product add
+    up.
     """
     # The bound is at most one half, so that 1 − error stays positive in `cells.delta`.
     return jnp.minimum(ULP * (4.0 * n + 128) * count, 0.5)
@@ -108,8 +111,8 @@ def rounding(n: int, count: jax.Array) -> jax.Array:
 OFF = 1e-11
 
 
-# The masses of a distribution on a grid, or of two distributions, whose arrays then
-# have an axis of length 2 in front.
+# The masses of a distribution on a grid, or of two distributions. The arrays of two
+# distributions have a leading axis of length 2.
 _On = TypeVar("_On")
 
 
@@ -127,8 +130,9 @@ class Law(NamedTuple, Generic[_On]):
     masses: _On
 
 
-# The arguments are a pair of distributions on one grid, a single distribution on that
-# grid, and the share of copies that each of the pair has in its combination, f[2].
+# The arguments are a pair of distributions on one grid, the masses of a single
+# distribution on that grid, and the weights f[2] of the pair: the share of copies that
+# each distribution of the pair contributes to its mean with the single distribution.
 Combine = Callable[[Law[_On], _On, jax.Array], Law[_On]]
 
 
@@ -138,13 +142,14 @@ def copies(
     """The distribution of a mean or product of count independent likelihood ratios.
 
     The state of the loop has the distributions for c and for c + 1 ratios, on the same
-    grid. An iteration computes from them the distributions for 2c + b and for 2c + b +
-    1 ratios, where b is the next binary digit of the count.
+    grid. From these two distributions, an iteration computes the distributions for 2c +
+    b and for 2c + b + 1 ratios, where b is the next binary digit of the count.
 
     Args:
       combine: combines each of two distributions with a third one, by a mean or
         product. Its arguments are the two distributions as one `Law`, the masses of the
-        third one, and the weight of each of the two in its combination, f[2].
+        third one, and the weights f[2] that the two distributions have in their means
+        with the third one.
       law: the distribution of one ratio.
       none: the masses of a mean or product of no ratios, on the same grid.
       count: the number of ratios, a whole number, at least 1.
@@ -175,9 +180,9 @@ def choose_window(
 ) -> tuple[jax.Array, jax.Array]:
     """The first index of n adjacent grid points to retain, and a spacing factor.
 
-    L = dP/dQ is a likelihood ratio, and the k distributions of L share one grid. Q has
-    about the mass `tail` below the retained points, and P has about this mass above
-    them.
+    L = dP/dQ is a likelihood ratio, and k distributions of L share one grid. Q has
+    about the mass `tail` below the retained points, and P has about this mass above the
+    retained points.
 
     Args:
       grid: the grid of m points. The returned index is on this grid.
@@ -207,13 +212,14 @@ class Moves(NamedTuple):
     """The points of a finer grid to which the mass of each pair of grid points moves.
 
     The grid has n points, evenly spaced by h in log L, for a likelihood ratio L. The
-    finer grid has the spacing h/2, and contains the points of the first grid. A pair
-    has the indices i and j, and d = j − i, |d| < n, determines the move relative to i.
+    finer grid has the spacing h/2, and contains the points of the first grid. Let a
+    pair have the indices i and j on the first grid. The difference d = j − i, with |d|
+    < n, determines the move relative to point i.
 
     Attributes:
-      rows: for each d, an index on the first grid minus i, i32[2n − 1].
-      shares: for each d, the shares of the mass that move to the point at this index,
-        to the next point of the finer grid, and to the one after that, f[2n − 1, 3].
+      rows: for each d, the index of a point of the first grid, minus i, i32[2n − 1].
+      shares: for each d, the shares of the mass that move to this point, to the next
+        point of the finer grid, and to the second next point, f[2n − 1, 3].
     """
 
     rows: jax.Array
@@ -223,9 +229,9 @@ class Moves(NamedTuple):
 def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
-    Let h be the grid's spacing in log L, and w = share the weight of the first point in
-    the mean. The second point is d grid points away, −n < d < n. The distance is log(w
-    + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
+    Let h be the grid's spacing in log L, and let w = share be the weight of the first
+    point in the mean. The second point is d grid points away, −n < d < n. The distance
+    is log(w + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
     """
     apart = spacing * jnp.arange(-(n - 1.0), n)
     return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + apart) / (spacing / 2)
@@ -265,8 +271,8 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
     """The distribution of the weighted mean of two variables on the same grid.
 
     The pair of grid points with the indices i and j has the mass Σ_k left[k, i]
-    right[k, j]. This mass moves to points of a finer grid near the weighted mean of the
-    two points.
+    right[k, j], where k is an index on the first axis of both arrays. This mass moves
+    to points of a finer grid near the weighted mean of the two points.
 
     Args:
       left: r arrays of factors of the masses, for the first variable, f[r, n].
@@ -289,7 +295,8 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
 
     def add(total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]):
         apart, rows, shares = now
-        # Row d holds the masses of the pairs that are d apart, at their targets.
+        # Row d has the masses of the pairs that are d apart, at the points to which the
+        # masses move.
         start = 2 * n - 1 - rows
         masses = jnp.sum(window(left, start) * window(right, start + apart), axis=0)
         # The three sums are aligned here, and are interleaved once, after the loop.

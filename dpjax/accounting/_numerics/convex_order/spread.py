@@ -2,9 +2,10 @@
 
 The distribution of a likelihood ratio L = dP/dQ moves to grid points. Mass at u,
 between neighbouring points x < y, moves to y with probability (u − x) / (y − x), and to
-x otherwise. Mass below the first point moves to that point and to 0. Mass above the
-last point moves to that point and to infinity. Q has no mass at infinity, and P has
-there the mass that the move would otherwise remove from the mean of L.
+x otherwise. Mass at u below the first point x moves to x with probability u/x, and to 0
+otherwise. Let Q have the mass m at u above the last point x, so that P has the mass u m
+at u. Then Q's mass m and P's mass x m move to x, and P's remaining mass (u − x) m moves
+to infinity.
 """
 
 from typing import NamedTuple
@@ -25,7 +26,7 @@ POINTS = 1024
 class Masses(NamedTuple):
     """The masses of P and Q on a grid of their likelihood ratio L = dP/dQ.
 
-    The axes *b are for a batch of pairs (P, Q).
+    The leading axes *b are a batch of pairs (P, Q).
 
     Attributes:
       mass: Q's mass at each point, f[*b, n].
@@ -67,8 +68,8 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     """An upper bound, in convex order, on the likelihood ratio of N(√v, 1) to N(0, 1).
 
     The argument variance is v: under N(0, 1), the log of the ratio is N(−v/2, v). The
-    result is a distribution on n grid points. P = N(√v, 1) and Q = N(0, 1) each have
-    about the mass `tail` outside of the grid.
+    result is a distribution on n grid points. N(0, 1) has about the mass `tail` below
+    the grid, and N(√v, 1) has about this mass above the grid.
     """
     # make_grid has no derivative: masses are differentiated on a fixed grid.
     grid = grids.make_grid(variance, tail, n)
@@ -80,7 +81,8 @@ def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
 
     The function takes the masses of k distributions at m points, f[k, m], and returns
     the masses f[k, m + 1] and the new grid. The factor is a traced whole number, so
-    that the shape cannot depend on it. Unused entries at the end are zero.
+    that the shape of the result cannot depend on the factor. Unused entries at the end
+    are zero.
     """
     m = mass.shape[1]
     point = grid.first + jnp.arange(m)
@@ -130,8 +132,8 @@ def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Ma
     """The masses of the weighted mean of two independent likelihood ratios.
 
     The arguments own and other are the masses of the two ratios on the same grid, and
-    share is the weight of the first ratio in the mean. The result has twice as many
-    grid points, with half the spacing.
+    share is the weight of the first ratio in the mean. The grid of the result has twice
+    as many points, and half the spacing.
     """
     moves = grids.to_neighbours(share, spacing, own.mass.size)
     mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
@@ -187,9 +189,9 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on L times an independent lognormal variable.
 
     The likelihood ratio L has the distribution `law`. The lognormal variable has the
-    mean one, and its log has the given variance, at least h² > 0, where h is the
-    spacing of the law's grid. About the mass `tail` at each end of the product leaves
-    the grid.
+    mean one, and its log has the variance `variance`, which must be at least h², where
+    h is the spacing of the law's grid. About the mass `tail` at each end moves to the
+    grid's ends, to 0 and to infinity.
     """
     mass, zero, lost = law.masses
     n = mass.size
@@ -208,11 +210,11 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
 
 
 def losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses of two distributions P and Q, from that of L = dP/dQ.
+    """The privacy losses of P and Q, from the distribution of L = dP/dQ.
 
     The argument law is the distribution of L. The result has the losses of P against Q,
-    and of Q against P. Their bound on rounding errors grows with `count`, the number of
-    independent copies that were combined to compute the law.
+    and of Q against P. The bound on rounding errors grows with `count`, the number of
+    independent copies from which the law was computed.
     """
     (mass, zero, lost), n = law.masses, law.masses.mass.size
     # OFF makes every loss larger by the bound on the error of log L.
@@ -226,20 +228,21 @@ def losses(law: Law, count: jax.Array) -> DiscreteLosses:
 
 
 def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
-    """The privacy losses between two runs, from the ratio of each run to a third run.
+    """The privacy losses between two runs, from likelihood ratios to a third run.
 
     The two runs are on data sets that differ in a replaced example, and the third run
     is without this example. The likelihood ratios L and L′ of the two runs to the third
-    run both have the distribution `law`. The result bounds the losses for every joint
+    run both have the distribution `law`. The δ(ε) of one run against the other is E(L −
+    e^ε L′)₊, a mean under the third run. The result bounds δ(ε) for every joint
     distribution of L and L′.
 
-    For any s, (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊. Equality holds for some s if
-    L′ decreases as L grows. With F the quantile function of the law, the worst case is
-    therefore L = F(u) and L′ = F(1 − u), for a uniform u. For each t < 1/2, the result
-    has two losses: one of F(1 − t) to F(t), and one of F(t) to F(1 − t).
+    For any s, (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊. If L′ decreases as L grows,
+    both sides are equal for some s. The worst case is therefore L = F(u) and L′ = F(1 −
+    u), for a uniform u and the quantile function F of the law. For each t < 1/2, the
+    result has two losses: log F(1 − t) − log F(t), and the negative of this number.
 
     The bound on rounding errors grows with `count`, the number of independent copies
-    that were combined to compute the law.
+    from which the law was computed.
     """
     (mass, zero, lost), n = law.masses, law.masses.mass.size
     # Cumulative masses from both ends, each with relative precision in its own tail.
@@ -271,10 +274,10 @@ def allocation(
 ) -> Law:
     """An upper bound, in convex order, on the likelihood ratio of random allocation.
 
-    In random allocation, an example takes part in one of num_steps steps, drawn
+    In random allocation, an example takes part in one of num_steps steps, chosen
     uniformly at random. The likelihood ratio is the mean of num_steps independent
-    ratios, one for each step. About the mass `tail` at each end of a distribution
-    leaves the grid.
+    ratios, one for each step. In each doubling of the number of ratios, about the mass
+    `tail` at each end moves to the grid's ends, to 0 and to infinity.
     """
     one = lognormal(1 / noise_multiplier**2, tail, POINTS)
     return mean(one, num_steps, tail)
@@ -283,8 +286,8 @@ def allocation(
 def narrow(tail: jax.Array) -> jax.Array:
     """The mass to truncate at each end of a distribution before `replacement_losses`.
 
-    `replacement_losses` pairs the mass that is truncated at small likelihood ratios
-    with the largest ratios, which makes this mass count more. The mass is therefore
+    `replacement_losses` pairs a truncated mass m at the ratio 0 with the largest ratios
+    L, so that the mass m L has an infinite loss. The mass to truncate is therefore
     smaller than `tail`, the mass that may move to an infinite loss.
     """
     return tail**1.5

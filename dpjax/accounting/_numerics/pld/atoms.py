@@ -1,8 +1,8 @@
 """Dominating pairs of mechanisms with few losses or with evenly spaced losses.
 
 Every pair in this module is symmetric: the losses of P against Q and of Q against P are
-the same. The pairs for lower bounds tell which group of outcomes contains an outcome
-(see `pairs`).
+the same. A pair for lower bounds belongs to a mechanism that releases only a group of
+outcomes, the group that contains the outcome (see `pairs`).
 """
 
 from typing import Any, NamedTuple
@@ -54,7 +54,7 @@ def randomized_response(event: Any, tail: jax.Array) -> DiscreteLosses:
     With probability p, the answer is uniform over k buckets. With probability 1 − p,
     the answer is the true one. On each data set, the true answer therefore has the
     probability 1 − p + p/k. An answer that is true on neither data set has the
-    probability p/k on both. The argument tail is not used.
+    probability p/k on both data sets. The argument tail is not used.
     """
     parameter, buckets = event.noise_parameter, event.num_buckets
     other = parameter / buckets
@@ -109,17 +109,17 @@ def _laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
 
 
 def _integer_points(sensitivity: int) -> np.ndarray:
-    """The `points` of `_laplace` for an integer: i / sensitivity for integers i.
+    """The `points` of `_laplace` for discrete noise: i / sensitivity for integers i.
 
     The integers go from 0 to the sensitivity. If the sensitivity exceeds the constant
-    `INTERVALS`, only INTERVALS + 1 of them are used, about evenly spaced. At an ε that
-    is the loss of an integer, discrete Laplace noise has the δ(ε) of Laplace noise.
-    Between two such ε, δ(ε) is linear in e^ε. If all integers are used, the losses are
-    therefore exact.
+    `INTERVALS`, the result has only INTERVALS + 1 of these integers, about evenly
+    spaced. At an ε that is the loss of an integer, discrete Laplace noise has the δ(ε)
+    of Laplace noise. Between two such ε, δ(ε) is linear in e^ε. If the result has all
+    integers, the losses are therefore exact.
     """
     count = min(sensitivity, INTERVALS)
-    # These are Python's integers, because the product of two of them may exceed 64
-    # bits.
+    # The integers are of Python's type, because the product of two of them may exceed
+    # 64 bits.
     chosen = [i * sensitivity // count for i in range(count + 1)]
     return np.array(chosen, np.float64) / sensitivity
 
@@ -197,9 +197,9 @@ class _Groups(NamedTuple):
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     """Divide the integers around 0 into at most GROUPS groups.
 
-    The privacy loss decreases by `slope` from one integer to the next. The integers
-    that are left out have about the mass `tail` of the discrete Gaussian noise at each
-    end.
+    The privacy loss decreases by `slope` from one integer to the next. At each end, the
+    groups leave out integers on which the discrete Gaussian noise has about the mass
+    `tail`.
     """
     reach = jnp.ceil(jax.lax.stop_gradient(stddev) * tail_quantile(tail)) + 1
     size = jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
@@ -207,7 +207,7 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
     size = jnp.where(size <= MAX_GROUP, size, jnp.nan)
 
     def add_integers(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The sums over all groups after the next integer of each group is added."""
+        """Add the next integer of each group to the sums over the group."""
         j, total, up, other = state
         z = start + j
         weight = jnp.exp(-0.5 * (z / stddev) ** 2)
@@ -231,13 +231,14 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
 
     The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is the
     event's `stddev`. With the event's sensitivity k, the loss at z is (k² − 2kz) / 2σ².
-    At one end, about the mass `tail` moves to an infinite loss.
+    About the mass `tail` at each end moves to an infinite loss or to the smallest loss.
     """
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)
     reach, start, nothing = groups.reach, groups.start, jnp.zeros(1)
-    # The sum over the window in place of all integers only makes masses larger.
+    # The sum over the window, in place of the sum over all integers, only makes masses
+    # larger.
     mass = jnp.concatenate([groups.up, nothing])
     mass = mass + jnp.concatenate([nothing, groups.total - groups.up])
     # Canonne, Kamath and Steinke (2020), https://arxiv.org/abs/2004.00010, Proposition
@@ -255,9 +256,9 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
 def discrete_gaussian_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of a post-processed discrete Gaussian mechanism, for lower bounds.
 
-    The mechanism releases an integer. The post-processing only tells which group of
-    consecutive integers contains this integer. Integers far from 0, with about the mass
-    `tail` at each end, are left out, which makes δ(ε) smaller.
+    The mechanism releases an integer. The post-processing releases only the group of
+    consecutive integers that contains this integer. Integers far from 0, with about the
+    mass `tail` at each end, are left out, which makes δ(ε) smaller.
     """
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)

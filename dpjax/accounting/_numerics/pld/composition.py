@@ -1,9 +1,9 @@
-"""The δ(ε) and ε(δ) of composed events, with their derivatives.
+"""Upper bounds on the δ(ε) and ε(δ) of composed events, with derivatives.
 
-The functions `delta64` and `epsilon64` are compiled. They take a pytree of events: the
-leaves are numbers, and the structure is static. `delta_of` and `epsilon_of` take
-discrete losses instead, and therefore also apply to a mechanism that no event
-describes.
+The functions `delta64` and `epsilon64` are compiled. Their argument is a pytree of
+events: the leaves are numbers, and the structure is static. The arguments of `delta_of`
+and `epsilon_of` are discrete losses, so that these functions also apply to a mechanism
+that no event describes.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 _TOLERANCE = 2.0**-44  # of ε, relative to its estimate
 _EVALUATIONS = 6
 _NEGLIGIBLE = 14.0  # a gap in log δ beyond which the estimate was too far off
-_NEAR = 0.5  # a gap in log δ below which the estimate was close enough
-_LOST = 3e-5  # the share of δ that infinite losses may take
+_NEAR = 0.5  # a gap in log δ below which no further estimate is needed
+_LOST = 3e-5  # the share of δ that may move to infinite losses
 SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
@@ -37,7 +37,7 @@ def share_of(
     """The mass that one mechanism may move to an infinite loss in each of its steps.
 
     The mechanism has `count` steps, and is one of `all_of_them`, a list of mechanisms.
-    Together, all steps of all mechanisms may move the fraction _LOST of delta.
+    Together, all steps of all mechanisms may move the mass _LOST · delta.
     """
     return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
 
@@ -51,9 +51,9 @@ def compose(
     """The discrete losses of all events with their counts, and the Gaussian variance.
 
     The variance is the sum of μ² over all steps of Gaussian mechanisms. For every other
-    event, `losses_of` maps the event and a mass to the event's losses. This mass may be
-    truncated, and is small compared with delta. The losses are therefore precise enough
-    for a δ of about the size `delta` or larger.
+    event, `losses_of` maps the event, and a mass that may be truncated, to the event's
+    losses. This mass is small compared with delta. The losses are therefore precise
+    enough for a δ of about the size `delta` or larger.
     """
     variance, parts = jnp.zeros(()), []
     for event, count in ((step.event, step.count) for step in steps):
@@ -91,7 +91,7 @@ def _log_delta(
 
     `parts` has the discrete losses and the number of steps of each mechanism, for one
     order of the data sets, and variance is μ² of a Gaussian mechanism that is composed
-    with them. The tilt `where` has the parameters of the Fourier inversion.
+    with these losses. The tilt `where` has the parameters of the Fourier inversion.
     """
     wave = inversion.spectrum(parts, variance, where)
 
@@ -113,7 +113,7 @@ class _Candidate(NamedTuple):
       found: an upper bound on the answer, f[].
       about: the estimate for which the tilt was chosen, f[].
       tilt: the tilt that gives the bound.
-      further: the next estimate to try, f[], or NaN if the estimate was near enough.
+      further: the next estimate to try, f[], or NaN if no other estimate is needed.
     """
 
     found: jax.Array
@@ -125,9 +125,9 @@ class _Candidate(NamedTuple):
 def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candidate:
     """The candidate with the smallest bound, over a sequence of estimates.
 
-    `look` maps an estimate to a bound and to the next estimate. The first estimate is
-    `about`. The search ends when `look` returns NaN as the next estimate, or after
-    _EVALUATIONS estimates.
+    `look` maps an estimate to its candidate, which has the bound and the next estimate.
+    The first estimate is `about`. The search ends when the next estimate is NaN, or
+    after _EVALUATIONS estimates.
     """
     structure = jax.tree.structure(_Candidate(about, about, Tilt(*[about] * 3), about))
 
@@ -151,8 +151,8 @@ def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     """Move very small masses of positive losses to an infinite loss.
 
     `parts` has the discrete losses and the number of steps of each mechanism. The moved
-    masses add up to a small fraction of δ. The result gives an upper bound on δ, and
-    its exponential moments are smaller.
+    masses add up to a small fraction of δ. The losses in the result give an upper bound
+    on δ, and have smaller exponential moments.
     """
     trimmed = []
     for losses, count in parts:
@@ -196,7 +196,8 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             estimate = _log_delta(usual, fixed_variance, where)(at)
             estimate = jnp.maximum(estimate, np.log(SMALLEST))
             # A bound far above the estimate may be loose because the estimate was too
-            # low. The next estimate is then half-way between them.
+            # low. The next estimate is then half-way between the bound and the
+            # estimate.
             middle = (estimate + about) / 2
             further = jnp.where(estimate - about > _NEGLIGIBLE, middle, estimate)
             settled = jnp.abs(estimate - about) < _NEAR
@@ -207,7 +208,7 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
         seen = _search(look, jnp.maximum(about, np.log(SMALLEST)))
         usual = _drop_rare_losses(parts, seen.about)
         log_delta = _log_delta(usual, variance, seen.tilt)
-        # The result is the value that was found, with the derivatives of log δ.
+        # The result is the bound of the search, with the derivatives of log δ.
         return jnp.exp(implicit_derivative(lambda x: x - log_delta(asked), seen.found))
 
     # Where no evaluation succeeded, the bound is infinite.
@@ -247,7 +248,7 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
             settled = steepness * jnp.abs(epsilon - about) < _NEAR
             markov = tilt.markov_epsilon(cumulants, goal)
             further = jnp.where(epsilon < jnp.inf, epsilon, markov)
-            # A second evaluation for the same estimate would find the same.
+            # A second evaluation for the same estimate would give the same bound.
             settled |= further == about
             further = jnp.where(settled, jnp.nan, further)
             return _Candidate(epsilon, about, where, further)
@@ -266,9 +267,8 @@ def _smallest_epsilon(
 ) -> jax.Array:
     """Search for the smallest ε < 3 top at which the function `excess` is at most 0.
 
-    The search starts at `top`. The result is inf if the search finds no such ε. At
-    every finite result the excess is at most 0, but the search may miss the smallest
-    such ε.
+    The search starts at `top`. The result is inf if the search fails. At every finite
+    result the excess is at most 0, but the excess at a smaller ε may be at most 0, too.
     """
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
     # opposite sign, so that the search evaluates at top first, then between 0 and top
@@ -280,10 +280,11 @@ def _smallest_epsilon(
 
 
 def _flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
-    """The leaves and the structure of a pytree of events, with ADD_REMOVE for ZERO_OUT.
+    """The leaves and the structure of a pytree of events, without ZERO_OUT.
 
-    The adjacencies ADD_REMOVE and ZERO_OUT have the same losses. After the replacement,
-    events of both adjacencies have the same structure and share a compiled program.
+    ADD_REMOVE replaces the adjacency ZERO_OUT, which has the same losses. After the
+    replacement, events of both adjacencies have the same structure and share a compiled
+    program.
     """
     same = []
     for step in steps:
@@ -297,18 +298,19 @@ def _flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
 def for_callers(
     core: Callable[..., jax.Array], worst: float, rounding: Direction = "up"
 ) -> Callable[[ArrayLike, Sequence[events.Repeated]], jax.Array]:
-    """Make a compiled bound, for arguments of any dtype and value, from one in float64.
+    """Compile a float64 bound, for arguments of any dtype and value.
 
     Args:
       core: maps ε and the events to δ, or δ and the events to ε, in float64.
       worst: the result for invalid parameters: 1 for an upper bound on δ, inf for an
         upper bound on ε, and 0 for a lower bound.
-      rounding: the direction of the final cast, as for `float64`.
+      rounding: the direction of the final cast, as for the decorator `float64`.
 
     Returns:
-      A function of ε or δ and of the events. Its result is 0 if no event releases
-      anything, `worst` if a parameter is out of range or NaN, `worst` if `core` returns
-      NaN, and otherwise the result of `core`.
+      A function of ε or δ and of the events. The result is `worst` if a number is NaN
+      or out of range, or if a mechanism that releases something is not `private` (see
+      `mechanisms.Domain`). Otherwise, the result is 0 if no event releases anything.
+      Otherwise, the result is that of `core`, or `worst` if `core` returns NaN.
     """
 
     @float64(rounding, static=("structure",), one_by_one=True)

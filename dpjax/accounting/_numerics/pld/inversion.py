@@ -5,15 +5,16 @@ e^{sY} at s. For every tilt λ > 0 the function g and its Fourier transform ĝ a
 
     g(ε) = e^{λε} δ(ε) = e^{λε} E[(1 − e^{ε−Y})₊],   ĝ(t) = e^{K(s)} / (s(s + 1)),
 
-with s = λ + it at the frequency t. For the inverse transform, the trapezoidal rule with
-step 2π/L gives Σ_k g(ε + kL), over all integers k, in place of g(ε) (Poisson's
+with s = λ + it at the frequency t. The trapezoidal rule with step 2π/L for the inverse
+transform yields the sum Σ_k g(ε + kL) over all integers k, instead of g(ε) (Poisson's
 summation). Every term of that sum is positive, so the rule errs upwards only. K is a
 sum over mechanisms, so a million steps cost as much as one step.
 
 The sum over frequencies t is truncated at the largest frequency t_J. The terms beyond
-t_J are small if the losses have enough Gaussian noise. If they have too little, an
-additional Gaussian mechanism with a small μ is composed with them. This composition can
-only lose privacy. Bounds on the truncated terms and on rounding are added to the sum.
+t_J are small if the losses have enough Gaussian noise. If the losses have too little
+Gaussian noise, an additional Gaussian mechanism with a small μ is composed with them.
+This composition can only lose privacy. Bounds on the truncated terms and on rounding
+errors are added to the sum.
 
 The tilt λ is near the saddle point, where e^{K(λ) − λε} is nearly δ(ε). All errors are
 then relative to δ and not to 1. If an example seldom takes part in a run, no λ has this
@@ -21,8 +22,8 @@ property, because Y is nearly always 0. The distribution of the discrete losses 
 therefore split into an atom (a mass of one at 0) and the difference from this atom. The
 code transforms the difference alone. The difference is computed from φ − 1, with φ the
 characteristic function, and never from φ, so that errors are relative to the mass
-outside the atom. For the atom, which the Gaussian losses still spread, a bound on the
-sum over k has a closed form.
+outside the atom. The atom composed with the Gaussian losses is a Gaussian mechanism.
+The sum over k for this mechanism has a bound in closed form.
 """
 
 from typing import NamedTuple
@@ -40,22 +41,22 @@ from dpjax.accounting._numerics.pld.tilt import FREQUENCIES, SIDE, Parts, Tilt
 
 
 class Spectrum(NamedTuple):
-    """The Fourier transform of g(ε) = e^{λε} δ(ε) for composed losses, over E e^{λY}.
+    """The Fourier transform of e^{λε} δ(ε), divided by E e^{λY}, without an atom.
 
-    Y is the sum of all losses, K(λ) = log E e^{λY}, and λ is the tilt. Frequency t_j is
-    in row j // side and column j % side of the arrays f[side, side]. The transform of
-    an atom is subtracted: the case that all discrete losses are 0 and only Gaussian
-    losses remain.
+    Y is the sum of all losses, K(λ) = log E e^{λY}, and λ is the tilt. The transform of
+    the atom is subtracted. The atom is the case that all discrete losses are 0 and only
+    Gaussian losses remain. The frequency t_j is in row j // SIDE and column j % SIDE of
+    the arrays f[SIDE, SIDE], where SIDE is a constant.
 
     Attributes:
       tilt: the tilt λ, the period and the added Gaussian variance, f[] each.
       log_mass: K(λ), f[].
       variance: the variance of all Gaussian losses, the added one included, f[].
       discrete: the part of K(λ) that the discrete losses contribute, f[].
-      real, imaginary: the real and imaginary parts of the transform at t_j,
-        f[side, side]. Values at t_j > 0 are doubled, to count the values at −t_j.
-      error: two numbers x and y, f[] each: x + y |ε| bounds the error of the sum of all
-        values in the inverse transform at ε.
+      real, imaginary: the two parts of the transform at t_j, f[SIDE, SIDE] each. Values
+        at t_j > 0 are doubled, to count the values at −t_j.
+      error: two numbers x and y, f[] each. The error of the inverse transform at ε, a
+        sum over all frequencies, is at most x + y |ε|.
       scale: a bound on the relative error of e^{K(λ)}, f[].
       lost: the probability of an infinite loss, f[].
     """
@@ -75,13 +76,13 @@ class _Wave(NamedTuple):
     """The tilted characteristic function φ of one mechanism, at all frequencies t_j.
 
     φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], with Y the loss of one step and λ the tilt.
-    Frequency t_j is in row j // side and column j % side.
+    The frequency t_j is in row j // SIDE and column j % SIDE, where SIDE is a constant.
 
     Attributes:
       log_sum: log E[e^{λY}], f[].
-      log_abs: log |φ(t_j)|, f[side, side].
-      angle: arg φ(t_j), f[side, side].
-      error: a bound on the error of φ(t_j), f[side, side].
+      log_abs: log |φ(t_j)|, f[SIDE, SIDE].
+      angle: arg φ(t_j), f[SIDE, SIDE].
+      error: a bound on the error of φ(t_j), f[SIDE, SIDE].
     """
 
     log_sum: jax.Array
@@ -93,7 +94,7 @@ class _Wave(NamedTuple):
 def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The real and imaginary parts of e^{ikα} − 1 for k = 0, ..., count − 1.
 
-    α is the angle. The parts are computed by a recursion in k, which sums rounding
+    α is the angle. A recursion in k computes the parts, and accumulates rounding
     errors.
     """
     # cos α − 1 as −2 sin²(α/2), which does not cancel for small α.
@@ -140,8 +141,8 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     direct = jnp.maximum((1 + real) ** 2 + imaginary**2, 1e-280)
     log_square = jnp.log1p(jnp.where(long, squared, 0.0))
     log_square = jnp.where(long, log_square, jnp.log(jnp.where(long, 1.0, direct)))
-    # |e^{itY} − 1| is at most min(|tY|, 2), and reach sums that bound by weight:
-    # rounding errors of φ − 1 are relative to them.
+    # |e^{itY} − 1| is at most min(|tY|, 2), and `reach` is the weighted sum of these
+    # bounds. Rounding errors of φ − 1 are relative to `reach`.
     frequencies = (units[:, None] * np.arange(float(SIDE))[None]).ravel()
     reach = jnp.minimum(jnp.outer(frequencies, jnp.abs(losses.loss)), 2.0) @ weight
     touched = 2 * (reach[None, :SIDE] + reach[SIDE:, None])
@@ -222,9 +223,9 @@ def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
     """An upper bound on the part of Σ_k g(ε + kL) e^{−K(λ)} that a `Spectrum` omits.
 
     The omitted part, an atom, is the case that all discrete losses are 0 and only the
-    Gaussian loss remains. Here g(ε) is e^{λε} δ(ε), where δ(ε) is that of the Gaussian
-    loss alone. K(λ) = log E e^{λY} is that of the sum Y of all losses. λ is the rate of
-    the tilt, and L is its period.
+    Gaussian loss remains. Here g(ε) is e^{λε} δ(ε), where δ(ε) belongs to the Gaussian
+    loss alone. But K(λ) = log E e^{λY} belongs to the sum Y of all losses. λ is the
+    rate of the tilt, and L is its period.
     """
     rate, period = wave.tilt.rate, wave.tilt.period
     deviation = jnp.sqrt(wave.variance)
@@ -252,7 +253,7 @@ def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]
 
     The result divided by the period approximates e^{λε} δ(ε) / E e^{λY}, where Y is the
     sum of all losses and λ is the tilt. The case that all discrete losses are 0, which
-    a `Spectrum` omits, is not included (`_atom` bounds it).
+    a `Spectrum` omits, is not included (`_atom` bounds this case).
 
     Returns:
       The real part of the transform, f[], and a bound on its error, f[].
@@ -286,17 +287,17 @@ def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """The log of a bound on δ(ε) that adds the δ of all steps; inf with Gaussian noise.
+    """The log of a bound on δ(ε) without inversion, or inf if variance > 0.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
-    variance is that of a Gaussian loss. Mechanism i has T_i steps, and δ_i is the δ of
-    one of them. The bound is Σ_i T_i δ_i(ε / Σ_i T_i). The bound is exact for a single
-    step. The bound is also nearly exact at ε = 0 for many steps whose privacy loss is
-    seldom positive. For such steps the bound by Fourier inversion is loose, because
-    inversion adds a Gaussian mechanism.
+    variance is the variance of a Gaussian loss. Mechanism i has T_i steps, and δ_i is
+    the δ of one of its steps. The first bound is Σ_i T_i δ_i(ε / Σ_i T_i). This bound
+    is exact for a single step, and nearly exact at ε = 0 for many steps whose privacy
+    loss is seldom positive. For such steps the bound by Fourier inversion is loose,
+    because inversion adds a Gaussian mechanism.
 
-    Another bound follows from the largest possible sum of losses. The function returns
-    the log of the smaller bound.
+    The largest possible sum of losses gives a second bound. The function returns the
+    log of the smaller bound.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     share = epsilon / jnp.maximum(steps, 1.0)

@@ -69,7 +69,7 @@ def _other_terms(
     """A bound on the terms that the inversion adds to g(ε) = e^{λε} δ(ε).
 
     By Poisson's summation, these terms are g(ε + kL) for all integers k except 0.
-    Markov's inequality bounds them. The result is divided by e^{K(λ)}.
+    Markov's inequality bounds these terms. The result is divided by e^{K(λ)}.
 
     Args:
       cumulants: K at several tilts, without the Gaussian variance that `where` adds.
@@ -97,8 +97,8 @@ def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Arr
     """A function from ε to a lower bound on δ(ε) of composed losses.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
-    variance is that of a Gaussian loss. `about` is a pair of an ε and an estimate of
-    log δ(ε), for which the bound is tight.
+    variance is the variance of a Gaussian loss. `about` is a pair of an ε and an
+    estimate of log δ(ε). The bound is tight near this ε.
     """
 
     def simple(epsilon: jax.Array) -> jax.Array:
@@ -132,7 +132,7 @@ def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Arr
         total = total / where.period + atom
         total = total - less * (1 + _MARGIN) - ULP * 64 * (jnp.abs(total) + atom)
         exponent = wave.log_mass - rate * at - wave.scale - ULP * (64 + 8 * size)
-        # NaN is no bound. It occurs if losses overflow.
+        # NaN occurs if losses overflow, and is replaced by the bound 0.
         found = jnp.exp(jnp.log(jnp.maximum(total, SMALL)) + exponent)
         found = jnp.where(total > 0, found, 0.0)
         return jnp.maximum(jnp.where(jnp.isnan(found), 0.0, found), simple(epsilon))
@@ -199,7 +199,7 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
             return of(epsilon) > asked
 
         # A mechanism with δ(ε) > δ is not (ε, δ)-DP, and 0 is always a lower bound on
-        # ε. Far from the tilt's ε the bound on δ may fall short. So the search starts
+        # ε. Far from the tilt's ε the bound on δ may be loose. So the search starts
         # from the largest of several ε that exceeds δ, and ends below the next one.
         tried = upper * _FRACTIONS
         reached = jnp.max(jnp.where(jax.lax.map(exceeds, tried), tried, 0.0))

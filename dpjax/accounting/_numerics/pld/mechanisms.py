@@ -23,7 +23,8 @@ class Domain(NamedTuple):
     Attributes:
       allowed: whether the numbers describe a mechanism.
       silent: whether the mechanism releases nothing.
-      private: whether the privacy losses of a mechanism that is not silent are finite.
+      private: whether a bound below the trivial one (δ = 1, ε = ∞) is computed if the
+        mechanism is not silent.
     """
 
     allowed: jax.Array
@@ -68,10 +69,11 @@ def _fixed_size(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
 
 
 def _sampled_cells(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
-    """The losses of a Poisson-sampled step, in which other examples contribute zero.
+    """The losses of a Poisson-sampled step, if all common examples contribute zero.
 
-    Only the interval that contains an outcome is released. The intervals leave out
-    about the mass `tail` at each end.
+    The common examples are those that are in both data sets. Only the interval that
+    contains an outcome is released. The intervals leave out about the mass `tail` at
+    each end.
     """
     return pairs.poisson(event, tail, pairs.released_cells)
 
@@ -177,8 +179,8 @@ def replace_unless(usable: jax.Array, event: Any) -> Any:
 def finite_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     """The discrete losses of an event that is not `events.Gaussian`.
 
-    The losses are finite, except that about the mass `tail` may move to an infinite
-    loss.
+    About the mass `tail` may move to an infinite loss. An `events.EpsilonDelta` also
+    has an infinite loss with probability δ.
     """
     upper, _ = _LOSSES[type(event)]
     return upper(event, tail)
@@ -187,7 +189,8 @@ def finite_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
 def lower_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     """The losses of an event that is not `events.Gaussian`, for lower bounds on δ.
 
-    The losses are rounded down. About the mass `tail` may be left out at each end.
+    The losses are rounded down. Outcomes with about the mass `tail` at each end may be
+    left out.
     """
     _, lower = _LOSSES[type(event)]
     losses = lower(event, tail)

@@ -15,19 +15,19 @@ is a post-processing of the mechanism, so that the δ of the two distributions o
 is a lower bound. Outcomes beyond the last cells are left out, which makes δ smaller.
 
 All mechanisms in this module are mixtures of unit Gaussians (`atoms` has the other
-mechanisms). Let q be the sampling rate, and N(v) = log(1 − q + q e^v). At the outcome
-z, the loss of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1) is N(μz − μ²/2). Against the
-mirror image (1 − q) N(0, 1) + q N(−μ, 1), the loss is N(μz − μ²/2) − N(−μz − μ²/2).
+mechanisms). Let q be the sampling rate, and ℓ(v) = log(1 − q + q e^v). At the outcome
+z, the loss of (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1) is ℓ(μz − μ²/2). Against the
+mirror image (1 − q) N(0, 1) + q N(−μ, 1), the loss is ℓ(μz − μ²/2) − ℓ(−μz − μ²/2).
 
 **A Poisson-sampled step whose batch may overflow.** Two neighbouring data sets differ
 in one example, the differing example. Let n be the number of examples, q the sampling
 rate and b the capacity of a batch. Of the other examples, D ~ Binomial(n − 1, q) are
 sampled. The other examples fill the batch with probability p = P[D >= b], which does
-not depend on the differing example. If they do not fill the batch, the step is an
-ordinary Poisson-sampled step. If they do, the differing example takes part with
-probability r = q E[b / (D + 1) | D >= b]. In that case it displaces another example, so
-that the sum of gradients moves by at most two clip norms. docs/accounting.md has the
-proof.
+not depend on the differing example. If the other examples do not fill the batch, the
+step is an ordinary Poisson-sampled step. If they fill the batch, the differing example
+takes part with probability r = q E[b / (D + 1) | D >= b]. When the differing example
+takes part, it displaces another example, so that the sum of gradients moves by at most
+two clip norms. docs/accounting.md has the proof.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ from dpjax._core.typing import Adjacency
 from dpjax.accounting._numerics.gaussian import LOG_SQRT_2PI, gauss_rule
 
 INTERVALS = 4096
-# The largest v for which N(v) is computed directly: e^{2v} is far from overflow.
+# The largest v for which ℓ(v) is computed directly: e^{2v} is far from overflow.
 _DIRECT = 40.0
 # Gauss-Legendre nodes and weights on [0, 1], for the masses within an interval.
 _NODES, _WEIGHTS = (x[:, None] for x in gauss_rule(8))
@@ -53,8 +53,8 @@ _TAIL_NODES, _TAIL_WEIGHTS = gauss_rule(16, panels=8)
 _VANISHED = 45.0  # the integral stops where the integrand is e^{−45} of its maximum
 _HALVINGS = 60
 # The relative error of a tail probability above 1e-300. For such a tail the error of
-# k log(k / nq) is about 1e-16 times n^(1/2) times 40, and every other factor is known
-# to a few units in the last place.
+# k log(k / nq) is about 1e-16 times n^(1/2) times 40, and every other factor has an
+# error of a few units in the last place.
 TAIL_ERROR = 1e-8
 
 
@@ -103,10 +103,10 @@ class Cells(NamedTuple):
 
 
 def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
-    """The log-likelihood ratio N(v) = log(1 − q + q e^v) of a mixture with the rate q.
+    """The log-likelihood ratio ℓ(v) = log(1 − q + q e^v) of a mixture with the rate q.
 
-    The result is precise for all rates and all v, the log-likelihood ratio of the
-    component with the weight q.
+    The argument v is the log-likelihood ratio of the component with the weight q. The
+    result is precise for all rates and all v.
     """
     # log(1 + q (e^v − 1)) is precise unless the argument of the log is near 0. Where
     # this argument is near 0, and where e^v or a derivative could overflow, logaddexp
@@ -145,12 +145,12 @@ def split(
     ends = start + width * np.arange(count + 1.0)
 
     def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The log-likelihood ratio N(v) at the ends of cells, N′(v) at their starts.
+        """The numbers ℓ(v) at the ends of cells, and ℓ′(v) at the starts of cells.
 
-        v is log(N(μ, 1) / N(0, 1)) at the ends of the intervals of outputs (the cells),
-        where an end is the start of the next cell. N(v) = log(1 − q + q e^v), and N′(v)
-        is the fraction of the density of (1 − q) N(0, 1) + q N(μ, 1) that comes from
-        N(μ, 1).
+        The ends of cells include the start of the first cell, and v is the
+        log-likelihood ratio of N(μ, 1) to N(0, 1) at the ends. ℓ(v) = log(1 − q + q
+        e^v) is the log-likelihood ratio of (1 − q) N(0, 1) + q N(μ, 1) to N(0, 1).
+        ℓ′(v) is the fraction of the density of this mixture that comes from N(μ, 1).
         """
         log_ratio = log_mixture(v, rate)
         return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
@@ -164,8 +164,8 @@ def split(
     def climb(step: jax.Array) -> jax.Array:
         """The increase of the loss when μz increases by `step`.
 
-        Before the increase, z is the start of each cell. This form does not subtract
-        nearly equal numbers.
+        Before the increase, z is the start of each cell. The computation does not
+        subtract nearly equal numbers.
         """
         grown = jnp.log1p(share * jnp.expm1(step))
         return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
@@ -216,8 +216,8 @@ def divide_masses(
     total = jnp.sum(mass, axis=0)
     kept = jnp.where(total > 0, total, 1.0)
     shrunk = jnp.sum(mass * jnp.expm1(-inner), axis=0) / kept
-    # The error of Gauss's rule is 1.7e-23 (Δz)^16 f^(16), and f^(16) / f is about the
-    # 16th power of the distance from a mean or of μ.
+    # The relative error of Gauss's rule is 1.7e-23 (Δz)^16 f^(16) / f for the density
+    # f, and f^(16) / f is about the 16th power of the distance from a mean or of μ.
     error = 64 * ULP + 1e-21 * sharp**16
     merged = loss[:-1] - jnp.log1p(shrunk)
     error = jax.lax.stop_gradient(error)
@@ -263,7 +263,7 @@ def poisson_cells(
 ) -> Cells:
     """The `split` of outcomes that leaves out about the mass `tail` at each end.
 
-    P and Q are those of `split`, for the sampling rate `rate`.
+    `split` defines P and Q, for the sampling rate `rate`.
     """
     rate = raise_rate(rate)
     start, stop = find_ends(mu, rate, tail)
@@ -332,7 +332,7 @@ def poisson(
 def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
     """The logarithm of Σ_i w_i e^{v_i} over the first axis.
 
-    The weights w_i add up to one. The result is precise even where it is near zero.
+    The weights w_i add up to one. The result is precise even near zero.
     """
     # Where the sum is near one, log1p of Σ w_i (e^{v_i} − 1) is precise, because the
     # weights add up to one. Elsewhere the logarithm is not small.
@@ -394,10 +394,10 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     """The losses of the symmetric pair (P, Q) whose trade-off curve is C_q(G_μ).
 
     C_q(G_μ) is the curve of a μ-GDP mechanism on a random batch of fixed size, with the
-    sampling rate q. The positive losses and their masses are those of (1 − q) N(0, 1) +
-    q N(μ, 1) against N(0, 1). For each positive loss x, the loss −x has e^{−x} times
-    the mass of x. The rest of the mass has a loss of zero. About the mass `tail` moves
-    to an infinite loss.
+    sampling rate q. The pair has the positive losses of (1 − q) N(0, 1) + q N(μ, 1)
+    against N(0, 1), with the same masses. For each positive loss x, the loss −x has
+    e^{−x} times the mass of x. The rest of the mass has a loss of zero. About the mass
+    `tail` moves to an infinite loss.
 
     Reference: Bok, Su and Altschuler (2024), Proposition D.4.
     """
@@ -483,7 +483,7 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     certain = (k <= n) & (rate >= 1)
     k, n, rate = (jnp.where(inside, x, y) for x, y in ((k, 1.0), (n, 2.0), (rate, 0.5)))
     # With X ~ Binomial(n, q), P[X < k] is P[n − X >= n − k + 1], and n − X is
-    # Binomial(n, 1 − q). The integral is taken of the smaller of the two tails.
+    # Binomial(n, 1 − q). The integral gives the smaller of the two tails.
     rare = k >= (n + 1) * rate
     least, share = jnp.where(rare, k, n - k + 1), jnp.where(rare, rate, 1 - rate)
     tail = _small_tail(least, n, share)
@@ -494,16 +494,17 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of a Poisson-sampled step whose batch may overflow.
 
-    Two neighbouring data sets differ in one example. Whether the other examples fill
-    the batch does not depend on this example. The bound may therefore assume that the
-    attacker knows whether they fill it.
+    Two neighbouring data sets differ in one example, the differing example. Whether the
+    other examples fill the batch does not depend on the differing example. The bound
+    may therefore assume that the attacker knows whether the other examples fill the
+    batch.
 
-    Let p be the probability that the differing example is in a batch that overflows. If
-    p is at most `tail`, the mass that each step may move to an infinite loss, the bound
-    replaces the loss by an infinite loss with probability p. The bound stays valid: a
-    full batch without the differing example reveals nothing about it, and a step
-    without overflow reveals at least as much. If max_batch_size is at least
-    num_examples, p is 0.
+    Let p be the probability that a batch overflows and contains the differing example.
+    If p is at most `tail`, the mass that each step may move to an infinite loss, the
+    result has the losses of a step without overflow, and an infinite loss with
+    probability p. The bound stays valid: a full batch without the differing example
+    reveals nothing about this example, and a step without overflow reveals at least as
+    much. If max_batch_size is at least num_examples, p is 0.
     """
     pair = poisson(event, tail)  # the losses without overflow
     n, b = event.num_examples, event.max_batch_size
@@ -516,7 +517,8 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     both = jnp.where(b < n, jnp.maximum(both, SMALL), 0.0)
     rare = both <= tail
     taken = jnp.clip(both / jnp.maximum(full, SMALL), SMALL, rate)
-    # In the rare case the second pair gets no mass; the rate keeps its losses finite.
+    # In the rare case the second pair has no mass, and finite losses at the sampling
+    # rate.
     moved = fixed_size(2 * mu, jnp.where(rare, rate, taken), tail)
     usual = jnp.where(rare, 1.0, jnp.maximum(1 - full * (1 - TAIL_ERROR), SMALL))
     full = jnp.clip(full * (1 + TAIL_ERROR), SMALL, 1.0)

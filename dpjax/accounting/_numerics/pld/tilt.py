@@ -19,7 +19,7 @@ from dpjax.accounting._numerics.pld.pairs import DiscreteLosses
 
 TILTS = 1.5 ** np.arange(-14.0, 66.0)  # the candidates for λ, from 0.003 to 3e11
 _GAPS = TILTS[None] - TILTS[:, None]  # λ′ − λ, for λ in rows and λ′ in columns
-_NEGLIGIBLE = 14.0  # −log of a relative error in δ that may be added on purpose
+_NEGLIGIBLE = 14.0  # −log of a relative error in δ that is small enough to be added
 _ROUNDING = 2e-11  # about 1 + λ times the relative rounding error outside the atom
 SIDE = 80  # the frequencies form a square of SIDE rows and columns
 FREQUENCIES = SIDE**2
@@ -118,9 +118,9 @@ def _minimum(values: jax.Array) -> jax.Array:
 
 
 def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
-    """For each array of values, its entry at the position where `key` is smallest.
+    """The entry of each array of values at the position where `key` is smallest.
 
-    In a tie, the result for an array is the largest of its entries at the tied
+    In a tie, the result for an array is the largest of the entries at the tied
     positions.
     """
     best = (key <= _minimum(key))[None]
@@ -191,8 +191,8 @@ def choose(
     # −log of an error that is negligible, relative to e^K.
     small = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)
     # The terms at ε ± kL of Poisson's summation must be negligible. By Markov's
-    # inequality with rate λ′, they are beyond (K(λ′) − K(λ) + small) / (λ′ − λ), for λ′
-    # on either side of λ. The period is the smallest such distance.
+    # inequality with rate λ′, terms beyond (K(λ′) − K(λ) + small) / (λ′ − λ) are
+    # negligible, for λ′ on either side of λ. The period is the smallest such distance.
     rise = total[None] - total[:, None] + small[:, None]
     reach = rise / np.where(_GAPS == 0, 1.0, np.abs(_GAPS))
     above, below = (
