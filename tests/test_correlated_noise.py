@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import dpjax
@@ -102,6 +103,27 @@ def test_tree_noise_matches_inverse_matrix_at_any_length(num_steps):
     dense = jax.jit(lambda: STRATEGIES["tree"].matrix(num_steps))()
     np.testing.assert_allclose(noise, np.linalg.solve(dense, z), atol=1e-5)
     np.testing.assert_allclose(run_on_zeros("tree", "regenerate"), noise, atol=1e-5)
+
+
+@pytest.mark.parametrize("stddev", [1.3, 2.0**-90])
+@pytest.mark.parametrize("arithmetic", ["real", "discrete"])
+def test_changed_stddev_gives_nan_updates(arithmetic, stddev):
+    factory = optax.inject_hyperparams(
+        dpjax.correlated_noise,
+        static_args=("strategy", "num_steps", "key", "arithmetic"),
+    )
+    tx = factory(
+        strategies.geometric(0.5), stddev, num_steps=4, key=KEY, arithmetic=arithmetic
+    )
+    sums = stddev * ones(3)
+    update = jax.jit(tx.update)
+    out, state = update(sums, jax.jit(tx.init)(sums))
+    assert np.all(np.isfinite(out))
+    injected = state.hyperparams["stddev"]
+    for changed in (np.nextafter(injected, 0, dtype=np.float32), 2 * injected):
+        other = state._replace(hyperparams={**state.hyperparams, "stddev": changed})
+        assert np.all(np.isnan(update(sums, other)[0]))
+    assert np.all(np.isfinite(update(sums, state)[0]))
 
 
 @pytest.mark.diagonal

@@ -245,12 +245,15 @@ class CorrelatedLatticeState(NamedTuple):
         integers r and the lattice spacing q, f[m, ...] for each leaf; () if there is no
         recursion.
       key: the typed key from which `jax.random.fold_in` derives the key of each step.
+      spacing: the lattice spacing q as one float64, stored as two 32-bit words, u32[2].
+        The spacing must not change during a run, since `sums` is in units of q.
     """
 
     step: jax.Array
     sums: Leaves
     released: Leaves
     key: Key
+    spacing: jax.Array
 
 
 def lattice_roundings(
@@ -335,24 +338,28 @@ def correlated_lattice_noise(
         def words(p: jax.Array) -> jax.Array:
             return zeros_like(p, jnp.uint32, (forward.rows, 2))
 
+        with jax.enable_x64(True):
+            spacing_words = _split(jnp.asarray(spacing, jnp.float64))
         return CorrelatedLatticeState(
             step=jnp.zeros((), jnp.int32),
             sums=jax.tree.map(words, params) if forward.rows else (),
             released=wide_zeros_like(params, (inverse.rows,)) if inverse.rows else (),
             key=stream(key, "discrete correlated noise"),
+            spacing=spacing_words,
         )
 
     def update(updates: Leaves, state: Any) -> tuple[Leaves, CorrelatedLatticeState]:
         check_steps_left(state.step, num_steps)
         # With the minimum, the counter stops at num_steps + 1 and never overflows.
         step = jnp.minimum(state.step, num_steps) + 1
-        # Inside jit no exception can depend on a value. So a NaN refuses the step.
-        refusal = jnp.where(step <= num_steps, 0.0, jnp.nan)
         wide = widen(updates)
         key = jax.random.fold_in(state.key, step)
         noise = _discrete.discrete_gaussian_like(key, wide, DRAWS)
         with jax.enable_x64(True):
             q = jnp.asarray(spacing, jnp.float64)
+            promised = (step <= num_steps) & jnp.all(_split(q) == state.spacing)
+            # Inside jit no exception can depend on a value. So a NaN refuses the step.
+            refusal = jnp.where(promised, 0.0, jnp.nan)
             in_units = jax.tree.map(
                 lambda x: _discrete.divide_and_clip(x, q, digits), wide
             )
@@ -369,7 +376,9 @@ def correlated_lattice_noise(
             lattice = jax.tree.map(release, rows, noise, wide)
         private, released = inverse.noise(lambda _: lattice, step, state.released)
         private = cast_like(private, updates)
-        return private, CorrelatedLatticeState(step, sums, released, state.key)
+        return private, CorrelatedLatticeState(
+            step, sums, released, state.key, state.spacing
+        )
 
     return transformation(init, update)
 
@@ -384,7 +393,12 @@ def _to_words(x: jax.Array) -> jax.Array:
 
     A state stores words, since JAX has no float64 arrays unless `jax_enable_x64` is on.
     """
-    return jnp.moveaxis(jax.lax.bitcast_convert_type(x, jnp.uint32), -1, 1)
+    return jnp.moveaxis(_split(x), -1, 1)
+
+
+def _split(x: jax.Array) -> jax.Array:
+    """Convert float64 numbers f64[*b] to pairs of 32-bit words, u32[*b, 2]."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
 class TreeMomentumState(NamedTuple):
