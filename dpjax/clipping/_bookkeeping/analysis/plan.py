@@ -190,8 +190,8 @@ def plan(
       num_known: the number of inputs that depend on no example. These inputs come
         first. None if only the parameter leaves depend on no example.
       outputs: the indices of the outputs that are differentiated.
-      keep_blocks: whether a rematerialised block stays checkpointed if its parameter
-        leaves enter no other part of the loss.
+      keep_blocks: whether a rematerialised block stays checkpointed if
+        `Component.is_in_blocks` holds for its parameter leaves.
     """
     num_known = len(groups) if num_known is None else num_known
     inputs = range(len(closed.in_avals))
