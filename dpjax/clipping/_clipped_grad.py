@@ -261,8 +261,8 @@ class ClippedGrad(Generic[Params]):
 
         Args:
           *args: the arguments of a call.
-          keep_blocks: whether a block of `jax.checkpoint` stays checkpointed if its
-            parameters enter no other part of the loss.
+          keep_blocks: whether blocks of `jax.checkpoint` stay checkpointed, as with
+            engine="ghost".
         """
         closed, _ = self._trace(args)
         groups = self._groups(args)
@@ -402,8 +402,8 @@ def clipped_grad(
     """Make a function that sums clipped per-example gradients over a batch.
 
     Args:
-      loss_fn: a function that takes ONE example (no batch axis) in each batch argument
-        and returns a scalar loss, or (loss, aux) with has_aux.
+      loss_fn: a function of ONE example (no batch axis) in each batch argument. It
+        returns a scalar loss, or (loss, aux) with has_aux.
       clip_norm: the bound C on the L2 norm of each example's gradient, over all the
         arguments in argnums together. It is positive and may be traced. A prefix tree
         of these arguments (of their tuple, if argnums is a tuple) gives a bound for
@@ -425,17 +425,17 @@ def clipped_grad(
         to save memory. It is also for losses whose per-example gradients must be
         formed, because it does not store these gradients between the passes. It makes
         an assumption (see Privacy).
-        "auto" is "bookkeeping" if at least one parameter meets the example only in
-        matrix products, convolutions or lookups, and "vmap" otherwise. But if "ghost"
-        would retain the rematerialisation of a block, "auto" is "ghost" or "vmap",
-        which both retain it. In this case "auto" is "vmap" if two conditions hold: no
-        parameter is sharded along an explicit mesh axis, and the gradient of one
-        example has no more entries than the activations and cotangents of this example
-        that "ghost" stores at once. In code lowered for a TPU, "auto" always forms all
-        per-example gradients. Instead of "ghost" it is then an engine with one pass,
-        which does not retain rematerialisation.
-      microbatch_size: the maximum number of per-example gradients to form at a time.
-        Any size works with any b; the result is the same up to rounding.
+        "auto" is "bookkeeping" if at least one parameter is combined with the example
+        only in matrix products, convolutions or lookups, and "vmap" otherwise. But if
+        "ghost" would retain the rematerialisation of a block, "auto" is "ghost" or
+        "vmap", which both retain it. In this case "auto" is "vmap" if two conditions
+        hold: no parameter is sharded along an explicit mesh axis, and the gradient of
+        one example has no more entries than the activations and cotangents of this
+        example that "ghost" stores at once. In code lowered for a TPU, "auto" always
+        forms all per-example gradients. Instead of "ghost" it is then an engine with
+        one pass, which does not retain rematerialisation.
+      microbatch_size: the maximum number of examples to process at a time. Any size
+        works with any b; the result is the same up to rounding.
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.
         "discrete" for a sum whose floats have this sensitivity, as mechanisms on a
         lattice need (`add_discrete_gaussian_noise`). The sum is then computed in
@@ -472,8 +472,8 @@ def clipped_grad(
         may vary from run to run, and the bound on their rounding does not hold.
 
     Warns:
-      UserWarning: no example of the batch has a finite gradient, in a call outside jit.
-        Under jit, `dpjax.metrics` counts the examples that contribute.
+      UserWarning: no unmasked example of the batch has a finite gradient, in a call
+        outside jit. Under jit, `dpjax.metrics` counts the examples that contribute.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, and 2C under
     REPLACE. With several bounds, C² is the sum of their squares. This holds for every

@@ -70,8 +70,8 @@ def metrics(
         boolean.
 
     Privacy: none. Only people who may see the data may see the metrics. If the metrics
-    influence a choice, such as a clip norm or a time to stop, the guarantee of
-    the run does not hold for releases that depend on this choice.
+    influence a choice, such as a clip norm or a time to stop, the guarantee of the run
+    does not hold for releases that depend on this choice.
 
     Example:
       >>> import dpjax, jax.numpy as jnp

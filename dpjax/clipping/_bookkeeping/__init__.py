@@ -19,12 +19,13 @@ function.
    reads and evaluates single equations. `equations.Alike` identifies parts of a loss
    that compute the same function, so that JAX traces this function only once.
 2. `analysis.sites` finds the sites. A value is *batch-invariant* when no example enters
-   it; the code calls such values known. A *site* is an equation where a batch-invariant
-   value that depends on a parameter, the *operand*, meets a value that depends on the
-   example. Sites are also found inside scans, where an operand is either the same in
-   all iterations or different in each. An equation has a site only if the loss is
-   differentiated through the equation's output. At any other equation, the output's
-   cotangent would be zero, and zero times an infinite derivative is NaN.
+   it; the code calls such values known. A *site* is an equation that combines two
+   values: the *operand*, a batch-invariant value that depends on a parameter, and a
+   value that depends on the example. Scans also have sites in their bodies, where an
+   operand is either the same in all iterations or different in each. An equation has a
+   site only if the loss is differentiated through the equation's output. At any other
+   equation, the output's cotangent would be zero, and zero times an infinite derivative
+   is NaN.
 3. `evaluate.run` evaluates the loss under vmap, which leaves batch-invariant values
    unmapped. `run` adds an array of zeros, called a *tap*, at every site. One vjp with
    respect to the taps gives all cotangents. At sites with a rule (step 4), the forward

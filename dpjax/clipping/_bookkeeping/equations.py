@@ -143,7 +143,7 @@ class HasFeatures(Protocol):
     """A part of a loss, such as an equation, that has a description for `Alike`."""
 
     def features(self) -> Hashable:
-        """A description of the part. Parts with equal descriptions compute the same.
+        """A description, equal only for parts that compute the same function.
 
         The description does not depend on the names of variables. If a parameter of an
         equation has no hash, the description has no hash either, and `Alike` treats

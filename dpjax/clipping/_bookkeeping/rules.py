@@ -30,8 +30,8 @@ from dpjax.clipping._bookkeeping.factors import Factors, OneHot, Size
 class Layout(NamedTuple):
     """How the axes of an array correspond to the axes of its gradient's matrices.
 
-    The gradient is that of an equation which is linear in the array. It has one matrix
-    for each group.
+    An equation is linear in the array. The array's gradient at this equation has one
+    matrix for each group.
 
     Attributes:
       groups: the axes along which the groups differ: each index has its own matrix.
@@ -297,10 +297,9 @@ class Convolution(Rule):
         return self._split(cotangent.transpose(batch, *space, feature))
 
     def _starts(self) -> np.ndarray:
-        """For each offset in the kernel's window, the position that pixel 0 reads.
+        """For each offset in the kernel's window, a position i[offset, spatial axis].
 
-        The pixel is the first output pixel, and its input is at the returned position
-        of the padded input. The result is i[offset, spatial axis].
+        The first output pixel reads this position of the padded input.
         """
         window = [range(self.shape[i]) for i in self._spec.rhs_spec[2:]]
         offsets = np.array(list(itertools.product(*window)), np.int32)

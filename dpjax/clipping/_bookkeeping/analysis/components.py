@@ -104,10 +104,10 @@ class Component(NamedTuple):
         """Whether checkpointed blocks compute all of this component's norms and sums.
 
         A block is a part of the loss that `jax.checkpoint` encloses. Blocks compute the
-        norms and sums if two conditions hold: the leaves meet the example only in such
-        blocks, and no entry of a leaf enters a second block or a second iteration of a
-        scan. The squared norms from the blocks then add up to the squared norm over the
-        leaves.
+        norms and sums if three conditions hold: the leaves meet the example only in
+        such blocks, the component has `roots`, and no entry of a leaf enters a second
+        block or a second iteration of a scan. The squared norms from the blocks then
+        add up to the squared norm over the leaves.
         """
         return (
             self.roots is not None

@@ -440,7 +440,7 @@ class Explanation:
     auto: Engine
 
     def __repr__(self) -> str:
-        """The text of a table."""
+        """The explanation as a table."""
         head = ("parameter", "shape", "sites", "norm from", "cost", "vmap", "why")
         cells: list[tuple[str, ...]] = [head]
         for row in self.rows:

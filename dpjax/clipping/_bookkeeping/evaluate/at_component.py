@@ -5,13 +5,13 @@ computed from these leaves with the example. Such a value is the site's operand.
 forward and backward pass over a batch records the inputs and cotangents of these
 equations.
 
-A function of a component has two arguments: the component wrapped in `Alike`, so that
-JAX traces the function once for all components with the same computation, and the
-component's `Records`. A function of a site has three arguments: the site, the recorded
-values of the equation's inputs except the operand, and the cotangent of the equation's
-output. These arrays have a batch axis and then one axis for each scan around the
-equation. The factors of a site are the rows whose outer products add up to its gradient
-(`factors`).
+The first arguments of a function of a component are the component and its `Records`.
+The arguments of a function of a site are the site, the recorded values of the
+equation's inputs except the operand, and the cotangent of the equation's output. These
+arrays have a batch axis and then one axis for each scan around the equation. Jitted
+functions expect the component or the site wrapped in `Alike`, so that JAX traces the
+function once for all components or sites with the same computation. The factors of a
+site are the rows whose outer products add up to its gradient (`factors`).
 """
 
 import functools

@@ -35,11 +35,11 @@ class Part(NamedTuple):
         values computed from these leaves with the example.
       seen: the inputs of the sites' equations, the cotangents at the sites, and the
         inputs of the computation from the leaves to the sites.
-      rows: whether the component's norms come from rows of activations and cotangents;
-        if not, the norms come from per-example gradients.
+      rows: whether the component's norms come from rows of activations and cotangents.
+        If not, the norms come from per-example gradients or from checkpointed blocks.
       reach: a bound on the rounding errors of the pull-back from the sites to the
-        leaves. It is needed if the norms come from per-example gradients, but the sum
-        is pulled back once for the batch. In all other cases it is None.
+        leaves, so that the sum can be pulled back once for the batch. None in an engine
+        with one pass, for norms from rows, and if `reach` has no bound.
     """
 
     component: Component

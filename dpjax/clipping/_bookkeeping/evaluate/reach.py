@@ -1,4 +1,4 @@
-"""Bounds on the terms whose sum is a gradient that is pulled back to parameter leaves.
+"""Bounds for the pull-back of gradients from operands to parameter leaves.
 
 An operand is a value that is computed from parameter leaves alone, and then meets the
 example. A sum of gradients over the batch can be pulled back from operands to parameter

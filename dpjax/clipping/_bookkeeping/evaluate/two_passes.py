@@ -51,8 +51,7 @@ def clipped_sum_in_two_passes(
 ) -> Summed:
     """The sum of clipped gradients from two passes.
 
-    A block of `jax.checkpoint` stays checkpointed if its parameters enter no other part
-    of the loss.
+    The blocks in `Plan.blocks` stay checkpointed.
 
     Args:
       plan: the analysis of the loss.
