@@ -312,7 +312,7 @@ def _broadcast_scales(per_example: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
-    """Clip per-example gradients, and return the sum of the clipped gradients.
+    """Make an optax transformation from per-example gradients to their clipped sum.
 
     This transformation is for users who already have per-example gradients.
     `clipped_grad` computes the same sum from a loss.

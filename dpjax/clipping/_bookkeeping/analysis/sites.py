@@ -302,8 +302,8 @@ def analyse(
             )
             for inner, entered in within.items():
                 origins[inner] = depends(*(eqn.invars[i] for i in entered))
-        # Rules need an equation that is linear in its operand. If a parameter enters
-        # twice, as in a product of two functions of it, the taps are on the operands.
+        # Rules need an equation that is linear in its operand. If an equation has two
+        # operands, as in a product of two functions of a parameter, both are tapped.
         rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
         scope.sites[index] = [site(eqn, i, rule) for i in sorted(tapped)]
         origins.update((one, depends(one.operand)) for one in scope.sites[index])

@@ -38,8 +38,8 @@ class Part(NamedTuple):
       rows: whether the component's norms come from rows of activations and cotangents.
         If not, the norms come from per-example gradients or from checkpointed blocks.
       reach: a bound on the rounding errors of the pull-back from the sites to the
-        leaves, so that the sum can be pulled back once for the batch. None in an engine
-        with one pass, for norms from rows, and if `reach` has no bound.
+        leaves, so that the sum can be pulled back once for the batch. It is None in an
+        engine with one pass, for norms from rows, and if the pull-back has no bound.
     """
 
     component: Component
