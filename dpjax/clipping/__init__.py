@@ -5,11 +5,11 @@ The public functions are `dpjax.clipped_grad`, `dpjax.clip_and_sum`, `dpjax.expl
 
 1. `_clip` scales one gradient, or a batch of gradients, to a bounded norm.
 2. `_clipped_grad` has `dpjax.clipped_grad`, which returns a function. The returned
-   function splits its arguments into parameters and examples, and chooses one of two
-   engines. The vmap engine forms all per-example gradients. The engine in
-   `_bookkeeping` computes norms and sums from activations and cotangents. It forms
-   per-example gradients only for parameters that this method does not cover, or for
-   which per-example gradients are cheaper.
+   function splits its arguments into parameters and examples, and chooses an engine.
+   The vmap engine forms all per-example gradients. The engines in `_bookkeeping`
+   compute norms and sums from activations and cotangents, in one pass (book-keeping)
+   or in two passes (ghost). They form per-example gradients only for parameters that
+   this method does not cover, or for which per-example gradients are cheaper.
 3. `_microbatches` processes a batch in parts. `_metrics` summarises the losses, norms
    and clipping of a batch.
 """

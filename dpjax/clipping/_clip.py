@@ -17,14 +17,14 @@ from dpjax._core.platforms import on_platform
 from dpjax._core.rounding import HIGHEST, square_sum, upper_sum
 from dpjax._core.typing import ArrayLike, Arrays, Shaped, Tree
 
-# Clipping scales a gradient to norm C (1 − 2⁻²⁰). This slack is sixteen roundings of
-# float32, and covers the root, the quotient and the product. The squares already
+# Clipping scales a gradient to norm C (1 − 2⁻²⁰). The slack 2⁻²⁰ is sixteen roundings
+# of float32, and covers the root, the quotient and the product. The squares already
 # include the rounding of sums, since they are upper bounds.
 _SLACK = 2.0**-20
 
-# The number of clipped gradients that are added in float32 before float64 takes over,
-# if the rounding of the sum must be bounded. k gradients have an error of at most
-# γ_k k C, about 0.1 % of C.
+# The number of clipped gradients in a block. If the rounding of the sum must be
+# bounded, gradients are added in float32 within blocks, and the sums of blocks in
+# float64. The error of a block of k gradients is at most γ_k k C, about 0.1 % of C.
 BLOCK = 128
 
 # On CPUs, gradients of at least this many entries are summed by a product.
@@ -32,12 +32,12 @@ _LARGE = 2**14
 
 
 def loss_scope(x64: bool | None) -> contextlib.AbstractContextManager[object]:
-    """The context for evaluating a loss with the caller's setting of `jax_enable_x64`.
+    """The context in which a loss is evaluated and differentiated.
 
-    Sums in float64 are computed with `jax_enable_x64` on. But the loss is evaluated and
-    differentiated with the caller's own setting, which is `x64`, since a custom
-    derivative may make arrays of the default dtype. `x64` is None if sums are not in
-    float64. The context then changes nothing.
+    Sums in float64 are computed with `jax_enable_x64` on. But in this context,
+    `jax_enable_x64` has the caller's own setting `x64`, since a custom derivative may
+    make arrays of the default dtype. If sums are not in float64, `x64` is None, and the
+    context changes nothing.
     """
     return contextlib.nullcontext() if x64 is None else jax.enable_x64(x64)
 
@@ -47,9 +47,9 @@ class Scales(NamedTuple):
 
     Attributes:
       finite: whether each gradient is finite, bool[] or bool[b].
-      factors: for each group of leaves that are clipped together, the factors in [0,
-        1], f[] or f[b]. A factor is zero if the gradient is not finite, or if the mask
-        excludes the example.
+      factors: for each group of leaves that are clipped together, the factors f[] or
+        f[b], from 0 to 1. A factor is zero if the gradient is not finite, or if the
+        mask excludes the example.
       norm: the norm of each gradient over all groups, before clipping, f[] or f[b].
     """
 
@@ -64,7 +64,7 @@ class PerExample(NamedTuple):
     Attributes:
       loss: the loss of each example, f[b].
       norm: the gradient's L2 norm before clipping, f[b], rounded up (docs/clipping.md).
-      aux: the second result of the loss, with a leading axis b; () without has_aux.
+      aux: the loss function's second result, with a leading axis b; () without has_aux.
     """
 
     loss: jax.Array
@@ -78,7 +78,7 @@ Summed = tuple[list[jax.Array], PerExample]
 
 
 class Inputs(NamedTuple):
-    """The arrays from which an engine makes a sum.
+    """The arrays from which an engine computes the sum of clipped gradients.
 
     Attributes:
       leaves: the parameters' leaves.
@@ -93,7 +93,7 @@ class Inputs(NamedTuple):
     def let_compiler_shard(
         self, function: Callable[..., tuple[list[jax.Array], jax.Array]]
     ) -> Callable[..., tuple[list[jax.Array], jax.Array]]:
-        """Let the compiler shard intermediate results of a function on explicit meshes.
+        """Let the compiler choose the shardings inside a function, on explicit meshes.
 
         Args:
           function: a function that returns sums, one for each parameter leaf, and norms
@@ -114,14 +114,14 @@ def clip(
     """Scale down one gradient so that its L2 norm over all leaves is bounded.
 
     Args:
-      gradient: a pytree of real arrays of any floating dtypes, taken as one vector.
+      gradient: a pytree of real arrays of any floating dtypes.
       clip_norm: the bound C, f[], positive, in the units of the gradient.
-      keep: bool[]; if false, the result is zero.
+      keep: bool[]. If it is False, the bounded gradient is zero.
 
     Returns:
       The bounded gradient, with leaves in float32 or wider, and the norm f[] before
-      clipping, rounded up. A gradient becomes zero if it has a NaN or an infinity, or
-      if its norm overflows (beyond 1e19 C in float32).
+      clipping, rounded up. The bounded gradient is zero if the gradient has a NaN or an
+      infinity, or if its norm overflows (beyond 1e19 C in float32).
 
     Raises:
       ValueError: clip_norm is not positive, or a leaf is not real.
@@ -161,7 +161,7 @@ def group_squares(
     """
     squares: list[list[jax.Array]] = [[] for _ in clip_norms]
     for x, group in zip(leaves, groups, strict=True):
-        # In units of C, a small C does not underflow, and a large C does not overflow.
+        # The unit C prevents underflow for a small C, and overflow for a large C.
         squares[group].append(square_sum(x, kept, unit=clip_norms[group]))
     return [upper_sum(parts) for parts in squares]
 
@@ -177,7 +177,7 @@ def clip_scales(
       clip_norms: for each group, its bound C.
       keep: bool[] or bool[b]; where it is False, the factors are zero.
     """
-    # A NaN or an infinity in any entry reaches the sum of the squares. XLA would copy a
+    # If any entry is NaN or infinite, so is the sum of the squares. XLA would copy a
     # long sum into each of the many computations that use `finite`, but does not copy a
     # root.
     roots = [jnp.sqrt(square) for square in squares]
@@ -202,17 +202,17 @@ def apply_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array
       finite: whether each gradient is finite in all its leaves, bool[] or bool[b]. The
         result is zero for a gradient that is not finite.
     """
-    # A factor of zero alone does not suffice, since NaN · 0 is NaN.
+    # A factor of zero does not suffice, since NaN · 0 is NaN.
     return zero_if_not_finite(x * _broadcast_scales(scale, x).astype(x.dtype), finite)
 
 
 def zero_if_not_finite(x: jax.Array, finite: jax.Array) -> jax.Array:
-    """The array x, with zeros for the examples whose gradient is not finite."""
+    """The array x, with zeros for the gradients that are not finite."""
     return jnp.where(_broadcast_scales(finite, x), x, 0.0)
 
 
 def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
-    """The sum over the batch of gradients x times their clipping factors.
+    """The sum over the batch of the gradients times their clipping factors.
 
     Args:
       x: one leaf of each gradient, f[b, ...].
@@ -244,7 +244,7 @@ def sum_clipped(
       wide: whether the sums are in float64.
     """
     squares = group_squares(gradients, groups, clip_norms, kept=1)
-    # A group without leaves has one square, 0, instead of a square for each example.
+    # A group without leaves has the scalar 0 instead of a square for each example.
     batch = jnp.broadcast_shapes(jnp.shape(keep), *(x.shape for x in squares))
     squares = [jnp.broadcast_to(x, batch) for x in squares]
     finite, scales, norm = clip_scales(squares, clip_norms, keep)
@@ -261,14 +261,12 @@ def sum_in_memory(
     """The result of `sum_with_scales`, for gradients that already exist as an array.
 
     On CPUs, large gradients are summed by a product with a vector of ones, which is
-    faster than XLA's sum.
-
-    With `wide`, the result is in float64: gradients are added in float32 within blocks
-    of `BLOCK` gradients, and the sums of the blocks are added in float64.
+    faster than XLA's sum. If `wide` is True, the result is in float64
+    (`_sum_of_blocks`).
     """
     if wide:
         return _sum_of_blocks(apply_scales(x, scale, finite))
-    # A product takes longer to compile than a sum, and so is only for large gradients.
+    # A product takes longer to compile than a sum. So small gradients are summed.
     if math.prod(x.shape[1:]) < _LARGE:
         return sum_with_scales(x, scale, finite)
 
@@ -314,13 +312,14 @@ def _broadcast_scales(per_example: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
-    """Turn per-example gradients into the sum of their clipped versions.
+    """Make an optax transformation from per-example gradients to their clipped sum.
 
     This transformation is for users who already have per-example gradients.
-    `clipped_grad` makes the sum from a loss.
+    `clipped_grad` computes the same sum from a loss.
 
     Args:
-      clip_norm: the bound C on each example's L2 norm over all leaves, positive.
+      clip_norm: the bound C on the L2 norm of each example's gradient over all leaves,
+        positive.
 
     Returns:
       An optax transformation without state. The incoming updates have shape f[b, ...],
@@ -371,7 +370,7 @@ def batch_size(name: str, batched: Tree) -> int:
     """The size of the leading axis that all leaves of a batch share.
 
     Raises:
-      ValueError: the leading axes differ or are empty; the message calls the batch by
+      ValueError: the leading axes differ or are empty. The message calls the batch by
         `name`.
     """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batched)]

@@ -34,9 +34,9 @@ ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad(Generic[Params]):
-    """A function that sums clipped gradients, as `clipped_grad` returns it.
+    """A function that sums clipped gradients, which `clipped_grad` makes.
 
-    The fields are the arguments of `clipped_grad`, which describes them.
+    The fields are the arguments of `clipped_grad`.
     """
 
     loss_fn: Callable[..., Any]
@@ -49,7 +49,7 @@ class ClippedGrad(Generic[Params]):
     arithmetic: Arithmetic
 
     def __repr__(self) -> str:
-        """The text of the call of `clipped_grad` that makes this function."""
+        """The call of `clipped_grad` that makes this function, as text."""
         name = getattr(self.loss_fn, "__name__", repr(self.loss_fn))
         others = [
             f"{field.name}={getattr(self, field.name)!r}"
@@ -73,8 +73,8 @@ class ClippedGrad(Generic[Params]):
             return factor * math.hypot(*clip_norms) * (1 + 2.0**-51)
         bounds = widen([jnp.asarray(c) for c in clip_norms])
         largest = functools.reduce(jnp.maximum, bounds)
-        # In units of the largest bound, the sum of squares does not overflow or
-        # underflow.
+        # Division by the largest bound prevents overflow and underflow of the sum of
+        # squares.
         squares = sum(jnp.square(c / largest) for c in bounds)
         # The relative rounding error of k quotients, their squares and the sum is less
         # than 2⁻²² k / 2.
@@ -84,7 +84,7 @@ class ClippedGrad(Generic[Params]):
     def __call__(
         self, *args: Any, mask: jax.Array | None = None
     ) -> tuple[Params, PerExample]:
-        """Return the sum of clipped gradients, and each example's `PerExample`."""
+        """Return the sum of clipped gradients, and the `PerExample` of the batch."""
         batched = self._examples(args)
         size = _clip.batch_size(f"the batch arguments {self.batch_argnums}", batched)
         mask = _clip.check_mask(mask, (size,))
@@ -117,9 +117,9 @@ class ClippedGrad(Generic[Params]):
     ) -> Summed:
         """Sum in float64, for arithmetic="discrete", and collect per-example results.
 
-        The computed floats of the sums have sensitivity C, the clip norm. For this,
-        each gradient is clipped to C / (1 + h). Here h is such that one example changes
-        the rounding error of the sum by at most h C / (1 + h).
+        Each gradient is clipped to C / (1 + h), where C is the clip norm, and h is such
+        that one example changes the rounding error of the sum by at most h C / (1 + h).
+        So the computed floats of the sum have sensitivity C.
 
         Args:
           closed: the loss's jaxpr.
@@ -137,7 +137,8 @@ class ClippedGrad(Generic[Params]):
                 sum_of, self.microbatch_size, inputs, wide=True
             )
             # The bound h assumes that equal blocks of examples have equal sums. The
-            # sums, unlike the mask, are always on the devices that computed them.
+            # sums are checked, and not the mask, because only the sums are always on
+            # the devices that computed them.
             sums = [needs_one_order(x) for x in sums]
             return cast_like(sums, widen(inputs.leaves)), per_example
 
@@ -162,8 +163,8 @@ class ClippedGrad(Generic[Params]):
         twice = partial(bookkeeping.clipped_sum_in_two_passes, plan)
         if self.engine == "ghost":
             return _Chosen(twice, plan)
-        # Products on TPUs are outside of the rounding model. So for "auto", and for the
-        # bound of a float64 sum, gradients replace rows there.
+        # Products on TPUs are outside of the rounding model. So for "auto" and for sums
+        # in float64, per-example gradients replace rows on TPUs.
         one_pass = partial(bookkeeping.clipped_sum, by_platform=automatic or discrete)
         if engine == "bookkeeping":
             return _Chosen(partial(one_pass, plan), plan)
@@ -240,7 +241,7 @@ class ClippedGrad(Generic[Params]):
 
         If `clip_norm` is one number, all leaves are in one group. If `clip_norm` is a
         prefix tree of the parameters, each number of the tree is the clip norm of one
-        group, which has the leaves below this number.
+        group, the leaves of the subtree at this number.
 
         Raises:
           ValueError: clip_norm is not a prefix of the arguments in argnums.
@@ -256,12 +257,12 @@ class ClippedGrad(Generic[Params]):
             ) from error
 
     def plan(self, *args: object, keep_blocks: bool = False) -> bookkeeping.Plan:
-        """The book-keeping engine's analysis of the loss, which `explain` prints.
+        """The book-keeping engine's analysis of the loss.
 
         Args:
           *args: the arguments of a call.
-          keep_blocks: whether a block of `jax.checkpoint` stays checkpointed if its
-            parameters enter no other part of the loss.
+          keep_blocks: whether blocks of `jax.checkpoint` stay checkpointed, as with
+            engine="ghost".
         """
         closed, _ = self._trace(args)
         groups = self._groups(args)
@@ -269,10 +270,10 @@ class ClippedGrad(Generic[Params]):
 
 
 class _Chosen(NamedTuple):
-    """The engine that a call uses.
+    """The engine for a call.
 
     Attributes:
-      sum: a function of the clip norms and `Inputs` that returns the sum of clipped
+      sum: a function of the clip norms and `Inputs`. It returns the sum of clipped
         gradients, and the results for each example.
       plan: the analysis of the loss; None for the vmap engine.
     """
@@ -324,7 +325,10 @@ def _vmap_sum(
 
 
 def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
-    """Warn, outside jit, if a batch has unmasked examples, but no finite gradient."""
+    """Warn if no unmasked example of the batch has a finite gradient.
+
+    The function does not warn inside jit, nor if all examples are masked.
+    """
     if not are_concrete([norm, mask]):
         return
     present, finite = np.asarray(mask), np.isfinite(norm)
@@ -398,8 +402,8 @@ def clipped_grad(
     """Make a function that sums clipped per-example gradients over a batch.
 
     Args:
-      loss_fn: a function that takes ONE example (no batch axis) in each batch argument
-        and returns a scalar loss, or (loss, aux) with has_aux.
+      loss_fn: a function of ONE example (no batch axis) in each batch argument. It
+        returns a scalar loss, or (loss, aux) with has_aux.
       clip_norm: the bound C on the L2 norm of each example's gradient, over all the
         arguments in argnums together. It is positive and may be traced. A prefix tree
         of these arguments (of their tuple, if argnums is a tuple) gives a bound for
@@ -411,35 +415,37 @@ def clipped_grad(
       has_aux: whether loss_fn returns (loss, aux).
       engine: the method of computation. All engines agree up to rounding.
         "vmap" forms all per-example gradients.
-        "bookkeeping" takes norms and the sum from activations and cotangents of one
+        "bookkeeping" computes norms and the sum from activations and cotangents of one
         backward pass, and is often many times faster. It forms per-example gradients
-        only where it has no other way, or where they are cheaper (see `explain`). It
-        does not retain rematerialisation (jax.checkpoint).
+        only for parameters for which this method is not available or costs more (see
+        `explain`). It does not retain rematerialisation (jax.checkpoint).
         "ghost" works like "bookkeeping" but in two passes, one for the norms and one
-        for the sum. It retains rematerialisation, and so is for losses that
-        rematerialise blocks to save memory. It is also for losses whose per-example
-        gradients must be formed, because it does not keep these gradients from the
-        first pass for the sum. For its assumption, see Privacy.
-        "auto" is "bookkeeping" if at least one parameter meets the example only in
-        matrix products, convolutions or lookups, and "vmap" otherwise. But if "ghost"
-        would retain the rematerialisation of a block, "auto" is "ghost" or "vmap",
-        which both retain it. In this case "auto" is "vmap" if two conditions hold: no
-        parameter is sharded along an explicit mesh axis, and the gradient of one
-        example has no more entries than the activations and cotangents of this example
-        that "ghost" holds at once. In code lowered for a TPU, "auto" always forms all
-        per-example gradients, and is never "ghost".
-      microbatch_size: the maximum number of per-example gradients to form at a time.
-        Any size works with any b; the result is the same up to rounding.
+        for the sum. It retains the rematerialisation of a block whose parameters enter
+        the loss only once, in this block. So it is for losses that rematerialise blocks
+        to save memory. It is also for losses whose per-example gradients must be
+        formed, because it does not store these gradients between the passes. It makes
+        an assumption (see Privacy).
+        "auto" is "bookkeeping" if at least one parameter is combined with the example
+        only in matrix products, convolutions or lookups, and "vmap" otherwise. But if
+        "ghost" would retain the rematerialisation of a block, "auto" is "ghost" or
+        "vmap", which both retain it. In this case "auto" is "vmap" if two conditions
+        hold: no parameter is sharded along an explicit mesh axis, and the gradient of
+        one example has no more entries than the activations and cotangents of this
+        example that "ghost" stores at once. In code lowered for a TPU, "auto" always
+        forms all per-example gradients. Instead of "ghost" it is then an engine with
+        one pass, which does not retain rematerialisation.
+      microbatch_size: the maximum number of examples to process at a time. Any size
+        works with any b; the result is the same up to rounding.
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.
         "discrete" for a sum whose floats have this sensitivity, as mechanisms on a
-        lattice need (`add_discrete_gaussian_noise`). The sum is then made in float64,
-        even if `jax_enable_x64` is off. Products of float32 cover at most 128 rows at a
-        time, where rows are, for example, the positions of a sequence. Gradients are
-        clipped to C / (1 + h), where h bounds the effect of one example on the sum's
-        rounding. h depends on shapes alone. It is about 2⁻²³ b, plus .0021, plus .0041
-        if an example has 64 rows or more, plus the rounding of float64, which is 2e-4
-        for 4,000 examples of 128 rows (docs/bits.md). "auto" is then "bookkeeping" or
-        "vmap", and "ghost" is not available.
+        lattice need (`add_discrete_gaussian_noise`). The sum is then computed in
+        float64, even if `jax_enable_x64` is off. Products of float32 cover at most 128
+        rows at a time, where rows are, for example, the positions of a sequence.
+        Gradients are clipped to C / (1 + h), where h bounds the effect of one example
+        on the sum's rounding. h depends on shapes alone. It is about 2⁻²³ b, plus
+        .0021, plus .0041 if an example has 64 rows or more, plus the rounding of
+        float64, which is 2e-4 for 4,000 examples of 128 rows (docs/bits.md). "auto" is
+        then "bookkeeping" or "vmap", and "ghost" is not available.
 
     Returns:
       A function `fn(*args, mask=None)` that returns `(grads, per_example)`. grads is
@@ -462,26 +468,27 @@ def clipped_grad(
       RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs and
         the environment variable `XLA_FLAGS` contains neither
         `--xla_gpu_exclude_nondeterministic_ops=true` nor
-        `--xla_gpu_deterministic_ops=true`. The order of additions would then vary from
-        run to run, and the bound on their rounding would not hold.
+        `--xla_gpu_deterministic_ops=true`. Without these flags, the order of additions
+        may vary from run to run, and the bound on their rounding does not hold.
 
     Warns:
-      UserWarning: no example of the batch has a finite gradient, in a call outside jit.
-        Under jit, `dpjax.metrics` counts the examples that contribute.
+      UserWarning: no unmasked example of the batch has a finite gradient, in a call
+        outside jit. Under jit, `dpjax.metrics` counts the examples that contribute.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, and 2C under
     REPLACE. With several bounds, C² is the sum of their squares. This holds for every
     loss, as long as loss_fn sees one example at a time (without a side channel to other
     examples). Norms are rounded up to cover rounding errors (docs/clipping.md), with
-    one exception: "ghost", also if "auto" chooses it, assumes that two evaluations of
+    one exception: "ghost", also if "auto" selects it, assumes that two evaluations of
     one function agree, although a compiler may round them differently. per_example is
     not private.
 
     With arithmetic="discrete", consider two batches that differ in one slot, which is
-    one index of the leading axis: every other example is in the same slot of both. The
-    computed floats of their sums differ by at most C, and by 2C if an example is
-    replaced. This bound suffices for the batches of a `dpjax.Plan`, which puts the
-    examples of randomly drawn batches into uniformly random slots.
+    one index of the leading axis: every other slot has the same example in both. The
+    computed floats of their sums have an L2 distance of at most C, or 2C if the
+    example in the slot is replaced. This bound suffices for the batches of a
+    `dpjax.Plan`, which puts the examples of randomly drawn batches into uniformly
+    random slots.
     Inside `jax.shard_map` the bound is for the sum of one device, and not for a sum
     over devices. The bound assumes that a slot's gradient depends on no other slot's
     example, and that equal blocks of rows have equal products.
@@ -553,7 +560,7 @@ def explain(
       on the example. The row also states how the norm is computed ("rows" for rows of
       activations and cotangents, or "gradients" for per-example gradients), why, and
       the estimated costs per example of this engine and of the vmap engine.
-      The explanation prints as a table; `.auto` is the engine that engine="auto" takes.
+      `print` shows a table. `.auto` is the engine that engine="auto" selects.
 
     Raises:
       ValueError: as for `clipped_grad` and for a call of its result.

@@ -1,4 +1,4 @@
-"""Summaries of a batch's losses and gradient norms, for watching a training run.
+"""Summaries of a batch's losses and gradient norms, to monitor a training run.
 
 The summaries are not differentially private. They are only for people who may see the
 data.
@@ -18,22 +18,21 @@ from dpjax.clipping._clip import PerExample, check_mask
 class Metrics(NamedTuple):
     """Summaries over the valid examples of a batch. They are not private.
 
-    An example is valid if the mask does not exclude it. Only the curator, who may see
-    the data, may see these values.
+    An example is valid if the mask does not exclude it. Only people who may see the
+    data may see these values.
 
     Attributes:
       num_examples: the number of valid examples, i[].
       loss: the mean loss of the valid examples, f[]; 0 if there are no valid examples.
       fraction_clipped: the fraction f[] of valid examples whose norm is above the clip
-        norm or not finite; 0 if there are no valid examples. An example whose norm is
-        not finite adds nothing to the sum.
+        norm or not finite; 0 if there are no valid examples.
       norm_quantiles: quantiles f[q] of the finite gradient norms of valid examples; NaN
         if there are no finite norms.
-      num_contributing: the number i[] of valid examples with a finite gradient. The
-        other examples add nothing to the sum. If this number is 0, noise alone moves
-        the parameters.
+      num_contributing: the number i[] of valid examples with a finite gradient. Other
+        examples contribute zero to the sum. If this number is 0, only noise changes the
+        parameters.
       zero_sums: a tree of bool[] that says, for each leaf of the gradient, whether the
-        clipped sum is exactly zero; None if no sum was given.
+        clipped sum is exactly zero; None if `grads` was not passed to `metrics`.
     """
 
     num_examples: jax.Array
@@ -70,9 +69,9 @@ def metrics(
       ValueError: clip_norm is not one positive number; mask has another shape or is not
         boolean.
 
-    Privacy: none. Only people who may look at the data may look at the metrics. If
-    metrics influence a choice, such as a clip norm or a time to stop, the guarantee of
-    the run does not hold for releases that depend on this choice.
+    Privacy: none. Only people who may see the data may see the metrics. If the metrics
+    influence a choice, such as a clip norm or a time to stop, the guarantee of the run
+    does not hold for releases that depend on this choice.
 
     Example:
       >>> import dpjax, jax.numpy as jnp
@@ -92,7 +91,8 @@ def metrics(
     return Metrics(
         num_examples=jnp.sum(mask),
         loss=masked_mean(losses, mask),
-        # The negation counts NaN norms as clipped; norms > clip_norm would not.
+        # With the negation, NaN norms count as clipped. norms > clip_norm is False for
+        # NaN.
         fraction_clipped=masked_mean(~(norms <= clip_norm), mask),
         norm_quantiles=jnp.nanquantile(
             jnp.where(finite, norms, jnp.nan), jnp.asarray(quantiles, norms.dtype)

@@ -1,9 +1,10 @@
 """Process a batch in microbatches, one after the other.
 
 Consecutive examples go to different microbatches, as cards are dealt to players. So
-each microbatch is sharded over the same devices as the batch. `optax.microbatching`
-also distributes examples in this way, but supports no typed keys, and requires that the
-microbatch size divides the batch size.
+each microbatch is sharded over the same devices as the batch, if the number of devices
+divides the microbatch size. `optax.microbatching` also distributes examples in this
+way, but supports no typed keys, and requires that the microbatch size divides the batch
+size.
 """
 
 from collections.abc import Callable
@@ -34,11 +35,11 @@ def in_microbatches(
     """Sum a batch one microbatch after another, and collect the per-example results.
 
     Args:
-      sum_of: an engine, which is a function of the inputs of a microbatch that returns
-        the microbatch's sums, shaped like the parameter leaves, and its per-example
-        results.
+      sum_of: the engine's function of the `Inputs` of a microbatch. It returns the
+        microbatch's sums, which have the shapes of the parameter leaves, and the
+        per-example results.
       size: the number of examples in a microbatch; None for the whole batch.
-      inputs: parameters and examples of the batch.
+      inputs: the parameters, the examples and the mask of the batch.
       wide: whether the sums are in float64.
 
     Returns:
@@ -54,8 +55,8 @@ def in_microbatches(
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in (*leaves, *arrays)))
 
     def deal(*arrays: jax.Array) -> list[jax.Array]:
-        # The last microbatch is padded with copies of the last example, and the mask is
-        # false for the copies.
+        # The batch is padded with copies of the last example to fill all microbatches.
+        # The mask is False for the copies.
         places = jnp.minimum(jnp.arange(parts * size), batch - 1)
         if parts * size > batch:
             arrays = tuple(x[places] for x in arrays)

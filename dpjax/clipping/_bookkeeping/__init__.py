@@ -1,33 +1,35 @@
 """The book-keeping engine: clipped sums without most per-example gradients.
 
-**Idea.** A parameter W meets an example in an equation of the loss, for example in
-h = x W with rows x_t of one example. The gradient of W is Σ_t x_t ⊗ d_t, where d is the
-cotangent of h. The squared norm of this gradient is Σ_ts ⟨x_t, x_s⟩⟨d_t, d_s⟩, which
-needs only x and d. The norms of all parameters give the clipping factor c_i of each
-example i. The clipped sum Σ_i c_i Σ_t x_it ⊗ d_it is then one product over the whole
-batch, as in a plain backward pass. For such parameters, a step costs one forward pass,
-one backward pass to activations, the norms, and the products. No array has the size of
-batch times parameters. Other frameworks use hooks on layers to do this. This engine
-reads the loss's jaxpr instead, and so works for any function.
+**Idea.** An equation of the loss combines a parameter W with an example, for example
+h = x W, where x has rows x_t. The gradient of W is Σ_t x_t ⊗ d_t, where d is the
+cotangent of h, with rows d_t. The squared norm of this gradient is
+Σ_ts ⟨x_t, x_s⟩⟨d_t, d_s⟩, which needs only x and d. The norms of all parameters give
+the clipping factor c_i of each example i. The clipped sum Σ_i c_i Σ_t x_it ⊗ d_it is
+then one product over the whole batch, as in a plain backward pass. For such parameters,
+a step costs one forward pass, one backward pass to activations, the norms, and the
+products. No array has the size of batch times parameters. Other frameworks use hooks on
+layers for this method. This engine reads the loss's jaxpr instead, and so works for any
+function.
 
 **Steps**, in the order of the data:
 
-1. `tracing.trace` traces the loss of one example to a jaxpr, and inlines calls in
-   which a parameter may meet the example. It does not inline custom derivatives. It
-   refuses a loss that communicates along a named axis, or whose derivative
-   communicates. `equations` reads and evaluates single equations. Its `Alike` finds
-   parts of a loss that compute the same, so that JAX traces them only once.
+1. `tracing.trace` traces the loss of one example to a jaxpr. It refuses a loss that
+   communicates along a named axis, or whose derivative communicates. `tracing.inline`
+   inlines the calls that a parameter enters, except custom derivatives. `equations`
+   reads and evaluates single equations. `equations.Alike` identifies parts of a loss
+   that compute the same function, so that JAX traces this function only once.
 2. `analysis.sites` finds the sites. A value is *batch-invariant* when no example enters
-   it; the code calls such values known. A *site* is an equation where a batch-invariant
-   value that depends on a parameter, the *operand*, meets a value that depends on the
-   example. Sites are also found inside scans, where an operand is either the same in
-   all iterations or different in each. An equation has a site only if the loss is
-   differentiated through its output. At other equations, a zero cotangent times an
-   infinite derivative would give NaN.
+   it; the code calls such values known. A *site* is an equation that combines two
+   values: the *operand*, a batch-invariant value that depends on a parameter, and a
+   value that depends on the example. Scans also have sites in their bodies, where an
+   operand is either the same in all iterations or different in each. An equation has a
+   site only if the loss is differentiated through the equation's output. At any other
+   equation, the output's cotangent would be zero, and zero times an infinite derivative
+   is NaN.
 3. `evaluate.run` evaluates the loss under vmap, which leaves batch-invariant values
-   unmapped. It adds a zero, called a *tap*, at every site. One vjp with respect to the
-   taps gives all cotangents. The forward pass records the inputs of the sites'
-   equations, except the operands.
+   unmapped. `run` adds an array of zeros, called a *tap*, at every site. One vjp with
+   respect to the taps gives all cotangents. At sites with a rule (step 4), the forward
+   pass records the inputs of the equation, except the operand.
 4. `rules` are for products, convolutions and lookups. A rule takes the recorded inputs
    and the cotangent of an equation, and returns rows x_t and d_t (`factors`). At an
    equation without a rule the tap is added to the *operand*. The tap's cotangent is
@@ -43,36 +45,38 @@ reads the loss's jaxpr instead, and so works for any function.
    recurrences), the gradients from all sites are added before squaring, so that the
    norm includes the cross terms.
 6. `analysis.plan` chooses the form of each component's norm. The norm comes from rows
-   (the Gram form) where rows take less memory than a gradient. Elsewhere the norm comes
-   from per-example gradients (the direct form). Per-example gradients are small in this
-   case, and are retained for the sum. Both forms are exact. One-hot rows are added up
-   by position instead of in pairs.
-7. `evaluate.engine` computes norms, clipping factors and sums. It takes the recorded
-   inputs and cotangents of a batch from `evaluate.run`, and processes them with
-   `evaluate.at_component`. All computations are in float32 or wider and at the highest
-   precision, because the bound on an example's influence rests on the norms. The sum
-   comes from the same pass (book-keeping) or from a second pass (ghost,
-   `evaluate.two_passes`). With a second pass, the first pass retains no activations or
-   cotangents.
+   (the Gram form) if the rows need less memory than a gradient, and either cost less
+   than the gradient or need less than half of its memory. Otherwise the norm comes from
+   per-example gradients (the direct form), which are stored until the sum is made,
+   unless the sum has its own pass. Both forms are exact except for rounding. In the
+   Gram form, inner products are computed for all pairs of rows. But one-hot rows are
+   added up by position, without pairs.
+7. `evaluate.engine` computes norms, clipping factors and sums from the recorded inputs
+   and cotangents of a batch. `evaluate.at_component` has the functions for one
+   component. All computations are in float32 or wider and at the highest precision,
+   because the bound on an example's influence relies on the norms. The sum comes from
+   the same pass (book-keeping) or from a second pass (ghost, `evaluate.two_passes`).
+   With a second pass, no activations or cotangents of the first pass are stored.
 8. `evaluate.two_passes` also handles rematerialised blocks (`jax.checkpoint`). A block
    whose parameters enter no other part of the loss is treated as a loss of its own. Its
    inputs and cotangents are recorded only while norms, or sums, are computed from them.
-   A method with one pass needs all recorded arrays at the end. So it stores the values
-   inside blocks, and does not compute them again.
+   The book-keeping engine needs all recorded arrays at the end of its one pass. So it
+   stores the values inside blocks, and does not compute these values again.
 9. `evaluate.reach` bounds the rounding errors of pull-backs. The ghost engine pulls the
-   sum of gradients back once if the maps between leaves and operands follow the
-   rounding model. The norm then includes a bound on the rounding errors of these maps.
+   sum of gradients back once if the maps from leaves to operands follow the rounding
+   model. The norm then includes a bound on the rounding errors of the pull-back.
 
 **Rounding.** The Gram form adds terms ⟨x_t, x_s⟩⟨d_t, d_s⟩ of both signs. Its result
 may be a small difference of large terms. `factors.square_norm` adds a bound on the
 rounding error, by the model in `_core.rounding`, so that a norm is never
-underestimated. It also brings rows to a common scale, so that no square overflows. If
-the sum is not made of the same gradients whose norms were taken, a norm is also at
-least 1/512 of the size of its terms, such as Σ_t ‖x_t‖‖d_t‖. Otherwise large terms that
-cancel would push other examples out of the sum. docs/clipping.md says how much accuracy
-this costs. Products on TPUs are outside the rounding model. So on TPUs engine="auto"
-takes all norms from per-example gradients, and makes the sum of the same gradients. The
-choice is made at lowering, when the platform is known.
+underestimated. `square_norm` also scales rows, so that no square overflows unless the
+squared gradient overflows. If the sum is not made of the gradients from which the norms
+were computed, a norm is also at least 1/512 of the size of the gradient's terms, such
+as Σ_t ‖x_t‖‖d_t‖. Otherwise large terms that cancel could make a partial sum so large
+that rounding removes the contributions of other examples. docs/clipping.md says how
+much accuracy these bounds cost. Products on TPUs are outside the rounding model. So on
+TPUs engine="auto" computes all norms from per-example gradients, and makes the sum of
+the same gradients. The choice is made at lowering, when the platform is determined.
 
 **Limits.** The engine forms per-example gradients for a parameter inside cond,
 while_loop or a custom derivative. The engine also forms them for a parameter that

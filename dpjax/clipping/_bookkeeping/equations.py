@@ -1,10 +1,10 @@
 """Read, evaluate and compare the equations of a jaxpr.
 
-**Comparison up to variable names** lets JAX trace equal parts once. A deep network
-repeats its layers, so that the same equations occur with different variables. The
-engine's functions of a part of the loss, such as an equation, are jitted, with the part
-as a static argument. JAX traces and lowers such a function once for all static
-arguments that compare equal. `Alike` defines when two parts compare equal.
+**Comparison.** A deep network repeats its layers, so that the same equations occur
+with different variables. The engine's functions of a part of the loss, such as an
+equation, are jitted, with the part as a static argument. JAX traces and lowers such a
+function once for all static arguments that compare equal. `Alike` compares parts
+without the names of variables, so that JAX traces repeated parts only once.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from dpjax._core.typing import ArrayLike, Arrays, Atom
 
 Apply: TypeAlias = Callable[[jex.JaxprEqn, Arrays], Arrays]
 
-# The primitives of rematerialised blocks. Unless a block stays checkpointed, it is also
-# inlined: the values at its sites are then recorded, and are not computed again.
+# The primitives of rematerialised blocks. A block that does not stay checkpointed is
+# inlined: the values at its sites are recorded, and are not computed again.
 _REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
 # The equation parameters that fix the sharding of the output along explicit axes.
 _LAYOUT = ("sharding", "out_sharding")
@@ -34,8 +34,8 @@ _LAYOUT = ("sharding", "out_sharding")
 def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array]:
     """Evaluate one equation, with some of its parameters changed; return the outputs.
 
-    The equation may fix shardings along explicit mesh axes. These shardings are dropped
-    while the engine lets the compiler choose shardings (`let_compiler_shard`).
+    An equation may fix shardings along explicit mesh axes. `bind` drops these shardings
+    inside `let_compiler_shard`, where the compiler chooses shardings.
 
     Args:
       eqn: the equation.
@@ -70,7 +70,7 @@ def is_real(*arrays: Atom | jax.Array) -> bool:
 
 
 def is_inexact(*arrays: Atom | jax.Array) -> bool:
-    """Whether all arguments are real or complex arrays, which may have cotangents."""
+    """Whether all arguments are floating-point or complex, and may have cotangents."""
     return all(jnp.issubdtype(aval(x).dtype, jnp.inexact) for x in arrays)
 
 
@@ -98,7 +98,7 @@ def values_of_inputs(
 ) -> dict[jex.Var, jax.Array]:
     """A dict from a jaxpr's constants and inputs to their values.
 
-    An input whose value is given as None is left out.
+    The dict omits an input if its value is None.
     """
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     pairs = zip(closed.jaxpr.invars, inputs, strict=True)
@@ -106,7 +106,7 @@ def values_of_inputs(
 
 
 def read(atom: Atom, values: Mapping[jex.Var, jax.Array]) -> jax.Array:
-    """The value of a variable or literal of a jaxpr. A literal has a NumPy value."""
+    """The value of a variable or a literal. The value of a literal is a NumPy value."""
     return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
@@ -140,17 +140,14 @@ def inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
 
 
 class HasFeatures(Protocol):
-    """A part of a loss, such as an equation, that `Alike` compares by its features.
-
-    Two parts with equal features compute the same function, of variables that may have
-    other names.
-    """
+    """A part of a loss, such as an equation, that has a description for `Alike`."""
 
     def features(self) -> Hashable:
-        """A description of the part, equal for parts that compute the same function.
+        """A description, equal only for parts that compute the same function.
 
-        The description does not depend on the names of variables. It has no hash if a
-        parameter of an equation has none. The part then equals only itself.
+        The description does not depend on the names of variables. If a parameter of an
+        equation has no hash, the description has no hash either, and `Alike` treats
+        the part as equal to itself only.
         """
         ...
 
@@ -170,7 +167,7 @@ class Alike(Generic[PartT]):
 
     @functools.cached_property
     def _features(self) -> Hashable:
-        """The part's value for comparisons; the part's id if this value has no hash."""
+        """The part's description; the part's id if the description has no hash."""
         try:
             features = self.part.features()
             hash(features)
@@ -183,12 +180,12 @@ class Alike(Generic[PartT]):
         return isinstance(other, Alike) and self._features == other._features
 
     def __hash__(self) -> int:
-        """The hash of the part's description."""
+        """The hash of the part's description, or of the part's id."""
         return hash(self._features)
 
 
 def of_equation(eqn: jex.JaxprEqn) -> Hashable:
-    """A hashable description of an equation without the names of its variables.
+    """A description of an equation without the names of its variables.
 
     The description has the equation's primitive, its parameters, the types of its
     inputs and outputs, and its context, such as its mesh.
@@ -201,7 +198,7 @@ def of_equation(eqn: jex.JaxprEqn) -> Hashable:
 def _identify_parameter(param: object) -> Hashable:
     """A value that is equal for two parameters only if the parameters are identical.
 
-    Python's own comparison is too coarse: 0.0 equals −0.0, and 1 equals True.
+    In Python, 0.0 equals −0.0, and 1 equals True. The result distinguishes them.
     """
     if isinstance(param, tuple):
         return type(param), tuple(map(_identify_parameter, param))
@@ -213,14 +210,14 @@ def _identify_parameter(param: object) -> Hashable:
 def of_function(
     inputs: Sequence[jex.Var], eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
 ) -> Hashable:
-    """A hashable description of the function that equations compute.
+    """A description of the function that equations compute.
 
     The description does not depend on the names of variables.
 
     Args:
       inputs: the input variables.
       eqns: the equations, in order.
-      outs: the outputs, variables or literals.
+      outs: the outputs, which are variables or literals.
     """
     # Variables are numbered in order of appearance.
     names = {v: i for i, v in enumerate(inputs)}

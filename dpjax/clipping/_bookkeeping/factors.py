@@ -1,18 +1,19 @@
 """Norms of a gradient that is a sum of outer products of rows.
 
-Consider an equation that multiplies a parameter, such as a matrix product, convolution
-or lookup. One example's gradient with respect to this parameter is, for each of g
-groups of the parameter's axes,
+Consider an equation that is linear in a parameter, such as a matrix product, a
+convolution or a lookup. One example's gradient with respect to this parameter has one
+matrix f[n, p] for each of g groups, such as feature groups. This matrix is
 
     Σ_t a_t ⊗ d_t,
 
-where the left row a_t is f[n] from the equation's other input, and the right row d_t is
-f[p] from the cotangent of the equation's output. The index t runs over the rows, which
-are sequence positions, pixels or iterations. The length of a row is its Euclidean norm.
+where the left row a_t, f[n], has entries of the equation's other input, and the right
+row d_t, f[p], has entries of the cotangent of the equation's output. The index t runs
+over the rows, which are sequence positions, pixels or iterations. The length of a row
+is its Euclidean norm.
 
-**One-hot rows.** A left row may be a unit vector, whose one selects a position in a
-table. The right rows are then added up by position, in a table with one slot for each
-distinct position.
+**One-hot rows.** A left row may be a unit vector. The position of its entry 1 selects a
+row of a table. Right rows with the same position are then added up, in a table with
+one row for each distinct position.
 """
 
 import math
@@ -26,10 +27,10 @@ from dpjax._core.rounding import HIGHEST, margin, square_sum, staged_sum
 from dpjax._core.typing import ArrayLike, DTypeLike
 
 # An inner product is split into at most 16 segments of at least 256 terms. Its rounding
-# error then grows with the terms of one segment plus the number of segments.
+# error then grows with the number of terms of a segment plus the number of segments.
 _PIECES, _PIECE = 16, 256
 
-# With more rows than this, the bound on the rounding of their sum would inflate norms.
+# With more rows, the bound on the rounding of their sum would increase norms too much.
 MOST_ROWS = 2**16
 
 # A norm is at least 1/512 of the size of its terms. So an example's terms in a clipped
@@ -39,12 +40,12 @@ CANCELLED = 2.0**-9
 
 
 class OneHot(NamedTuple):
-    """Rows that are unit vectors, stored as the positions of their ones.
+    """Rows that are unit vectors, stored as the positions of their entries 1.
 
     They are the left rows a_t of a gradient Σ_t a_t ⊗ d_t, as in a lookup in a table.
 
     Attributes:
-      position: i[..., t], at least 0 and less than the length n of the rows.
+      position: i[..., t], at least 0 and less than the number n of a row's entries.
     """
 
     position: jax.Array
@@ -54,8 +55,8 @@ class Factors(NamedTuple):
     """The rows of one example's gradient Σ_t a_t ⊗ d_t at one equation.
 
     Attributes:
-      left: the left rows a_t, f[..., g, t, n], for each of g groups. Each group is a
-        separate matrix f[n, p] of the gradient.
+      left: the left rows a_t, f[..., g, t, n], for each of g groups. Each group has its
+        own matrix f[n, p] of the gradient.
       right: the right rows d_t, f[..., g, t, p].
     """
 
@@ -64,7 +65,7 @@ class Factors(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number t of outer products whose sum is the gradient."""
+        """The number of outer products whose sum is one matrix of the gradient."""
         return self.right.shape[-2]
 
 
@@ -103,7 +104,7 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     """An upper bound f[b] of ‖Σ_t a_t ⊗ d_t / clip_norm‖², computed from rows only.
 
     `sites` has the left rows a_t and right rows d_t of all equations that use one
-    parameter, and the sum is over all of them. Its squared norm is Σ_ts α_ts δ_ts with
+    parameter. The sum over all these rows has the squared norm Σ_ts α_ts δ_ts with
     α_ts = ⟨a_t, a_s⟩ and δ_ts = ⟨d_t, d_s⟩. These terms may cancel. The errors of the
     computed inner products α̂ and δ̂ are at most e_α = γ‖a_t‖‖a_s‖ and e_δ =
     γ'‖d_t‖‖d_s‖, where γ and γ' are bounds on the relative rounding errors of sums
@@ -111,14 +112,15 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
 
         α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
 
-    where P is the last product, and no term is above P. Between one-hot rows, α is 0 or
-    1. So one-hot rows are added up by position instead of in pairs, which takes time
-    and memory linear in the number of rows.
+    where P = (|α̂| + e_α)(|δ̂| + e_δ). The absolute value of a right-hand side is at most
+    P. The inner product α of two one-hot rows is 0 or 1. So one-hot rows are added up
+    by position, without inner products, in time and memory linear in the number of
+    rows.
 
-    Two other computations have rounding errors of at most γ″ Σ ‖a_t‖‖d_t‖, for another
-    such bound γ″: scaling the rows, and forming Σ a_t ⊗ d_t for the clipped sum. The
-    returned norm includes this bound. The returned norm is also at least `CANCELLED`
-    = 1/512 times Σ ‖a_t‖‖d_t‖.
+    Two other computations have rounding errors: the scaling of rows, and the sum
+    Σ_t a_t ⊗ d_t for the clipped sum. Their errors are at most γ″ Σ_t ‖a_t‖‖d_t‖, where
+    γ″ is another bound on relative rounding errors. The norm whose square is returned
+    includes these errors. It is also at least `CANCELLED` = 1/512 times Σ_t ‖a_t‖‖d_t‖.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     sides = [(_measure(f.left), _measure(f.right)) for f in sites]
@@ -155,7 +157,7 @@ class Terms(NamedTuple):
     """Bounds on the terms of a sum, and on the rounding error of the sum.
 
     Attributes:
-      size: the norm f[b] of the sum of the terms' absolute values.
+      size: an upper bound f[b] of the norm of the sum of the terms' absolute values.
       rounded: a number k such that the rounding error of the sum is at most γ_k size,
         where γ_k = k u / (1 − k u) for the unit roundoff u.
     """
@@ -169,10 +171,10 @@ def upper_norm(
 ) -> jax.Array:
     """An upper bound f[b] of the norm of each example's gradient, with rounding errors.
 
-    One example's gradient is a sum of terms. This sum is computed twice: to take its
+    One example's gradient is a sum of terms. This sum is computed twice: to compute its
     norm, and as a part of the scaled sum over the batch. The bound covers the rounding
-    errors of both computations. It is also at least `CANCELLED` = 1/512 times the norm
-    of the sum of the terms' absolute values.
+    errors of both computations. It is also at least `CANCELLED` = 1/512 times the sum
+    of all `Terms.size`.
 
     Args:
       formed: the computed norm f[b] of each example's gradient.
@@ -207,8 +209,8 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
 
     `sites` has the left and right rows of each gradient. A left row that is not one-hot
     is divided by its maximum absolute entry, and its right row is multiplied by this
-    entry. So the squares of either side overflow or vanish only if the squares of their
-    product do.
+    entry. So the squared norm of a row overflows, or underflows to zero, only if the
+    squared norm of the outer product does.
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
@@ -258,10 +260,10 @@ def _measure(rows: jax.Array | OneHot) -> _Side:
 
 
 def _join_rows(sites: list[Factors]) -> list[Factors]:
-    """Join all gradients with one-hot left rows, and append the result to the others.
+    """Join all entries with one-hot left rows to one entry, and move it to the end.
 
-    Each entry of `sites` has the rows of one gradient. The rows of the joined gradients
-    can then be added up by position in one table.
+    Each entry of `sites` has the rows of one gradient. The right rows of the joined
+    entry can be added up by position in one table.
     """
     dense = [f for f in sites if not isinstance(f.left, OneHot)]
     positions = [f.left.position for f in sites if isinstance(f.left, OneHot)]
@@ -277,14 +279,13 @@ def _over_pairs(
 ) -> jax.Array:
     """An upper bound f[..., g] of Σ_ts ⟨a_t, a_s⟩⟨d_t, d_s⟩, in each of g groups.
 
-    This is the inner product of two gradients Σ_t a_t ⊗ d_t and Σ_s a_s ⊗ d_s, each of
-    which is given by its left rows and right rows.
+    The sum is the inner product of two gradients Σ_t a_t ⊗ d_t and Σ_s a_s ⊗ d_s.
 
     Args:
       one: the left rows a_t and the right rows d_t.
       other: the left rows a_s and the right rows d_s.
-      others: the number of further roundings that the bound must cover, besides the
-        sums over rows.
+      others: the number of roundings outside of the sums over rows that the bound must
+        cover.
     """
     (alpha, of_alpha), (delta, of_delta) = map(_inner, one, other)
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
@@ -302,7 +303,7 @@ def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
     """Inner products f[..., t, s] of the rows of two sides, and bounds on their errors.
 
     The row t is from `one`, and the row s is from `other`. The bounds have the shape of
-    the products, or are 0 if the rows of `one` are one-hot.
+    the products. The bound is 0.0 if the rows of `one` are one-hot.
     """
     # One-hot rows are joined into one site, which is never paired with itself.
     assert not isinstance(other.rows, OneHot)
@@ -334,7 +335,7 @@ class Table(NamedTuple):
 
     Attributes:
       square: an upper bound f[...] of the table's squared norm.
-      size: the norm f[...] of a vector with one entry for each position, the sum of the
+      size: the norm f[...] of a vector that has, for each position, the sum of the
         norms of the rows at this position.
       rounded: a bound f[...] on the norm of the table's rounding error.
     """
@@ -350,15 +351,14 @@ def by_position(
     """Bounds for the table to which rows f[..., t, p] are added at positions i[..., t].
 
     If k rows share a position, the rounding error of their sum is at most the sum of
-    their norms times γ_k = k u / (1 − k u), for the unit roundoff u. If no rows share a
-    position, no two rows are added, and the error is close to zero.
+    their norms times γ_k = k u / (1 − k u), for the unit roundoff u.
 
     Args:
       position: the position of each row.
       rows: the rows.
       lengths: upper bounds f[..., t] of the rows' norms.
-      sites: the number of gradients that the caller adds. The bounds cover the rounding
-        errors of this addition.
+      sites: the number of gradients that the caller adds. The bounds also cover the
+        rounding errors of this addition.
     """
     slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
     add = jnp.vectorize(
@@ -369,7 +369,7 @@ def by_position(
     count = add(slot, jnp.ones_like(lengths)[..., None])
 
     dtype = rows.dtype
-    # This call only checks that the bound holds for so many terms; it raises otherwise.
+    # This call only checks that the bound holds for so many terms. If not, it raises.
     margin(position.shape[-1] + sites + 16, dtype)
     # γ_count times the lengths, where count is the number of rows in a slot.
     error = (count + (sites + 16)) * margin(1, dtype) * size
@@ -384,9 +384,9 @@ def by_position(
 def _slots(position: jax.Array) -> jax.Array:
     """For each position in a long table, the index i[t] of a row in a short table.
 
-    Equal positions get the same index: the first index of the position among the sorted
-    positions. So the short table needs only as many rows as there are positions, for
-    any size of the vocabulary.
+    Equal positions get the same index, which is the first index of this position among
+    the sorted positions. So the short table needs only t rows, for any size of the long
+    table.
     """
     order = jnp.argsort(position)
     ordered = position[order]

@@ -1,10 +1,10 @@
-"""Rules that write the gradient at one equation as a sum of outer products of rows.
+"""Rules that give the gradient at one equation as a sum of outer products of rows.
 
 A rule is for an equation that is linear in one of its inputs, the operand. There are
 three rules. `Dense` is for dot_general, the operation of dense layers, einsum and
 attention projections. `Convolution` is for convolutions as functions of their kernel,
 with any stride, padding, dilation and feature groups. `Gather` is for lookups of slices
-of a table, such as those of embeddings. `Rule` is their interface, and `rule_for`
+of a table, such as embeddings. `Rule` is the interface of all rules, and `rule_for`
 chooses the rule for an equation.
 """
 
@@ -30,11 +30,11 @@ from dpjax.clipping._bookkeeping.factors import Factors, OneHot, Size
 class Layout(NamedTuple):
     """How the axes of an array correspond to the axes of its gradient's matrices.
 
-    The array is the operand of an equation that is linear in it. Its gradient has one
+    An equation is linear in the array. The array's gradient at this equation has one
     matrix for each group.
 
     Attributes:
-      groups: the axes whose entries number the groups.
+      groups: the axes along which the groups differ: each index has its own matrix.
       left: the axes that are flattened, in this order, to the first axis of a matrix.
       right: the axes that are flattened, in this order, to the second axis of a matrix.
     """
@@ -49,7 +49,7 @@ class Rule(abc.ABC):
     """How to form an input's gradient at an equation that is linear in this input.
 
     This input is called the operand. Each subclass is for one family of equations. All
-    methods are for one example, and for one iteration of the scans around the equation.
+    methods are for one example, and for one iteration of each scan around the equation.
     `others` holds the values of the equation's other inputs, and `cotangent` is the
     cotangent of the equation's output.
 
@@ -65,7 +65,7 @@ class Rule(abc.ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the input whose gradient this rule forms."""
+        """The shape of the operand, the input whose gradient this rule forms."""
         return aval(self.eqn.invars[self.position]).shape
 
     @classmethod
@@ -76,11 +76,7 @@ class Rule(abc.ABC):
     @property
     @abc.abstractmethod
     def layout(self) -> Layout:
-        """Which axes of the operand number groups, and which form rows and columns.
-
-        The operand is the input whose gradient this rule forms. The gradient has one
-        matrix for each group.
-        """
+        """How the operand's axes correspond to the axes of the gradient's matrices."""
 
     @property
     def size(self) -> Size:
@@ -100,10 +96,9 @@ class Rule(abc.ABC):
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Change the equation's other inputs and the cotangent, but not the gradient.
 
-        The other inputs are all inputs except the operand, whose gradient this rule
-        forms. By default nothing is changed. A lookup clamps its indices to the table,
+        By default nothing is changed. The rule of a lookup clamps indices to the table,
         and sets the cotangents of dropped lookups to 0. Norms and sums are both
-        computed from the returned arrays. So both describe the same gradient.
+        computed from the returned arrays, and so are those of the same gradient.
         """
         return tuple(others), cotangent
 
@@ -116,10 +111,10 @@ class Rule(abc.ABC):
         """
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The gradient of the input that is the operand, in the operand's shape.
+        """The gradient of the operand, in the operand's shape.
 
-        By default it is the product of `factors`, whose left rows are then arrays. A
-        rule may compute the same gradient in a cheaper way.
+        By default it is the product of `factors`, whose left rows must then be arrays.
+        A rule may compute the same gradient in a cheaper way.
         """
         left, right = self.factors(others, cotangent)
         assert not isinstance(left, OneHot)
@@ -129,8 +124,8 @@ class Rule(abc.ABC):
     def reorder(self, gradient: jax.Array) -> jax.Array:
         """Bring a gradient f[g, n, p] into the shape of the operand.
 
-        The operand is the input whose gradient this rule forms. The axes are those of
-        `layout`: groups g, left n and right p. Each of them may be flattened or not.
+        The axes g, n and p are the groups, the left axes and the right axes of
+        `layout`. Each of them may be several axes that are not flattened.
         """
         axes = self.layout.groups + self.layout.left + self.layout.right
         # Sorting the axes by their position gives the inverse permutation.
@@ -139,12 +134,12 @@ class Rule(abc.ABC):
 
 
 class Dense(Rule):
-    """The rule for dot_general, which multiplies two arrays, for every layout of axes.
+    """The rule for dot_general, the product of two arrays, with any order of axes.
 
-    The operand is the array whose gradient is formed. Each index of its batch axes
-    gives one matrix of the gradient (a group). In this matrix, the operand's contracted
-    axes are flattened to the first axis, called left. Its free axes, which are all
-    others, are flattened to the second axis, called right.
+    Each index of the operand's batch axes has its own matrix of the gradient (a group).
+    In this matrix, the operand's contracted axes are flattened to the first axis
+    (left). Its free axes, which are neither batch nor contracted axes, are flattened to
+    the second axis (right).
     """
 
     name = "dense"
@@ -157,12 +152,7 @@ class Dense(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The operand's batch axes as groups, contracted axes left, free axes right.
-
-        The operand is the array whose gradient is formed. Each index of the batch axes
-        has its own matrix of the gradient. The left axes are flattened to the first
-        axis of the matrix, and the right axes to the second.
-        """
+        """The operand's batch axes as groups, contracted axes left, free axes right."""
         return self._axes(self.position)
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
@@ -176,9 +166,10 @@ class Dense(Rule):
         size = self.size
         batch, contracted, free = self._axes(1 - self.position)
         left = x.transpose(*batch, *free, *contracted)
-        # The output's axes: batch, then the free ones of the first and second input.
+        # The output's axes are the batch axes, then the free axes of the first input,
+        # and then the free axes of the second input.
         groups = len(batch)
-        # In the cotangent, the operand's free axes must come last, as the right side.
+        # In the cotangent, the operand's free axes must come last, as the right axes.
         if self.position == 0:
             mine = cotangent.ndim - groups - len(free)
             cotangent = jnp.moveaxis(
@@ -206,9 +197,9 @@ class Convolution(Rule):
     """The rule for a convolution's kernel, as a dense layer on patches of the image.
 
     Each feature group has its own matrix of the gradient. Each output pixel gives one
-    outer product: the patch of the input that the pixel reads, and the pixel's
-    cotangent. So the first axis of a matrix (left) is the kernel's offsets and input
-    features, and the second axis (right) is its output features.
+    outer product, of the patch of the input from which the pixel is computed and the
+    pixel's cotangent. So the first axis of a matrix (left) has the kernel's offsets and
+    input features, and the second axis (right) has the output features.
     """
 
     name = "convolution"
@@ -232,9 +223,7 @@ class Convolution(Rule):
     def layout(self) -> Layout:
         """Kernel offsets and input features as left axes, output features as right.
 
-        The left axes are flattened to the first axis of the gradient's matrices, and
-        the right axes to the second. Feature groups have no axis of their own in the
-        kernel.
+        Feature groups have no axis of their own in the kernel.
         """
         out, inside, *window = self._spec.rhs_spec
         return Layout((), (*window, inside), (out,))
@@ -243,8 +232,8 @@ class Convolution(Rule):
     def size(self) -> Size:
         """The number and sizes of the rows whose outer products sum to the gradient.
 
-        There is one row for each pixel of all output images. The kernel has no axis for
-        the feature groups, which divide its output features.
+        Each pixel of each output image gives one row. The kernel has no axis for the
+        feature groups, which are parts of its axis of output features.
         """
         size = super().size
         return size._replace(groups=self._groups, right=size.right // self._groups)
@@ -260,10 +249,10 @@ class Convolution(Rule):
         return Factors(patches, self._pixels(cotangent))
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The kernel's gradient, computed by one product for each offset in the window.
+        """The kernel's gradient, by one product for each offset in the kernel's window.
 
-        The window is the kernel's. The products are computed one after the other, so
-        that the patches for all offsets are never stored together.
+        The products are computed one after the other, so that the patches for all
+        offsets are never stored together.
         """
         read, pixels = self._reader(others[0]), self._pixels(cotangent)
 
@@ -271,9 +260,9 @@ class Convolution(Rule):
             return jnp.einsum("gtc,gtp->gcp", read(start), pixels, precision=HIGHEST)
 
         products = jax.lax.map(product, self._starts())
-        # The products are f[offset, g, c, p]. A kernel's output features are (g, p).
-        # With a single transposition, XLA moves whole blocks if the kernel's last axes
-        # are those of the products.
+        # The products are f[offset, g, c, p]. A kernel's output features are (g, p). If
+        # the kernel's last axes are those of the products, XLA moves whole blocks of
+        # memory in a single transposition.
         out, inside, *window = self._spec.rhs_spec
         sizes = [self.shape[i] for i in window]
         products = products.reshape(*sizes, *products.shape[1:])
@@ -308,19 +297,20 @@ class Convolution(Rule):
         return self._split(cotangent.transpose(batch, *space, feature))
 
     def _starts(self) -> np.ndarray:
-        """For each offset in the kernel's window, the first position that it reads.
+        """For each offset in the kernel's window, a position i[offset, spatial axis].
 
-        Positions are in the padded input. The result is i[offset, spatial axis].
+        The first output pixel reads this position of the padded input.
         """
         window = [range(self.shape[i]) for i in self._spec.rhs_spec[2:]]
         offsets = np.array(list(itertools.product(*window)), np.int32)
         return offsets * np.array(self.eqn.params["rhs_dilation"], np.int32)
 
     def _reader(self, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
-        """Make a function that reads all output pixels' inputs at one kernel offset.
+        """Make a function that reads the inputs of all output pixels at one offset.
 
-        The function takes a row of `_starts`, which gives the offset. It returns
-        f[g, pixels, input features of a group], where g are the feature groups.
+        The argument of the function is a row of `_starts`, which gives the kernel
+        offset. The result is f[g, pixels, input features of a group], where g are the
+        feature groups.
         """
         params = self.eqn.params
         batch, feature, *space = self._spec.lhs_spec
@@ -358,17 +348,19 @@ _MODES = {
 class Gather(Rule):
     """The rule for the table of a lookup, which is a product with one-hot rows.
 
-    The lookup takes whole slices along one axis. The rule is for gather, which is the
-    primitive of array indexing, and for dynamic_slice if it takes one slice.
+    A lookup reads the whole slice at one index of one axis. The rule is for gather,
+    which is the primitive of array indexing, and for dynamic_slice, which is a single
+    lookup.
     """
 
     name = "gather"
 
     @classmethod
     def matches(cls, eqn: jex.JaxprEqn, position: int) -> bool:
-        """Whether the input at `position` is a table of which whole slices are read.
+        """Whether the input at `position` is a table from which whole slices are read.
 
-        Each lookup takes one index on one axis of the table, and all of the other axes.
+        Each lookup reads one index of one axis of the table, and all indices of the
+        other axes.
         """
         if eqn.primitive.name not in {"gather", "dynamic_slice"} or position != 0:
             return False
@@ -390,11 +382,7 @@ class Gather(Rule):
 
     @property
     def layout(self) -> Layout:
-        """The indexed axis of the table as the left axis, its other axes as right axes.
-
-        The table's gradient is one matrix. Its first axis is the left axis, and its
-        second axis is made of the right axes.
-        """
+        """The indexed axis of the table as left axis, all other axes as right axes."""
         sizes = self.eqn.params["slice_sizes"]
         axes = range(len(self.shape))
         (axis,) = (i for i in axes if sizes[i] != self.shape[i])
@@ -413,10 +401,10 @@ class Gather(Rule):
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Clamp the indices to the table, and set cotangents of dropped lookups to 0.
 
-        Unless the gather's mode is "clip", a lookup that is out of bounds reads no row
-        of the table, and the equation's transpose drops the lookup. So the lookup's
-        cotangent is set to zero. Then norms and sums use the same row for every lookup,
-        however a compiler treats an index out of bounds.
+        If a gather's mode is not "clip", a lookup that is out of bounds reads no row of
+        the table, and the equation's transpose drops the lookup. So the lookup's
+        cotangent is set to zero. Norms and sums then use the same row for every lookup,
+        even if compilers treat indices out of bounds in different ways.
         """
         params = self.eqn.params
         tops = [n - m for n, m in zip(self.shape, params["slice_sizes"], strict=True)]
@@ -451,7 +439,7 @@ class Gather(Rule):
         )
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
-        """The table's gradient: each row of the cotangent is added at its index."""
+        """The table's gradient: the cotangent's rows, added at their indices."""
         (one_hot, right) = self.factors(others, cotangent)
         assert isinstance(one_hot, OneHot)
         table = jnp.zeros((self.size.left, self.size.right), right.dtype)
@@ -462,11 +450,11 @@ class Gather(Rule):
 def _clamp_indices(
     index: jax.Array, tops: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Clamp index vectors i[..., k]: entry j of each vector is clamped to [0, tops[j]].
+    """Clamp entry j of each index vector, i[..., k], to [0, tops[j]].
 
     The comparison is in the dtype of the indices, since int32 may be too narrow for the
-    indices. That dtype may in turn be too narrow for the upper limits in `tops`. So
-    these limits are reduced to the maximum of the dtype.
+    indices. The dtype of the indices may be too narrow for the upper limits in `tops`.
+    So limits above the dtype's maximum are reduced to this maximum.
 
     Returns:
       The clamped indices in int32, and whether each vector was in bounds, bool[...].

@@ -1,11 +1,12 @@
-"""Trace a loss to one flat jaxpr, and refuse losses that mix examples.
+"""Trace a loss to a jaxpr, inline its calls, and refuse losses that mix examples.
 
 An example's gradient must not depend on other examples. A collective over a named axis
 mixes the values along the axis. The collective may be an equation of the loss. Or the
 collective may be only in a custom derivative (custom_jvp, custom_vjp), so that the
-loss's jaxpr does not contain the collective. So each equation with a custom derivative
-is differentiated here, and the jaxpr of the derivative is searched too. The derivative
-of a built-in primitive communicates only if the primitive does.
+loss's jaxpr does not contain the collective. So `trace` also differentiates each
+equation with a custom derivative, and searches the jaxpr of the derivative. Built-in
+primitives need no such search: their derivatives communicate only if the primitives
+communicate.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +20,8 @@ import jax.numpy as jnp
 from dpjax._core.typing import ArrayLike, Arrays, Atom
 from dpjax.clipping._bookkeeping import equations as eqs
 
-# Calls that may be replaced by their body. Calls of custom_jvp and custom_vjp may not,
-# since the derivative of such a call differs from the derivative of its body.
+# Calls that may be replaced by their body. Calls of custom_jvp and custom_vjp are not
+# among them, since the derivative of such a call differs from that of its body.
 _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
 # The jaxprs and equations already searched, by id. As the object is stored, no other
 # object can get its id.
@@ -44,8 +45,8 @@ def trace(
       example: the types of the leaves of one example.
 
     Returns:
-      A jaxpr that maps the parameters and the example to the loss and the leaves of
-      aux; and the tree structure of aux.
+      The jaxpr of a function from the leaves of the parameters and of the example to
+      the loss and the leaves of aux. The tree structure of aux.
 
     Raises:
       ValueError: the loss, or its derivative with respect to the parameters,
@@ -85,9 +86,8 @@ def inline(
 
     Args:
       closed: the jaxpr.
-      known: for each input, whether it is batch-invariant: no example enters it.
-      parametric: for each input, whether it is batch-invariant and depends on a
-        parameter.
+      known: for each input, whether it depends on no example.
+      parametric: for each input, whether it depends on a parameter and on no example.
       kept: a function that takes the equation of a rematerialised block that an example
         enters, and says whether the block stays checkpointed.
     """
@@ -152,14 +152,14 @@ def _mixes_examples(what: str) -> ValueError:
 def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
     """Raise ValueError if a jaxpr, or a custom derivative in it, communicates.
 
-    Communication is a collective over a named axis. The custom derivative of an
-    equation counts if an input of the equation depends on an active input of the jaxpr.
+    Communication is a collective over a named axis. A custom derivative is searched
+    only if an input of its equation depends on an active input of the jaxpr.
 
     Args:
       jaxpr: the jaxpr to search.
       active: for each input, whether it depends on a parameter.
-      seen: the jaxprs and equations already searched. Calls of the same function share
-        a body, which is searched once.
+      seen: the jaxprs and equations that were already searched. Calls of the same
+        function share a body, which is searched once.
     """
     if (id(jaxpr), *active) in seen:
         return
@@ -176,9 +176,10 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
         # A shard_map binds the axis names that its body uses.
         if name != "shard_map":
             for inner in eqs.inner_jaxprs(eqn):
-                # For other primitives, the inputs of the bodies are matched loosely:
-                # all inputs are active. In the body of a custom derivative no input is
-                # active: the custom rule replaces its derivative.
+                # For other primitives, all inputs of the bodies are treated as active
+                # if an input of the equation is. In the body of a function with a
+                # custom derivative no input is active: the custom derivative replaces
+                # the derivative of the body.
                 if name in _CALLS and len(inner.invars) == len(flags):
                     _search(inner, flags, seen)
                 else:
@@ -196,7 +197,7 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
     Args:
       eqn: the equation.
       flags: for each input, whether it depends on a parameter.
-      seen: the jaxprs and equations already searched.
+      seen: the jaxprs and equations that were already searched.
     """
     by = [i for i, v in enumerate(eqn.invars) if flags[i] and eqs.is_inexact(v)]
     derived = (id(eqn), *by)
@@ -216,7 +217,7 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
         return list(vjp([jnp.ones_like(x) for x in outs]))
 
     closed = jax.make_jaxpr(derivative)(*(v.aval for v in eqn.invars))
-    # The engine takes no second derivatives. So no input is active here.
+    # The engine computes no second derivatives. So no input is active here.
     _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), seen)
 
 

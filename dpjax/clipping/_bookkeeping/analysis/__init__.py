@@ -1,1 +1,1 @@
-"""Find where parameters meet examples in a loss, and how to compute norms there."""
+"""Find the sites of a loss, and choose how to compute its gradient norms."""

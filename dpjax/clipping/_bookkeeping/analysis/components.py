@@ -1,17 +1,18 @@
-"""Group parameter leaves into components, and choose where to take each group's norms.
+"""Group parameter leaves into components, and decide where their norms are computed.
 
 An operand is a value that is computed from parameter leaves alone, for example by a
 transpose, a cast or weight normalisation, and that meets the example in an equation.
 This equation is the operand's site (`analysis.sites`). Leaves and operands that such
 computations connect form a component. The path of a component is the computation from
-its leaves to its operands. If several operands are the same array up to the order of
-axes, this array is their root.
+its leaves to its operands. The root of an operand is the earliest array on this path
+from which changes of layout alone make the operand. The layout is the order of axes,
+the axes of size one, and the dtype. Several operands may have the same root.
 
 In some components the path only moves the entries of the leaves into the roots, each
 entry to one position at most. The squared norm of the gradient over the leaves is then
 the sum of the squared norms at the roots. In other components the norms at the roots do
-not determine the norm over the leaves. Each example's gradient is then pulled back to
-the leaves.
+not determine the norm over the leaves. For these components, each example's gradient is
+pulled back to the leaves.
 """
 
 import math
@@ -36,28 +37,28 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
 
 
 def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
-    """The wider dtype of `least` and of `dtype` after `dtype` is widened to float32."""
+    """The widest of the dtypes `least`, `dtype` and float32."""
     # JAX does not promote 8-bit floats, nor, in strict mode, floats of two widths.
     return np.promote_types(least, at_least_float32(dtype))
 
 
 class Member(NamedTuple):
-    """An array that is equal to another array, the root, up to the order of axes.
+    """An operand that equals another array, the root, except for its layout.
 
-    The array is an operand of a component: a value that is computed from its parameter
-    leaves and then meets the example.
+    An operand is a value that is computed from parameter leaves alone and then meets
+    the example. The layout is the order of axes, the axes of size one, and the dtype.
 
     Attributes:
       number: the operand's index among the component's operands.
-      axes: for each axis of the operand, the axis of the root; -1 for an axis of size
-        one.
+      axes: for each axis of the operand, the corresponding axis of the root. The value
+        -1 occurs only for axes of size one.
     """
 
     number: int
     axes: tuple[int, ...]
 
 
-# An array to which several operands are equal, given by these operands.
+# The operands that are equal to one array, except for their layout.
 Root = tuple[Member, ...]
 
 
@@ -76,8 +77,8 @@ class Component(NamedTuple):
         first inputs are the leaves. The other inputs are treated as constants. No
         example enters the path.
       groups: for each leaf, the number of the group of leaves that are clipped with it.
-      roots: the arrays to which the operands are equal, up to the order of axes; None
-        if the norms at the operands do not give the norms of the leaves.
+      roots: the arrays to which the operands are equal except for the layout; None if
+        the norms at these arrays do not give the norms of the leaves.
       reason: why `roots` is None; empty if there are roots.
     """
 
@@ -91,9 +92,9 @@ class Component(NamedTuple):
 
     @property
     def ruled_sites(self) -> list[RuledSite]:
-        """The sites with a rule, which gives a gradient as a sum of outer products.
+        """The sites whose rule gives the gradient as a sum of outer products.
 
-        A site is an equation that combines the leaves of this component with the
+        A site is an equation that combines an operand of this component with the
         example.
         """
         return [site for site in self.sites if isinstance(site, RuledSite)]
@@ -103,10 +104,10 @@ class Component(NamedTuple):
         """Whether checkpointed blocks compute all of this component's norms and sums.
 
         A block is a part of the loss that `jax.checkpoint` encloses. Blocks compute the
-        norms and sums if two conditions hold: the leaves meet the example only in such
-        blocks, and no entry of a leaf enters a second block or a second iteration of a
-        scan. The squared norms from the blocks then add up to the squared norm over the
-        leaves.
+        norms and sums if three conditions hold: the leaves meet the example only in
+        such blocks, the component has `roots`, and no entry of a leaf enters a second
+        block or a second iteration of a scan. The squared norms from the blocks then
+        add up to the squared norm over the leaves.
         """
         return (
             self.roots is not None
@@ -117,7 +118,7 @@ class Component(NamedTuple):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether the component is one parameter leaf, used once and without change."""
+        """Whether the component has one leaf, which is itself the only operand."""
         return self.path.outvars == self.path.invars and len(self.leaves) == 1
 
     @property
@@ -137,9 +138,9 @@ class Component(NamedTuple):
     def forward(
         self, others: Arrays, *, least: DTypeLike | None
     ) -> Callable[..., list[jax.Array]]:
-        """Make the function from the leaves' values to the operands' values.
+        """Make the function that computes the operands from the leaves.
 
-        Operands are the values computed from the leaves that meet the example.
+        Operands are the values computed from the leaves alone that meet the example.
 
         Args:
           others: the values of the inputs of `path` that follow the leaves.
@@ -166,8 +167,8 @@ class Component(NamedTuple):
         """The gradients of the leaves, given the gradients of the operands.
 
         Operands are the values that `path` computes from the leaves. If `path` only
-        moves entries, the pull-back is computed in the dtype `least` or wider, whatever
-        casts are on the path.
+        moves entries, the pull-back is computed in the dtype `least` or wider, even if
+        the path has casts to narrower dtypes.
 
         Args:
           inputs: the values of all inputs of `path`, the leaves first.
@@ -191,9 +192,9 @@ class Component(NamedTuple):
         return list(vjp(matched))
 
     def features(self) -> Hashable:
-        """A hashable description without variables' names, for `Alike`.
+        """A description for `Alike`, equal for components with the same computation.
 
-        The descriptions of two components are equal if both make the same computation.
+        The description does not depend on the names of variables.
         """
         sites, path = tuple(site.features() for site in self.sites), self.path
         computed = eqs.of_function(path.invars, path.eqns, path.outvars)
@@ -203,11 +204,11 @@ class Component(NamedTuple):
 def components(
     closed: jex.ClosedJaxpr, sites: Sequence[Site], groups: Sequence[int]
 ) -> list[Component]:
-    """Group parameter leaves that are combined before they meet the example.
+    """Group parameter leaves and operands into components.
 
     An operand is a value that is computed from parameter leaves alone and meets the
     example in an equation, the operand's site. A component has the leaves and operands
-    that such computations connect.
+    that the computations of operands connect.
 
     Args:
       closed: the jaxpr whose first inputs are the parameter leaves, and whose outputs
@@ -249,11 +250,11 @@ def components(
 def _connected_components(
     reached: Sequence[frozenset[int]],
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The connected components of the graph that connects operands with leaves.
+    """The connected components of the graph whose edges join operands and leaves.
 
     An operand is a value that is computed from parameter leaves. `reached` gives, for
-    each operand, the leaves on which it depends. Each component is a pair: the indices
-    of its leaves, and the indices of its operands.
+    each operand, the leaves on which the operand depends. A component in the result is
+    a pair: the indices of its leaves, and the indices of its operands.
     """
     parts: list[tuple[frozenset[int], list[int]]] = []
     for operand, leaves in enumerate(reached):
@@ -282,7 +283,7 @@ def _path(
     Args:
       jaxpr: the jaxpr from all parameter leaves to all operands, the values that meet
         the example.
-      made_by: for each computed variable, its equation.
+      made_by: for each computed variable, the index of its equation, and the equation.
       leaves: the variables of the given leaves.
       operands: the variables of the given operands.
     """
@@ -304,9 +305,9 @@ def _path(
 def _isometry(
     made_by: Makers, members: Sequence[jex.Var], sources: Sources
 ) -> tuple[tuple[Root, ...] | None, str]:
-    # First find each operand's root: walk back through changes of layout. Then walk
-    # from the roots to the leaves. On the way, check that equations only move entries,
-    # and that no entry is used twice.
+    # First find each operand's root: go back through the equations that only change the
+    # layout. Then go from the roots back to the leaves, and check that the equations
+    # only move entries, and that no entry is used twice.
     def maker(var: jex.Var) -> jex.JaxprEqn | None:
         return made_by[var][1] if var in made_by else None
 
@@ -320,7 +321,7 @@ def _isometry(
             # The input depends on a leaf, so that it is a variable and not a literal.
             var = cast(jex.Var, eqn.invars[0])
             eqn = maker(var)
-        # Two equations that take the same part of an array have the same root.
+        # Two equations that slice the same part of an array have the same root.
         name = var if eqn is None else _name_of_part(eqn, var)
         roots.setdefault(name, (var, []))[1].append(Member(i, axes))
 
@@ -347,10 +348,10 @@ Part = tuple[tuple[int, int], ...]
 
 
 def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
-    """The region of an equation's first input from which an output's entries are taken.
+    """The region of an equation's first input that contains the entries of an output.
 
-    The region is the whole input, given as None, unless the equation is a slice or a
-    split.
+    The region is None, which stands for the whole input, unless the equation is a slice
+    or a split.
     """
     shape = eqs.aval(eqn.invars[0]).shape if eqn.invars else ()
     if eqn.primitive.name == "slice":
@@ -367,10 +368,7 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
 
 
 def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
-    """A name for an equation's output, which is the same for equal slices.
-
-    If two equations slice the same part of a variable, their outputs get equal names.
-    """
+    """A name for an equation's output, equal for equal slices of the same variable."""
     if (part := _part(eqn, out)) is None:
         return out
     strides = eqn.params.get("strides") or (1,) * len(part)
@@ -387,17 +385,17 @@ def _overlap(one: Part | None, other: Part | None) -> bool:
 
 
 def _moves_entries(eqn: jex.JaxprEqn) -> bool:
-    """Whether each output entry is an input entry, and no input entry is used twice."""
+    """Whether an equation only moves or casts entries, each to at most one position."""
     moving = {"reshape", "rev", "concatenate", "slice", "split"}
     return eqn.primitive.name in moving or _axis_map(eqn) is not None
 
 
 def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
-    """The input axis of each output axis, if an equation only changes the layout.
+    """For each output axis, the input axis, if an equation only changes the layout.
 
-    A change of layout permutes axes, casts real numbers, or adds and removes axes of
-    size one. In the result, -1 stands for an axis of size one. The result is None for
-    any other equation.
+    A change of layout permutes axes, casts real numbers, or adds or removes axes of
+    size one. In the result, -1 occurs only for axes of size one. The result is None for
+    an equation that does more than change the layout.
     """
     name = eqn.primitive.name
     if len(eqn.invars) == 0 or len(eqn.outvars) != 1:

@@ -2,7 +2,7 @@
 
 The norms are those of per-example gradients. They come either from inner products of
 activations and cotangents, or from the per-example gradients themselves. `explanation`
-turns the choices into a table, with the source of each parameter's norms.
+makes a table of the choices for all parameters.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from dpjax.clipping._bookkeeping.rules import Layout
 from dpjax.clipping._bookkeeping.tracing import inline
 
 # Reading or writing a number takes as long as this many multiplications, as measured on
-# CPUs. Data sheets of NVIDIA GPUs imply 20 to 40. With these values, few layers would
-# take another form, since memory decides for most layers.
+# CPUs. Data sheets of NVIDIA GPUs imply 20 to 40. With 20 to 40, few layers would get
+# another form, since for most layers the memory determines the form.
 _TRAFFIC = 16
 # Where per-example gradients are cheaper to compute than rows, the gradients may take
 # up to this many times the memory of the rows.
@@ -42,14 +42,14 @@ class Form(NamedTuple):
     """How to compute the per-example gradient norms of the leaves of one component.
 
     A component is a set of parameter leaves that are combined with each other before
-    they meet the example. A gradient is a sum of outer products of rows of activations
-    and rows of cotangents.
+    they meet the example.
 
     Attributes:
-      gram: True if the norms come from inner products of these rows (the Gram form);
-        False if they come from per-example gradients (the direct form).
-      cost: the estimated number of multiplications for each example, with memory
-        traffic converted to multiplications.
+      gram: True if the norms come from inner products of rows of activations and of
+        cotangents (the Gram form). False if the norms come from per-example gradients
+        (the direct form).
+      cost: the estimated number of multiplications for each example. The time to read
+        or write numbers is converted to multiplications.
       vmap_cost: the estimated cost of engine="vmap" for the same leaves, in the same
         unit. This engine forms all per-example gradients.
     """
@@ -68,12 +68,13 @@ class Plan(NamedTuple):
 
     Attributes:
       scope: the loss's jaxpr and its sites.
-      sites: all sites of the loss, including sites in scans, in the order of their
-        numbers.
+      sites: all sites of the loss, including sites in scans, in the order of
+        `Scope.all_sites`.
       from_leaves: the jaxpr that computes the sites' operands from the batch-invariant
-        inputs, which begin with the parameter leaves.
-      num_leaves: the number of leaves among these inputs.
-      components: the leaves and operands, in sets that computations connect.
+        inputs. The first inputs are the parameter leaves.
+      num_leaves: the number of parameter leaves.
+      components: sets of leaves and operands. A set has the operands that are computed
+        from its leaves.
       forms: for each component, how the norms of its gradients are computed.
       blocks: the rematerialised blocks that stay checkpointed. The key of a block is
         the first site at the block's equation.
@@ -89,20 +90,19 @@ class Plan(NamedTuple):
 
     @property
     def automatic(self) -> Engine:
-        """The engine that engine="auto" takes, for a plan made with keep_blocks.
+        """The engine that engine="auto" selects.
 
-        A block that stays checkpointed shows that memory matters more than time. The
-        ghost and vmap engines both keep it checkpointed. The ghost engine holds the
-        activations and cotangents of one block at a time, and takes two passes. The
-        vmap engine holds gradients, and takes one pass. The choice is the engine that
-        holds less, or the ghost engine if a parameter is sharded along explicit axes.
-        JAX would refuse the type of per-example gradients if the batch were sharded
-        along the same axis.
+        If a block stays checkpointed (`plan` with `keep_blocks`), memory matters more
+        than time. The ghost and vmap engines both retain the checkpoint. The ghost
+        engine stores the activations and cotangents of one block at a time, in each of
+        two passes. The vmap engine stores gradients, in one pass. The selected engine
+        is the engine that stores fewer numbers for an example. But it is always ghost
+        if a parameter is sharded along an explicit mesh axis: if the batch were sharded
+        along the same axis, JAX would refuse the type of per-example gradients.
 
-        Without such a block, the choice is book-keeping or the vmap engine. It is
-        book-keeping if there is a parameter leaf, or a set of leaves that are combined
-        before they meet the example, whose gradient is made of outer products at every
-        equation (`RuledSite`). Otherwise both engines would compute the same.
+        If no block stays checkpointed, the selected engine is book-keeping if all sites
+        of some component have a rule (`RuledSite`), and the vmap engine otherwise. In
+        the second case, book-keeping would also form all per-example gradients.
         """
         if self.blocks:
             leaves = self.scope.closed.in_avals[: self.num_leaves]
@@ -114,10 +114,11 @@ class Plan(NamedTuple):
 
     @property
     def num_row_entries(self) -> int:
-        """How many numbers of one example's activations and cotangents are in memory.
+        """The number of entries of rows that the ghost engine stores for one example.
 
-        The count is of the rows whose outer products add up to gradients. It covers all
-        rows outside of checkpointed blocks, and the rows of the largest block.
+        The rows are those of activations and cotangents, whose outer products add up to
+        gradients. All rows outside of checkpointed blocks count, and the rows of the
+        largest block.
         """
         ruled = (site for site in self.sites if isinstance(site, RuledSite))
         outside = sum(site.size.entries for site in ruled)
@@ -125,14 +126,11 @@ class Plan(NamedTuple):
         return outside + max(inside, default=0)
 
     def inputs(self, known: Arrays) -> list[list[jax.Array]]:
-        """For each component, the values from which its operands are computed.
-
-        A component is a set of parameter leaves, and of operands that are computed from
-        these leaves and then meet the example.
+        """For each component, the values of the inputs of its `path`.
 
         Args:
           known: the batch-invariant inputs, which depend on no example, parameter
-            leaves first. For a whole loss, the leaves are the only such inputs.
+            leaves first. A whole loss has no batch-invariant inputs except the leaves.
         """
         values = eqs.values_of_inputs(self.from_leaves, known)
         return [[values[v] for v in c.path.invars] for c in self.components]
@@ -140,12 +138,12 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """A checkpointed block of a loss, analysed as a function of its own.
+    """A checkpointed block of a loss, analysed as if it were a loss.
 
-    The function has the block's inputs in another order. First come the inputs that are
-    computed from parameters alone, which are the leaves of the function. Then come the
-    other inputs that depend on no example, and then the inputs that depend on the
-    example.
+    The analysed function has the block's inputs in another order. First come the inputs
+    that are computed from parameters alone, which are called the leaves of the block.
+    Then come the other inputs that depend on no example, and then the inputs that
+    depend on the example.
 
     Attributes:
       plan: the analysis of the function.
@@ -154,8 +152,8 @@ class Block:
       num_known: the number of inputs that depend on no example, which include the
         leaves.
       of_leaves: for each leaf, the index of its clipping group in `groups`.
-      groups: the distinct clipping groups of the leaves, as numbered in the plan of the
-        loss around the block.
+      groups: the numbers that the distinct clipping groups of the leaves have in the
+        plan of the loss around the block.
       outputs: the indices of the block's outputs that are differentiated.
     """
 
@@ -189,28 +187,27 @@ def plan(
       closed: the loss's jaxpr, as returned by `trace`.
       groups: for each parameter leaf, the index of its group. The leaves of a group are
         clipped together. The parameter leaves are the jaxpr's first inputs.
-      num_known: the number of inputs that depend on no example, which come first. None
-        if the parameter leaves are the only ones.
-      outputs: the indices of the outputs that are differentiated, and so must depend on
-        the example.
-      keep_blocks: whether a rematerialised block stays checkpointed if its parameter
-        leaves enter no other part of the loss.
+      num_known: the number of inputs that depend on no example. These inputs come
+        first. None if only the parameter leaves depend on no example.
+      outputs: the indices of the outputs that are differentiated.
+      keep_blocks: whether a rematerialised block stays checkpointed if
+        `Component.is_in_blocks` holds for its parameter leaves.
     """
     num_known = len(groups) if num_known is None else num_known
     inputs = range(len(closed.in_avals))
     known = [i < num_known for i in inputs]
     parametric = [i < len(groups) for i in inputs]
     steps = [frozenset() if on else None for on in known]
-    # Operands do not depend on inputs of examples. None stands for these inputs.
+    # Operands do not depend on the examples. None stands for each leaf of the example.
     given = [x if on else None for x, on in zip(closed.in_avals, known, strict=True)]
     opened: set[int] = set()
 
     def keeps_block(eqn: jex.JaxprEqn) -> bool:
         return keep_blocks and id(eqn.params["jaxpr"]) not in opened
 
-    # If the leaves of a block also enter another part of the loss, the block is opened,
-    # that is, inlined: its squared norms alone would miss cross terms. Opening a block
-    # may show that another block shares leaves. So this is a loop.
+    # A block is inlined if its leaves also enter another part of the loss, because the
+    # block's squared norms would miss cross terms. Afterwards, another block may share
+    # leaves with the inlined equations. So the analysis is repeated.
     while True:
         flat = inline(closed, known, parametric, keeps_block)
         scope, _ = analyse(flat, steps, parametric, outputs=outputs, kept=keeps_block)
@@ -233,14 +230,13 @@ def plan(
 def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite, Block]:
     """The checkpointed blocks of a loss.
 
-    A site of a block is one of its inputs, computed from parameters alone. The key of
-    each block is its first site. Blocks that differ only in the names of variables
-    share one analysis.
+    A site of a block is one of the block's inputs, computed from parameters alone. The
+    key of each block is the block's first site. Blocks that differ only in the names of
+    variables share one analysis.
 
     Args:
       sites: the sites of the loss, including those of blocks.
-      parts: the sets of parameter leaves and sites that computations connect, with the
-        clipping groups of the leaves.
+      parts: the components of the loss.
     """
     group = {site: c.groups[0] for c in parts for site in c.sites}
     kept = [site for site in sites if isinstance(site, KeptSite)]
@@ -262,8 +258,8 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
     Args:
       sites: the block's sites, each of which is one input of the block's equation that
         is computed from parameters alone.
-      groups: for each site, the number of the group of parameter leaves that are
-        clipped together with the leaves from which this input is computed.
+      groups: for each site, the number of the clipping group of the parameter leaves
+        from which the site's input is computed.
     """
     eqn, known = sites[0].eqn, sites[0].known
     leaves = [site.position for site in sites]
@@ -286,16 +282,17 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
 
 
 class Matched(NamedTuple):
-    """A site whose gradient can be added to those of other sites of the same array.
+    """A site whose gradient can be added to the gradients of other sites.
 
     A site is an equation that combines a value computed from parameters with the
-    example. The gradient is a sum of outer products of a left row and a right row.
+    example. The gradient is a sum of outer products of left and right rows. All the
+    sites use the same array, or its transpose.
 
     Attributes:
       member: the index of the site in `Component.sites`.
       site: the site.
-      swapped: whether left and right rows must be exchanged, because the site uses the
-        transpose of the array. The rows of a lookup stay on the left.
+      swapped: whether left and right rows must be exchanged before the addition,
+        because the site uses the transpose. Rows of a lookup are never exchanged.
     """
 
     member: int
@@ -304,15 +301,15 @@ class Matched(NamedTuple):
 
 
 def match_sites(component: Component) -> list[list[Matched]] | None:
-    """Group a component's sites by the parameter array that they use.
+    """Group a component's sites by the array that they use.
 
-    A component is a set of parameter leaves and of sites. A site is an equation that
-    combines a value computed from these leaves with the example. Sites are in one group
-    if their values are the same array up to the order of axes (a root). Their rows of
-    activations and cotangents can then be added to one gradient. The result is None if
-    the rows of some group cannot be combined.
+    A site is an equation that combines a value computed from parameter leaves with the
+    example. Sites are in one group if their values have the same root, which is an
+    array that equals the values except for the order of axes. The gradients of one
+    group's sites can then be added as one list of rows. The result is None if the
+    component has no roots, or if the rows of some group cannot be combined.
     """
-    # A component with roots has at least one.
+    # A component that has roots has at least one root.
     matches = [_match_root(component, root) for root in component.roots or ()]
     whole = [sites for sites in matches if sites is not None]
     return whole if whole and len(whole) == len(matches) else None
@@ -338,11 +335,11 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
 
 
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
-    """The axes of a root in the roles of groups, left side and right side.
+    """The `Layout` of a root, without axes of size one.
 
-    The operand of the equation at `site` is its input computed from parameters alone.
-    It equals the root up to the order of axes. The site's rule gives the role of each
-    axis of the operand. `axes` maps the axes of the operand to the root's axes.
+    The root equals the operand of `site` except for the order of axes. `axes` has, for
+    each axis of the operand, the axis of the root. The site's rule has the `Layout` of
+    the operand.
     """
     # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)
@@ -365,7 +362,7 @@ def _form(component: Component) -> Form:
     stored = sum(size.entries for size in ruled)
     sizes = [[m.site.size for m in root] for root in roots]
     pairs = products + sum(map(_pairs, sizes))
-    # The condition: rows need less memory, and they are cheaper or save much memory.
+    # Rows must need less memory, and must be cheaper or save much memory.
     gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
     # With more than MOST_ROWS rows, the bound on rounding errors would inflate norms.
     gram = gram and sum(s.rows for s in ruled) <= MOST_ROWS
@@ -375,10 +372,10 @@ def _form(component: Component) -> Form:
 def _products(size: Size) -> int:
     """The number of multiplications to form one example's gradient at one equation.
 
-    The gradient is a sum of outer products of rows, and `size` has their sizes.
+    The gradient is a sum of outer products of rows. `size` has the sizes of the rows.
     """
-    # For one-hot rows no multiplication is needed. Each row is added to a row of a
-    # table, which costs memory traffic.
+    # One-hot rows need no multiplication. But each right row is added to a row of a
+    # table, and the time to read and write these numbers is converted.
     added = _TRAFFIC if size.one_hot else size.left
     return size.groups * size.rows * size.right * added
 
@@ -386,15 +383,15 @@ def _products(size: Size) -> int:
 def _pairs(sizes: Sequence[Size]) -> int:
     """The cost of one example's gradient norm from rows, in multiplications.
 
-    The gradient is that of one array, which is used by several equations. It is a sum
-    of outer products of rows. `sizes` has the sizes of the rows at each equation. Rows
-    are multiplied in pairs. One-hot rows are instead added up by the position of their
-    1, and the memory that this moves is converted to multiplications.
+    The gradient of one array, which several equations use, is a sum of outer products
+    of rows. `sizes` has the sizes of the rows at each equation. The norm needs the
+    inner products of all pairs of rows. But one-hot rows are added up by position, and
+    the time to read and write them is converted to multiplications.
     """
     total = sum(2 * _products(one) for one in sizes if one.one_hot)
     for one, other in itertools.product(sizes, repeat=2):
-        # Between two sites with one-hot rows there is nothing to compute: the rows of
-        # both are added to one table.
+        # Two sites with one-hot rows need no inner products: the rows of both sites are
+        # added to one table.
         if not (one.one_hot and other.one_hot):
             shared = min(one.entries_per_row, other.entries_per_row)
             total += one.groups * one.rows * other.rows * shared
@@ -402,7 +399,7 @@ def _pairs(sizes: Sequence[Size]) -> int:
 
 
 class Row(NamedTuple):
-    """A row of an `Explanation`: how the engine computes norms and sum of a parameter.
+    """A row of an `Explanation`: how the engine computes one parameter's norms and sum.
 
     Attributes:
       parameter: the parameter's path in the tree of parameters.
@@ -410,10 +407,10 @@ class Row(NamedTuple):
       sites: the primitives that combine the parameter with the example. A name in
         brackets, such as dense, says that the gradient is made of outer products.
       norm: the source of the norms: "rows" of activations and cotangents; "gradients"
-        of each example; or "none" if the loss does not depend on the parameter.
+        of each example; or "none" if the loss has no derivative by the parameter.
       cost: the estimated cost of the norms and the sum, in multiplications per example.
-        Parameters that are combined before they meet the example all show their common
-        cost.
+        If parameters are combined before they meet the example, then each of their rows
+        has the cost for all of them together.
       vmap_cost: the estimated cost of engine="vmap", in the same unit.
       why: the reason for forming per-example gradients; empty if the norms come from
         rows.
@@ -430,16 +427,20 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """How the book-keeping engine treats each parameter, with one row per parameter.
+    """How the book-keeping engine computes the norms and the sum of each parameter.
 
-    The explanation prints as a table. `auto` is the engine that engine="auto" takes.
+    The repr is a table.
+
+    Attributes:
+      rows: one row for each parameter.
+      auto: the engine that engine="auto" selects.
     """
 
     rows: tuple[Row, ...]
     auto: Engine
 
     def __repr__(self) -> str:
-        """The explanation as the text of a table."""
+        """The explanation as a table."""
         head = ("parameter", "shape", "sites", "norm from", "cost", "vmap", "why")
         cells: list[tuple[str, ...]] = [head]
         for row in self.rows:
@@ -457,12 +458,13 @@ class Explanation:
 def explanation(
     plan: Plan, parameters: Sequence[tuple[str, tuple[int, ...]]], auto: Engine
 ) -> Explanation:
-    """Make the table of how the book-keeping engine treats each parameter.
+    """Make the `Explanation` of a plan.
 
     Args:
-      plan: the engine's plan for a loss, which is unrelated to `dpjax.plan`.
-      parameters: the path of each leaf in the tree of parameters, and its shape.
-      auto: the engine that engine="auto" takes.
+      plan: the book-keeping engine's plan for a loss, which is unrelated to
+        `dpjax.plan`.
+      parameters: for each leaf, its path in the tree of parameters, and its shape.
+      auto: the engine that engine="auto" selects.
     """
     rows = [Row(*parameter, "", "none", 0.0, 0.0, "") for parameter in parameters]
     for component, form in zip(plan.components, plan.forms, strict=True):

@@ -6,17 +6,17 @@ known. Inside scans a batch-invariant value may still differ between iterations.
 that depends on a parameter, and a value that depends on the example.
 
 At a site, an array of zeros, called a *tap*, is added to a value of the loss, and the
-loss is differentiated by the tap. If a rule (`rules`) gives the operand's gradient as a
-sum of outer products, then the tap is added to the equation's output. The tap's
-cotangent and the equation's other input determine the gradient of the operand. Without
-a rule, the tap is added to the operand itself. The tap's cotangent is then the
-operand's per-example gradient, as the vmap engine would form it.
+loss is differentiated with respect to the tap. If a rule (`rules`) gives the operand's
+gradient as a sum of outer products, then the tap is added to the equation's output. The
+tap's cotangent and the equation's other inputs determine the gradient of the operand.
+Without a rule, the tap is added to the operand itself. The tap's cotangent is then the
+operand's per-example gradient, as in the vmap engine.
 
 A value is *live* if its tangent may enter the loss. A loss often computes values that
-are not live: quantities for logging, outputs of a scan that nothing reads, values
-behind `stop_gradient`. JAX does not differentiate such values. The engine must not add
-taps to these values. The tap's cotangent would be zero, and zero times an infinite
-derivative is NaN.
+are not live: quantities for logging, unused outputs of a scan, values that enter the
+loss only through `stop_gradient`. JAX does not differentiate such values. The engine
+must not add taps to such values, because the tap's cotangent would be zero, and zero
+times an infinite derivative is NaN.
 """
 
 import dataclasses
@@ -50,18 +50,18 @@ class Loop(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Site:
-    """A place in a loss where a value computed from parameters alone meets the example.
+    """A use of an operand, which is a value computed from parameters alone.
 
-    This value is the operand. The place is either an equation with another input that
-    depends on the example, or an output of the loss. A tap, an array of zeros, is added
-    to the operand, and the loss is differentiated by the tap. The tap's cotangent is
-    then the operand's per-example gradient. The subclasses `RuledSite` and `KeptSite`
-    compute the gradient in other ways.
+    A site is either an equation with another input that depends on the example, or a
+    differentiated output of a jaxpr (`Scope.outputs`). A tap, an array of zeros, is
+    added to the operand, and the loss is differentiated with respect to the tap. The
+    tap's cotangent is the operand's per-example gradient. For the subclasses
+    `RuledSite` and `KeptSite`, the gradient is computed in other ways.
 
     Attributes:
       operand: the operand's variable.
-      position: the operand's index among the equation's inputs, or among the outputs of
-        the jaxpr.
+      position: the operand's index among the equation's inputs, or among the jaxpr's
+        outputs if the operand is an output.
       loops: the scans around the equation, the outermost first.
       name: the primitive of the equation, with the name of its `Rule` if it has one;
         "carry" if the operand is an output of the jaxpr.
@@ -74,10 +74,11 @@ class Site:
 
     @property
     def is_tapped_itself(self) -> bool:
-        """Whether the tap's cotangent is the operand's per-example gradient.
+        """Whether the tap is added to the operand itself.
 
-        The operand is the value computed from parameters alone. The tap is the array of
-        zeros that is added to a value, to get this value's cotangent.
+        The operand is the value computed from parameters alone. The tap is an array of
+        zeros. If the tap is added to the operand, the tap's cotangent is the operand's
+        per-example gradient.
         """
         return not isinstance(self, RuledSite | KeptSite)
 
@@ -92,7 +93,7 @@ class RuledSite(Site):
 
     A site is an equation that combines an operand, which is computed from parameters
     alone, with the example. A tap, an array of zeros, is added to the equation's
-    output. The tap's cotangent is then that of the output.
+    output. The tap's cotangent is the cotangent of the output.
 
     Attributes:
       rule: the rule for the operand. `rule.eqn` is the equation.
@@ -102,13 +103,12 @@ class RuledSite(Site):
 
     @property
     def size(self) -> Size:
-        """The sizes of the factors of one example's gradient, over all iterations.
+        """The number and sizes of the rows whose outer products sum to the gradient.
 
-        The factors are the rows whose outer products add up to the gradient of the
-        operand, the equation's input computed from parameters alone. Iterations are
-        those of the scans around the equation. If iterations share one operand, their
-        number multiplies the number of rows. If they have separate operands, it
-        multiplies the number of groups of rows.
+        The gradient is that of one example, with the rows of all iterations of the
+        scans around the equation. If a scan's iterations share one operand, the number
+        of iterations multiplies the number of rows. Otherwise it multiplies the number
+        of groups of rows.
         """
         size = self.rule.size
         shared = math.prod(loop.length for loop in self.loops if loop.shared)
@@ -123,18 +123,17 @@ class RuledSite(Site):
 
 @dataclasses.dataclass(eq=False)
 class KeptSite(Site):
-    """An operand that enters a rematerialised block which stays checkpointed.
+    """An input of a rematerialised block that stays checkpointed.
 
-    The operand is a value computed from parameters alone. The engine evaluates the
-    block as a function with a custom derivative. This function has one more argument
-    for each operand, an array of zeros called a tap. The derivative computes the
-    block's gradient norms or clipped sums, and returns them as the cotangents of the
-    taps.
+    The input is an operand: a value computed from parameters alone. The engine
+    evaluates the block as a function with a custom derivative. For each operand, this
+    function has an additional argument, an array of zeros called a tap. The derivative
+    computes the block's gradient norms or clipped sums, and returns them as the
+    cotangents of the taps.
 
     Attributes:
       eqn: the block's equation.
-      known: for each of the equation's inputs, whether it is batch-invariant, that is,
-        independent of the examples.
+      known: for each of the equation's inputs, whether it depends on no example.
       outputs: the indices of the block's outputs that are differentiated.
     """
 
@@ -143,7 +142,7 @@ class KeptSite(Site):
     outputs: tuple[int, ...]
 
     def features(self) -> Hashable:
-        """A hashable description of the block's equation and of its use by the loss."""
+        """A hashable description of the block's equation and of its use in the loss."""
         block = eqs.of_equation(self.eqn)
         return self.position, self.known, self.loops, self.outputs, block
 
@@ -162,14 +161,14 @@ class Scope:
 
     Attributes:
       closed: the jaxpr.
-      steps: for every batch-invariant variable, the scans in which it changes from
-        iteration to iteration. A scan is given by its depth; the outermost has depth 0.
-        Variables that depend on the example are left out.
-      sites: for each equation, its sites in the order of their operands.
+      steps: for every variable that depends on no example, the scans in which the
+        variable changes from iteration to iteration. A scan is given by its depth; the
+        outermost scan has depth 0.
+      sites: for each equation, its sites in the order of the operands among the inputs.
       scans: for each scan with sites in its body, the scope of the body. The key is the
         index of the scan's equation.
-      outputs: one site for each output of the jaxpr that is computed from parameters
-        alone, where the code after the jaxpr needs an output for each example.
+      outputs: one site for each differentiated output of the jaxpr that is computed
+        from parameters alone. The tap gives this output one value for each example.
     """
 
     closed: jex.ClosedJaxpr
@@ -179,7 +178,7 @@ class Scope:
     outputs: list[Site] = dataclasses.field(default_factory=list)
 
     def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
-        """The scans in which a variable among the atoms changes between iterations.
+        """The scans in which at least one of the atoms changes between iterations.
 
         Atoms are variables and literals. A scan is given by its depth. The result is
         None if an atom depends on an example.
@@ -193,14 +192,14 @@ class Scope:
         """The sites of the checkpointed block at the equation with the given index.
 
         Each site is one input of the block that is computed from parameters alone. The
-        list is empty if the equation is no block that stays checkpointed.
+        list is empty if the equation is not a block that stays checkpointed.
         """
         return [site for site in self.sites[index] if isinstance(site, KeptSite)]
 
     def all_sites(self) -> list[Site]:
-        """All equations where parameters meet the example, also those inside scans.
+        """All sites of the jaxpr, including the sites in the bodies of scans.
 
-        The order is that in which `run` takes the arrays to add at these sites.
+        `run` expects taps in the same order.
         """
         sites: list[Site] = []
         for index, own in enumerate(self.sites):
@@ -219,24 +218,23 @@ def analyse(
     outputs: Sequence[int],
     kept: Kept,
 ) -> tuple[Scope, dict[Site, frozenset[int]]]:
-    """Find the equations of a jaxpr where parameters meet the example: the sites.
+    """Find the sites of a jaxpr.
 
-    At a site, an operand, which is a value computed from parameters alone, meets a
-    value that depends on the example.
+    A site is an equation that combines an operand, which is a value computed from
+    parameters alone, with a value that depends on the example.
 
     Args:
       closed: the jaxpr, in which calls that parameters enter are inlined.
       steps: for each input, the scans in which it changes from iteration to iteration,
         or None if it depends on an example.
-      differentiable: for each input, whether it depends on a parameter by a path that
-        is differentiated.
+      differentiable: for each input, whether it has a derivative by a parameter and
+        depends on no example.
       lengths: the lengths of the scans around the jaxpr, the outermost first.
-      outputs: the indices of the outputs that are differentiated. These outputs must
-        depend on the example, as the loss must. An equation on which none of them
-        depends has no site.
+      outputs: the indices of the outputs that are differentiated. An equation on which
+        none of these outputs depends has no site. If such an output is computed from
+        parameters alone, it is itself a site.
       kept: a function that says whether a rematerialised block inside a scan stays
-        checkpointed. Outside scans, all blocks that do not stay checkpointed are
-        already inlined.
+        checkpointed. Outside scans, all other blocks are already inlined.
 
     Returns:
       The jaxpr with its sites. For each site, including sites in scans, the indices of
@@ -273,11 +271,12 @@ def analyse(
         return RuledSite(*where, f"{name} ({rule.name})", rule)
 
     def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
-        """Whether a custom_vjp has equal inputs in all iterations of a scan around it.
+        """Whether the equation has a custom_vjp that must be applied in each iteration.
 
-        A custom derivative need not be linear in the cotangent, and JAX applies it in
-        each iteration. So the engine must not apply it once, to the sum of the
-        cotangents of all iterations.
+        This holds if the equation's inputs depend on a parameter and are the same in
+        all iterations of a scan around it. A custom derivative need not be linear in
+        the cotangent, and JAX applies it in each iteration. So the engine must not
+        apply it once, to the sum of the cotangents of all iterations.
         """
         fixed = len(around) < len(lengths) and bool(depends(*eqn.invars))
         return fixed and eqs.uses([eqn], "custom_vjp")
@@ -285,8 +284,8 @@ def analyse(
     for index, eqn in enumerate(jaxpr.eqns):
         around = scope.steps_of(*eqn.invars)
         if around is not None and not is_applied_in_each_iteration(eqn, around):
-            # The outputs stay batch-invariant. They depend on parameters unless the
-            # equation stops the derivative.
+            # The outputs are batch-invariant. They have derivatives by the same inputs,
+            # unless the equation stops the derivative.
             through = eqn.primitive.name != "stop_gradient"
             reached = depends(*eqn.invars) if through else frozenset()
             for var in eqn.outvars:
@@ -303,14 +302,14 @@ def analyse(
             )
             for inner, entered in within.items():
                 origins[inner] = depends(*(eqn.invars[i] for i in entered))
-        # Rules need an equation that is linear in its operand. If a parameter enters
-        # twice, as in a product of two functions of it, the taps are on the operands.
+        # Rules need an equation that is linear in its operand. If an equation has two
+        # operands, as in a product of two functions of a parameter, both are tapped.
         rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
         scope.sites[index] = [site(eqn, i, rule) for i in sorted(tapped)]
         origins.update((one, depends(one.operand)) for one in scope.sites[index])
 
     # A differentiated output that no example enters also gets a tap. So its derivative
-    # is taken for each example, as in the vmap engine.
+    # is computed for each example, as in the vmap engine.
     for i in outputs:
         operand = jaxpr.outvars[i]
         if isinstance(operand, jex.Var) and (reached := depends(operand)):
@@ -329,19 +328,20 @@ def _analyse_scan(
 ) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
     """Find the sites in a scan's body, and the scan's inputs to tap before the scan.
 
-    A site is an equation that combines a parameter with the example. An operand is an
-    input that depends on a parameter but on no example. To tap an operand is to add a
-    zero to the operand: the zero's cotangent is then the operand's per-example
-    gradient. The scan's inputs are of three types:
+    A site is an equation that combines an operand, which depends on a parameter but on
+    no example, with the example. An operand is tapped if an array of zeros is added to
+    it. The cotangent of the zeros is then the operand's per-example gradient. The
+    scan's inputs are of three types:
 
-    - The body has sites for a constant of the scan if every equation in the body that
-      combines the constant alone with the example has a rule, which gives the gradient
-      as a sum of outer products. Otherwise the constant is tapped before the scan, so
-      that the tap's cotangent is the sum over the iterations.
-    - The body has sites for a scanned input, because each iteration uses another slice.
+    - A constant of the scan is tapped before the scan if, in the body, a value computed
+      from the constant would be tapped, and if this value is the same in all
+      iterations. The tap's cotangent is then the sum over the iterations. Otherwise
+      the sites of the constant are in the body.
+    - The sites of a scanned input are in the body, because each iteration uses another
+      slice.
     - An operand that is the initial value of a carry is tapped before the scan. In the
       body, the carried value is treated as dependent on the example, since the carry of
-      later iterations usually depends on it.
+      later iterations usually depends on the example.
 
     Args:
       outer: the jaxpr around the scan, and its sites.
@@ -367,8 +367,8 @@ def _analyse_scan(
     body = inline(eqn.params["jaxpr"], known, parametric, kept)
     depth = len(lengths)
     outside = {i for i in operands if i in carried}
-    # If an operand is tapped before the scan, other equations can become sites without
-    # a rule. So the analysis repeats until all constants with sites have rules.
+    # If a constant is tapped before the scan, other equations can become sites without
+    # a rule. So the analysis is repeated until no further constant must be tapped.
     while True:
         # Scanned inputs differ between iterations of this scan.
         steps = [
@@ -397,16 +397,16 @@ def _analyse_scan(
 
 
 def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
-    """The values computed from parameters alone that meet the example, for all sites.
+    """The values of the operands of all sites, in the order of `scope.all_sites()`.
 
-    The order is that of `scope.all_sites()`. A value in a scan's body may differ
-    between iterations. The result then holds the values of all iterations. It has one
-    leading axis for each scan in which the value changes, the outermost scan first.
+    An operand is a value that is computed from parameters alone. For an operand in a
+    scan's body, the result holds the values of all iterations: it has one leading axis
+    for each scan in which the operand changes, the outermost scan first.
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
-      inputs: one entry for each input of the jaxpr. If the input does not depend on the
-        batch, the entry is its value, with leading axes as above; otherwise None.
+      inputs: for each input of the jaxpr, its value, with the same leading axes; None
+        if the input depends on the example.
     """
     values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
     for index, eqn in enumerate(scope.closed.jaxpr.eqns):
@@ -430,10 +430,11 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
 def _in_all_iterations(
     scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
 ) -> list[jax.Array]:
-    """Evaluate an equation that no example enters, for all iterations of outer scans.
+    """Evaluate an equation that no example enters, in all iterations of outer scans.
 
-    Each input has one leading axis for each scan in which it changes from iteration to
-    iteration. Each output has one leading axis for each scan in which an input changes.
+    Each input has one leading axis for each scan in which the input changes between
+    iterations. Each output has one leading axis for each scan in which an input
+    changes.
     """
 
     def function(*inputs: jax.Array) -> list[jax.Array]:
@@ -451,11 +452,11 @@ def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:
 
     Args:
       atoms: variables and literals of the jaxpr; literals depend on no input.
-      sources: for each batch-invariant variable, which depends on no example, the
-        indices of the differentiable inputs on which the variable depends.
+      sources: for each variable that depends on no example, the indices of the
+        differentiable inputs on which the variable depends.
 
     Returns:
-      The union of the indices.
+      The indices of the inputs.
     """
     variables = (v for v in atoms if isinstance(v, jex.Var))
     return frozenset().union(*(sources.get(v, ()) for v in variables))
@@ -469,8 +470,8 @@ _FLAT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
     """The variables whose tangents may enter the given outputs of a jaxpr.
 
-    Every output of an equation, unless the equation is a scan, counts as depending on
-    all inputs.
+    The outputs of an equation are assumed to depend on all of its inputs, with two
+    exceptions: scans, whose bodies are searched, and primitives with derivative zero.
 
     Args:
       jaxpr: the jaxpr.
@@ -502,14 +503,15 @@ def live_outputs(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
 def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ...]:
     """The indices of the outputs of a scan's body whose tangents may enter the loss.
 
-    These outputs belong to two kinds: outputs of the scan whose tangents may enter the
-    loss, and carried values on which such outputs of later iterations depend. `live`
-    holds the variables outside of the scan whose tangents may enter the loss.
+    An output's tangent may enter the loss after the scan, or as a carried value in a
+    later iteration. `live` holds the variables outside of the scan whose tangents may
+    enter the loss.
     """
     consts, carry = scan_sizes(eqn.params)
     body = eqn.params["jaxpr"].jaxpr
     outputs = set(live_outputs(eqn, live))
-    # A carried value may become live only through another. So iterate to a fixed point.
+    # A carried value may enter the loss only through another carried value. So iterate
+    # to a fixed point.
     while True:
         within = live_variables(body, outputs)
         carried = {i for i in range(carry) if body.invars[consts + i] in within}

@@ -1,15 +1,17 @@
 """Compute norms, gradients and scaled sums of one component from recorded values.
 
-A component is a set of parameter leaves, with the equations (sites) at which values
-computed from these leaves meet the example. One forward and backward pass over a batch
-records the inputs and cotangents of these equations. JAX traces each function once for
-all components, or all sites, with the same computation. So a function of a component
-takes the component wrapped in `Alike`, and its `Records`.
+A component is a set of parameter leaves, with the equations (sites) that combine values
+computed from these leaves with the example. Such a value is the site's operand. One
+forward and backward pass over a batch records the inputs and cotangents of these
+equations.
 
-A function of a site takes the site, the recorded values of the equation's other inputs,
-and the cotangent of the equation's output. These arrays have a batch axis and then one
-axis for each scan around the equation. The factors of a site are the rows whose outer
-products add up to its gradient (`factors`).
+The first arguments of a function of a component are the component and its `Records`.
+The arguments of a function of a site are the site, the recorded values of the
+equation's inputs except the operand, and the cotangent of the equation's output. These
+arrays have a batch axis and then one axis for each scan around the equation. Jitted
+functions expect the component or the site wrapped in `Alike`, so that JAX traces the
+function once for all components or sites with the same computation. The factors of a
+site are the rows whose outer products add up to its gradient (`factors`).
 """
 
 import functools
@@ -38,14 +40,13 @@ Out = TypeVar("Out")
 def canonicalize(
     site: Site, records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """The recorded arrays of a site, after changes that do not change the gradient.
+    """Apply the rule's `canonicalize` to the recorded arrays of a site.
 
-    A site is an equation where a parameter meets the example. The recorded arrays are
-    its other inputs and its output's cotangent. The site's rule changes them, for
-    example by clamping the indices of a lookup (`Rule.canonicalize`). Both norms and
-    sums start from the changed arrays. So both describe the same gradient.
+    The rule may change these arrays, for example by clamping the indices of a lookup,
+    but not the gradient. Norms and sums are both computed from the changed arrays. So
+    norms and sums are those of the same gradient.
     """
-    # Most rules accept every form as canonical. There is nothing to trace in this case.
+    # Most rules change no arrays. Then there is nothing to trace.
     ruled = isinstance(site, RuledSite)
     if not ruled or type(site.rule).canonicalize is Rule.canonicalize:
         return tuple(records), cotangent
@@ -63,12 +64,11 @@ def _canonicalize(
 def factors_of(
     alike: Alike[RuledSite], records: Arrays, cotangent: jax.Array
 ) -> fac.Factors:
-    """The rows whose outer products sum to one gradient per example, f[b, g, t, ...].
+    """The rows f[b, g, t, ...] whose outer products sum to each example's gradient.
 
-    The gradient is that of a site's operand, the value computed from parameters that
-    the site's equation combines with the example. Here b is the batch, g the groups of
-    the operand's axes, and t the rows, which come from all iterations of the scans
-    around the equation.
+    The gradient is that of a site's operand. Here b is the batch, and g are the groups,
+    each with its own sum over the rows t. Rows of iterations that share one operand are
+    rows of one group. Iterations with separate operands have separate groups.
     """
     site = alike.part
     function = _map_rule(site, site.rule.factors)
@@ -84,10 +84,9 @@ def factors_of(
 def _map_rule(
     site: RuledSite, function: Callable[[Arrays, jax.Array], Out]
 ) -> Callable[[Arrays, jax.Array], Out]:
-    """Map a function of one example over the batch, and over the scans around a site.
+    """Map a method of a site's rule over the batch, and over the scans around the site.
 
-    The function is a method of the site's rule. The scans are those around the site's
-    equation.
+    The method is for one example and one iteration.
     """
     # One vmap for each scan around the site, and one for the batch.
     for _ in range(len(site.loops) + 1):
@@ -98,9 +97,8 @@ def _map_rule(
 def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
     """Reshape rows f[b, iterations..., g, t, n] to f[b, g, t, n].
 
-    The operand is the value computed from parameters in the site's equation. Iterations
-    of scans that share one operand are merged with the rows t. Iterations with separate
-    operands are merged with the groups g.
+    Iterations that share one operand are merged with the rows t. Iterations with
+    separate operands are merged with the groups g.
     """
     # Start with the innermost scan, so that the axes of outer scans do not move.
     for depth in reversed(range(len(site.loops))):
@@ -113,15 +111,14 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
 
 
 def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.Array:
-    """The sum over the batch of gradients, computed by the transpose of an equation.
+    """The sum over the batch of a site's gradients, by the transpose of its equation.
 
-    The gradients are those of the equation's operand, its input computed from
-    parameters alone. The sum is computed in the cotangent's dtype.
+    The sum is computed in the cotangent's dtype.
 
     Args:
-      site: the equation and its operand.
-      others: the recorded values of the equation's other inputs. All floating-point
-        arrays have the cotangent's dtype.
+      site: the equation and its operand, the input whose gradient is computed.
+      others: the recorded values of the equation's inputs except the operand. All
+        floating-point arrays have the cotangent's dtype.
       cotangent: the cotangent of the equation's output, already scaled for each
         example.
     """
@@ -152,11 +149,10 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
 def _product_of_blocks(
     site: RuledSite, others: Arrays, cotangent: jax.Array
 ) -> jax.Array:
-    """The sum over the batch of a matrix's gradients at a dot_general, in float64.
+    """The sum over the batch of gradients at a dot_general, in float64.
 
-    The sum adds products of blocks of rows of activations and cotangents
-    (`float64_sums`). The arguments are those of `transpose_sum`, which computes the
-    same sum in the cotangent's dtype.
+    The sum adds products of blocks of rows (`float64_sums`). The arguments are those of
+    `transpose_sum`, which computes the same sum in the cotangent's dtype.
     """
     left, right = factors_of(Alike(site), others, cotangent)
     product = sum_in_blocks(left, right)
@@ -178,12 +174,11 @@ def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
 def squares_of_rows(
     alike: Alike[Component], seen: Records, clip_norm: ArrayLike
 ) -> list[jax.Array]:
-    """Upper bounds f[b] of ‖gradient‖² / C², from inner products of rows.
+    """Upper bounds f[b] of ‖gradient‖² / C² at each root, from inner products of rows.
 
-    The rows are the activations and cotangents whose outer products add up to a
-    gradient. C is `clip_norm`. The list has one bound for each array (root) of the
-    component that equations combine with the example. It is empty if the rows of
-    several equations cannot be combined.
+    Roots are the arrays that the component's equations combine with the example. The
+    rows of activations and cotangents have outer products that add up to the gradient.
+    The list is empty if the rows of several equations cannot be combined.
 
     Args:
       alike: the component: parameter leaves, and the equations that use them.
@@ -195,8 +190,8 @@ def squares_of_rows(
         rows = []
         for i, site, swapped in root:
             left, right = factors_of(Alike(site), seen.records[i], seen.cotangents[i])
-            # A site may use the transposed matrix. Then its two sides are exchanged, to
-            # give rows that can be added to those of the root's other sites.
+            # If a site uses the transposed matrix, its left and right rows are
+            # exchanged, so that they can be added to those of the root's other sites.
             if swapped and not isinstance(left, fac.OneHot):
                 left, right = right, left
             rows.append(fac.Factors(left, right))
@@ -236,7 +231,7 @@ def per_example_gradients(alike: Alike[Component], seen: Records) -> list[jax.Ar
     for site, others, gradient in zip(
         component.sites, seen.records, seen.cotangents, strict=True
     ):
-        # At a tapped site the cotangent is already the operand's gradient.
+        # If the tap is on the operand, the cotangent is the operand's gradient.
         if isinstance(site, RuledSite):
             function = _map_rule(site, site.rule.gradient)
             gradient = function(widen_floats(others), widen(gradient))
@@ -255,7 +250,7 @@ def per_example_gradients(alike: Alike[Component], seen: Records) -> list[jax.Ar
 def sums_of_gradients(
     alike: Alike[Component], seen: Records, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
-    """The sum of scaled gradients for each leaf, after forming per-example gradients.
+    """The sum of scaled gradients for each leaf, from per-example gradients.
 
     Args:
       alike: the component: parameter leaves, and the equations that use them.
@@ -283,8 +278,8 @@ def sums_by_sites(
 ) -> list[jax.Array]:
     """The sum of scaled gradients for each leaf, without forming per-example gradients.
 
-    The sum is made of one product over the whole batch for each site, an equation that
-    combines the leaves with the example.
+    For each site, an equation that combines the leaves with the example, the sum is one
+    product over the whole batch.
 
     Args:
       alike: the component: parameter leaves and their sites.
@@ -295,8 +290,8 @@ def sums_by_sites(
         contribute zero.
       wide: whether the sum is computed in float64 (`float64_sums`).
     """
-    # A pull-back serves all leaves, but the factors of one group only. So there is one
-    # pull-back for each group.
+    # A pull-back gives the sums of all leaves, but with the factors of one group. So
+    # each group has its own pull-back.
     sums = [_sums_by_sites(alike.part, seen, s, finite, wide=wide) for s in scales]
     return [sums[group][k] for k, group in enumerate(alike.part.groups_of_own)]
 
@@ -309,9 +304,9 @@ def _sums_by_sites(
     *,
     wide: bool,
 ) -> list[jax.Array]:
-    """The result of `sums_by_sites` if all leaves have the same clipping factors f[b].
+    """The result of `sums_by_sites` if `scale` has the clipping factors of all leaves.
 
-    These factors are `scale`. The other arguments are as for `sums_by_sites`.
+    The other arguments are those of `sums_by_sites`.
     """
     records = [
         [_clip.zero_if_not_finite(x, finite) if is_real(x) else x for x in others]

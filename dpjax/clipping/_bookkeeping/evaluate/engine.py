@@ -31,15 +31,15 @@ class Part(NamedTuple):
     """A component of a loss, with the arrays that one pass recorded for it.
 
     Attributes:
-      component: parameter leaves, and the sites, which are the equations at which
-        values computed from these leaves meet the example.
-      seen: the inputs of the sites' equations, the cotangents of their outputs, and the
+      component: parameter leaves, and the sites, which are the equations that combine
+        values computed from these leaves with the example.
+      seen: the inputs of the sites' equations, the cotangents at the sites, and the
         inputs of the computation from the leaves to the sites.
-      rows: whether the component's norms come from rows of activations and cotangents;
-        if not, the norms come from per-example gradients.
-      reach: a bound on the rounding errors of pulling a gradient back from the sites to
-        the leaves. It is None unless norms come from per-example gradients, but the sum
-        is made without them and pulled back once for the batch.
+      rows: whether the component's norms come from rows of activations and cotangents.
+        If not, the norms come from per-example gradients or from checkpointed blocks.
+      reach: a bound on the rounding errors of the pull-back from the sites to the
+        leaves, so that the sum can be pulled back once for the batch. It is None in an
+        engine with one pass, for norms from rows, and if the pull-back has no bound.
     """
 
     component: Component
@@ -63,8 +63,8 @@ def clipped_sum(
       clip_norms: for each group of leaves that are clipped together, the bound on the
         norm.
       inputs: parameters and examples.
-      by_platform: whether code lowered for a TPU forms all per-example gradients, and
-        adds them up. Products on a TPU are outside the rounding model of
+      by_platform: whether code that is lowered for a TPU computes norms and sums from
+        per-example gradients alone. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
       x64: for sums in float64 (`float64_sums`), whether the caller's own
         `jax_enable_x64` is on; None for sums in float32.
@@ -111,8 +111,8 @@ def squares_alone(
     Args:
       plan: the analysis of the loss.
       batch: the shape of the batch, (b,).
-      recorded: the inputs and output cotangents of all equations that combine
-        parameters with the example, as recorded in the first pass.
+      recorded: the inputs and cotangents that the first pass recorded at all sites,
+        the equations that combine parameters with the example.
       clip_norms: for each group of leaves that are clipped together, the bound C.
 
     Returns:
@@ -129,8 +129,8 @@ def sums_alone(
 
     Args:
       plan: the analysis of the loss.
-      recorded: the inputs and output cotangents of all equations that combine
-        parameters with the example, as recorded in the second pass.
+      recorded: the inputs and cotangents that the second pass recorded at all sites,
+        the equations that combine parameters with the example.
       scales: for each group of leaves that are clipped together, the clipping factors
         f[b].
       finite: whether each example's gradient is finite, bool[b]. Other examples
@@ -146,21 +146,21 @@ def _parts(
 ) -> list[Part]:
     """Collect each component's recorded arrays, and choose the source of its norms.
 
-    A component is a set of parameter leaves, with the sites: the equations at which
-    values computed from these leaves meet the example. The recorded arrays are changed
-    by `canonicalize`, which clamps indices. Norms and sums are both computed from the
-    changed arrays. So both describe the same gradient.
+    A component is a set of parameter leaves, with the sites: the equations that combine
+    values computed from these leaves with the example. `canonicalize` changes the
+    recorded arrays, for example by clamping indices. Norms and sums are both computed
+    from the changed arrays, and so are those of the same gradient.
 
     Some components have norms from per-example gradients. In one pass, these gradients
-    are still in memory, and the sum is made of them. In two passes, the sum is made of
-    one product for each site, if the rounding error of the pull-back from sites to
-    leaves has a bound (`reach`).
+    are still in memory, and the sum is the sum of these gradients. In two passes, the
+    sum is made of one product for each site, if the rounding error of the pull-back
+    from sites to leaves has a bound (`reach`).
 
     Args:
       plan: the analysis of the loss.
       recorded: the recorded inputs and cotangents of all sites.
-      rows: whether norms may come from rows of activations and cotangents, where the
-        plan says so. If not, all norms come from per-example gradients.
+      rows: whether norms come from rows of activations and cotangents if the plan says
+        so. Otherwise all norms come from per-example gradients.
       two_passes: whether the pass is only for norms, or only for sums.
     """
     parts = []
@@ -173,7 +173,7 @@ def _parts(
         ]
         records, cotangents = zip(*canonical, strict=True)
         # With more than MOST_ROWS rows, the bound on the rounding errors of their sum
-        # would inflate norms.
+        # would increase the norms too much.
         few = all(site.size.rows <= fac.MOST_ROWS for site in component.ruled_sites)
         gram = rows and form.gram
         bound = reach(component, inputs) if two_passes and few and not gram else None
@@ -185,11 +185,7 @@ def _parts(
 def _squares(
     parts: Sequence[Part], clip_norms: Sequence[ArrayLike], batch: tuple[int, ...]
 ) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
-    """Upper bounds of squared norms, and the per-example gradients formed for them.
-
-    If a component has a `Part.reach`, its sum is not made of the per-example gradients
-    formed here, but of one product over the batch for each equation. So the norm of
-    these gradients is enlarged by a bound on the rounding errors of both computations.
+    """Upper bounds of squared norms, and the per-example gradients, if they are formed.
 
     Returns:
       For each group of leaves that are clipped together, an upper bound f[b] of
@@ -204,7 +200,7 @@ def _squares(
         bounds = [clip_norms[group] for group in component.own_groups]
         if component.is_in_blocks:
             # The cotangents of a checkpointed block's taps are its squared norms, with
-            # an axis for each scan around the block. It remains to add these norms.
+            # an axis for each scan around the block. These squares are added here.
             sums = (staged_sum(x, kept=1) for x in seen.cotangents)
             by_group = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
         elif part.rows:
@@ -220,11 +216,11 @@ def _squares(
 
 
 def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
-    """Enlarge squared norms f[b] of gradients to cover the rounding errors of a sum.
+    """Enlarge squared norms f[b] of a component's per-example gradients.
 
-    If the component has a `Part.reach`, its sum is not made of these gradients, but of
-    one product over the batch for each equation. This product rounds in another way.
-    The result covers the rounding errors of both computations.
+    If the component has a `Part.reach`, its sum is not the sum of these gradients, but
+    one product over the batch for each equation, which has other rounding errors. The
+    result covers the rounding errors of both computations.
     """
     if part.reach is None:
         return square
@@ -237,7 +233,8 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
             factors = at.factors_of(Alike(site), others, cotangent)
             length, rows = fac.size(factors, clip_norm), factors.rows
         else:
-            # A tapped operand's cotangent is its gradient, which is a sum of one term.
+            # If the tap is on the operand, the gradient is the tap's cotangent, which
+            # is a sum of one term.
             square_of_one = square_sum(widen(cotangent), 1, clip_norm)
             length, rows = jnp.sqrt(square_of_one), 1
         sizes.append(fac.Terms(enlarged * length, rows + part.reach.terms))
@@ -258,11 +255,11 @@ def _sums(
 ) -> list[jax.Array]:
     """The sum of the examples' scaled gradients for each leaf.
 
-    `finite` marks the examples with finite gradients, bool[m]; the other examples add
-    nothing. `wide` says whether the sums are in float64. The sum for a component's
-    leaves has one of three sources:
+    `finite` says whether each example's gradient is finite, bool[b]; other examples
+    contribute zero. `wide` says whether the sums are in float64. The sum for a
+    component's leaves has one of three sources:
 
-    - the per-example gradients in `kept`, if there are any;
+    - the component's per-example gradients in `kept`, unless the entry is None;
     - one product over the batch for each equation, if the norms come from rows, or if
       `_enlarge` enlarged the norms to cover the rounding errors of these products;
     - otherwise per-example gradients, which are formed again.
@@ -270,8 +267,8 @@ def _sums(
     total = {}
     for part, held in zip(parts, kept, strict=True):
         component = part.component
-        # The gradients formed for the norms are used again for the sum. So the norms
-        # need no bound on the sum's rounding.
+        # The gradients from which the norms were computed are summed. So the norms need
+        # not include a bound on the rounding errors of products over the batch.
         if held is not None:
             sums = [
                 _clip.sum_in_memory(x, scales[group], finite, wide=wide)

@@ -1,28 +1,29 @@
 """Sums of clipped gradients in float64, with a bound on their rounding errors.
 
-A mechanism on a lattice releases functions of floats. Its guarantee needs a bound on
-how much one example changes the computed sum, and not only the exact sum. Consider two
-batches that have the same example in every slot but one, where a slot is an index of
-the leading axis. The terms of all other slots are then the same floats. This module
-bounds the difference of the two sums' rounding errors, relative to the clip norm C.
-Here γ_k = k u / (1 − k u) for the unit roundoff u (`dpjax._core.rounding`).
+The guarantee of a mechanism on a lattice needs a bound on the change of the computed
+sum by one example. A bound on the change of the exact sum does not suffice. Consider
+two batches that have the same examples in all slots (indices of the leading axis)
+except one. The terms of all other slots are then the same floats. This module bounds
+the difference of the two sums' rounding errors, divided by the clip norm C. Here
+γ_k = k u / (1 − k u) for the unit roundoff u (`dpjax._core.rounding`).
 
 - **Blocks of rows.** The gradient of a matrix is a sum Σ a_t ⊗ d_t of outer products of
   rows of activations and cotangents. A product in float32 covers a block of at most
   `ROWS` rows, and the products of blocks are added in float64. Equal blocks have equal
-  products. So only the blocks that contain the changed slot count. The error of the
-  product of a block with k rows is at most γ_k K, where K bounds the size Σ ‖a_t‖‖d_t‖
-  of the block's terms. If an example has one row, its terms have size at most C. If an
-  example has more rows, its terms have size at most 512 C (`factors`).
+  products. So the rounding errors differ only in blocks that contain the changed slot.
+  The error of the product of a block with k rows is at most γ_k K, where K bounds the
+  size Σ ‖a_t‖‖d_t‖ of the block's terms. If an example has one row, its terms have size
+  at most C. If an example has more rows, its terms have size at most 512 C (`factors`).
 - **Per-example gradients** are added in the same way: in float32 within blocks of
   `BLOCK`, and then in float64. A gradient is a term of size at most C.
-- **Products in float64** of float32 factors have an error of at most γ_k times the size
-  of all k terms, with the unit roundoff u of float64. The same holds for the sums of
-  blocks.
+- **Products in float64** of float32 factors, with k terms, have an error of at most γ_k
+  times the size of all terms, with the unit roundoff u of float64. The same bound holds
+  for the sums of blocks.
 - **The cast** of the sum of m gradients to float32 has an error of at most 2⁻²⁴ m C.
 
-A bound for two batches is twice the bound for one batch. But if a block holds one slot,
-and the slot is empty, the block is all zero. So the error of the block counts once.
+The bound on the difference of the two errors is the sum of the bounds for both batches.
+If a block has rows of the changed slot alone, one of these bounds is zero, because the
+block is zero in the batch without the example.
 """
 
 import jax
@@ -40,8 +41,8 @@ from dpjax.clipping._clip import BLOCK
 # The maximum number of rows of a block. With more rows, products are faster but round
 # more: with 128 rows the bound stays at 0.41 % of the clip norm.
 ROWS = 128
-# If an example has fewer rows, blocks of one example are too small to be fast, and
-# blocks of several examples would have an error of up to 512 C for each example.
+# If an example has fewer rows, blocks of one example are too small to be fast, and the
+# terms of a block of several examples could have size 512 C for each example.
 _FEWEST_ROWS = 64
 # Blocks whose products are small are multiplied together, up to this many entries at
 # once. On CPUs, XLA takes four times longer for several larger matrices in one batch
@@ -50,30 +51,27 @@ _AT_ONCE = 2**13
 
 
 def uses_blocks(component: Component, site: Site) -> bool:
-    """Whether the float64 sum of gradients is made of products of blocks of rows.
-
-    The gradients are those at `site`, an equation that combines a parameter with the
-    example. They are sums of outer products of rows. A block has at most `ROWS` rows.
-    """
+    """Whether the float64 sum of a site's gradients adds products of blocks of rows."""
     if not isinstance(site, RuledSite) or not isinstance(site.rule, Dense):
         return False
     if site.size.rows == 1:
-        # The size of a single row's term is the norm, unless several sites are added.
+        # The size of the only row's term is the norm, unless a root has several sites.
         return all(len(root) == 1 for root in component.roots or ())
     return site.size.rows >= _FEWEST_ROWS
 
 
 def relative_error(plan: Plan | None, batch: int) -> float:
-    """The rounding error bound of a float64 sum cast to float32, divided by clip norm.
+    """A bound on the rounding error of a float64 sum cast to float32, in units of C.
 
     Args:
       plan: the analysis of the loss; None for sums of per-example gradients alone.
       batch: the number of slots of the whole batch, with or without an example.
 
     Returns:
-      η / C, for the clip norm C and an error η. For two batches that differ in one
-      slot, the L2 distance of the computed sums is at most the exact distance plus η.
-      If an example is replaced, the distance is at most 2 C + 2 η.
+      η / C, for the clip norm C and a bound η. If two batches are equal except for one
+      slot, which is empty in one of them, the L2 distance of the computed sums is at
+      most the exact distance plus η. If the slot has another example, the distance is
+      at most 2 C + 2 η.
     """
     # The rounding error η of two neighbouring batches has four parts.
     #
@@ -88,8 +86,8 @@ def relative_error(plan: Plan | None, batch: int) -> float:
     examples = min(BLOCK, batch)
     of_examples = 2 * margin(examples, jnp.float32) * examples
     # 2. Float32 sums over rows of one example, in blocks of up to ROWS rows. Of two
-    # neighbouring batches, only one has the example. This bound is added to that of the
-    # first part, since other examples may have their whole norm in parameters whose
+    # neighbouring batches, only one has the example. The bounds of the first and second
+    # part are added, since other examples may have their whole norm in parameters whose
     # blocks have several examples.
     rows, of_rows = 1, 0.0
     pairs = zip(plan.components, plan.forms, strict=True) if plan else ()
@@ -108,8 +106,8 @@ def relative_error(plan: Plan | None, batch: int) -> float:
     in_float64 = 2 * margin(rows * batch + 8, jnp.float64) * size * batch
     # 4. The cast to float32.
     cast = 2 * margin(1, jnp.float32) * batch
-    # 2⁻²⁰ is sixteen float32 roundings, which cover the products with the returned
-    # number.
+    # 2⁻²⁰ is sixteen float32 roundings. They cover the caller's products with the
+    # returned number.
     return of_rows + of_examples + in_float64 + cast + 2.0**-20
 
 
@@ -147,8 +145,8 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
 def _cut(x: jax.Array) -> jax.Array:
     """Cut rows f[b, g, t, n] into blocks f[block, g, row, n], padded with zeros.
 
-    A block has rows of one example; or, if each example has one row, of several
-    examples.
+    A block has rows of one example. But if each example has one row, a block has the
+    rows of up to `BLOCK` examples.
     """
     batch, groups, rows, size = x.shape
     if rows == 1:

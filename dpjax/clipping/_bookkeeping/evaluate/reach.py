@@ -1,19 +1,20 @@
-"""A bound on the terms that a pull-back adds up to make a gradient.
+"""Bounds for the pull-back of gradients from operands to parameter leaves.
 
 An operand is a value that is computed from parameter leaves alone, and then meets the
 example. A sum of gradients over the batch can be pulled back from operands to parameter
 leaves in one step. Each example then contributes the terms J_k g_k, where g_k is the
 example's gradient at operand k, and J_k is the transposed Jacobian of the operand by
 the leaves. These terms may cancel. Then the norm of the example's gradient does not
-bound the rounding errors of the terms. Nor does it bound how far large terms shift
-other examples in a partial sum. Let |J| hold the absolute values of the coefficients of
-J, summed over all paths through the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds both
-effects.
+bound the rounding errors of the terms, nor the rounding errors that large terms cause
+in a partial sum over several examples. Let |J| be the matrix J, computed from the
+absolute values of all coefficients in the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds
+both errors.
 
-This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum). It does so for maps
-whose primitives only multiply, add and move real numbers in float32 or wider. Such
-primitives round by the model in `_core.rounding`. For any other map, the gradient of
-each example is pulled back separately.
+This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum), for two kinds of
+maps: maps that only move entries, and maps whose primitives only multiply, add and move
+real numbers in float32 or wider. Such primitives round by the model in
+`_core.rounding`. For any other map, and for maps with more than `MOST_ROWS` operations,
+the gradient of each example is pulled back separately.
 """
 
 from typing import NamedTuple
@@ -47,10 +48,10 @@ class Reach(NamedTuple):
 
     Attributes:
       norms: for each operand k, an upper bound f[] of ‖|J_k|‖. Here J_k is the
-        transposed Jacobian of the operand by the leaves, and |J_k| has the absolute
-        values of its coefficients.
-      terms: the number of additions and products in the whole pull-back, which bounds
-        the number of roundings between any operand and any leaf.
+        transposed Jacobian of the operand by the leaves, and |J_k| is computed from the
+        absolute values of all coefficients.
+      terms: the number of additions and products in the whole pull-back. It bounds the
+        number of roundings between any operand and any leaf.
       dtype: the least precise dtype of the pull-back's computation.
     """
 
@@ -68,12 +69,12 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
       inputs: the values of the inputs of this computation, the leaves first.
 
     Returns:
-      The bounds; None if the rounding errors of the pull-back have no known bound.
+      The bounds; None if this module has no bound for the pull-back.
     """
     if not component.leaves:
         return None
-    # With roots the path only moves entries, so that every factor is 1. There is one
-    # term for each operand, because several operands may add to one entry.
+    # With roots the path only moves entries, so that every norm is 1. The terms are as
+    # many as the operands, because several operands may add to one entry.
     if component.roots is not None:
         dtype = narrowest_float(x.dtype for x in inputs)
         return Reach([1.0] * len(component.operands), len(component.operands), dtype)
@@ -119,12 +120,12 @@ def _is_known(eqn: jex.JaxprEqn) -> bool:
 def _terms(linear: jex.Jaxpr) -> int:
     """The number of additions and products in the transpose of a linear map.
 
-    The number counts the operations of the whole map. So it bounds the number of
-    operations between any input and any output.
+    All operations of the map count. So the result bounds the number of operations
+    between any input and any output.
     """
     uses = [v for eqn in linear.eqns for v in eqn.invars if isinstance(v, jex.Var)]
-    # The transpose adds the cotangents of all uses of a variable. This is one addition
-    # for each use after the first.
+    # The transpose adds the cotangents of all uses of a variable, with one addition for
+    # each use after the first.
     total = len(uses) - len(set(uses))
     for eqn in linear.eqns:
         if eqn.primitive.name in {"mul", "div"}:
@@ -137,14 +138,11 @@ def _terms(linear: jex.Jaxpr) -> int:
 
 
 def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
-    """Apply a linear map after replacing each coefficient by its absolute value.
+    """Apply a linear map, with each coefficient replaced by its absolute value.
 
     Args:
       linear: the map's jaxpr.
       inputs: the values to which the map is applied.
-
-    Returns:
-      The outputs of the map with non-negative coefficients.
     """
     linear_in = set(linear.jaxpr.invars)
 

@@ -1,9 +1,10 @@
 """Run a loss forward and backward once, and record activations and cotangents.
 
-A site is an equation that combines a value computed from parameters alone with a value
-that depends on the example. At each site, an array of zeros, the tap, is added to a
-value of the loss. The cotangent of the tap is the cotangent of this value. The recorded
-arrays are the inputs of the sites' equations and these cotangents.
+A site is an equation that combines a value computed from parameters alone, the operand,
+with a value that depends on the example. At each site, an array of zeros, the tap, is
+added to a value of the loss. The cotangent of the tap is the cotangent of this value.
+The recorded arrays are the cotangents of all taps and, at sites with a rule
+(`RuledSite`), the inputs of the equation except the operand.
 
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. So the
@@ -50,16 +51,16 @@ AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
 class Request(NamedTuple):
     """The request to compute a checkpointed block's norms or sums in its backward pass.
 
-    The block computes the squared norms of per-example gradients if `scales` is empty.
-    Otherwise it computes the sums of scaled gradients, in the shapes of its parameters.
+    If `scales` is empty, the block computes upper bounds of ‖gradient / C‖² for each
+    example, where C is the clip norm. Otherwise it computes the sums of scaled
+    gradients, which have the shapes of the block's parameters.
 
     Attributes:
-      clip_norms: for each group of leaves that are clipped together, the bound on the
-        norm.
+      clip_norms: for each group of leaves that are clipped together, the clip norm C.
       scales: for each group, the clipping factors f[b], or f[] for one example; empty
-        for the squared norms.
-      finite: a list of one array that says whether gradients are finite, bool[b], or
-        bool[] for one example; empty for the squared norms.
+        for norms.
+      finite: a list with one array, bool[b], or bool[] for one example, which says
+        whether the gradients are finite; empty for norms.
     """
 
     clip_norms: Sequence[ArrayLike]
@@ -71,10 +72,10 @@ class AtBlocks(NamedTuple):
     """How to evaluate the checkpointed blocks of a loss.
 
     Attributes:
-      request: whether the blocks compute squared norms or scaled sums for the batch.
-      outputs: a function that returns the outputs of a block, given the `Request` for
-        one example and the arguments of an `AtBlock`; None if the loss has no such
-        block.
+      request: whether the blocks compute norms or sums for the batch.
+      outputs: a function that returns the outputs of a block for one example. Its first
+        argument is the `Request` for the example, and the other arguments are those of
+        an `AtBlock`. None if no block stays checkpointed.
     """
 
     request: Request
@@ -90,8 +91,9 @@ class Segment(NamedTuple):
     Attributes:
       start: the index of the first equation in the jaxpr.
       eqns: the equations of the segment.
-      sites: for each equation, its sites: one for each input that is computed from
-        parameters alone, if the equation combines this input with the example.
+      sites: for each equation, its sites. The equation has one site for each operand,
+        which is an input computed from parameters alone, if it combines the operand
+        with the example.
       inputs: the variables that the segment reads but does not compute.
       outs: the variables that the segment computes and later equations read.
     """
@@ -105,8 +107,7 @@ class Segment(NamedTuple):
     def features(self) -> Hashable:
         """A hashable description, equal for segments that compute the same function.
 
-        The function takes the zeros that are added for cotangents. So segments with
-        equal descriptions add zeros at the same values.
+        Segments with equal descriptions also add taps to the same values.
         """
         taps = tuple(
             tuple((site.position, isinstance(site, RuledSite)) for site in sites)
@@ -118,8 +119,8 @@ class Segment(NamedTuple):
 def segments(scope: Scope) -> list[Segment]:
     """Cut the equations of a loss, or of a scan's body, into segments.
 
-    A scan that parameters enter is a segment by itself. So is a checkpointed block. The
-    reason is that `run` does not evaluate them like other equations.
+    A scan that parameters enter is a segment by itself, and so is a checkpointed block,
+    because `run` does not evaluate scans and blocks like other equations.
     """
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
@@ -154,8 +155,8 @@ def _pass(alike: eqs.Alike[Segment], inputs: Arrays, taps: Arrays) -> Ran:
         args = [eqs.read(v, values) for v in eqn.invars]
         ruled = None
         for site in sites:
-            # At a tapped operand, the tap is added before the equation. At a site with
-            # a rule, the tap is added to the equation's output.
+            # At a site with a rule, the tap is added to the equation's output. At other
+            # sites it is added to the operand, before the equation.
             if site.is_tapped_itself:
                 args[site.position] = plus(args[site.position], next(pending))
             else:
@@ -176,10 +177,10 @@ def run(
 ) -> Ran:
     """Evaluate a loss, or a scan's body, for one example, with taps at its sites.
 
-    A site is an equation at which a value computed from parameters alone, the operand,
-    meets the example. A tap is an array of zeros that is added there. Under vmap,
-    values that depend on no example stay unmapped. In a scan, such a value is computed
-    in the iteration that needs it, as in the loss itself.
+    A site is an equation that combines a value computed from parameters alone, the
+    operand, with the example. A tap is an array of zeros that is added to a value at
+    the site. Under vmap, values that depend on no example stay unmapped. Values in a
+    scan's body are computed in each iteration, as in the loss itself.
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
@@ -194,7 +195,7 @@ def run(
     """
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
-    # Segments are in the order of their sites. So they take the taps one by one.
+    # Segments have the order of their sites. So the taps of each segment come next.
     pending, parts = iter(taps), [eqs.Alike(segment) for segment in segments(scope)]
     counts = collections.Counter(parts)
     for alike in parts:
@@ -237,12 +238,12 @@ def _scan(
 ) -> Ran:
     """Evaluate a scan whose body has sites, for one example.
 
-    A site is an equation at which a value computed from parameters alone, the operand,
-    meets the example. An array of zeros, the tap, is added there, so that
-    differentiation gives the cotangent at the site.
+    A site is an equation that combines a value computed from parameters alone, the
+    operand, with the example. A tap is an array of zeros that is added to a value at
+    the site.
 
     Args:
-      eqn: the scan equation.
+      eqn: the scan's equation.
       inputs: the values of the scan's inputs.
       body: the scan's body and its sites.
       taps: the tap of each site in the body, with a leading axis of iterations.
@@ -276,18 +277,19 @@ def _scan(
 class Records(NamedTuple):
     """The arrays that are recorded for the norms and sums of a batch's gradients.
 
-    One forward and one backward pass records these arrays at each site, an equation
-    that combines a value computed from parameters alone (the operand) with the example.
-    The sites are those of a whole loss, or of one component, which is a set of
-    parameter leaves with the sites of the operands that are computed from these leaves.
+    A site is an equation that combines a value computed from parameters alone, the
+    operand, with the example. The sites are those of a whole loss, of a checkpointed
+    block, or of one component, which is a set of parameter leaves with the sites of the
+    operands that are computed from these leaves.
 
     Attributes:
       records: for each site, the values of the equation's inputs except the operand,
         with a leading batch axis; empty if the site is not a `RuledSite`.
-      cotangents: for each site, the cotangent of the zeros (tap) added there, with a
-        leading batch axis, except where a checkpointed block returns sums.
+      cotangents: for each site, the cotangent of the tap, the array of zeros that is
+        added at the site. The cotangent has a leading batch axis, unless it is a sum
+        that a checkpointed block returns.
       inputs: the values from which the operands are computed, the parameter leaves
-        first. They depend on no example.
+        first. These values depend on no example.
     """
 
     records: Sequence[tuple[jax.Array, ...]]
@@ -300,9 +302,9 @@ def record_sites(
 ) -> tuple[list[jax.Array], Records]:
     """Run a loss forward and backward on a batch, and record inputs and cotangents.
 
-    The records are made at the sites, the equations that combine parameters with the
-    example. Zeros called taps are added there, and the loss is differentiated by the
-    taps. This gives a cotangent at each site.
+    A site is an equation that combines a parameter with the example. At each site, an
+    array of zeros, the tap, is added. The derivative with respect to the tap is the
+    cotangent at the site.
 
     Args:
       plan: the analysis of the loss.
@@ -311,7 +313,7 @@ def record_sites(
       at_blocks: how checkpointed blocks are evaluated, if the plan has any.
 
     Returns:
-      The loss f[b] and the leaves of aux, in one list; and the records.
+      A list of the loss f[b] and the leaves of aux, and the `Records`.
     """
     axes = varying_axes(plan.scope.closed.out_avals[0])
     taps, forward = run_with_taps(plan, leaves, examples, axes, at_blocks)
@@ -336,9 +338,9 @@ def run_with_taps(
 ) -> tuple[list[jax.Array], Callable[..., Ran]]:
     """Make taps, and a function that runs a batch with the taps added.
 
-    A tap is an array of zeros for one site, an equation that combines parameters with
-    the example. The function takes the taps and the examples. It returns the outputs,
-    and for each site the values of the equation's other inputs.
+    A tap is an array of zeros for one site, an equation that combines a parameter with
+    the example. The arguments of the function are the taps and the examples. It returns
+    the outputs, and `Records.records`.
 
     Args:
       plan: the analysis of the loss.

@@ -1,18 +1,18 @@
 """The clipped sum from two passes: one for the norms, and one for the scaled sum.
 
-The first pass retains the loss, aux and the norms. It drops the activations and
-cotangents from which the norms are computed.
+The first pass returns the loss, aux and the norms. The activations and cotangents from
+which the norms are computed are not stored for the second pass.
 
-**Checkpointed blocks** have these arrays only during their own backward pass. For a
-block of `jax.checkpoint`, JAX stores only the inputs, and computes the values inside
-again in the backward pass. The engine saves memory in the same way. It turns the block
-into a function with a custom derivative. This derivative starts from the cotangents of
-the block's outputs, and records the activations and cotangents inside. In the pass for
-the norms, it computes the squared norms f[b] of the gradients of the block's
-parameters. In the pass for the sums, it computes the sums of scaled gradients. The
-derivative then drops the recorded arrays. It returns its result as the cotangents of
-taps, which are arrays of zeros that the function takes as further arguments. A scan
-over blocks stacks these results as it stacks any cotangent.
+**Checkpointed blocks.** For a block of `jax.checkpoint`, JAX stores only the inputs.
+JAX computes the values inside the block again in the backward pass. The engine saves
+memory in the same way. It makes a function with a custom derivative from the block. The
+derivative starts from the cotangents of the block's outputs, and records the
+activations and cotangents inside the block. In the pass for the norms, the derivative
+computes the squared norms f[b] of the gradients of the block's parameters. In the pass
+for the sums, it computes the sums of scaled gradients. No recorded arrays remain in
+memory after the block's backward pass. The derivative returns its result as the
+cotangents of taps, which are arrays of zeros and additional arguments of the function.
+A scan over blocks stacks these results as it stacks any cotangent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,10 +49,9 @@ _Saved = tuple[_Arrays, _Arrays, Request]
 def clipped_sum_in_two_passes(
     plan: Plan, clip_norms: Sequence[ArrayLike], inputs: Inputs
 ) -> Summed:
-    """The sum of clipped gradients from two passes, which keep blocks checkpointed.
+    """The sum of clipped gradients from two passes.
 
-    A block of `jax.checkpoint` stays checkpointed if its parameters enter no other part
-    of the loss.
+    The blocks in `Plan.blocks` stay checkpointed.
 
     Args:
       plan: the analysis of the loss.
@@ -74,8 +73,8 @@ def clipped_sum_in_two_passes(
     arrays = (leaves, examples)
     weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
     finite, scales, norm = weighed(recorded, clip_norms, mask)
-    # With the barrier, XLA treats the second pass as a different computation. Otherwise
-    # XLA could reuse values of the first pass, and would have to store these values.
+    # Because of the barrier, XLA treats the second pass as a different computation.
+    # Otherwise XLA could reuse values of the first pass, and would store these values.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
     in_blocks = AtBlocks(Request(clip_norms, scales, [finite]), outputs)
     _, recorded = record_sites(plan, leaves, examples, in_blocks)
@@ -95,9 +94,9 @@ def _outputs_of_one_example(
     """The outputs of a checkpointed block for one example, with a custom derivative.
 
     Under vmap, a batching rule replaces this function by `_batch`, whose custom
-    derivative is for the whole batch. A site of a block is one of its inputs, computed
-    from parameters alone. A tap is an array of zeros for one site. The derivative
-    returns norms or sums as the tap's cotangent.
+    derivative is for the whole batch. A site of a block is one of the block's inputs,
+    computed from parameters alone. A tap is an array of zeros for one site. The
+    derivative returns norms or sums as the taps' cotangents.
 
     Args:
       blocks: the checkpointed blocks. The key of each block is its first site.
@@ -156,9 +155,9 @@ def _batch(
 ) -> _Arrays:
     """The outputs f[b, ...] of a checkpointed block for a batch.
 
-    The arguments `taps` and `request` do not enter the outputs. `_backward` reads
-    `request`, which asks for norms or sums, and returns these norms or sums as the
-    cotangent of `taps`.
+    The arguments `taps` and `request` do not affect the outputs. The derivative
+    (`_backward`) computes the norms or sums that `request` asks for. It returns these
+    results as the cotangents of `taps`.
     """
     return jax.vmap(partial(_evaluate_block, block, known))(examples)
 
@@ -174,8 +173,9 @@ def _backward(
     block: Block, saved: _Saved, cotangents: Sequence[Any]
 ) -> tuple[None, list[jax.Array | None], _Arrays, None]:
     # Outputs that the loss does not use are left out, since their zero cotangent times
-    # an infinite derivative would be NaN. A symbolic zero is not an array. But in a
-    # scan, unused outputs have arrays of zeros, so that block.outputs is also needed.
+    # an infinite derivative would be NaN. Their cotangent is a symbolic zero, which is
+    # not an array. But in a scan it is an array of zeros, so that block.outputs is also
+    # needed.
     used = tuple(
         i in block.outputs and isinstance(c, jax.Array) and eqs.is_inexact(c)
         for i, c in enumerate(cotangents)
@@ -201,9 +201,8 @@ def _backward_on_batch(
 ) -> tuple[list[jax.Array | None], _Arrays]:
     """Run the backward pass of a checkpointed block on a batch.
 
-    A block is a part of the loss under `jax.checkpoint`. Its backward pass also
-    computes the norms of the examples' gradients for the block's parameters, or the
-    sums of the scaled gradients.
+    The pass also computes the norms of the examples' gradients for the block's leaves,
+    or the sums of the scaled gradients.
 
     Args:
       alike: the block.
@@ -213,8 +212,8 @@ def _backward_on_batch(
 
     Returns:
       For each input that depends on the example, its cotangent, or None if it has none.
-      For each parameter leaf that the block uses, the scaled sum of its gradients if
-      `Request.scales` is given, and otherwise squared norms f[b] (`_squares`).
+      For each leaf of the block (`Block`), the sum of its scaled gradients if
+      `Request.scales` is not empty, and otherwise squared norms f[b] (`_squares`).
     """
     block, (known, examples, request) = alike.part, saved
     inner = AtBlocks(request, partial(_outputs_of_one_example, block.plan.blocks))
@@ -250,9 +249,9 @@ def _squares(
 ) -> list[jax.Array]:
     """Assign the squared norms f[b] of a checkpointed block's groups to its leaves.
 
-    A group is a set of parameter leaves that are clipped together. The first leaf of
-    each group gets the squared norms of the whole group, and other leaves get 0. The
-    caller adds the squares of all leaves, so that each group counts once.
+    A group is a set of leaves that are clipped together. The first leaf of each group
+    gets the squared norms of the whole group, and other leaves get 0. The engine later
+    adds the squares of all leaves, so that each group counts once.
     """
     squares = squares_alone(block.plan, batch, recorded, clip_norms)
     out = []
@@ -266,7 +265,7 @@ def _squares(
 
 
 def _round_up(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Cast non-negative numbers to a dtype that may be narrower, and round up."""
+    """Cast non-negative numbers to a dtype, and round up if the dtype is narrower."""
     if jnp.promote_types(x.dtype, dtype) == dtype:
         return x.astype(dtype)
     return (x * (1 + margin(4, dtype))).astype(dtype)
