@@ -287,7 +287,9 @@ def _value_and_grad(
         if order == "fixed":  # the exact value for C >= 0, otherwise an upper bound
             square = _patterns.fixed_order_bound(strategy, num_steps, steps_per_epoch)
         else:
-            square = _patterns.WORST[order](strategy, one, num_steps, steps_per_epoch)
+            square = _patterns.SQUARED_SENSITIVITY[order](
+                strategy, one, num_steps, steps_per_epoch
+            )
         error = square_error(strategy, one, workload, num_steps)
         return (jnp.log(square) + jnp.log(error)) / 2
 
@@ -469,7 +471,7 @@ def _columns(
     """
     if order == "fixed":
         c = strategy.coefficients(num_steps)
-        moved = _patterns.by_place(c, s, n_b)
+        moved = _patterns.squares_by_position(c, s, n_b)
         return s / jnp.sqrt(moved[jnp.arange(num_steps) % n_b])
     s = jnp.repeat(s, n_b)[:num_steps]
     return s / jnp.sqrt(_patterns.reshuffled_order(strategy, s, num_steps, n_b))

@@ -5,9 +5,10 @@ which an example takes part. The theorem needs covariances of patterns, which sa
 much two patterns change the same rows of C x. Here x are the sums of clipped gradients,
 one row for each step, and C is the matrix that correlates the noise. A small first
 program computes the covariances, and is compiled for each number of steps. A second
-program computes ε from the covariances, and takes long to compile. Runs of different
-lengths share the second program, because the covariances are padded to a power of two
-and all other inputs are traced scalars.
+program computes ε from the covariances, and takes long to compile. The covariances are
+padded to a power of two, and all other inputs are traced scalars. Runs of different
+lengths therefore share the second program if their padded covariances have the same
+length.
 
 **Covariances** depend on the distance of the first steps of two patterns. Let c_t bound
 the norm that a pattern with the first step s adds to row s + t of C x. The bound c_t is
@@ -78,8 +79,8 @@ def _by_gap_on_circle(g: jax.Array, n_b: int) -> jax.Array:
     # A distance d around the circle is d or n_b − d along the line. The cumulative
     # maximum from the end covers all distances of at least d.
     gap = np.arange(n_b // 2 + 1)
-    either = jnp.maximum(g[gap], jnp.where(gap > 0, g[-gap], 0.0))
-    return jax.lax.cummax(either, reverse=True)
+    larger = jnp.maximum(g[gap], jnp.where(gap > 0, g[-gap], 0.0))
+    return jax.lax.cummax(larger, reverse=True)
 
 
 def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
@@ -90,16 +91,16 @@ def random_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
       num_steps: T, the number of steps of the run.
       n_b: the number of steps in an epoch.
     """
-    c, off = _coefficients(strategy, num_steps)
+    c, error = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)
-    moved = jnp.pad(c, (0, epochs * n_b - num_steps)).reshape(epochs, n_b)
-    moved = jnp.cumsum(moved, axis=0).ravel()[:num_steps]
+    column = jnp.pad(c, (0, epochs * n_b - num_steps)).reshape(epochs, n_b)
+    column = jnp.cumsum(column, axis=0).ravel()[:num_steps]
     # A bound on ⟨u + a, v + b⟩ − ⟨u, v⟩ for the coefficients u and v of two patterns
     # and their rounding errors a and b. The norms of u and v are at most `norm`, and
-    # the norms of a and b are at most `off`.
-    norm, off = jnp.linalg.norm(moved), epochs * off
-    margin = 2 * norm * off + off**2 + 8 * num_steps * ULP * norm**2
-    by_gap = _by_gap_on_circle(_correlation(moved, n_b), n_b) + margin
+    # the norms of a and b are at most `error`.
+    norm, error = jnp.linalg.norm(column), epochs * error
+    margin = 2 * norm * error + error**2 + 8 * num_steps * ULP * norm**2
+    by_gap = _by_gap_on_circle(_correlation(column, n_b), n_b) + margin
     return Covariances(by_gap, jnp.zeros(()))
 
 
@@ -117,15 +118,19 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
       num_steps: T, the number of steps of the run.
       n_b: the number of steps in an epoch.
     """
-    c, off = _coefficients(strategy, num_steps)
+    c, error = _coefficients(strategy, num_steps)
     epochs = -(-num_steps // n_b)
-    margin = (2 * jnp.linalg.norm(c) + off) * off
+    margin = (2 * jnp.linalg.norm(c) + error) * error
     g = _correlation(c, max(num_steps, n_b)) + margin
-    least = np.arange(1, epochs) * n_b - (n_b - 1)
-    across = jax.lax.cummax(g, reverse=True)[least] if epochs > 1 else jnp.zeros(0)
+    min_distances = np.arange(1, epochs) * n_b - (n_b - 1)
+    covariances = (
+        jax.lax.cummax(g, reverse=True)[min_distances] if epochs > 1 else jnp.zeros(0)
+    )
     # The number of ordered pairs of epochs that are 1, 2, … epochs apart.
-    pairs = 2.0 * np.arange(epochs - 1, 0, -1)
-    return Covariances(_by_gap_on_circle(g[:n_b], n_b), jnp.sum(pairs * across))
+    num_pairs = 2.0 * np.arange(epochs - 1, 0, -1)
+    return Covariances(
+        _by_gap_on_circle(g[:n_b], n_b), jnp.sum(num_pairs * covariances)
+    )
 
 
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
@@ -135,14 +140,14 @@ def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Ar
     """
     c = strategy.coefficients(num_steps)
     # A bound on rounding errors needs no derivative.
-    off = series_error(*jax.lax.stop_gradient((strategy, c)))
-    return jnp.abs(c), off
+    error = series_error(*jax.lax.stop_gradient((strategy, c)))
+    return jnp.abs(c), error
 
 
-_LOST = 1e-5  # the share of δ that mass beyond the grids may use
+_TRUNCATED_FRACTION = 1e-5  # the fraction of δ that mass beyond the grids may use
 # The least length to which covariances are padded. Runs whose padded covariances have
 # the same length share a program.
-_LEAST_GAPS = 128
+_MIN_GAPS = 128
 
 
 class _Run(NamedTuple):
@@ -152,10 +157,11 @@ class _Run(NamedTuple):
       noise_multiplier: the least noise multiplier of any step, f[].
       by_gap: `by_gap` of `Covariances`, padded with zeros, f[m].
       shared: `shared` of `Covariances`, f[].
-      told: the GDP parameter μ for an attacker who knows the example's steps, f[].
-      places: the number of steps of an epoch in which the example may take part, i[].
-        If the run ends within its first epoch, `places` is the number of steps of the
-        run.
+      mu_of_known_steps: the GDP parameter μ for an attacker who knows the example's
+        steps, f[].
+      num_positions: the number of steps of an epoch in which the example may take part,
+        i[]. If the run ends within its first epoch, `num_positions` is the number of
+        steps of the run.
       epochs: the number of independent draws of a step, f[].
       rate: the probability that the run contains the drawn step, f[].
     """
@@ -163,8 +169,8 @@ class _Run(NamedTuple):
     noise_multiplier: jax.Array
     by_gap: jax.Array
     shared: jax.Array
-    told: jax.Array
-    places: jax.Array
+    mu_of_known_steps: jax.Array
+    num_positions: jax.Array
     epochs: jax.Array
     rate: jax.Array
 
@@ -180,76 +186,88 @@ def _run(
     num_steps, n_b = schedule.num_steps, schedule.steps_per_epoch
     fresh = schedule.order == "reshuffled"
     # If the only epoch ends early, the run contains the example's step with probability
-    # q = places / n_b.
-    places = min(num_steps, n_b)
+    # q = num_positions / n_b.
+    num_positions = min(num_steps, n_b)
     covariances = fresh_bins if fresh else random_bins
-    by_gap, shared = covariances(strategy, num_steps, places)
-    gaps = max(_LEAST_GAPS, 1 << (places // 2 - 1).bit_length())
-    by_gap = jnp.pad(by_gap, (0, gaps + 1 - by_gap.size))
-    known = schedule._replace(steps_per_epoch=places)
-    told = mu_of(strategy, factors, noise_multiplier, schedule=known)
+    by_gap, shared = covariances(strategy, num_steps, num_positions)
+    num_gaps = max(_MIN_GAPS, 1 << (num_positions // 2 - 1).bit_length())
+    by_gap = jnp.pad(by_gap, (0, num_gaps + 1 - by_gap.size))
+    clipped_schedule = schedule._replace(steps_per_epoch=num_positions)
+    mu_of_known_steps = mu_of(
+        strategy, factors, noise_multiplier, schedule=clipped_schedule
+    )
     # If the noise varies by step, the bound uses the least noise for all steps.
-    usable = jnp.all(factors > 0)
-    least = jnp.where(usable, jnp.min(factors), 0.0)
+    all_positive = jnp.all(factors > 0)
+    min_factor = jnp.where(all_positive, jnp.min(factors), 0.0)
     return _Run(
-        noise_multiplier * least,
+        noise_multiplier * min_factor,
         by_gap,
         shared,
-        told,
-        jnp.asarray(places),
-        jnp.asarray(float(-(-num_steps // places) if fresh else 1)),
-        jnp.asarray(places / n_b),
+        mu_of_known_steps,
+        jnp.asarray(num_positions),
+        jnp.asarray(float(-(-num_steps // num_positions) if fresh else 1)),
+        jnp.asarray(num_positions / n_b),
     )
 
 
 def _epsilon_in_bins(
-    run: _Run, delta: jax.Array, *, few: bool, replace: bool
+    run: _Run, delta: jax.Array, *, few_positions: bool, replace: bool
 ) -> jax.Array:
     """An upper bound on the ε of a run in which each example picks random steps, f[].
 
     The theorem of docs/amplification.md proves the bound. The function replaces the
     covariances of the steps that an example may pick by larger covariances, those of a
-    tree (`_trees`). If `few` is true and `replace` is false, the function also computes
-    the bound for the covariances of a Gaussian chain (`_chain`), and returns the
-    smaller bound. `few` says that an epoch has few steps, and `replace` says that the
+    tree (`_trees`). If `few_positions` is true and `replace` is false, the function
+    also computes the bound for the covariances of a Gaussian chain (`_chain`), and
+    returns the smaller bound. `few_positions` says that the example has at most
+    `_chain.MAX_POSITIONS` possible steps in an epoch, and `replace` says that the
     adjacency is REPLACE.
     """
-    places, epochs = run.places, run.epochs
-    known = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
-    known &= (delta > 0) & (delta < 1) & jnp.all(jnp.isfinite(run.by_gap))
-    asked = jnp.where(known, delta, 0.5)
-    scale = (1 + 64 * ULP) / jnp.where(known, run.noise_multiplier, 1.0) ** 2
-    by_gap = jnp.where(known, run.by_gap, 1.0) * scale
-    tree = _trees.best(by_gap, places, asked, epochs)
+    num_positions, epochs = run.num_positions, run.epochs
+    valid = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
+    valid &= (delta > 0) & (delta < 1) & jnp.all(jnp.isfinite(run.by_gap))
+    target_delta = jnp.where(valid, delta, 0.5)
+    scale = (1 + 64 * ULP) / jnp.where(valid, run.noise_multiplier, 1.0) ** 2
+    by_gap = jnp.where(valid, run.by_gap, 1.0) * scale
+    tree = _trees.best(by_gap, num_positions, target_delta, epochs)
     # Grids depend on the tail, and are not differentiated.
-    tail = jax.lax.stop_gradient(_LOST * asked / epochs)
+    tail = jax.lax.stop_gradient(_TRUNCATED_FRACTION * target_delta / epochs)
     tail = spread.narrow(tail) if replace else tail
-    law, variance = _trees.ratio(tree, by_gap, places, tail, spread.POINTS)
-    count = jnp.exp2(1.0 * tree.joins) * tree.copies
-    losses = (spread.replacement_losses if replace else spread.losses)(law, 2 * count)
+    law, variance = _trees.ratio(tree, by_gap, num_positions, tail, spread.POINTS)
+    num_tree_positions = jnp.exp2(1.0 * tree.joins) * tree.copies
+    losses = (spread.replacement_losses if replace else spread.losses)(
+        law, 2 * num_tree_positions
+    )
     # The factor that all positions share is a Gaussian mechanism with μ² = variance.
     # Under REPLACE this factor is e^Z in one run and e^{−Z} in the other, with 2μ in
     # place of μ.
-    shared = jnp.where(known, run.shared, 0.0) * scale
+    shared = jnp.where(valid, run.shared, 0.0) * scale
     variance = epochs * variance + shared
     variance = 4 * variance if replace else variance
-    value = epsilon_of([(losses, epochs)], variance, asked)
-    if few and not replace:
-        chain = _chain.best(by_gap, places)
-        square = _trees.log_square(tree, by_gap, places)
+    value = epsilon_of([(losses, epochs)], variance, target_delta)
+    if few_positions and not replace:
+        chain = _chain.best(by_gap, num_positions)
+        tree_log_square = _trees.log_square(tree, by_gap, num_positions)
         value = _chain.smaller_epsilon(
-            value, square, chain, shared, asked, tail, epochs
+            value, tree_log_square, chain, shared, target_delta, tail, epochs
         )
-    return jnp.where(known & ~jnp.isnan(value), value, jnp.inf)
+    return jnp.where(valid & ~jnp.isnan(value), value, jnp.inf)
 
 
-@functools.partial(jax.jit, static_argnames=("few", "replace"))
-def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Array:
-    asked = delta / run.rate * (1 - 4 * ULP)
-    hidden = _epsilon_in_bins(run, asked, few=few, replace=replace)
+@functools.partial(jax.jit, static_argnames=("few_positions", "replace"))
+def _epsilon(
+    run: _Run, delta: jax.Array, *, few_positions: bool, replace: bool
+) -> jax.Array:
+    target_delta = delta / run.rate * (1 - 4 * ULP)
+    epsilon_of_secret_steps = _epsilon_in_bins(
+        run, target_delta, few_positions=few_positions, replace=replace
+    )
     # Divergences are jointly convex, so that ε is at most the ε for an attacker who
     # knows the example's steps.
-    value = jnp.minimum(hidden, gaussian.epsilon_of(run.told, asked))
+    value = jnp.minimum(
+        epsilon_of_secret_steps,
+        gaussian.epsilon_of(run.mu_of_known_steps, target_delta),
+    )
     # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
     # joint convexity: if a mechanism is (ε, δ)-DP for an example that takes part, the
     # mechanism is (log(1 + q(e^ε − 1)), qδ)-DP for an example that takes part with
@@ -257,7 +275,7 @@ def _epsilon(run: _Run, delta: jax.Array, *, few: bool, replace: bool) -> jax.Ar
     ends_early = run.rate < 1
     mixed = log_mixture(jnp.where(ends_early, value, 1.0), run.rate) * (1 + 64 * ULP)
     value = jnp.where(ends_early, mixed, value)
-    return jnp.where(asked >= 1, 0.0, value)
+    return jnp.where(target_delta >= 1, 0.0, value)
 
 
 @float64("up", static=("schedule",), vectors=(0, 1), elementwise=True, compiled=False)
@@ -277,5 +295,9 @@ def epsilon64(
     one factor for all steps, f[1].
     """
     run = _run(strategy, factors, noise_multiplier, schedule=schedule)
-    few = min(schedule.num_steps, schedule.steps_per_epoch) <= _chain.MOST_PLACES
-    return _epsilon(run, delta, few=few, replace=schedule.factor > 1)
+    few_positions = (
+        min(schedule.num_steps, schedule.steps_per_epoch) <= _chain.MAX_POSITIONS
+    )
+    return _epsilon(
+        run, delta, few_positions=few_positions, replace=schedule.factor > 1
+    )

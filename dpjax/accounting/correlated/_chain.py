@@ -1,4 +1,4 @@
-"""A Gaussian chain whose covariances bound those of an example's possible positions.
+"""A Gaussian chain with upper bounds on the covariances of an example's positions.
 
 A position is the step of an epoch in which an example takes part. The positions form a
 sequence. Let X_i be a Gaussian variable for position i. The chain X_{i+1} = ρ X_i +
@@ -30,15 +30,15 @@ from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
 # The number of states. Rounding to the states adds 1/3 % to the variance of independent
 # positions.
-_STATES = 64
-_SUMS = 2048  # points of the grid for the partial sum of L
-MOST_PLACES = 2_000  # the running time grows with the number of positions
+_NUM_STATES = 64
+_NUM_SUMS = 2048  # points of the grid for the partial sum of L
+MAX_POSITIONS = 2_000  # the running time grows with the number of positions
 # Above this ε an evenly spaced grid that reaches e^ε is too coarse near L = 1.
-_LARGEST = 12.0
-# The chain's bound is computed if the chain has fewer than _FEW positions, or if its
-# log E L² is below _LESS times the tree's log E L². Above this multiple, the chain gave
-# a smaller ε in none of about 100 random runs.
-_FEW, _LESS = 8, 0.995
+_MAX_TREE_EPSILON = 12.0
+# The chain's bound is computed if the chain has fewer than _FEW_POSITIONS positions, or
+# if its log E L² is below _MAX_LOG_SQUARE_RATIO times the tree's log E L². Above this
+# multiple, the chain gave a smaller ε in none of about 100 random runs.
+_FEW_POSITIONS, _MAX_LOG_SQUARE_RATIO = 8, 0.995
 
 
 class Chain(NamedTuple):
@@ -49,19 +49,19 @@ class Chain(NamedTuple):
     all positions share adds the covariance κ.
 
     Attributes:
-      places: the number of positions, f[].
+      num_positions: the number of positions, f[].
       shared: κ, the variance of the shared variable, f[].
       variance: a, the variance of each X_i, f[].
       decay: ρ, f[].
     """
 
-    places: jax.Array
+    num_positions: jax.Array
     shared: jax.Array
     variance: jax.Array
     decay: jax.Array
 
 
-class Moved(NamedTuple):
+class RoundedNormal(NamedTuple):
     """The distribution of a normal variable y after random rounding to a grid.
 
     y is the value of a Gaussian chain at its next position. The points of the grid are
@@ -78,19 +78,21 @@ class Moved(NamedTuple):
     excess: jax.Array
 
 
-def _log_square(chain: Chain, most: int = MOST_PLACES) -> jax.Array:
+def _log_square(chain: Chain, max_positions: int = MAX_POSITIONS) -> jax.Array:
     """The log of the second moment E L² of a likelihood ratio L, for a Gaussian chain.
 
     L is the likelihood ratio of the outputs with and without an example that picks a
     random position of the chain. E L² is the mean of e^K over all ordered pairs of
     positions, where K is the covariance κ + a ρ^d of two positions at distance d.
-    `most` is a static upper bound on the number of positions.
+    `max_positions` is a static upper bound on the number of positions.
     """
-    lag = np.arange(float(most))
-    pairs = np.where(lag > 0, 2.0, 1.0) * jnp.maximum(chain.places - lag, 0.0)
-    common = chain.shared + chain.variance * chain.decay**lag
-    total = jax.scipy.special.logsumexp(common, b=pairs)
-    return total - 2 * jnp.log(chain.places)
+    distances = np.arange(float(max_positions))
+    num_pairs = np.where(distances > 0, 2.0, 1.0) * jnp.maximum(
+        chain.num_positions - distances, 0.0
+    )
+    covariances = chain.shared + chain.variance * chain.decay**distances
+    total = jax.scipy.special.logsumexp(covariances, b=num_pairs)
+    return total - 2 * jnp.log(chain.num_positions)
 
 
 def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
@@ -106,31 +108,39 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
         with zeros beyond the largest distance, f[m].
       n_b: the number of steps in an epoch, i[].
     """
-    apart = np.arange(1, by_gap.size)
+    distances = np.arange(1, by_gap.size)
     # κ = K_r bounds the covariance of positions at distance r or more. Positions at a
     # distance d < r need K_d <= κ + a ρ^d. The chain has one entry for each r.
-    shared, top = by_gap[1:], by_gap[0]
-    variance = top - shared
-    over = by_gap[None, 1:] - shared[:, None]
-    felt = (apart[None] < apart[:, None]) & (over > 0)
-    share = jnp.where(felt, over, 1.0) / jnp.where(felt, variance[:, None], 1.0)
-    log_decay = jnp.where(felt, jnp.log(share) / apart[None], -jnp.inf)
+    shared, largest = by_gap[1:], by_gap[0]
+    variance = largest - shared
+    excess = by_gap[None, 1:] - shared[:, None]
+    constrained = (distances[None] < distances[:, None]) & (excess > 0)
+    fraction = jnp.where(constrained, excess, 1.0) / jnp.where(
+        constrained, variance[:, None], 1.0
+    )
+    log_decay = jnp.where(constrained, jnp.log(fraction) / distances[None], -jnp.inf)
     # The noise multiplier cancels in this ratio of covariances, so that the derivative
     # with respect to the noise multiplier is zero.
     decay = jax.lax.stop_gradient(jnp.exp(jnp.max(log_decay, axis=1)))
     decay = decay * (1 + 16 * ULP)
-    places = jnp.maximum(n_b - apart + 1.0, 1.0)
-    chains = Chain(places, shared, variance, decay)
+    num_positions = jnp.maximum(n_b - distances + 1.0, 1.0)
+    chains = Chain(num_positions, shared, variance, decay)
     fixed = jax.lax.stop_gradient(chains)
-    square = jax.vmap(lambda chain: _log_square(chain, 2 * by_gap.size))(fixed)
-    square = jnp.where(apart <= n_b // 2, square, jnp.inf)
+    log_squares = jax.vmap(lambda chain: _log_square(chain, 2 * by_gap.size))(fixed)
+    log_squares = jnp.where(distances <= n_b // 2, log_squares, jnp.inf)
     # argmin is not used, since JAX lowers argmin under the caller's configuration,
     # which may have no float64.
-    first = jnp.min(jnp.where(square <= jnp.min(square), apart, by_gap.size))
-    return jax.tree.map(lambda x: jnp.sum(jnp.where(apart == first, x, 0.0)), chains)
+    first = jnp.min(
+        jnp.where(log_squares <= jnp.min(log_squares), distances, by_gap.size)
+    )
+    return jax.tree.map(
+        lambda x: jnp.sum(jnp.where(distances == first, x, 0.0)), chains
+    )
 
 
-def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -> Moved:
+def _round_to_neighbours(
+    centre: jax.Array, variance: jax.Array, states: Grid
+) -> RoundedNormal:
     """The distribution N(centre, variance) after random rounding to the grid `states`.
 
     A value between two states is rounded to one of the two states at random, such that
@@ -139,11 +149,13 @@ def _round_to_neighbours(centre: jax.Array, variance: jax.Array, states: Grid) -
     """
     # `normal` has mean −variance/2, so that the grid is shifted by the difference.
     start = states.log(1)[0] - centre - variance / 2
-    law, tilted = normal(variance, start, _STATES - 1, states.spacing)
-    down, up = jnp.sum(law.nodes * (1 - NODES), 0), jnp.sum(law.nodes * NODES, 0)
+    cells, tilted = normal(variance, start, _NUM_STATES - 1, states.spacing)
+    down, up = jnp.sum(cells.nodes * (1 - NODES), 0), jnp.sum(cells.nodes * NODES, 0)
     mass = jnp.pad(down, (0, 1)) + jnp.pad(up, (1, 0))
     excess = jnp.exp(centre + variance / 2) * tilted.above
-    return Moved(mass.at[0].add(law.below).at[-1].add(law.above), law.below, excess)
+    return RoundedNormal(
+        mass.at[0].add(cells.below).at[-1].add(cells.above), cells.below, excess
+    )
 
 
 def _states(chain: Chain, tail: jax.Array) -> Grid:
@@ -154,13 +166,13 @@ def _states(chain: Chain, tail: jax.Array) -> Grid:
     above the grid with a probability of about `tail`.
     """
     deviation = jnp.sqrt(chain.variance)
-    low = deviation * tail_quantile(tail / chain.places)
+    low = deviation * tail_quantile(tail / chain.num_positions)
     high = chain.variance + deviation * tail_quantile(tail * (1 - chain.decay))
-    spacing = (low + high) / (_STATES - 2)
+    spacing = (low + high) / (_NUM_STATES - 2)
     return jax.lax.stop_gradient(Grid(jnp.floor(-low / spacing), spacing))
 
 
-class Law(NamedTuple):
+class RatioBound(NamedTuple):
     """An upper bound, in convex order, on the distribution of a likelihood ratio L.
 
     P and Q are the output distributions with and without an example, and L = dP/dQ. The
@@ -171,14 +183,14 @@ class Law(NamedTuple):
       mass: the probability of each point of L under Q, f[n].
       below: an upper bound on the probability, under Q, that a value of the chain is
         below the first state, f[].
-      lost: an upper bound on the decrease of the mean of L under Q, f[]. The mean
-        decreases because the last point replaces larger values of L, and the last state
-        replaces larger values of the chain. Under P, L = ∞ has this probability.
+      mean_decrease: an upper bound on the decrease of the mean of L under Q, f[]. The
+        mean decreases because the last point replaces larger values of L, and the last
+        state replaces larger values of the chain. Under P, L = ∞ has this probability.
     """
 
     mass: jax.Array
     below: jax.Array
-    lost: jax.Array
+    mean_decrease: jax.Array
 
 
 def _sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -186,7 +198,7 @@ def _sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum("mn,mn->m", x, y, precision="highest")
 
 
-def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
+def _ratio_bound(chain: Chain, states: Grid, spacing: jax.Array) -> RatioBound:
     """An upper bound on the distribution of the likelihood ratio L of a Gaussian chain.
 
     L is a sum of one term for each position of the chain. `states` is the grid of the
@@ -194,29 +206,33 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
     positions carries the probability of each state, f[m], and of each pair of a state
     and a partial sum of L, f[m, n].
     """
-    places, _, variance, decay = chain
+    num_positions, _, variance, decay = chain
     step = variance * (1 - decay) * (1 + decay)
-    x = states.log(_STATES)
+    x = states.log(_NUM_STATES)
     # The first entry is the distribution at the first position. Entry i + 1 is the
     # distribution at the next position if the value at a position is state i.
     centres = jnp.append(0.0, decay * x)
     variances = jnp.append(variance, jnp.broadcast_to(step, x.shape))
     round_each = jax.vmap(_round_to_neighbours, (0, 0, None))
-    moves = round_each(centres, variances, states)
-    first = jax.tree.map(lambda x: x[0], moves)
-    move = jax.tree.map(lambda x: x[1:], moves)
+    transitions = round_each(centres, variances, states)
+    initial = jax.tree.map(lambda x: x[0], transitions)
+    transition = jax.tree.map(lambda x: x[1:], transitions)
     # The term that a position adds to L in each state, in spacings of the grid of L.
     # The mass moves by a whole number of points, and is split linearly between two
     # neighbouring points.
-    jump = jnp.exp(x - variance / 2) / (places * spacing)
-    point, last = np.arange(_SUMS)[None], _SUMS - 1
-    whole = jax.lax.stop_gradient(jnp.clip(jnp.floor(jump), 0, last).astype(int))
-    part = (jnp.minimum(jump, _SUMS) - whole)[:, None]
-    beyond = jnp.maximum(point - last + jump[:, None], 0.0) * spacing
-    # The share of each mass that moves to the last point. Mass that would move beyond
-    # the last point moves to the last point as well.
-    gap = last - point - whole[:, None]
-    to_last = jnp.where(gap <= 0, 1.0, jnp.where(gap == 1, part, 0.0))
+    increment = jnp.exp(x - variance / 2) / (num_positions * spacing)
+    point, last = np.arange(_NUM_SUMS)[None], _NUM_SUMS - 1
+    whole_points = jax.lax.stop_gradient(
+        jnp.clip(jnp.floor(increment), 0, last).astype(int)
+    )
+    fraction = (jnp.minimum(increment, _NUM_SUMS) - whole_points)[:, None]
+    excess_sum = jnp.maximum(point - last + increment[:, None], 0.0) * spacing
+    # The fraction of each mass that moves to the last point. Mass that would move
+    # beyond the last point moves to the last point as well.
+    points_left = last - point - whole_points[:, None]
+    to_last_point = jnp.where(
+        points_left <= 0, 1.0, jnp.where(points_left == 1, fraction, 0.0)
+    )
 
     def add_position(mass: jax.Array) -> jax.Array:
         """Add the term of one more position to the partial sum of L.
@@ -224,30 +240,38 @@ def _law(chain: Chain, states: Grid, spacing: jax.Array) -> Law:
         `mass`, f[m, n], has the probability of each pair of a state and a partial sum.
         The result has these probabilities after the addition.
         """
-        wide = jnp.pad(mass, ((0, 0), (_SUMS, 0)))
-        moved = jax.vmap(
-            lambda row, n: jax.lax.dynamic_slice(row, (last - n,), (_SUMS,))
-        )(wide, whole)
-        moved = (1 - part) * moved[:, 1:] + part * moved[:, :-1]
-        ends = _sum_products(mass, to_last)
-        return jnp.concatenate([moved, ends[:, None]], axis=1)
+        padded = jnp.pad(mass, ((0, 0), (_NUM_SUMS, 0)))
+        shifted = jax.vmap(
+            lambda row, n: jax.lax.dynamic_slice(row, (last - n,), (_NUM_SUMS,))
+        )(padded, whole_points)
+        shifted = (1 - fraction) * shifted[:, 1:] + fraction * shifted[:, :-1]
+        last_point = _sum_products(mass, to_last_point)
+        return jnp.concatenate([shifted, last_point[:, None]], axis=1)
 
-    def place(_: int, now: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        mass, state, below, excess, lost = now
-        lost = lost + jnp.sum(_sum_products(mass, beyond))
-        mass = jnp.matmul(move.mass.T, add_position(mass), precision="highest")
-        below, excess = below + state @ move.below, excess + state @ move.excess
-        return mass, state @ move.mass, below, excess, lost
+    def visit_position(_: int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        mass, state, below, excess, mean_decrease = carry
+        mean_decrease = mean_decrease + jnp.sum(_sum_products(mass, excess_sum))
+        mass = jnp.matmul(transition.mass.T, add_position(mass), precision="highest")
+        below, excess = (
+            below + state @ transition.below,
+            excess + state @ transition.excess,
+        )
+        return mass, state @ transition.mass, below, excess, mean_decrease
 
-    start = jnp.zeros((_STATES, _SUMS)).at[:, 0].set(first.mass)
-    now = start, first.mass, first.below, first.excess, jnp.zeros(())
-    mass, _, below, excess, lost = jax.lax.fori_loop(0, places.astype(int), place, now)
+    start = jnp.zeros((_NUM_STATES, _NUM_SUMS)).at[:, 0].set(initial.mass)
+    carry = start, initial.mass, initial.below, initial.excess, jnp.zeros(())
+    mass, _, below, excess, mean_decrease = jax.lax.fori_loop(
+        0, num_positions.astype(int), visit_position, carry
+    )
     # A value y of position i above the last state, `top`, is replaced by `top`. The
     # replacement reduces the mean of the term of position i + j by at most
     # θ_j e^{−aθ_j²/2} (e^y − e^top) / n, with θ_j = ρ^j and n positions.
-    theta = decay ** np.arange(float(MOST_PLACES))
-    lost = lost + excess * jnp.sum(theta * jnp.exp(-variance * theta**2 / 2)) / places
-    return Law(jnp.sum(mass, axis=0), below, lost)
+    theta = decay ** np.arange(float(MAX_POSITIONS))
+    mean_decrease = (
+        mean_decrease
+        + excess * jnp.sum(theta * jnp.exp(-variance * theta**2 / 2)) / num_positions
+    )
+    return RatioBound(jnp.sum(mass, axis=0), below, mean_decrease)
 
 
 def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
@@ -257,22 +281,22 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
     The losses are log L in the first order and −log L in the second order. `limits`,
     f[2], has the last point of the grid of L for each order.
     """
-    places, decay = chain.places, chain.decay
-    spacing = jax.lax.stop_gradient(limits) / (_SUMS - 1)
-    law = jax.lax.map(lambda h: _law(chain, states, h), spacing)
+    num_positions, decay = chain.num_positions, chain.decay
+    spacing = jax.lax.stop_gradient(limits) / (_NUM_SUMS - 1)
+    bounds = jax.lax.map(lambda h: _ratio_bound(chain, states, h), spacing)
     # Rounding to a grid of spacing h multiplies the mean of e^{θX} by 1 to e^{θ²h²/8}
     # (Hoeffding's lemma). The value of a position enters the value of the j-th position
     # after it with the factor θ = ρ^j.
     high = states.spacing**2 / (8 * (1 - decay) * (1 + decay))
-    log = jnp.log(spacing[:, None] * np.arange(1.0, _SUMS)[None])
-    log_mass = jnp.log(jnp.maximum(law.mass[:, 1:], SMALL))
+    log = jnp.log(spacing[:, None] * np.arange(1.0, _NUM_SUMS)[None])
+    log_mass = jnp.log(jnp.maximum(bounds.mass[:, 1:], SMALL))
     # A bound on rounding errors: one sum over states for each position. Gauss's rule
     # for the normal masses has an error of at most 1e-12 (`convex_order.grid`).
-    error = places * (ULP * (2 * _STATES + 64) + 1e-12)
+    error = num_positions * (ULP * (2 * _NUM_STATES + 64) + 1e-12)
     return DiscreteLosses(
         jnp.stack([log[0], high - log[1]]) + OFF,
         jnp.stack([log_mass[0] + log[0], log_mass[1]]),
-        jnp.stack([law.lost[0], law.mass[1, 0] + law.below[1]]),
+        jnp.stack([bounds.mean_decrease[0], bounds.mass[1, 0] + bounds.below[1]]),
         jax.lax.stop_gradient(error),
     )
 
@@ -283,24 +307,29 @@ def _limits(
     """An estimate of the largest likelihood ratio L that δ(ε) depends on, f[2].
 
     The result has one estimate for each order of the two data sets. L is the likelihood
-    ratio of a Gaussian chain in one epoch. For a run of one epoch, δ(ε) depends on
-    values of L up to e^ε in the first order and up to e^{−ε} in the second order. For
-    several epochs, L is one factor of a product, and δ(ε) depends on all values of L.
-    The estimate is then the mean of L, plus ten standard deviations and a margin.
+    ratio of a Gaussian chain in one epoch, and has mean 1 without the example. For a
+    run of one epoch, δ(ε) therefore depends only on values of L up to e^ε in the first
+    order and up to e^{−ε} in the second order. For several epochs, L is one factor of a
+    product, and δ(ε) depends on all values of L. The estimate is then the mean of L,
+    plus ten standard deviations and a margin.
     """
     # The factor that all positions share multiplies L. As margins, four standard
     # deviations of the factor's log are added, and the second order has −ε/2 in place
     # of −ε.
-    of_one = jnp.exp(epsilon * np.array([1, -0.5]) + 4 * jnp.sqrt(chain.shared))
-    square = _log_square(chain._replace(shared=jnp.zeros(())))
-    top = jnp.exp(states.log(_STATES)[-1] - chain.variance / 2) / chain.places
-    of_each = 1 + 10 * jnp.sqrt(jnp.expm1(square)) + 2 * top
-    return jnp.where(num_epochs > 1, of_each, of_one)
+    limits_of_one_epoch = jnp.exp(
+        epsilon * np.array([1, -0.5]) + 4 * jnp.sqrt(chain.shared)
+    )
+    log_square = _log_square(chain._replace(shared=jnp.zeros(())))
+    largest_term = (
+        jnp.exp(states.log(_NUM_STATES)[-1] - chain.variance / 2) / chain.num_positions
+    )
+    limits_of_each_epoch = 1 + 10 * jnp.sqrt(jnp.expm1(log_square)) + 2 * largest_term
+    return jnp.where(num_epochs > 1, limits_of_each_epoch, limits_of_one_epoch)
 
 
 def smaller_epsilon(
-    of_tree: jax.Array,
-    square: jax.Array,
+    tree_epsilon: jax.Array,
+    tree_log_square: jax.Array,
     chain: Chain,
     shared: jax.Array,
     delta: jax.Array,
@@ -310,15 +339,17 @@ def smaller_epsilon(
     """The smaller of two upper bounds on the ε of a run with random positions, f[].
 
     A position is the step of an epoch in which an example takes part. Both bounds
-    replace the covariances of positions by larger ones: those of a tree (`_trees`) or
-    those of a Gaussian chain. The likelihood ratio of the chain, without the factor
-    that all its positions share, is composed over the epochs. The shared factors of all
-    epochs are one Gaussian mechanism with μ² = num_epochs · chain.shared + shared.
+    replace the covariances of positions by larger covariances: the covariances of a
+    tree (`_trees`) or of a Gaussian chain. The likelihood ratio of the chain, without
+    the factor that all its positions share, is composed over the epochs. The shared
+    factors of all epochs are one Gaussian mechanism with μ² = num_epochs · chain.shared
+    + shared.
 
     Args:
-      of_tree: the bound from the tree, f[].
-      square: log E L² for the tree's likelihood ratio L, f[]. The function computes the
-        chain's bound only if the chain has very few positions or a smaller log E L².
+      tree_epsilon: the bound from the tree, f[].
+      tree_log_square: log E L² for the tree's likelihood ratio L, f[]. The function
+        computes the chain's bound only if the chain has very few positions or a smaller
+        log E L².
       chain: the chain, with covariances divided by σ², where σ is the noise multiplier.
       shared: the covariance across epochs, divided by σ², f[].
       delta: δ, f[].
@@ -329,24 +360,32 @@ def smaller_epsilon(
     states = _states(chain, tail)
     step = chain.variance * (1 - chain.decay) * (1 + chain.decay)
     # The error of Gauss's rule is bounded for cells of at most one standard deviation.
-    usable = (states.spacing > 0) & (states.spacing**2 <= step) & (chain.places > 1)
-    gaussian = num_epochs * chain.shared + shared
+    usable = (
+        (states.spacing > 0) & (states.spacing**2 <= step) & (chain.num_positions > 1)
+    )
+    gaussian_square = num_epochs * chain.shared + shared
     # Without a Gaussian part, epochs may be combined by a union bound, which assumes
     # that L has mean one. Rounding to states increases the mean of L.
-    usable &= (num_epochs <= 1) | (gaussian > 0)
+    usable &= (num_epochs <= 1) | (gaussian_square > 0)
     # In all other cases, the chain's coarse grids increase ε by more than the chain's
     # covariances reduce ε.
-    usable &= (chain.places < _FEW) | (_log_square(chain) < _LESS * square)
+    usable &= (chain.num_positions < _FEW_POSITIONS) | (
+        _log_square(chain) < _MAX_LOG_SQUARE_RATIO * tree_log_square
+    )
 
-    def of_chain() -> jax.Array:
+    def chain_epsilon() -> jax.Array:
         # The tree's ε determines the last point of the chain's grid of L.
-        losses = _losses(chain, states, _limits(chain, states, of_tree, num_epochs))
-        # Rounding to states makes the mean of L larger than one. The mass lost in one
-        # epoch is therefore multiplied by the means of all other epochs.
+        losses = _losses(
+            chain, states, _limits(chain, states, tree_epsilon, num_epochs)
+        )
+        # Rounding to states makes the mean of L larger than one. The mass truncated in
+        # one epoch is therefore multiplied by the means of all other epochs.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
         lost = losses.lost * mean ** (num_epochs - 1)
-        return epsilon_of([(losses._replace(lost=lost), num_epochs)], gaussian, delta)
+        return epsilon_of(
+            [(losses._replace(lost=lost), num_epochs)], gaussian_square, delta
+        )
 
-    helps = usable & (of_tree < _LARGEST)
-    value = jax.lax.cond(helps, of_chain, lambda: of_tree)
-    return jnp.where(value < of_tree, value, of_tree)
+    compute_chain = usable & (tree_epsilon < _MAX_TREE_EPSILON)
+    value = jax.lax.cond(compute_chain, chain_epsilon, lambda: tree_epsilon)
+    return jnp.where(value < tree_epsilon, value, tree_epsilon)

@@ -30,7 +30,7 @@ def square_error(
         numerator = times(workload.numerator, strategy.denominator)
         denominator = times(workload.denominator, strategy.numerator)
         w = series(numerator, times(denominator, -keep), num_steps)
-        # The share of the T outputs that each coefficient of the filter affects.
+        # The fraction of the T outputs that each coefficient of the filter affects.
         affected = np.arange(num_steps, 0.0, -1.0) / num_steps
         return jnp.square(rates[0] * factors[0]) * (affected @ jnp.square(w))
     return jnp.sum(variances(strategy, factors, workload, num_steps)) / num_steps
@@ -49,29 +49,35 @@ def variances(
     and `rates`. The function computes the covariance of the filters' states by a
     recursion.
     """
-    inner, drive = _state_space(strategy.denominator, strategy.numerator)
-    outer, drive_h = _state_space(workload.numerator, workload.denominator)
-    p, q = drive.size, drive_h.size
+    strategy_matrix, strategy_gain = _state_space(
+        strategy.denominator, strategy.numerator
+    )
+    workload_matrix, workload_gain = _state_space(
+        workload.numerator, workload.denominator
+    )
+    p, q = strategy_gain.size, workload_gain.size
     size = p + q + 1
     zeros = jnp.zeros((size, size))
-    fixed = zeros.at[:p, :p].set(inner).at[p:-1, p:-1].set(outer)
+    constant = zeros.at[:p, :p].set(strategy_matrix).at[p:-1, p:-1].set(workload_matrix)
 
     def step(
-        covariance: jax.Array, now: tuple[jax.Array, ...]
+        covariance: jax.Array, entries: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array]:
-        factor, rate, k = now
+        factor, rate, k = entries
         # The state is (a, b, x), with the state a of the strategy's filter and the
         # state b of the workload's filter. The input of b is f_t y_t with y_t = z_t +
         # a₀, and the input of x is h_t.
-        takes = jnp.concatenate([jnp.zeros(p), drive_h, rate[None]])
-        matrix = fixed.at[:, 0].add(factor * takes)
+        inputs = jnp.concatenate([jnp.zeros(p), workload_gain, rate[None]])
+        matrix = constant.at[:, 0].add(factor * inputs)
         matrix = matrix.at[-1, p].add(rate).at[-1, -1].set(k)
-        by_z = factor * takes + jnp.concatenate([drive, jnp.zeros(q + 1)])
-        covariance = matrix @ covariance @ matrix.T + jnp.outer(by_z, by_z)
+        noise_gain = factor * inputs + jnp.concatenate(
+            [strategy_gain, jnp.zeros(q + 1)]
+        )
+        covariance = matrix @ covariance @ matrix.T + jnp.outer(noise_gain, noise_gain)
         return covariance, covariance[-1, -1]
 
-    given = factors, workload.rates, workload.keep
-    by_step = tuple(jnp.broadcast_to(x, (num_steps,)) for x in given)
+    sequences = factors, workload.rates, workload.keep
+    by_step = tuple(jnp.broadcast_to(x, (num_steps,)) for x in sequences)
     return jax.lax.scan(step, zeros, by_step)[1]
 
 

@@ -41,11 +41,11 @@ from dpjax.accounting._schedule import Schedule, mu_of_sensitivity
 
 # Grid points of a filter's state. The value function is convex, so that its chords
 # between grid points are upper bounds.
-_GRID = 129
+_GRID_POINTS = 129
 # The approximate number of entries of an array for several grid points.
-_ENTRIES = 2**16
+_MAX_ENTRIES = 2**16
 # Steps of an epoch are grouped into at most this many intervals.
-_BUCKETS = 256
+_MAX_INTERVALS = 256
 
 
 def fixed_order(
@@ -64,11 +64,11 @@ def fixed_order(
     """
     c = strategy.coefficients(num_steps)
     if weights.size > 1:
-        return jnp.max(by_place(c, weights, n_b))
+        return jnp.max(squares_by_position(c, weights, n_b))
     return jnp.square(weights[0]) * jax.lax.cond(
         jnp.all(c >= 0),
-        lambda: _comb(c, n_b),
-        lambda: jnp.max(by_place(c, jnp.ones_like(c), n_b)),
+        lambda: _first_position_square(c, n_b),
+        lambda: jnp.max(squares_by_position(c, jnp.ones_like(c), n_b)),
     )
 
 
@@ -77,7 +77,7 @@ def fixed_order_bound(strategy: Toeplitz, num_steps: int, n_b: int) -> jax.Array
 
     The coefficients of the matrix are replaced by their absolute values.
     """
-    return _comb(jnp.abs(strategy.coefficients(num_steps)), n_b)
+    return _first_position_square(jnp.abs(strategy.coefficients(num_steps)), n_b)
 
 
 def separated_steps(
@@ -92,7 +92,7 @@ def separated_steps(
     function replaces C by such a matrix with larger entries.
     """
     c = _majorant(strategy.coefficients(num_steps))
-    return jnp.square(jnp.max(weights)) * _comb(c, n_b)
+    return jnp.square(jnp.max(weights)) * _first_position_square(c, n_b)
 
 
 def reshuffled_order(
@@ -108,9 +108,9 @@ def reshuffled_order(
     columns = jnp.broadcast_to(weights, (num_steps,))
     largest = jnp.max(_by_epoch(columns, n_b), axis=1)
     if strategy.num_vectors <= 1:
-        return _by_state(strategy, largest, num_steps, n_b)
+        return _bound_by_state(strategy, largest, num_steps, n_b)
     c = _majorant(strategy.coefficients(num_steps))
-    return _by_pairs(c, largest, n_b)
+    return _bound_by_pairs(c, largest, n_b)
 
 
 def few_separated_steps(
@@ -125,8 +125,8 @@ def few_separated_steps(
     """
     c = _majorant(strategy.coefficients(num_steps))
     # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, …, where W is `largest`.
-    moved = (lower(largest) @ _by_epoch(c, n_b)).ravel()[:num_steps]
-    return moved @ moved
+    column = (lower(largest) @ _by_epoch(c, n_b)).ravel()[:num_steps]
+    return column @ column
 
 
 def few_reshuffled_steps(
@@ -139,11 +139,11 @@ def few_reshuffled_steps(
     """
     c = jnp.abs(strategy.coefficients(num_steps))
     if strategy.num_vectors > 1:
-        return _by_pairs(_majorant(c), largest, n_b)
+        return _bound_by_pairs(_majorant(c), largest, n_b)
     return jax.lax.cond(
         jnp.all(c == _majorant(c)),
-        lambda: _by_state(strategy, largest, num_steps, n_b),
-        lambda: _by_pairs(_majorant(c), largest, n_b),
+        lambda: _bound_by_state(strategy, largest, num_steps, n_b),
+        lambda: _bound_by_pairs(_majorant(c), largest, n_b),
     )
 
 
@@ -157,43 +157,43 @@ def _by_epoch(x: jax.Array, n_b: int) -> jax.Array:
     return jnp.pad(x, (0, -x.size % n_b)).reshape(-1, n_b)
 
 
-def _comb(c: jax.Array, n_b: int) -> jax.Array:
+def _first_position_square(c: jax.Array, n_b: int) -> jax.Array:
     """The squared sensitivity of C x to an example at the steps 0, n_b, 2 n_b, ….
 
     C is the Toeplitz matrix with the coefficients c, and x are the sums of the steps.
     The result is Σ_i (Σ_e c_{i−e n_b})², a sum over steps i and epochs e. If c is
     non-negative, no other position in the epoch has a larger sensitivity.
     """
-    moved = jnp.cumsum(_by_epoch(c, n_b), axis=0).ravel()[: c.size]
-    return moved @ moved
+    column = jnp.cumsum(_by_epoch(c, n_b), axis=0).ravel()[: c.size]
+    return column @ column
 
 
-def by_place(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
+def squares_by_position(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     """The squared sensitivity of C x for each position of an example, f[n_b].
 
-    C is the Toeplitz matrix A with the coefficients c, and with columns scaled by the
-    weights w, f[T]. The sums of the steps are x. The steps π of an example have the
-    same position in every epoch. The entry for a position is
+    A is the Toeplitz matrix with the coefficients c, f[T]. C is A with each column
+    scaled by an entry of the weights w, f[T]. The sums of the steps are x. The steps π
+    of an example have the same position in every epoch. The entry for a position is
     Σ_{s,t∈π} w_s w_t |(AᵀA)_st|, an upper bound where AᵀA has negative entries.
     """
     steps = jnp.arange(c.size)
 
-    def with_gap(total: jax.Array, k: jax.Array) -> tuple[jax.Array, None]:
+    def add_gap(total: jax.Array, k: jax.Array) -> tuple[jax.Array, None]:
         # (AᵀA)_st = Σ_{j<T−t} c_j c_{j+t−s} for t − s = k n_b.
-        later = jnp.where(steps < c.size - k * n_b, jnp.roll(c, -k * n_b), 0.0)
+        shifted = jnp.where(steps < c.size - k * n_b, jnp.roll(c, -k * n_b), 0.0)
         # Products of either sign may cancel, so the error bound is absolute: a sum of T
         # terms has T rounding errors, each of at most one ulp of ‖c‖².
-        entry = jnp.abs(jnp.cumsum(c * later)[::-1]) + c.size * ULP * (c @ c)
+        entry = jnp.abs(jnp.cumsum(c * shifted)[::-1]) + c.size * ULP * (c @ c)
         entry = entry * weights * jnp.roll(weights, k * n_b)
         entry = jnp.where(steps >= k * n_b, entry, 0.0)
-        both = jnp.where(k == 0, 1.0, 2.0)
-        return total + both * jnp.sum(_by_epoch(entry, n_b), axis=0), None
+        multiplicity = jnp.where(k == 0, 1.0, 2.0)
+        return total + multiplicity * jnp.sum(_by_epoch(entry, n_b), axis=0), None
 
     gaps = jnp.arange(-(-c.size // n_b))
-    return jax.lax.scan(with_gap, jnp.zeros(n_b, c.dtype), gaps)[0]
+    return jax.lax.scan(add_gap, jnp.zeros(n_b, c.dtype), gaps)[0]
 
 
-def _by_state(
+def _bound_by_state(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
     """The bound of `reshuffled_order` for a first-order filter, by dynamic programming.
@@ -213,19 +213,19 @@ def _by_state(
     )
     rho, b = jnp.abs(b - a), jnp.abs(b)
     num_epochs = weights.size
-    places = jnp.linspace(0.0, 1.0, _GRID)
+    grid = jnp.linspace(0.0, 1.0, _GRID_POINTS)
     powers = jnp.power(b, jnp.arange(n_b + 1))
     sums = jnp.concatenate([jnp.zeros(1), jnp.cumsum(jnp.square(powers))])
     # The largest v before each epoch. The example then took part in the last step of
     # the previous epoch, or in the first step of that epoch if the state grows.
-    latest = jnp.maximum(powers[n_b - 1], 1.0)
-    _, tops = jax.lax.scan(
-        lambda top, u: (powers[n_b] * top + u * latest, top),
+    max_gain = jnp.maximum(powers[n_b - 1], 1.0)
+    _, max_states = jax.lax.scan(
+        lambda top, u: (powers[n_b] * top + u * max_gain, top),
         jnp.zeros(()),
         jnp.append(weights, 0.0),
     )
 
-    def epoch(
+    def value_at_start(
         value: jax.Array, top: jax.Array, end: jax.Array, u: jax.Array, size: int
     ) -> jax.Array:
         """The value function at the start of an epoch, on the grid from 0 to top.
@@ -241,31 +241,37 @@ def _by_state(
         linear = 2 * rho * u * (powers[r] + rho * powers[r + 1] * after)
         constant = u * u * (1 + rho**2 * after)
 
-        def best(v: jax.Array) -> jax.Array:
-            left = powers[size] * v + u * powers[size - 1 - r]
+        def value_at(v: jax.Array) -> jax.Array:
+            end_state = powers[size] * v + u * powers[size - 1 - r]
             # If b is 0, an epoch of weight 0 ends in the state 0.
-            at = left / jnp.where(end > 0, end, 1.0)
-            at = jnp.clip(at, 0.0, 1.0) * (_GRID - 1)
-            low = jnp.minimum(at.astype(jnp.int32), _GRID - 2)
-            chord = value[low] + (at - low) * (value[low + 1] - value[low])
+            index = end_state / jnp.where(end > 0, end, 1.0)
+            index = jnp.clip(index, 0.0, 1.0) * (_GRID_POINTS - 1)
+            low = jnp.minimum(index.astype(jnp.int32), _GRID_POINTS - 2)
+            chord = value[low] + (index - low) * (value[low + 1] - value[low])
             return jnp.max(square * v * v + linear * v + constant + chord)
 
-        batch = max(1, min(_GRID, _ENTRIES // size))
-        return jax.lax.map(best, places * top, batch_size=batch)
+        batch_size = max(1, min(_GRID_POINTS, _MAX_ENTRIES // size))
+        return jax.lax.map(value_at, grid * top, batch_size=batch_size)
 
-    last = num_steps - (num_epochs - 1) * n_b
+    last_size = num_steps - (num_epochs - 1) * n_b
     *_, u = weights
-    value = epoch(jnp.zeros(_GRID), tops[num_epochs - 1], tops[num_epochs], u, last)
+    value = value_at_start(
+        jnp.zeros(_GRID_POINTS),
+        max_states[num_epochs - 1],
+        max_states[num_epochs],
+        u,
+        last_size,
+    )
     value, _ = jax.lax.scan(
-        lambda value, ends: (epoch(value, *ends, n_b), None),
+        lambda value, ends: (value_at_start(value, *ends, n_b), None),
         value,
-        (tops[: num_epochs - 1], tops[1:num_epochs], weights[:-1]),
+        (max_states[: num_epochs - 1], max_states[1:num_epochs], weights[:-1]),
         reverse=True,
     )
     return value[0]
 
 
-def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
+def _bound_by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     """The bound of `reshuffled_order` for C with non-increasing coefficients c.
 
     C is the Toeplitz matrix that correlates the noise. An example takes part in one
@@ -283,7 +289,7 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     """
     num_steps = c.size
     epochs = jnp.arange(weights.size)
-    cuts = np.unique(np.linspace(0, n_b, min(_BUCKETS, n_b) + 1).astype(int))
+    cuts = np.unique(np.linspace(0, n_b, min(_MAX_INTERVALS, n_b) + 1).astype(int))
     first, last = jnp.asarray(cuts[:-1]), jnp.asarray(cuts[1:] - 1)
     spectrum = jnp.fft.rfft(c, 2 * num_steps)
 
@@ -292,54 +298,64 @@ def _by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
 
         Entry k is the bound for t − s = k. The last entry is 0.
         """
-        kept = jnp.where(jnp.arange(num_steps) < num_steps - epoch * n_b, c, 0.0)
-        kept = jnp.conj(jnp.fft.rfft(kept, 2 * num_steps))
-        g = jnp.fft.irfft(spectrum * kept, 2 * num_steps)[:num_steps]
+        truncated = jnp.where(jnp.arange(num_steps) < num_steps - epoch * n_b, c, 0.0)
+        truncated = jnp.conj(jnp.fft.rfft(truncated, 2 * num_steps))
+        g = jnp.fft.irfft(spectrum * truncated, 2 * num_steps)[:num_steps]
         # A bound on the rounding errors of the Fourier transforms. The appended 0 is
         # for gaps beyond the run.
         error = 64 * ULP * jnp.log2(2.0 * num_steps) * jnp.sum(jnp.square(c))
         return jnp.append(g + error, 0.0)
 
-    def at(g: jax.Array, gap: jax.Array) -> jax.Array:
+    def entry_at(g: jax.Array, gap: jax.Array) -> jax.Array:
         return g[jnp.minimum(gap, num_steps)]
 
-    def far(f: jax.Array, by_place: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    def distant_terms(
+        f: jax.Array, entry_bounds: Callable[[jax.Array], jax.Array]
+    ) -> jax.Array:
         """Bounds on the terms of the pairs of epoch f and each epoch e <= f − 2.
 
         The result has a row for each epoch e and a column for each interval of
         positions. The rows for e > f − 2 are 0. The term of a pair is an entry of CᵀC,
-        multiplied by the weights of both epochs. The function by_place maps the
+        multiplied by the weights of both epochs. The function entry_bounds maps the
         distances f − e, f[E, 1], to bounds on the entry for each interval.
         """
-        apart = (f - epochs)[:, None]
-        both = (weights[f] * weights)[:, None]
-        return jnp.where(apart >= 2, both * by_place(jnp.maximum(apart, 2)), 0.0)
+        distance = (f - epochs)[:, None]
+        pair_weights = (weights[f] * weights)[:, None]
+        return jnp.where(
+            distance >= 2, pair_weights * entry_bounds(jnp.maximum(distance, 2)), 0.0
+        )
 
-    def add_far_epochs(total: jax.Array, f: jax.Array) -> tuple[jax.Array, None]:
+    def add_later_epoch(total: jax.Array, f: jax.Array) -> tuple[jax.Array, None]:
         g = gram(f)
-        return total + far(f, lambda apart: at(g, apart * n_b - last[None])), None
+        return total + distant_terms(
+            f, lambda distance: entry_at(g, distance * n_b - last[None])
+        ), None
 
-    def epoch(
-        best: jax.Array, now: tuple[jax.Array, jax.Array]
+    def add_epoch(
+        best: jax.Array, inputs: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, None]:
-        f, ahead = now
+        f, later_terms = inputs
         g = gram(f)
         # The least gap of two intervals is from the last step of the earlier interval
         # to the first step of the later interval. g does not increase with the gap.
         gaps = n_b + first[None, :] - last[:, None]
-        both = weights[f] * weights[f - 1]
-        near = jnp.max(best[:, None] + 2 * both * at(g, gaps), axis=0)
-        behind = far(f, lambda apart: at(g, (apart - 1) * n_b + 1 + first[None]))
-        own = jnp.square(weights[f]) * g[0] + ahead + jnp.sum(behind, axis=0)
-        return own + jnp.where(f == 0, 0.0, near), None
+        pair_weights = weights[f] * weights[f - 1]
+        adjacent = jnp.max(best[:, None] + 2 * pair_weights * entry_at(g, gaps), axis=0)
+        earlier_terms = distant_terms(
+            f, lambda distance: entry_at(g, (distance - 1) * n_b + 1 + first[None])
+        )
+        terms = (
+            jnp.square(weights[f]) * g[0] + later_terms + jnp.sum(earlier_terms, axis=0)
+        )
+        return terms + jnp.where(f == 0, 0.0, adjacent), None
 
-    nothing = jnp.zeros((epochs.size, first.size))
-    ahead, _ = jax.lax.scan(add_far_epochs, nothing, epochs)
-    best, _ = jax.lax.scan(epoch, nothing[0], (epochs, ahead))
+    zeros = jnp.zeros((epochs.size, first.size))
+    later_terms, _ = jax.lax.scan(add_later_epoch, zeros, epochs)
+    best, _ = jax.lax.scan(add_epoch, zeros[0], (epochs, later_terms))
     return jnp.max(best)
 
 
-WORST = {
+SQUARED_SENSITIVITY = {
     "fixed": fixed_order,
     "reshuffled": reshuffled_order,
     "separated": separated_steps,
@@ -369,22 +385,26 @@ def mu_of(
     # also holds if sums depend on earlier releases, because an example moves C x by at
     # most μσ for all values of these releases.
     weights = 1 / factors
-    num_steps, n_b, order, factor, most = schedule
-    square = WORST[order](strategy, weights, num_steps, n_b)
-    times = -(-num_steps // n_b)
-    if most is not None and most < times:
+    num_steps, n_b, order, factor, max_participations = schedule
+    square = SQUARED_SENSITIVITY[order](strategy, weights, num_steps, n_b)
+    participations = -(-num_steps // n_b)
+    if max_participations is not None and max_participations < participations:
         largest = jax.lax.cummax(jnp.broadcast_to(weights, (num_steps,)), reverse=True)
-        largest = jnp.where(jnp.arange(times) < most, largest[::n_b], 0.0)
-        few = few_reshuffled_steps if order == "reshuffled" else few_separated_steps
+        largest = jnp.where(
+            jnp.arange(participations) < max_participations, largest[::n_b], 0.0
+        )
+        few_steps = (
+            few_reshuffled_steps if order == "reshuffled" else few_separated_steps
+        )
         # The bound for a whole pattern also holds for every subset of the pattern.
-        square = jnp.minimum(square, few(strategy, largest, num_steps, n_b))
-        times = most
+        square = jnp.minimum(square, few_steps(strategy, largest, num_steps, n_b))
+        participations = max_participations
     # Sums have at most T terms. The rounding errors of the coefficients are like the
-    # coefficients of a second strategy, whose C x an example moves by at most `off` for
-    # each step in which it takes part.
-    fixed = jax.lax.stop_gradient(strategy)
-    off = series_error(fixed, fixed.coefficients(num_steps))
-    off = times * off * jnp.max(weights)
-    moved = jnp.sqrt(square) * (1 + (256 + 8 * num_steps) * ULP) + off
-    mu = mu_of_sensitivity(factor * moved * (1 + 8 * ULP), noise_multiplier)
-    return jnp.where(jnp.isfinite(moved) & jnp.all(factors > 0), mu, jnp.inf)
+    # coefficients of a second strategy, whose C x an example moves by at most `error`
+    # for each step in which it takes part.
+    constant = jax.lax.stop_gradient(strategy)
+    error = series_error(constant, constant.coefficients(num_steps))
+    error = participations * error * jnp.max(weights)
+    sensitivity = jnp.sqrt(square) * (1 + (256 + 8 * num_steps) * ULP) + error
+    mu = mu_of_sensitivity(factor * sensitivity * (1 + 8 * ULP), noise_multiplier)
+    return jnp.where(jnp.isfinite(sensitivity) & jnp.all(factors > 0), mu, jnp.inf)

@@ -14,7 +14,7 @@ from dpjax._matrices.strategy import Toeplitz
 from dpjax.accounting import gdp, pld, tree
 from dpjax.accounting._schedule import Order, Schedule, check_schedule
 from dpjax.accounting.correlated import _bins
-from dpjax.accounting.correlated._patterns import WORST, mu_of
+from dpjax.accounting.correlated._patterns import SQUARED_SENSITIVITY, mu_of
 
 Sampling = Literal[
     "fixed",
@@ -40,11 +40,12 @@ def _mu_of_strategy(
       ValueError: the strategy is a tree, and the schedule has the order "separated" or
         limits the participations.
     """
-    num_steps, n_b, order, _, most = schedule
+    num_steps, n_b, order, _, max_participations = schedule
     if isinstance(strategy, matrices.Tree):
-        if most is not None:
+        if max_participations is not None:
             raise ValueError(
-                f"max_participations must be None if strategy is a tree; got {most}."
+                "max_participations must be None if strategy is a tree; got "
+                f"{max_participations}."
             )
         if order == "separated":
             raise ValueError(
@@ -54,8 +55,8 @@ def _mu_of_strategy(
         return tree._momentum_mu64(noise_multiplier, strategy.decay, schedule=schedule)
     # An epoch that is longer than the run has the same result, but would pad arrays.
     schedule = schedule._replace(steps_per_epoch=min(n_b, num_steps))
-    shape, factors = matrices.toeplitz_and_factors(strategy)
-    return _mu64(shape, factors, noise_multiplier, schedule=schedule)
+    toeplitz, factors = matrices.toeplitz_and_factors(strategy)
+    return _mu64(toeplitz, factors, noise_multiplier, schedule=schedule)
 
 
 def mu(
@@ -126,7 +127,7 @@ def mu(
       0.913
     """
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
-    validate.one_of("order", order, tuple(WORST))
+    validate.one_of("order", order, tuple(SQUARED_SENSITIVITY))
     schedule = check_schedule(num_steps, steps_per_epoch, order, adjacency)
     strategy = matrices.check_strategy(strategy, schedule.num_steps)
     if max_participations is not None:
@@ -149,7 +150,8 @@ def _cyclic_poisson(
 
     The examples form p fixed groups. Step t samples the examples of group t mod p, and
     the strategy matrix C has p bands. For a run of T steps, ε is that of ⌈T / p⌉
-    Poisson-sampled Gaussian steps, each with the norm of a column of C as sensitivity.
+    Poisson-sampled Gaussian steps. The sensitivity of each Gaussian step is the norm of
+    a column of C.
 
     Raises:
       ValueError: the strategy is not banded.
@@ -165,14 +167,16 @@ def _cyclic_poisson(
     # steps s and s + p an example moves disjoint rows of C x. The run is therefore
     # equivalent to ⌈T / p⌉ Gaussian steps with the norm of a column as sensitivity and
     # the sampling rate p / n_b.
-    noise = _per_column64(strategy, noise_multiplier)
+    column_noise_multiplier = _column_noise_multiplier64(strategy, noise_multiplier)
     rate = min(1.0, bands / schedule.steps_per_epoch)
-    step = pld.poisson_gaussian(noise, rate, adjacency=adjacency)
+    step = pld.poisson_gaussian(column_noise_multiplier, rate, adjacency=adjacency)
     return pld.epsilon(pld.compose(step, -(-schedule.num_steps // bands)), delta)
 
 
 @float64("down", vectors=(0,), elementwise=True)
-def _per_column64(strategy: Toeplitz, noise_multiplier: jax.Array) -> jax.Array:
+def _column_noise_multiplier64(
+    strategy: Toeplitz, noise_multiplier: jax.Array
+) -> jax.Array:
     # Every column of C has the entries 1, n_1, …, n_k, where n is the numerator. The
     # result is rounded down, the safe direction for a noise multiplier.
     square = 1 + jnp.sum(jnp.square(strategy.numerator))
@@ -194,8 +198,8 @@ def epsilon(
     Args:
       strategy: the matrix C, with coefficients f[*b, k]. C turns white noise z into
         the correlated noise C⁻¹z. For random and fresh bins, C must not be a tree. If C
-        is from `strategies.scaled`, the bound by amplification uses the least noise of
-        any step for all steps.
+        is from `strategies.scaled`, the bound for random and fresh bins uses the least
+        noise of any step for all steps.
       noise_multiplier: the standard deviation of z divided by the clip norm, f[*b],
         positive.
       delta: f[*b], strictly between 0 and 1.
@@ -264,5 +268,7 @@ def epsilon(
         )
     # The smaller of two bounds: one for an attacker who does not know the example's
     # steps, and one for an attacker who knows these steps.
-    shape, factors = matrices.toeplitz_and_factors(strategy)
-    return _bins.epsilon64(shape, factors, noise_multiplier, delta, schedule=schedule)
+    toeplitz, factors = matrices.toeplitz_and_factors(strategy)
+    return _bins.epsilon64(
+        toeplitz, factors, noise_multiplier, delta, schedule=schedule
+    )

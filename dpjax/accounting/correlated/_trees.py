@@ -1,10 +1,10 @@
-"""Trees of positions, whose covariances bound those of an example's possible positions.
+"""Trees of positions, with upper bounds on the covariances of an example's positions.
 
-A position is the step of an epoch at which an example takes part for the first time.
-The positions are the leaves of a tree. Two positions are joined into a pair, two pairs
-into a group of four, and so on. Each join leaves a gap between its two parts. The final
-group is repeated around the circle of an epoch. Positions in different parts of a join
-are at least the join's gap apart, so that the covariance at that gap is an upper bound
+A position is the step of an epoch in which an example takes part. The positions are the
+leaves of a tree. Two positions are joined into a pair, two pairs into a group of four,
+and so on. Each join leaves a gap between its two parts. The final group is repeated
+around the circle of an epoch. Positions in different parts of a join are at least the
+join's gap apart, so that the covariance at that gap is an upper bound
 (docs/amplification.md). Let L be the likelihood ratio of the outputs with and without
 an example that has a random position of the tree. The distribution of L is computed
 from the leaves upwards. Each join computes the mean of two independent copies, and
@@ -26,17 +26,17 @@ import numpy as np
 from dpjax.accounting._numerics.convex_order import spread
 
 # The factors by which the covariance may fall from one join to the next.
-_FALLS = (0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
+_DECAYS = (0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
 # Candidates for the number of first joins in which the covariance does not fall.
-_CLOSE = (0, 1, 2)
-_MOST_JOINS = 7
-_COARSE = 128  # the number of grid points for the comparison of trees
+_FLAT_JOINS = (0, 1, 2)
+_MAX_JOINS = 7
+_COARSE_POINTS = 128  # the number of grid points for the comparison of trees
 
 
 class Tree(NamedTuple):
     """A tree that joins positions, and its copies around the circle of an epoch.
 
-    A position is a step of the epoch at which an example may take part. Join j combines
+    A position is a step of the epoch in which an example may take part. Join j combines
     two parts of 2^j positions each.
 
     Attributes:
@@ -45,13 +45,13 @@ class Tree(NamedTuple):
       joins: the number of joins, i[].
       copies: the number of copies of the tree around the circle, i[]; 0 if no copy
         fits.
-      apart: the distance between two copies, i[].
+      copy_gap: the distance between two copies, i[].
     """
 
     gaps: jax.Array
     joins: jax.Array
     copies: jax.Array
-    apart: jax.Array
+    copy_gap: jax.Array
 
 
 def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
@@ -70,30 +70,34 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
     # Settings that differ only in unused joins give the same tree. Such settings have
     # equal tuples, so that the set contains each tree only once.
     settings = {
-        (joins, min(close, max(joins - 1, 0)), fall if joins > close + 1 else 0.5)
-        for joins in range(_MOST_JOINS + 1)
-        for close in _CLOSE
-        for fall in _FALLS
+        (
+            joins,
+            min(flat_joins, max(joins - 1, 0)),
+            decay if joins > flat_joins + 1 else 0.5,
+        )
+        for joins in range(_MAX_JOINS + 1)
+        for flat_joins in _FLAT_JOINS
+        for decay in _DECAYS
     }
-    joins, close, fall = np.array(sorted(settings)).T
+    joins, flat_joins, decay = np.array(sorted(settings)).T
 
-    def one(fall: jax.Array, close: jax.Array, joins: jax.Array) -> Tree:
-        level = jnp.arange(_MOST_JOINS + 1)
-        near = by_gap[jnp.minimum(1, n_b // 2)]
-        wanted = near * fall ** jnp.maximum(level - close, 0.0)
-        # The least gap whose covariance is at most the wanted covariance, if there is
+    def build_tree(decay: jax.Array, flat_joins: jax.Array, joins: jax.Array) -> Tree:
+        level = jnp.arange(_MAX_JOINS + 1)
+        adjacent_covariance = by_gap[jnp.minimum(1, n_b // 2)]
+        targets = adjacent_covariance * decay ** jnp.maximum(level - flat_joins, 0.0)
+        # The least gap whose covariance is at most the target covariance, if there is
         # such a gap. The tolerance covers rounding errors, so that equal covariances
         # are accepted.
-        gap = 1 + jnp.sum(by_gap[None, 1:] > wanted[:, None] * (1 + 1e-9), axis=1)
+        gap = 1 + jnp.sum(by_gap[None, 1:] > targets[:, None] * (1 + 1e-9), axis=1)
         gaps, length = gap[:-1], jnp.ones_like(gap[0])
-        for k in range(_MOST_JOINS):
+        for k in range(_MAX_JOINS):
             length = jnp.where(k < joins, 2 * length + gaps[k] - 1, length)
         copies = n_b // (length + gap[joins] - 1)
-        apart = n_b // jnp.maximum(copies, 1) - length + 1
-        alone = gaps[jnp.maximum(joins - 1, 0)]
-        return Tree(gaps, joins, copies, jnp.where(copies > 1, apart, alone))
+        copy_gap = n_b // jnp.maximum(copies, 1) - length + 1
+        last_gap = gaps[jnp.maximum(joins - 1, 0)]
+        return Tree(gaps, joins, copies, jnp.where(copies > 1, copy_gap, last_gap))
 
-    trees = jax.vmap(one)(fall, close, joins.astype(int))
+    trees = jax.vmap(build_tree)(decay, flat_joins, joins.astype(int))
     return jax.lax.stop_gradient(trees)
 
 
@@ -110,32 +114,39 @@ def _multiply_lognormal(
     Returns:
       The distribution of the product and 0, or `law` and the given variance.
     """
-    fits = variance >= law.grid.spacing**2
-    safe = jnp.where(fits, variance, 1.0)
+    is_resolved = variance >= law.grid.spacing**2
+    safe_variance = jnp.where(is_resolved, variance, 1.0)
     law = jax.lax.cond(
-        fits, lambda x: spread.times_lognormal(x, safe, tail), lambda x: x, law
+        is_resolved,
+        lambda x: spread.times_lognormal(x, safe_variance, tail),
+        lambda x: x,
+        law,
     )
-    return law, jnp.where(fits, 0.0, variance)
+    return law, jnp.where(is_resolved, 0.0, variance)
 
 
-def _covariances(
+def _tree_covariances(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The covariances that a tree gives two positions, which are steps of an epoch.
+    """The covariances of two positions under a tree, which are upper bounds.
 
-    A join of the tree combines two parts, and the tree has copies around the circle of
-    the n_b positions. The covariances are the entries of `by_gap` at the gaps between
-    parts and between copies.
+    Positions are steps of an epoch. A join of the tree combines two parts, and the tree
+    has copies around the circle of the n_b positions. The covariances are the entries
+    of `by_gap` at the gaps between parts and between copies.
 
     Returns:
       For each join, the covariance of positions in different parts of the join, f[m];
       and the covariance of positions in different copies of the tree, f[].
     """
-    last = n_b // 2
-    of = by_gap[jnp.minimum(tree.gaps, last)]
-    top = by_gap[jnp.minimum(tree.apart, last)]
-    top = jnp.where((tree.joins == 0) & (tree.copies == 1), by_gap[0], top)
-    return jnp.where(jnp.arange(of.size) < tree.joins, of, top), top
+    max_distance = n_b // 2
+    by_join = by_gap[jnp.minimum(tree.gaps, max_distance)]
+    across_copies = by_gap[jnp.minimum(tree.copy_gap, max_distance)]
+    across_copies = jnp.where(
+        (tree.joins == 0) & (tree.copies == 1), by_gap[0], across_copies
+    )
+    return jnp.where(
+        jnp.arange(by_join.size) < tree.joins, by_join, across_copies
+    ), across_copies
 
 
 def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
@@ -153,13 +164,15 @@ def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
         epoch, divided by the square of the noise multiplier, f[m].
       n_b: the number of steps in an epoch, i[].
     """
-    of, top = _covariances(tree, by_gap, n_b)
+    by_join, across_copies = _tree_covariances(tree, by_gap, n_b)
     size = jnp.exp2(1.0 * tree.joins)
-    parts = jnp.where(np.arange(of.size) < tree.joins, np.exp2(np.arange(of.size)), 0.0)
-    others = jnp.stack([jnp.ones_like(size), (tree.copies - 1) * size])
-    pairs = jnp.concatenate([others, parts])
-    common = jnp.concatenate([jnp.stack([by_gap[0], top]), of])
-    total = jax.scipy.special.logsumexp(common, b=pairs)
+    pairs_by_join = jnp.where(
+        np.arange(by_join.size) < tree.joins, np.exp2(np.arange(by_join.size)), 0.0
+    )
+    other_pairs = jnp.stack([jnp.ones_like(size), (tree.copies - 1) * size])
+    num_pairs = jnp.concatenate([other_pairs, pairs_by_join])
+    covariances = jnp.concatenate([jnp.stack([by_gap[0], across_copies]), by_join])
+    total = jax.scipy.special.logsumexp(covariances, b=num_pairs)
     return total - jnp.log(size * tree.copies)
 
 
@@ -180,23 +193,25 @@ def ratio(
     to the variance of the next join, which a larger group shares. This addition only
     increases covariances.
     """
-    of, top = _covariances(tree, by_gap, n_b)
-    following = jnp.append(of[1:], top)
+    by_join, across_copies = _tree_covariances(tree, by_gap, n_b)
+    following = jnp.append(by_join[1:], across_copies)
     # The spacing of a leaf's grid would be 0 for a variance of 0. A larger variance
     # gives a valid bound.
-    leaf = jnp.maximum(by_gap[0] - of[0], 1e-9 * by_gap[0])
-    law = spread.lognormal(leaf, tail, n)
+    leaf_variance = jnp.maximum(by_gap[0] - by_join[0], 1e-9 * by_gap[0])
+    law = spread.lognormal(leaf_variance, tail, n)
 
-    def join(
-        k: jax.Array, x: tuple[spread.Law, jax.Array]
+    def add_join(
+        k: jax.Array, carry: tuple[spread.Law, jax.Array]
     ) -> tuple[spread.Law, jax.Array]:
-        law, rest = x
-        rest = rest + of[k] - following[k]
-        return _multiply_lognormal(spread.double(law, tail), rest, tail)
+        law, pending_variance = carry
+        pending_variance = pending_variance + by_join[k] - following[k]
+        return _multiply_lognormal(spread.double(law, tail), pending_variance, tail)
 
-    law, rest = jax.lax.fori_loop(0, tree.joins, join, (law, jnp.zeros_like(leaf)))
+    law, pending_variance = jax.lax.fori_loop(
+        0, tree.joins, add_join, (law, jnp.zeros_like(leaf_variance))
+    )
     law = spread.mean(law, jnp.maximum(tree.copies, 1), tail)
-    return law, rest + top
+    return law, pending_variance + across_copies
 
 
 def _estimate(
@@ -214,18 +229,18 @@ def _estimate(
     whole run is this sum times the number of epochs.
     """
     tail = 1e-4 * delta
-    law, variance = ratio(tree, by_gap, n_b, tail, _COARSE)
+    law, variance = ratio(tree, by_gap, n_b, tail, _COARSE_POINTS)
     law, _ = _multiply_lognormal(law, variance, tail)
-    log = law.grid.log(_COARSE)
+    log_ratios = law.grid.log(_COARSE_POINTS)
 
-    def of_one() -> jax.Array:
+    def epsilon_of_one_epoch() -> jax.Array:
         return spread.epsilon(law, delta)
 
-    def of_each() -> jax.Array:
+    def divergence_of_each_epoch() -> jax.Array:
         # KL(P‖Q) + KL(Q‖P), which is E_Q (L − 1) log L.
-        return jnp.sum(law.masses.mass * jnp.expm1(log) * log)
+        return jnp.sum(law.masses.mass * jnp.expm1(log_ratios) * log_ratios)
 
-    return jax.lax.cond(num_epochs > 1, of_each, of_one)
+    return jax.lax.cond(num_epochs > 1, divergence_of_each_epoch, epsilon_of_one_epoch)
 
 
 def best(
@@ -242,16 +257,18 @@ def best(
     trees = candidates(by_gap, n_b)
 
     def estimate(tree: Tree) -> jax.Array:
-        about = jax.lax.cond(
+        value = jax.lax.cond(
             tree.copies > 0,  # the tree fits into an epoch
             lambda: _estimate(tree, by_gap, n_b, delta, num_epochs),
             lambda: jnp.full((), jnp.inf),
         )
-        return jnp.where(jnp.isnan(about), jnp.inf, about)
+        return jnp.where(jnp.isnan(value), jnp.inf, value)
 
-    about = jax.lax.map(estimate, trees)
+    estimates = jax.lax.map(estimate, trees)
     # The first tree has no joins and always fits. argmin is not used, since JAX lowers
     # argmin under the caller's configuration, which may have no float64.
-    place = np.arange(about.size)
-    first = jnp.min(jnp.where(about <= jnp.min(about), place, about.size - 1))
+    index = np.arange(estimates.size)
+    first = jnp.min(
+        jnp.where(estimates <= jnp.min(estimates), index, estimates.size - 1)
+    )
     return jax.tree.map(lambda x: x[first], trees)
