@@ -12,8 +12,9 @@ therefore never larger than the μ of composition or of a closed form for the sa
 **Files**, in the order in which the code computes a bound:
 
 1. `_setting` checks the assumptions on loss, steps and data. The assumptions determine
-   the maximum factor by which a gradient step, clipped or not, multiplies a distance,
-   and the numbers of a step in units of the step's noise.
+   the maximum factor by which a gradient step, clipped or not, multiplies a distance.
+   `_setting` also expresses the distances of a step in standard deviations of the
+   step's noise.
 2. `_minorant` has the optimal shifts of any schedule, computed from the last step to
    the first. `_periodic` has the optimal shifts in closed form, for identical steps of
    which every l-th uses the differing example.

@@ -41,31 +41,31 @@ def _finish(square: jax.Array, shift: jax.Array, cycle: Cycle) -> jax.Array:
     regular = (square > 0) & (square < jnp.inf)
     root = jnp.sqrt(jnp.where(regular, square, 1.0)) * (1 + 256 * ULP)
     root = jnp.where(regular, root, jnp.where(square == 0, 0.0, jnp.inf))  # NaN: inf
-    some = shift > 0
-    mu = jnp.where(some, shift, 1.0) * root
-    return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
+    has_shift = shift > 0
+    mu = jnp.where(has_shift, shift, 1.0) * root
+    return jnp.where(has_shift, jnp.maximum(mu, TINY), 0.0)
 
 
-# Each of these functions returns a bound on μ. The argument `place` is an example's
-# tail.
+# Each of these functions returns a bound on μ. The argument `tail` is the tail of an
+# example (see the module's docstring).
 
 
-def _composition(step: Step, place: jax.Array, cycle: Cycle):
+def _composition(step: Step, tail: jax.Array, cycle: Cycle):
     # Bok, Su and Altschuler (2024), Theorems 4.1 and 4.4,
     # https://arxiv.org/abs/2403.00278: (L/bσ) sqrt(E).
     return step.shift * np.sqrt(cycle.epochs) * (1 + 4 * ULP)
 
 
-def _contraction(step: Step, place: jax.Array, cycle: Cycle):
+def _contraction(step: Step, tail: jax.Array, cycle: Cycle):
     # Bok, Su and Altschuler (2024), Theorems 4.2 and 4.5, and Kong and Ribero (2024),
     # Proposition 2.2, https://arxiv.org/abs/2407.05237, at the optimal shifts
     # (`_periodic`). A bound is proportional to the shift if the ratio of diameter and
     # shift is fixed. `_periodic` therefore computes bounds for a shift of 1.
-    square = _periodic.contraction(step.log_lipschitz, place, cycle)
-    return jnp.where(step.known, _finish(square, step.shift, cycle), jnp.inf)
+    square = _periodic.contraction_bound(step.log_lipschitz, tail, cycle)
+    return jnp.where(step.finite_lipschitz, _finish(square, step.shift, cycle), jnp.inf)
 
 
-def _diameter(step: Step, place: jax.Array, cycle: Cycle):
+def _diameter(step: Step, tail: jax.Array, cycle: Cycle):
     if not cycle.assumed.bounded:
         return jnp.full_like(step.shift, jnp.inf)
     # Bok, Su and Altschuler (2024), Theorems 4.3 and 4.6, and Kong and Ribero (2024),
@@ -73,20 +73,20 @@ def _diameter(step: Step, place: jax.Array, cycle: Cycle):
     # replaced by a larger diameter, and a diameter whose square would overflow is
     # ignored.
     start = step.diameter / jnp.where(step.shift > 0, step.shift, 1.0)
-    near = step.bounded & (start < HUGE)
-    start = jnp.maximum(jnp.where(near, start, 1.0), 1 / HUGE)
+    usable = step.bounded & (start < HUGE)
+    start = jnp.maximum(jnp.where(usable, start, 1.0), 1 / HUGE)
     # For a shift of 0, μ is 0 for every start, so that 1 can replace the shift above.
-    square = _periodic.restart_variance(step.log_lipschitz, start, place, cycle)
-    return jnp.where(near, _finish(square, step.shift, cycle), jnp.inf)
+    square = _periodic.restart_bound(step.log_lipschitz, start, tail, cycle)
+    return jnp.where(usable, _finish(square, step.shift, cycle), jnp.inf)
 
 
-def _best(step: Step, place: jax.Array, cycle: Cycle) -> jax.Array:
+def _best(step: Step, tail: jax.Array, cycle: Cycle) -> jax.Array:
     # The contraction bound, where finite, is at most composition. The code uses it
     # without a minimum, so that its derivatives hold where both bounds are equal.
-    contracted = _contraction(step, place, cycle)
-    composed = _composition(step, place, cycle)
-    least = jnp.where(contracted < jnp.inf, contracted, composed)
-    return jnp.minimum(least, _diameter(step, place, cycle))
+    contraction = _contraction(step, tail, cycle)
+    composition = _composition(step, tail, cycle)
+    without_diameter = jnp.where(contraction < jnp.inf, contraction, composition)
+    return jnp.minimum(without_diameter, _diameter(step, tail, cycle))
 
 
 _Bound = Callable[[Step, jax.Array, Cycle], jax.Array]
@@ -99,8 +99,8 @@ def _mu(tail: jax.Array, numbers: Numbers, *, bound: _Bound, cycle: Cycle):
     `bound` computes the bound from a step's numbers, the tail and the cycle of batches.
     """
     step = _setting.step(numbers, cycle.assumed)
-    place = jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
-    return jnp.where(step.valid, bound(step, place, cycle), jnp.inf)
+    clipped_tail = jnp.clip(tail, 1, cycle.period).astype(jnp.int32)
+    return jnp.where(step.valid, bound(step, clipped_tail, cycle), jnp.inf)
 
 
 _mu64 = float64("up", static=("bound", "cycle"), elementwise=True)(_mu)
@@ -122,10 +122,10 @@ def _rdp64(orders: jax.Array, tail: jax.Array, numbers: Numbers, *, cycle: Cycle
 def _bounds(numbers: Numbers[ArrayLike], cycle: Cycle) -> Bounds:
     """All bounds on μ for an example in the last batch, the worst position."""
 
-    def of(bound: _Bound) -> jax.Array:
+    def evaluate(bound: _Bound) -> jax.Array:
         return _mu64(_WORST_POSITION, numbers, bound=bound, cycle=cycle)
 
-    return Bounds(*map(of, (_composition, _contraction, _diameter)))
+    return Bounds(*map(evaluate, (_composition, _contraction, _diameter)))
 
 
 def _check(
@@ -371,8 +371,9 @@ def noisy_gd_mu(
 
     Privacy: the last iterate alone, and anything computed from the last iterate, is
     μ-GDP under the given adjacency. Let m and M be the least and the largest curvature
-    of an example's loss with the regulariser. Under REPLACE, μ is exact if m > 0 and
-    the step size is at most 2 / (M + m).
+    of an example's loss with the regulariser. Under REPLACE, μ is exact if m > 0, the
+    step size is at most 2 / (M + m), the diameter is inf, weak_convexity is 0, and
+    gradients are not clipped or the loss is generalised linear.
 
     Reference: Bok, Su and Altschuler (2024), Theorems 4.1 to 4.3, with optimal shifts.
 
@@ -456,18 +457,18 @@ def _sensitivity64(
         jnp.where(step.valid, x, 1.0)
         for x in (numbers.batch_size, numbers.step_size, numbers.gradient_norm)
     )
-    counted = (count >= 1) & (count < jnp.inf)
-    count = jnp.where(counted, count, 1.0)
+    valid_count = (count >= 1) & (count < jnp.inf)
+    count = jnp.where(valid_count, count, 1.0)
     # Zhang, Zheng, Mou and Wang (2017), Lemmas 2 and 3,
     # https://arxiv.org/abs/1703.09947, with Δ_{t+1} <= c Δ_t + ηsC/n in place of their
     # recursion: (ηsC/n) Σ_{k<T} c^k.
     y = step.log_lipschitz
-    total = _periodic.power_sum(y, jnp.zeros_like(count), count - 1)
-    total = total * (1 + 64 * ULP) + 8 * ULP * count * jnp.abs(y) * total
-    distance = assumed.factor * eta * norm / examples * total * (1 + 8 * ULP)
+    power_sum = _periodic.power_sum(y, jnp.zeros_like(count), count - 1)
+    power_sum = power_sum * (1 + 64 * ULP) + 8 * ULP * count * jnp.abs(y) * power_sum
+    distance = assumed.factor * eta * norm / examples * power_sum * (1 + 8 * ULP)
     diameter = jnp.where(step.bounded, numbers.diameter, jnp.inf)
-    distance = jnp.where(step.known, distance, jnp.inf)
-    return jnp.where(step.valid & counted, jnp.minimum(distance, diameter), jnp.inf)
+    distance = jnp.where(step.finite_lipschitz, distance, jnp.inf)
+    return jnp.where(step.valid & valid_count, jnp.minimum(distance, diameter), jnp.inf)
 
 
 def gradient_descent_sensitivity(

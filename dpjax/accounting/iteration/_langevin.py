@@ -37,8 +37,10 @@ def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     valid = valid & (step_size * smoothness <= 2 * (1 + 4 * ULP))
     valid = valid & (strong <= smoothness) & (num_steps >= 1)
     bounded = valid & (diameter < jnp.inf) & (num_steps > 1)
-    given = (step_size, 1.0), (strong, 0.0), (smoothness, 1.0), (num_steps, 1.0)
-    eta, m, M, steps = (jnp.where(valid, x, other) for x, other in given)
+    replacements = (step_size, 1.0), (strong, 0.0), (smoothness, 1.0), (num_steps, 1.0)
+    eta, m, M, steps = (
+        jnp.where(valid, x, substitute) for x, substitute in replacements
+    )
     y = jnp.log1p(jnp.maximum(excess(eta, m, M, m), -1 + ULP))
     y = jnp.where(y <= 0, y * (1 - 4 * ULP), 0.0)
     r = jnp.where(valid, lipschitz, 0.0) * jnp.sqrt(eta / 2)
@@ -46,30 +48,36 @@ def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
 
     # Bok, Su and Altschuler (2024), Proposition 5.1, https://arxiv.org/abs/2403.00278:
     # LMC is noisy descent on one example, so that the bounds of `noisy_gd_mu` hold.
-    def last(start: jax.Array, n: jax.Array) -> jax.Array:
+    def mu_of_last(start: jax.Array, n: jax.Array) -> jax.Array:
         rise = jnp.exp(n * y) * start + r * geometric(y, n)
         return rise / jnp.sqrt(geometric(2 * y, n))
 
     contracts = y < 0
     # Corollary 5.2: r sqrt((1 + c)/(1 − c)), which is sqrt((2 − ηm)/2) L/sqrt(m).
-    limit = (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
-    limit = jnp.where(contracts | (r == 0), r * jnp.sqrt(limit), jnp.inf)
-    finite = steps < jnp.inf
-    whole = last(jnp.zeros_like(r), jnp.where(finite, steps, 1.0))
-    whole = jnp.where(finite, whole, limit)
+    stationary_mu = (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
+    stationary_mu = jnp.where(
+        contracts | (r == 0), r * jnp.sqrt(stationary_mu), jnp.inf
+    )
+    is_finite = steps < jnp.inf
+    mu_of_all = mu_of_last(jnp.zeros_like(r), jnp.where(is_finite, steps, 1.0))
+    mu_of_all = jnp.where(is_finite, mu_of_all, stationary_mu)
 
     # The best real n: with x = c^n, (A + (Δ − A)x)²/(1 − x²) is least at x = 1 − Δ/A,
     # where A = r/(1 − c). The best whole n is the real n rounded down or up. Any n
     # gives a bound, so that n needs no derivative.
     fixed_y, fixed_r, fixed_start = jax.lax.stop_gradient((y, r, start))
-    safe = jnp.where(contracts, fixed_y, -1.0)
-    gone = jnp.minimum(-jnp.expm1(safe) * fixed_start / fixed_r, 1.0)
-    best = jnp.where(contracts, jnp.log1p(-gone) / safe, fixed_start / fixed_r)
-    longest = jnp.minimum(jnp.maximum(steps - 1, 1.0), _LONG)
-    few = jnp.clip(jnp.floor(best), 1.0, longest)
-    many = jnp.minimum(few + 1, longest)
-    since = jnp.minimum(last(start, few), last(start, many))
-    mu = jnp.where(bounded, jnp.minimum(whole, since), whole)
+    safe_y = jnp.where(contracts, fixed_y, -1.0)
+    diameter_ratio = jnp.minimum(-jnp.expm1(safe_y) * fixed_start / fixed_r, 1.0)
+    best_n = jnp.where(
+        contracts, jnp.log1p(-diameter_ratio) / safe_y, fixed_start / fixed_r
+    )
+    max_n = jnp.minimum(jnp.maximum(steps - 1, 1.0), _LONG)
+    floor_n = jnp.clip(jnp.floor(best_n), 1.0, max_n)
+    ceil_n = jnp.minimum(floor_n + 1, max_n)
+    mu_after_restart = jnp.minimum(
+        mu_of_last(start, floor_n), mu_of_last(start, ceil_n)
+    )
+    mu = jnp.where(bounded, jnp.minimum(mu_of_all, mu_after_restart), mu_of_all)
     return _finish(mu, lipschitz, valid)
 
 
@@ -81,12 +89,20 @@ def _exponential64(lipschitz, strong, diameter):
     m = jnp.where(valid, strong, 1.0)
     # Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4,
     # https://arxiv.org/abs/2403.00278: L/sqrt(m), and 2 sqrt(GD) = sqrt(2LD) for m = 0.
-    near = m * diameter < L
-    D = jnp.where(near, diameter, 1.0)
-    close = jnp.sqrt(D) * jnp.sqrt(jnp.where(near, 2 * L - m * D, 1.0))
-    far = jnp.where(m > 0, L / jnp.sqrt(jnp.where(m > 0, m, 1.0)), jnp.inf)
-    far = jnp.where(L == 0, 0.0, far)
-    return _finish(jnp.where(near, close, far), lipschitz, valid)
+    uses_diameter = m * diameter < L
+    D = jnp.where(uses_diameter, diameter, 1.0)
+    mu_with_diameter = jnp.sqrt(D) * jnp.sqrt(
+        jnp.where(uses_diameter, 2 * L - m * D, 1.0)
+    )
+    mu_without_diameter = jnp.where(
+        m > 0, L / jnp.sqrt(jnp.where(m > 0, m, 1.0)), jnp.inf
+    )
+    mu_without_diameter = jnp.where(L == 0, 0.0, mu_without_diameter)
+    return _finish(
+        jnp.where(uses_diameter, mu_with_diameter, mu_without_diameter),
+        lipschitz,
+        valid,
+    )
 
 
 def langevin_mu(
@@ -149,8 +165,8 @@ def langevin_mu(
     eta, M = validate.concrete(step_size), validate.concrete(smoothness)
     if eta is not None and M is not None and np.any(eta * M > 2 * (1 + 4 * ULP)):
         raise ValueError(
-            "step_size must be at most 2 / smoothness, because a larger step is not "
-            f"a contraction; got {step_size!r} and smoothness {smoothness!r}."
+            "step_size must be at most 2 / smoothness, because a larger step can "
+            f"increase distances; got {step_size!r} and smoothness {smoothness!r}."
         )
     return _langevin64(
         lipschitz, step_size, smoothness, strong_convexity, diameter, float(num_steps)

@@ -33,7 +33,7 @@ import numpy as np
 
 from dpjax._core.float64 import TINY, ULP
 
-_NONE = -(2**29)  # the exponent of an empty block, below every other exponent
+_EMPTY_EXPONENT = -(2**29)  # the exponent of an empty block, below every other exponent
 
 
 class Block(NamedTuple):
@@ -53,7 +53,7 @@ class Block(NamedTuple):
     run: jax.Array
 
 
-class Ends(NamedTuple):
+class SuffixMinorants(NamedTuple):
     """For each step k, the greatest convex minorant of the steps k, …, T.
 
     The points of the minorant are (cumulative noise variance, cumulative sensitivity)
@@ -71,7 +71,7 @@ class Ends(NamedTuple):
     cost: jax.Array
 
 
-_Record = TypeVar("_Record", Block, Ends)
+_Record = TypeVar("_Record", Block, SuffixMinorants)
 
 
 def _exp2(k: jax.Array) -> jax.Array:
@@ -87,11 +87,11 @@ def pool(x: Block, y: Block) -> Block:
 
     The result has the larger of the two exponents.
     """
-    below = x.exponent < y.exponent
-    large, small = where(below, y, x), where(below, x, y)
-    by = _exp2(-jnp.abs(x.exponent - y.exponent))
-    run = large.run + small.run * (by * by)
-    return Block(large.exponent, large.rise + small.rise * by, run)
+    is_smaller = x.exponent < y.exponent
+    large, small = where(is_smaller, y, x), where(is_smaller, x, y)
+    scale = _exp2(-jnp.abs(x.exponent - y.exponent))
+    run = large.run + small.run * (scale * scale)
+    return Block(large.exponent, large.rise + small.rise * scale, run)
 
 
 def steeper(x: Block, y: Block) -> jax.Array:
@@ -99,15 +99,17 @@ def steeper(x: Block, y: Block) -> jax.Array:
 
     A run of 0 gives an infinite slope.
     """
-    mine, other = (
+    slope_x, slope_y = (
         jnp.where(b.run > 0, b.rise / jnp.where(b.run > 0, b.run, 1.0), jnp.inf)
         for b in (x, y)
     )
     # A slope is (rise / run) / 2^exponent. Only the slope with the larger exponent is
     # multiplied, by a factor below 1, so that no slope overflows. The clip makes the
     # factor positive, because 0 times an infinite slope is NaN.
-    gap = jnp.clip(x.exponent - y.exponent, -1022, 1022)
-    return mine * _exp2(jnp.minimum(-gap, 0)) > other * _exp2(jnp.minimum(gap, 0))
+    exponent_difference = jnp.clip(x.exponent - y.exponent, -1022, 1022)
+    return slope_x * _exp2(jnp.minimum(-exponent_difference, 0)) > slope_y * _exp2(
+        jnp.minimum(exponent_difference, 0)
+    )
 
 
 def cost(rise: jax.Array, run: jax.Array) -> jax.Array:
@@ -115,9 +117,9 @@ def cost(rise: jax.Array, run: jax.Array) -> jax.Array:
 
     The result is inf if only the run is 0, and 0 if the rise and the run are 0.
     """
-    some = run > 0
-    never = jnp.where(rise > 0, jnp.inf, 0.0)
-    return jnp.where(some, rise * rise / jnp.where(some, run, 1.0), never)
+    has_run = run > 0
+    without_run = jnp.where(rise > 0, jnp.inf, 0.0)
+    return jnp.where(has_run, rise * rise / jnp.where(has_run, run, 1.0), without_run)
 
 
 def take(x: _Record, i: jax.Array) -> _Record:
@@ -130,7 +132,7 @@ def where(mask: jax.Array, x: _Record, y: _Record) -> _Record:
     return jax.tree.map(lambda a, b: jnp.where(mask, a, b), x, y)
 
 
-def single(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
+def step_blocks(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
     """The block of each single step, from log weights, sensitivities and noise.
 
     A step has the weight w = e^log_w, the sensitivity s and the noise standard
@@ -138,75 +140,86 @@ def single(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
     """
     # The weight is 2^e w with 1 <= w < 2, so that no product below overflows or
     # underflows because of the weight.
-    e = jnp.floor(log_w / np.log(2.0))
-    w = jnp.exp(log_w - e * np.log(2.0))
-    d, v = w * s, jnp.square(w * tau)
-    e = jnp.where((d > 0) | (v > 0), e, _NONE).astype(jnp.int32)
-    return Block(e, d, v)
+    exponent = jnp.floor(log_w / np.log(2.0))
+    w = jnp.exp(log_w - exponent * np.log(2.0))
+    rise, run = w * s, jnp.square(w * tau)
+    exponent = jnp.where((rise > 0) | (run > 0), exponent, _EMPTY_EXPONENT).astype(
+        jnp.int32
+    )
+    return Block(exponent, rise, run)
 
 
-def ends(each: Block) -> Ends:
+def suffix_minorants(blocks: Block) -> SuffixMinorants:
     """For each step k, the greatest convex minorant of the steps k, …, T.
 
     The points of the minorant are (cumulative run, cumulative rise) of these steps. The
-    argument `each` has the block of each single step (`single`).
+    argument `blocks` has the block of each single step (`step_blocks`).
     """
-    steps = each.rise.shape[0]
+    steps = blocks.rise.shape[0]
     # The empty minorant is an edge with a run of 0, which no edge absorbs.
-    nothing = jax.tree.map(lambda x: jnp.pad(x, (0, 1)), each)
-    last = jnp.full(steps + 1, steps, jnp.int32)
-    found = Ends(nothing, last, jnp.zeros(steps + 1))
+    empty_edges = jax.tree.map(lambda x: jnp.pad(x, (0, 1)), blocks)
+    empty_following = jnp.full(steps + 1, steps, jnp.int32)
+    minorants = SuffixMinorants(empty_edges, empty_following, jnp.zeros(steps + 1))
 
-    def add_step(found: Ends, k: jax.Array) -> tuple[Ends, None]:
-        def absorbs(now: tuple[Block, jax.Array]) -> jax.Array:
-            edge, end = now
-            return steeper(edge, take(found.edge, end))
+    def add_step(
+        minorants: SuffixMinorants, k: jax.Array
+    ) -> tuple[SuffixMinorants, None]:
+        def can_absorb(carry: tuple[Block, jax.Array]) -> jax.Array:
+            edge, end = carry
+            return steeper(edge, take(minorants.edge, end))
 
-        def absorb(now: tuple[Block, jax.Array]) -> tuple[Block, jax.Array]:
-            edge, end = now
-            return pool(edge, take(found.edge, end)), found.following[end]
+        def absorb(carry: tuple[Block, jax.Array]) -> tuple[Block, jax.Array]:
+            edge, end = carry
+            return pool(edge, take(minorants.edge, end)), minorants.following[end]
 
-        start = take(each, k), k + 1
-        edge, end = jax.lax.while_loop(absorbs, absorb, start)
-        first = Ends(edge, end, cost(edge.rise, edge.run) + found.cost[end])
-        return jax.tree.map(lambda x, y: x.at[k].set(y), found, first), None
+        start = take(blocks, k), k + 1
+        edge, end = jax.lax.while_loop(can_absorb, absorb, start)
+        first = SuffixMinorants(
+            edge, end, cost(edge.rise, edge.run) + minorants.cost[end]
+        )
+        return jax.tree.map(lambda x, y: x.at[k].set(y), minorants, first), None
 
     order = jnp.arange(steps, dtype=jnp.int32)
-    return jax.lax.scan(add_step, found, order, reverse=True)[0]
+    return jax.lax.scan(add_step, minorants, order, reverse=True)[0]
 
 
-def costs_from(starts: Block, found: Ends) -> jax.Array:
+def costs_from(starts: Block, minorants: SuffixMinorants) -> jax.Array:
     """For each step k, the cost of a given block followed by the steps after k, f[T].
 
     The cost is the sum of rise² / run over the edges of the greatest convex minorant.
-    The given block for step k is starts[k], and `found` is the result of `ends` for all
-    steps. The block absorbs the first edges of the minorant of the steps after k, as
-    long as the pooled edge is steeper than the next edge. The function finds the number
-    of absorbed edges bit by bit, from pools of 1, 2, 4, … edges.
+    The given block for step k is starts[k], and `minorants` is the result of
+    `suffix_minorants` for all steps. The block absorbs the first edges of the minorant
+    of the steps after k, as long as the pooled edge is steeper than the next edge. The
+    function finds the number of absorbed edges bit by bit, from pools of 1, 2, 4, …
+    edges.
     """
     steps = starts.rise.shape[0]
 
-    def double(several: tuple[Ends, Block], _: None):
-        ends, last = several
-        rest = take(ends, ends.following)
-        twice = Ends(pool(ends.edge, rest.edge), rest.following, ends.cost)
-        return (twice, take(last, ends.following)), several
+    def double(level: tuple[SuffixMinorants, Block], _: None):
+        pools, last_edges = level
+        following_pools = take(pools, pools.following)
+        doubled = SuffixMinorants(
+            pool(pools.edge, following_pools.edge),
+            following_pools.following,
+            pools.cost,
+        )
+        return (doubled, take(last_edges, pools.following)), level
 
-    levels = steps.bit_length()
-    _, several = jax.lax.scan(double, (found, found.edge), length=levels)
+    num_levels = steps.bit_length()
+    _, levels = jax.lax.scan(double, (minorants, minorants.edge), length=num_levels)
 
-    def absorb(now: tuple[Block, jax.Array], several: tuple[Ends, Block]):
-        (edge, end), (ends, last) = now, several
-        longer = pool(edge, take(ends.edge, end))
+    def absorb(carry: tuple[Block, jax.Array], level: tuple[SuffixMinorants, Block]):
+        (edge, end), (pools, last_edges) = carry, level
+        pooled = pool(edge, take(pools.edge, end))
         # If the last of these edges is absorbed, all edges before the last edge are
         # absorbed too, because they are less steep.
-        absorbs = steeper(longer, take(last, end))
-        end = jnp.where(absorbs, ends.following[end], end)
-        return (where(absorbs, longer, edge), end), None
+        absorbs = steeper(pooled, take(last_edges, end))
+        end = jnp.where(absorbs, pools.following[end], end)
+        return (where(absorbs, pooled, edge), end), None
 
     following = jnp.arange(1, steps + 1, dtype=jnp.int32)
-    (edge, end), _ = jax.lax.scan(absorb, (starts, following), several, reverse=True)
-    return cost(edge.rise, edge.run) + found.cost[end]
+    (edge, end), _ = jax.lax.scan(absorb, (starts, following), levels, reverse=True)
+    return cost(edge.rise, edge.run) + minorants.cost[end]
 
 
 # A diameter in units of the largest shift is ignored above HUGE, and replaced by 1 /
@@ -214,10 +227,10 @@ def costs_from(starts: Block, found: Ends) -> jax.Array:
 # overflow or underflow.
 HUGE = 1e120
 # The largest number of restarts that are compared, which bounds the memory.
-_GRID = 65535
+_MAX_RESTARTS = 65535
 
 
-def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
+def _edge_of_step(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
     """For each step, the index of the minorant's edge that contains the step, i32[T].
 
     An edge of the greatest convex minorant is a block of consecutive steps. Edges are
@@ -228,16 +241,18 @@ def _block(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
       s: the sensitivities of the steps, f[T].
       tau: the noise standard deviations of the steps, f[T].
     """
-    following = ends(single(log_w, s, tau)).following
+    following = suffix_minorants(step_blocks(log_w, s, tau)).following
 
-    def step(vertex: jax.Array, now: tuple[jax.Array, jax.Array]):
-        k, end = now
-        begins = k == vertex
-        return jnp.where(begins, end, vertex), begins
+    def visit_step(vertex: jax.Array, inputs: tuple[jax.Array, jax.Array]):
+        k, end = inputs
+        begins_edge = k == vertex
+        return jnp.where(begins_edge, end, vertex), begins_edge
 
     order = jnp.arange(s.shape[0], dtype=jnp.int32)
-    _, begins = jax.lax.scan(step, jnp.zeros_like(order[0]), (order, following[:-1]))
-    return jnp.cumsum(begins) - 1
+    _, begins_edge = jax.lax.scan(
+        visit_step, jnp.zeros_like(order[0]), (order, following[:-1])
+    )
+    return jnp.cumsum(begins_edge) - 1
 
 
 def _log_weights(lipschitz: jax.Array) -> jax.Array:
@@ -247,11 +262,11 @@ def _log_weights(lipschitz: jax.Array) -> jax.Array:
     float is replaced by the smallest normal float.
     """
     logs = jnp.log(jnp.maximum(lipschitz, TINY))
-    later = jnp.cumsum(logs[1:][::-1])[::-1]
-    return jnp.concatenate([later, jnp.zeros_like(logs[:1])])
+    later_sums = jnp.cumsum(logs[1:][::-1])[::-1]
+    return jnp.concatenate([later_sums, jnp.zeros_like(logs[:1])])
 
 
-def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
+def _squared_mu(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     """The value of μ² for one schedule, and a bound on the relative error of μ².
 
     The value is a sum over blocks of steps, the edges of a greatest convex minorant. A
@@ -260,33 +275,37 @@ def _energy(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array):
     order. The derivative of μ² is therefore the derivative of the sum for fixed blocks.
     """
     log_w = _log_weights(lipschitz)
-    fixed = jax.lax.stop_gradient((log_w, sensitivity, stddev))
+    constants = jax.lax.stop_gradient((log_w, sensitivity, stddev))
     steps = sensitivity.shape[0]
-    block = _block(*fixed)
+    edges = _edge_of_step(*constants)
     # Weights are divided by the largest weight of their block, which does not change
     # rise²/run.
-    top = jax.ops.segment_max(fixed[0], block, steps, indices_are_sorted=True)[block]
-    w = jnp.exp(log_w - top)
+    max_log_w = jax.ops.segment_max(
+        constants[0], edges, steps, indices_are_sorted=True
+    )[edges]
+    w = jnp.exp(log_w - max_log_w)
 
-    def total(x: jax.Array) -> jax.Array:
-        return jax.ops.segment_sum(x, block, steps, indices_are_sorted=True)
+    def sum_by_edge(x: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(x, edges, steps, indices_are_sorted=True)
 
     # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278:
     # shifts a_k with z_k = c_k z_{k−1} + s_k − a_k >= 0 and z_T = 0 prove
     # μ² = Σ a_k²/τ_k². In terms of A_k = w_k a_k the sum is least where A_k/(w_k τ_k)²
     # is constant on each edge of the minorant: Σ over edges of rise²/run.
-    d, v = total(w * sensitivity), total(jnp.square(w * stddev))
+    rises, runs = sum_by_edge(w * sensitivity), sum_by_edge(jnp.square(w * stddev))
     # A log weight of size x has an absolute error of about x ulps, which is a relative
     # error of the weight. Weights below e^{−40} times the largest weight of their block
     # are negligible. A weight that equals the largest weight is exactly 1.
-    counts = (fixed[0] - top > -40.0) & (fixed[0] != top)
-    size = jnp.maximum(jnp.abs(fixed[0]), jnp.abs(top))
-    reach = jnp.max(jnp.where(counts, size, 0.0))
-    error = ULP * (128 + 2 * steps + 64 * reach)
-    return jnp.sum(cost(d, v)), error
+    matters = (constants[0] - max_log_w > -40.0) & (constants[0] != max_log_w)
+    size = jnp.maximum(jnp.abs(constants[0]), jnp.abs(max_log_w))
+    max_size = jnp.max(jnp.where(matters, size, 0.0))
+    error = ULP * (128 + 2 * steps + 64 * max_size)
+    return jnp.sum(cost(rises, runs)), error
 
 
-def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
+def _best_restart_mask(
+    log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array
+):
     """A mask that is true at the step of the best restart, bool[T].
 
     A restart after step k ignores all steps up to step k, and uses that the distance of
@@ -295,8 +314,8 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
 
     The cost of a restart is that of a greatest convex minorant, which begins with the
     rise w_k · start at a run of 0, where w_k is the weight of step k, followed by the
-    later steps. If the schedule has at most _GRID steps, the function compares all
-    restarts, and otherwise restarts after evenly spaced steps.
+    later steps. If the schedule has at most _MAX_RESTARTS steps, the function compares
+    all restarts, and otherwise restarts after evenly spaced steps.
 
     Args:
       log_w: the logarithms of the steps' weights, f[T].
@@ -307,21 +326,21 @@ def _restart(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     steps = s.shape[0]
     # Sums over the rows of the grid. The weights of a row are divided by the row's
     # largest weight.
-    stride = -(-steps // _GRID)
+    stride = -(-steps // _MAX_RESTARTS)
     pad = (-steps % stride, 0)
     grid = jnp.pad(log_w, pad, mode="edge").reshape(-1, stride)
-    top = jnp.max(grid, axis=1, keepdims=True)
-    w = jnp.exp(grid - top)
+    max_log_w = jnp.max(grid, axis=1, keepdims=True)
+    w = jnp.exp(grid - max_log_w)
     rise = jnp.sum(w * jnp.pad(s, pad).reshape(-1, stride), axis=1)
     run = jnp.sum(jnp.square(w * jnp.pad(tau, pad).reshape(-1, stride)), axis=1)
     rows = rise.shape[0]
-    found = ends(single(top[:, 0], rise, jnp.sqrt(run)))
+    minorants = suffix_minorants(step_blocks(max_log_w[:, 0], rise, jnp.sqrt(run)))
     distance = jnp.full_like(rise, start)
-    first = single(grid[:, -1], distance, jnp.zeros_like(rise))
-    total = costs_from(first, found)
-    better = total < found.cost[0]
+    first_blocks = step_blocks(grid[:, -1], distance, jnp.zeros_like(rise))
+    costs = costs_from(first_blocks, minorants)
+    is_better = costs < minorants.cost[0]
     index = jnp.arange(rows)
-    best = jnp.min(jnp.where(better & (total == jnp.min(total)), index, rows))
+    best = jnp.min(jnp.where(is_better & (costs == jnp.min(costs)), index, rows))
     return jnp.arange(steps) == (best + 1) * stride - 1 - pad[0]
 
 
@@ -340,28 +359,33 @@ def schedule_mu(
     by a larger diameter.
     """
     # The result does not depend on the scales, so that the scales need no derivative.
-    shift, noise = (
-        jnp.where(most > 0, most, 1.0)
-        for most in jax.lax.stop_gradient((jnp.max(sensitivity), jnp.max(stddev)))
+    sensitivity_scale, noise_scale = (
+        jnp.where(largest > 0, largest, 1.0)
+        for largest in jax.lax.stop_gradient((jnp.max(sensitivity), jnp.max(stddev)))
     )
-    some = jnp.any(sensitivity > 0)
-    sensitivity, diameter = sensitivity / shift, diameter / shift
-    stddev = stddev / noise
+    is_sensitive = jnp.any(sensitivity > 0)
+    sensitivity, diameter = (
+        sensitivity / sensitivity_scale,
+        diameter / sensitivity_scale,
+    )
+    stddev = stddev / noise_scale
     diameter = jnp.where(diameter < HUGE, jnp.maximum(diameter, 1 / HUGE), jnp.inf)
     if bounded:
         finite = jnp.isfinite(diameter)
         start = jnp.where(finite, diameter, 1.0)
-        fixed = (_log_weights(lipschitz), sensitivity, stddev, start)
-        here = _restart(*jax.lax.stop_gradient(fixed)) & finite
+        constants = (_log_weights(lipschitz), sensitivity, stddev, start)
+        at_restart = _best_restart_mask(*jax.lax.stop_gradient(constants)) & finite
         # All steps up to the restart are replaced by one step without noise, whose
         # sensitivity is the diameter.
-        before = jnp.cumsum(here[::-1])[::-1] > 0
-        stddev = jnp.where(before, 0.0, stddev)
-        sensitivity = jnp.where(here, start, jnp.where(before, 0.0, sensitivity))
-    square, error = _energy(lipschitz, sensitivity, stddev)
+        until_restart = jnp.cumsum(at_restart[::-1])[::-1] > 0
+        stddev = jnp.where(until_restart, 0.0, stddev)
+        sensitivity = jnp.where(
+            at_restart, start, jnp.where(until_restart, 0.0, sensitivity)
+        )
+    square, error = _squared_mu(lipschitz, sensitivity, stddev)
     bound = square * (1 + error)
     regular = (bound > 0) & (bound < jnp.inf)
     mu = jnp.sqrt(jnp.where(regular, bound, 1.0)) * (1 + 4 * ULP)
     mu = jnp.where(regular, mu, jnp.where(bound == 0, 0.0, jnp.inf))  # NaN becomes inf
-    mu = mu * (shift / noise) * (1 + 2 * ULP)
-    return jnp.where(some, jnp.maximum(mu, TINY), 0.0)
+    mu = mu * (sensitivity_scale / noise_scale) * (1 + 2 * ULP)
+    return jnp.where(is_sensitive, jnp.maximum(mu, TINY), 0.0)

@@ -15,7 +15,8 @@ bounds are:
   uses the differing example moves the processes apart by 2r noise standard deviations.
   Only the noise of the last step is split. The last step and the n steps before it are
   subsampled releases. The earlier steps leave the distance 2r Σ_{n<i<t} c^i. The bound
-  is Theorem C.13 with the choice that gives Theorem 4.9, and holds for any c.
+  is Theorem C.13 for the values of the theorem's parameters that give Theorem 4.9, and
+  holds for any c.
 - On a set of diameter Δ, in noise standard deviations, one process interpolates from a
   distance Δ before the last n steps, and the noise of each of these steps is split.
   Shifts (see `_minorant`) reduce the distance to zero, and cost
@@ -41,13 +42,13 @@ from dpjax.accounting.iteration import _periodic, _setting
 from dpjax.accounting.iteration._setting import Assumed, Bounds, Numbers, Setting, Step
 
 # Candidates for n, relative to the best n of the Gaussian approximation.
-_AROUND = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)
+_N_RATIOS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)
 _SPLITS = 1 + np.logspace(-3, 1, 200)  # candidates for β
 _MARGIN = 1 + 64 * ULP  # a factor that rounds up
 
 
-def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
-    """The distance of two coupled runs that all steps before the last n + 1 leave.
+def _early_distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
+    """The final distance of two coupled runs due to the steps before the last n + 1.
 
     The runs are on neighbouring data sets, and the result is in standard deviations of
     a step's noise. A part of the last step's noise, with 1/α² of the variance, hides
@@ -57,11 +58,11 @@ def _later_uses(step: Step, n: jax.Array, steps: int) -> jax.Array:
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), where n is the paper's
     # t − τ.
-    earlier = _periodic.power_sum(step.log_lipschitz, n + 1, jnp.asarray(steps - 1.0))
-    return jnp.where(step.known, 2 * step.shift * earlier, jnp.inf)
+    power_sum = _periodic.power_sum(step.log_lipschitz, n + 1, jnp.asarray(steps - 1.0))
+    return jnp.where(step.finite_lipschitz, 2 * step.shift * power_sum, jnp.inf)
 
 
-def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
+def _diameter_cost(step: Step, n: jax.Array, steps: int) -> jax.Array:
     """The cost of reducing the distance of two runs from the diameter to 0 in n steps.
 
     Two coupled runs on neighbouring data sets are at most the diameter apart before the
@@ -76,8 +77,8 @@ def _distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
     down, up = jnp.where(y <= 0, y, 0.0), jnp.where(y <= 0, 0.0, y)
     falling = jnp.exp(n * down) / jnp.sqrt(_periodic.geometric(2 * down, count))
     rising = jnp.exp(up) / jnp.sqrt(_periodic.geometric(-2 * up, count))
-    distance = step.diameter * jnp.where(y <= 0, falling, rising)
-    return jnp.where(step.bounded, distance, jnp.inf)
+    cost = step.diameter * jnp.where(y <= 0, falling, rising)
+    return jnp.where(step.bounded, cost, jnp.inf)
 
 
 def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
@@ -89,8 +90,8 @@ def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
     # approximation may be below the privacy loss, so that it only chooses candidates.
     square = jnp.minimum(mu * mu, 500.0)  # a larger square could overflow the exp
     cdf = jax.scipy.special.ndtr
-    inside = jnp.exp(square) * cdf(1.5 * mu) + 3 * cdf(-0.5 * mu) - 2
-    return 2 * rate * rate * jnp.maximum(inside, 0.0)
+    factor = jnp.exp(square) * cdf(1.5 * mu) + 3 * cdf(-0.5 * mu) - 2
+    return 2 * rate * rate * jnp.maximum(factor, 0.0)
 
 
 @float64("up", static=("assumed",), elementwise=True)
@@ -112,13 +113,13 @@ _Releases = tuple[tuple[jax.Array | float, jax.Array | int], ...]
 
 def _releases_if_last_split(beta: jax.Array, n: jax.Array) -> _Releases:
     # Theorem C.13: G(α d) ⊗ C(G(2β L/bσ)) ⊗ C(G(2 L/bσ))^{⊗n}, with the distance d from
-    # `_later_uses`. Theorem 4.9 has α = β = sqrt(2).
+    # `_early_distance`. Theorem 4.9 has α = β = sqrt(2).
     return (2 * beta, 1), (2.0, n)
 
 
 def _releases_if_all_split(beta: jax.Array, n: jax.Array) -> _Releases:
-    # Theorem 4.10: G(α d) ⊗ C(G(2β L/bσ))^{⊗n}, with the cost d from `_distance`. The
-    # theorem has α = β = sqrt(2).
+    # Theorem 4.10: G(α d) ⊗ C(G(2β L/bσ))^{⊗n}, with the cost d from `_diameter_cost`.
+    # The theorem has α = β = sqrt(2).
     return ((2 * beta, n),)
 
 
@@ -129,7 +130,7 @@ class _Bound(NamedTuple):
     split into a part 1/α² for the earlier steps and a part 1/β² for these releases.
 
     Attributes:
-      covered: maps a step, n and the number of all steps to μ/α, where a Gaussian
+      early_cost: maps a step, n and the number of all steps to μ/α, where a Gaussian
         mechanism with the parameter μ accounts for the earlier steps.
       releases: maps β and n to a pair for each kind of subsampled release: the factor
         of the sensitivity, and the number of steps with such a release.
@@ -137,7 +138,7 @@ class _Bound(NamedTuple):
       assumed: the static assumptions of the run's `Setting`.
     """
 
-    covered: Callable[[Step, jax.Array, int], jax.Array]
+    early_cost: Callable[[Step, jax.Array, int], jax.Array]
     releases: Callable[[jax.Array, jax.Array], _Releases]
     steps: int
     assumed: Assumed
@@ -151,8 +152,8 @@ def _cost(n: jax.Array, rate: jax.Array, numbers: Numbers, bound: _Bound) -> jax
     """
     step = jax.lax.stop_gradient(_setting.step(numbers, bound.assumed))
     # α² = β² / (β² − 1).
-    beta, covered = jnp.asarray(_SPLITS), bound.covered(step, n, bound.steps)
-    gaussian = covered * covered * beta * beta / (beta * beta - 1)
+    beta, mu_over_alpha = jnp.asarray(_SPLITS), bound.early_cost(step, n, bound.steps)
+    gaussian = mu_over_alpha * mu_over_alpha * beta * beta / (beta * beta - 1)
     return gaussian + sum(
         count * _subsampled_variance(factor * step.shift, rate)
         for factor, count in bound.releases(beta, n)
@@ -188,7 +189,7 @@ def _early_steps_mu64(
     """
     step = _setting.step(numbers, bound.assumed)
     alpha = beta / jnp.sqrt((beta - 1) * (beta + 1))  # 1/α² + 1/β² = 1
-    mu = bound.covered(step, n, bound.steps) * alpha * _MARGIN
+    mu = bound.early_cost(step, n, bound.steps) * alpha * _MARGIN
     return jnp.where(step.valid, mu, jnp.inf)
 
 
@@ -237,7 +238,8 @@ def noisy_sgd_bounds(
     size, examples = validate.concrete(batch_size), validate.concrete(num_examples)
     if size is not None and examples is not None and np.any(size > examples):
         raise ValueError(
-            f"batch_size must be at most num_examples; got {batch_size!r}."
+            f"batch_size must be at most num_examples; got {batch_size!r} and "
+            f"num_examples {num_examples!r}."
         )
     numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
     validate.adjacency_without_removal(setting["adjacency"])
@@ -247,28 +249,28 @@ def noisy_sgd_bounds(
         # One step on a random batch, with β times its sensitivity.
         return pld.subsampled_gdp(_shift64(beta, numbers, assumed=assumed), rate)
 
-    def smallest_epsilon(bound: _Bound, most: int) -> jax.Array:
+    def smallest_epsilon(bound: _Bound, max_n: int) -> jax.Array:
         # The smallest ε over several numbers n, each at most `most`. The bound treats
         # about the last n steps as subsampled releases.
-        axes = max(jnp.ndim(x) for x in (*numbers, rate, delta))
-        around = np.array(_AROUND).reshape(-1, *[1] * axes)
-        best = jax.lax.stop_gradient(_best_n64(rate, numbers, bound=bound))
-        n = jnp.clip(jnp.floor(best * around), 1, most)
+        num_axes = max(jnp.ndim(x) for x in (*numbers, rate, delta))
+        n_ratios = np.array(_N_RATIOS).reshape(-1, *[1] * num_axes)
+        best_n = jax.lax.stop_gradient(_best_n64(rate, numbers, bound=bound))
+        n = jnp.clip(jnp.floor(best_n * n_ratios), 1, max_n)
         beta = jax.lax.stop_gradient(_best_split64(n, rate, numbers, bound=bound))
-        all_of_it = pld.gaussian(_early_steps_mu64(n, beta, numbers, bound=bound))
+        run_pld = pld.gaussian(_early_steps_mu64(n, beta, numbers, bound=bound))
         for factor, count in bound.releases(beta, n):
-            all_of_it = pld.convolve(all_of_it, pld.compose(release(factor), count))
-        return jnp.min(pld.epsilon(all_of_it, delta), axis=0)
+            run_pld = pld.convolve(run_pld, pld.compose(release(factor), count))
+        return jnp.min(pld.epsilon(run_pld, delta), axis=0)
 
     # Theorem 4.8: C_{b/n}(G(L/bσ)) composed t times.
-    composed = pld.epsilon(pld.compose(release(1.0), steps), delta)
-    never = jnp.full_like(composed, jnp.inf)
-    last = _Bound(_later_uses, _releases_if_last_split, steps, assumed)
-    every = _Bound(_distance, _releases_if_all_split, steps, assumed)
+    composition = pld.epsilon(pld.compose(release(1.0), steps), delta)
+    no_bound = jnp.full_like(composition, jnp.inf)
+    last_split = _Bound(_early_distance, _releases_if_last_split, steps, assumed)
+    all_split = _Bound(_diameter_cost, _releases_if_all_split, steps, assumed)
     return Bounds(
-        composition=composed,
-        contraction=smallest_epsilon(last, steps - 1) if steps > 1 else never,
-        diameter=smallest_epsilon(every, steps) if assumed.bounded else never,
+        composition=composition,
+        contraction=smallest_epsilon(last_split, steps - 1) if steps > 1 else no_bound,
+        diameter=smallest_epsilon(all_split, steps) if assumed.bounded else no_bound,
     )
 
 

@@ -49,13 +49,13 @@ class Cycle(NamedTuple):
 
 
 def _expm1_ratio(t: jax.Array) -> jax.Array:
-    """(e^t − 1)/t for t <= 0, with its derivatives at 0."""
-    near = jnp.abs(t) < 1e-2  # 8 terms of the series suffice here
-    small, large = jnp.where(near, t, 0.0), jnp.where(near, -1.0, t)
+    """(e^t − 1)/t for t <= 0, with the value 1 and the correct derivatives at 0."""
+    is_small = jnp.abs(t) < 1e-2  # 8 terms of the series suffice here
+    small, large = jnp.where(is_small, t, 0.0), jnp.where(is_small, -1.0, t)
     series = jnp.ones_like(t)
     for i in range(8, 1, -1):
         series = 1 + series * small / i
-    return jnp.where(near, series, jnp.expm1(large) / large)
+    return jnp.where(is_small, series, jnp.expm1(large) / large)
 
 
 def geometric(y: jax.Array, count: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ def _pool(a: _Block, b: _Block) -> _Block:
     return a[0] + b[0], a[1] + b[1]
 
 
-def _steep(a: _Block, b: _Block) -> jax.Array:
+def _must_pool(a: _Block, b: _Block) -> jax.Array:
     """Whether block a of steps has at least the slope of the next block b.
 
     A block is a pair (rise, run), and has the slope rise / run. A greatest convex
@@ -96,24 +96,26 @@ def _steep(a: _Block, b: _Block) -> jax.Array:
     return a[0] * b[1] >= b[0] * a[1]
 
 
-def _two(a: _Block, b: _Block) -> jax.Array:
+def _cost_of_two(a: _Block, b: _Block) -> jax.Array:
     """The sum of rise²/run over the edges of the greatest convex minorant of 2 blocks.
 
     A block of steps is a pair (rise, run), and b follows a. An edge is a block, or both
     blocks pooled.
     """
-    return jnp.where(_steep(a, b), cost(*_pool(a, b)), cost(*a) + cost(*b))
+    return jnp.where(_must_pool(a, b), cost(*_pool(a, b)), cost(*a) + cost(*b))
 
 
-def _three(a: _Block, b: _Block, c: _Block) -> jax.Array:
+def _cost_of_three(a: _Block, b: _Block, c: _Block) -> jax.Array:
     """The sum of rise²/run over the edges of the greatest convex minorant of 3 blocks.
 
     A block of steps is a pair (rise, run), and the order is a, b, c. An edge is a
     block, or adjacent blocks pooled.
     """
-    apart = cost(*a) + cost(*b) + cost(*c)
-    rest = jnp.where(_steep(b, c), _two(a, _pool(b, c)), apart)
-    return jnp.where(_steep(a, b), _two(_pool(a, b), c), rest)
+    separate = cost(*a) + cost(*b) + cost(*c)
+    with_a_separate = jnp.where(
+        _must_pool(b, c), _cost_of_two(a, _pool(b, c)), separate
+    )
+    return jnp.where(_must_pool(a, b), _cost_of_two(_pool(a, b), c), with_a_separate)
 
 
 def _falling_blocks(
@@ -154,7 +156,7 @@ def _best_contracting_restart(y, start, m, period: int, epochs: int) -> jax.Arra
     middle, last = _falling_blocks(y, m, period, epochs - 1)
     rise = start * jnp.exp((m - 1 + n * period) * y)
     run = jnp.exp(2 * (m + (n - 1) * period) * y) * runs[-2]
-    return jnp.minimum(best, jnp.min(_three((rise, run), middle, last)))
+    return jnp.minimum(best, jnp.min(_cost_of_three((rise, run), middle, last)))
 
 
 def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
@@ -183,16 +185,16 @@ def _best_expanding_restart(y, start, m, period: int, epochs: int) -> jax.Array:
     rise = start + jnp.exp(period * z) * powers(period * z, epochs - 2)
     blocks = runs[-1] * powers(2 * period * z, epochs - 2)
     run = jnp.exp(2 * z) * (blocks + jnp.exp(2 * period * (n - 1) * z) * runs[-2])
-    absorbs = rise * weight * runs[-1] >= run
-    reached = jnp.concatenate([jnp.ones((1,), bool), absorbs[:-1]])
+    absorbs_next = rise * weight * runs[-1] >= run
+    is_candidate = jnp.concatenate([jnp.ones((1,), bool), absorbs_next[:-1]])
     use = weight, jnp.square(weight) * runs[m]
-    apart = cost(rise, run) + 1 / runs[m]
+    separate = cost(rise, run) + 1 / runs[m]
     pooled = cost(*_pool((rise, run), use))
-    square = jnp.where(_steep((rise, run), use), pooled, apart)
-    return jnp.minimum(best, jnp.min(jnp.where(reached, square, jnp.inf)))
+    square = jnp.where(_must_pool((rise, run), use), pooled, separate)
+    return jnp.minimum(best, jnp.min(jnp.where(is_candidate, square, jnp.inf)))
 
 
-def contraction(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
+def contraction_bound(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
     """The bound on μ² / r² for all uses of the example in a run, f[].
 
     A use is a step whose batch contains the differing example, and moves two coupled
@@ -209,7 +211,7 @@ def contraction(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
     epochs, period, reshuffled, assumed = cycle
     down = jnp.where(y <= 0, y, 0.0)
     (rises, widths), last = _falling_blocks(down, m, period, epochs)
-    falling = _two((rises[-1], widths[-1]), last)
+    falling = _cost_of_two((rises[-1], widths[-1]), last)
     if assumed.convex:
         return jnp.where(y <= 0, falling, jnp.inf)
     up = jnp.where(y <= 0, 0.0, y)
@@ -223,7 +225,7 @@ def contraction(y: jax.Array, m: jax.Array, cycle: Cycle) -> jax.Array:
     return jnp.where(y <= 0, falling, growing)
 
 
-def restart_variance(
+def restart_bound(
     y: jax.Array, start: jax.Array, m: jax.Array, cycle: Cycle
 ) -> jax.Array:
     """The bound on μ² / r² for a run with iterates in a bounded set, f[].
@@ -235,8 +237,10 @@ def restart_variance(
     after this use, where the runs are at most the diameter apart. Every step has the
     Lipschitz constant e^y.
 
-    If batches are reshuffled and e^y > 1, the bound always starts right before the last
-    step. For e^y > 1, the result is inf if losses are assumed to be convex.
+    If batches are reshuffled and e^y > 1, the bound ignores all steps except the last
+    step, before which the runs are at most the diameter apart, and assumes that the
+    last step is a use. For e^y > 1, the result is inf if losses are assumed to be
+    convex.
     """
     epochs, period, reshuffled, assumed = cycle
     down = jnp.where(y <= 0, y, 0.0)

@@ -90,7 +90,7 @@ class Bounds(NamedTuple):
 
     Attributes:
       composition: the bound that treats every step as released.
-      contraction: the last-iterate bound that uses no diameter. On μ, the bound has
+      contraction: the last-iterate bound that uses no diameter. A bound on μ has
         shifts in all steps from the first step that uses the differing example.
       diameter: the last-iterate bound that uses a diameter. The bound has shifts only
         in the last steps, before which the distance of the two runs is at most the
@@ -138,16 +138,16 @@ class Assumed(NamedTuple):
     """The static assumptions of a `Setting`.
 
     Attributes:
-      keeps: whether clipping leaves the Lipschitz constant of a step for losses that
-        are not strongly convex unchanged. `keeps` is true if gradients are not clipped,
-        or if each example's gradient has a fixed direction.
+      preserves_lipschitz: whether clipping never increases the Lipschitz constant of a
+        step, for losses that are not strongly convex. `preserves_lipschitz` is true if
+        gradients are not clipped, or if each example's gradient has a fixed direction.
       bounded: whether the diameter can be finite.
       factor: the sensitivity of a sum of gradients, divided by gradient_norm.
-      convex: whether losses are assumed to be convex and `keeps` is true, so that no
-        step increases a distance.
+      convex: whether losses are assumed to be convex and `preserves_lipschitz` is true,
+        so that no step increases a distance.
     """
 
-    keeps: bool
+    preserves_lipschitz: bool
     bounded: bool
     factor: float
     convex: bool
@@ -157,20 +157,20 @@ class Step(NamedTuple):
     """The numbers of a step, with distances in standard deviations of the step's noise.
 
     Attributes:
-      log_lipschitz: the log of the step's Lipschitz constant, f64[]; 0 where `known` is
-        false.
-      known: whether the Lipschitz constant is known, because smoothness is finite and
-        the numbers of the run are in range, bool[].
+      log_lipschitz: the log of the step's Lipschitz constant, f64[]; 0 where
+        `finite_lipschitz` is false.
+      finite_lipschitz: whether the Lipschitz constant is known, because smoothness is
+        finite and the numbers of the run are in range, bool[].
       shift: the distance by which one differing example moves two coupled runs apart in
         the step, f64[].
       diameter: the diameter of the set that contains the iterates, f64[]; 1 where
         `bounded` is false.
-      bounded: whether the diameter is finite, and `known` is true, bool[].
+      bounded: whether the diameter is finite, and `finite_lipschitz` is true, bool[].
       valid: whether the numbers of the run are in range, bool[].
     """
 
     log_lipschitz: jax.Array
-    known: jax.Array
+    finite_lipschitz: jax.Array
     shift: jax.Array
     diameter: jax.Array
     bounded: jax.Array
@@ -190,8 +190,8 @@ def check_curvature(smoothness, weak_convexity, strong_convexity) -> None:
     validate.nonnegative("smoothness", smoothness, finite=False)
     validate.nonnegative("weak_convexity", weak_convexity)
     validate.nonnegative("strong_convexity", strong_convexity)
-    given = smoothness, weak_convexity, strong_convexity
-    M, weak, strong = map(validate.concrete, given)
+    curvatures = smoothness, weak_convexity, strong_convexity
+    M, weak, strong = map(validate.concrete, curvatures)
     if strong is not None and weak is not None and np.any((strong > 0) & (weak > 0)):
         raise ValueError(
             "weak_convexity must be 0 for a strongly convex loss; "
@@ -222,26 +222,28 @@ def check_names(setting: Setting) -> None:
         )
 
 
-def _fail(numbers: Numbers[ArrayLike], name: str, rule: str) -> None:
+def _raise_value_error(numbers: Numbers[ArrayLike], name: str, rule: str) -> None:
     raise ValueError(f"{name} must be {rule}; got {getattr(numbers, name)!r}.")
 
 
-def _check_step(numbers: Numbers[ArrayLike], keeps: bool) -> None:
-    given = numbers.step_size, numbers.smoothness, numbers.regularization
-    eta, M, added = map(validate.concrete, given)
-    if eta is None or added is None:
+def _check_step(numbers: Numbers[ArrayLike], preserves_lipschitz: bool) -> None:
+    values = numbers.step_size, numbers.smoothness, numbers.regularization
+    eta, M, regularization = map(validate.concrete, values)
+    if eta is None or regularization is None:
         return
     M = np.inf if M is None else M  # a traced smoothness cannot be checked
-    upper = np.where(np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + added), 0)
-    if np.any(upper > 2 * (1 + 4 * ULP)):
-        _fail(
+    scaled_curvature = np.where(
+        np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + regularization), 0
+    )
+    if np.any(scaled_curvature > 2 * (1 + 4 * ULP)):
+        _raise_value_error(
             numbers,
             "step_size",
-            "at most 2 / (smoothness + regularization), because a larger step on a "
-            "convex loss is not a contraction",
+            "at most 2 / (smoothness + regularization), because a larger step can "
+            "increase distances even on a convex loss",
         )
-    if not keeps and np.any(eta * added >= 1):
-        _fail(
+    if not preserves_lipschitz and np.any(eta * regularization >= 1):
+        _raise_value_error(
             numbers,
             "regularization",
             "below 1 / step_size if clipped gradients may change direction",
@@ -271,12 +273,12 @@ def check(
     adjacency = validate.adjacency(setting["adjacency"])
     clipped = validate.flag("clipped", setting["clipped"])
     linear = validate.flag("generalised_linear", setting["generalised_linear"])
-    keeps = linear or not clipped
+    preserves_lipschitz = linear or not clipped
     weak, strong = map(validate.concrete, (weak_convexity, strong_convexity))
     # A traced value is treated as positive, since the number is unknown during tracing.
     if strong is None or np.any(strong > 0):
         if clipped:
-            _fail(
+            _raise_value_error(
                 numbers,
                 "strong_convexity",
                 "0 with clipped gradients, because the clipped loss has no curvature "
@@ -284,18 +286,18 @@ def check(
                 "regularization)",
             )
         if adjacency is Adjacency.ADD_REMOVE:
-            _fail(
+            _raise_value_error(
                 numbers,
                 "strong_convexity",
-                "0 under ADD_REMOVE, because a batch may contain any number of "
+                "0 under ADD_REMOVE, because a batch may have fewer than batch_size "
                 "examples",
             )
-    _check_step(numbers, keeps)
+    _check_step(numbers, preserves_lipschitz)
     assumed = Assumed(
-        keeps=keeps,
+        preserves_lipschitz=preserves_lipschitz,
         bounded=bounded,
         factor=adjacency.sensitivity_factor,
-        convex=keeps and weak is not None and not np.any(weak > 0),
+        convex=preserves_lipschitz and weak is not None and not np.any(weak > 0),
     )
     return numbers, assumed
 
@@ -312,13 +314,15 @@ def excess(
     # Bok, Su and Altschuler (2024), Lemma 2.8, https://arxiv.org/abs/2403.00278:
     # max(|1 − η lower|, |1 − η upper|) − 1, without the cancellation of a subtraction
     # from 1, so that the result is precise for small step sizes.
-    slack = 4 * ULP * step_size
-    low = -step_size * lower + slack * scale
+    tolerance = 4 * ULP * step_size
+    low = -step_size * lower + tolerance * scale
     high = step_size * upper - 2
     # For a step size of 2/M the product with M may be rounded to slightly above 2. The
     # product must still count as at most 2.
-    past = high > 8 * ULP
-    high = jnp.where(past, high + slack * upper, jnp.minimum(high + slack * upper, 0.0))
+    above_two = high > 8 * ULP
+    high = jnp.where(
+        above_two, high + tolerance * upper, jnp.minimum(high + tolerance * upper, 0.0)
+    )
     return jnp.maximum(low, high)
 
 
@@ -340,10 +344,12 @@ def clipped_excess(
     # At the boundary of the two cases the two formulas have the same value, so that
     # rounding errors in `touches` have little effect. x/(1 + sqrt(1 + x)) is
     # sqrt(1 + x) − 1 without cancellation.
-    aside = square * (1 + 16 * ULP) / (1 + jnp.sqrt(1 + square))
-    along = jnp.maximum(step_size * weak, step_size * upper - 2)
-    along = along + 4 * ULP * step_size * (weak + upper)
-    bound = jnp.where(touches, jnp.maximum(aside, along), along)
+    ellipse_excess = square * (1 + 16 * ULP) / (1 + jnp.sqrt(1 + square))
+    curvature_excess = jnp.maximum(step_size * weak, step_size * upper - 2)
+    curvature_excess = curvature_excess + 4 * ULP * step_size * (weak + upper)
+    bound = jnp.where(
+        touches, jnp.maximum(ellipse_excess, curvature_excess), curvature_excess
+    )
     return jnp.where(jnp.isfinite(rho), bound, jnp.inf)
 
 
@@ -352,34 +358,34 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
 
     The field `valid` is False for numbers out of range. Callers then return inf.
     """
-    noise, batch, eta, norm, M, weak, strong, added, diameter = numbers
+    noise, batch, eta, norm, M, weak, strong, regularization, diameter = numbers
     valid = (noise > 0) & (batch > 0) & (eta > 0) & (eta < jnp.inf) & (norm > 0)
     valid = valid & (batch < jnp.inf) & (norm < jnp.inf)
-    valid = valid & (M >= 0) & (weak >= 0) & (strong >= 0) & (added >= 0)
+    valid = valid & (M >= 0) & (weak >= 0) & (strong >= 0) & (regularization >= 0)
     valid = valid & (diameter > 0) & (strong <= M)
-    if not assumed.keeps:
-        valid = valid & (eta * added < 1)
-    known = valid & (jnp.inf > M)
-    bounded = known & (diameter < jnp.inf)
+    if not assumed.preserves_lipschitz:
+        valid = valid & (eta * regularization < 1)
+    finite_lipschitz = valid & (jnp.inf > M)
+    bounded = finite_lipschitz & (diameter < jnp.inf)
     noise, batch, eta, norm = (
         jnp.where(valid, x, 1.0) for x in (noise, batch, eta, norm)
     )
-    M, weak, strong, added = (
-        jnp.where(known, x, 0.0) for x in (M, weak, strong, added)
+    M, weak, strong, regularization = (
+        jnp.where(finite_lipschitz, x, 0.0) for x in (M, weak, strong, regularization)
     )
     # c is the Lipschitz constant of a step without noise. For a gradient step, the
     # curvature is between strong + λ − m and M + λ. A clipped step with the regulariser
     # is x ↦ (1 − ηλ)(x − η/(1 − ηλ) clipped mean). The proximal map and the projection
     # have the constant 1 (Bok, Su and Altschuler 2024, Lemma 2.9).
-    if assumed.keeps:
-        lower, scale = strong + added - weak, strong + added + weak
-        above = excess(eta, lower, M + added, scale)
-        log_c = jnp.log1p(jnp.maximum(above, -1 + ULP))
+    if assumed.preserves_lipschitz:
+        lower, scale = strong + regularization - weak, strong + regularization + weak
+        lipschitz_excess = excess(eta, lower, M + regularization, scale)
+        log_c = jnp.log1p(jnp.maximum(lipschitz_excess, -1 + ULP))
     else:
-        pull = 1 - eta * added
-        above = clipped_excess(eta / pull, weak, M)
-        log_c = jnp.log1p(above) + jnp.log1p(-eta * added)
-        log_c = log_c + 8 * ULP * eta * (added + weak + M)
+        shrinkage = 1 - eta * regularization
+        lipschitz_excess = clipped_excess(eta / shrinkage, weak, M)
+        log_c = jnp.log1p(lipschitz_excess) + jnp.log1p(-eta * regularization)
+        log_c = log_c + 8 * ULP * eta * (regularization + weak + M)
     log_c = log_c + 4 * ULP * jnp.abs(log_c)  # rounded up, also where it is negative
     # Bok, Su and Altschuler (2024), (2.1), https://arxiv.org/abs/2403.00278: the noise
     # of a step has the standard deviation ησ', where σ' = noise · norm / batch is that
@@ -389,13 +395,13 @@ def step(numbers: Numbers[jax.Array], assumed: Assumed) -> Step:
     bounded = bounded & (unit > 0) & (unit < jnp.inf)
     diameter = jnp.where(bounded, diameter, 1.0) / jnp.where(bounded, unit, 1.0)
     shift = jnp.maximum(assumed.factor / noise, jnp.where(noise < jnp.inf, TINY, 0.0))
-    return Step(log_c, known, shift, diameter, bounded, valid)
+    return Step(log_c, finite_lipschitz, shift, diameter, bounded, valid)
 
 
 @float64("up")
 def _step64(step_size, smoothness, weak, strong):
-    above = excess(step_size, strong - weak, smoothness, strong + weak)
-    c = jnp.maximum((1 + above) * (1 + 2 * ULP), 0.0)
+    lipschitz_excess = excess(step_size, strong - weak, smoothness, strong + weak)
+    c = jnp.maximum((1 + lipschitz_excess) * (1 + 2 * ULP), 0.0)
     valid = (step_size >= 0) & (weak >= 0) & (strong >= 0) & (strong <= smoothness)
     return jnp.where(valid & jnp.isfinite(step_size * smoothness), c, jnp.inf)
 

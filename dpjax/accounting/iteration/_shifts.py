@@ -98,9 +98,9 @@ def optimal_shift_mu(
       >>> print(f"{mu:.3f}")  # composition has 6.325
       4.254
     """
-    given = {"lipschitz": lipschitz, "sensitivity": sensitivity, "stddev": stddev}
+    arguments = {"lipschitz": lipschitz, "sensitivity": sensitivity, "stddev": stddev}
     lengths = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         validate.nonnegative(name, value)
         if jnp.ndim(value) > 0:
             lengths[name] = jnp.shape(value)[-1]
@@ -112,7 +112,7 @@ def optimal_shift_mu(
         )
     bounded = validate.diameter(diameter)
     (steps,) = set(lengths.values())
-    vectors = (_repeat_number(value, steps) for value in given.values())
+    vectors = (_repeat_number(value, steps) for value in arguments.values())
     return _schedule_mu64(*vectors, diameter, bounded=bounded)
 
 
@@ -123,31 +123,37 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
     norm, eta = numbers.gradient_norm, numbers.step_size
     unit = noise * norm * eta / batch
     shift = assumed.factor * norm * eta / batch
-    place = jnp.arange(unit.shape[0]) % period
+    positions = jnp.arange(unit.shape[0]) % period
     diameter = jnp.min(numbers.diameter)
     # If the constant of some step is unknown, overflows or underflows, the minorant is
     # not used, and only composition remains.
-    known = jnp.all(steps.known) & jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
+    usable = jnp.all(steps.finite_lipschitz) & jnp.all(
+        (unit > 0) & (unit < jnp.inf) & (shift > 0)
+    )
     # Shifts are divided by the largest shift, so that no square overflows.
     largest = jax.lax.stop_gradient(jnp.max(steps.shift))
     largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
-    unit, shift = (jnp.where(known, x, 1.0) for x in (unit, shift))
-    c = jnp.where(known, jnp.exp(steps.log_lipschitz) * (1 + 4 * ULP), 1.0)
+    unit, shift = (jnp.where(usable, x, 1.0) for x in (unit, shift))
+    c = jnp.where(usable, jnp.exp(steps.log_lipschitz) * (1 + 4 * ULP), 1.0)
 
-    def one(offset: jax.Array) -> jax.Array:
-        used = place == offset
-        square = jnp.sum(jnp.where(used, jnp.square(steps.shift / largest), 0.0))
-        some = square > 0  # the square root has no derivative at 0
-        composed = largest * jnp.sqrt(jnp.where(some, square, 1.0))
-        composed = jnp.where(some, composed * (1 + (8 + unit.shape[0]) * ULP), 0.0)
-        moved = jnp.where(used, shift, 0.0) * (1 + 8 * ULP)
+    def mu_of_position(position: jax.Array) -> jax.Array:
+        uses_example = positions == position
+        square = jnp.sum(
+            jnp.where(uses_example, jnp.square(steps.shift / largest), 0.0)
+        )
+        is_positive = square > 0  # the square root has no derivative at 0
+        composition = largest * jnp.sqrt(jnp.where(is_positive, square, 1.0))
+        composition = jnp.where(
+            is_positive, composition * (1 + (8 + unit.shape[0]) * ULP), 0.0
+        )
+        sensitivity = jnp.where(uses_example, shift, 0.0) * (1 + 8 * ULP)
         # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278.
-        mu = schedule_mu(c, moved, unit, diameter, bounded=assumed.bounded)
-        return jnp.minimum(composed, jnp.where(known, mu, jnp.inf))
+        mu = schedule_mu(c, sensitivity, unit, diameter, bounded=assumed.bounded)
+        return jnp.minimum(composition, jnp.where(usable, mu, jnp.inf))
 
     # The positions are computed in sequence, since each position needs the memory of a
     # minorant.
-    mus = jax.lax.map(one, jnp.arange(min(period, unit.shape[0])))
+    mus = jax.lax.map(mu_of_position, jnp.arange(min(period, unit.shape[0])))
     return jnp.where(jnp.all(steps.valid), jnp.max(mus), jnp.inf)
 
 
@@ -203,13 +209,14 @@ def scheduled_cyclic_gd_mu(
     period = validate.static_int("batches_per_epoch", batches_per_epoch, minimum=1)
     validate.positive("batch_size", batch_size)
     numbers, assumed = _setting.check(noise_multiplier, batch_size, setting)
-    lengths = {jnp.shape(x) for x in numbers if jnp.ndim(x) > 0}
-    if len(lengths) != 1 or any(len(shape) != 1 or shape == (0,) for shape in lengths):
+    shapes = {jnp.shape(x) for x in numbers if jnp.ndim(x) > 0}
+    if len(shapes) != 1 or any(len(shape) != 1 or shape == (0,) for shape in shapes):
         raise ValueError(
-            "noise_multiplier and step_size must be vectors of the same length, at "
-            f"least 1, or one of them must be a number; got shapes {sorted(lengths)}."
+            "noise_multiplier, batch_size and the numbers of the setting must be "
+            "numbers or vectors of the same length, at least 1, and at least one must "
+            f"be a vector; got shapes {sorted(shapes)}."
         )
-    (shape,) = lengths
+    (shape,) = shapes
     vectors = (_repeat_number(x, *shape) for x in numbers)
     return _scheduled_mu64(Numbers(*vectors), period=period, assumed=assumed)
 
@@ -218,10 +225,10 @@ _HALVINGS = 80  # more than the 53 bits of a float64
 
 
 def _mean_delta(mus: jax.Array, epsilon: jax.Array) -> jax.Array:
-    each = jnp.vectorize(delta_of)(mus, epsilon)
+    deltas = jnp.vectorize(delta_of)(mus, epsilon)
     # The mean is rounded up, and positive even after an underflow if a δ is positive.
-    mean = jnp.mean(each) * (1 + (8 + mus.shape[0]) * ULP)
-    mean = jnp.maximum(mean, jnp.where(jnp.max(each) > 0, TINY, 0.0))
+    mean = jnp.mean(deltas) * (1 + (8 + mus.shape[0]) * ULP)
+    mean = jnp.maximum(mean, jnp.where(jnp.max(deltas) > 0, TINY, 0.0))
     return jnp.minimum(mean, 1.0)
 
 
@@ -230,22 +237,24 @@ _delta64 = float64("up", vectors=(0,), elementwise=True)(_mean_delta)
 
 @float64("up", vectors=(0,), elementwise=True)
 def _epsilon64(mus: jax.Array, delta: jax.Array) -> jax.Array:
-    fixed, goal = jax.lax.stop_gradient((mus, delta))
+    constant_mus, target = jax.lax.stop_gradient((mus, delta))
     zero, start = jnp.zeros_like(delta), jnp.ones_like(delta)
 
-    def meets(epsilon: jax.Array) -> jax.Array:
-        return _mean_delta(fixed, epsilon) <= goal
+    def meets_target(epsilon: jax.Array) -> jax.Array:
+        return _mean_delta(constant_mus, epsilon) <= target
 
     # Double ε until its δ is at most the goal, then bisect. The goal has a derivative
     # only through the implicit function theorem below.
     high = jax.lax.while_loop(
-        lambda high: ~meets(high) & (high < jnp.inf), lambda high: 2 * high, start
+        lambda high: ~meets_target(high) & (high < jnp.inf),
+        lambda high: 2 * high,
+        start,
     )
     finite = high < jnp.inf
     low = jnp.where(high > 1, high / 2, 0.0)
-    root = bisect(meets, low, jnp.where(finite, high, start), _HALVINGS)
-    root = jnp.where(meets(zero), zero, jnp.where(finite, root, jnp.inf))
-    on_curve = (root > 0) & finite & (goal > 0)
+    root = bisect(meets_target, low, jnp.where(finite, high, start), _HALVINGS)
+    root = jnp.where(meets_target(zero), zero, jnp.where(finite, root, jnp.inf))
+    on_curve = (root > 0) & finite & (target > 0)
     root = implicit_derivative(lambda e: _mean_delta(mus, e) - delta, root, on_curve)
     return jnp.where(delta > 0, root, jnp.inf)
 

@@ -25,15 +25,17 @@ def _ratio(c: jax.Array, count: jax.Array) -> jax.Array:
 def _contraction64(r, c, epochs, period):
     # Bok, Su and Altschuler (2024), Theorem 4.2 for full batches and Theorem 4.5 for
     # cyclic batches, https://arxiv.org/abs/2403.00278, and the limits at c = 1.
-    one = c >= 1
-    safe = jnp.where(one, 0.5, c)
-    full = _ratio(safe, epochs) / _ratio(safe, jnp.ones_like(safe))
-    y = jnp.log(safe)
+    is_limit = c >= 1
+    safe_c = jnp.where(is_limit, 0.5, c)
+    full_batch_square = _ratio(safe_c, epochs) / _ratio(safe_c, jnp.ones_like(safe_c))
+    y = jnp.log(safe_c)
     run = jnp.expm1(period * y)
     earlier = -jnp.exp((2 * period - 2) * y) * jnp.expm1(2 * y) / (run * run)
-    cyclic = 1 + earlier * _ratio(safe, period * (epochs - 1))
+    cyclic_square = 1 + earlier * _ratio(safe_c, period * (epochs - 1))
     limit = 1 + (epochs - 1) / period
-    square = jnp.where(one, limit, jnp.where(period == 1, full, cyclic))
+    square = jnp.where(
+        is_limit, limit, jnp.where(period == 1, full_batch_square, cyclic_square)
+    )
     return jnp.where(c <= 1, r * jnp.sqrt(square), jnp.inf)
 
 
@@ -41,9 +43,9 @@ def _contraction64(r, c, epochs, period):
 def _diameter64(r, diameter, period):
     # Bok, Su and Altschuler (2024), Theorems 4.3 and 4.6.
     # The factor corrects a quotient that rounding raised slightly above an integer.
-    waits = jnp.ceil(diameter / r * (1 - 1e-14))
-    first = jnp.where(period == 1, 0.0, r * r)
-    return jnp.sqrt(first + (3 * r * diameter + r * r * waits) / period)
+    num_steps = jnp.ceil(diameter / r * (1 - 1e-14))
+    last_use_square = jnp.where(period == 1, 0.0, r * r)
+    return jnp.sqrt(last_use_square + (3 * r * diameter + r * r * num_steps) / period)
 
 
 @float64("nearest")
@@ -51,9 +53,11 @@ def _expansion64(r, c, epochs, period):
     # Kong and Ribero (2024), Proposition 2.2(a), https://arxiv.org/abs/2407.05237: a
     # use that is l steps before the next one costs r² θ(l) = r² / Σ_{i<l} c^{−2i}.
     y = -2 * jnp.log(c)
-    safe = jnp.where(y == 0, 1.0, y)
-    run = jnp.where(y == 0, period, jnp.expm1(period * safe) / jnp.expm1(safe))
-    return r * jnp.sqrt((epochs - 1) / run + 1)
+    safe_y = jnp.where(y == 0, 1.0, y)
+    power_sum = jnp.where(
+        y == 0, period, jnp.expm1(period * safe_y) / jnp.expm1(safe_y)
+    )
+    return r * jnp.sqrt((epochs - 1) / power_sum + 1)
 
 
 def contraction_mu(
@@ -138,8 +142,9 @@ def expansion_mu(
     Returns:
       r sqrt((E − 1)/Σ_{i<l} c^{−2i} + 1), f[*b], where i starts at 0.
 
-    Reference: Kong and Ribero (2024), Proposition 2.2(a), with the paper's factor θ(1)
-    for the last use.
+    Reference: Kong and Ribero (2024), Proposition 2.2(a). The paper's θ(l) is
+    1/Σ_{i<l} c^{−2i}: a use that is l steps before the next use costs r² θ(l), and the
+    last use costs r² θ(1) = r².
 
     Example:
       >>> print(f"{expansion_mu(0.5, 1.01, num_epochs=101, batches_per_epoch=50):.3f}")
