@@ -95,13 +95,13 @@ class Loss:
         wrong = known[~np.asarray(self.admits(known), bool)]
         if wrong.size:
             raise ValueError(
-                f"data must have labels that are {self.labels}; got {wrong[0]!r} and "
-                f"{wrong.size - 1} more."
+                f"data must have labels that are {self.labels}; got {wrong[0]!r} "
+                f"(number of invalid labels: {wrong.size})."
             )
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The fields of `iteration.Setting` for this loss without clipping."""
+        """The fields of `iteration.Setting` that this loss determines, unclipped."""
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,

@@ -223,7 +223,7 @@ def _epsilon_in_bins(
     tree = _trees.best(by_gap, places, asked, epochs)
     # Grids depend on the tail, and are not differentiated.
     tail = jax.lax.stop_gradient(_LOST * asked / epochs)
-    tail = spread.narrow(tail) if replace else tail
+    tail = spread.replacement_tail(tail) if replace else tail
     law, variance = _trees.ratio(tree, by_gap, places, tail, spread.POINTS)
     count = jnp.exp2(1.0 * tree.joins) * tree.copies
     losses = (spread.replacement_losses if replace else spread.losses)(law, 2 * count)

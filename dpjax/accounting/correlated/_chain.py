@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.float64 import SMALL, ULP
-from dpjax.accounting._numerics.convex_order.grid import NODES, OFF, Grid, normal
+from dpjax.accounting._numerics.convex_order.grid import LOG_ERROR, NODES, Grid, normal
 from dpjax.accounting._numerics.pld.composition import epsilon_of
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
@@ -270,7 +270,7 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
     # for the normal masses has an error of at most 1e-12 (`convex_order.grid`).
     error = places * (ULP * (2 * _STATES + 64) + 1e-12)
     return DiscreteLosses(
-        jnp.stack([log[0], high - log[1]]) + OFF,
+        jnp.stack([log[0], high - log[1]]) + LOG_ERROR,
         jnp.stack([log_mass[0] + log[0], log_mass[1]]),
         jnp.stack([law.lost[0], law.mass[1, 0] + law.below[1]]),
         jax.lax.stop_gradient(error),
@@ -344,8 +344,12 @@ def smaller_epsilon(
         # Rounding to states makes the mean of L larger than one. The mass lost in one
         # epoch is therefore multiplied by the means of all other epochs.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
-        lost = losses.lost * mean ** (num_epochs - 1)
-        return epsilon_of([(losses._replace(lost=lost), num_epochs)], gaussian, delta)
+        infinite_mass = losses.infinite_mass * mean ** (num_epochs - 1)
+        return epsilon_of(
+            [(losses._replace(infinite_mass=infinite_mass), num_epochs)],
+            gaussian,
+            delta,
+        )
 
     helps = usable & (of_tree < _LARGEST)
     value = jax.lax.cond(helps, of_chain, lambda: of_tree)
