@@ -113,7 +113,7 @@ LOG_ERROR = 1e-11
 
 # The masses of a distribution on a grid, or of two distributions. The arrays of two
 # distributions have a leading axis of length 2.
-_Masses = TypeVar("_On")
+_Masses = TypeVar("_Masses")
 
 
 class Law(NamedTuple, Generic[_Masses]):

@@ -151,11 +151,11 @@ def _characteristic_function(
     # these bounds. Rounding errors of φ − 1 are relative to these sums.
     frequencies = (units[:, None] * np.arange(float(SIDE))[None]).ravel()
     deviations = jnp.minimum(jnp.outer(frequencies, jnp.abs(losses.loss)), 2.0) @ weight
-    deviation = 2 * (deviations[None, :SIDE] + deviations[SIDE:, None])
+    deviation_bound = 2 * (deviations[None, :SIDE] + deviations[SIDE:, None])
     frequency = rate + frequencies[None, :SIDE] + frequencies[SIDE:, None]
     angles = frequency * jnp.sum(weight * jnp.abs(losses.loss))
     relative = losses.error + ULP * (4 * losses.loss.size + 1024)
-    error = deviation * relative + 8 * ULP * angles
+    error = deviation_bound * relative + 8 * ULP * angles
     # Where φ has rounded to zero its angle is undefined. Another argument of arctan2
     # avoids a derivative that is NaN.
     is_zero = (real == -1) & (imaginary == 0)
@@ -284,16 +284,10 @@ def inverse_transform(
     """
     period = transform.tilt.period
     # The addition theorem gives cos and sin of t_j ε from 2 SIDE values, not SIDE².
-    column_angles = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
-    row_angles = (
-        2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
-    )
-    cos = jnp.cos(row_angles) * jnp.cos(column_angles) - jnp.sin(row_angles) * jnp.sin(
-        column_angles
-    )
-    sin = jnp.sin(row_angles) * jnp.cos(column_angles) + jnp.cos(row_angles) * jnp.sin(
-        column_angles
-    )
+    columns = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
+    rows = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
+    cos = jnp.cos(rows) * jnp.cos(columns) - jnp.sin(rows) * jnp.sin(columns)
+    sin = jnp.sin(rows) * jnp.cos(columns) + jnp.cos(rows) * jnp.sin(columns)
     error, by_epsilon = transform.error
     error = error + by_epsilon * jax.lax.stop_gradient(jnp.abs(epsilon))
     return jnp.sum(transform.real * cos + transform.imaginary * sin), error

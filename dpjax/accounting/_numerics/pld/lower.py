@@ -224,5 +224,5 @@ def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
 
 
 # Lower bounds on δ(ε) and on ε(δ) of all events composed.
-delta64 = composition.for_callers(_delta, 0.0, "down")
-epsilon64 = composition.for_callers(_epsilon, 0.0, "down")
+delta64 = composition.compile_bound(_delta, 0.0, "down")
+epsilon64 = composition.compile_bound(_epsilon, 0.0, "down")

@@ -542,8 +542,8 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     overflow = jnp.where(b < n, jnp.maximum(overflow, SMALL), 0.0)
     rare = overflow <= tail
     conditional_rate = jnp.clip(overflow / jnp.maximum(full, SMALL), SMALL, rate)
-    # In the rare case the second pair has no mass, and finite losses at the sampling
-    # rate.
+    # In the rare case full_losses get no mass, and are finite because they are computed
+    # at the sampling rate.
     full_losses = fixed_size(2 * mu, jnp.where(rare, rate, conditional_rate), tail)
     not_full = jnp.where(rare, 1.0, jnp.maximum(1 - full * (1 - TAIL_ERROR), SMALL))
     full = jnp.clip(full * (1 + TAIL_ERROR), SMALL, 1.0)
