@@ -317,10 +317,10 @@ def noisy_cyclic_gd(
     validate.one_of("order", order, ("fixed", "reshuffled"))
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     noise = _checks.check_noise(noise_multiplier, epsilon, delta)
-    given = _Arguments(
+    arguments = _Arguments(
         loss_fn, params, data, noise, key, prox, microbatch_size, setting
     )
-    return _noisy_descent("noisy_cyclic_gd", given, order, epochs, batch_size)
+    return _noisy_descent("noisy_cyclic_gd", arguments, order, epochs, batch_size)
 
 
 def noisy_gd(
@@ -387,11 +387,11 @@ def noisy_gd(
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     noise = _checks.check_noise(noise_multiplier, epsilon, delta)
-    given = _Arguments(
+    arguments = _Arguments(
         loss_fn, params, data, noise, key, prox, microbatch_size, setting
     )
     # With full batches, an epoch has one step.
-    return _noisy_descent("noisy_gd", given, "full", steps, None)
+    return _noisy_descent("noisy_gd", arguments, "full", steps, None)
 
 
 def noisy_sgd(
@@ -466,7 +466,7 @@ def noisy_sgd(
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     noise = _checks.check_noise(noise_multiplier, epsilon, delta)
-    given = _Arguments(
+    arguments = _Arguments(
         loss_fn, params, data, noise, key, prox, microbatch_size, setting
     )
-    return _noisy_descent("noisy_sgd", given, "random", steps, batch_size)
+    return _noisy_descent("noisy_sgd", arguments, "random", steps, batch_size)

@@ -93,28 +93,18 @@ def choose_num_steps(
     # E‖z‖² is d scale² for Gaussian noise. For δ = 0, E‖z‖² is E Gamma(d)² scale²,
     # which equals d(d + 1) scale².
     norm_factor = dimension * (dimension + 1) if delta == 0 else dimension
-    regularization, step_size = (
-        np.max(setting["regularization"]),
-        np.max(setting["step_size"]),
-    )
-    strong_convexity = regularization + np.max(setting["strong_convexity"])
-    smoothness = regularization + np.max(setting["smoothness"])
+    lam, eta = np.max(setting["regularization"]), np.max(setting["step_size"])
+    m = lam + np.max(setting["strong_convexity"])
+    beta = lam + np.max(setting["smoothness"])
     # The excess loss after T steps is from Zhang et al. (2017), proofs of Theorem 2
     # (m > 0) and Theorem 3, https://arxiv.org/abs/1703.09947. Here m is the strong
-    # convexity. Smoothness converts a distance to a loss.
-    if strong_convexity > 0:
-        decrease = np.exp(
-            -2
-            * step_size
-            * strong_convexity
-            * smoothness
-            * steps
-            / (strong_convexity + smoothness)
-        )
-        optimisation_error = smoothness / 2 * radius**2 * decrease
+    # convexity of the objective. The smoothness beta converts a distance to a loss.
+    if m > 0:
+        decrease = np.exp(-2 * eta * m * beta * steps / (m + beta))
+        optimisation_error = beta / 2 * radius**2 * decrease
     else:
-        optimisation_error = 2 * radius**2 / (step_size * steps)
-    bound = optimisation_error + smoothness / 2 * norm_factor * scale**2
+        optimisation_error = 2 * radius**2 / (eta * steps)
+    bound = optimisation_error + beta / 2 * norm_factor * scale**2
     return int(steps[np.argmax(bound <= 1.01 * np.min(bound))])
 
 
@@ -259,11 +249,13 @@ def output_perturbation(
 
     # The sensitivity divided by the scale is ε for Gamma-norm noise, and μ for Gaussian
     # noise. The quotient is rounded up and cast to the default dtype.
-    parameter = jnp.asarray(_precision.round_up(sensitivity / scale))
+    mu_or_epsilon = jnp.asarray(_precision.round_up(sensitivity / scale))
     noise_name = "noise of Gamma norm" if delta == 0 else "Gaussian noise"
     guarantee = profiles.Guarantee(
         f"the last of {num_steps} iterates of gradient descent, plus {noise_name}",
-        profiles.Pure(parameter) if delta == 0 else profiles.Gaussian(parameter),
+        profiles.Pure(mu_or_epsilon)
+        if delta == 0
+        else profiles.Gaussian(mu_or_epsilon),
         setting["adjacency"],
         _checks.assume_last_iterate(_checks.PRECISION, setting),
     )

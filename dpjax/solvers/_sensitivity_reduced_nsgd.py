@@ -204,9 +204,9 @@ def _train(
     ) -> tuple[tuple[jax.Array, _Carry], Curve]:
         # The first iterate w_qn of an epoch is its anchor; the previous anchor is
         # w_(q−1)n.
-        at_previous, (anchor, state) = carry
+        previous_anchor, (anchor, state) = carry
         steps = number * n + jnp.arange(1, n + 1, dtype=jnp.int32)
-        step_of_epoch = functools.partial(step, (anchor, at_previous))
+        step_of_epoch = functools.partial(step, (anchor, previous_anchor))
         last, curve = jax.lax.scan(step_of_epoch, (anchor, state), (steps, batches))
         return (anchor, last), curve
 

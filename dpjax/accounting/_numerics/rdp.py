@@ -172,14 +172,14 @@ def _edge(
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
 
-    def point(t: jax.Array) -> jax.Array:
+    def u_at(t: jax.Array) -> jax.Array:
         return start + sign * _TAIL * jnp.expm1(t * reach)
 
     def is_below(t: jax.Array) -> jax.Array:
         above = jax.vmap(lambda u: _log_integrand(u, *density) > floor)
-        return ~above(point(t))
+        return ~above(u_at(t))
 
-    return point(bisect(is_below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
+    return u_at(bisect(is_below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
 
 
 class _Windows(NamedTuple):

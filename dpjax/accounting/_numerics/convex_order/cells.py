@@ -134,8 +134,8 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 
     # The product of no copies is 1, in the cell whose label is nearest to log L = 0.
     index = jnp.clip(-law.grid.first, 0, n - 1)
-    combine_one = jnp.where(jnp.arange(n) == index, 1.0, 0.0)
-    return grids.combine_copies(combine, law, Masses(combine_one, combine_one), count)
+    unit_mass = jnp.where(jnp.arange(n) == index, 1.0, 0.0)
+    return grids.combine_copies(combine, law, Masses(unit_mass, unit_mass), count)
 
 
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:

@@ -169,8 +169,8 @@ def combine_copies(
         share = own / (own + other)
         return c + other, combine(pair, select(pair.masses, digit), share)
 
-    pairs = jax.tree.map(lambda x, y: jnp.stack([x, y]), identity, law.masses)
-    start = jnp.zeros_like(count), Law(law.grid, pairs)
+    first_pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), identity, law.masses)
+    start = jnp.zeros_like(count), Law(law.grid, first_pair)
     _, pair = jax.lax.fori_loop(0, digits, add_digit, start)
     return Law(pair.grid, select(pair.masses, 0))
 
