@@ -517,7 +517,7 @@ def convolve(a: PLD, b: PLD) -> PLD:
     adjacencies = {getattr(step.event, "adjacency", None) for step in steps} - {None}
     if Adjacency.REPLACE in adjacencies and len(adjacencies) > 1:
         raise ValueError(
-            "a and b must hold for the same adjacency; got mechanisms for ADD_REMOVE "
+            "a and b must be for the same adjacency; got mechanisms for ADD_REMOVE "
             f"or ZERO_OUT and for REPLACE: {PLD(steps)}."
         )
     return PLD(steps)
