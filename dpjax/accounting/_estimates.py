@@ -60,16 +60,12 @@ def _losses(
         return np.logaddexp(np.log1p(-rate), np.log(rate) + v)
 
     loss = log_mixture(mu * z - mu * mu / 2)
-    reference_mass = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
-    mass = reference_mass * np.exp(loss)
+    other_mass = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+    mass = other_mass * np.exp(loss)
     if fixed_size or exceeds_capacity:  # the dominating pair of `pairs.fixed_size`
-        loss, mass, reference_mass = (
-            x[z > mu / 2] for x in (loss, mass, reference_mass)
-        )
-        remaining_mass = 1 - np.sum(mass + reference_mass)
-        return np.hstack([loss, -loss, 0.0]), np.hstack(
-            [mass, reference_mass, remaining_mass]
-        )
+        loss, mass, other_mass = (x[z > mu / 2] for x in (loss, mass, other_mass))
+        remainder = 1 - np.sum(mass + other_mass)
+        return np.hstack([loss, -loss, 0.0]), np.hstack([mass, other_mass, remainder])
     if event.adjacency is Adjacency.REPLACE:
         loss = loss - log_mixture(-mu * z - mu * mu / 2)
     return loss, mass
@@ -128,20 +124,16 @@ class _Run:
         loss.
         """
         mass = np.fft.irfft(transform)[: self.losses.size]
-        mass_above, reference_mass_above = (
+        mass_above, other_mass_above = (
             np.cumsum(x[::-1])[::-1] for x in (mass, mass * np.exp(-self.losses))
         )
-        return mass_above - np.exp(self.losses) * reference_mass_above
+        return mass_above - np.exp(self.losses) * other_mass_above
 
     def epsilon(self, delta: float) -> float:
         """ε(δ), by linear interpolation of log δ between points of the grid."""
-        index = max(int(np.argmax(self.deltas <= delta)), 1)
-        before, after = np.log(
-            np.maximum(self.deltas[index - 1 : index + 1], TINY) / delta
-        )
-        return float(
-            self.losses[index - 1] + self.losses[1] * before / (before - after)
-        )
+        i = max(int(np.argmax(self.deltas <= delta)), 1)
+        before, after = np.log(np.maximum(self.deltas[i - 1 : i + 1], TINY) / delta)
+        return float(self.losses[i - 1] + self.losses[1] * before / (before - after))
 
 
 @np.errstate(all="ignore")
@@ -160,12 +152,12 @@ def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Ove
     run = _Run(steps, epsilon)
     sampled: Any = steps.steps
     step = max(sampled, key=lambda step: step.event.sampling_rate)
-    usual_losses, full = (_losses(step.event, full=full) for full in (False, True))
-    # The batch of one step exceeds its capacity.
-    transform_ratio = run.transform_of_step(*full) / run.transform_of_step(
-        *usual_losses
+    usual, overflowing = (
+        _losses(step.event, exceeds_capacity=x) for x in (False, True)
     )
-    overflow_deltas = run.deltas_of(run.transform * transform_ratio)
+    # The batch of one step exceeds its capacity.
+    ratio = run.transform_of_step(*overflowing) / run.transform_of_step(*usual)
+    overflow_deltas = run.deltas_of(run.transform * ratio)
     usual_delta, overflow_delta = (
         np.interp(epsilon, run.losses, x) for x in (run.deltas, overflow_deltas)
     )

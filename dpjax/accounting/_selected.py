@@ -123,10 +123,10 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for i in range(len(xs)):
         while len(vertices) > 1:
             a, b = vertices[-2:]
-            cross_product = (ys[b] - ys[a]) * (xs[i] - xs[a]) - (ys[i] - ys[a]) * (
+            cross = (ys[b] - ys[a]) * (xs[i] - xs[a]) - (ys[i] - ys[a]) * (
                 xs[b] - xs[a]
             )
-            if cross_product < 0:
+            if cross < 0:
                 break
             vertices.pop()
         vertices.append(i)
@@ -152,12 +152,9 @@ def curve_of(profile: Profile, tail: float) -> Curve:
     deltas = np.append(deltas[usable], [total, float(profile.delta(end))])
     # h(e^ε) = δ(ε). The profile also holds with P and Q exchanged. The complement of an
     # event then gives h(e^−ε) <= 1 − e^−ε (1 − δ(ε)). At 0, h is 1.
-    large_ratios, small_ratios = (
-        np.exp(epsilons) * (1 + 4 * ULP),
-        np.exp(-epsilons) * (1 - 4 * ULP),
-    )
-    ratio = np.concatenate([[0.0], small_ratios, large_ratios])
-    value = np.concatenate([[1.0], 1 - small_ratios * (1 - deltas) + 4 * ULP, deltas])
+    large, small = np.exp(epsilons) * (1 + 4 * ULP), np.exp(-epsilons) * (1 - 4 * ULP)
+    ratio = np.concatenate([[0.0], small, large])
+    value = np.concatenate([[1.0], 1 - small * (1 - deltas) + 4 * ULP, deltas])
     # h is convex, so that the lower hull of points above h is also above h.
     ratio, value = lower_hull(ratio, value)
     return Curve(ratio, np.minimum.accumulate(value))
@@ -193,13 +190,9 @@ def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]
     the function h of one run. `repetitions` is the distribution of K.
     """
     slope = repetitions.derivative
-    small_values = np.geomspace(1e-15, 0.1, 512)
-    even_values = np.linspace(0, 1, 1025)
-    u = np.unique(
-        np.concatenate(
-            [[0.0], small_values**3, small_values, 1 - small_values, even_values]
-        )
-    )
+    small = np.geomspace(1e-15, 0.1, 512)
+    even = np.linspace(0, 1, 1025)
+    u = np.unique(np.concatenate([[0.0], small**3, small, 1 - small, even]))
     # Between two of the further points u, G′ grows by about the same factor along the
     # boundary of R.
     floor = np.exp(-60.0) * repetitions.mean

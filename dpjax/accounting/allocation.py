@@ -107,8 +107,8 @@ def _run(
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     epoch = pld(noise_multiplier, num_steps=t, num_selected=k, adjacency=adjacency)
     factor = adjacency.sensitivity_factor
-    known_steps_mu = _known_steps_mu64(noise_multiplier, k * num_epochs, factor)
-    return _pld.compose(epoch, num_epochs), known_steps_mu
+    mu = _known_steps_mu64(noise_multiplier, k * num_epochs, factor)
+    return _pld.compose(epoch, num_epochs), mu
 
 
 @float64("up")
@@ -175,10 +175,8 @@ def epsilon(
     """
     # Both values are upper bounds. The second value needs no grid, and may be smaller
     # for small noise multipliers.
-    run, known_steps_mu = _run(
-        noise_multiplier, num_steps, num_epochs, num_selected, adjacency
-    )
-    return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(known_steps_mu, delta))
+    run, mu = _run(noise_multiplier, num_steps, num_epochs, num_selected, adjacency)
+    return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(mu, delta))
 
 
 def delta(
@@ -217,10 +215,8 @@ def delta(
       >>> print(f"{delta(1.0, 0.62, num_steps=100):.1e}")
       1.0e-05
     """
-    run, known_steps_mu = _run(
-        noise_multiplier, num_steps, num_epochs, num_selected, adjacency
-    )
-    return jnp.minimum(_pld.delta(run, epsilon), gdp.delta(known_steps_mu, epsilon))
+    run, mu = _run(noise_multiplier, num_steps, num_epochs, num_selected, adjacency)
+    return jnp.minimum(_pld.delta(run, epsilon), gdp.delta(mu, epsilon))
 
 
 @float64("up")

@@ -290,24 +290,24 @@ def _mu_by_interval(
     if not np.all(np.isfinite(profile_epsilons)):
         return np.full(profile_epsilons.size, np.inf)
     # Kairouz, Oh and Viswanath (2015), Theorem 3.1: (ε, δ)-DP bounds δ(0) as well.
-    share = np.tanh(profile_epsilons / 2)  # (e^ε − 1) / (e^ε + 1)
-    top = min(top, float(np.min(deltas + (1 - deltas) * share)) * rounding.MARGIN)
+    advantage = np.tanh(profile_epsilons / 2)  # (e^ε − 1) / (e^ε + 1)
+    top = min(top, float(np.min(deltas + (1 - deltas) * advantage)) * rounding.MARGIN)
     profile_epsilons = np.where(deltas < top, profile_epsilons, 0.0)
     deltas = np.append(top, np.minimum(deltas, top))
     # Rounding may make an ε negative, or smaller than the ε before it.
     epsilons = np.maximum.accumulate(np.append(0.0, profile_epsilons))
     start, stop = epsilons[:-1, None], epsilons[1:, None]
-    share = np.linspace(0.0, 1.0, _FINE + 1)
+    fraction = np.linspace(0.0, 1.0, _FINE + 1)
     # (e^ε − e^start) / (e^stop − e^start) for equal steps in ε, without overflow.
     width = np.maximum(stop - start, TINY)
     chord_fraction = (
-        np.exp(-width * (1 - share)) * np.expm1(-width * share) / np.expm1(-width)
+        np.exp(-width * (1 - fraction)) * np.expm1(-width * fraction) / np.expm1(-width)
     )
     chord = deltas[:-1, None] + (deltas[1:] - deltas[:-1])[:, None] * chord_fraction
     required_deltas = (
         np.maximum(chord[:, :-1] - slack, 0.0) / (1 - slack) * rounding.MARGIN
     )
-    fine_epsilons = start + (stop - start) * share[1:]
+    fine_epsilons = start + (stop - start) * fraction[1:]
     solvable = (required_deltas > 0) & (required_deltas < 1) & (fine_epsilons > 0)
     mus = gdp.mu(
         np.where(solvable, fine_epsilons, 1.0),

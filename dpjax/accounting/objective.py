@@ -110,20 +110,18 @@ def _delta64(
     m = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1.0)) * margin, 0.0)
 
     # The 64 ULP exceed the roundings of `constants`, whose terms are at most 4β/Λ.
-    remaining_epsilon = epsilon - constants - 64 * ULP * (1 + curvature + epsilon)
-    remaining_epsilon = jnp.where(epsilon < jnp.inf, remaining_epsilon, jnp.inf)
+    epsilons = epsilon - constants - 64 * ULP * (1 + curvature + epsilon)
+    epsilons = jnp.where(epsilon < jnp.inf, epsilons, jnp.inf)
     if replaced and not logistic:
         # δ_G is convex in m² where its slope φ(a) / (2m) grows: a b >= 1, with a and b
         # of `_numerics.gaussian`, so ε² >= m² + m⁴/4 for the largest m. In the worst
         # case, one of the two squares is then the sum of both squares, and the other
         # square is 0. If δ_G is not convex, the code uses the sum for both squares.
         square = m[0] * m[0]
-        convex = remaining_epsilon[0, 0] ** 2 >= (square + square * square / 4) * margin
-        m = jnp.where(convex & (remaining_epsilon[0, 0] > 0), m, m[0])
+        convex = epsilons[0, 0] ** 2 >= (square + square * square / 4) * margin
+        m = jnp.where(convex & (epsilons[0, 0] > 0), m, m[0])
     total = jnp.sum(
-        gaussian.delta_of(
-            jnp.broadcast_to(m, remaining_epsilon.shape), remaining_epsilon
-        ),
+        gaussian.delta_of(jnp.broadcast_to(m, epsilons.shape), epsilons),
         axis=1,
     )
     bound = jnp.minimum(jnp.min(total) * (1 + 16 * ULP), 1.0)

@@ -106,13 +106,9 @@ def search_delta(
 
     def search(target: float) -> float:
         def excess(delta: Any) -> Any:
-            found_epsilon = float(np.asarray(epsilon_of(float(delta))))
-            difference = np.clip(found_epsilon, 0, _HUGE) - min(target, _HUGE)
-            return np.float32(
-                min(difference, 0.0)
-                if found_epsilon <= target
-                else max(difference, 1e-30)
-            )
+            value = float(np.asarray(epsilon_of(float(delta))))
+            gap = np.clip(value, 0, _HUGE) - min(target, _HUGE)
+            return np.float32(min(gap, 0.0) if value <= target else max(gap, 1e-30))
 
         # The search does not evaluate ε at the first two points. `good` moves only to a
         # δ that meets the target, and is therefore always a valid bound.
