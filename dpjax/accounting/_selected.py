@@ -137,7 +137,7 @@ def curve_of(profile: Profile, tail: float) -> Curve:
     """The `Curve` of one run, from the privacy profile of one run.
 
     The function evaluates the profile at values of δ from δ(0) down to `tail`, or down
-    to `_LEAST` if `tail` is smaller.
+    to 1e-30 if `tail` is smaller.
     """
     total = float(profile.delta(0.0))  # the total variation of P and Q
     # For large ε, δ(ε) is about e^{−x²} with x proportional to ε.

@@ -67,7 +67,9 @@ def check_event(event: Event) -> None:
         validate.nonnegative(name, number, finite=False)
     for name in ("delta", "total_variation"):
         if not getattr(event, name, 0.0) < 1:
-            raise ValueError(f"{name} must be below 1; got {event!r}.")
+            raise ValueError(
+                f"{name} of {type(event).__name__} must be below 1; got {event!r}."
+            )
     if isinstance(event, events.Selection):
         _repetitions.check(event.repetitions)
 
@@ -92,7 +94,7 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       ValueError: delta is out of range.
 
     Privacy: a mechanism may use the outputs of earlier mechanisms, but the numbers in
-    its event must not depend on them.
+    the mechanism's event must not depend on these outputs.
 
     Reference: Dwork and Roth (2014), Theorem 3.16, for the addition of costs.
 

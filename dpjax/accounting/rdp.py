@@ -141,8 +141,8 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
     Returns:
       count times the sum of the curves, f[*b, k], rounded up. A traced count that is
       not whole is rounded up to the next whole number, and derivatives with respect to
-      the count are those at that number. The result is inf for a negative count and for
-      a NaN.
+      the count are the derivatives at this whole number. The result is inf for a
+      negative count and for a NaN.
 
     Raises:
       ValueError: there is no curve, or a static argument is out of range.

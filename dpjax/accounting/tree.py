@@ -254,20 +254,11 @@ def _window_squares(
         before, end = index << level, (index + 1) << level
         left = index % 2 == 0
         # The first and last t whose window releases the node: see the module docstring.
-        first_release = jnp.where(
-            left, end, jnp.maximum(end, before - size + window + 1)
-        )
-        last_release = before + window
-        last_release = jnp.where(
-            left, jnp.minimum(end + size - 1, last_release), last_release
-        )
-        first_release, last_release = (
-            jnp.maximum(first_release, first),
-            jnp.minimum(last_release, last),
-        )
-        terms = jnp.where(
-            first_release <= last_release, jnp.power(decay, 2 * (end - step)), 0.0
-        )
+        earliest = jnp.where(left, end, jnp.maximum(end, before - size + window + 1))
+        latest = before + window
+        latest = jnp.where(left, jnp.minimum(end + size - 1, latest), latest)
+        earliest, latest = jnp.maximum(earliest, first), jnp.minimum(latest, last)
+        terms = jnp.where(earliest <= latest, jnp.power(decay, 2 * (end - step)), 0.0)
         total = total.at[step % window].add(terms)
     return total
 
