@@ -111,9 +111,9 @@ def solve(
       If a traced target is NaN, or no parameter meets a traced target, the result is
       inf (0 if `increasing`). If every parameter meets the target, the result is the
       cheapest parameter: upper if `increasing`, and otherwise the least positive normal
-      float (1 if `integer`). The derivatives of this result are 0. In other cases, unless
-      `integer` is true, JAX can differentiate the parameter with respect to the target
-      and to all values that epsilon_fn closes over.
+      float (1 if `integer`). The derivatives of this result are 0. In other cases,
+      unless `integer` is true, JAX can differentiate the parameter with respect to the
+      target and to all values that epsilon_fn closes over.
 
     Raises:
       ValueError: the target or start is not positive; upper is below the least positive

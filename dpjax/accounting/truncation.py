@@ -54,8 +54,8 @@ def poisson_gaussian(
       adjacency: the relation between the data sets that are compared.
 
     Returns:
-      A `pld.PLD` of one step. If b is n or more, the result is the PLD
-      that `pld.poisson_gaussian` returns.
+      A `pld.PLD` of one step. If b is n or more, the result is the PLD that
+      `pld.poisson_gaussian` returns.
 
     Raises:
       ValueError: a static argument is out of range; adjacency is not an `Adjacency`.
