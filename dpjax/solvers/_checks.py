@@ -31,7 +31,7 @@ class Data(NamedTuple):
     examples: Tree
     finite: jax.Array
 
-    def at(self, batch: sampling.Batch) -> "Data":
+    def select(self, batch: sampling.Batch) -> "Data":
         """Return the examples of a batch; `finite` is False also for padding."""
         examples = jax.tree.map(lambda x: x[batch.indices], self.examples)
         return Data(examples, batch.mask & self.finite[batch.indices])
@@ -105,10 +105,10 @@ def assume_every_step(batches: Batches) -> tuple[str, ...]:
     return (BATCHES[batches], *_ALWAYS)
 
 
-def assume_last_iterate(first: str, setting: Setting) -> tuple[str, ...]:
+def assume_last_iterate(assumption: str, setting: Setting) -> tuple[str, ...]:
     """State the assumptions of a guarantee that covers only the last iterate.
 
-    The result contains the assumption `first`, and the assumption that the bounds in
+    The result contains the argument `assumption`, and the assumption that the bounds in
     `setting` are true.
     """
     more: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ def assume_last_iterate(first: str, setting: Setting) -> tuple[str, ...]:
     if is_strongly_convex(setting):
         # An example that is left out contributes no curvature.
         more += ("every possible example is finite",)
-    return (first, *more, *_CONTRACTION, *_ALWAYS)
+    return (assumption, *more, *_CONTRACTION, *_ALWAYS)
 
 
 def assume_minimum() -> tuple[str, ...]:

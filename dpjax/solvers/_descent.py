@@ -173,7 +173,10 @@ def descend(
         if batch is None:
             batch_data, num_valid = data, num_examples
         else:
-            batch_data, num_valid = data.at(batch), jnp.sum(batch.mask, dtype=jnp.int32)
+            batch_data, num_valid = (
+                data.select(batch),
+                jnp.sum(batch.mask, dtype=jnp.int32),
+            )
         total, loss, used = gradient_sum(
             loss_fn,
             params,

@@ -87,7 +87,7 @@ def _train(
         total, loss, used = _descent.gradient_sum(
             loss_fn,
             params,
-            examples.at(batch),
+            examples.select(batch),
             clip_norm=clip_norm,
             microbatch_size=microbatch_size,
         )

@@ -97,7 +97,7 @@ def _train(
         total, loss, used = _descent.gradient_sum(
             loss_fn,
             params,
-            data.at(batch),
+            data.select(batch),
             clip_norm=clip_norm,
             microbatch_size=microbatch_size,
         )

@@ -84,20 +84,25 @@ def allot_noise(
       ['7.02', '16.81', '32.40']
     """
     # The minimum of Σ V s² for a given Σ A/s² has s⁴ ∝ A/V in each tree (Lagrange).
-    shares: list[float] = []
+    relative_noises: list[float] = []
     for k, tree_variance in enumerate(variance):
         # With infinite noise in the other two trees, μ² is the cost of this tree alone.
         multipliers = [math.inf] * 3
         multipliers[k] = 1.0
         cost = float(mu_of(multipliers)) ** 2
         unused = cost == 0 or tree_variance == 0
-        shares.append(
+        relative_noises.append(
             math.inf if unused else math.sqrt(math.sqrt(cost / tree_variance))
         )
     # μ is inversely proportional to a common factor of the three noises. MARGIN covers
     # the rounding errors of this computation.
-    scale = float(mu_of(shares)) / target_mu * MARGIN
-    return Terms(*(_precision.round_up(share * scale) for share in shares))
+    scale = float(mu_of(relative_noises)) / target_mu * MARGIN
+    return Terms(
+        *(
+            _precision.round_up(relative_noise * scale)
+            for relative_noise in relative_noises
+        )
+    )
 
 
 _Carry = tuple[jax.Array, ReducedMomentumState]  # the iterate, the momentum's state
@@ -171,7 +176,7 @@ def _train(
         number, batch = inputs
         # The results contain the summands of F^G, F^Δ and F^r at step t.
         results = jax.vmap(of_example, (None, 0, 0))(
-            jnp.stack([w, *anchors]), *data.at(batch)
+            jnp.stack([w, *anchors]), *data.select(batch)
         )
         # The update adds noise to each node that ends at t, and computes the estimate
         # m̂_t from these nodes, by a recursion in place of Algorithm 4.

@@ -91,8 +91,8 @@ class Loss:
             )
         real = jnp.issubdtype(labels.dtype, jnp.floating)
         # Integer labels cannot be NaN, and np.isnan does not accept all dtypes.
-        known = labels[~np.isnan(labels)] if real else labels
-        wrong = known[~np.asarray(self.admits(known), bool)]
+        present = labels[~np.isnan(labels)] if real else labels
+        wrong = present[~np.asarray(self.admits(present), bool)]
         if wrong.size:
             raise ValueError(
                 f"data must have labels that are {self.labels}; got {wrong[0]!r} "

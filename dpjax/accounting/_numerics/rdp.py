@@ -88,9 +88,9 @@ def _integrand(
     # is below one, the mantissa is h times this factor.
     y, L = jnp.where(small, 1.0, y), jnp.where(small, 1.0, log_ratio)
     power = jnp.expm1(-(a - 1.0) * jnp.abs(L))
-    share = (a - 1.0) * y / (1.0 + jnp.maximum(y, 0.0))
-    rises = -power - share * (1.0 + power)
-    falls = (1.0 + y) * power - share
+    linear_term = (a - 1.0) * y / (1.0 + jnp.maximum(y, 0.0))
+    rises = -power - linear_term * (1.0 + power)
+    falls = (1.0 + y) * power - linear_term
     exponent = jnp.where(small, 0.0, a * jnp.maximum(L, 0.0))
     return exponent, jnp.where(small, small_value, jnp.where(L > 0, rises, falls))
 
@@ -143,11 +143,11 @@ def _peaks(
     """
 
     def newton(u: jax.Array) -> jax.Array:
-        share = jax.nn.sigmoid((u - crossing) / sigma)
-        slope = a / sigma**2 * share * (1.0 - share) - 1.0
+        probability = jax.nn.sigmoid((u - crossing) / sigma)
+        slope = a / sigma**2 * probability * (1.0 - probability) - 1.0
         # The residual falls on the way to a maximum. The bound on the slope of the
         # residual keeps the step finite where the residual is nearly level.
-        return u - (a / sigma * share - u) / jnp.minimum(slope, -1e-3)
+        return u - (a / sigma * probability - u) / jnp.minimum(slope, -1e-3)
 
     def body(_: jax.Array, peaks: tuple[jax.Array, jax.Array]):
         left, right = map(newton, peaks)
@@ -228,11 +228,11 @@ def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
 
 def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
     """The difference arcsinh(y) − arcsinh(x) for y = x + gap, without cancellation."""
-    apart = jnp.arcsinh(y) - jnp.arcsinh(x)
+    difference = jnp.arcsinh(y) - jnp.arcsinh(x)
     one_side = x * y > 0
     x, y = jnp.where(one_side, x, 1.0), jnp.where(one_side, y, 1.0)
     across = y * jnp.sqrt(1.0 + x * x) + x * jnp.sqrt(1.0 + y * y)
-    return jnp.where(one_side, jnp.arcsinh(gap * (x + y) / across), apart)
+    return jnp.where(one_side, jnp.arcsinh(gap * (x + y) / across), difference)
 
 
 def _window_sum(
@@ -271,12 +271,14 @@ def _window_sum(
         u = fixed(low + c * offset)
         weight = fixed(0.5 * weight * (end + 1.0 / end))
         z, y, log_ratio = _likelihood(u, sigma, q)
-        share = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
-        u, weight, y, log_ratio, share = _barrier((u, weight, y, log_ratio, share))
+        error_factor = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
+        u, weight, y, log_ratio, error_factor = _barrier(
+            (u, weight, y, log_ratio, error_factor)
+        )
         exponent, mantissa = _integrand(y, log_ratio, a)
         term = weight * mantissa * jnp.exp(exponent - 0.5 * u * u - highest)
         # A bound on the rounding error of the term, in units of 8 ULP.
-        ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
+        ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * error_factor
         return total + term * (1.0 + 8 * ULP * ulps), None
 
     total, _ = jax.lax.scan(body, jnp.zeros_like(highest), rule)

@@ -77,11 +77,11 @@ def _restrict_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> 
     # (Rounding down puts labels below the means of merged cells, by the same distance
     # for all cells. So the differences between labels do not change.)
     point = grid.first + jnp.arange(masses.mass.shape[1])
-    to = jnp.floor(point / factor) - first
-    at = jnp.clip(to, 0, n - 1).astype(jnp.int32)
+    new_point = jnp.floor(point / factor) - first
+    index = jnp.clip(new_point, 0, n - 1).astype(jnp.int32)
 
     def move_masses(x: jax.Array) -> jax.Array:
-        return jnp.zeros((*x.shape[:-1], n)).at[..., at].add(x)
+        return jnp.zeros((*x.shape[:-1], n)).at[..., index].add(x)
 
     return Law(Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses))
 
@@ -95,20 +95,22 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """
     n = law.masses.mass.shape[-1]
 
-    def combine(pair: Law, other: Masses, shares: jax.Array) -> Law:
+    def combine(pair: Law, third: Masses, weights: jax.Array) -> Law:
         grid = pair.grid
 
         def combine_one(x: tuple[Masses, jax.Array]) -> Masses:
-            own, share = x
-            moves = grids.to_nearest(share, grid.spacing, n)
-            left = jnp.stack([share * own.weight, (1 - share) * own.mass])
-            weight = grids.combine_pairs(left, jnp.stack(other), moves)
-            mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
+            masses, first_weight = x
+            moves = grids.to_nearest(first_weight, grid.spacing, n)
+            left = jnp.stack(
+                [first_weight * masses.weight, (1 - first_weight) * masses.mass]
+            )
+            weight = grids.combine_pairs(left, jnp.stack(third), moves)
+            mass = grids.combine_pairs(masses.mass[None], third.mass[None], moves)
             return Masses(mass, weight)
 
         fine = Grid(2 * grid.first, grid.spacing / 2)
         return _restrict_to_window(
-            fine, jax.lax.map(combine_one, (pair.masses, shares)), tail, n
+            fine, jax.lax.map(combine_one, (pair.masses, weights)), tail, n
         )
 
     return grids.combine_copies(combine, law, law.masses, count)
@@ -123,10 +125,10 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """
     n = law.masses.mass.shape[-1]
 
-    def combine(pair: Law, other: Masses, _: jax.Array) -> Law:
-        def combine_one(own: Masses) -> Masses:
+    def combine(pair: Law, third: Masses, _: jax.Array) -> Law:
+        def combine_one(masses: Masses) -> Masses:
             return jax.tree.map(
-                lambda x, y: jnp.convolve(x, y, precision="highest"), own, other
+                lambda x, y: jnp.convolve(x, y, precision="highest"), masses, third
             )
 
         wide = Grid(2 * pair.grid.first, pair.grid.spacing)

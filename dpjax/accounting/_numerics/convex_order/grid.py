@@ -164,10 +164,10 @@ def combine_copies(
     def add_digit(k: jax.Array, state: tuple[jax.Array, Law[_Masses]]):
         c, pair = state
         digit = (count >> (digits - 1 - k)) & 1
-        own, other = c + jnp.arange(2), c + digit
+        pair_counts, third_count = c + jnp.arange(2), c + digit
         # The mean of the combination weights each part by its number of copies.
-        share = own / (own + other)
-        return c + other, combine(pair, select(pair.masses, digit), share)
+        weights = pair_counts / (pair_counts + third_count)
+        return c + third_count, combine(pair, select(pair.masses, digit), weights)
 
     first_pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), identity, law.masses)
     start = jnp.zeros_like(count), Law(law.grid, first_pair)
@@ -219,53 +219,59 @@ class Moves(NamedTuple):
 
     Attributes:
       rows: for each d, the index of a point of the first grid, minus i, i32[2n − 1].
-      shares: for each d, the shares of the mass that move to this point, to the next
-        point of the finer grid, and to the second next point, f[2n − 1, 3].
+      fractions: for each d, the fractions of the mass that move to this point, to the
+        next point of the finer grid, and to the second next point, f[2n − 1, 3].
     """
 
     rows: jax.Array
-    shares: jax.Array
+    fractions: jax.Array
 
 
-def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
+def _offsets(first_weight: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
-    Let h be the grid's spacing in log L, and let w = share be the weight of the first
-    point in the mean. The second point is d grid points away, −n < d < n. The distance
-    is log(w + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
+    Let h be the grid's spacing in log L, and let w = first_weight be the weight of the
+    first point in the mean. The second point is d grid points away, −n < d < n. The
+    distance is log(w + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
     """
     distance = spacing * jnp.arange(-(n - 1.0), n)
-    return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + distance) / (spacing / 2)
+    return jnp.logaddexp(jnp.log(first_weight), jnp.log1p(-first_weight) + distance) / (
+        spacing / 2
+    )
 
 
-def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
+def to_neighbours(first_weight: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Split the mass of each pair of grid points between the neighbours of their mean.
 
-    The grid points are likelihood ratios L, and share is the weight of a pair's first
-    point in the mean of the pair. The mass moves to the two points of a grid with half
-    the spacing that are next to this mean. The split does not change the mean of L.
+    The grid points are likelihood ratios L, and first_weight is the weight of a pair's
+    first point in the mean of the pair. The mass moves to the two points of a grid with
+    half the spacing that are next to this mean. The split does not change the mean
+    of L.
     """
-    offset = _offsets(share, spacing, n)
+    offset = _offsets(first_weight, spacing, n)
     point = jnp.floor(offset)
     half = spacing / 2
-    up = jnp.expm1(half * (offset - point)) / jnp.expm1(half)
-    even, zero = point % 2 == 0, jnp.zeros_like(up)
-    shares = jnp.where(
-        even, jnp.stack([1 - up, up, zero]), jnp.stack([zero, 1 - up, up])
+    upper_fraction = jnp.expm1(half * (offset - point)) / jnp.expm1(half)
+    even, zero = point % 2 == 0, jnp.zeros_like(upper_fraction)
+    fractions = jnp.where(
+        even,
+        jnp.stack([1 - upper_fraction, upper_fraction, zero]),
+        jnp.stack([zero, 1 - upper_fraction, upper_fraction]),
     )
-    return Moves(jnp.floor(point / 2).astype(jnp.int32), shares.T)
+    return Moves(jnp.floor(point / 2).astype(jnp.int32), fractions.T)
 
 
-def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
+def to_nearest(first_weight: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Move the mass of each pair of grid points to the point nearest to their mean.
 
-    The grid points are likelihood ratios, and share is the weight of a pair's first
-    point in the mean of the pair. The nearest point is on a grid with half the spacing.
+    The grid points are likelihood ratios, and first_weight is the weight of a pair's
+    first point in the mean of the pair. The nearest point is on a grid with half the
+    spacing.
     """
-    point = jnp.round(_offsets(share, spacing, n))
+    point = jnp.round(_offsets(first_weight, spacing, n))
     odd = (point % 2).astype(point.dtype)
-    shares = jnp.stack([1 - odd, odd, jnp.zeros_like(odd)], axis=1)
-    return Moves(jnp.floor(point / 2).astype(jnp.int32), shares)
+    fractions = jnp.stack([1 - odd, odd, jnp.zeros_like(odd)], axis=1)
+    return Moves(jnp.floor(point / 2).astype(jnp.int32), fractions)
 
 
 def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
@@ -295,25 +301,25 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
     )
 
     def add(total: jax.Array, inputs: tuple[jax.Array, jax.Array, jax.Array]):
-        distance, rows, shares = inputs
+        distance, rows, fractions = inputs
         # Row d has the masses of the pairs that are d apart, at the points to which the
         # masses move.
         start = 2 * n - 1 - rows
         masses = jnp.sum(window(left, start) * window(right, start + distance), axis=0)
         # The three sums are aligned here, and are interleaved once, after the loop.
-        return total + jnp.matmul(shares.T, masses, precision="highest"), None
+        return total + jnp.matmul(fractions.T, masses, precision="highest"), None
 
-    # One more distance, which no pair has and whose shares are zero, makes the number
-    # of distances even, and a multiple of the chunk's length.
+    # One more distance, which no pair has and whose fractions are zero, makes the
+    # number of distances even, and a multiple of the chunk's length.
     chunk = math.gcd(2 * n, max(_CHUNK // n, 1))
     distance = jnp.arange(-n, n)
-    rows, shares = (
+    rows, fractions = (
         jnp.pad(x, ((1, 0), *[(0, 0)] * (x.ndim - 1)))
-        for x in (moves.rows, moves.shares)
+        for x in (moves.rows, moves.fractions)
     )
-    distance, rows, shares = (
-        x.reshape(-1, chunk, *x.shape[1:]) for x in (distance, rows, shares)
+    distance, rows, fractions = (
+        x.reshape(-1, chunk, *x.shape[1:]) for x in (distance, rows, fractions)
     )
-    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), (distance, rows, shares))
+    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), (distance, rows, fractions))
     even, odd, following = total
     return jnp.stack([even[1:] + following[:-1], odd[1:]], axis=1).ravel()

@@ -50,8 +50,11 @@ def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
     """
     log = grid.log(n)
     q, p = grids.normal(variance, log[0], n - 1, grid.spacing)
-    up = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
-    lower, upper = jnp.sum(q.nodes * (1 - up), 0), jnp.sum(q.nodes * up, 0)
+    upper_fraction = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
+    lower, upper = (
+        jnp.sum(q.nodes * (1 - upper_fraction), 0),
+        jnp.sum(q.nodes * upper_fraction, 0),
+    )
     mass = jnp.pad(lower, (0, 1)) + jnp.pad(upper, (1, 0))
     # Below the grid, P's mass fixes how much of Q's mass moves to the first point; the
     # rest of Q's mass moves to 0. Above the grid, Q's mass fixes how much of P's mass
@@ -86,13 +89,15 @@ def _coarsen(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
     """
     m = mass.shape[1]
     point = grid.first + jnp.arange(m)
-    to = jnp.floor(point / factor)
-    wide = Grid(to[0], grid.spacing * factor)
-    up = jnp.expm1(grid.spacing * (point - factor * to)) / jnp.expm1(wide.spacing)
-    at = (to - to[0]).astype(jnp.int32)
-    out = jnp.zeros((mass.shape[0], m + 1))
-    out = out.at[:, at].add((1 - up)[None] * mass)
-    return out.at[:, at + 1].add(up[None] * mass), wide
+    lower_point = jnp.floor(point / factor)
+    coarse = Grid(lower_point[0], grid.spacing * factor)
+    upper_fraction = jnp.expm1(
+        grid.spacing * (point - factor * lower_point)
+    ) / jnp.expm1(coarse.spacing)
+    index = (lower_point - lower_point[0]).astype(jnp.int32)
+    result = jnp.zeros((mass.shape[0], m + 1))
+    result = result.at[:, index].add((1 - upper_fraction)[None] * mass)
+    return result.at[:, index + 1].add(upper_fraction[None] * mass), coarse
 
 
 def _restrict_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
@@ -131,21 +136,26 @@ def _restrict_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> 
 
 
 def _mean_of_two(
-    own: Masses, other: Masses, share: jax.Array, spacing: jax.Array
+    first: Masses, second: Masses, first_weight: jax.Array, spacing: jax.Array
 ) -> Masses:
     """The masses of the weighted mean of two independent likelihood ratios.
 
-    The arguments own and other are the masses of the two ratios on the same grid, and
-    share is the weight of the first ratio in the mean. The grid of the result has twice
-    as many points, and half the spacing.
+    The arguments first and second are the masses of the two ratios on the same grid,
+    and first_weight is the weight of the first ratio in the mean. The grid of the
+    result has twice as many points, and half the spacing.
     """
-    moves = grids.to_neighbours(share, spacing, own.mass.size)
-    mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
+    moves = grids.to_neighbours(first_weight, spacing, first.mass.size)
+    mass = grids.combine_pairs(first.mass[None], second.mass[None], moves)
     # If one ratio is 0, the mean is w x, for the other ratio x with the weight w. This
     # mass moves to x with probability w, and to 0 otherwise.
-    from_zero = other.zero * share * own.mass + own.zero * (1 - share) * other.mass
-    zero = own.zero * (other.zero + share) + other.zero * (1 - share)
-    infinite_mass = share * own.infinite_mass + (1 - share) * other.infinite_mass
+    from_zero = (
+        second.zero * first_weight * first.mass
+        + first.zero * (1 - first_weight) * second.mass
+    )
+    zero = first.zero * (second.zero + first_weight) + second.zero * (1 - first_weight)
+    infinite_mass = (
+        first_weight * first.infinite_mass + (1 - first_weight) * second.infinite_mass
+    )
     return Masses(mass.at[::2].add(from_zero), zero, infinite_mass)
 
 
@@ -158,12 +168,12 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """
     n = law.masses.mass.size
 
-    def combine(pair: Law, other: Masses, shares: jax.Array) -> Law:
+    def combine(pair: Law, third: Masses, weights: jax.Array) -> Law:
         first, spacing = pair.grid
-        both = jax.lax.map(
-            lambda x: _mean_of_two(x[0], other, x[1], spacing), (pair.masses, shares)
+        means = jax.lax.map(
+            lambda x: _mean_of_two(x[0], third, x[1], spacing), (pair.masses, weights)
         )
-        return _restrict_to_window(Grid(2 * first, spacing / 2), both, tail, n)
+        return _restrict_to_window(Grid(2 * first, spacing / 2), means, tail, n)
 
     return grids.combine_copies(combine, law, law.masses, count)
 
@@ -187,9 +197,9 @@ def double(law: Law, tail: jax.Array) -> Law:
     `tail` at each end moves to the grid's ends, to 0 and to infinity.
     """
     (first, spacing), masses = law
-    both = _mean_of_two(masses, masses, jnp.asarray(0.5), spacing)
+    masses_of_mean = _mean_of_two(masses, masses, jnp.asarray(0.5), spacing)
     return _restrict_one_to_window(
-        Grid(2 * first, spacing / 2), both, tail, masses.mass.size
+        Grid(2 * first, spacing / 2), masses_of_mean, tail, masses.mass.size
     )
 
 
@@ -208,14 +218,16 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     doublings = jnp.ceil(jnp.log2(2 * ends / (law.grid.spacing * (n - 2))))
     factor = jax.lax.stop_gradient(jnp.exp2(jnp.maximum(doublings, 0.0)))
     mass, grid = _coarsen(mass[None], law.grid, factor)
-    other = Grid(jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing)
-    factors = _lognormal(variance, other, n)
+    factor_grid = Grid(
+        jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing
+    )
+    factors = _lognormal(variance, factor_grid, n)
     # Both grids have the same spacing, so the logs of products are on a grid with this
     # spacing, too.
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
     masses = Masses(product, zero + factors.zero, infinite_mass + factors.infinite_mass)
     return _restrict_one_to_window(
-        Grid(grid.first + other.first, grid.spacing), masses, tail, n
+        Grid(grid.first + factor_grid.first, grid.spacing), masses, tail, n
     )
 
 
@@ -311,13 +323,16 @@ def epsilon(law: Law, delta: jax.Array) -> jax.Array:
     The argument law is the distribution of a likelihood ratio L, and δ(ε) is the larger
     of E(L − e^ε)₊ and E(1 − e^ε L)₊. The result is negative if δ(0) is less than delta.
     """
-    mass, zero, lost = law.masses
+    mass, zero, infinite_mass = law.masses
     weight = mass * jnp.exp(law.grid.log(mass.size))
     # Both means are the largest of linear functions of e^ε, one for each grid point:
     # the means over L at or above the point, and those over L at or below it.
-    above, over = jnp.cumsum(weight[::-1]) + lost, jnp.cumsum(mass[::-1])
-    below, under = jnp.cumsum(mass) + zero, jnp.cumsum(weight)
+    above, slope_above = (
+        jnp.cumsum(weight[::-1]) + infinite_mass,
+        jnp.cumsum(mass[::-1]),
+    )
+    below, slope_below = jnp.cumsum(mass) + zero, jnp.cumsum(weight)
     totals = jnp.concatenate([above, below]) - delta
-    slopes = jnp.maximum(jnp.concatenate([over, under]), SMALL)
+    slopes = jnp.maximum(jnp.concatenate([slope_above, slope_below]), SMALL)
     # The function `total − slope e^ε` is zero where e^ε is total / slope.
     return jnp.log(jnp.maximum(jnp.max(totals / slopes), SMALL))

@@ -139,8 +139,8 @@ def laplace_cells(event: Any, tail: jax.Array) -> DiscreteLosses:
     mass = -jnp.expm1(-epsilon * np.diff(points)) / 2
     log_mass = log_mass_of(mass) - epsilon * points[:-1]
     loss = epsilon * np.concatenate([1 - points[:-1] - points[1:], [1.0, -1.0]])
-    beyond = np.log(0.5) - epsilon * np.array([0.0, 1.0])
-    log_mass = jnp.concatenate([log_mass, beyond])
+    outer_log_mass = np.log(0.5) - epsilon * np.array([0.0, 1.0])
+    log_mass = jnp.concatenate([log_mass, outer_log_mass])
     error = ULP * (32 + 4 * epsilon)
     return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
 
@@ -253,10 +253,10 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
     # 25: P[X ≥ m] ≤ P[N(0, σ²) ≥ m − 1]. Below the window the loss becomes infinite,
     # above the window it becomes the smallest loss.
     outside = ndtr(-reach / stddev)
-    at = jnp.minimum(jnp.append(start, start[-1] + groups.size), reach)
-    loss = slope * (sensitivity / 2 - at)
-    last = jax.lax.stop_gradient(at == reach)
-    mass = mass / jnp.sum(groups.mass) + outside * last
+    outcome = jnp.minimum(jnp.append(start, start[-1] + groups.size), reach)
+    loss = slope * (sensitivity / 2 - outcome)
+    is_last = jax.lax.stop_gradient(outcome == reach)
+    mass = mass / jnp.sum(groups.mass) + outside * is_last
     log_mass = log_mass_of(mass)
     return DiscreteLosses(loss[None], log_mass[None], outside[None], groups.error)
 

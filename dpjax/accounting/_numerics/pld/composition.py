@@ -289,20 +289,23 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
 
 
 def _smallest_epsilon(
-    excess: Callable[[jax.Array], jax.Array], top: jax.Array
+    excess: Callable[[jax.Array], jax.Array], start: jax.Array
 ) -> jax.Array:
-    """Search for the smallest ε < 3 top at which the function `excess` is at most 0.
+    """Search for the smallest ε < 3 start at which the function `excess` is at most 0.
 
-    The search starts at `top`. The result is inf if the search fails. At every finite
-    result the excess is at most 0, but the excess at a smaller ε may be at most 0, too.
+    The search starts at ε = start. The result is inf if the search fails. At every
+    finite result the excess is at most 0, but the excess at a smaller ε may be at most
+    0, too.
     """
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
-    # opposite sign, so that the search evaluates at top first, then between 0 and top
-    # or between top and 3 top.
-    bad = Point(-top, jnp.full_like(top, 30))
-    good = Point(3 * top, jnp.full_like(top, -30))
-    epsilon = close(lambda e: excess(jnp.maximum(e, 0.0)), bad, good, top * _TOLERANCE)
-    return jnp.where(epsilon < 3 * top, jnp.maximum(epsilon, 0.0), jnp.inf)
+    # opposite sign, so that the search evaluates at start first, then between 0 and
+    # start or between start and 3 start.
+    bad = Point(-start, jnp.full_like(start, 30))
+    good = Point(3 * start, jnp.full_like(start, -30))
+    epsilon = close(
+        lambda e: excess(jnp.maximum(e, 0.0)), bad, good, start * _TOLERANCE
+    )
+    return jnp.where(epsilon < 3 * start, jnp.maximum(epsilon, 0.0), jnp.inf)
 
 
 def _flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:

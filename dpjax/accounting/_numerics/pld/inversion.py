@@ -249,10 +249,12 @@ def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     """
     rate, period = transform.tilt.rate, transform.tilt.period
     deviation = jnp.sqrt(transform.variance)
-    at = epsilon + period * np.arange(3.0)
-    log_delta = gaussian.log_delta(deviation, at)
-    size = rate * at + jnp.abs(transform.log_mass) + jnp.abs(log_delta)
-    here, first, second = rate * at - transform.log_mass + log_delta + 8 * ULP * size
+    points = epsilon + period * np.arange(3.0)
+    log_delta = gaussian.log_delta(deviation, points)
+    size = rate * points + jnp.abs(transform.log_mass) + jnp.abs(log_delta)
+    central, first, second = (
+        rate * points - transform.log_mass + log_delta + 8 * ULP * size
+    )
     # δ is log-concave, so the ratio of successive terms decreases: a geometric series
     # bounds the terms above ε.
     is_decreasing = second < first
@@ -267,7 +269,7 @@ def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     geometric = geometric * (1 + 64 * ULP) / -jnp.expm1(-rate * period)
     largest = jnp.exp(tilts.log_markov(rate)) + 1 / (period * rate * (rate + 1))
     unimodal = jnp.exp(-transform.discrete) * largest * (1 + 64 * ULP)
-    return jnp.exp(here) + above + jnp.minimum(geometric, unimodal)
+    return jnp.exp(central) + above + jnp.minimum(geometric, unimodal)
 
 
 def inverse_transform(

@@ -190,11 +190,13 @@ def _prepare_bound(
 
 def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
-    at = jnp.where(inside, epsilon, 1.0)
-    upper = jnp.maximum(composition.bound_delta(at, steps), composition.SMALLEST)
-    parts, bound = _prepare_bound(steps, at, upper)
+    safe_epsilon = jnp.where(inside, epsilon, 1.0)
+    upper = jnp.maximum(
+        composition.bound_delta(safe_epsilon, steps), composition.SMALLEST
+    )
+    parts, bound = _prepare_bound(steps, safe_epsilon, upper)
     lower = composition.max_over_directions(
-        lambda x: jnp.maximum(bound(x)(at), 0.0), parts
+        lambda x: jnp.maximum(bound(x)(safe_epsilon), 0.0), parts
     )
     return jnp.where(inside, jnp.minimum(lower, upper), 0.0)
 

@@ -297,10 +297,10 @@ def end_losses(cells: Cells) -> DiscreteLosses:
     loss, mass, size = cells.loss, cells.mass, cells.loss.size
     (above, below), (q_above, q_below) = cells.outside
     log_p = _log(mass + _one_entry(0, below, 0.0, size))
-    last = _one_entry(size - 1, _log(q_above), -jnp.inf, size)
+    q_last = _one_entry(size - 1, _log(q_above), -jnp.inf, size)
     return DiscreteLosses(
         jnp.stack([loss, -loss]),
-        jnp.stack([log_p, jnp.logaddexp(_log(mass) - loss, last)]),
+        jnp.stack([log_p, jnp.logaddexp(_log(mass) - loss, q_last)]),
         jnp.stack([above, q_below]),
         cells.error,
     )
@@ -488,9 +488,10 @@ def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
         return jax.lax.stop_gradient(exponent(t)) < -_NEGLIGIBLE
 
     # The upper limit of the integral only truncates it, so it has no derivative. The
-    # factor ((1 − q e⁻ᵗ) / (1 − q))^(n − k) is at most (1 − q)^(k − n), hence top.
-    top = jax.lax.stop_gradient((_NEGLIGIBLE - (n - k) * jnp.log1p(-rate)) / k)
-    end = bisect(is_negligible, jnp.zeros_like(top), top, _HALVINGS)
+    # factor ((1 − q e⁻ᵗ) / (1 − q))^(n − k) is at most (1 − q)^(k − n), which
+    # determines upper_limit.
+    upper_limit = jax.lax.stop_gradient((_NEGLIGIBLE - (n - k) * jnp.log1p(-rate)) / k)
+    end = bisect(is_negligible, jnp.zeros_like(upper_limit), upper_limit, _HALVINGS)
     area = end * jnp.sum(_TAIL_WEIGHTS * jnp.exp(exponent(end * _TAIL_NODES)))
     return k * area * jnp.exp(_log_pmf(k, n, rate))
 

@@ -88,10 +88,10 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
         rate, loss, mass = rates[:, None], losses.loss[None], losses.log_mass[None]
         # The tilted masses are computed once for all sums.
         exponent = mass + rate * loss
-        top = jnp.max(exponent, axis=1)
-        weight = jnp.exp(exponent - top[:, None])
+        max_exponent = jnp.max(exponent, axis=1)
+        weight = jnp.exp(exponent - max_exponent[:, None])
         total = jnp.sum(weight, axis=1)
-        weight, total = weight / total[:, None], jnp.log(total) + top
+        weight, total = weight / total[:, None], jnp.log(total) + max_exponent
         step_mean = jnp.sum(weight * loss, axis=1)
         deviation = weight * jnp.minimum((1 + rate) * jnp.abs(loss), 1.0)
         square = weight * (loss - step_mean[:, None]) ** 2
