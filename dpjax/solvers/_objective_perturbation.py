@@ -17,12 +17,13 @@ from dpjax.solvers import _checks, _descent, _precision
 from dpjax.solvers._descent import Curve, Result
 from dpjax.solvers.losses import Loss
 
-# The share of ε that curvature alone would cost if curvature and gradients had their
+# The fraction of ε that curvature alone would cost if curvature and gradients had their
 # maxima at the same score. More regularisation moves the minimum further, and less
 # regularisation needs more noise.
-_SHARE = 0.2
-# The share of μ for the output noise. Since squares of μ add up, its cost is 2e-4 of μ.
-_OUTPUT_SHARE = 0.02
+_CURVATURE_FRACTION = 0.2
+# The fraction of μ for the output noise. Since squares of μ add up, the output noise
+# costs 2e-4 of μ.
+_OUTPUT_FRACTION = 0.02
 # The maximum number of steps of Newton's method, which usually needs about ten.
 _MAX_STEPS = 200
 # The minimum length of a step, as a fraction of the full step of Newton's method.
@@ -63,7 +64,7 @@ def choose_regularization(
     validate.positive("epsilon", epsilon)
     validate.positive("smoothness", smoothness)
     num_examples = validate.static_int("num_examples", num_examples, minimum=1)
-    return smoothness / (num_examples * math.expm1(_SHARE * epsilon))
+    return smoothness / (num_examples * math.expm1(_CURVATURE_FRACTION * epsilon))
 
 
 def _gradient_error(
@@ -240,7 +241,7 @@ def objective_perturbation(
     ridge, dimension = num_examples * float(regularization), start.size
 
     with _precision.now():
-        output_mu = _OUTPUT_SHARE * float(gdp.mu(epsilon, delta))
+        output_mu = _OUTPUT_FRACTION * float(gdp.mu(epsilon, delta))
         terms = {
             "curvature": loss.smoothness / ridge * MARGIN,
             "logistic": loss.logistic,

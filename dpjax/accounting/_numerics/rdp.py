@@ -308,7 +308,7 @@ def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
 
 _MIN_NOISE, _MAX_NOISE = 0.1, 1e60  # where the quadrature holds
 # Noise multiplier over order, above which a curve equals its first term to an ulp.
-_FAR = 1e20
+_FIRST_TERM_RATIO = 1e20
 
 
 def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
@@ -355,7 +355,7 @@ def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Arra
     # small, E h is a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹.
     large_sigma = jnp.where(above, sigma, 1.0)
     first_term = _gaussian(large_sigma, a) * jnp.where(
-        a * _FAR <= large_sigma, q * q, 1.0
+        a * _FIRST_TERM_RATIO <= large_sigma, q * q, 1.0
     )
     value = jnp.where(above, first_term, value) * (1 + 16 * ULP) + SMALL
     value = jnp.where(inside | below | above, value, jnp.inf)

@@ -25,8 +25,8 @@ from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
 _TOLERANCE = 2.0**-44  # of ε, relative to its estimate
 _EVALUATIONS = 6
-_NEGLIGIBLE = 14.0  # a gap in log δ beyond which the estimate was too far off
-_NEAR = 0.5  # a gap in log δ below which no further estimate is needed
+_LARGE_GAP = 14.0  # a gap in log δ beyond which the estimate was too far off
+_SMALL_GAP = 0.5  # a gap in log δ below which no further estimate is needed
 _TRUNCATED = 3e-5  # the fraction of δ that may move to infinite losses
 SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
@@ -216,9 +216,9 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             # estimate.
             middle = (log_bound + estimate) / 2
             next_estimate = jnp.where(
-                log_bound - estimate > _NEGLIGIBLE, middle, log_bound
+                log_bound - estimate > _LARGE_GAP, middle, log_bound
             )
-            converged = jnp.abs(log_bound - estimate) < _NEAR
+            converged = jnp.abs(log_bound - estimate) < _SMALL_GAP
             next_estimate = jnp.where(converged, jnp.nan, next_estimate)
             return _Candidate(log_bound, estimate, chosen_tilt, next_estimate)
 
@@ -269,7 +269,7 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
             )
             # Near the estimate −log δ has about the slope λ, elsewhere perhaps more.
             steepness = jnp.maximum(chosen_tilt.rate, 5 / jnp.maximum(epsilon, 1e-3))
-            converged = steepness * jnp.abs(epsilon - estimate) < _NEAR
+            converged = steepness * jnp.abs(epsilon - estimate) < _SMALL_GAP
             markov = tilt.markov_epsilon(cumulants, fixed_target)
             next_estimate = jnp.where(epsilon < jnp.inf, epsilon, markov)
             # A second evaluation for the same estimate would give the same bound.

@@ -32,7 +32,7 @@ _HALVINGS = 40
 # The ε at which the search for a lower bound starts, divided by the upper bound.
 _FRACTIONS = 1 - np.exp2(-np.arange(21.0))
 # −log of the second term of the bound, relative to δ: about a thousandth.
-_SMALL = 7.0
+_SECOND_TERM = 7.0
 # A relative margin for the rounding of a sum of four terms and of bounds on them.
 _MARGIN = 1e-9
 
@@ -119,7 +119,7 @@ def _lower_delta_of(
     # compared with δ.
     epsilon, log_delta = target
     log_ratio = log_delta - spectrum.log_mass + rate * epsilon - markov
-    z = jnp.sqrt(2 * (_SMALL + jnp.maximum(-log_ratio, 0.0)))
+    z = jnp.sqrt(2 * (_SECOND_TERM + jnp.maximum(-log_ratio, 0.0)))
     shift = added * (0.5 + rate) + z * jnp.sqrt(added)
     second_term = jnp.where(added > 0, jnp.exp(markov) * ndtr(-z), 0.0)
 

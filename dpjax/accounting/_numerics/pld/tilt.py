@@ -194,21 +194,22 @@ def choose(
     """
     rates, total = jnp.asarray(TILTS), cumulants.log_mass
     # −log of an error that is negligible, relative to e^K.
-    small = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)
+    negligible = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)
     # The terms at ε ± kL of Poisson's summation must be negligible. By Markov's
-    # inequality with rate λ′, terms beyond (K(λ′) − K(λ) + small) / (λ′ − λ) are
+    # inequality with rate λ′, terms beyond (K(λ′) − K(λ) + negligible) / (λ′ − λ) are
     # negligible, for λ′ on either side of λ. The period is the smallest such distance.
-    rise = total[None] - total[:, None] + small[:, None]
-    reach = rise / np.where(_GAPS == 0, 1.0, np.abs(_GAPS))
+    rise = total[None] - total[:, None] + negligible[:, None]
+    distance = rise / np.where(_GAPS == 0, 1.0, np.abs(_GAPS))
     above, below = (
-        jnp.min(jnp.where(side > 0, reach, jnp.inf), axis=1) for side in (_GAPS, -_GAPS)
+        jnp.min(jnp.where(side > 0, distance, jnp.inf), axis=1)
+        for side in (_GAPS, -_GAPS)
     )
-    below = jnp.minimum(below, (small - total) / rates)
+    below = jnp.minimum(below, (negligible - total) / rates)
     period = jnp.maximum(above - epsilon, below + epsilon) + 2 / rates
-    # The added Gaussian variance multiplies the last term of the sum by
-    # e^{−small}, and δ by about e^{cost}. The cost counts at the rate that determines
-    # δ: λ, or the rate at which Markov's inequality is tightest (or tight enough).
-    added_variance = small * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
+    # The added Gaussian variance multiplies the last term of the sum by e^{−negligible},
+    # and δ by about e^{cost}. The cost counts at the rate that determines δ: λ, or the
+    # rate at which Markov's inequality is tightest (or tight enough).
+    added_variance = negligible * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
     is_tight = exponent <= jnp.maximum(_minimum(exponent), log_delta)
     steepest = jnp.maximum(rates, _minimum(jnp.where(is_tight, rates, jnp.inf)))
