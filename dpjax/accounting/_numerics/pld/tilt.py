@@ -206,8 +206,8 @@ def choose(
     )
     below = jnp.minimum(below, (negligible - total) / rates)
     period = jnp.maximum(above - epsilon, below + epsilon) + 2 / rates
-    # The added Gaussian variance multiplies the last term of the sum by e^{−negligible},
-    # and δ by about e^{cost}. The cost counts at the rate that determines δ: λ, or the
+    # The added variance multiplies the last term of the sum by e^{−negligible}, and δ
+    # by about e^{cost}. The cost counts at the rate that determines δ: λ, or the
     # rate at which Markov's inequality is tightest (or tight enough).
     added_variance = negligible * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
