@@ -370,8 +370,7 @@ def batch_size(name: str, batched: Tree) -> int:
     """The size of the leading axis that all leaves of a batch share.
 
     Raises:
-      ValueError: the leading axes differ or are empty. The message calls the batch by
-        `name`.
+      ValueError: the leading axes differ or are empty. The message begins with `name`.
     """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batched)]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:

@@ -244,7 +244,7 @@ class ClippedGrad(Generic[Params]):
         group, the leaves of the subtree at this number.
 
         Raises:
-          ValueError: clip_norm is not a prefix of the arguments in argnums.
+          ValueError: clip_norm is not a prefix tree of the arguments in argnums.
         """
         treedef, parameters = jax.tree.structure(self.clip_norm), self.parameters(args)
         numbers = treedef.unflatten(range(treedef.num_leaves))
@@ -252,7 +252,7 @@ class ClippedGrad(Generic[Params]):
             return jax.tree.leaves(jax.tree.broadcast(numbers, parameters))
         except ValueError as error:
             raise ValueError(
-                "clip_norm must be a number or a prefix of the arguments in argnums; "
+                "clip_norm must be a number or a prefix tree of the arguments in argnums; "
                 f"got {self.clip_norm!r} for {jax.tree.structure(parameters)}."
             ) from error
 
@@ -432,8 +432,8 @@ def clipped_grad(
         hold: no parameter is sharded along an explicit mesh axis, and the gradient of
         one example has no more entries than the activations and cotangents of this
         example that "ghost" stores at once. In code lowered for a TPU, "auto" always
-        forms all per-example gradients. Instead of "ghost" it is then an engine with
-        one pass, which does not retain rematerialisation.
+        forms all per-example gradients. If "auto" would be "ghost" elsewhere, this code
+        uses one pass, and does not retain rematerialisation.
       microbatch_size: the maximum number of examples to process at a time. Any size
         works with any b; the result is the same up to rounding.
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.
@@ -461,10 +461,10 @@ def clipped_grad(
         otherwise invalid; the engine or the arithmetic is unknown; the engine is
         "ghost" with arithmetic="discrete"; microbatch_size is below 1. When the
         function is called: the leading axes of batch arguments differ or are empty; the
-        mask has another shape or dtype; clip_norm is no prefix of the arguments in
+        mask has another shape or dtype; clip_norm is no prefix tree of the arguments in
         argnums; these arguments are not real; the loss is not a real scalar; the loss
-        or its derivative communicates along a named axis, and so sees other examples,
-        as BatchNorm in training mode does.
+        or its derivative communicates along a named axis, and so depends on other
+        examples, as BatchNorm in training mode does.
       RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs and
         the environment variable `XLA_FLAGS` contains neither
         `--xla_gpu_exclude_nondeterministic_ops=true` nor
@@ -519,11 +519,14 @@ def clipped_grad(
         validate.static_int("microbatch_size", microbatch_size, minimum=1)
     wanted, batched = _as_tuple(argnums), _as_tuple(batch_argnums)
     if not wanted or min(wanted) < 0 or len(set(wanted)) < len(wanted):
-        raise ValueError(f"argnums must be distinct and non-negative; got {argnums!r}.")
+        raise ValueError(
+            "argnums must be one or more integers, distinct and non-negative; "
+            f"got {argnums!r}."
+        )
     if not batched or min(batched) < 0 or set(wanted) & set(batched):
         raise ValueError(
-            "batch_argnums must be non-negative and must not contain any of argnums; "
-            f"got {batch_argnums!r} with argnums {argnums!r}."
+            "batch_argnums must be one or more non-negative integers, none of which is "
+            f"in argnums; got {batch_argnums!r} with argnums {argnums!r}."
         )
     return ClippedGrad(
         loss_fn=loss_fn,
@@ -572,7 +575,7 @@ def explain(
       >>> params = {"w": jnp.ones((30, 20)), "scale": jnp.ones(20)}
       >>> print(explain(loss, params, jnp.ones((8, 30))))
       parameter  shape  sites                norm from  cost     vmap     why
-      ['scale']  20     mul                  gradients  9.6e+02  9.6e+02  tapped itself
+      ['scale']  20     mul                  gradients  9.6e+02  9.6e+02  no rule
       ['w']      30x20  dot_general (dense)  rows       6.5e+02  2.9e+04
       auto: bookkeeping
     """

@@ -35,9 +35,9 @@ def in_microbatches(
     """Sum a batch one microbatch after another, and collect the per-example results.
 
     Args:
-      sum_of: the engine's function of the `Inputs` of a microbatch. It returns the
-        microbatch's sums, which have the shapes of the parameter leaves, and the
-        per-example results.
+      sum_of: a function that runs the engine on the `Inputs` of one microbatch. It
+        returns the microbatch's sums, which have the shapes of the parameter leaves,
+        and the per-example results.
       size: the number of examples in a microbatch; None for the whole batch.
       inputs: the parameters, the examples and the mask of the batch.
       wide: whether the sums are in float64.

@@ -19,7 +19,7 @@ function.
    reads and evaluates single equations. `equations.Alike` identifies parts of a loss
    that compute the same function, so that JAX traces this function only once.
 2. `analysis.sites` finds the sites. A value is *batch-invariant* when no example enters
-   it; the code calls such values known. A *site* is an equation that combines two
+   it; the code calls such values invariant. A *site* is an equation that combines two
    values: the *operand*, a batch-invariant value that depends on a parameter, and a
    value that depends on the example. Scans also have sites in their bodies, where an
    operand is either the same in all iterations or different in each. An equation has a

@@ -196,9 +196,9 @@ def of_equation(eqn: jex.JaxprEqn) -> Hashable:
 
 
 def _identify_parameter(param: object) -> Hashable:
-    """A value that is equal for two parameters only if the parameters are identical.
+    """A value that is equal only for parameters with the same type and the same value.
 
-    In Python, 0.0 equals −0.0, and 1 equals True. The result distinguishes them.
+    In Python, 0.0 equals −0.0, and 1 equals True. The results for these pairs differ.
     """
     if isinstance(param, tuple):
         return type(param), tuple(map(_identify_parameter, param))

@@ -158,8 +158,8 @@ class Terms(NamedTuple):
 
     Attributes:
       size: an upper bound f[b] of the norm of the sum of the terms' absolute values.
-      rounded: a number k such that the rounding error of the sum is at most γ_k size,
-        where γ_k = k u / (1 − k u) for the unit roundoff u.
+      rounded: a number k of roundings. The rounding error of the sum is at most
+        γ_k size, where γ_k = k u / (1 − k u) for the unit roundoff u.
     """
 
     size: jax.Array

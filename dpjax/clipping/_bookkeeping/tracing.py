@@ -140,12 +140,17 @@ def inline(
 
 
 def _mixes_examples(what: str) -> ValueError:
-    """Make the error for a loss that mixes examples; `what` names the collective."""
+    """Make the error for a loss that mixes examples.
+
+    Args:
+      what: the collective and its axes, or JAX's message on an unbound axis.
+    """
     return ValueError(
-        "loss_fn must use one example at a time, but it communicates along a named "
-        f"axis ({what}), as BatchNorm does in training mode. A bound on one example's "
-        "gradient would then not bound the influence of this example. Use GroupNorm "
-        "or LayerNorm, or BatchNorm with its running averages."
+        "loss_fn must use one example at a time, but loss_fn or its derivative "
+        f"communicates along a named axis ({what}), as BatchNorm does in training "
+        "mode. One example would then change the gradients of other examples, and "
+        "clipping would not bound its influence on the sum. Use GroupNorm or "
+        "LayerNorm, or BatchNorm with its running averages."
     )
 
 

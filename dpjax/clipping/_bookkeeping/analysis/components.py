@@ -125,8 +125,8 @@ class Component(NamedTuple):
     def own_groups(self) -> tuple[int, ...]:
         """The distinct clipping groups of the component's leaves.
 
-        A group is a set of leaves that are clipped together. The order is that of the
-        leaves.
+        A group is a set of leaves that are clipped together. The groups are in the
+        order of their first leaves.
         """
         return tuple(dict.fromkeys(self.groups))
 
@@ -166,9 +166,9 @@ class Component(NamedTuple):
     ) -> list[jax.Array]:
         """The gradients of the leaves, given the gradients of the operands.
 
-        Operands are the values that `path` computes from the leaves. If `path` only
-        moves entries, the pull-back is computed in the dtype `least` or wider, even if
-        the path has casts to narrower dtypes.
+        Operands are the values that `path` computes from the leaves. If the component
+        has `roots`, the pull-back is computed in the dtype `least` or wider, even if
+        `path` has casts to narrower dtypes.
 
         Args:
           inputs: the values of all inputs of `path`, the leaves first.
@@ -233,7 +233,7 @@ def components(
         operands = [jaxpr.outvars[i] for i in members]
         its_sites = tuple(sites[i] for i in members)
         its_groups = tuple(groups[i] for i in leaves)
-        roots, reason = None, "tapped itself"
+        roots, reason = None, "no rule"
         if not any(site.is_tapped_itself for site in its_sites):
             roots, reason = _isometry(made_by, operands, sources)
         # A norm at a root adds up entries of all leaves. So it cannot give a separate

@@ -73,8 +73,8 @@ class Plan(NamedTuple):
       from_leaves: the jaxpr that computes the sites' operands from the batch-invariant
         inputs. The first inputs are the parameter leaves.
       num_leaves: the number of parameter leaves.
-      components: sets of leaves and operands. A set has the operands that are computed
-        from its leaves.
+      components: the components, which are sets of leaves with the operands that are
+        computed from these leaves.
       forms: for each component, how the norms of its gradients are computed.
       blocks: the rematerialised blocks that stay checkpointed. The key of a block is
         the first site at the block's equation.
@@ -230,8 +230,8 @@ def plan(
 def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite, Block]:
     """The checkpointed blocks of a loss.
 
-    A site of a block is one of the block's inputs, computed from parameters alone. The
-    key of each block is the block's first site. Blocks that differ only in the names of
+    A site of a block is an input of the block that is computed from parameters alone.
+    The key of each block is the block's first site. Blocks that differ only in the names of
     variables share one analysis.
 
     Args:
@@ -304,9 +304,9 @@ def match_sites(component: Component) -> list[list[Matched]] | None:
     """Group a component's sites by the array that they use.
 
     A site is an equation that combines a value computed from parameter leaves with the
-    example. Sites are in one group if their values have the same root, which is an
-    array that equals the values except for the order of axes. The gradients of one
-    group's sites can then be added as one list of rows. The result is None if the
+    example. Sites are in one group if their values have the same root: an array that
+    equals each of these values except for the order of axes, axes of size one, and the
+    dtype. The gradients of one group's sites can then be added as one list of rows. The result is None if the
     component has no roots, or if the rows of some group cannot be combined.
     """
     # A component that has roots has at least one root.
@@ -337,8 +337,8 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     """The `Layout` of a root, without axes of size one.
 
-    The root equals the operand of `site` except for the order of axes. `axes` has, for
-    each axis of the operand, the axis of the root. The site's rule has the `Layout` of
+    The root equals the operand of `site` except for the order of axes, axes of size
+    one, and the dtype. `axes` has, for each axis of the operand, the axis of the root. The site's rule has the `Layout` of
     the operand.
     """
     # If an operand differs between iterations, the axes of the iterations come first.
@@ -409,11 +409,11 @@ class Row(NamedTuple):
       norm: the source of the norms: "rows" of activations and cotangents; "gradients"
         of each example; or "none" if the loss has no derivative by the parameter.
       cost: the estimated cost of the norms and the sum, in multiplications per example.
-        If parameters are combined before they meet the example, then each of their rows
-        has the cost for all of them together.
+        If several parameters are combined before they meet the example, then the `Row`
+        of each parameter has the cost for all these parameters together.
       vmap_cost: the estimated cost of engine="vmap", in the same unit.
-      why: the reason for forming per-example gradients; empty if the norms come from
-        rows.
+      why: the reason for forming per-example gradients; empty if `norm` is "rows"
+        or "none".
     """
 
     parameter: str

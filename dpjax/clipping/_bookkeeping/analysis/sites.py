@@ -1,7 +1,7 @@
 """Find the sites of a loss: the equations that combine parameters with the example.
 
 A value is *batch-invariant* when it depends on no example; the code calls such values
-known. Inside scans a batch-invariant value may still differ between iterations. A
+invariant. Inside scans a batch-invariant value may still differ between iterations. A
 *site* is an equation with two kinds of input: the *operand*, a batch-invariant value
 that depends on a parameter, and a value that depends on the example.
 
@@ -64,7 +64,7 @@ class Site:
         outputs if the operand is an output.
       loops: the scans around the equation, the outermost first.
       name: the primitive of the equation, with the name of its `Rule` if it has one;
-        "carry" if the operand is an output of the jaxpr.
+        "output" if the operand is an output of the jaxpr.
     """
 
     operand: jex.Var
@@ -234,7 +234,8 @@ def analyse(
         none of these outputs depends has no site. If such an output is computed from
         parameters alone, it is itself a site.
       kept: a function that says whether a rematerialised block inside a scan stays
-        checkpointed. Outside scans, all other blocks are already inlined.
+        checkpointed. Outside scans, the blocks that do not stay checkpointed are
+        already inlined.
 
     Returns:
       The jaxpr with its sites. For each site, including sites in scans, the indices of
@@ -313,7 +314,7 @@ def analyse(
     for i in outputs:
         operand = jaxpr.outvars[i]
         if isinstance(operand, jex.Var) and (reached := depends(operand)):
-            scope.outputs.append(Site(operand, i, loops(operand), "carry"))
+            scope.outputs.append(Site(operand, i, loops(operand), "output"))
             origins[scope.outputs[-1]] = reached
     return scope, origins
 
@@ -405,8 +406,9 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
-      inputs: for each input of the jaxpr, its value, with the same leading axes; None
-        if the input depends on the example.
+      inputs: for each input of the jaxpr, its value, with one leading axis for each
+        scan around the jaxpr in which the input changes; None if the input depends on
+        the example.
     """
     values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
     for index, eqn in enumerate(scope.closed.jaxpr.eqns):

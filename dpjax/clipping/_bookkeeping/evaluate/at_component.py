@@ -176,9 +176,10 @@ def squares_of_rows(
 ) -> list[jax.Array]:
     """Upper bounds f[b] of ‖gradient‖² / C² at each root, from inner products of rows.
 
-    Roots are the arrays that the component's equations combine with the example. The
-    rows of activations and cotangents have outer products that add up to the gradient.
-    The list is empty if the rows of several equations cannot be combined.
+    A root is an array that is combined with the example in one or more equations of the
+    component, with any order of axes, axes of size one and dtype. The gradient is the
+    sum of outer products of rows of activations and cotangents. The list is empty if
+    the component has no roots, or if the rows of several equations cannot be combined.
 
     Args:
       alike: the component: parameter leaves, and the equations that use them.

@@ -38,8 +38,9 @@ class Part(NamedTuple):
       rows: whether the component's norms come from rows of activations and cotangents.
         If not, the norms come from per-example gradients or from checkpointed blocks.
       reach: a bound on the rounding errors of the pull-back from the sites to the
-        leaves, so that the sum can be pulled back once for the batch. It is None in an
-        engine with one pass, for norms from rows, and if the pull-back has no bound.
+        leaves, so that the sum can be pulled back once for the batch. The bound is None
+        in an engine with one pass, for norms from rows, if a site has more than
+        `MOST_ROWS` rows, and if `evaluate.reach` has no bound for the pull-back.
     """
 
     component: Component

@@ -7,8 +7,9 @@ example's gradient at operand k, and J_k is the transposed Jacobian of the opera
 the leaves. These terms may cancel. Then the norm of the example's gradient does not
 bound the rounding errors of the terms, nor the rounding errors that large terms cause
 in a partial sum over several examples. Let |J| be the matrix J, computed from the
-absolute values of all coefficients in the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds
-both errors.
+absolute values of all coefficients in the computation. The size
+‖|J||g|‖ of the terms is at most ‖|J|‖ ‖g‖. So a bound on ‖|J|‖ gives bounds on both
+kinds of rounding errors.
 
 This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum), for two kinds of
 maps: maps that only move entries, and maps whose primitives only multiply, add and move

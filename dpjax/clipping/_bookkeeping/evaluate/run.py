@@ -73,9 +73,10 @@ class AtBlocks(NamedTuple):
 
     Attributes:
       request: whether the blocks compute norms or sums for the batch.
-      outputs: a function that returns the outputs of a block for one example. Its first
-        argument is the `Request` for the example, and the other arguments are those of
-        an `AtBlock`. None if no block stays checkpointed.
+      outputs: a function that returns the outputs of a block for one example. Its
+        arguments are the `Request` for the example, the block's sites, the values of
+        the block's inputs, and the tap at each site. None if no block stays
+        checkpointed.
     """
 
     request: Request

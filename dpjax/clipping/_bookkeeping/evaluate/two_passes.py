@@ -156,8 +156,9 @@ def _batch(
     """The outputs f[b, ...] of a checkpointed block for a batch.
 
     The arguments `taps` and `request` do not affect the outputs. The derivative
-    (`_backward`) computes the norms or sums that `request` asks for. It returns these
-    results as the cotangents of `taps`.
+    (`_backward`) computes sums of scaled gradients if `request.scales` is not empty,
+    and squared norms otherwise. The derivative returns these results as the cotangents
+    of `taps`.
     """
     return jax.vmap(partial(_evaluate_block, block, known))(examples)
 
