@@ -20,7 +20,7 @@ from dpjax.clipping._bookkeeping import factors as fac
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
-from dpjax.clipping._bookkeeping.equations import Alike
+from dpjax.clipping._bookkeeping.equations import Comparable
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
 from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
 from dpjax.clipping._bookkeeping.evaluate.run import Records, record_sites
@@ -33,18 +33,18 @@ class Part(NamedTuple):
     Attributes:
       component: parameter leaves, and the sites, which are the equations that combine
         values computed from these leaves with the example.
-      seen: the inputs of the sites' equations, the cotangents at the sites, and the
+      recorded: the inputs of the sites' equations, the cotangents at the sites, and the
         inputs of the computation from the leaves to the sites.
       rows: whether the component's norms come from rows of activations and cotangents.
         If not, the norms come from per-example gradients or from checkpointed blocks.
       reach: a bound on the rounding errors of the pull-back from the sites to the
         leaves, so that the sum can be pulled back once for the batch. The bound is None
         in an engine with one pass, for norms from rows, if a site has more than
-        `MOST_ROWS` rows, and if `evaluate.reach` has no bound for the pull-back.
+        `MAX_ROWS` rows, and if `evaluate.reach` has no bound for the pull-back.
     """
 
     component: Component
-    seen: Records
+    recorded: Records
     rows: bool
     reach: Reach | None
 
@@ -81,21 +81,21 @@ def clipped_sum(
             recorded: Records, mask: jax.Array, *, rows: bool = True
         ) -> tuple[list[jax.Array], jax.Array]:
             parts = _parts(plan, recorded, rows=rows)
-            squares, kept = _squares(parts, clip_norms, mask.shape)
+            squares, gradients = _squares(parts, clip_norms, mask.shape)
             finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
-            sums = _sums(parts, kept, recorded.inputs, scales, finite, wide=wide)
+            sums = _sums(parts, gradients, recorded.inputs, scales, finite, wide=wide)
             return sums, norm
 
         if not by_platform:
             return in_one_pass(recorded, mask)
         # The platform is chosen at lowering: one trace may serve several platforms.
-        directly = partial(in_one_pass, rows=False)
-        return on_platform("tpu", directly, in_one_pass, recorded, mask)
+        from_gradients = partial(in_one_pass, rows=False)
+        return on_platform("tpu", from_gradients, in_one_pass, recorded, mask)
 
     with _clip.loss_scope(x64):
         (loss, *aux), recorded = record_sites(plan, inputs.leaves, inputs.examples)
-    summed = inputs.let_compiler_shard(sum_on_platform)
-    grads, norm = summed(recorded, clip_norms, inputs.mask)
+    sum_batch = inputs.let_compiler_shard(sum_on_platform)
+    grads, norm = sum_batch(recorded, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 
 
@@ -173,13 +173,19 @@ def _parts(
             for i in component.operands
         ]
         records, cotangents = zip(*canonical, strict=True)
-        # With more than MOST_ROWS rows, the bound on the rounding errors of their sum
+        # With more than MAX_ROWS rows, the bound on the rounding errors of their sum
         # would increase the norms too much.
-        few = all(site.size.rows <= fac.MOST_ROWS for site in component.ruled_sites)
+        has_few_rows = all(
+            site.size.rows <= fac.MAX_ROWS for site in component.ruled_sites
+        )
         gram = rows and form.gram
-        bound = reach(component, inputs) if two_passes and few and not gram else None
-        seen = Records(records, cotangents, inputs)
-        parts.append(Part(component, seen, gram, bound))
+        bound = (
+            reach(component, inputs)
+            if two_passes and has_few_rows and not gram
+            else None
+        )
+        component_records = Records(records, cotangents, inputs)
+        parts.append(Part(component, component_records, gram, bound))
     return parts
 
 
@@ -195,25 +201,31 @@ def _squares(
     """
     # With these zeros, a group without a component has norm zero.
     squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
-    kept: list[list[jax.Array] | None] = []
+    gradients: list[list[jax.Array] | None] = []
     for part in parts:
-        component, seen, formed = part.component, part.seen, None
-        bounds = [clip_norms[group] for group in component.own_groups]
+        component, recorded, component_gradients = part.component, part.recorded, None
+        bounds = [clip_norms[group] for group in component.distinct_groups]
         if component.is_in_blocks:
             # The cotangents of a checkpointed block's taps are its squared norms, with
             # an axis for each scan around the block. These squares are added here.
-            sums = (staged_sum(x, kept=1) for x in seen.cotangents)
+            sums = (staged_sum(x, kept=1) for x in recorded.cotangents)
             by_group = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
         elif part.rows:
-            by_group = [at.squares_of_rows(Alike(component), seen, *bounds)]
+            by_group = [
+                at.squared_norms_from_rows(Comparable(component), recorded, *bounds)
+            ]
         else:
-            formed, of_groups = at.form_gradients(Alike(component), seen, bounds)
-            pairs = zip(of_groups, bounds, strict=True)
+            component_gradients, squares_of_groups = at.form_gradients(
+                Comparable(component), recorded, bounds
+            )
+            pairs = zip(squares_of_groups, bounds, strict=True)
             by_group = [[_enlarge(part, square, bound)] for square, bound in pairs]
-        kept.append(formed)
-        for group, more in zip(component.own_groups, by_group, strict=True):
-            squares[group] += more
-    return [upper_sum(of_group) for of_group in squares], kept
+        gradients.append(component_gradients)
+        for group, component_squares in zip(
+            component.distinct_groups, by_group, strict=True
+        ):
+            squares[group] += component_squares
+    return [upper_sum(group_squares) for group_squares in squares], gradients
 
 
 def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
@@ -225,29 +237,29 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     """
     if part.reach is None:
         return square
-    records, cotangents, _ = part.seen
-    sizes = []
-    for site, others, cotangent, enlarged in zip(
+    records, cotangents, _ = part.recorded
+    terms = []
+    for site, others, cotangent, norm_bound in zip(
         part.component.sites, records, cotangents, part.reach.norms, strict=True
     ):
         if isinstance(site, RuledSite):
-            factors = at.factors_of(Alike(site), others, cotangent)
-            length, rows = fac.size(factors, clip_norm), factors.rows
+            factors = at.factors_of(Comparable(site), others, cotangent)
+            size, rows = fac.size(factors, clip_norm), factors.rows
         else:
             # If the tap is on the operand, the gradient is the tap's cotangent, which
             # is a sum of one term.
             square_of_one = square_sum(widen(cotangent), 1, clip_norm)
-            length, rows = jnp.sqrt(square_of_one), 1
-        sizes.append(fac.Terms(enlarged * length, rows + part.reach.terms))
+            size, rows = jnp.sqrt(square_of_one), 1
+        terms.append(fac.Terms(norm_bound * size, rows + part.reach.terms))
     # The bound on rounding errors assumes the least precise dtype of all arrays.
     arrays = [*cotangents, *(x for xs in records for x in xs)]
     dtype = narrowest_float([part.reach.dtype, *(x.dtype for x in arrays)])
-    return jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
+    return jnp.square(fac.upper_norm(jnp.sqrt(square), terms, dtype))
 
 
 def _sums(
     parts: Sequence[Part],
-    kept: Sequence[list[jax.Array] | None],
+    gradients: Sequence[list[jax.Array] | None],
     leaves: Arrays,
     scales: Arrays,
     finite: jax.Array,
@@ -260,27 +272,29 @@ def _sums(
     contribute zero. `wide` says whether the sums are in float64. The sum for a
     component's leaves has one of three sources:
 
-    - the component's per-example gradients in `kept`, unless the entry is None;
+    - the component's per-example gradients in `gradients`, unless the entry is None;
     - one product over the batch for each equation, if the norms come from rows, or if
       `_enlarge` enlarged the norms to cover the rounding errors of these products;
     - otherwise per-example gradients, which are formed again.
     """
     total = {}
-    for part, held in zip(parts, kept, strict=True):
+    for part, component_gradients in zip(parts, gradients, strict=True):
         component = part.component
         # The gradients from which the norms were computed are summed. So the norms need
         # not include a bound on the rounding errors of products over the batch.
-        if held is not None:
+        if component_gradients is not None:
             sums = [
                 _clip.sum_in_memory(x, scales[group], finite, wide=wide)
-                for x, group in zip(held, component.groups, strict=True)
+                for x, group in zip(component_gradients, component.groups, strict=True)
             ]
         else:
-            function = at.sums_of_gradients
+            sum_scaled = at.sums_of_gradients
             if part.rows or part.reach is not None:
-                function = partial(at.sums_by_sites, wide=wide)
-            own = [scales[group] for group in component.own_groups]
-            sums = function(Alike(component), part.seen, own, finite)
+                sum_scaled = partial(at.sums_by_sites, wide=wide)
+            group_scales = [scales[group] for group in component.distinct_groups]
+            sums = sum_scaled(
+                Comparable(component), part.recorded, group_scales, finite
+            )
         total.update(zip(component.leaves, sums, strict=True))
     dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
     # A leaf that no component contains does not enter the loss. Its sum is zero.
