@@ -28,7 +28,7 @@ EquationEvaluator: TypeAlias = Callable[[jex.JaxprEqn, Arrays], Arrays]
 # inlined: the values at its sites are recorded, and are not computed again.
 _REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
 # The equation parameters that fix the sharding of the output along explicit axes.
-_LAYOUT = ("sharding", "out_sharding")
+_SHARDING_PARAMS = ("sharding", "out_sharding")
 
 
 def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array]:
@@ -49,7 +49,7 @@ def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array
     if lets_compiler_decide() and eqn.ctx.cur_abstract_mesh.explicit_axes:
         if eqn.primitive.name == "reshard":
             return list(values)
-        changed |= {name: None for name in _LAYOUT if name in eqn.params}
+        changed |= {name: None for name in _SHARDING_PARAMS if name in eqn.params}
         mesh = jax.sharding.get_abstract_mesh()
         context = jax.sharding.use_abstract_mesh(mesh)
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})

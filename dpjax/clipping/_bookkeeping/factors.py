@@ -124,7 +124,7 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     Σ_t ‖a_t‖‖d_t‖.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
-    sides = [(_measure(f.left), _measure(f.right)) for f in sites]
+    sides = [(_with_lengths(f.left), _with_lengths(f.right)) for f in sites]
     rows = [left.lengths * right.lengths for left, right in sides]
     dtype = rows[0].dtype
     # With a single row there is no sum. The norm is the product of the two lengths.
@@ -200,7 +200,7 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     """
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
     left, right = scaled
-    lengths = _measure(left).lengths * _measure(right).lengths
+    lengths = _with_lengths(left).lengths * _with_lengths(right).lengths
     if isinstance(left, OneHot):
         row_sum = table_bounds(left.position, right, lengths, 1).size
     else:
@@ -255,7 +255,7 @@ class _Side(NamedTuple):
     lengths: jax.Array
 
 
-def _measure(rows: jax.Array | OneHot) -> _Side:
+def _with_lengths(rows: jax.Array | OneHot) -> _Side:
     """Return rows f[..., t, n] together with upper bounds f[..., t] of their norms."""
     # The norm of a unit vector is exactly 1.
     if isinstance(rows, OneHot):
@@ -365,7 +365,7 @@ def table_bounds(
       sites: the number of gradients that the caller adds. The bounds also cover the
         rounding errors of this addition.
     """
-    slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
+    slot = jnp.vectorize(_slot_indices, signature="(t)->(t)")(position)
     add = jnp.vectorize(
         lambda slot, x: jnp.zeros_like(x).at[slot].add(x), signature="(t),(t,p)->(t,p)"
     )
@@ -386,7 +386,7 @@ def table_bounds(
     return Table(jnp.square(norm(table) + table_error), norm(size), table_error)
 
 
-def _slots(position: jax.Array) -> jax.Array:
+def _slot_indices(position: jax.Array) -> jax.Array:
     """For each position in a long table, the index i[t] of a row in a short table.
 
     Equal positions get the same index, which is the first index of this position among

@@ -245,8 +245,10 @@ class Convolution(Rule):
         Here g are the feature groups, t the output pixels, n the entries of a patch,
         and p the output features of a group.
         """
-        read = self._reader(others[0])
-        patches = jnp.concatenate([read(start) for start in self._starts()], axis=-1)
+        read = self._make_reader(others[0])
+        patches = jnp.concatenate(
+            [read(start) for start in self._window_starts()], axis=-1
+        )
         return Factors(patches, self._pixels(cotangent))
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
@@ -255,12 +257,12 @@ class Convolution(Rule):
         The products are computed one after the other, so that the patches for all
         offsets are never stored together.
         """
-        read, pixels = self._reader(others[0]), self._pixels(cotangent)
+        read, pixels = self._make_reader(others[0]), self._pixels(cotangent)
 
         def product(start: jax.Array) -> jax.Array:
             return jnp.einsum("gtc,gtp->gcp", read(start), pixels, precision=HIGHEST)
 
-        products = jax.lax.map(product, self._starts())
+        products = jax.lax.map(product, self._window_starts())
         # The products are f[offset, g, c, p]. A kernel's output features are (g, p). If
         # the kernel's last axes are those of the products, XLA moves whole blocks of
         # memory in a single transposition.
@@ -281,7 +283,7 @@ class Convolution(Rule):
     def _groups(self) -> int:
         return self.eqn.params["feature_group_count"]
 
-    def _split(self, pixels: jax.Array) -> jax.Array:
+    def _split_groups(self, pixels: jax.Array) -> jax.Array:
         """Split the features of pixels f[..., features] into g feature groups.
 
         The result is f[g, pixels, features of a group].
@@ -295,9 +297,9 @@ class Convolution(Rule):
         Here g are the feature groups.
         """
         batch, feature, *space = self._spec.out_spec
-        return self._split(cotangent.transpose(batch, *space, feature))
+        return self._split_groups(cotangent.transpose(batch, *space, feature))
 
-    def _starts(self) -> np.ndarray:
+    def _window_starts(self) -> np.ndarray:
         """For each offset in the kernel's window, a position i[offset, spatial axis].
 
         The first output pixel reads this position of the padded input.
@@ -306,12 +308,12 @@ class Convolution(Rule):
         offsets = np.array(list(itertools.product(*window)), np.int32)
         return offsets * np.array(self.eqn.params["rhs_dilation"], np.int32)
 
-    def _reader(self, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    def _make_reader(self, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
         """Make a function that reads the inputs of all output pixels at one offset.
 
-        The argument of the function is a row of `_starts`, which gives the kernel
-        offset. The result is f[g, pixels, input features of a group], where g are the
-        feature groups.
+        The argument of the function is a row of `_window_starts`, which gives the
+        kernel offset. The result is f[g, pixels, input features of a group], where g
+        are the feature groups.
         """
         params = self.eqn.params
         batch, feature, *space = self._spec.lhs_spec
@@ -333,13 +335,13 @@ class Convolution(Rule):
             begin = (np.int32(0), *start, np.int32(0))
             window = jax.lax.dynamic_slice(x, begin, (x.shape[0], *spans, x.shape[-1]))
             steps = (slice(None), *(slice(None, None, s) for s in strides))
-            return self._split(window[steps])
+            return self._split_groups(window[steps])
 
         return read
 
 
 # The modes of lookups that the rule for lookups covers.
-_MODES = {
+_COVERED_MODES = {
     GatherScatterMode.CLIP,
     GatherScatterMode.FILL_OR_DROP,
     GatherScatterMode.PROMISE_IN_BOUNDS,
@@ -376,7 +378,7 @@ class Gather(Rule):
             return True
         numbers = eqn.params["dimension_numbers"]
         return (
-            eqn.params["mode"] in _MODES
+            eqn.params["mode"] in _COVERED_MODES
             and not numbers.operand_batching_dims
             and partial[0] in numbers.start_index_map
         )

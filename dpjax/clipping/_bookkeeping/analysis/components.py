@@ -242,7 +242,9 @@ def components(
         # norm for each of several groups.
         if roots is not None and len(set(component_groups)) > 1:
             roots, reason = None, "leaves of several groups"
-        path = _path(jaxpr, made_by, [jaxpr.invars[i] for i in leaves], operands)
+        path = _extract_path(
+            jaxpr, made_by, [jaxpr.invars[i] for i in leaves], operands
+        )
         result.append(
             Component(
                 leaves,
@@ -286,7 +288,7 @@ def _connected_components(
 Makers = Mapping[jex.Var, tuple[int, jex.JaxprEqn]]
 
 
-def _path(
+def _extract_path(
     jaxpr: jex.Jaxpr,
     made_by: Makers,
     leaves: Sequence[jex.Var],
@@ -336,16 +338,18 @@ def _find_roots(
             var = cast(jex.Var, eqn.invars[0])
             eqn = defining_eqn(var)
         # Two equations that slice the same part of an array have the same root.
-        name = var if eqn is None else _part_key(eqn, var)
+        name = var if eqn is None else _slice_key(eqn, var)
         roots.setdefault(name, (var, []))[1].append(Member(i, axes))
 
-    pending: list[tuple[jex.Var, Part | None]] = [(r[0], None) for r in roots.values()]
-    uses: dict[jex.Var, list[Part | None]] = {}
+    pending: list[tuple[jex.Var, Region | None]] = [
+        (r[0], None) for r in roots.values()
+    ]
+    uses: dict[jex.Var, list[Region | None]] = {}
     while pending:
-        var, part = pending.pop()
-        if any(_overlap(part, other) for other in uses.get(var, ())):
+        var, region = pending.pop()
+        if any(_regions_overlap(region, other) for other in uses.get(var, ())):
             return None, "used in several forms"
-        uses.setdefault(var, []).append(part)
+        uses.setdefault(var, []).append(region)
         eqn = defining_eqn(var)
         # The equation of a variable is visited once, at the variable's first use.
         if eqn is None or len(uses[var]) > 1:
@@ -353,15 +357,15 @@ def _find_roots(
         from_leaves = all(sources_of([v], sources) for v in eqn.invars)
         if not _moves_entries(eqn) or not from_leaves:
             return None, f"made by {eqn.primitive.name}"
-        pending.extend((cast(jex.Var, v), _part(eqn, var)) for v in eqn.invars)
+        pending.extend((cast(jex.Var, v), _source_region(eqn, var)) for v in eqn.invars)
     return tuple(tuple(root) for _, root in roots.values()), ""
 
 
-# A part of an array: for each axis, the start and the end of the part.
-Part = tuple[tuple[int, int], ...]
+# A region of an array: for each axis, the start and the end of the region.
+Region = tuple[tuple[int, int], ...]
 
 
-def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
+def _source_region(eqn: jex.JaxprEqn, out: jex.Var) -> Region | None:
     """The region of an equation's first input that contains the entries of an output.
 
     The region is None, which stands for the whole input, unless the equation is a slice
@@ -381,15 +385,15 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
     return None
 
 
-def _part_key(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
+def _slice_key(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
     """A name for an equation's output, equal for equal slices of the same variable."""
-    if (part := _part(eqn, out)) is None:
+    if (region := _source_region(eqn, out)) is None:
         return out
-    strides = eqn.params.get("strides") or (1,) * len(part)
-    return eqn.invars[0], part, tuple(strides)
+    strides = eqn.params.get("strides") or (1,) * len(region)
+    return eqn.invars[0], region, tuple(strides)
 
 
-def _overlap(one: Part | None, other: Part | None) -> bool:
+def _regions_overlap(one: Region | None, other: Region | None) -> bool:
     # None stands for the whole array, which overlaps with every part.
     if one is None or other is None:
         return True

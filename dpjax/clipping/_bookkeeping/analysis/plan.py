@@ -231,11 +231,14 @@ def plan(
         if not shared:
             break
         inlined_ids |= shared
-    forms, blocks = [_form(component) for component in parts], _blocks(sites, parts)
+    forms, blocks = (
+        [_choose_form(component) for component in parts],
+        _analyse_blocks(sites, parts),
+    )
     return Plan(scope, sites, from_leaves, len(groups), parts, forms, blocks)
 
 
-def _blocks(
+def _analyse_blocks(
     sites: Sequence[Site], parts: Sequence[Component]
 ) -> dict[BlockSite, Block]:
     """The checkpointed blocks of a loss.
@@ -259,12 +262,12 @@ def _blocks(
         groups = tuple(group_of_site[site] for site in own_sites)
         description = (*(site.description() for site in own_sites), groups)
         if description not in analysed:
-            analysed[description] = _block(own_sites, groups)
+            analysed[description] = _analyse_block(own_sites, groups)
         blocks[own_sites[0]] = analysed[description]
     return blocks
 
 
-def _block(sites: Sequence[BlockSite], groups: Sequence[int]) -> Block:
+def _analyse_block(sites: Sequence[BlockSite], groups: Sequence[int]) -> Block:
     """Analyse one checkpointed block.
 
     Args:
@@ -365,18 +368,18 @@ def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     return Layout((*axes[:stacked], *groups), left, right)
 
 
-def _form(component: Component) -> Form:
+def _choose_form(component: Component) -> Form:
     leaves = component.path.invars[: len(component.leaves)]
     num_entries = sum(eqs.aval(v).size for v in leaves)
     ruled = [site.size for site in component.ruled_sites]
-    products = sum(map(_products, ruled))
+    products = sum(map(_gradient_cost, ruled))
     # A gradient is written once, and read for the norm and for the sum.
     gradients = products + 3 * _ACCESS_COST * num_entries
     if (roots := match_sites(component)) is None:
         return Form(False, gradients, gradients)
     stored = sum(size.entries for size in ruled)
     sizes = [[m.site.size for m in root] for root in roots]
-    pairs = products + sum(map(_pairs, sizes))
+    pairs = products + sum(map(_rows_cost, sizes))
     # Rows must need less memory, and must be cheaper or save much memory.
     gram = stored < num_entries and (
         pairs < gradients or num_entries > _MAX_MEMORY_RATIO * stored
@@ -386,7 +389,7 @@ def _form(component: Component) -> Form:
     return Form(gram, pairs if gram else gradients, gradients)
 
 
-def _products(size: Size) -> int:
+def _gradient_cost(size: Size) -> int:
     """The number of multiplications to form one example's gradient at one equation.
 
     The gradient is a sum of outer products of rows. `size` has the sizes of the rows.
@@ -397,7 +400,7 @@ def _products(size: Size) -> int:
     return size.groups * size.rows * size.right * cost_per_entry
 
 
-def _pairs(sizes: Sequence[Size]) -> int:
+def _rows_cost(sizes: Sequence[Size]) -> int:
     """The cost of one example's gradient norm from rows, in multiplications.
 
     The gradient of one array, which several equations use, is a sum of outer products
@@ -405,7 +408,7 @@ def _pairs(sizes: Sequence[Size]) -> int:
     inner products of all pairs of rows. But one-hot rows are added up by position, and
     the time to read and write them is converted to multiplications.
     """
-    total = sum(2 * _products(one) for one in sizes if one.one_hot)
+    total = sum(2 * _gradient_cost(one) for one in sizes if one.one_hot)
     for one, other in itertools.product(sizes, repeat=2):
         # Two sites with one-hot rows need no inner products: the rows of both sites are
         # added to one table.

@@ -420,7 +420,7 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
         # All batch-invariant equations are traced, even if no operand needs them.
         if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
             args = [eqs.read(v, values) for v in eqn.invars]
-            out = _in_all_iterations(scope, eqn, args)
+            out = _evaluate_in_all_iterations(scope, eqn, args)
             values.update(zip(eqn.outvars, out, strict=True))
         values_of_operands += [values[site.operand] for site in scope.sites[index]]
         if index in scope.scans:
@@ -434,7 +434,7 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
     return [*values_of_operands, *(values[site.operand] for site in scope.outputs)]
 
 
-def _in_all_iterations(
+def _evaluate_in_all_iterations(
     scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
 ) -> list[jax.Array]:
     """Evaluate an equation that no example enters, in all iterations of outer scans.
@@ -471,7 +471,7 @@ def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:
 
 # Primitives whose derivative is zero wherever it exists. JAX gives their outputs no
 # tangent, although the dtype of the outputs could have a tangent.
-_FLAT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
+_ZERO_DERIVATIVE = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 
 
 def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
@@ -487,7 +487,7 @@ def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
     live: set[jex.Var] = set()
     _add_inexact(live, [jaxpr.outvars[i] for i in outputs])
     for eqn in reversed(jaxpr.eqns):
-        if live.isdisjoint(eqn.outvars) or eqn.primitive.name in _FLAT:
+        if live.isdisjoint(eqn.outvars) or eqn.primitive.name in _ZERO_DERIVATIVE:
             continue
         inputs: Sequence[Atom] = eqn.invars
         if eqn.primitive.name == "scan":

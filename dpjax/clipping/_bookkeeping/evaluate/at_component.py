@@ -76,11 +76,11 @@ def factors_of(
     function = _map_rule(site, site.rule.factors)
     left, right = function(widen_floats(records), widen(cotangent))
     if isinstance(left, fac.OneHot):
-        # Positions have no feature axis, but _merge expects one.
-        left = fac.OneHot(_merge(site, left.position[..., None])[..., 0])
+        # Positions have no feature axis, but _merge_iterations expects one.
+        left = fac.OneHot(_merge_iterations(site, left.position[..., None])[..., 0])
     else:
-        left = _merge(site, left)
-    return fac.Factors(left, _merge(site, right))
+        left = _merge_iterations(site, left)
+    return fac.Factors(left, _merge_iterations(site, right))
 
 
 def _map_rule(
@@ -96,7 +96,7 @@ def _map_rule(
     return function
 
 
-def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
+def _merge_iterations(site: RuledSite, x: jax.Array) -> jax.Array:
     """Reshape rows f[b, iterations..., g, t, n] to f[b, g, t, n].
 
     Iterations that share one operand are merged with the rows t. Iterations with

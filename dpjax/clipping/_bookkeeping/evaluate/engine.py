@@ -80,10 +80,12 @@ def clipped_sum(
         def in_one_pass(
             recorded: Records, mask: jax.Array, *, rows: bool = True
         ) -> tuple[list[jax.Array], jax.Array]:
-            parts = _parts(plan, recorded, rows=rows)
-            squares, gradients = _squares(parts, clip_norms, mask.shape)
+            parts = _collect_parts(plan, recorded, rows=rows)
+            squares, gradients = _bound_squares(parts, clip_norms, mask.shape)
             finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
-            sums = _sums(parts, gradients, recorded.inputs, scales, finite, wide=wide)
+            sums = _sum_gradients(
+                parts, gradients, recorded.inputs, scales, finite, wide=wide
+            )
             return sums, norm
 
         if not by_platform:
@@ -119,8 +121,8 @@ def squares_alone(
     Returns:
       For each group, an upper bound f[b] of ‖gradient‖² / C².
     """
-    parts = _parts(plan, recorded, two_passes=True)
-    return _squares(parts, clip_norms, batch)[0]
+    parts = _collect_parts(plan, recorded, two_passes=True)
+    return _bound_squares(parts, clip_norms, batch)[0]
 
 
 def sums_alone(
@@ -137,12 +139,12 @@ def sums_alone(
       finite: whether each example's gradient is finite, bool[b]. Other examples
         contribute zero.
     """
-    parts = _parts(plan, recorded, two_passes=True)
+    parts = _collect_parts(plan, recorded, two_passes=True)
     leaves = recorded.inputs[: plan.num_leaves]
-    return _sums(parts, [None] * len(parts), leaves, scales, finite)
+    return _sum_gradients(parts, [None] * len(parts), leaves, scales, finite)
 
 
-def _parts(
+def _collect_parts(
     plan: Plan, recorded: Records, *, rows: bool = True, two_passes: bool = False
 ) -> list[Part]:
     """Collect each component's recorded arrays, and choose the source of its norms.
@@ -189,7 +191,7 @@ def _parts(
     return parts
 
 
-def _squares(
+def _bound_squares(
     parts: Sequence[Part], clip_norms: Sequence[ArrayLike], batch: tuple[int, ...]
 ) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
     """Upper bounds of squared norms, and the per-example gradients, if they are formed.
@@ -219,7 +221,9 @@ def _squares(
                 Comparable(component), recorded, bounds
             )
             pairs = zip(squares_of_groups, bounds, strict=True)
-            by_group = [[_enlarge(part, square, bound)] for square, bound in pairs]
+            by_group = [
+                [_enlarge_squares(part, square, bound)] for square, bound in pairs
+            ]
         gradients.append(component_gradients)
         for group, component_squares in zip(
             component.distinct_groups, by_group, strict=True
@@ -228,7 +232,7 @@ def _squares(
     return [upper_sum(group_squares) for group_squares in squares], gradients
 
 
-def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
+def _enlarge_squares(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     """Enlarge squared norms f[b] of a component's per-example gradients.
 
     If the component has a `Part.reach`, its sum is not the sum of these gradients, but
@@ -257,7 +261,7 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     return jnp.square(fac.upper_norm(jnp.sqrt(square), terms, dtype))
 
 
-def _sums(
+def _sum_gradients(
     parts: Sequence[Part],
     gradients: Sequence[list[jax.Array] | None],
     leaves: Arrays,
@@ -274,7 +278,8 @@ def _sums(
 
     - the component's per-example gradients in `gradients`, unless the entry is None;
     - one product over the batch for each equation, if the norms come from rows, or if
-      `_enlarge` enlarged the norms to cover the rounding errors of these products;
+      `_enlarge_squares` enlarged the norms to cover the rounding errors of these
+      products;
     - otherwise per-example gradients, which are formed again.
     """
     total = {}

@@ -7,9 +7,9 @@ example's gradient at operand k, and J_k is the transposed Jacobian of the opera
 the leaves. These terms may cancel. Then the norm of the example's gradient does not
 bound the rounding errors of the terms, nor the rounding errors that large terms cause
 in a partial sum over several examples. Let |J| be the matrix J, computed from the
-absolute values of all coefficients in the computation. The size
-‖|J||g|‖ of the terms is at most ‖|J|‖ ‖g‖. So a bound on ‖|J|‖ gives bounds on both
-kinds of rounding errors.
+absolute values of all coefficients in the computation. The size ‖|J||g|‖ of
+the terms is at most ‖|J|‖ ‖g‖. So a bound on ‖|J|‖ gives bounds on both kinds of
+rounding errors.
 
 This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum), for two kinds of
 maps: maps that only move entries, and maps whose primitives only multiply, add and move
@@ -91,15 +91,17 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
         at_least_float32(x.dtype) == x.dtype for x in (*inputs, *linear.out_avals)
     ):
         return None
-    terms = len(component.operands) + _terms(linear.jaxpr)
+    terms = len(component.operands) + _count_operations(linear.jaxpr)
     if terms > MAX_ROWS:
         return None
 
     # |J| applied to ones gives the row sums, and its transpose gives the column sums.
-    row_sums_of_operands = _absolute(linear, [jnp.ones_like(x) for x in inputs])
+    row_sums_of_operands = _apply_absolute(linear, [jnp.ones_like(x) for x in inputs])
     norms = []
     for k, row_sums in enumerate(row_sums_of_operands):
-        transpose = jax.linear_transpose(lambda *xs: _absolute(linear, xs)[k], *inputs)
+        transpose = jax.linear_transpose(
+            lambda *xs: _apply_absolute(linear, xs)[k], *inputs
+        )
         column_sums = transpose(jnp.ones_like(row_sums))
         maximum_sums = [jnp.max(x, initial=0.0) for x in (row_sums, *column_sums)]
         # The factor 1.05 covers the rounding errors of these sums.
@@ -118,7 +120,7 @@ def _is_supported(eqn: jex.JaxprEqn) -> bool:
     )
 
 
-def _terms(linear: jex.Jaxpr) -> int:
+def _count_operations(linear: jex.Jaxpr) -> int:
     """The number of additions and products in the transpose of a linear map.
 
     All operations of the map count. So the result bounds the number of operations
@@ -138,7 +140,7 @@ def _terms(linear: jex.Jaxpr) -> int:
     return total
 
 
-def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
+def _apply_absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
     """Apply a linear map, with each coefficient replaced by its absolute value.
 
     Args:

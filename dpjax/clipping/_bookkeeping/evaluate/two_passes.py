@@ -97,9 +97,9 @@ def _outputs_of_one_example(
 ) -> list[jax.Array]:
     """The outputs of a checkpointed block for one example, with a custom derivative.
 
-    Under vmap, a batching rule replaces this function by `_batch`, whose custom
-    derivative is for the whole batch. A site of a block is one of the block's inputs,
-    computed from parameters alone. A tap is an array of zeros for one site. The
+    Under vmap, a batching rule replaces this function by `_outputs_of_batch`, whose
+    custom derivative is for the whole batch. A site of a block is one of the block's
+    inputs, computed from parameters alone. A tap is an array of zeros for one site. The
     derivative returns norms or sums as the taps' cotangents.
 
     Args:
@@ -138,12 +138,15 @@ def _outputs_of_one_example(
         size: int, mapped: Sequence[Any], *arguments: Any
     ) -> tuple[_Arrays, list[bool]]:
         invariants, example, taps, request = arguments
-        # `_batch` maps over all these inputs. So unmapped inputs get a batch axis.
+        # `_outputs_of_batch` maps over all these inputs. So unmapped inputs get a batch
+        # axis.
         examples = [
             x if on else jnp.broadcast_to(x, (size, *x.shape))
             for x, on in zip(example, mapped[1], strict=True)
         ]
-        outs = cast(_Arrays, _batch(block, invariants, examples, taps, request))
+        outs = cast(
+            _Arrays, _outputs_of_batch(block, invariants, examples, taps, request)
+        )
         return outs, [True] * len(outs)
 
     return outputs(invariants, example, list(taps), block_request)
@@ -154,7 +157,7 @@ def _evaluate_block(block: Block, invariants: _Arrays, example: _Arrays) -> _Arr
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _batch(
+def _outputs_of_batch(
     block: Block,
     invariants: _Arrays,
     examples: _Arrays,
@@ -175,7 +178,7 @@ def _forward(block: Block, *arguments: Any) -> tuple[_Arrays, _Saved]:
     # With symbolic_zeros, each argument is a pair of its value and a perturbed flag.
     values = jax.tree.map(lambda x: x.value, arguments)
     invariants, examples, _, request = values
-    return _batch(block, *values), (invariants, examples, request)
+    return _outputs_of_batch(block, *values), (invariants, examples, request)
 
 
 def _backward(
@@ -200,7 +203,7 @@ def _backward(
     return None, of_examples, of_taps, None
 
 
-_batch.defvjp(_forward, _backward, symbolic_zeros=True)
+_outputs_of_batch.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -224,7 +227,8 @@ def _backward_on_batch(
     Returns:
       For each input that depends on the example, its cotangent, or None if it has none.
       For each leaf of the block (`Block`), the sum of its scaled gradients if
-      `Request.scales` is not empty, and otherwise squared norms f[b] (`_squares`).
+      `Request.scales` is not empty, and otherwise squared norms f[b]
+      (`_squares_of_leaves`).
     """
     block, (invariants, examples, request) = comparable.part, saved
     inner_blocks = BlockEvaluation(
@@ -251,13 +255,16 @@ def _backward_on_batch(
         specs = [spec_of(x) for x in invariants[: block.plan.num_leaves]]
     else:
         batch = examples[0].shape[:1]
-        compute, arguments = partial(_squares, block, batch), (request.clip_norms,)
+        compute, arguments = (
+            partial(_squares_of_leaves, block, batch),
+            (request.clip_norms,),
+        )
         specs = jax.P(leading_axis(examples))
     sharded_compute = let_compiler_shard(compute, (invariants, examples), specs)
     return of_inexact, sharded_compute(recorded, *arguments)
 
 
-def _squares(
+def _squares_of_leaves(
     block: Block,
     batch: tuple[int, ...],
     recorded: Records,
