@@ -432,8 +432,9 @@ class Row(NamedTuple):
         If several parameters are combined before they meet the example, then the `Row`
         of each parameter has the cost for all these parameters together.
       vmap_cost: the estimated cost of engine="vmap", in the same unit.
-      why: the reason for forming per-example gradients; empty if `norm` is "rows"
-        or "none".
+      why: the reason for forming per-example gradients; empty if `norm` is "rows" or
+        "none". The reason "cheaper than rows" is also given if rows need more memory,
+        if there are more than 65,536 rows, or if the rows cannot be combined.
     """
 
     parameter: str
