@@ -197,7 +197,7 @@ def plan(
     inputs = range(len(closed.in_avals))
     invariant = [i < num_invariant for i in inputs]
     parametric = [i < len(groups) for i in inputs]
-    steps = [frozenset() if on else None for on in invariant]
+    varying_scans = [frozenset() if on else None for on in invariant]
     # Operands do not depend on the examples. None stands for each leaf of the example.
     operand_inputs = [
         x if on else None for x, on in zip(closed.in_avals, invariant, strict=True)
@@ -214,7 +214,7 @@ def plan(
         flat = inline(closed, invariant, parametric, stays_checkpointed)
         scope, _ = analyse(
             flat,
-            steps,
+            varying_scans,
             parametric,
             outputs=outputs,
             stays_checkpointed=stays_checkpointed,
@@ -433,8 +433,9 @@ class Row(NamedTuple):
         of each parameter has the cost for all these parameters together.
       vmap_cost: the estimated cost of engine="vmap", in the same unit.
       why: the reason for forming per-example gradients; empty if `norm` is "rows" or
-        "none". The reason "cheaper than rows" is also given if rows need more memory,
-        if there are more than 65,536 rows, or if the rows cannot be combined.
+        "none". The reason "cheaper than rows" is also given if rows need as much memory
+        as a gradient or more, if there are more than 65,536 rows, or if the rows of
+        several equations cannot be combined.
     """
 
     parameter: str

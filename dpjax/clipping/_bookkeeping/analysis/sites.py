@@ -161,9 +161,9 @@ class Scope:
 
     Attributes:
       closed: the jaxpr.
-      steps: for every variable that depends on no example, the scans in which the
-        variable changes from iteration to iteration. A scan is given by its depth; the
-        outermost scan has depth 0.
+      varying_scans: for every variable that depends on no example, the scans in which
+        the variable changes from iteration to iteration. A scan is given by its depth;
+        the outermost scan has depth 0.
       sites: for each equation, its sites in the order of the operands among the inputs.
       scans: for each scan with sites in its body, the scope of the body. The key is the
         index of the scan's equation.
@@ -172,21 +172,21 @@ class Scope:
     """
 
     closed: jex.ClosedJaxpr
-    steps: dict[jex.Var, frozenset[int]]
+    varying_scans: dict[jex.Var, frozenset[int]]
     sites: list[list[Site]]
     scans: dict[int, "Scope"] = dataclasses.field(default_factory=dict)
     outputs: list[Site] = dataclasses.field(default_factory=list)
 
-    def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
+    def varying_scans_of(self, *atoms: Atom) -> frozenset[int] | None:
         """The scans in which at least one of the atoms changes between iterations.
 
         Atoms are variables and literals. A scan is given by its depth. The result is
         None if an atom depends on an example.
         """
         variables = [v for v in atoms if isinstance(v, jex.Var)]
-        if not all(v in self.steps for v in variables):
+        if not all(v in self.varying_scans for v in variables):
             return None
-        return frozenset().union(*(self.steps[v] for v in variables))
+        return frozenset().union(*(self.varying_scans[v] for v in variables))
 
     def block_sites(self, index: int) -> list[BlockSite]:
         """The sites of the checkpointed block at the equation with the given index.
@@ -211,7 +211,7 @@ class Scope:
 
 def analyse(
     closed: jex.ClosedJaxpr,
-    steps: Sequence[frozenset[int] | None],
+    varying_scans: Sequence[frozenset[int] | None],
     differentiable: Sequence[bool],
     *,
     lengths: tuple[int, ...] = (),
@@ -225,8 +225,8 @@ def analyse(
 
     Args:
       closed: the jaxpr, in which calls that parameters enter are inlined.
-      steps: for each input, the scans in which it changes from iteration to iteration,
-        or None if it depends on an example.
+      varying_scans: for each input, the scans in which it changes from iteration to
+        iteration, or None if it depends on an example.
       differentiable: for each input, whether it has a derivative by a parameter and
         depends on no example.
       lengths: the lengths of the scans around the jaxpr, the outermost first.
@@ -248,8 +248,8 @@ def analyse(
     sources: dict[jex.Var, frozenset[int]] = {}
     origins: dict[Site, frozenset[int]] = {}
     for i, var in enumerate(jaxpr.invars):
-        if (around := steps[i]) is not None:
-            scope.steps[var] = around
+        if (varying := varying_scans[i]) is not None:
+            scope.varying_scans[var] = varying
             sources[var] = frozenset({i} if differentiable[i] else ())
 
     def depends(*atoms: Atom) -> frozenset[int]:
@@ -257,7 +257,7 @@ def analyse(
 
     def loops(operand: jex.Var) -> tuple[Loop, ...]:
         return tuple(
-            Loop(length, shared=depth not in scope.steps[operand])
+            Loop(length, shared=depth not in scope.varying_scans[operand])
             for depth, length in enumerate(lengths)
         )
 
@@ -265,13 +265,15 @@ def analyse(
         operand, name = cast(jex.Var, eqn.invars[position]), eqn.primitive.name
         where = operand, position, loops(operand)
         if eqs.is_rematerialised(eqn):
-            invariant = tuple(scope.steps_of(v) is not None for v in eqn.invars)
+            invariant = tuple(scope.varying_scans_of(v) is not None for v in eqn.invars)
             return BlockSite(*where, name, eqn, invariant, live_outputs(eqn, live))
         if rule is None:
             return Site(*where, name)
         return RuledSite(*where, f"{name} ({rule.name})", rule)
 
-    def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
+    def is_applied_in_each_iteration(
+        eqn: jex.JaxprEqn, varying: frozenset[int]
+    ) -> bool:
         """Whether the equation has a custom_vjp that must be applied in each iteration.
 
         This holds if the equation's inputs depend on a parameter and are the same in
@@ -279,18 +281,18 @@ def analyse(
         the cotangent, and JAX applies it in each iteration. So the engine must not
         apply it once, to the sum of the cotangents of all iterations.
         """
-        fixed = len(around) < len(lengths) and bool(depends(*eqn.invars))
+        fixed = len(varying) < len(lengths) and bool(depends(*eqn.invars))
         return fixed and eqs.uses([eqn], "custom_vjp")
 
     for index, eqn in enumerate(jaxpr.eqns):
-        around = scope.steps_of(*eqn.invars)
-        if around is not None and not is_applied_in_each_iteration(eqn, around):
+        varying = scope.varying_scans_of(*eqn.invars)
+        if varying is not None and not is_applied_in_each_iteration(eqn, varying):
             # The outputs are batch-invariant. They have derivatives by the same inputs,
             # unless the equation stops the derivative.
             has_derivative = eqn.primitive.name != "stop_gradient"
             dependencies = depends(*eqn.invars) if has_derivative else frozenset()
             for var in eqn.outvars:
-                scope.steps[var] = around
+                scope.varying_scans[var] = varying
                 sources[var] = dependencies if eqs.is_inexact(var) else frozenset()
             continue
         operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
@@ -365,10 +367,11 @@ def _analyse_scan(
     """
     consts, carry = scan_sizes(eqn.params)
     carried = range(consts, consts + carry)
-    steps_of_inputs = [
-        None if i in carried else outer.steps_of(v) for i, v in enumerate(eqn.invars)
+    varying_scans_of_inputs = [
+        None if i in carried else outer.varying_scans_of(v)
+        for i, v in enumerate(eqn.invars)
     ]
-    invariant = [around is not None for around in steps_of_inputs]
+    invariant = [varying is not None for varying in varying_scans_of_inputs]
     parametric = [on and i in operands for i, on in enumerate(invariant)]
     body = inline(eqn.params["jaxpr"], invariant, parametric, stays_checkpointed)
     depth = len(lengths)
@@ -377,16 +380,19 @@ def _analyse_scan(
     # a rule. So the analysis is repeated until no further constant must be tapped.
     while True:
         # Scanned inputs differ between iterations of this scan.
-        steps = [
+        varying_scans = [
             None
-            if around is None or i in tapped_before
-            else around.union([] if i < consts else [depth])
-            for i, around in enumerate(steps_of_inputs)
+            if varying is None or i in tapped_before
+            else varying.union([] if i < consts else [depth])
+            for i, varying in enumerate(varying_scans_of_inputs)
         ]
         scope, origins = analyse(
             body,
-            steps,
-            [i in operands and i not in tapped_before for i in range(len(steps))],
+            varying_scans,
+            [
+                i in operands and i not in tapped_before
+                for i in range(len(varying_scans))
+            ],
             lengths=(*lengths, eqn.params["length"]),
             outputs=outputs,
             stays_checkpointed=stays_checkpointed,
@@ -418,7 +424,7 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
     values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
     for index, eqn in enumerate(scope.closed.jaxpr.eqns):
         # All batch-invariant equations are traced, even if no operand needs them.
-        if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
+        if eqn.outvars and all(v in scope.varying_scans for v in eqn.outvars):
             args = [eqs.read(v, values) for v in eqn.invars]
             out = _evaluate_in_all_iterations(scope, eqn, args)
             values.update(zip(eqn.outvars, out, strict=True))
@@ -427,7 +433,7 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
             body = scope.scans[index]
             pairs = zip(eqn.invars, body.closed.jaxpr.invars, strict=True)
             body_inputs = [
-                eqs.read(outer, values) if inner in body.steps else None
+                eqs.read(outer, values) if inner in body.varying_scans else None
                 for outer, inner in pairs
             ]
             values_of_operands += operands(body, body_inputs)
@@ -448,9 +454,11 @@ def _evaluate_in_all_iterations(
         return eqs.bind(eqn, inputs)
 
     # The innermost scan is mapped first, so that the outermost scan's axis is leading.
-    steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
-    for depth in sorted(frozenset().union(*steps), reverse=True):
-        function = jax.vmap(function, [0 if depth in s else None for s in steps])
+    varying_scans = [scope.varying_scans_of(v) or frozenset() for v in eqn.invars]
+    for depth in sorted(frozenset().union(*varying_scans), reverse=True):
+        function = jax.vmap(
+            function, [0 if depth in s else None for s in varying_scans]
+        )
     return function(*inputs)
 
 

@@ -22,7 +22,7 @@ from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
 from dpjax.clipping._bookkeeping.equations import Comparable
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
-from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
+from dpjax.clipping._bookkeeping.evaluate.reach import PullBackBounds, bound_pull_back
 from dpjax.clipping._bookkeeping.evaluate.run import Records, record_sites
 from dpjax.clipping._clip import Inputs, PerExample, Summed
 
@@ -37,16 +37,16 @@ class Part(NamedTuple):
         inputs of the computation from the leaves to the sites.
       rows: whether the component's norms come from rows of activations and cotangents.
         If not, the norms come from per-example gradients or from checkpointed blocks.
-      reach: a bound on the rounding errors of the pull-back from the sites to the
-        leaves, so that the sum can be pulled back once for the batch. The bound is None
-        in an engine with one pass, for norms from rows, if a site has more than
+      pull_back_bounds: a bound on the rounding errors of the pull-back from the sites
+        to the leaves, so that the sum can be pulled back once for the batch. The bound
+        is None in an engine with one pass, for norms from rows, if a site has more than
         `MAX_ROWS` rows, and if `evaluate.reach` has no bound for the pull-back.
     """
 
     component: Component
     recorded: Records
     rows: bool
-    reach: Reach | None
+    pull_back_bounds: PullBackBounds | None
 
 
 def clipped_sum(
@@ -157,7 +157,7 @@ def _collect_parts(
     Some components have norms from per-example gradients. In one pass, these gradients
     are still in memory, and the sum is the sum of these gradients. In two passes, the
     sum is made of one product for each site, if the rounding error of the pull-back
-    from sites to leaves has a bound (`reach`).
+    from sites to leaves has a bound (`bound_pull_back`).
 
     Args:
       plan: the analysis of the loss.
@@ -182,7 +182,7 @@ def _collect_parts(
         )
         gram = rows and form.gram
         bound = (
-            reach(component, inputs)
+            bound_pull_back(component, inputs)
             if two_passes and has_few_rows and not gram
             else None
         )
@@ -235,16 +235,20 @@ def _bound_squares(
 def _enlarge_squares(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     """Enlarge squared norms f[b] of a component's per-example gradients.
 
-    If the component has a `Part.reach`, its sum is not the sum of these gradients, but
-    one product over the batch for each equation, which has other rounding errors. The
-    result covers the rounding errors of both computations.
+    If the component has a `Part.pull_back_bounds`, its sum is not the sum of these
+    gradients, but one product over the batch for each equation, which has other
+    rounding errors. The result covers the rounding errors of both computations.
     """
-    if part.reach is None:
+    if part.pull_back_bounds is None:
         return square
     records, cotangents, _ = part.recorded
     terms = []
     for site, others, cotangent, norm_bound in zip(
-        part.component.sites, records, cotangents, part.reach.norms, strict=True
+        part.component.sites,
+        records,
+        cotangents,
+        part.pull_back_bounds.norms,
+        strict=True,
     ):
         if isinstance(site, RuledSite):
             factors = at.factors_of(Comparable(site), others, cotangent)
@@ -254,10 +258,10 @@ def _enlarge_squares(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax
             # is a sum of one term.
             square_of_one = square_sum(widen(cotangent), 1, clip_norm)
             size, rows = jnp.sqrt(square_of_one), 1
-        terms.append(fac.Terms(norm_bound * size, rows + part.reach.terms))
+        terms.append(fac.Terms(norm_bound * size, rows + part.pull_back_bounds.terms))
     # The bound on rounding errors assumes the least precise dtype of all arrays.
     arrays = [*cotangents, *(x for xs in records for x in xs)]
-    dtype = narrowest_float([part.reach.dtype, *(x.dtype for x in arrays)])
+    dtype = narrowest_float([part.pull_back_bounds.dtype, *(x.dtype for x in arrays)])
     return jnp.square(fac.upper_norm(jnp.sqrt(square), terms, dtype))
 
 
@@ -294,7 +298,7 @@ def _sum_gradients(
             ]
         else:
             sum_scaled = at.sums_of_gradients
-            if part.rows or part.reach is not None:
+            if part.rows or part.pull_back_bounds is not None:
                 sum_scaled = partial(at.sums_by_sites, wide=wide)
             group_scales = [scales[group] for group in component.distinct_groups]
             sums = sum_scaled(

@@ -41,7 +41,7 @@ _SUPPORTED = frozenset(
 )
 
 
-class Reach(NamedTuple):
+class PullBackBounds(NamedTuple):
     """Bounds for the pull-back of gradients from operands to parameter leaves.
 
     An operand is a value that is computed from these leaves alone, and then meets the
@@ -61,7 +61,7 @@ class Reach(NamedTuple):
     dtype: jnp.dtype
 
 
-def reach(component: Component, inputs: Arrays) -> Reach | None:
+def bound_pull_back(component: Component, inputs: Arrays) -> PullBackBounds | None:
     """Bound the rounding errors of a pull-back of gradients to parameter leaves.
 
     Args:
@@ -78,7 +78,9 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
     # many as the operands, because several operands may add to one entry.
     if component.roots is not None:
         dtype = narrowest_float(x.dtype for x in inputs)
-        return Reach([1.0] * len(component.operands), len(component.operands), dtype)
+        return PullBackBounds(
+            [1.0] * len(component.operands), len(component.operands), dtype
+        )
     num_leaves = len(component.leaves)
     # The derivative rule of a custom_vjp need not be linear in the cotangent.
     if eqs.uses(component.path.eqns, "custom_vjp"):
@@ -109,7 +111,9 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
     jaxpr = linear.jaxpr
     atoms = [*jaxpr.invars, *jaxpr.constvars]
     atoms += [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
-    return Reach(norms, terms, narrowest_float(eqs.aval(v).dtype for v in atoms))
+    return PullBackBounds(
+        norms, terms, narrowest_float(eqs.aval(v).dtype for v in atoms)
+    )
 
 
 def _is_supported(eqn: jex.JaxprEqn) -> bool:
