@@ -175,7 +175,7 @@ def _unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
     Without rounding, the results would have norms of at most 1 − 2⁻²⁰. With rounding,
     the results have norms of at most 1 − 2⁻²¹. A row that is not finite becomes zero.
     """
-    squares = group_squares([rows], [0], [clip_norm], kept=1)
+    squares = group_squares([rows], [0], [clip_norm], num_batch_axes=1)
     finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
     return apply_scales(rows, scale, finite) / clip_norm
 
