@@ -54,7 +54,7 @@ def mask_nonfinite(data: Tree) -> Data:
 def evaluate_schedule(
     name: str, value: ArrayLike | optax.Schedule, num_steps: int
 ) -> np.ndarray:
-    """Evaluate a number, an array or a schedule at all num_steps = T steps, f64[T]."""
+    """The values of a number, array or schedule at all T = num_steps steps, f64[T]."""
     if callable(value):
         value = jax.vmap(value)(jnp.arange(num_steps))
     array = np.asarray(value, np.float64)

@@ -101,7 +101,7 @@ class Loss:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The fields of `iteration.Setting` that this loss determines, unclipped."""
+        """The bounds of this loss as fields of `iteration.Setting`; clipped is False."""
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,
