@@ -101,7 +101,7 @@ class Loss:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The bounds of this loss as fields of `iteration.Setting`, and no clipping."""
+        """The fields of `iteration.Setting` that are bounds of the unclipped loss."""
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,
