@@ -2,10 +2,11 @@
 
 A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. For example,
 the momentum is m_t = β m_{t−1} + (1 − β) g_t, and the parameters of SGD are sums of
-η_t m_t for learning rates η_t. The error of a workload is its output if the input is
-noise alone. `accounting.correlated.error` measures this error for the noise of a
-strategy, and `strategies.optimize` searches for the strategy with the least error at
-the same privacy.
+η_t m_t for learning rates η_t. If the input of a workload is noise alone, the root mean
+square of its output over steps is the error of the workload.
+`accounting.correlated.error` computes this error for the noise of a strategy, and
+`strategies.optimize` searches for the strategy with the least error at the same
+privacy.
 """
 
 import jax

@@ -245,7 +245,8 @@ def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
     """List the kinds of noise that a comparison combines with one sampling.
 
     The kinds are "independent", "correlated" and "tree", as in `Candidate.noise`. The
-    argument `noise` is that of `dpjax.plan`.
+    argument `noise` of `dpjax.plan` selects some kinds. If the sampling allows none of
+    the selected kinds, the only kind is `noise`, and `dpjax.plan` then raises an error.
     """
     kinds = ["correlated"] if mechanism.supports_correlation else []
     # Here "correlated" includes independent noise, which is a strategy with one band.
@@ -320,12 +321,13 @@ def resolve_strategy(
     Returns:
       strategy: the numbers of the strategy; None for independent noise.
       start: an estimate of the noise multiplier, at which the search for the noise
-        multiplier starts. None unless the search for the strategy returned correlated
-        noise and made an estimate.
+        multiplier starts. None if the noise is independent, if the caller passes the
+        strategy, if the batches are in order, or if the search for the best strategy
+        returns independent noise.
 
     Raises:
       ValueError: workload or strategy does not fit the noise or the sampling; or
-        epsilon is missing, and the best strategy depends on it.
+        epsilon is missing, and the best strategy depends on epsilon.
     """
     if run.noise == "independent":
         if workload is not None or strategy is not None:
@@ -362,12 +364,18 @@ def _best(
 
     For batches in a fixed or reshuffled order, `strategies.optimize` searches for the
     strategy, among the strategies of kind "rational" that store one vector in the
-    optimizer's state. If the workload varies by step, so does the strategy. The
-    estimate is then None. For random batches, `strategies.amplified` searches for the
-    strategy. The estimate is None if this strategy is independent noise.
+    optimizer's state. If the workload varies by step, the strategy also varies by step.
+    For these orders, there is no estimate.
+
+    For random batches, `strategies.amplified` searches for the strategy. If the best
+    strategy is independent noise, there is no estimate.
+
+    Returns:
+      The strategy, and the estimate, or None if there is no estimate.
 
     Raises:
-      ValueError: epsilon is missing, and the best strategy depends on it.
+      ValueError: epsilon is missing, and the batches are random, so that the best
+        strategy depends on epsilon.
     """
     sizes: dict[str, Any] = {
         "num_steps": run.num_steps,

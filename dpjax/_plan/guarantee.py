@@ -170,7 +170,11 @@ class RunGuarantee:
         return dataclasses.replace(self, num_steps=steps)
 
     def record(self) -> dict[str, Any]:
-        """All facts that a report of a private run must state, as plain values."""
+        """The facts about the run that a report must state, as plain values.
+
+        A report must also state facts that are not in this record, such as other uses
+        of the data, and people other than the data's holder who see the keys.
+        """
         plan = self.plan
         # An attack's power, its true-positive rate, is 1 minus its false-negative rate.
         powers = 1 - np.asarray(self.tradeoff(np.array(_FALSE_POSITIVES)), np.float64)
@@ -329,7 +333,7 @@ def _noise(plan: RunParameters) -> str:
 
 
 def up(x: float, decimals: int = 3) -> str:
-    """Format an ε, a μ or an attack's power, rounded up to `decimals` decimals."""
+    """Format a number, such as an ε or a μ, rounded up to `decimals` decimals."""
     if x == math.inf:
         return "∞"
     return f"{math.ceil(x * 10**decimals) / 10**decimals:.{decimals}f}"

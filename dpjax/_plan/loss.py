@@ -102,9 +102,10 @@ class Alerts:
     ) -> None:
         """Warn if a parameter's sum of clipped gradients is zero in the first batch.
 
-        The first batch is the first batch in which a valid example has a finite
-        gradient. Later batches are not checked. Under jit the values are unknown, so
-        that no warning is issued.
+        Here the first batch is the first one with a valid example whose gradient is
+        finite. Later batches are not checked. A parameter of which `warn_of_loss` has
+        warned is left out. Under jit the values are unknown, so that no warning is
+        issued.
 
         Args:
           sums: the sum of clipped gradients, a tree shaped like the trained parameters.
@@ -134,7 +135,7 @@ class Alerts:
 def _are_gradients_zero(
     loss_and_aux: Callable[..., Any], trained: Any, examples: Any
 ) -> list[bool]:
-    """Tell for each leaf of `trained` whether its gradient is zero for all data."""
+    """Tell for each leaf of `trained` whether its gradient is proven to be zero."""
     gradient = jax.grad(loss_and_aux, has_aux=True)
     closed = jax.make_jaxpr(lambda *args: gradient(*args)[0])(trained, examples)
     return are_outputs_zero(closed)
@@ -325,11 +326,12 @@ def _leave_room_for_casts(
 ) -> ArrayLike:
     """Return a clip norm C at which sums have sensitivity `bound` despite rounding.
 
-    If the plan has arithmetic="real", C is `bound`. If the plan has
-    arithmetic="discrete", C is slightly smaller. The reason is that `accumulate` adds
-    the sums of a batch's parts, and rounds the total of m clipped gradients to float32.
-    If the clip norm varies, the total is also divided by the clip norm of the step, and
-    rounded again. Each rounding changes the total by at most 2⁻²⁴ m C. So for two
+    Under REPLACE, the sensitivity is twice `bound`. If the plan has arithmetic="real",
+    C is `bound`. If the plan has arithmetic="discrete", C is slightly smaller. The
+    reason is that `accumulate` adds the sums of a batch's parts, and rounds the total
+    of m clipped gradients to float32. Here m is the number of slots, or the plan's
+    capacity if the capacity is larger. If the clip norm varies, the total is also
+    divided by the clip norm of the step, and rounded again. Each rounding changes the total by at most 2⁻²⁴ m C. So for two
     neighbouring data sets, each rounding changes the difference of the totals by at
     most twice this value.
     """

@@ -144,7 +144,11 @@ class Poisson(Mechanism):
         )
 
     def step_event(self, part):
-        """Return a Poisson-sampled Gaussian step with a maximum batch size."""
+        """Return a Poisson-sampled Gaussian step, with its capacity if it can overflow.
+
+        A step overflows if it draws more examples than the capacity, the maximum number
+        of examples in a batch.
+        """
         noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
         # A batch never overflows if its capacity is the number of all examples.
         if part.max_batch_size >= self.num_examples:
@@ -211,9 +215,10 @@ class Cyclic(Mechanism):
     def event(self, run):
         """Return the event of a Gaussian mechanism.
 
-        An example takes part in one step per epoch. For independent noise, the event is
-        the composition of these steps, one `Gaussian`. For correlated noise, the event
-        is a `CorrelatedGaussian`, whose cost `accounting.correlated.mu` computes.
+        An example takes part in one step per epoch. For independent noise, the
+        composition of these steps is one Gaussian mechanism, and the event is a
+        `Gaussian`. For correlated noise, the event is a `CorrelatedGaussian`, whose μ
+        `accounting.correlated.mu` computes.
         """
         num_steps = int(run.num_steps)
         epoch = self.steps_per_epoch(int(run.batch_size))

@@ -25,16 +25,17 @@ class Parts:
 
     Attributes:
       merge: a function of a tree shaped like `trained` and of one example's random
-        keys. The function returns the whole model, or the whole argument.
-      trained: the tree of trained parameters, by which the loss is differentiated; ()
-        for an argument that is not the model.
+        keys. The function returns the whole model, or the whole argument. For an
+        argument that is not the model, the function ignores the tree.
+      trained: the tree of trained parameters, by which the loss is differentiated. For
+        an argument that is not the model, this attribute is not used.
       names: the path in the model of each leaf of `trained`.
       of_examples: a function from the examples' positions in the batch, i[m], to each
         example's random keys, with a leading axis m.
       check_unchanged: a function of a model that `merge` returned before the loss ran.
         The function raises if the loss changed other state of the model than
         parameters, keys and counters.
-      advance: a function that adds 1 to the counters in the model from which flax.nnx
+      advance: a function that adds 1 to the model's counters, from which flax.nnx
         derives random keys.
       like_model: a function that converts gradients shaped like `trained` to the
         structure that the model's optimizer needs.
@@ -74,10 +75,11 @@ def split(model: Any) -> Parts:
 
 
 def along(x: Any) -> Parts:
-    """Split an argument of the loss that is not the model, and has no trained part.
+    """Split an argument of the loss that is not the model.
 
-    The argument x is a flax.nnx object or a leaf of a tree. If x holds random keys,
-    each example gets its own keys. Otherwise, all examples get x.
+    The argument x is a flax.nnx object or a leaf of a tree. The loss is not
+    differentiated by x, even if x contains `nnx.Param`s. If x holds random keys, each
+    example gets its own keys. Otherwise, all examples get x.
     """
     if is_nnx(x):
         parts = _of_module(x)

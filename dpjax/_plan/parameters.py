@@ -105,8 +105,8 @@ def make_segments(
 def _levels(name: str, factor: Factor | None, num_steps: int) -> np.ndarray:
     """The values of a schedule, f64[num_steps], rounded up to a few distinct values.
 
-    There are at most `_LEVELS` distinct values. All of them are float32 numbers, so
-    that the accountant and the jitted step use the same values.
+    There are at most `_LEVELS` distinct values. The distinct values are then rounded to
+    float32, so that the accountant and the jitted step use the same values.
 
     Args:
       name: the name of the schedule in error messages.
@@ -252,7 +252,7 @@ class RunParameters:
         return np.diff(np.minimum([*starts, self.num_steps], self.num_steps)).tolist()
 
     def noises(self) -> np.ndarray:
-        """The noise multiplier of each step, divided by the plan's, f64[num_steps]."""
+        """The noise of each step, in the units of a `Segment`, f64[num_steps]."""
         return np.repeat([piece.noise for piece in self.segments], self._lengths())
 
     def values_at(self, step: ArrayLike) -> StepValues:
@@ -273,7 +273,8 @@ class RunParameters:
 class Bounded(NamedTuple):
     """The sum and the count of a step, before noise is added to them.
 
-    A plan with a `QuantileClip` has a count. C is the clip norm of the step.
+    The function of `Plan.value_and_grad` returns a `Bounded` for a plan with a
+    `QuantileClip`. C is the clip norm of the step.
 
     Attributes:
       total: the sum of the gradients, each clipped to C, divided by C.
@@ -311,15 +312,15 @@ def noise_of(
     of the noise on the count.
 
     The sum and the count together are one Gaussian mechanism. Adding one example
-    changes the sum by at most C, and the count by 1/2. So if z is the plan's noise
-    multiplier, the mechanism costs as much as a sum with noise multiplier z if
+    changes the sum by at most C, and the count by 1/2. Let z be the plan's noise
+    multiplier. The mechanism costs as much as a sum with noise multiplier z if
     1 / σ² + (1/2)² / σ_b² = 1 / z²
     (Andrew et al. 2021, Theorem 1, https://arxiv.org/abs/1905.03871).
 
     Args:
-      clip: the settings. The setting `noise_multiplier` is σ_b, unless it is None.
+      clip: the settings. If clip.noise_multiplier is not None, σ_b is this number.
       noise_multiplier: z.
-      batch_size: b, the plan's batch size. If the setting is None, σ_b is
+      batch_size: b, the plan's batch size. If clip.noise_multiplier is None, σ_b is
         max(b / 20, 4 z).
 
     Raises:
@@ -358,6 +359,8 @@ def next_clip_norm(
     clip: QuantileClip, clip_norm: jax.Array, noisy: jax.Array, batch_size: ArrayLike
 ) -> jax.Array:
     """The next step's clip norm, f32[], from this step's clip norm and noisy count.
+
+    The result is at least 2⁻⁶⁰ and at most 2⁶⁰.
 
     Args:
       clip: the settings, of which the function uses quantile and learning_rate.

@@ -98,11 +98,11 @@ def plan(
         (overflow), some of them do not take part. If None, `plan` computes the unknown
         number without overflow at 99 % of δ, and then searches for the smallest
         capacity with two properties: overflow costs at most the rest of δ, and the
-        capacity is at least three standard deviations above b, or is the maximum, n
-        (for cyclic Poisson samples, the size of the largest group). For bins, the
-        result is the smallest such capacity. For Poisson samples, a smaller capacity
-        than the result may have both properties, because the search only predicts the
-        cost of most capacities.
+        capacity is at least b plus three standard deviations of the batch size, or is
+        the maximum, n (for cyclic Poisson samples, the size of the largest group). For
+        bins, the result is the smallest such capacity. For Poisson samples, a smaller
+        capacity than the result may have both properties, because the search only
+        predicts the cost of most capacities.
       noise_schedule: a function of a step's number, like an optax schedule. It returns
         the step's noise multiplier in units of noise_multiplier. The values are rounded
         up to at most eight distinct values, and the run uses the rounded values. A plan
@@ -457,17 +457,19 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
     overflow. A capacity suffices if the run with overflow costs at most solved.epsilon
     at `delta`.
 
-    Let b be the largest expected batch size of any step. The search considers only
-    capacities that are at least three standard deviations above b. A capacity below b
-    may also suffice, since a step on few of many examples costs little privacy. But
-    many of the drawn examples would then not take part.
+    Let b be the largest expected batch size of any step, and s the standard deviation
+    of the size of this batch, but at least 1. The search considers only capacities of
+    at least b + 3 s. A capacity below b may also suffice, since a step on few of many
+    examples costs little privacy. But many of the drawn examples would then not take
+    part.
 
     For bins, the probability of an overflow determines whether a capacity suffices, and
     bisection finds the smallest sufficient capacity. For Poisson samples, overflow
-    increases ε about in proportion to the probability that all examples but one fill a
-    batch. So each evaluation of ε predicts the smallest sufficient capacity. After
-    eight evaluations, the search bisects instead. The search returns a sufficient
-    capacity as soon as the next smaller capacity is predicted to cost clearly too much.
+    increases ε about in proportion to the probability that a step draws at least the
+    capacity from all examples but one. So each evaluation of ε predicts the smallest
+    sufficient capacity. After eight evaluations, the search bisects instead. The search
+    returns a sufficient capacity as soon as the next smaller capacity is predicted to
+    cost clearly too much.
     So if the prediction is wrong, a smaller capacity than the result may suffice.
 
     Args:

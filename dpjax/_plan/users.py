@@ -26,8 +26,8 @@ from dpjax.clipping._metrics import masked_mean
 def is_tree_of_arrays(data: Any) -> bool:
     """Whether data is a tree whose leaves are all arrays with a leading axis.
 
-    The result is False for an iterator and for a list, which is a list of examples and
-    not a tree of arrays. A list inside the tree is allowed.
+    The result is False for an iterator, and for a list, since a list as data is a list
+    of examples. A list inside the tree is allowed.
     """
     if isinstance(data, list | Iterator):
         return False
