@@ -249,7 +249,7 @@ def test_allocation_epsilon_under_replace_holds_in_simulation():
     known = float(gdp.epsilon(2 / 0.01, 1e-5))
     assert known * 0.9 < float(replaced(0.01, 1e-5)) <= known * (1 + 1e-9)
     both = allocation.pld(1.0, num_steps=10, adjacency=Adjacency.REPLACE)
-    with pytest.raises(ValueError, match="a and b must hold for the same adjacency"):
+    with pytest.raises(ValueError, match="a and b must be for the same adjacency"):
         pld.convolve(both, allocation.pld(1.0, num_steps=10))
     assert "RandomAllocation" in repr(both)
 

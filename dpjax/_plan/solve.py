@@ -502,7 +502,7 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
         def suffices(capacity: int) -> bool:
             profile = RandomBinsProfile(replace(event, max_batch_size=capacity))
             with scope():
-                return profile.is_spared(solved.epsilon, delta * (1 - spent))
+                return profile.covers_overflow(solved.epsilon, delta * (1 - spent))
 
         return low + 1 + bisect.bisect_left(range(low + 1, high), True, key=suffices)
     assert isinstance(event, Composed)
@@ -511,7 +511,7 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
     # down to P = 1e-300.
     capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
     full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, size / n), TINY))
-    aim, tries = about.log_full, 0
+    aim, tries = about.log_probability, 0
     while high - low > 1:
         # Try the smallest capacity whose log P is at most the aim, strictly inside the
         # bracket, so that the bracket shrinks in every step.
@@ -522,7 +522,7 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
         low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
         place, tries = min(capacity - capacities[0], full.size - 1), tries + 1
         # The log of the increase of ε by overflow, divided by the allowed increase.
-        over = 1 + (epsilon - solved.epsilon) / about.spare
+        over = 1 + (epsilon - solved.epsilon) / about.epsilon_gap
         excess = min(max(math.log(max(over, TINY)), -3.0), 3.0)
         aim = float(full[place]) - excess
         # The values of ε themselves are compared, since their ratio may round to 1.

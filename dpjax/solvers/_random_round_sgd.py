@@ -216,7 +216,7 @@ def random_round_sgd(
         delta_of = functools.partial(
             random_rounds._compiled_delta, epsilon=np.float64(noise.epsilon), **terms
         )
-        start = random_rounds._estimate(*noise, **terms)
+        start = random_rounds._estimate_parameter(*noise, **terms)
         noise = _precision.solve_noise(delta_of, noise.delta, noise, start)
     validate.positive("noise_multiplier", noise)
 
