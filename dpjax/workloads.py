@@ -137,9 +137,9 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
       >>> toeplitz([2.0, 1.0]).numerator
       array([0.5])
     """
-    known = validate.real_vector("coefficients", coefficients)
-    a = jnp.asarray(coefficients) if known is None else known
-    if a.size == 0 or (known is not None and not np.all(np.isfinite(known))):
+    concrete = validate.real_vector("coefficients", coefficients)
+    a = jnp.asarray(coefficients) if concrete is None else concrete
+    if a.size == 0 or (concrete is not None and not np.all(np.isfinite(concrete))):
         raise ValueError(f"coefficients must be finite; got {coefficients!r}.")
     # A workload stores its filter with a leading 1, so a_0 becomes the rate.
     validate.positive("coefficients[0]", a[0])
@@ -157,5 +157,5 @@ def _vector(name: str, x: ArrayLike) -> np.ndarray | jax.Array:
     # A scalar becomes a vector of size 1, which a workload broadcasts over all steps.
     row = jnp.asarray(x)[None] if isinstance(x, jax.Array) and not x.ndim else x
     row = [x] if isinstance(x, int | float | np.number) else row
-    known = validate.real_vector(name, row)
-    return jnp.asarray(row) if known is None else known
+    concrete = validate.real_vector(name, row)
+    return jnp.asarray(row) if concrete is None else concrete

@@ -71,8 +71,9 @@ class Mechanism:
         if self.adjacency not in self.adjacencies:
             names = " or ".join(a.name for a in self.adjacencies)
             raise ValueError(
-                f"adjacency must be {names} with this sampling, because "
-                f"{self.reason}; got {self.adjacency!r}."
+                f"adjacency must be {names} with sampling "
+                f"{next(x for x, kind in SAMPLINGS.items() if kind is type(self))!r}, "
+                f"because {self.reason}; got {self.adjacency!r}."
             )
 
     def draw(
@@ -172,8 +173,8 @@ class FixedSize(Mechanism):
 
     adjacencies = (Adjacency.REPLACE,)
     reason = (
-        "the removal of one example would change the set from which subsets of fixed "
-        "size are drawn"
+        "the amplification of batches of fixed size is proven for the replacement of "
+        "one example"
     )
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -233,12 +234,12 @@ class Cyclic(Mechanism):
             # multiplier σ. The last epoch may be incomplete. Its missing steps cost 0.
             costs = np.zeros(times * epoch)
             costs[:num_steps] = run.noises() ** -2.0
-            times = self._times(costs.reshape(times, epoch))
+            times = self._max_total_cost(costs.reshape(times, epoch))
         # k Gaussian steps of sensitivity s are one Gaussian mechanism: μ = s √k / σ.
         factor = self.adjacency.sensitivity_factor
         return events.Gaussian(factor * math.sqrt(times) / sigma)
 
-    def _times(self, costs: np.ndarray) -> float:
+    def _max_total_cost(self, costs: np.ndarray) -> float:
         """Bound the total cost of the steps in which one example takes part.
 
         An example takes part in the same step of every epoch. These steps are a column
@@ -280,7 +281,7 @@ class Reshuffled(Cyclic):
             step=step % steps,
         )
 
-    def _times(self, costs):
+    def _max_total_cost(self, costs):
         """Bound the total cost of the steps in which one example takes part.
 
         The bound is the total cost if the example takes part in the most expensive step
