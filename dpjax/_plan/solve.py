@@ -506,7 +506,7 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
         return min(low + 1, n)
     event = mechanism_of(solved).event(solved)
     if isinstance(event, RandomBins):
-        # On a lattice, at most this share of δ covers the total variation of the noise.
+        # On a lattice, at most this fraction of δ covers the noise's total variation.
         fraction = SHARES_OF_LATTICE[-1] if solved.arithmetic == "discrete" else 0.0
 
         def suffices(capacity: int) -> bool:
@@ -523,8 +523,8 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
     log_full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, mean_size / n), TINY))
     target, tries = estimate.log_probability, 0
     while high - low > 1:
-        # Try the smallest capacity whose log P is at most the target, strictly inside the
-        # bracket, so that the bracket shrinks in every step.
+        # Try the smallest capacity whose log P is at most the target, strictly inside
+        # the bracket, so that the bracket shrinks in every step.
         predicted = int(capacities[0] + np.searchsorted(-log_full, -target))
         capacity = predicted if tries < 8 else (low + high) // 2
         capacity = min(max(capacity, low + 1), high - 1)
