@@ -18,8 +18,8 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
 
-# The divisor of a cell includes the mean energy of all cells, times this weight. Without
-# this term, cells without a contour would get the same contrast as other cells.
+# The divisor of a cell includes the mean energy of all cells, times this weight.
+# Without this term, cells without a contour would get the same contrast as other cells.
 _MEAN_WEIGHT = 0.1
 # This factor ensures that rounding in float32 makes no vector longer than 1.
 _FLOAT32_FACTOR = 1 - 2.0**-20

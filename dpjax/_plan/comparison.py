@@ -174,10 +174,10 @@ def best_plan(plan: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         for kind in _noise_kinds(mechanism, sampling, arguments["noise"]):
             candidates.append(candidate(mechanism, sampling, kind))
     # The sort is stable: among candidates with equal errors, the first one is chosen.
-    candidates.sort(key=lambda one: one.error)
+    candidates.sort(key=lambda x: x.error)
     best = candidates[0].plan
     if best is None:
-        reasons = " ".join(dict.fromkeys(one.reason for one in candidates))
+        reasons = " ".join(dict.fromkeys(x.reason for x in candidates))
         raise ValueError(f"none of the compared mechanisms has a plan: {reasons}")
     return dataclasses.replace(best, comparison=Comparison(tuple(candidates)))
 

@@ -75,8 +75,10 @@ class Alerts:
             return
         # Shapes and dtypes suffice: the analysis traces the loss and runs nothing.
         avals = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
-        one = jax.tree.map(lambda kind: like(kind, kind.shape[1:], kind.dtype), avals)
-        zero = _are_gradients_zero(loss_and_aux, parts.trained, one)
+        example_and_keys = jax.tree.map(
+            lambda kind: like(kind, kind.shape[1:], kind.dtype), avals
+        )
+        zero = _are_gradients_zero(loss_and_aux, parts.trained, example_and_keys)
         self._warned_names = [
             x for x, is_zero in zip(parts.names, zero, strict=True) if is_zero
         ]
@@ -86,7 +88,7 @@ class Alerts:
         # If the gradients are not zero in a batch of two, the loss compares examples.
         if loss_of_two is not None:
             pair = jax.tree.map(lambda x: like(x, (2, *x.shape[1:]), x.dtype), avals[0])
-            unit = pair, one[1]
+            unit = pair, example_and_keys[1]
             # A loss that works only for batches of one example may raise here.
             with contextlib.suppress(Exception):
                 if _are_gradients_zero(loss_of_two, parts.trained, unit) != zero:

@@ -147,10 +147,10 @@ def _split_tree(model: Any) -> Parts:
     def merge(trained: Any, example_keys: Any) -> Any:
         del example_keys
         # None marks the leaves that are not trained.
-        full = [
+        all_leaves = [
             x if new is None else new for x, new in zip(leaves, trained, strict=True)
         ]
-        return treedef.unflatten(full)
+        return treedef.unflatten(all_leaves)
 
     return Parts(merge, trained, names, like_model=treedef.unflatten)
 

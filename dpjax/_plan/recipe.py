@@ -123,8 +123,8 @@ def recipe(
         mu = float(gdp.mu(epsilon, delta)) * (1 - 1e-9)
     z_mean = factor / (mu * math.sqrt(_MEAN_SHARE))
     # In a sum of vectors of norm 1, the noise has standard deviation z_mean per entry.
-    with_mean = z_mean * math.sqrt(d) / n <= _MAX_MEAN_NOISE
-    share = _MEAN_SHARE if with_mean else 0.0
+    has_mean = z_mean * math.sqrt(d) / n <= _MAX_MEAN_NOISE
+    share = _MEAN_SHARE if has_mean else 0.0
     # The noise in a step's mean gradient has the standard deviation f C √T / (μ n). For
     # T learning rates that fall linearly from η, the root of the sum of squares is
     # η √(T / 3). The product is the standard deviation of the noise in a weight, and in
@@ -141,7 +141,7 @@ def recipe(
         clip_norm=_CLIP_NORM,
         learning_rate=rate,
         mean_share=share,
-        mean_noise_multiplier=z_mean if with_mean else math.inf,
+        mean_noise_multiplier=z_mean if has_mean else math.inf,
         intercept=_INTERCEPT,
         reasons=MappingProxyType(
             {
