@@ -147,8 +147,8 @@ def test_random_bins_sentences_match_the_times(import_benchmark):
         if row["sampler"] == "random_bins_step"
     }
     expected = (
-        f"To draw a thousand examples out of a million takes {ms[10**6]:.0f} ms on a CPU, "
-        f"and out of a billion {ms[10**9]:.0f} ms"
+        f"To draw a thousand examples out of a million takes {ms[10**6]:.0f} ms on a "
+        f"CPU, and out of a billion {ms[10**9]:.0f} ms"
     )
     assert expected in read_as_one_line("docs/plan.md")
 
