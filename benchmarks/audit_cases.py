@@ -58,7 +58,7 @@ def clopper_pearson():
             for error in (0.1, 0.03, 0.01):
                 theirs = peer._clopper_pearson_upper(part * n, n, error)
                 with scope():
-                    ours = _scores.upper(part * n, n, error)
+                    ours = _scores.upper_bound(part * n, n, error)
                 yield np.isclose(float(ours), theirs, rtol=1e-6)
 
 

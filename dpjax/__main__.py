@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code: 0 for success, or 2 after an error line on standard error. Invalid
       options end the process with exit code 2.
     """
-    parser = _parser()
+    parser = _make_parser()
     given = vars(parser.parse_args(argv))
     command, as_json = given.pop("command"), given.pop("json")
     from dpjax._cli.plan import show_plan
@@ -110,45 +110,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(show_plan(command, given, as_json))
     except (ValueError, ArithmeticError, OSError) as error:
-        message = _in_options(" ".join(str(error).split()))
+        message = _use_option_values(" ".join(str(error).split()))
         print(f"{PROGRAM} {command}: {message}", file=sys.stderr)
         return 2
     return 0
 
 
-def _in_options(message: str) -> str:
+def _use_option_values(message: str) -> str:
     """Replace names of adjacencies in an error message by the values of `--adjacency`.
 
     For instance, ADD_REMOVE is replaced by add_remove.
     """
     # "add_remove" replaces both Adjacency.ADD_REMOVE and ADD_REMOVE.
-    for one in Adjacency:
-        message = message.replace(repr(one), one.name).replace(one.name, one.value)
+    for adjacency in Adjacency:
+        message = message.replace(repr(adjacency), adjacency.name).replace(
+            adjacency.name, adjacency.value
+        )
     return message
 
 
-def _parser() -> _Parser:
+def _make_parser() -> _Parser:
     """Make the parser with all commands and their options."""
     parser = _Parser(prog=PROGRAM, description="Computes the numbers of private runs.")
     version = f"dpjax {importlib.metadata.version('dpjax')}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, (does, note, example) in _COMMANDS.items():
+    for name, (summary, note, example) in _COMMANDS.items():
         lines = " \\\n    ".join(example)
-        one = commands.add_parser(
+        subparser = commands.add_parser(
             name,
-            help=does,
-            description=f"{does}\n\n{textwrap.fill(note, 79)}",
+            help=summary,
+            description=f"{summary}\n\n{textwrap.fill(note, 79)}",
             epilog=f"example:\n  {PROGRAM} {name} {lines}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        forms = one.add_mutually_exclusive_group()
+        forms = subparser.add_mutually_exclusive_group()
         if name == "report":
-            one.add_argument("guarantee", help="a file of JSON")
+            subparser.add_argument("guarantee", help="a file of JSON")
             forms.add_argument("--html", action="store_true", help="print a web page")
         else:
-            _add_options(one, name)
+            _add_options(subparser, name)
         forms.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -162,7 +164,9 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         symbol, text = _HELP[name]
         if name == "max_batch_size":
             text += "by default " + (
-                "the least number at which overflow costs 1 %% of δ"
+                "the least number that a search finds at which overflow costs at most "
+                "1 %% of δ, and not below the mean plus three standard deviations (but "
+                "at most n)"
                 if planned
                 else "n for Poisson batches"
             )

@@ -18,11 +18,11 @@ import numpy as np
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
 
-# The divisor of a cell includes this share of the mean energy of all cells. Without
-# this share, cells without a contour would get the same contrast as other cells.
-_FLOOR = 0.1
+# The divisor of a cell includes the mean energy of all cells, times this weight.
+# Without this term, cells without a contour would get the same contrast as other cells.
+_MEAN_WEIGHT = 0.1
 # This factor ensures that rounding in float32 makes no vector longer than 1.
-_SHRINK = 1 - 2.0**-20
+_FLOAT32_FACTOR = 1 - 2.0**-20
 
 
 def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> jax.Array:
@@ -82,17 +82,17 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     x = pixels.astype(jnp.promote_types(dtype, jnp.float32))
     x = x.reshape(*x.shape[:2], -1)
     x = x - jnp.mean(x, axis=(0, 1), keepdims=True)
-    x = _divided(x, jnp.max(jnp.abs(x)))
+    x = _divide_or_zero(x, jnp.max(jnp.abs(x)))
 
     # Central differences, with the first and the last value repeated at the edges.
-    ringed = jnp.pad(x, ((1, 1), (1, 1), (0, 0)), mode="edge")
-    down = (ringed[2:, 1:-1] - ringed[:-2, 1:-1]) / 2
-    right = (ringed[1:-1, 2:] - ringed[1:-1, :-2]) / 2
+    bordered = jnp.pad(x, ((1, 1), (1, 1), (0, 0)), mode="edge")
+    down = (bordered[2:, 1:-1] - bordered[:-2, 1:-1]) / 2
+    right = (bordered[1:-1, 2:] - bordered[1:-1, :-2]) / 2
     angle = jnp.arctan2(down, right) * (orientations / (2 * math.pi))
     half = orientations / 2
-    place = jnp.arange(orientations, dtype=x.dtype).reshape(1, 1, 1, -1)
-    away = jnp.abs((angle[..., None] - place + half) % orientations - half)
-    votes = jnp.maximum(0, 1 - away) * jnp.hypot(down, right)[..., None]
+    direction = jnp.arange(orientations, dtype=x.dtype).reshape(1, 1, 1, -1)
+    distance = jnp.abs((angle[..., None] - direction + half) % orientations - half)
+    votes = jnp.maximum(0, 1 - distance) * jnp.hypot(down, right)[..., None]
     rows, columns = (_cell_weights(size, cells, x.dtype) for size in x.shape[:2])
     sums = jnp.einsum(
         "ih,jw,hwco->ijo", rows, columns, votes, precision=jax.lax.Precision.HIGHEST
@@ -101,14 +101,14 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     energy = jnp.sum(jnp.square(sums), axis=-1)
     padded = jnp.pad(energy, 1, mode="edge")
     windows = (padded[i : i + cells, j : j + cells] for i in range(3) for j in range(3))
-    near = sum(windows) / 9 + _FLOOR * jnp.mean(energy)
-    flat = jnp.sqrt(_divided(sums, jnp.sqrt(near)[..., None])).reshape(-1)
+    mean_energy = sum(windows) / 9 + _MEAN_WEIGHT * jnp.mean(energy)
+    flat = jnp.sqrt(_divide_or_zero(sums, jnp.sqrt(mean_energy)[..., None])).reshape(-1)
     flat = flat - jnp.mean(flat)
     # If no orientation and no cell stands out, the result is zero.
     norm = jnp.linalg.norm(flat)
-    tiny = 1e-4 * math.sqrt(flat.size)
-    unit = _divided(flat, jnp.where(norm > tiny, norm, 0) + 0 * norm)
-    return (unit * _shrink(dtype)).astype(dtype)
+    threshold = 1e-4 * math.sqrt(flat.size)
+    unit = _divide_or_zero(flat, jnp.where(norm > threshold, norm, 0) + 0 * norm)
+    return (unit * _rounding_factor(dtype)).astype(dtype)
 
 
 def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
@@ -140,18 +140,20 @@ def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
       ['0.00', '0.71', '0.00', '0.50', '-0.50']
     """
     validate.scalar("value", value)
-    known = validate.real_vector("edges", edges)
-    if known is not None and not (
-        known.size and np.all(np.isfinite(known)) and np.all(np.diff(known) > 0)
+    edge_values = validate.real_vector("edges", edges)
+    if edge_values is not None and not (
+        edge_values.size
+        and np.all(np.isfinite(edge_values))
+        and np.all(np.diff(edge_values) > 0)
     ):
         raise ValueError(f"edges must be finite and increasing; got {edges!r}.")
     x, cuts = (jnp.asarray(a, jnp.result_type(float)) for a in (value, edges))
     above = x[None] >= cuts
-    place = jnp.sum(above, dtype=jnp.int32)
-    hot = (jnp.arange(cuts.size + 1) == place[None]).astype(x.dtype)
+    bin_index = jnp.sum(above, dtype=jnp.int32)
+    one_hot = (jnp.arange(cuts.size + 1) == bin_index[None]).astype(x.dtype)
     signs = jnp.where(above, 1.0, -1.0).astype(x.dtype)
-    code = jnp.concatenate([hot, signs / math.sqrt(cuts.size)])
-    unit = code * (math.sqrt(0.5) * _shrink(x.dtype))
+    code = jnp.concatenate([one_hot, signs / math.sqrt(cuts.size)])
+    unit = code * (math.sqrt(0.5) * _rounding_factor(x.dtype))
     return jnp.where(jnp.isnan(x)[None], jnp.zeros_like(unit), unit)
 
 
@@ -217,21 +219,21 @@ def join(*parts: ArrayLike) -> jax.Array:
     if not vectors or any(x.ndim != 1 for x in vectors):
         raise ValueError(f"parts must be one or more vectors; got {parts!r}.")
     joined = jnp.concatenate(vectors)
-    return joined * (_shrink(joined.dtype) / math.sqrt(len(vectors)))
+    return joined * (_rounding_factor(joined.dtype) / math.sqrt(len(vectors)))
 
 
-def _shrink(dtype: np.dtype) -> float:
+def _rounding_factor(dtype: np.dtype) -> float:
     """A factor below 1, which ensures that rounding makes no unit vector longer than 1.
 
     The argument is the dtype of the vector's entries.
     """
-    return min(_SHRINK, 1 - 4 * float(jnp.finfo(dtype).eps))
+    return min(_FLOAT32_FACTOR, 1 - 4 * float(jnp.finfo(dtype).eps))
 
 
-def _divided(x: jax.Array, by: jax.Array) -> jax.Array:
+def _divide_or_zero(x: jax.Array, divisor: jax.Array) -> jax.Array:
     """The quotient x / by, with 0 where the divisor is 0."""
-    by = jnp.broadcast_to(by, x.shape)
-    return jnp.where(by == 0, 0 * x, x / jnp.where(by == 0, 1, by))
+    divisor = jnp.broadcast_to(divisor, x.shape)
+    return jnp.where(divisor == 0, 0 * x, x / jnp.where(divisor == 0, 1, divisor))
 
 
 def _cell_weights(size: int, cells: int, dtype: np.dtype) -> jax.Array:
@@ -247,6 +249,6 @@ def _cell_weights(size: int, cells: int, dtype: np.dtype) -> jax.Array:
       to 1.
     """
     centers = (np.arange(cells) + 0.5) * size / cells - 0.5
-    away = np.abs(np.arange(size)[None] - centers[:, None]) * cells / size
-    weights = np.maximum(0, 1 - away)
+    distance = np.abs(np.arange(size)[None] - centers[:, None]) * cells / size
+    weights = np.maximum(0, 1 - distance)
     return jnp.asarray(weights / weights.sum(axis=0, keepdims=True), dtype)

@@ -2,10 +2,11 @@
 
 A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. For example,
 the momentum is m_t = β m_{t−1} + (1 − β) g_t, and the parameters of SGD are sums of
-η_t m_t for learning rates η_t. The error of a workload is its output if the input is
-noise alone. `accounting.correlated.error` measures this error for the noise of a
-strategy, and `strategies.optimize` searches for the strategy with the least error at
-the same privacy.
+η_t m_t for learning rates η_t. If the input of a workload is noise alone, the root mean
+square of its output over steps is the error of the workload.
+`accounting.correlated.error` computes this error for the noise of a strategy, and
+`strategies.optimize` searches for the strategy with the least error at the same
+privacy.
 """
 
 import jax
@@ -136,9 +137,9 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
       >>> toeplitz([2.0, 1.0]).numerator
       array([0.5])
     """
-    known = validate.real_vector("coefficients", coefficients)
-    a = jnp.asarray(coefficients) if known is None else known
-    if a.size == 0 or (known is not None and not np.all(np.isfinite(known))):
+    concrete = validate.real_vector("coefficients", coefficients)
+    a = jnp.asarray(coefficients) if concrete is None else concrete
+    if a.size == 0 or (concrete is not None and not np.all(np.isfinite(concrete))):
         raise ValueError(f"coefficients must be finite; got {coefficients!r}.")
     # A workload stores its filter with a leading 1, so a_0 becomes the rate.
     validate.positive("coefficients[0]", a[0])
@@ -156,5 +157,5 @@ def _vector(name: str, x: ArrayLike) -> np.ndarray | jax.Array:
     # A scalar becomes a vector of size 1, which a workload broadcasts over all steps.
     row = jnp.asarray(x)[None] if isinstance(x, jax.Array) and not x.ndim else x
     row = [x] if isinstance(x, int | float | np.number) else row
-    known = validate.real_vector(name, row)
-    return jnp.asarray(row) if known is None else known
+    concrete = validate.real_vector(name, row)
+    return jnp.asarray(row) if concrete is None else concrete

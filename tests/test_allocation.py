@@ -34,15 +34,17 @@ def allocation_bound(name, num_steps, num_epochs=1, num_selected=1):
 def delta_lower(num_steps, num_epochs=1, num_selected=1):
     """A lower bound on δ, from the distribution of which `epsilon_lower` has the ε."""
     sizes = num_steps, num_selected, num_epochs
-    _, steps, epochs = allocation._one_of(1.0, *sizes)
+    _, steps, epochs = allocation._single_participation_run(1.0, *sizes)
 
     @jax.jit
     def bound(noise, epsilon):
-        law = cells.law_of_allocation(noise, jnp.float64(steps), jnp.float64(epochs))
+        law = cells.allocation_lower_bound(
+            noise, jnp.float64(steps), jnp.float64(epochs)
+        )
         return cells.delta(law, epsilon, steps * epochs)
 
     return lambda noise, asked: float(
-        bound(allocation._one_of(noise, *sizes)[0], asked)
+        bound(allocation._single_participation_run(noise, *sizes)[0], asked)
     )
 
 
@@ -120,7 +122,7 @@ def test_delta_of_each_direction_is_bracketed(order):
     losses, (q, p) = jax.tree.map(np.asarray, losses_and_masses()(noise))
     row = int(order == "add")
     over = -np.expm1(np.minimum(epsilon - losses.loss[row], 0.0))
-    upper = np.sum(np.exp(losses.log_mass[row]) * over) + losses.lost[row]
+    upper = np.sum(np.exp(losses.log_mass[row]) * over) + losses.infinite_mass[row]
     q, p = (q, p) if order == "remove" else (p, q)
     lower = np.sum(np.maximum(p - np.exp(epsilon) * q, 0.0))
     assert lower <= exact * (1 + 1e-6) <= upper * (1 + 2e-6)

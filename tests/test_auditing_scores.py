@@ -31,7 +31,9 @@ def count_failures(bounds, truth):
 def test_binomial_bounds_are_clopper_pearson(trials):
     k = np.unique(np.clip([0, 1, 2, trials // 3, trials - 1, trials], 0, trials))
     both = jax.jit(
-        lambda error: [f(k, trials, error) for f in (_scores.lower, _scores.upper)]
+        lambda error: [
+            f(k, trials, error) for f in (_scores.lower_bound, _scores.upper_bound)
+        ]
     )
     for error in (0.2, 0.01, 1e-7):
         with scope():
@@ -50,7 +52,7 @@ def test_binomial_bounds_are_clopper_pearson(trials):
 
 def test_threshold_counts_cover_all_scores_densely():
     for n in (1, 2, 30, 1000, 10_000):
-        k = _scores.counts(n)
+        k = _scores.choose_ranks(n)
         assert k[0] == 1
         assert k[-1] == n
         deviation = np.sqrt(k * (1 - k / n))
@@ -61,7 +63,7 @@ def test_threshold_counts_cover_all_scores_densely():
 def best_threshold_bounds(scores_in, scores_out, delta, confidence):
     """Bounds on ε and μ at the best threshold, by trying all scores one by one."""
     n, m = len(scores_in), len(scores_out)
-    of_in, of_out = _scores.counts(n), _scores.counts(m)
+    of_in, of_out = _scores.choose_ranks(n), _scores.choose_ranks(m)
     a_in = (1 - confidence) / 2 / len(of_in)
     a_out = (1 - confidence) / 2 / len(of_out)
     best, best_mu = 0.0, 0.0

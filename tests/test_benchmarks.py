@@ -124,13 +124,14 @@ def test_last_iterate_sentences_match_the_times(import_benchmark):
     first = [row["first, s"] for row in times]
     shifts = "optimal_shift_mu, T = 1e6, c = 0.9999"
     expected = (
-        f"takes {ms[shifts] / 1000:.2f} s without a bound on the diameter and "
-        f"{ms['the same, with a diameter'] / 1000:.2f} s with one. For 1,000 epochs of "
-        "1,000 batches, the μ of an example at each of the 1,000 positions of the "
-        f"cycle takes {ms['noisy_cyclic_gd_mus, all 1000 offsets']:.1f} ms in total "
-        f"without a diameter and {ms['all offsets, with a diameter']:.0f} ms with "
-        "one. The ε of such a cycle and its derivative take "
-        f"{ms['its ε and derivative by step size']:.1f} ms."
+        f"takes {ms[shifts] / 1000:.2f} s without a diameter and "
+        f"{ms['the same, with a diameter'] / 1000:.2f} s with a diameter. For 1,000 "
+        "epochs of 1,000 batches, `noisy_cyclic_gd_mus` takes "
+        f"{ms['noisy_cyclic_gd_mus, all 1000 offsets']:.1f} ms without a diameter and "
+        f"{ms['all offsets, with a diameter']:.0f} ms with a diameter to compute the μ "
+        "of an example at each of the 1,000 positions of the cycle. The ε of such a "
+        "run and its derivative by the step size take "
+        f"{ms['its ε and derivative by step size']:.1f} ms together."
     )
     page = read_as_one_line("docs/iteration.md")
     assert expected in page
@@ -146,8 +147,8 @@ def test_random_bins_sentences_match_the_times(import_benchmark):
         if row["sampler"] == "random_bins_step"
     }
     expected = (
-        f"a thousand examples out of a million take {ms[10**6]:.0f} ms on a CPU, and "
-        f"{ms[10**9]:.0f} ms out of a billion"
+        f"To draw a thousand examples out of a million takes {ms[10**6]:.0f} ms on a "
+        f"CPU, and out of a billion {ms[10**9]:.0f} ms"
     )
     assert expected in read_as_one_line("docs/plan.md")
 

@@ -598,7 +598,7 @@ class _Items:
 def test_examples_of_data_sets_stay_in_their_random_slots():
     indices = np.array([0, 7, 0, 0, 93, 41], np.int32)
     mask = np.array([0, 1, 0, 0, 1, 1], bool)
-    examples = loader._read_one_by_one(_Items(), Batch(indices, mask))
+    examples = loader._read_items(_Items(), Batch(indices, mask))
     np.testing.assert_array_equal(examples.mask, mask)
     np.testing.assert_array_equal(examples.data[mask], [7, 93, 41])
 
@@ -662,10 +662,10 @@ def test_a_run_with_too_many_draws_is_refused():
 
 @pytest.mark.parametrize("slots", [2, 37, 5000])
 def test_the_count_of_a_quantile_clip_is_exact(slots):
-    from dpjax._plan.optimizer import _keep_bits
+    from dpjax._plan.optimizer import _round_down_to_bits
 
     for weight in (0.3, 1 / 3, 0.99999994, 1e-3):
-        held = _keep_bits(weight, 22 - slots.bit_length())
+        held = _round_down_to_bits(weight, 22 - slots.bit_length())
         assert weight * (1 - 2.0 ** -(21 - slots.bit_length())) <= held <= weight
         counts = np.arange(-slots, slots + 1, dtype=np.float32) / 2
         product = counts * np.float32(held)

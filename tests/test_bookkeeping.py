@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from random_programs import programs
 
 import dpjax
-from dpjax.clipping._bookkeeping.equations import Alike
+from dpjax.clipping._bookkeeping.equations import Comparable
 
 # Norms are rounded up, by up to 1e-4 for the few rows and terms here
 # (tests/test_rounding.py); float32 sums of a few hundred terms add some 1e-5.
@@ -466,19 +466,19 @@ def test_invalid_clip_norm_trees_raise():
         fn({"a": np.ones(3, np.float32)}, np.ones((2, 3), np.float32))
 
 
-def test_parts_without_hashable_features_equal_only_themselves():
+def test_parts_without_hashable_description_equal_only_themselves():
     class Part:
-        def __init__(self, features):
-            self.features = features
+        def __init__(self, description):
+            self.description = description
 
     def fails():
         raise TypeError("a literal has no bytes")
 
-    for features in (fails, lambda: [1]):
-        one, other = Part(features), Part(features)
-        assert Alike(one) == Alike(one)
-        assert Alike(one) != Alike(other)
-        assert hash(Alike(one)) == hash(Alike(one))
+    for description in (fails, lambda: [1]):
+        one, other = Part(description), Part(description)
+        assert Comparable(one) == Comparable(one)
+        assert Comparable(one) != Comparable(other)
+        assert hash(Comparable(one)) == hash(Comparable(one))
 
 
 def test_gradients_of_a_reused_weight_are_summed_before_squaring():

@@ -468,7 +468,7 @@ def test_file_without_a_record_fails(run_failing_command, tmp_path, text):
         ),
         (
             f"epsilon {RUN} --sampling fixed --noise-multiplier 1 --num-steps 3",
-            "adjacency must be zero_out or replace with this sampling, because the ",
+            "adjacency must be zero_out or replace with sampling 'fixed', because the ",
         ),
         (f"noise {FIXED} --epsilon -1 --num-steps 3", "epsilon"),
         (

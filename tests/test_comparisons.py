@@ -109,7 +109,7 @@ ABSENT = {
 }
 # Names that dpjax has where the page does not say "no".
 PRESENT = {
-    "noise for a target ε": ["plan"],
+    "the noise for a target ε": ["plan"],
     "clip norm that follows a quantile of the gradient norms": ["QuantileClip"],
     "correlated noise": ["correlated_noise", "strategies.optimize", "tree_momentum"],
     "users as the unit of privacy": ["by_user"],

@@ -47,7 +47,9 @@ def test_probability_of_a_full_batch_is_close_to_the_spared_share():
 
     # The first capacity that other examples fill at most as probably as estimated.
     capacity = next(
-        c for c in range(250, n) if binom.logsf(c - 1, n - 1, rate) <= about.log_full
+        c
+        for c in range(250, n)
+        if binom.logsf(c - 1, n - 1, rate) <= about.log_probability
     )
     assert suffices(capacity + 1)
     assert not suffices(capacity - 2)

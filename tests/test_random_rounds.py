@@ -143,7 +143,7 @@ def test_steps_match_reference_sgd():
     eta = np.linspace(1.0, 0.2, 60)
     last, curve = _train(
         jnp.zeros(3),
-        _checks.prepare((x, y)),
+        _checks.mask_nonfinite((x, y)),
         jnp.asarray(45),
         jnp.asarray(eta),
         jnp.asarray(0.4),

@@ -116,7 +116,7 @@ def test_adaptive_gradients_never_exceed_opposite_ones():
 def replacement_losses_fn():
     @jax.jit
     def replacement_losses(noise, num_steps):
-        law = spread.allocation(noise, num_steps, jnp.asarray(1e-12))
+        law = spread.allocation_upper_bound(noise, num_steps, jnp.asarray(1e-12))
         return spread.replacement_losses(law, num_steps)
 
     return replacement_losses
@@ -132,7 +132,7 @@ def compute_losses(num_steps, noise):
 
 def delta_of_losses(found, epsilon):
     above = np.maximum(-np.expm1(epsilon - found.loss[0]), 0.0)
-    return np.sum(np.exp(found.log_mass[0]) * above) + found.lost[0]
+    return np.sum(np.exp(found.log_mass[0]) * above) + found.infinite_mass[0]
 
 
 @pytest.mark.parametrize("noise", [0.7, pytest.param(1.6, marks=pytest.mark.matrix)])
@@ -146,7 +146,7 @@ def test_replacement_losses_bound_exact_delta(noise):
     np.testing.assert_allclose(got, exact, rtol=2e-3)
     # P's masses, and those of Q, are those of a distribution.
     p = np.exp(found.log_mass[0])
-    np.testing.assert_allclose(np.sum(p) + found.lost[0], 1.0, rtol=1e-9)
+    np.testing.assert_allclose(np.sum(p) + found.infinite_mass[0], 1.0, rtol=1e-9)
     assert np.sum(p * np.exp(-found.loss[0])) <= 1 + 1e-9
     got = np.array([delta_of_losses(compute_losses(2, noise), e) for e in epsilons])
     moved = np.eye(2) / noise
@@ -249,7 +249,7 @@ def test_allocation_epsilon_under_replace_holds_in_simulation():
     known = float(gdp.epsilon(2 / 0.01, 1e-5))
     assert known * 0.9 < float(replaced(0.01, 1e-5)) <= known * (1 + 1e-9)
     both = allocation.pld(1.0, num_steps=10, adjacency=Adjacency.REPLACE)
-    with pytest.raises(ValueError, match="a and b must hold for the same adjacency"):
+    with pytest.raises(ValueError, match="a and b must be for the same adjacency"):
         pld.convolve(both, allocation.pld(1.0, num_steps=10))
     assert "RandomAllocation" in repr(both)
 

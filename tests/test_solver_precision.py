@@ -138,7 +138,7 @@ def rounded_runs(step):
     rng = np.random.default_rng(1)
     n, T, start = 4000, 150, np.array([3.0, -20.0, 40.0], np.float32)
     x = rng.normal(size=(n, 3)).astype(np.float32)
-    data = _checks.prepare((x, np.sign(x[:, 0])))
+    data = _checks.mask_nonfinite((x, np.sign(x[:, 0])))
     setting = SETTING | {"clipped": False, "gradient_norm": 1.1, "step_size": 0.5}
 
     def descend(params):
@@ -162,7 +162,7 @@ def rounded_runs(step):
     with jax.enable_x64(True):
         double = np.asarray(descend(np.float64(start)))
     allowed = functools.partial(
-        _precision.rounding,
+        _precision.bound_rounding,
         jax.device_put(start),
         step,
         num_steps=T,
@@ -319,7 +319,11 @@ def assert_assumptions_checked(solver, data):
 
 def matrix_products(fn, *args):
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
-    return [e for e in _precision.equations(jaxpr) if e.primitive.name == "dot_general"]
+    return [
+        e
+        for e in _precision.innermost_equations(jaxpr)
+        if e.primitive.name == "dot_general"
+    ]
 
 
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2

@@ -12,12 +12,12 @@ from dpjax._plan.solve import plan
 
 # The caller leaves out exactly one of these numbers, and the plan solves for it.
 _SOLVABLE = ("epsilon", "noise_multiplier", "batch_size", "num_steps")
-_HOLDS = (
+_ASSUMPTIONS = (
     "The statement holds where each {unit}'s gradient is clipped, {noise}, every "
     "released value is computed from these noisy sums alone, and no choice was made "
     "by looking at the data."
 )
-_NOISE = {
+_NOISE_TEXTS = {
     "independent": "each step's sum gets Gaussian noise of its own",
     "correlated": "the sums get Gaussian noise that is correlated as stated",
 }
@@ -26,7 +26,9 @@ _NOISE = {
 def show_plan(command: str, given: dict[str, Any], as_json: bool) -> str:
     """Make a plan from the options, and return its numbers as text or JSON."""
     planned = make_plan_from_options(command, given)
-    return _as_json(command, planned) if as_json else _table(command, planned)
+    return (
+        _format_json(command, planned) if as_json else _format_table(command, planned)
+    )
 
 
 def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
@@ -44,7 +46,7 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
     given = {name: value for name, value in given.items() if value is not None}
     epochs = given.pop("num_epochs", None)
     if epochs is not None:
-        given["num_steps"] = _steps(epochs, given)
+        given["num_steps"] = _count_steps(epochs, given)
     missing = [f"--{x.replace('_', '-')}" for x in _SOLVABLE if x not in given]
     if len(missing) != 1:
         raise ValueError(
@@ -69,7 +71,7 @@ def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
     return plan(**given)
 
 
-def _steps(epochs: int, given: dict[str, Any]) -> int:
+def _count_steps(epochs: int, given: dict[str, Any]) -> int:
     """Compute the number of steps in a given number of epochs.
 
     An epoch has ⌈n / b⌉ steps, for n examples and the batch size b.
@@ -93,7 +95,7 @@ def _steps(epochs: int, given: dict[str, Any]) -> int:
     return epochs * -(-n // size)
 
 
-def _as_json(command: str, planned: Plan) -> str:
+def _format_json(command: str, planned: Plan) -> str:
     """Format a plan as JSON.
 
     For the command `plan`, the JSON is the output of `plan.guarantee.to_json()`. For
@@ -109,7 +111,7 @@ def _as_json(command: str, planned: Plan) -> str:
     return json.dumps(numbers | to_plain(guarantee), indent=2)
 
 
-def _table(command: str, planned: Plan) -> str:
+def _format_table(command: str, planned: Plan) -> str:
     """Format a plan as text, with one property per line.
 
     The number that the caller left out, and that the plan computed, is first.
@@ -147,7 +149,9 @@ def _table(command: str, planned: Plan) -> str:
     )
     width = max(map(len, rows)) + 2
     lines = [f"{name:{width}}{value}" for name, value in rows.items()]
-    holds = _HOLDS.format(unit=planned.unit, noise=_NOISE[planned.noise])
+    assumptions = _ASSUMPTIONS.format(
+        unit=planned.unit, noise=_NOISE_TEXTS[planned.noise]
+    )
     if planned.comparison is not None:
         lines += ["", str(planned.comparison)]
-    return "\n".join([*lines, "", holds])
+    return "\n".join([*lines, "", assumptions])

@@ -24,11 +24,11 @@ from dpjax.accounting.profiles import tradeoff_curve
 
 # A record's number may be below the number computed in this module by this relative
 # tolerance, since machines round differently. The report has only computed numbers.
-_ROUNDING = 1e-5
+_TOLERANCE = 1e-5
 # Fields of `RunParameters` that are not arguments of `dpjax.plan`, or are arguments of
 # only some plans.
-_NOT_GIVEN = {"epsilon", "solved_for", "max_batch_size"}
-_NOT_GIVEN |= {"schedule", "quantile", "shape"}
+_NOT_ARGUMENTS = {"epsilon", "solved_for", "max_batch_size"}
+_NOT_ARGUMENTS |= {"schedule", "quantile", "shape"}
 
 
 def report(path: str, form: Literal["text", "json", "html"]) -> str:
@@ -53,10 +53,12 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
             f"{path} must contain JSON; the parser reports: {error}."
         ) from error
     try:
-        names = _field(record, "versions", dict[str, str])
-        versions = ", ".join(f"{x} {_field(names, x, str)}" for x in ("dpjax", "jax"))
+        names = _read_field(record, "versions", dict[str, str])
+        versions = ", ".join(
+            f"{x} {_read_field(names, x, str)}" for x in ("dpjax", "jax")
+        )
         guarantee = guarantee_of(record)
-        _check(record, guarantee)
+        _check_claims(record, guarantee)
     except (ValueError, ArithmeticError) as error:
         raise ValueError(f"{path}: {error}") from error
     # The last line names the versions, which must be the versions of the run.
@@ -69,8 +71,12 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
             f"were computed again from the run's numbers in {path}."
         )
     delta = guarantee.plan.delta
-    said = {"epsilon": guarantee.epsilon(delta), "delta": delta, "statement": statement}
-    return json.dumps(to_plain(said), indent=2, ensure_ascii=False)
+    output = {
+        "epsilon": guarantee.epsilon(delta),
+        "delta": delta,
+        "statement": statement,
+    }
+    return json.dumps(to_plain(output), indent=2, ensure_ascii=False)
 
 
 def guarantee_of(record: Any) -> RunGuarantee:
@@ -83,22 +89,22 @@ def guarantee_of(record: Any) -> RunGuarantee:
     Raises:
       ValueError: the argument is not a record, or no plan has the record's numbers.
     """
-    run = _field(record, "plan", RunParameters)
-    given = {name: x for name, x in vars(run).items() if name not in _NOT_GIVEN}
-    given["clip_norm"] = run.quantile or run.clip_norm
+    run = _read_field(record, "plan", RunParameters)
+    arguments = {name: x for name, x in vars(run).items() if name not in _NOT_ARGUMENTS}
+    arguments["clip_norm"] = run.quantile or run.clip_norm
     if run.sampling in SAMPLINGS and SAMPLINGS[run.sampling].overflows:
-        given["max_batch_size"] = run.max_batch_size
+        arguments["max_batch_size"] = run.max_batch_size
     if run.shape is not None:
-        given["strategy"] = run.shape.strategy(run.num_steps)
-    found = plan(**given, **_factors(run))
-    if run.schedule != found.schedule:
+        arguments["strategy"] = run.shape.strategy(run.num_steps)
+    planned = plan(**arguments, **_schedules_of(run))
+    if run.schedule != planned.schedule:
         raise ValueError(
             f"schedule must be one that dpjax.plan makes; got {run.schedule!r}."
         )
-    return found.guarantee.at(_field(record, "num_steps", int))
+    return planned.guarantee.at(_read_field(record, "num_steps", int))
 
 
-def _field(record: Any, name: str, kind: Any) -> Any:
+def _read_field(record: Any, name: str, kind: Any) -> Any:
     """Read one field of a record, and convert it to the type `kind`.
 
     Args:
@@ -117,7 +123,7 @@ def _field(record: Any, name: str, kind: Any) -> Any:
     return from_plain(kind, record[name], name)
 
 
-def _factors(run: RunParameters) -> dict[str, Any]:
+def _schedules_of(run: RunParameters) -> dict[str, Any]:
     """The schedules of a run as arguments of `dpjax.plan`: functions of the step.
 
     The keys of the result are the names of the arguments. The result is empty if the
@@ -125,18 +131,20 @@ def _factors(run: RunParameters) -> dict[str, Any]:
     """
     if not run.schedule:
         return {}
-    found: dict[str, Any] = {"noise_schedule": lambda step: run.values_at(step).noise}
+    schedules: dict[str, Any] = {
+        "noise_schedule": lambda step: run.values_at(step).noise
+    }
     # Not all plans allow a clip schedule or a batch schedule.
-    if any(piece.clip != 1 for piece in run.schedule):
-        found["clip_schedule"] = lambda step: run.values_at(step).clip
-    if any(piece.batch_size != run.batch_size for piece in run.schedule):
-        found["batch_schedule"] = lambda step: (
+    if any(segment.clip != 1 for segment in run.schedule):
+        schedules["clip_schedule"] = lambda step: run.values_at(step).clip
+    if any(segment.batch_size != run.batch_size for segment in run.schedule):
+        schedules["batch_schedule"] = lambda step: (
             run.values_at(step).batch_size / run.batch_size
         )
-    return found
+    return schedules
 
 
-def _check(record: Any, found: RunGuarantee) -> None:
+def _check_claims(record: Any, computed: RunGuarantee) -> None:
     """Check that a record claims no more privacy than its numbers give.
 
     The claims are ε, δ, μ and the bounds on attacks. If the clip norm follows a
@@ -145,37 +153,42 @@ def _check(record: Any, found: RunGuarantee) -> None:
 
     Args:
       record: the output of `plan.guarantee.to_json()`, read as JSON.
-      found: the guarantee that was computed again from the numbers in the record.
+      computed: the guarantee that was computed again from the numbers in the record.
 
     Raises:
-      ValueError: the record claims more privacy than `found` gives, beyond a tolerance
-        for rounding; or the record's privacy event differs from the event of `found`.
+      ValueError: the record claims more privacy than `computed` gives, beyond a
+        tolerance for rounding; or the record's privacy event differs from the event of
+        `computed`.
     """
-    event = _field(record, "event", Event)
-    (claims, structure), (costs, own) = map(jax.tree.flatten, (event, found.event))
-    if structure != own or not np.allclose(claims, costs, rtol=_ROUNDING, atol=0):
+    event = _read_field(record, "event", Event)
+    (claims, structure), (values, computed_structure) = map(
+        jax.tree.flatten, (event, computed.event)
+    )
+    if structure != computed_structure or not np.allclose(
+        claims, values, rtol=_TOLERANCE, atol=0
+    ):
         raise ValueError(
-            f"event must be the plan's event, {found.event!r}; got {event!r}."
+            f"event must be the plan's event, {computed.event!r}; got {event!r}."
         )
     of_attacks, follows = "attack_true_positive_rate_at_most", "clip_norm_follows"
-    costs, names = found.record(), ("epsilon", "delta", "mu")
-    claims = {name: _field(record, name, float | None) for name in names}
-    claims |= _field(record, of_attacks, dict[str, float])
-    costs |= costs[of_attacks]
-    if costs[follows]:
-        claims |= _field(record, follows, dict[str, float])
-        costs |= costs[follows]
+    values, names = computed.record(), ("epsilon", "delta", "mu")
+    claims = {name: _read_field(record, name, float | None) for name in names}
+    claims |= _read_field(record, of_attacks, dict[str, float])
+    values |= values[of_attacks]
+    if values[follows]:
+        claims |= _read_field(record, follows, dict[str, float])
+        values |= values[follows]
     for name, claim in claims.items():
-        cost = costs.get(name)
+        value = values.get(name)
         # None stands for an infinite value, which claims nothing.
         claim = math.inf if claim is None else claim
-        cost = math.inf if cost is None else cost
+        value = math.inf if value is None else value
         # The "not" ensures that a NaN is refused.
-        if not claim >= cost - _ROUNDING * (abs(cost) if cost < math.inf else 0):
+        if not claim >= value - _TOLERANCE * (abs(value) if value < math.inf else 0):
             raise ValueError(
                 f"{name} is {claim!r} in the record, but the record's other numbers "
-                f"give {cost!r}. The record was changed, or its {name} was never a "
-                "valid bound."
+                f"give {value!r}. The record was changed, or it was written with an "
+                f"invalid {name}."
             )
 
 
@@ -198,7 +211,7 @@ figcaption { margin-top: 0.75rem; }
 svg text { fill: currentColor; }
 """
 # Facts that no record of a run contains (docs/reporting.md).
-_TO_ADD = (
+_MISSING_FACTS = (
     "anyone else who sees the data, the losses, the keys and the optimizer's state",
     "every other use of the same data: the choice of hyperparameters, earlier "
     "releases, statistics, filters",
@@ -218,16 +231,16 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
     sentence, _, where = first.partition(" where ")
     steps, delta = guarantee.num_steps, guarantee.plan.delta
     quarters = sorted({-(-steps * part // 4) for part in (1, 2, 3, 4)})
-    costs = [up(float(guarantee.at(t).epsilon(delta))) for t in quarters]
+    epsilons = [up(float(guarantee.at(t).epsilon(delta))) for t in quarters]
     rows = [
-        f"<tr><td>{t:,}</td><td>{t / steps:.0%}</td><td>{cost}</td></tr>"
-        for t, cost in zip(quarters, costs, strict=True)
+        f"<tr><td>{t:,}</td><td>{t / steps:.0%}</td><td>{epsilon}</td></tr>"
+        for t, epsilon in zip(quarters, epsilons, strict=True)
     ]
     lines = "".join(f"<p>{line}</p>" for line in [first, *others])
-    missing = "".join(f"<li>{html.escape(line)}</li>" for line in _TO_ADD)
+    missing = "".join(f"<li>{html.escape(line)}</li>" for line in _MISSING_FACTS)
     parts = {
         sentence: f"<p>This guarantee holds where {where}</p>",
-        "What an attack can achieve": _curve(guarantee),
+        "What an attack can achieve": _draw_curve(guarantee),
         "The budget by part of the run": "<table><tr><th>steps</th><th>share</th>"
         f"<th>ε at δ = {delta:g}</th></tr>{''.join(rows)}</table><p>Each ε is that of "
         "a run that is planned to stop after these steps.</p>",
@@ -246,13 +259,13 @@ def page(guarantee: RunGuarantee, statement: str) -> str:
     )
 
 
-def _curve(guarantee: RunGuarantee) -> str:
+def _draw_curve(guarantee: RunGuarantee) -> str:
     """Draw a guarantee's trade-off curve as an HTML figure with a caption."""
     rates = np.sin(np.linspace(0.0, np.pi / 2, 101)) ** 2  # dense at both ends
-    missed = tradeoff_curve(guarantee.profile, rates)
+    false_negatives = tradeoff_curve(guarantee.profile, rates)
     line = " ".join(
         f"{60 + 300 * x:.1f},{310 - 300 * y:.1f}"
-        for x, y in zip(rates, missed, strict=True)
+        for x, y in zip(rates, false_negatives, strict=True)
     )
     ticks = "".join(
         f'<text x="{60 + 300 * t}" y="328" text-anchor="middle">{t:g}</text>'

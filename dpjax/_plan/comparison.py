@@ -41,8 +41,8 @@ from dpjax.strategies import _amplified
 
 # The decay that replaces 1, the decay of a plain sum over steps: `strategies.tree`
 # needs a decay that is below 1, also in float32.
-_NEARLY_ONE = 1 - 2.0**-20
-_NOISES = {
+_MAX_DECAY = 1 - 2.0**-20
+_NOISE_KINDS = {
     "auto": ("independent", "correlated", "tree"),
     "independent": ("independent",),
     "correlated": ("correlated", "tree"),
@@ -85,7 +85,7 @@ class Candidate(NamedTuple):
     @property
     def strategy(self) -> str:
         """A description of the noise in a few words, for the table of mechanisms."""
-        return self.noise if self.plan is None else _in_words(self.plan.shape)
+        return self.noise if self.plan is None else _describe_strategy(self.plan.shape)
 
 
 class Comparison(NamedTuple):
@@ -100,16 +100,22 @@ class Comparison(NamedTuple):
 
     def __repr__(self) -> str:
         """A table with a row for each mechanism, in the order of `candidates`."""
-        head = ("noise left", "sampling", "noise", "multiplier", "batch (capacity)")
-        cells: list[tuple[str, ...]] = [(*head, "needs")]
-        least = self.candidates[0].error
-        for one in self.candidates:
-            known = (f"{one.error / least:.3f}", one.sampling, one.strategy)
-            if one.plan is None:
-                cells.append(("-", *known[1:], "-", "-", one.reason))
+        header = ("noise left", "sampling", "noise", "multiplier", "batch (capacity)")
+        cells: list[tuple[str, ...]] = [(*header, "needs")]
+        min_error = self.candidates[0].error
+        for candidate in self.candidates:
+            row = (
+                f"{candidate.error / min_error:.3f}",
+                candidate.sampling,
+                candidate.strategy,
+            )
+            if candidate.plan is None:
+                cells.append(("-", *row[1:], "-", "-", candidate.reason))
                 continue
-            size = f"{one.plan.batch_size} ({one.plan.max_batch_size})"
-            cells.append((*known, f"{one.plan.noise_multiplier:.3f}", size, one.needs))
+            size = f"{candidate.plan.batch_size} ({candidate.plan.max_batch_size})"
+            cells.append(
+                (*row, f"{candidate.plan.noise_multiplier:.3f}", size, candidate.needs)
+            )
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         return "\n".join(
             "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
@@ -117,7 +123,7 @@ class Comparison(NamedTuple):
         )
 
 
-def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
+def best_plan(plan: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Plan a run for each mechanism, and return the plan with the least noise.
 
     A mechanism is a way to draw batches, together with a way to draw noise. The noise
@@ -127,47 +133,53 @@ def best_plan(plan: Callable[..., Any], asked: dict[str, Any]) -> Any:
 
     Args:
       plan: `dpjax.plan`, which is called once for each mechanism.
-      asked: the arguments that the caller passed to `dpjax.plan`, by name. The argument
-        sampling or noise allows several mechanisms.
+      arguments: the arguments that the caller passed to `dpjax.plan`, by name. The
+        argument sampling or noise allows several mechanisms.
 
     Raises:
       ValueError: an argument that a comparison needs is missing, or an argument is not
         allowed in a comparison; no mechanism has a plan.
     """
-    names, workload = _check_options(asked)
+    names, workload = _check_options(arguments)
 
     def candidate(mechanism: Mechanism, sampling: str, kind: str) -> Candidate:
         # `plan` accepts a capacity only for batches of random size.
-        room = asked["max_batch_size"] if mechanism.overflows else None
+        capacity = arguments["max_batch_size"] if mechanism.overflows else None
         correlates = "independent" if kind == "independent" else "correlated"
-        by_name = {"sampling": sampling, "noise": correlates, "max_batch_size": room}
-        by_name["workload"] = workload if kind == "correlated" else None
+        options = {
+            "sampling": sampling,
+            "noise": correlates,
+            "max_batch_size": capacity,
+        }
+        options["workload"] = workload if kind == "correlated" else None
         try:
             if kind == "tree":
-                by_name["strategy"] = _tree(mechanism, workload, asked)
-            made = plan(**{**asked, **by_name})
-            left = error(made, workload)
+                options["strategy"] = _best_tree(mechanism, workload, arguments)
+            run = plan(**{**arguments, **options})
+            remaining = error(run, workload)
         except ValueError as problem:
             return Candidate(sampling, kind, _NEEDS[sampling], reason=str(problem))
-        return Candidate(sampling, kind, _NEEDS[sampling], made, left)
+        return Candidate(sampling, kind, _NEEDS[sampling], run, remaining)
 
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for sampling in names:
         try:
-            mechanism = SAMPLINGS[sampling](asked["num_examples"], asked["adjacency"])
+            mechanism = SAMPLINGS[sampling](
+                arguments["num_examples"], arguments["adjacency"]
+            )
         except ValueError as problem:  # the sampling does not allow the adjacency
             needs = _NEEDS[sampling]
-            found.append(Candidate(sampling, "any", needs, reason=str(problem)))
+            candidates.append(Candidate(sampling, "any", needs, reason=str(problem)))
             continue
-        for kind in _kinds(mechanism, sampling, asked["noise"]):
-            found.append(candidate(mechanism, sampling, kind))
+        for kind in _noise_kinds(mechanism, sampling, arguments["noise"]):
+            candidates.append(candidate(mechanism, sampling, kind))
     # The sort is stable: among candidates with equal errors, the first one is chosen.
-    found.sort(key=lambda one: one.error)
-    best = found[0].plan
+    candidates.sort(key=lambda x: x.error)
+    best = candidates[0].plan
     if best is None:
-        reasons = " ".join(dict.fromkeys(one.reason for one in found))
+        reasons = " ".join(dict.fromkeys(x.reason for x in candidates))
         raise ValueError(f"none of the compared mechanisms has a plan: {reasons}")
-    return dataclasses.replace(best, comparison=Comparison(tuple(found)))
+    return dataclasses.replace(best, comparison=Comparison(tuple(candidates)))
 
 
 def error(plan: RunParameters, workload: Workload) -> float:
@@ -180,44 +192,44 @@ def error(plan: RunParameters, workload: Workload) -> float:
     σ ‖A C⁻¹‖_F / (√T b).
     """
     strategy = strategies.independent() if plan.strategy is None else plan.strategy
-    left = float(correlated.error(strategy, workload, plan.num_steps))
+    error_per_sigma = float(correlated.error(strategy, workload, plan.num_steps))
     size = mechanism_of(plan).expected_batch_size(plan.batch_size)
-    return plan.noise_multiplier * left / size
+    return plan.noise_multiplier * error_per_sigma / size
 
 
-def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], Workload]:
-    """Check the caller's arguments `asked` of `dpjax.plan` before a comparison.
+def _check_options(arguments: dict[str, Any]) -> tuple[tuple[str, ...], Workload]:
+    """Check the `arguments` of `dpjax.plan` before a comparison.
 
     Returns:
       The names of the samplings to compare, and the workload, the linear map that the
       optimizer applies to the gradient sums. Without the argument `workload`, this map
       is the identity.
     """
-    given = {name: asked[name] for name in ("epsilon", "num_steps", "batch_size")}
-    sigma = asked["noise_multiplier"]
-    if None in given.values() or sigma is not None:
+    numbers = {name: arguments[name] for name in ("epsilon", "num_steps", "batch_size")}
+    sigma = arguments["noise_multiplier"]
+    if None in numbers.values() or sigma is not None:
         raise ValueError(
             "epsilon, num_steps and batch_size must be given, and noise_multiplier "
-            f"must be None, where mechanisms are compared; got {given} and {sigma!r}."
+            f"must be None, where mechanisms are compared; got {numbers} and {sigma!r}."
         )
     for name in ("noise_schedule", "clip_schedule", "batch_schedule", "strategy"):
-        if asked[name] is not None:
+        if arguments[name] is not None:
             raise ValueError(
                 f"{name} must be None where mechanisms are compared; got "
-                f"{asked[name]!r}."
+                f"{arguments[name]!r}."
             )
-    clip_norm, room = asked["clip_norm"], asked["max_batch_size"]
+    clip_norm, capacity = arguments["clip_norm"], arguments["max_batch_size"]
     if isinstance(clip_norm, QuantileClip):
         raise ValueError(
             "clip_norm must be a number where mechanisms are compared; got "
             f"{clip_norm!r}."
         )
-    validate.adjacency(asked["adjacency"])
-    validate.static_int("num_examples", asked["num_examples"], minimum=1)
-    size = validate.static_int("batch_size", asked["batch_size"], minimum=1)
-    if room is not None:
-        validate.static_int("max_batch_size", room, minimum=size)
-    names, noise = asked["sampling"], asked["noise"]
+    validate.adjacency(arguments["adjacency"])
+    validate.static_int("num_examples", arguments["num_examples"], minimum=1)
+    size = validate.static_int("batch_size", arguments["batch_size"], minimum=1)
+    if capacity is not None:
+        validate.static_int("max_batch_size", capacity, minimum=size)
+    names, noise = arguments["sampling"], arguments["noise"]
     names = tuple(SAMPLINGS) if names == "auto" else names
     names = names if isinstance(names, tuple) else (names,)
     if not names or len(set(names)) < len(names):
@@ -227,8 +239,8 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], Workload]:
         )
     for name in names:
         validate.one_of("sampling", name, tuple(SAMPLINGS))
-    validate.one_of("noise", noise, tuple(_NOISES))
-    workload = asked["workload"]
+    validate.one_of("noise", noise, tuple(_NOISE_KINDS))
+    workload = arguments["workload"]
     if workload is None and noise != "independent":
         raise ValueError(
             "workload must be given where mechanisms with correlated noise are "
@@ -238,14 +250,15 @@ def _check_options(asked: dict[str, Any]) -> tuple[tuple[str, ...], Workload]:
     # If all candidates have independent noise, every workload ranks them in the same
     # order, so that the identity suffices.
     workload = workloads.toeplitz(np.ones(1)) if workload is None else workload
-    return names, check_workload(workload, asked["num_steps"])
+    return names, check_workload(workload, arguments["num_steps"])
 
 
-def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
+def _noise_kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
     """List the kinds of noise that a comparison combines with one sampling.
 
     The kinds are "independent", "correlated" and "tree", as in `Candidate.noise`. The
-    argument `noise` is that of `dpjax.plan`.
+    argument `noise` of `dpjax.plan` selects some kinds. If the sampling allows none of
+    the selected kinds, the only kind is `noise`, and `dpjax.plan` then raises an error.
     """
     kinds = ["correlated"] if mechanism.supports_correlation else []
     # Here "correlated" includes independent noise, which is a strategy with one band.
@@ -255,10 +268,12 @@ def _kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
         kinds.append("tree")
     # If no kind remains, `plan` gets the noise that the caller named. If `plan` raises
     # an error, the error's message becomes the candidate's reason.
-    return [kind for kind in kinds if kind in _NOISES[noise]] or [noise]
+    return [kind for kind in kinds if kind in _NOISE_KINDS[noise]] or [noise]
 
 
-def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tree:
+def _best_tree(
+    mechanism: Mechanism, workload: Workload, arguments: dict[str, Any]
+) -> Tree:
     """Return the tree strategy that leaves the least noise in the workload's outputs.
 
     The strategies are compared at equal privacy. A tree strategy belongs to the binary
@@ -271,7 +286,7 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
     # of the sum over steps: 1 for a plain sum, and 0 if the workload has no such sum.
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
     poles = np.append(poles, np.mean(np.asarray(workload.keep)))
-    steps, size = asked["num_steps"], asked["batch_size"]
+    steps, size = arguments["num_steps"], arguments["batch_size"]
 
     def product(tree: Tree) -> float:
         # μ at σ = 1 times the error at σ = 1 is the error at the σ that gives μ = 1.
@@ -285,11 +300,11 @@ def _tree(mechanism: Mechanism, workload: Workload, asked: dict[str, Any]) -> Tr
         )
         return float(mu) * float(correlated.error(tree, workload, steps))
 
-    trees = [strategies.tree(x) for x in np.unique(np.minimum(poles, _NEARLY_ONE))]
+    trees = [strategies.tree(x) for x in np.unique(np.minimum(poles, _MAX_DECAY))]
     return min(trees, key=product)
 
 
-def _in_words(shape: StrategySpec | None) -> str:
+def _describe_strategy(shape: StrategySpec | None) -> str:
     """Describe a strategy in a few words, for the table of mechanisms."""
     if shape is None:
         return "independent"
@@ -320,12 +335,13 @@ def resolve_strategy(
     Returns:
       strategy: the numbers of the strategy; None for independent noise.
       start: an estimate of the noise multiplier, at which the search for the noise
-        multiplier starts. None unless the search for the strategy returned correlated
-        noise and made an estimate.
+        multiplier starts. None if the noise is independent, if the caller passes the
+        strategy, if the batches are in order, or if the search for the best strategy
+        returns independent noise.
 
     Raises:
       ValueError: workload or strategy does not fit the noise or the sampling; or
-        epsilon is missing, and the best strategy depends on it.
+        epsilon is missing, and the best strategy depends on epsilon.
     """
     if run.noise == "independent":
         if workload is not None or strategy is not None:
@@ -339,9 +355,9 @@ def resolve_strategy(
             "sampling must not be 'poisson' or 'fixed_size' with noise='correlated', "
             "because no bound on the privacy cost is known for these samplings."
         )
-    about = None
+    estimate = None
     if strategy is None and workload is not None:
-        strategy, about = _best(run, mechanism, workload)
+        strategy, estimate = _find_best_strategy(run, mechanism, workload)
     elif strategy is None or workload is not None:
         raise ValueError(
             "either workload or strategy must be given with noise='correlated'; got "
@@ -349,10 +365,10 @@ def resolve_strategy(
         )
     shape = spec_of(strategy, run.num_steps)
     mechanism.check_strategy(shape, run.batch_size)
-    return shape, about
+    return shape, estimate
 
 
-def _best(
+def _find_best_strategy(
     run: RunParameters, mechanism: Mechanism, workload: Workload
 ) -> tuple[Strategy, _amplified.Start | None]:
     """Find the best strategy for a workload, and estimate its noise multiplier.
@@ -362,12 +378,18 @@ def _best(
 
     For batches in a fixed or reshuffled order, `strategies.optimize` searches for the
     strategy, among the strategies of kind "rational" that store one vector in the
-    optimizer's state. If the workload varies by step, so does the strategy. The
-    estimate is then None. For random batches, `strategies.amplified` searches for the
-    strategy. The estimate is None if this strategy is independent noise.
+    optimizer's state. If the workload varies by step, the strategy also varies by step.
+    For these orders, there is no estimate.
+
+    For random batches, `strategies.amplified` searches for the strategy. If the best
+    strategy is independent noise, there is no estimate.
+
+    Returns:
+      The strategy, and the estimate, or None if there is no estimate.
 
     Raises:
-      ValueError: epsilon is missing, and the best strategy depends on it.
+      ValueError: epsilon is missing, and the batches are random, so that the best
+        strategy depends on epsilon.
     """
     sizes: dict[str, Any] = {
         "num_steps": run.num_steps,
@@ -376,10 +398,11 @@ def _best(
     if mechanism.order is None:
         if run.solved_for == "epsilon":
             raise ValueError(
-                "epsilon or strategy must be given with this sampling, because the "
-                "best strategy for a workload depends on epsilon."
+                "epsilon or strategy must be given with sampling 'cyclic_poisson', "
+                "'random_bins' or 'fresh_bins', because the best strategy for a "
+                "workload depends on epsilon."
             )
-        best, about = _amplified.estimate(
+        best, estimate = _amplified.estimate(
             workload,
             **sizes,
             epsilon=run.epsilon,
@@ -390,7 +413,7 @@ def _best(
         # If the best strategy is independent noise, there is no estimate, as if the
         # caller had named independent noise. A comparison of "correlated" and
         # "independent" noise then computes no ε twice.
-        return best.strategy, about if any(map(np.any, best.strategy)) else None
+        return best.strategy, estimate if any(map(np.any, best.strategy)) else None
     sizes["order"] = mechanism.order
     optimized = strategies.optimize("rational", workload, **sizes)
     # If the workload's rates or sums vary by step, the strategy's factors also do.

@@ -69,7 +69,7 @@ _ARITHMETIC = {
     ),
 }
 # The words before the released values.
-_BITS = {
+_RELEASED_BITS = {
     "real": "",
     "discrete": (
         "the bits that are released, with the total variation of the discrete noise "
@@ -148,7 +148,7 @@ class RunGuarantee:
         """
         if self.mu is not None:
             return gdp.tradeoff(self.mu, alpha)
-        deltas, epsilons = _points(self)
+        deltas, epsilons = _compute_epsilons(self)
         # If no ε is finite, the only lower bound on the rate is 0.
         if not epsilons.size:
             return jnp.zeros_like(jnp.asarray(alpha, jnp.result_type(float)))
@@ -170,7 +170,11 @@ class RunGuarantee:
         return dataclasses.replace(self, num_steps=steps)
 
     def record(self) -> dict[str, Any]:
-        """All facts that a report of a private run must state, as plain values."""
+        """The facts about the run that a report must state, as plain values.
+
+        A report must also state facts that are not in this record, such as other uses
+        of the data, and people other than the data's holder who see the keys.
+        """
         plan = self.plan
         # An attack's power, its true-positive rate, is 1 minus its false-negative rate.
         powers = 1 - np.asarray(self.tradeoff(np.array(_FALSE_POSITIVES)), np.float64)
@@ -183,8 +187,8 @@ class RunGuarantee:
             "plan": to_plain(plan.parameters()),
             "adjacency_means": _ADJACENCY[plan.adjacency].format(unit=plan.unit),
             "unit_of_privacy": f"one {plan.unit}",
-            "sampling_means": _sampling(plan),
-            "clip_norm_follows": plan.quantile and _follows(plan),
+            "sampling_means": _describe_sampling(plan),
+            "clip_norm_follows": plan.quantile and _quantile_settings(plan),
             "attack_true_positive_rate_at_most": dict(
                 zip(map(str, _FALSE_POSITIVES), powers.tolist(), strict=True)
             ),
@@ -218,15 +222,19 @@ class RunGuarantee:
         # An entry is included if one of its keywords names an event, a record, a
         # sampling or a kind of strategy of the run.
         run = self.plan.parameters()
-        used = {run.sampling, *_types(to_plain(self.event)), *_types(to_plain(run))}
+        run_keywords = {
+            run.sampling,
+            *_type_names(to_plain(self.event)),
+            *_type_names(to_plain(run)),
+        }
         if run.shape is not None:
             tree, poles = run.shape.tree_decay is not None, run.shape.denominator
-            used.add("tree" if tree else "rational" if poles else "banded")
+            run_keywords.add("tree" if tree else "rational" if poles else "banded")
         entries = [_LIBRARY.format(version=importlib.metadata.version("dpjax"))]
         papers = importlib.resources.files("dpjax._plan").joinpath("papers.bib")
         for entry in papers.read_text("utf-8").strip().split("\n\n"):
             entry, keywords, _ = re.split(r"  keywords = {(.*)},\n", entry)
-            if used & {*keywords.split(", ")}:
+            if run_keywords & {*keywords.split(", ")}:
                 entries.append(entry + "}")
         return "\n\n".join(entries)
 
@@ -237,29 +245,29 @@ class RunGuarantee:
 
     def __str__(self) -> str:
         """The statement of the guarantee for a paper, as plain text."""
-        found = self.record()
-        gdp = "" if found["mu"] is None else f" ({up(found['mu'], 4)}-GDP)"
+        record = self.record()
+        gdp_text = "" if record["mu"] is None else f" ({up(record['mu'], 4)}-GDP)"
         rates = ", ".join(
             f"{up(power, 4)} at a false-positive rate of {alpha}"
-            for alpha, power in found["attack_true_positive_rate_at_most"].items()
+            for alpha, power in record["attack_true_positive_rate_at_most"].items()
         )
         return (
-            f"({up(found['epsilon'])}, {found['delta']})-differential privacy"
-            f"{gdp} where "
-            f"{found['adjacency_means']} ({self.plan.adjacency.name}), for "
-            f"{_BITS[self.plan.arithmetic]}{found['released']}.\n"
-            f"Training: {found['num_steps']} steps; {found['sampling_means']}. Each "
+            f"({up(record['epsilon'])}, {record['delta']})-differential privacy"
+            f"{gdp_text} where "
+            f"{record['adjacency_means']} ({self.plan.adjacency.name}), for "
+            f"{_RELEASED_BITS[self.plan.arithmetic]}{record['released']}.\n"
+            f"Training: {record['num_steps']} steps; {record['sampling_means']}. Each "
             f"{self.plan.unit}'s gradient is clipped to an L2 norm of "
-            f"{self.plan.clip_norm}; {_noise(self.plan)}.\n"
-            f"No attack on {found['unit_of_privacy']} has a true-positive rate above "
+            f"{self.plan.clip_norm}; {_describe_noise(self.plan)}.\n"
+            f"No attack on {record['unit_of_privacy']} has a true-positive rate above "
             f"{rates}.\n"
-            f"Assumptions: {'; '.join(found['assumptions'])}.\n"
-            f"dpjax {found['versions']['dpjax']}, jax {found['versions']['jax']}."
+            f"Assumptions: {'; '.join(record['assumptions'])}.\n"
+            f"dpjax {record['versions']['dpjax']}, jax {record['versions']['jax']}."
         )
 
 
 @functools.lru_cache(maxsize=64)
-def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
+def _compute_epsilons(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
     """Compute ε at the values of δ that `RunGuarantee.tradeoff` uses.
 
     Returns:
@@ -271,7 +279,7 @@ def _points(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
     return deltas[finite], epsilons[finite]
 
 
-def _follows(plan: RunParameters) -> dict[str, float]:
+def _quantile_settings(plan: RunParameters) -> dict[str, float]:
     """The settings of the plan's `QuantileClip`, and two noise multipliers.
 
     One noise multiplier is for the sum of clipped gradients. The other noise multiplier
@@ -287,36 +295,38 @@ def _follows(plan: RunParameters) -> dict[str, float]:
     }
 
 
-def _sampling(plan: RunParameters) -> str:
+def _describe_sampling(plan: RunParameters) -> str:
     """Describe the sampling in words; the letter b stands for a varying batch size."""
-    sizes = {piece.batch_size for piece in plan.segments}
+    sizes = {segment.batch_size for segment in plan.segments}
     size = str(sizes.pop()) if len(sizes) == 1 else "b"
     words = mechanism_of(plan).describe(size, plan.max_batch_size)
     return words.replace("example", plan.unit)
 
 
-def _noise(plan: RunParameters) -> str:
+def _describe_noise(plan: RunParameters) -> str:
     """Describe in words the noise that is added to the sums of clipped gradients."""
     gaussian = "discrete Gaussian" if plan.arithmetic == "discrete" else "Gaussian"
     if plan.quantile:
-        found = _follows(plan)
+        settings = _quantile_settings(plan)
         words = (
             "this norm follows a noisy count of the gradients within it "
             f"({plan.quantile}), with {gaussian} noise of standard deviation "
-            f"{_down(found['noise_multiplier_of_gradients'], 6)} times the norm on "
-            f"each sum and {_down(found['noise_multiplier_of_count'], 6)} on each "
-            "count"
+            f"{_format_down(settings['noise_multiplier_of_gradients'], 6)} times the "
+            "norm on each sum and "
+            f"{_format_down(settings['noise_multiplier_of_count'], 6)} on each count"
         )
     elif plan.shape is not None:
         return (
             f"noise C⁻¹z is added to the sums of all steps, where z is {gaussian} "
-            f"noise of standard deviation {_down(plan.noise_multiplier, 6)} times "
-            f"this norm, drawn independently in every step, and C is {plan.shape}"
+            f"noise of standard deviation {_format_down(plan.noise_multiplier, 6)} "
+            "times this norm, drawn independently in every step, and C is "
+            f"{plan.shape}"
         )
     else:
         words = (
             f"{gaussian} noise of standard deviation "
-            f"{_down(plan.noise_multiplier, 6)} times this norm is added to each sum"
+            f"{_format_down(plan.noise_multiplier, 6)} times this norm is added to "
+            "each sum"
         )
     if plan.schedule:
         words += ", with the factors of the schedule "
@@ -329,22 +339,22 @@ def _noise(plan: RunParameters) -> str:
 
 
 def up(x: float, decimals: int = 3) -> str:
-    """Format an ε, a μ or an attack's power, rounded up to `decimals` decimals."""
+    """Format a number, such as an ε or a μ, rounded up to `decimals` decimals."""
     if x == math.inf:
         return "∞"
     return f"{math.ceil(x * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
-def _down(x: float, decimals: int) -> str:
+def _format_down(x: float, decimals: int) -> str:
     """Format a noise multiplier, rounded down to `decimals` decimals."""
     return f"{math.floor(x * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
-def _types(plain: Any) -> Iterator[str]:
+def _type_names(plain: Any) -> Iterator[str]:
     """Yield the value under "type" of each dictionary in nested dicts and lists."""
     if isinstance(plain, dict):
         yield plain["type"]
         plain = [*plain.values()]
     if isinstance(plain, list):
         for value in plain:
-            yield from _types(value)
+            yield from _type_names(value)

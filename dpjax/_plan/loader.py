@@ -60,9 +60,9 @@ class Examples(NamedTuple):
         for first in range(0, total, size):
             # Padding beyond the end of the batch repeats the data of its last slot.
             rows = np.arange(first, first + size)
-            held = np.minimum(rows, total - 1)
-            mask = np.asarray(self.mask)[held] & (rows < total)
-            part = jax.tree.map(lambda x, held=held: x[held], by_position(self.data))
+            slots = np.minimum(rows, total - 1)
+            mask = np.asarray(self.mask)[slots] & (rows < total)
+            part = jax.tree.map(lambda x, slots=slots: x[slots], by_position(self.data))
             yield Examples(part, mask, self.step, np.int32(first), self.plan)
 
 
@@ -85,7 +85,7 @@ def take_examples(data: Any, batch: Batch) -> Examples:
 
 def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Examples:
     """Add the plan to a batch, and the step if the clip norm has a schedule."""
-    varies = any(piece.clip != 1.0 for piece in plan.segments)
+    varies = any(segment.clip != 1.0 for segment in plan.segments)
     return examples._replace(plan=plan, step=step if varies else None)
 
 
@@ -178,8 +178,8 @@ def batches(
     validate.typed_key("key", key)
     first = validate.static_int("start", start, minimum=0)
     validate.at_most("start", start, plan.num_steps, "num_steps, ")
-    ahead = validate.static_int("prefetch", prefetch, minimum=0)
-    read = _read_one_by_one
+    num_ahead = validate.static_int("prefetch", prefetch, minimum=0)
+    read = _read_items
     if is_tree_of_arrays(data):
         # Arrays of other libraries are converted once, instead of in every step.
         data, read = by_position(data), take_examples
@@ -194,7 +194,7 @@ def batches(
         return attach_plan(plan, read(data, batch), np.int32(step))
 
     jobs = (functools.partial(load, i, draw(i)) for i in range(first, plan.num_steps))
-    return _prefetch(jobs, ahead)
+    return _prefetch(jobs, num_ahead)
 
 
 def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Examples]:
@@ -211,12 +211,12 @@ def _prefetch(jobs: Iterator[Callable[[], Examples]], count: int) -> Iterator[Ex
         return
     thread = concurrent.futures.ThreadPoolExecutor(1)
     try:
-        begun = collections.deque(
+        futures = collections.deque(
             thread.submit(j) for j in itertools.islice(jobs, count)
         )
-        while begun:
-            begun.extend(thread.submit(job) for job in itertools.islice(jobs, 1))
-            yield begun.popleft().result()
+        while futures:
+            futures.extend(thread.submit(job) for job in itertools.islice(jobs, 1))
+            yield futures.popleft().result()
     finally:  # queued reads are cancelled if the caller stops early or a read fails
         thread.shutdown(cancel_futures=True)
 
@@ -245,28 +245,34 @@ def _shard_reader(
             f"sharding must divide the {size} slots of a batch (max_batch_size) "
             f"evenly, and must not divide any other axis; got {sharding!r}."
         ) from error
-    held = {device: _ends(index, size) for device, index in indices.items()}
+    ranges = {device: _shard_range(index, size) for device, index in indices.items()}
 
-    def part(data: Any, batch: Batch, first: int, end: int) -> Examples:
-        mine = jax.tree.map(lambda x: x[first:end], batch)
-        return jax.tree.map(np.asarray, read(data, mine))
+    def read_range(data: Any, batch: Batch, first: int, end: int) -> Examples:
+        shard = jax.tree.map(lambda x: x[first:end], batch)
+        return jax.tree.map(np.asarray, read(data, shard))
 
-    def whole(data: Any, batch: Batch) -> Examples:
+    def read_whole(data: Any, batch: Batch) -> Examples:
         # Devices that hold the same slots (replicas) share one read.
-        parts = {ends: part(data, batch, *ends) for ends in set(held.values())}
+        parts = {
+            slot_range: read_range(data, batch, *slot_range)
+            for slot_range in set(ranges.values())
+        }
 
         def join_shards(*leaves: np.ndarray) -> jax.Array:
-            of = dict(zip(parts, leaves, strict=True))
-            pieces = [jax.device_put(of[ends], at) for at, ends in held.items()]
+            piece_of_range = dict(zip(parts, leaves, strict=True))
+            pieces = [
+                jax.device_put(piece_of_range[slot_range], device)
+                for device, slot_range in ranges.items()
+            ]
             shape = (size, *leaves[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
         return jax.tree.map(join_shards, *parts.values())
 
-    return whole
+    return read_whole
 
 
-def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
+def _shard_range(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
     """Return the first index of a device's shard of an axis, and 1 + the last index.
 
     Args:
@@ -274,11 +280,11 @@ def _ends(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
         the shard is the whole axis.
       size: the length of the axis.
     """
-    places = slice(None) if index is None else index[0]
-    return places.indices(size)[:2]
+    slots = slice(None) if index is None else index[0]
+    return slots.indices(size)[:2]
 
 
-def _read_one_by_one(data: Any, batch: Batch) -> Examples:
+def _read_items(data: Any, batch: Batch) -> Examples:
     """Read a batch from a data set with integer indexing, and stack its examples.
 
     If the data set has `__getitems__`, one call of this method reads the batch.
@@ -286,7 +292,7 @@ def _read_one_by_one(data: Any, batch: Batch) -> Examples:
     an example, so that all batches have the same shapes. The mask is False for padding.
     """
     mask = np.asarray(batch.mask)
-    present = _several(data, np.asarray(batch.indices)[mask].tolist())
+    present = _get_items(data, np.asarray(batch.indices)[mask].tolist())
     # A batch without examples also needs an example, for the shapes of its arrays.
     filled = [present[0] if present else data[0]] * mask.size
     # Examples stay in their slots. If padding were removed, batches with and without an
@@ -297,7 +303,7 @@ def _read_one_by_one(data: Any, batch: Batch) -> Examples:
     return Examples(stacked, mask)
 
 
-def _several(data: Any, positions: list[int]) -> list[Any]:
+def _get_items(data: Any, positions: list[int]) -> list[Any]:
     """The examples at positions, by one call of `__getitems__` if this method exists.
 
     Raises:
@@ -307,10 +313,10 @@ def _several(data: Any, positions: list[int]) -> list[Any]:
         examples = list(data.__getitems__(positions))
     else:
         examples = [data[i] for i in positions]
-    there = sum(x is not None for x in examples)
-    if there != len(positions):  # such as a data set that filters its examples
+    num_returned = sum(x is not None for x in examples)
+    if num_returned != len(positions):  # such as a data set that filters its examples
         raise ValueError(
             f"data must return {len(positions)} examples for {len(positions)} "
-            f"positions; got {there} examples."
+            f"positions; got {num_returned} examples."
         )
     return examples

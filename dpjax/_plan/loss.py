@@ -48,8 +48,8 @@ class Alerts:
     def __init__(self) -> None:
         """Start in a state in which no warning has been issued."""
         # The parameters of which `warn_of_loss` warned; None before its first call.
-        self._zero: list[str] | None = None
-        self._saw_sum = False
+        self._warned_names: list[str] | None = None
+        self._sum_checked = False
 
     def warn_of_loss(
         self,
@@ -71,29 +71,33 @@ class Alerts:
           batch: a pair: all examples, and their random keys. Both have a leading axis m
             of slots.
         """
-        if self._zero is not None:
+        if self._warned_names is not None:
             return
         # Shapes and dtypes suffice: the analysis traces the loss and runs nothing.
-        kinds = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
-        one = jax.tree.map(lambda kind: like(kind, kind.shape[1:], kind.dtype), kinds)
-        zero = _are_gradients_zero(loss_and_aux, parts.trained, one)
-        self._zero = [x for x, on in zip(parts.names, zero, strict=True) if on]
-        if not self._zero:
+        avals = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
+        example_and_keys = jax.tree.map(
+            lambda kind: like(kind, kind.shape[1:], kind.dtype), avals
+        )
+        zero = _are_gradients_zero(loss_and_aux, parts.trained, example_and_keys)
+        self._warned_names = [
+            x for x, is_zero in zip(parts.names, zero, strict=True) if is_zero
+        ]
+        if not self._warned_names:
             return
         reason = _FROZEN
         # If the gradients are not zero in a batch of two, the loss compares examples.
         if loss_of_two is not None:
-            two = jax.tree.map(lambda x: like(x, (2, *x.shape[1:]), x.dtype), kinds[0])
-            unit = two, one[1]
+            pair = jax.tree.map(lambda x: like(x, (2, *x.shape[1:]), x.dtype), avals[0])
+            unit = pair, example_and_keys[1]
             # A loss that works only for batches of one example may raise here.
             with contextlib.suppress(Exception):
                 if _are_gradients_zero(loss_of_two, parts.trained, unit) != zero:
                     reason = _BATCH_OF_ONE
         # Level 4 of the stack calls the function that `Plan.value_and_grad` returned.
         warnings.warn(
-            f"the gradient of the loss with respect to {self._zero} of the model is "
-            "zero for all data, but noise is added to this gradient in every step. "
-            f"{reason}",
+            f"the gradient of the loss with respect to {self._warned_names} of the "
+            "model is zero for all data, but noise is added to this gradient in every "
+            f"step. {reason}",
             stacklevel=4,
         )
 
@@ -102,9 +106,10 @@ class Alerts:
     ) -> None:
         """Warn if a parameter's sum of clipped gradients is zero in the first batch.
 
-        The first batch is the first batch in which a valid example has a finite
-        gradient. Later batches are not checked. Under jit the values are unknown, so
-        that no warning is issued.
+        Here the first batch is the first one with a valid example whose gradient is
+        finite. Later batches are not checked. A parameter of which `warn_of_loss` has
+        warned is left out. Under jit the values are unknown, so that no warning is
+        issued.
 
         Args:
           sums: the sum of clipped gradients, a tree shaped like the trained parameters.
@@ -113,14 +118,14 @@ class Alerts:
           names: the path in the model of each leaf of sums.
         """
         arrays = [*jax.tree.leaves(sums), norms, mask]
-        if self._saw_sum or not are_concrete(arrays):
+        if self._sum_checked or not are_concrete(arrays):
             return
         if not np.any(np.asarray(mask) & np.isfinite(norms)):
             return
-        self._saw_sum = True
+        self._sum_checked = True
         pairs = zip(names, jax.tree.leaves(sums), strict=True)
-        known = self._zero or []
-        zero = [x for x, total in pairs if x not in known and not jnp.any(total)]
+        warned = self._warned_names or []
+        zero = [x for x, total in pairs if x not in warned and not jnp.any(total)]
         if zero:
             warnings.warn(
                 f"the clipped sum for {zero} of the model is exactly zero in the "
@@ -134,7 +139,7 @@ class Alerts:
 def _are_gradients_zero(
     loss_and_aux: Callable[..., Any], trained: Any, examples: Any
 ) -> list[bool]:
-    """Tell for each leaf of `trained` whether its gradient is zero for all data."""
+    """Tell for each leaf of `trained` whether its gradient is proven to be zero."""
     gradient = jax.grad(loss_and_aux, has_aux=True)
     closed = jax.make_jaxpr(lambda *args: gradient(*args)[0])(trained, examples)
     return are_outputs_zero(closed)
@@ -159,7 +164,7 @@ def value_and_grad(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., Any]:
     """Transform a loss as the method `Plan.value_and_grad` documents."""
-    gradient = _gradient(loss_fn, plan, options)
+    gradient = _make_gradient(loss_fn, plan, options)
 
     def fn(
         model: Any, examples: Examples, *others: Any, clip_norm: ArrayLike | None = None
@@ -185,7 +190,7 @@ def metrics(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., Metrics]:
     """Transform a loss as the method `Plan.metrics` documents."""
-    gradient = _gradient(loss_fn, plan, options)
+    gradient = _make_gradient(loss_fn, plan, options)
 
     def fn(
         model: Any, examples: Examples, *others: Any, clip_norm: ArrayLike | None = None
@@ -196,7 +201,7 @@ def metrics(
     return fn
 
 
-def _bound(
+def _step_clip_norm(
     plan: RunParameters, examples: Examples, clip_norm: ArrayLike | None
 ) -> ArrayLike:
     """The clip norm of a step.
@@ -216,7 +221,7 @@ def _bound(
         )
     if clip_norm is not None:
         return clip_norm
-    if all(piece.clip == 1.0 for piece in plan.segments):
+    if all(segment.clip == 1.0 for segment in plan.segments):
         return plan.clip_norm
     if examples.step is None:
         raise ValueError(
@@ -226,7 +231,7 @@ def _bound(
     return plan.clip_norm * plan.values_at(examples.step).clip
 
 
-def _gradient(
+def _make_gradient(
     loss_fn: Callable[..., Any], plan: RunParameters, options: Options
 ) -> Callable[..., tuple[Any, PerExample, jax.Array, ArrayLike]]:
     """Return a function that sums the clipped gradients of a batch.
@@ -256,19 +261,19 @@ def _gradient(
                 "one plan together; got a batch of a plan that differs in "
                 f"{_differences(examples.plan, plan)}."
             )
-        bound = _bound(plan, examples, clip_norm)
+        bound = _step_clip_norm(plan, examples, clip_norm)
         mask = jnp.asarray(examples.mask)
         leaves, treedef = jax.tree.flatten(others, is_leaf=modules.is_nnx)
-        parts = (modules.split(model), *(modules.along(x) for x in leaves))
+        parts = (modules.split(model), *(modules.split_argument(x) for x in leaves))
 
-        def of_batch(trained: Any, unit: Any) -> tuple[Any, Any]:
-            data, own = unit
+        def loss_of_batch(trained: Any, unit: Any) -> tuple[Any, Any]:
+            data, own_keys = unit
             merged = [
-                part.merge(trained, x) for part, x in zip(parts, own, strict=True)
+                part.merge(trained, x) for part, x in zip(parts, own_keys, strict=True)
             ]
-            whole, *given = merged
+            merged_model, *arguments = merged
             try:
-                out = loss_fn(whole, data, *treedef.unflatten(given))
+                out = loss_fn(merged_model, data, *treedef.unflatten(arguments))
             except Exception as error:
                 # A note on the batch axis helps to understand an error about shapes.
                 axis = "has length 1" if options.batched else "is removed"
@@ -279,23 +284,25 @@ def _gradient(
                 part.check_unchanged(x)
             return out if options.has_aux else (out, None)
 
-        def of_one(trained: Any, data: Any, own: Any) -> tuple[Any, Any]:
+        def loss_of_example(trained: Any, data: Any, own_keys: Any) -> tuple[Any, Any]:
             if not options.batched:
-                return of_batch(trained, (data, own))
+                return loss_of_batch(trained, (data, own_keys))
             # The loss expects a batch axis, so that it gets a batch of one example.
             data = jax.tree.map(lambda x: jnp.asarray(x)[None], data)
-            value, aux = of_batch(trained, (data, own))
-            return value, jax.tree.map(_row, aux)
+            value, aux = loss_of_batch(trained, (data, own_keys))
+            return value, jax.tree.map(_remove_unit_axis, aux)
 
         def loss_and_aux(trained: Any, unit: Any) -> tuple[Any, Any]:
-            data, own = unit
+            data, own_keys = unit
             if isinstance(data, users.OfUser):
-                return users.user_loss(functools.partial(of_one, trained), data, own)
-            return of_one(trained, data, own)
+                return users.user_loss(
+                    functools.partial(loss_of_example, trained), data, own_keys
+                )
+            return loss_of_example(trained, data, own_keys)
 
         gradient = clipped_grad(
             loss_and_aux,
-            _leave_room_for_casts(plan, bound, mask.size),
+            _reduce_clip_norm(plan, bound, mask.size),
             has_aux=True,
             engine=options.engine,
             microbatch_size=options.microbatch_size,
@@ -308,9 +315,9 @@ def _gradient(
             numbers = numbers + jnp.asarray(examples.first, numbers.dtype)
         batch = (examples.data, [part.of_examples(numbers) for part in parts])
         grads, per_example = gradient(parts[0].trained, batch, mask=mask)
-        several = options.batched and not isinstance(examples.data, users.OfUser)
-        of_two = of_batch if several else None
-        alerts.warn_of_loss(loss_and_aux, of_two, parts[0], batch)
+        has_batch_axis = options.batched and not isinstance(examples.data, users.OfUser)
+        loss_of_two = loss_of_batch if has_batch_axis else None
+        alerts.warn_of_loss(loss_and_aux, loss_of_two, parts[0], batch)
         alerts.warn_of_sum(grads, per_example.norm, mask, parts[0].names)
         grads = parts[0].like_model(grads)
         for part in parts:
@@ -320,33 +327,32 @@ def _gradient(
     return fn
 
 
-def _leave_room_for_casts(
-    plan: RunParameters, bound: ArrayLike, slots: int
-) -> ArrayLike:
+def _reduce_clip_norm(plan: RunParameters, bound: ArrayLike, slots: int) -> ArrayLike:
     """Return a clip norm C at which sums have sensitivity `bound` despite rounding.
 
-    If the plan has arithmetic="real", C is `bound`. If the plan has
-    arithmetic="discrete", C is slightly smaller. The reason is that `accumulate` adds
-    the sums of a batch's parts, and rounds the total of m clipped gradients to float32.
-    If the clip norm varies, the total is also divided by the clip norm of the step, and
-    rounded again. Each rounding changes the total by at most 2⁻²⁴ m C. So for two
-    neighbouring data sets, each rounding changes the difference of the totals by at
-    most twice this value.
+    Under REPLACE, the sensitivity is twice `bound`. If the plan has arithmetic="real",
+    C is `bound`. If the plan has arithmetic="discrete", C is slightly smaller. The
+    reason is that `accumulate` adds the sums of a batch's parts, and rounds the total
+    of m clipped gradients to float32. Here m is the number of slots, or the plan's
+    capacity if the capacity is larger. If the clip norm varies, the total is also
+    divided by the clip norm of the step, and rounded again. Each rounding changes the
+    total by at most 2⁻²⁴ m C. So for two neighbouring data sets, each rounding changes
+    the difference of the totals by at most twice this value.
     """
     if plan.arithmetic == "real":
         return bound
     roundings = 2 if plan.schedule or plan.quantile else 1
-    most = max(plan.max_batch_size, slots)
-    return bound * (1 / (1 + 2 * margin(roundings, jnp.float32) * most))
+    max_slots = max(plan.max_batch_size, slots)
+    return bound * (1 / (1 + 2 * margin(roundings, jnp.float32) * max_slots))
 
 
 def _differences(other: RunParameters, plan: RunParameters) -> str:
     """List the fields in which the plan `other` differs from `plan`, as text."""
-    own, given = vars(plan.parameters()), vars(other.parameters())
-    names = [name for name in own if given[name] != own[name]]
-    return ", ".join(f"{x} ({given[x]!r} and {own[x]!r})" for x in names)
+    expected, actual = vars(plan.parameters()), vars(other.parameters())
+    names = [name for name in expected if actual[name] != expected[name]]
+    return ", ".join(f"{x} ({actual[x]!r} and {expected[x]!r})" for x in names)
 
 
-def _row(x: Any) -> Any:
+def _remove_unit_axis(x: Any) -> Any:
     """Remove the leading axis of an array if the axis has size 1."""
     return x[0] if jnp.ndim(x) and jnp.shape(x)[0] == 1 else x

@@ -71,8 +71,9 @@ class Mechanism:
         if self.adjacency not in self.adjacencies:
             names = " or ".join(a.name for a in self.adjacencies)
             raise ValueError(
-                f"adjacency must be {names} with this sampling, because "
-                f"{self.reason}; got {self.adjacency!r}."
+                f"adjacency must be {names} with sampling "
+                f"{next(x for x, kind in SAMPLINGS.items() if kind is type(self))!r}, "
+                f"because {self.reason}; got {self.adjacency!r}."
             )
 
     def draw(
@@ -144,7 +145,11 @@ class Poisson(Mechanism):
         )
 
     def step_event(self, part):
-        """Return a Poisson-sampled Gaussian step with a maximum batch size."""
+        """Return a Poisson-sampled Gaussian step, with its capacity if it can overflow.
+
+        A step overflows if it draws more examples than the capacity, the maximum number
+        of examples in a batch.
+        """
         noise, rate = part.noise_multiplier, part.batch_size / self.num_examples
         # A batch never overflows if its capacity is the number of all examples.
         if part.max_batch_size >= self.num_examples:
@@ -168,8 +173,8 @@ class FixedSize(Mechanism):
 
     adjacencies = (Adjacency.REPLACE,)
     reason = (
-        "the removal of one example would change the set from which subsets of fixed "
-        "size are drawn"
+        "the amplification of batches of fixed size is proven for the replacement of "
+        "one example"
     )
 
     def draw(self, batch_size, max_batch_size, step, key):
@@ -211,9 +216,10 @@ class Cyclic(Mechanism):
     def event(self, run):
         """Return the event of a Gaussian mechanism.
 
-        An example takes part in one step per epoch. For independent noise, the event is
-        the composition of these steps, one `Gaussian`. For correlated noise, the event
-        is a `CorrelatedGaussian`, whose cost `accounting.correlated.mu` computes.
+        An example takes part in one step per epoch. For independent noise, the
+        composition of these steps is one Gaussian mechanism, and the event is a
+        `Gaussian`. For correlated noise, the event is a `CorrelatedGaussian`, whose μ
+        `accounting.correlated.mu` computes.
         """
         num_steps = int(run.num_steps)
         epoch = self.steps_per_epoch(int(run.batch_size))
@@ -228,12 +234,12 @@ class Cyclic(Mechanism):
             # multiplier σ. The last epoch may be incomplete. Its missing steps cost 0.
             costs = np.zeros(times * epoch)
             costs[:num_steps] = run.noises() ** -2.0
-            times = self._times(costs.reshape(times, epoch))
+            times = self._max_total_cost(costs.reshape(times, epoch))
         # k Gaussian steps of sensitivity s are one Gaussian mechanism: μ = s √k / σ.
         factor = self.adjacency.sensitivity_factor
         return events.Gaussian(factor * math.sqrt(times) / sigma)
 
-    def _times(self, costs: np.ndarray) -> float:
+    def _max_total_cost(self, costs: np.ndarray) -> float:
         """Bound the total cost of the steps in which one example takes part.
 
         An example takes part in the same step of every epoch. These steps are a column
@@ -275,7 +281,7 @@ class Reshuffled(Cyclic):
             step=step % steps,
         )
 
-    def _times(self, costs):
+    def _max_total_cost(self, costs):
         """Bound the total cost of the steps in which one example takes part.
 
         The bound is the total cost if the example takes part in the most expensive step

@@ -25,16 +25,17 @@ class Parts:
 
     Attributes:
       merge: a function of a tree shaped like `trained` and of one example's random
-        keys. The function returns the whole model, or the whole argument.
-      trained: the tree of trained parameters, by which the loss is differentiated; ()
-        for an argument that is not the model.
+        keys. The function returns the whole model, or the whole argument. For an
+        argument that is not the model, the function ignores the tree.
+      trained: the tree of trained parameters, by which the loss is differentiated. For
+        an argument that is not the model, this attribute is not used.
       names: the path in the model of each leaf of `trained`.
       of_examples: a function from the examples' positions in the batch, i[m], to each
         example's random keys, with a leading axis m.
       check_unchanged: a function of a model that `merge` returned before the loss ran.
         The function raises if the loss changed other state of the model than
         parameters, keys and counters.
-      advance: a function that adds 1 to the counters in the model from which flax.nnx
+      advance: a function that adds 1 to the model's counters, from which flax.nnx
         derives random keys.
       like_model: a function that converts gradients shaped like `trained` to the
         structure that the model's optimizer needs.
@@ -64,7 +65,7 @@ def split(model: Any) -> Parts:
             f"a {type(model)} that contains modules. Combine several modules in an "
             "nnx.Dict or nnx.List."
         )
-    parts = _of_module(model) if is_module(model) else _of_tree(model)
+    parts = _split_module(model) if is_module(model) else _split_tree(model)
     if not jax.tree.leaves(parts.trained):
         raise ValueError(
             "the model must contain floating-point arrays to train; got "
@@ -73,23 +74,25 @@ def split(model: Any) -> Parts:
     return parts
 
 
-def along(x: Any) -> Parts:
-    """Split an argument of the loss that is not the model, and has no trained part.
+def split_argument(x: Any) -> Parts:
+    """Split an argument of the loss that is not the model.
 
-    The argument x is a flax.nnx object or a leaf of a tree. If x holds random keys,
-    each example gets its own keys. Otherwise, all examples get x.
+    The argument x is a flax.nnx object or a leaf of a tree. The loss is not
+    differentiated by x, even if x contains `nnx.Param`s. If x holds random keys, each
+    example gets its own keys. Otherwise, all examples get x.
     """
     if is_nnx(x):
-        parts = _of_module(x)
+        parts = _split_module(x)
         return dataclasses.replace(
-            parts, merge=lambda _, of_example: parts.merge(parts.trained, of_example)
+            parts,
+            merge=lambda _, example_keys: parts.merge(parts.trained, example_keys),
         )
     if is_key(x):
         return Parts(
-            lambda _, of_example: of_example,
+            lambda _, example_keys: example_keys,
             of_examples=lambda numbers: keys_of_examples(x, numbers),
         )
-    return Parts(lambda _, of_example: x)
+    return Parts(lambda _, example_keys: x)
 
 
 def is_module(x: Any) -> bool:
@@ -135,40 +138,40 @@ def keys_of_examples(keys: jax.Array, numbers: jax.Array) -> jax.Array:
     return jax.vmap(fold, (None, 0))(keys, numbers)
 
 
-def _of_tree(model: Any) -> Parts:
+def _split_tree(model: Any) -> Parts:
     paths, treedef = jax.tree.flatten_with_path(model)
     leaves = [x for _, x in paths]
     trained = [x if is_trained(x) else None for x in leaves]
     names = [jax.tree_util.keystr(path) for path, x in paths if is_trained(x)]
 
-    def merge(trained: Any, of_example: Any) -> Any:
-        del of_example
+    def merge(trained: Any, example_keys: Any) -> Any:
+        del example_keys
         # None marks the leaves that are not trained.
-        full = [
+        all_leaves = [
             x if new is None else new for x, new in zip(leaves, trained, strict=True)
         ]
-        return treedef.unflatten(full)
+        return treedef.unflatten(all_leaves)
 
     return Parts(merge, trained, names, like_model=treedef.unflatten)
 
 
-def _of_module(model: Any) -> Parts:
+def _split_module(model: Any) -> Parts:
     nnx: Any = sys.modules["flax.nnx"]
-    graph, trained, keys, counts, rest = nnx.split(
+    graph, trained, keys, counters, other_state = nnx.split(
         model, nnx.Param, nnx.RngKey, nnx.RngCount, ...
     )
 
     def of_examples(numbers: jax.Array) -> Any:
         return jax.tree.map(lambda key: keys_of_examples(key, numbers), keys)
 
-    def merge(trained: Any, of_example: Any) -> Any:
+    def merge(trained: Any, example_keys: Any) -> Any:
         # A copy, so that the loss cannot change the caller's model.
-        return nnx.merge(graph, trained, of_example, counts, rest, copy=True)
+        return nnx.merge(graph, trained, example_keys, counters, other_state, copy=True)
 
     def check_unchanged(merged: Any) -> None:
         after = nnx.split(merged, nnx.Param, nnx.RngKey, nnx.RngCount, ...)[-1]
         # If the loss does not change a leaf, the leaf is the same array object.
-        before = dict(jax.tree.leaves_with_path(rest))
+        before = dict(jax.tree.leaves_with_path(other_state))
         changed = [
             jax.tree_util.keystr(path)
             for path, x in jax.tree.leaves_with_path(after)
@@ -184,8 +187,8 @@ def _of_module(model: Any) -> Parts:
 
     def advance() -> None:
         # Without this step, dropout would draw the same masks in the next step.
-        if jax.tree.leaves(counts):
-            nnx.update(model, jax.tree.map(lambda count: count + 1, counts))
+        if jax.tree.leaves(counters):
+            nnx.update(model, jax.tree.map(lambda count: count + 1, counters))
 
     names = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(trained)]
     return Parts(merge, trained, names, of_examples, check_unchanged, advance)

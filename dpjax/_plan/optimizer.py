@@ -54,7 +54,7 @@ def optimizer(
     else:
         stddev = stddev_of_sum(plan.clip_norm, plan.noise_multiplier, plan.batch_size)
         mean = optax.chain(_gaussian.add_gaussian_noise(stddev, key=key), division)
-    return _allow_other_leaves(optax.chain(mean, cast_updates_to_float32(inner)))
+    return _allow_untrained_leaves(optax.chain(mean, cast_updates_to_float32(inner)))
 
 
 def _gaussian_noise(
@@ -81,7 +81,7 @@ def _gaussian_noise(
 
 
 def _on_lattice(
-    plan: RunParameters, sensitivity: float, most: float, key: jax.Array
+    plan: RunParameters, sensitivity: float, max_factor: float, key: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
     """Make a transformation that adds discrete Gaussian noise to a step's sum.
 
@@ -91,7 +91,7 @@ def _on_lattice(
     Args:
       plan: the numbers of the run.
       sensitivity: the L2 sensitivity of a step's sum of floats.
-      most: the maximum of `factor` over all steps.
+      max_factor: the maximum of `factor` over all steps.
       key: one typed key for the run.
     """
     z = plan.noise_multiplier
@@ -103,11 +103,13 @@ def _on_lattice(
     def update(
         updates: Any, state: Any, params: Any = None, *, factor: ArrayLike = 1.0
     ) -> tuple[Any, Any]:
-        following, current = jax.random.split(state.key)
+        next_key, noise_key = jax.random.split(state.key)
         size = optax.tree.size(updates)
-        noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * most)
-        noisy = _discrete.release_on_lattice(current, updates, noise)
-        return noisy, _gaussian.IndependentNoiseState(following)
+        noise = _discrete.lattice_noise(
+            sensitivity, z * factor, size, most=z * max_factor
+        )
+        noisy = _discrete.release_on_lattice(noise_key, updates, noise)
+        return noisy, _gaussian.IndependentNoiseState(next_key)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -125,8 +127,8 @@ def _correlated_mean_on_lattice(
     # A sum of m clipped gradients is at most m C, and the spacing of the lattice is
     # about z C / 2²⁵.
     z = plan.noise_multiplier
-    largest = plan.max_batch_size / z * 2.0**25
-    digits = min(max(math.ceil(math.log2(largest)) + 1, 24), _discrete.DIGITS)
+    max_ratio = plan.max_batch_size / z * 2.0**25
+    digits = min(max(math.ceil(math.log2(max_ratio)) + 1, 24), _discrete.DIGITS)
 
     def noise(params: Any) -> optax.GradientTransformation:
         # The noise depends on the number of coordinates that are rounded.
@@ -140,11 +142,11 @@ def _correlated_mean_on_lattice(
             strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits
         )
 
-    added = _gaussian.transformation(
+    add_noise = _gaussian.transformation(
         lambda params: noise(params).init(params),
         lambda updates, state: noise(updates).update(updates, state),
     )
-    return optax.chain(added, optax.scale(1.0 / plan.batch_size))
+    return optax.chain(add_noise, optax.scale(1.0 / plan.batch_size))
 
 
 class VaryingState(NamedTuple):
@@ -172,9 +174,8 @@ def clip_norm_of(state: Any) -> jax.Array:
     clip_norms = [x.clip_norm for x in nodes if isinstance(x, VaryingState)]
     if len(clip_norms) != 1:
         raise ValueError(
-            "state must contain the state of exactly one optimizer of a plan with a "
-            f"schedule or a QuantileClip; got {len(clip_norms)} such states in "
-            f"{jax.tree.structure(state)}."
+            "state must be the state of the plan's optimizer, which has one clip norm; "
+            f"got {len(clip_norms)} clip norms in {jax.tree.structure(state)}."
         )
     return clip_norms[0]
 
@@ -189,55 +190,61 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     sensitivity. A schedule of the noise multiplier multiplies the standard deviation of
     the noise on these sums.
     """
-    follows, clip_norm = plan.quantile, plan.clip_norm
-    sigma, of_count = plan.noise_multiplier, 1.0
-    if follows:
-        sigma, of_count = parameters.noise_of(follows, sigma, plan.batch_size)
-    unit = 1.0 if follows else clip_norm
+    quantile_clip, clip_norm = plan.quantile, plan.clip_norm
+    sigma, count_noise = plan.noise_multiplier, 1.0
+    if quantile_clip:
+        sigma, count_noise = parameters.noise_of(quantile_clip, sigma, plan.batch_size)
+    sum_sensitivity = 1.0 if quantile_clip else clip_norm
     # The count is multiplied by σ / σ_b. Noise of standard deviation σ on the product
     # is noise of standard deviation σ_b on the count. The factor is rounded down, which
     # only lowers the sensitivity.
-    weight = rounding.round_down_float32(sigma / of_count)
-    noise: Any = _gaussian_noise(stddev_of_sum(unit, sigma, plan.batch_size), key)
+    count_weight = rounding.round_down_float32(sigma / count_noise)
+    noise: Any = _gaussian_noise(
+        stddev_of_sum(sum_sensitivity, sigma, plan.batch_size), key
+    )
     if plan.arithmetic == "discrete":
         # With few digits, the product with a count (a multiple of 1/2) is exact.
-        weight = _keep_bits(float(weight), 22 - plan.max_batch_size.bit_length())
+        count_weight = _round_down_to_bits(
+            float(count_weight), 22 - plan.max_batch_size.bit_length()
+        )
         # The distance by which an example moves the sum and the scaled count together.
-        reach = sigma * unit / plan.noise_multiplier * (1 + 2.0**-50)
-        most = max(piece.noise for piece in plan.segments)
-        noise = _on_lattice(plan, reach, most, key)
+        sensitivity = sigma * sum_sensitivity / plan.noise_multiplier * (1 + 2.0**-50)
+        max_factor = max(segment.noise for segment in plan.segments)
+        noise = _on_lattice(plan, sensitivity, max_factor, key)
 
     def init(params: Any) -> VaryingState:
         start = jnp.asarray(clip_norm, jnp.float32)
         return VaryingState(jnp.zeros((), jnp.int32), start, noise.init(params))
 
     def update(updates: Any, state: Any) -> tuple[Any, VaryingState]:
-        if follows and not isinstance(updates, parameters.Bounded):
+        if quantile_clip and not isinstance(updates, parameters.Bounded):
             raise ValueError(
                 "updates must be a dpjax.Bounded sum from value_and_grad of this "
                 "plan, because the clip norm follows a quantile; got "
                 f"{type(updates)}. flax.nnx.Optimizer discards the Bounded: call the "
                 "update function of plan.optimizer directly."
             )
-        now = plan.values_at(state.step)
+        values = plan.values_at(state.step)
         released = dtypes.widen(updates)
-        if follows:
+        if quantile_clip:
             # The sum and the scaled count are one Gaussian mechanism.
-            released = released._replace(within=released.within * weight)
-        noisy, noise_state = noise.update(released, state.noise, factor=now.noise)
-        scale, following = jnp.asarray(now.clip), state.clip_norm
-        if follows:
+            released = released._replace(within=released.within * count_weight)
+        noisy, noise_state = noise.update(released, state.noise, factor=values.noise)
+        scale, next_norm = jnp.asarray(values.clip), state.clip_norm
+        if quantile_clip:
             # The mean is multiplied by the clip norm of this step's gradients.
-            count, noisy = noisy.within / weight, noisy.total
+            count, noisy = noisy.within / count_weight, noisy.total
             scale = state.clip_norm
-            following = parameters.next_clip_norm(follows, scale, count, now.batch_size)
-        mean = _scale_tree(noisy, scale / jnp.asarray(now.batch_size, jnp.float32))
-        return mean, VaryingState(state.step + 1, following, noise_state)
+            next_norm = parameters.next_clip_norm(
+                quantile_clip, scale, count, values.batch_size
+            )
+        mean = _scale_tree(noisy, scale / jnp.asarray(values.batch_size, jnp.float32))
+        return mean, VaryingState(state.step + 1, next_norm, noise_state)
 
     return _gaussian.transformation(init, update)
 
 
-def _keep_bits(x: float, bits: int) -> float:
+def _round_down_to_bits(x: float, bits: int) -> float:
     """Round a positive number down to `bits` significant binary digits.
 
     If bits is below 1, the result has one binary digit.
@@ -251,7 +258,7 @@ def _scale_tree(tree: Any, factor: jax.Array) -> Any:
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), tree)
 
 
-def _allow_other_leaves(
+def _allow_untrained_leaves(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimizer for models in which some leaves are not arrays of floats.
@@ -283,7 +290,7 @@ def _allow_other_leaves(
             return inner.update(updates, state)
         inner_updates, state = inner.update(updates, state, trained_leaves(params))
         filled = jax.tree.map(
-            _zero_updates, inner_updates, params, is_leaf=lambda x: x is None
+            _fill_missing_update, inner_updates, params, is_leaf=lambda x: x is None
         )
         return filled, state
 
@@ -303,7 +310,7 @@ def _refuse_masks(name: str, tree: Any) -> None:
         )
 
 
-def _zero_updates(update: Any, param: Any) -> Any:
+def _fill_missing_update(update: Any, param: Any) -> Any:
     """Return the update, or zeros if there is no update for an array.
 
     If the update is None, and the parameter is an array of numbers or booleans, the
@@ -317,7 +324,7 @@ def _zero_updates(update: Any, param: Any) -> Any:
     return update
 
 
-def _add(total: Any, more: Any, *, wide: bool) -> Any:
+def _add_trees(total: Any, more: Any, *, wide: bool) -> Any:
     """Add two trees of arrays; if `wide`, in float64 even without `jax_enable_x64`."""
     if not wide:
         return optax.tree.add(total, more)
@@ -367,18 +374,18 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
     size = validate.static_int("size", size, minimum=1)
 
     def fn(
-        model: Any, examples: Examples, *others: Any, **named: Any
+        model: Any, examples: Examples, *others: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         counts, values, auxes, grads, total = [], [], [], None, None
         plan = examples.plan
         wide = plan is not None and plan.arithmetic == "discrete"
         for part in examples.parts(size):
-            out, grads = loss_and_grad(model, part, *others, **named)
+            out, grads = loss_and_grad(model, part, *others, **kwargs)
             value, *aux = out if isinstance(out, tuple) else (out,)
             counts.append(np.sum(part.mask))
             values.append(value)
             auxes.append(aux)
-            total = grads if total is None else _add(total, grads, wide=wide)
+            total = grads if total is None else _add_trees(total, grads, wide=wide)
         if wide:
             with jax.enable_x64(True):
                 total = jax.tree.map(lambda x, g: x.astype(g.dtype), total, grads)

@@ -28,13 +28,13 @@ from dpjax._matrices.strategy import Strategy, StrategySpec
 
 # The maximum number of distinct values (levels) of a schedule. If a schedule varies by
 # a factor of ten, the ratio of neighbouring levels is 1.33.
-_LEVELS = 8
+_MAX_LEVELS = 8
 # The maximum number of segments of a plan. Each step compares its number with the first
 # step of each segment.
-_PIECES = 1024
+_MAX_SEGMENTS = 1024
 # The range of clip norms that vary. Within this range, float32 can represent all
 # numbers that are computed from the clip norm.
-LEAST, MOST = 2.0**-60, 2.0**60
+MIN_CLIP_NORM, MAX_CLIP_NORM = 2.0**-60, 2.0**60
 
 
 class Segment(NamedTuple):
@@ -63,11 +63,11 @@ class StepValues(NamedTuple):
     batch_size: ArrayLike
 
 
-Factor = Callable[..., ArrayLike]  # a function of a step's number, as in optax
+Schedule = Callable[..., ArrayLike]  # a function of a step's number, as in optax
 
 
 def make_segments(
-    num_steps: int, batch_size: int, factors: Sequence[Factor | None]
+    num_steps: int, batch_size: int, schedules: Sequence[Schedule | None]
 ) -> tuple[Segment, ...]:
     """Round the schedules of a run to a few values, and divide the run into segments.
 
@@ -75,25 +75,25 @@ def make_segments(
       num_steps: T, the number of steps.
       batch_size: the plan's batch size. A step's batch size is the plan's batch size
         times the value of the batch schedule, rounded to an integer, and at least 1.
-      factors: the schedules of the noise multiplier, the clip norm and the batch size,
-        in this order; None for a number that is constant.
+      schedules: the schedules of the noise multiplier, the clip norm and the batch
+        size, in this order; None for a number that is constant.
 
     Raises:
       ValueError: a schedule does not give one number from 2⁻²⁰ to 2²⁰ for each step, or
-        the rounded schedules divide the run into more than `_PIECES` segments.
+        the rounded schedules divide the run into more than `_MAX_SEGMENTS` segments.
     """
     names = "noise_schedule", "clip_schedule", "batch_schedule"
-    pairs = zip(names, factors, strict=True)
-    noises, clips, sizes = (_levels(name, f, num_steps) for name, f in pairs)
+    pairs = zip(names, schedules, strict=True)
+    noises, clips, sizes = (_round_schedule(name, f, num_steps) for name, f in pairs)
     # Batch sizes are whole numbers, and at least 1.
     rows = np.stack([noises, clips, np.maximum(np.rint(batch_size * sizes), 1)])
     # A segment starts wherever one of the three numbers changes.
     new = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
     starts = np.concatenate([[0], 1 + np.flatnonzero(new)])
-    if starts.size > _PIECES:
+    if starts.size > _MAX_SEGMENTS:
         raise ValueError(
-            f"schedules must divide the run into at most {_PIECES} segments with "
-            f"constant values, after rounding to {_LEVELS} levels each; got "
+            f"schedules must divide the run into at most {_MAX_SEGMENTS} segments with "
+            f"constant values, after rounding to {_MAX_LEVELS} levels each; got "
             f"{starts.size} segments."
         )
     return tuple(
@@ -102,46 +102,46 @@ def make_segments(
     )
 
 
-def _levels(name: str, factor: Factor | None, num_steps: int) -> np.ndarray:
+def _round_schedule(name: str, schedule: Schedule | None, num_steps: int) -> np.ndarray:
     """The values of a schedule, f64[num_steps], rounded up to a few distinct values.
 
-    There are at most `_LEVELS` distinct values. All of them are float32 numbers, so
-    that the accountant and the jitted step use the same values.
+    There are at most `_MAX_LEVELS` distinct values. The distinct values are then
+    rounded to float32, so that the accountant and the jitted step use the same values.
 
     Args:
       name: the name of the schedule in error messages.
-      factor: the schedule, a function of a step's number; None for all ones.
+      schedule: the schedule, a function of a step's number; None for all ones.
       num_steps: the number of steps.
     """
-    if factor is None:
+    if schedule is None:
         return np.ones(num_steps)
-    values = _values(name, factor, num_steps)
+    values = _schedule_values(name, schedule, num_steps)
     distinct = np.unique(values)
-    if distinct.size > _LEVELS:
+    if distinct.size > _MAX_LEVELS:
         ends = math.log(distinct[0]), math.log(distinct[-1])
         # The levels have equal ratios. The smallest value is no level: values round up.
-        distinct = np.exp(np.linspace(*ends, _LEVELS + 1)[1:])
+        distinct = np.exp(np.linspace(*ends, _MAX_LEVELS + 1)[1:])
         # exp(log(x)) may be below x. No level would then be above the largest value.
         distinct[-1] = values.max()
         values = distinct[np.searchsorted(distinct, values)]
     return values.astype(np.float32).astype(np.float64)
 
 
-def _values(name: str, factor: Factor, num_steps: int) -> np.ndarray:
+def _schedule_values(name: str, schedule: Schedule, num_steps: int) -> np.ndarray:
     """The values of a schedule, f64[num_steps].
 
     Raises:
       ValueError: the schedule does not give one number from 2⁻²⁰ to 2²⁰ for each step.
     """
-    if not callable(factor):
-        raise ValueError(f"{name} must be a function of the step; got {factor!r}.")
+    if not callable(schedule):
+        raise ValueError(f"{name} must be a function of the step; got {schedule!r}.")
     try:
-        values = np.asarray(jax.vmap(factor)(jnp.arange(num_steps)), np.float64)
+        values = np.asarray(jax.vmap(schedule)(jnp.arange(num_steps)), np.float64)
     except TypeError:  # a schedule that cannot be traced gets Python integers
-        rows = [np.asarray(factor(step)) for step in range(num_steps)]
+        rows = [np.asarray(schedule(step)) for step in range(num_steps)]
         values = np.array(rows, np.float64)
-    good = (values >= 2.0**-20) & (values <= 2.0**20)
-    if values.shape != (num_steps,) or not good.all():
+    in_range = (values >= 2.0**-20) & (values <= 2.0**20)
+    if values.shape != (num_steps,) or not in_range.all():
         raise ValueError(
             f"{name} must return one number from 2**-20 to 2**20 for each step; got "
             f"{values!r}."
@@ -241,19 +241,21 @@ class RunParameters:
         does not change the privacy cost of a step.
         """
         counts: Counter[tuple[float, int]] = Counter()
-        for piece, length in zip(self.segments, self._lengths(), strict=True):
+        for segment, length in zip(self.segments, self._segment_lengths(), strict=True):
             if length:
-                counts[piece.noise, piece.batch_size] += length
+                counts[segment.noise, segment.batch_size] += length
         return counts
 
-    def _lengths(self) -> list[int]:
+    def _segment_lengths(self) -> list[int]:
         """The number of steps in each segment; 0 for a segment after the last step."""
-        starts = [piece.start for piece in self.segments]
+        starts = [segment.start for segment in self.segments]
         return np.diff(np.minimum([*starts, self.num_steps], self.num_steps)).tolist()
 
     def noises(self) -> np.ndarray:
-        """The noise multiplier of each step, divided by the plan's, f64[num_steps]."""
-        return np.repeat([piece.noise for piece in self.segments], self._lengths())
+        """The noise of each step, in the units of a `Segment`, f64[num_steps]."""
+        return np.repeat(
+            [segment.noise for segment in self.segments], self._segment_lengths()
+        )
 
     def values_at(self, step: ArrayLike) -> StepValues:
         """Return the noise, clip norm and batch size of a step, in a segment's units.
@@ -265,15 +267,16 @@ class RunParameters:
             return StepValues(*self.segments[0][1:])
         columns = zip(*self.segments, strict=True)
         starts, noises, clips, sizes = map(jnp.asarray, columns)
-        held = jnp.sum(starts <= jnp.asarray(step)) - 1
+        index = jnp.sum(starts <= jnp.asarray(step)) - 1
         noises, clips = noises.astype(jnp.float32), clips.astype(jnp.float32)
-        return StepValues(noises[held], clips[held], sizes[held])
+        return StepValues(noises[index], clips[index], sizes[index])
 
 
 class Bounded(NamedTuple):
     """The sum and the count of a step, before noise is added to them.
 
-    A plan with a `QuantileClip` has a count. C is the clip norm of the step.
+    The function of `Plan.value_and_grad` returns a `Bounded` for a plan with a
+    `QuantileClip`. C is the clip norm of the step.
 
     Attributes:
       total: the sum of the gradients, each clipped to C, divided by C.
@@ -311,33 +314,33 @@ def noise_of(
     of the noise on the count.
 
     The sum and the count together are one Gaussian mechanism. Adding one example
-    changes the sum by at most C, and the count by 1/2. So if z is the plan's noise
-    multiplier, the mechanism costs as much as a sum with noise multiplier z if
+    changes the sum by at most C, and the count by 1/2. Let z be the plan's noise
+    multiplier. The mechanism costs as much as a sum with noise multiplier z if
     1 / σ² + (1/2)² / σ_b² = 1 / z²
     (Andrew et al. 2021, Theorem 1, https://arxiv.org/abs/1905.03871).
 
     Args:
-      clip: the settings. The setting `noise_multiplier` is σ_b, unless it is None.
+      clip: the settings. If clip.noise_multiplier is not None, σ_b is this number.
       noise_multiplier: z.
-      batch_size: b, the plan's batch size. If the setting is None, σ_b is
+      batch_size: b, the plan's batch size. If clip.noise_multiplier is None, σ_b is
         max(b / 20, 4 z).
 
     Raises:
       ValueError: σ_b is at most z / 2, so that no σ is large enough.
     """
     # The paper chooses σ_b = b / 20. With σ_b >= 4 z, σ exceeds z by less than 1 %.
-    of_count = clip.noise_multiplier or max(batch_size / 20, 4 * noise_multiplier)
+    count_noise = clip.noise_multiplier or max(batch_size / 20, 4 * noise_multiplier)
     # 1 − share², rounded down: each of the four roundings errs by at most 2⁻⁵³. So a
     # difference that comes from rounding alone is not above 0.
-    share = noise_multiplier / (2 * of_count)
-    left = (1 - share) * (1 + share) - 2.0**-51
-    if left <= 0:
+    fraction = noise_multiplier / (2 * count_noise)
+    remainder = (1 - fraction) * (1 + fraction) - 2.0**-51
+    if remainder <= 0:
         raise ValueError(
             "QuantileClip's noise_multiplier must be above half of the plan's "
-            f"noise_multiplier, {noise_multiplier!r}; got {of_count!r}."
+            f"noise_multiplier, {noise_multiplier!r}; got {count_noise!r}."
         )
     # The factor covers the roundings in this line, so that σ is rounded up.
-    return noise_multiplier / math.sqrt(left) * (1 + 2.0**-50), of_count
+    return noise_multiplier / math.sqrt(remainder) * (1 + 2.0**-50), count_noise
 
 
 def count_within_clip_norm(
@@ -355,18 +358,23 @@ def count_within_clip_norm(
 
 
 def next_clip_norm(
-    clip: QuantileClip, clip_norm: jax.Array, noisy: jax.Array, batch_size: ArrayLike
+    clip: QuantileClip,
+    clip_norm: jax.Array,
+    noisy_count: jax.Array,
+    batch_size: ArrayLike,
 ) -> jax.Array:
     """The next step's clip norm, f32[], from this step's clip norm and noisy count.
+
+    The result is at least 2⁻⁶⁰ and at most 2⁶⁰.
 
     Args:
       clip: the settings, of which the function uses quantile and learning_rate.
       clip_norm: this step's clip norm, f32[].
-      noisy: the noisy centered count of `count_within_clip_norm`, f[].
+      noisy_count: the noisy centered count of `count_within_clip_norm`, f[].
       batch_size: b, the expected batch size.
     """
     # Andrew et al. (2021), Algorithm 1: C ← C exp(−η (b̃ − γ)). Adding 1/2 undoes the
     # centering of the count.
-    share = noisy / jnp.asarray(batch_size, noisy.dtype) + 0.5
-    following = clip_norm * jnp.exp(-clip.learning_rate * (share - clip.quantile))
-    return jnp.clip(following, LEAST, MOST).astype(jnp.float32)
+    fraction = noisy_count / jnp.asarray(batch_size, noisy_count.dtype) + 0.5
+    next_norm = clip_norm * jnp.exp(-clip.learning_rate * (fraction - clip.quantile))
+    return jnp.clip(next_norm, MIN_CLIP_NORM, MAX_CLIP_NORM).astype(jnp.float32)

@@ -206,10 +206,10 @@ class Plan(RunParameters):
           ValueError: when fn is called: examples is not an `Examples`, or is a batch of
             another plan; the model has nothing to train; the loss changes the model's
             state, as BatchNorm does in training mode; clip_norm is given for a plan
-            without `QuantileClip`, or is missing for a plan with `QuantileClip`; or as
-            `clipped_grad` and its function raise.
-          RuntimeError: with arithmetic="discrete", as the function of `clipped_grad`
-            raises on GPUs.
+            without `QuantileClip`, or is missing for a plan with `QuantileClip`; or
+            `clipped_grad`, or the function that it returns, raises a ValueError.
+          RuntimeError: with arithmetic="discrete", when fn is lowered for GPUs and
+            `XLA_FLAGS` contains neither of the flags that `clipped_grad` requires.
 
         Warns:
           UserWarning: the gradient with respect to a part of the model is zero for all
@@ -306,7 +306,7 @@ class Plan(RunParameters):
 
         Raises:
           ValueError: the plan has no `QuantileClip`; state is not the state of the
-            optimizer of such a plan.
+            plan's optimizer.
         """
         if self.quantile is None:
             raise ValueError(

@@ -19,9 +19,9 @@ _MEAN_SHARE = 0.05
 _INTERCEPT = 0.3
 _LOGIT_NOISE = 2 / math.sqrt(3)
 # For features of norm 1, a private mean whose noise has a larger norm than
-# _LONGEST_NOISE is no better than the center 0.
-_LONGEST_NOISE = 0.5
-_SET_ON = "Set on held-out training examples of digits, Bank and Wine. "
+# _MAX_MEAN_NOISE is no better than the center 0.
+_MAX_MEAN_NOISE = 0.5
+_TUNED_ON = "Set on held-out training examples of digits, Bank and Wine. "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +123,8 @@ def recipe(
         mu = float(gdp.mu(epsilon, delta)) * (1 - 1e-9)
     z_mean = factor / (mu * math.sqrt(_MEAN_SHARE))
     # In a sum of vectors of norm 1, the noise has standard deviation z_mean per entry.
-    with_mean = z_mean * math.sqrt(d) / n <= _LONGEST_NOISE
-    share = _MEAN_SHARE if with_mean else 0.0
+    has_mean = z_mean * math.sqrt(d) / n <= _MAX_MEAN_NOISE
+    share = _MEAN_SHARE if has_mean else 0.0
     # The noise in a step's mean gradient has the standard deviation f C √T / (μ n). For
     # T learning rates that fall linearly from η, the root of the sum of squares is
     # η √(T / 3). The product is the standard deviation of the noise in a weight, and in
@@ -141,20 +141,21 @@ def recipe(
         clip_norm=_CLIP_NORM,
         learning_rate=rate,
         mean_share=share,
-        mean_noise_multiplier=z_mean if with_mean else math.inf,
+        mean_noise_multiplier=z_mean if has_mean else math.inf,
         intercept=_INTERCEPT,
         reasons=MappingProxyType(
             {
                 "batch_size": "Full batches have an exact μ, and need no slack of δ.",
-                "num_steps": _SET_ON + "100 and 120 steps changed little.",
-                "clip_norm": _SET_ON + "Gradients of examples that are not yet learned "
+                "num_steps": _TUNED_ON + "100 and 120 steps changed little.",
+                "clip_norm": _TUNED_ON
+                + "Gradients of examples that are not yet learned "
                 "have equal norms; 0.5 was worse where ε is large.",
-                "learning_rate": _SET_ON + "Noise alone moves a logit by a standard "
+                "learning_rate": _TUNED_ON + "Noise alone moves a logit by a standard "
                 f"deviation of {_LOGIT_NOISE:.2f}, so the rate grows with μ n.",
                 "mean_share": "Set on held-out training examples of digits, where 10 % "
                 "and 20 % were no better. There is no "
-                f"mean if the norm of its noise exceeds {_LONGEST_NOISE}.",
-                "mean_noise_multiplier": "It takes mean_share of μ².",
+                f"mean if the norm of its noise exceeds {_MAX_MEAN_NOISE}.",
+                "mean_noise_multiplier": "The mean costs mean_share of μ².",
                 "intercept": "A small constant lengthens gradients little. It was "
                 "not varied.",
             }

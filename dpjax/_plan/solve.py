@@ -24,7 +24,7 @@ from dpjax._core.typing import Arithmetic
 from dpjax._matrices.strategy import Strategy, Workload
 from dpjax._plan import comparison, parameters
 from dpjax._plan.mechanisms import SAMPLINGS, Mechanism, mechanism_of, released_event
-from dpjax._plan.parameters import Factor, QuantileClip, RunParameters
+from dpjax._plan.parameters import QuantileClip, RunParameters, Schedule
 from dpjax._plan.plan import Plan
 from dpjax.accounting import _estimates, calibrate, profiles
 from dpjax.accounting.events import Composed, RandomBins
@@ -32,12 +32,13 @@ from dpjax.accounting.profiles import LEAST_SHARE, SHARES_OF_LATTICE, RandomBins
 from dpjax.noise._discrete import RUN_TOTAL_VARIATION
 from dpjax.strategies import _amplified
 
-# The search for the noise ends when ε is below the target by at most _NEAR times the
-# target. After _LOOKS evaluations of ε, another search replaces this search.
-_NEAR, _LOOKS = 2e-5, 8
+# The search for the noise ends when ε is below the target by at most _TOLERANCE times
+# the target. After _MAX_SECANT_STEPS evaluations of ε, another search replaces this
+# search.
+_TOLERANCE, _MAX_SECANT_STEPS = 2e-5, 8
 # The search for a capacity treats a capacity as too small if the predicted cost of its
-# overflow exceeds the allowed cost by this share, well above a prediction's error.
-_CLEARLY = 0.02
+# overflow exceeds the allowed cost by this fraction, well above a prediction's error.
+_COST_MARGIN = 0.02
 
 
 Sampling = TypeAliasType(
@@ -64,9 +65,9 @@ def plan(
     clip_norm: float | QuantileClip,
     noise_multiplier: float | None = None,
     max_batch_size: int | None = None,
-    noise_schedule: Factor | None = None,
-    clip_schedule: Factor | None = None,
-    batch_schedule: Factor | None = None,
+    noise_schedule: Schedule | None = None,
+    clip_schedule: Schedule | None = None,
+    batch_schedule: Schedule | None = None,
     sampling: Sampling | Literal["auto"] | tuple[Sampling, ...] = "poisson",
     noise: Literal["independent", "correlated", "auto"] = "independent",
     workload: Workload | None = None,
@@ -98,11 +99,11 @@ def plan(
         (overflow), some of them do not take part. If None, `plan` computes the unknown
         number without overflow at 99 % of δ, and then searches for the smallest
         capacity with two properties: overflow costs at most the rest of δ, and the
-        capacity is at least three standard deviations above b, or is the maximum, n
-        (for cyclic Poisson samples, the size of the largest group). For bins, the
-        result is the smallest such capacity. For Poisson samples, a smaller capacity
-        than the result may have both properties, because the search only predicts the
-        cost of most capacities.
+        capacity is at least b plus three standard deviations of the batch size, or is
+        the maximum, n (for cyclic Poisson samples, the size of the largest group). For
+        bins, the result is the smallest such capacity. For Poisson samples, a smaller
+        capacity than the result may have both properties, because the search only
+        predicts the cost of most capacities.
       noise_schedule: a function of a step's number, like an optax schedule. It returns
         the step's noise multiplier in units of noise_multiplier. The values are rounded
         up to at most eight distinct values, and the run uses the rounded values. A plan
@@ -174,42 +175,43 @@ def plan(
       0.811 347
     """
     # This line is first, while the arguments are the only local variables.
-    asked = dict(locals())
+    arguments = dict(locals())
     if noise == "auto" or sampling == "auto" or isinstance(sampling, tuple):
-        return comparison.best_plan(plan, asked)
-    given: dict[str, Any] = {
+        return comparison.best_plan(plan, arguments)
+    numbers: dict[str, Any] = {
         "epsilon": epsilon,
         "num_steps": num_steps,
         "batch_size": batch_size,
         "noise_multiplier": noise_multiplier,
     }
-    unknowns = [name for name, value in given.items() if value is None]
+    unknowns = [name for name, value in numbers.items() if value is None]
     if len(unknowns) != 1:
         raise ValueError(
             "exactly one of epsilon, num_steps, batch_size and noise_multiplier must "
-            f"be None, and dpjax.plan solves for that one; got {given}."
+            f"be None, and dpjax.plan computes this number; got {len(unknowns)} that "
+            f"are None in {numbers}."
         )
     (unknown,) = unknowns
     n = validate.static_int("num_examples", num_examples, minimum=1)
     for name in ("num_steps", "batch_size"):
-        if given[name] is not None:
-            given[name] = validate.static_int(name, given[name], minimum=1)
+        if numbers[name] is not None:
+            numbers[name] = validate.static_int(name, numbers[name], minimum=1)
     for name in ("epsilon", "noise_multiplier"):
-        if given[name] is not None:
-            given[name] = validate.positive_float(name, given[name])
-    follows = None
+        if numbers[name] is not None:
+            numbers[name] = validate.positive_float(name, numbers[name])
+    quantile_clip = None
     if isinstance(clip_norm, QuantileClip):
-        follows = parameters.check_quantile_clip(clip_norm)
+        quantile_clip = parameters.check_quantile_clip(clip_norm)
         if clip_schedule is not None:
             raise ValueError(
                 "clip_schedule must be None if clip_norm is a QuantileClip; got "
                 f"{clip_schedule!r}."
             )
-        clip_norm = follows.initial
+        clip_norm = quantile_clip.initial
     clip_norm = validate.positive_float("clip_norm", clip_norm)
     # Numbers that vary from step to step are float32 in the jitted step.
-    varies = follows or noise_schedule or clip_schedule
-    if varies and not parameters.LEAST <= clip_norm <= parameters.MOST:
+    varies = quantile_clip or noise_schedule or clip_schedule
+    if varies and not parameters.MIN_CLIP_NORM <= clip_norm <= parameters.MAX_CLIP_NORM:
         raise ValueError(
             "clip_norm must be from 2**-60 to 2**60 if the clip norm or the noise "
             f"varies; got {clip_norm!r}."
@@ -223,12 +225,12 @@ def plan(
     # The unknown number has a placeholder, until the solver finds the number.
     run = RunParameters(
         num_examples=n,
-        batch_size=given["batch_size"] or 1,
-        num_steps=given["num_steps"] or 1,
-        noise_multiplier=given["noise_multiplier"] or 1.0,
+        batch_size=numbers["batch_size"] or 1,
+        num_steps=numbers["num_steps"] or 1,
+        noise_multiplier=numbers["noise_multiplier"] or 1.0,
         clip_norm=clip_norm,
         max_batch_size=max_batch_size or n,
-        epsilon=given["epsilon"] or math.inf,
+        epsilon=numbers["epsilon"] or math.inf,
         delta=delta,
         sampling=sampling,
         noise=noise,
@@ -236,7 +238,7 @@ def plan(
         solved_for=unknown,
         unit=unit,
         arithmetic=arithmetic,
-        quantile=follows,
+        quantile=quantile_clip,
     )
     mechanism = mechanism_of(run)
     if arithmetic == "discrete" and noise == "correlated" and mechanism.order is None:
@@ -247,14 +249,14 @@ def plan(
         )
     # The profile of a lattice needs (1 + e^ε) τ <= δ/2, where τ is the total variation
     # of the noise. At best ε is 0.
-    least = 2 * RUN_TOTAL_VARIATION / SHARES_OF_LATTICE[-1]
-    if arithmetic == "discrete" and delta < least:
+    min_delta = 2 * RUN_TOTAL_VARIATION / SHARES_OF_LATTICE[-1]
+    if arithmetic == "discrete" and delta < min_delta:
         raise ValueError(
-            f"delta must be at least {least:.1e} with arithmetic='discrete', because "
-            f"the discrete noise uses a part of δ; got {delta!r}."
+            f"delta must be at least {min_delta:.1e} with arithmetic='discrete', "
+            f"because the discrete noise uses a part of δ; got {delta!r}."
         )
-    factors = noise_schedule, clip_schedule, batch_schedule
-    scheduled = any(factor is not None for factor in factors)
+    schedules = noise_schedule, clip_schedule, batch_schedule
+    scheduled = any(schedule is not None for schedule in schedules)
     if unknown in ("num_steps", "batch_size") and (scheduled or noise == "correlated"):
         raise ValueError(
             "num_steps and batch_size must be given with schedules and with "
@@ -266,7 +268,7 @@ def plan(
             f"{batch_schedule!r}."
         )
     if scheduled:
-        segments = parameters.make_segments(run.num_steps, run.batch_size, factors)
+        segments = parameters.make_segments(run.num_steps, run.batch_size, schedules)
         run = run.parameters(schedule=segments)
     if run.schedule or run.quantile:
         if noise == "correlated":
@@ -280,7 +282,7 @@ def plan(
                 "sampling must be 'poisson', 'fixed_size', 'fixed' or 'reshuffled' "
                 f"with schedules or a QuantileClip; got {sampling!r}."
             )
-    shape, guess = comparison.resolve_strategy(run, mechanism, workload, strategy)
+    shape, estimate = comparison.resolve_strategy(run, mechanism, workload, strategy)
     run = run.parameters(shape=shape)
     # The mechanism depends on the strategy: cyclic Poisson has a group for each band.
     mechanism = mechanism_of(run)
@@ -292,24 +294,24 @@ def plan(
         ideal = run.parameters(
             max_batch_size=mechanism.population, delta=(1 - LEAST_SHARE) * delta
         )
-        solved = _solve(ideal, guess)
-        most = _smallest_capacity(solved, delta)
+        solved = _solve_unknown(ideal, estimate)
+        capacity = _search_capacity(solved, delta)
     else:
-        solved = _solve(run, guess)
+        solved = _solve_unknown(run, estimate)
         # If the batch size is not random, every batch has exactly b slots.
-        most = max_batch_size or solved.batch_size
+        capacity = max_batch_size or solved.batch_size
     if run.quantile:
         # This raises if the noise of the count is too small for the noise of the sum.
         parameters.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
-    solved = solved.parameters(max_batch_size=most, delta=delta)
-    found = _for_callers(_cost(solved), "up")
+    solved = solved.parameters(max_batch_size=capacity, delta=delta)
+    final_epsilon = _round_to_default_float(_compute_epsilon(solved), "up")
     # For an extreme target, the bound on ε may grow with δ, although ε itself does not.
-    if unknown != "epsilon" and found > run.epsilon:
+    if unknown != "epsilon" and final_epsilon > run.epsilon:
         raise ValueError(
             "epsilon must be a target that the accountant can meet; at the target "
-            f"{run.epsilon!r} it proves only {found!r}. Use a smaller epsilon."
+            f"{run.epsilon!r} it proves only {final_epsilon!r}. Use a smaller epsilon."
         )
-    return Plan.of(solved.parameters(epsilon=found))
+    return Plan.of(solved.parameters(epsilon=final_epsilon))
 
 
 def _check_sizes(run: RunParameters, mechanism: Mechanism, capacity: Any) -> None:
@@ -320,21 +322,21 @@ def _check_sizes(run: RunParameters, mechanism: Mechanism, capacity: Any) -> Non
       mechanism: the way to draw batches.
       capacity: the maximum number of examples in a batch; None if none is given.
     """
-    n, size = run.num_examples, max(piece.batch_size for piece in run.segments)
+    n, size = run.num_examples, max(segment.batch_size for segment in run.segments)
     validate.at_most("batch_size", size, n, "num_examples, ")
     if capacity is None:
         return
     if not mechanism.overflows:
         raise ValueError(
-            "max_batch_size must be None with this sampling, because all batches "
-            f"have the same size; got {capacity!r}."
+            f"max_batch_size must be None with sampling {run.sampling!r}, because all "
+            f"batches have the same size; got {capacity!r}."
         )
     # The capacity must be at least the maximum batch size of a schedule.
     validate.static_int("max_batch_size", capacity, minimum=size)
     validate.at_most("max_batch_size", capacity, n, "num_examples, ")
 
 
-def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
+def _round_to_default_float(epsilon: float, direction: Literal["up", "down"]) -> float:
     """Round ε up or down to JAX's default float dtype, in which accountants return ε.
 
     The ε of a run is rounded up, so that it remains an upper bound. The target, the ε
@@ -346,26 +348,28 @@ def _for_callers(epsilon: float, direction: Literal["up", "down"]) -> float:
         return float(cast(jnp.asarray(epsilon, jnp.float64), dtype, direction))
 
 
-def _cost(run: RunParameters) -> float:
+def _compute_epsilon(run: RunParameters) -> float:
     """Compute the ε of a run at run.delta, in float64, without reading run.epsilon."""
     # run.epsilon does not change the cost. It is set to inf, so that runs that differ
     # only in run.epsilon share one entry of the cache.
-    return _cached_cost(run.parameters(epsilon=math.inf))
+    return _cached_epsilon(run.parameters(epsilon=math.inf))
 
 
 @functools.lru_cache(maxsize=1024)
-def _cached_cost(run: RunParameters) -> float:
+def _cached_epsilon(run: RunParameters) -> float:
     with scope():
         return float(profiles.of(released_event(run)).epsilon(run.delta))
 
 
-def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
+def _solve_unknown(
+    run: RunParameters, estimate: _amplified.Start | None
+) -> RunParameters:
     """Compute the number that the caller of `dpjax.plan` has left out.
 
     Args:
       run: the run, in which run.solved_for names the number. The run has a placeholder
         for this number. Unless ε is this number, run.epsilon is the target.
-      guess: an estimate of the noise multiplier, at which the search for the noise
+      estimate: an estimate of the noise multiplier, at which the search for the noise
         multiplier starts; None for no estimate.
 
     Returns:
@@ -373,25 +377,27 @@ def _solve(run: RunParameters, guess: _amplified.Start | None) -> RunParameters:
     """
     unknown = run.solved_for
     if unknown == "epsilon":
-        return run.parameters(epsilon=_cost(run))
+        return run.parameters(epsilon=_compute_epsilon(run))
     # Steps and batch size are integers, and ε grows with them. ε falls with the noise.
-    whole = unknown != "noise_multiplier"
+    is_integer = unknown != "noise_multiplier"
     # Unless batches are in order, each evaluation of ε is slow.
-    if not whole and mechanism_of(run).order is None:
-        found = _search_noise(run, guess or _guess(run))
-        if found is not None:
-            return found
+    if not is_integer and mechanism_of(run).order is None:
+        result = _search_noise(run, estimate or _estimate_noise(run))
+        if result is not None:
+            return result
     value = calibrate.solve(
-        lambda x: jnp.asarray(_cost(run.parameters(**{unknown: float(x)}))),
-        _for_callers(run.epsilon, "down"),
-        increasing=whole,
-        integer=whole,
-        start=1.0 if whole else (guess or _guess(run)).noise_multiplier,
+        lambda x: jnp.asarray(_compute_epsilon(run.parameters(**{unknown: float(x)}))),
+        _round_to_default_float(run.epsilon, "down"),
+        increasing=is_integer,
+        integer=is_integer,
+        start=1.0
+        if is_integer
+        else (estimate or _estimate_noise(run)).noise_multiplier,
         upper=run.max_batch_size if unknown == "batch_size" else float("inf"),
     )
     # The solver stops within a tolerance of the target, at a smaller ε. Compute this ε.
-    solved = run.parameters(**{unknown: int(value) if whole else float(value)})
-    return solved.parameters(epsilon=_cost(solved))
+    solved = run.parameters(**{unknown: int(value) if is_integer else float(value)})
+    return solved.parameters(epsilon=_compute_epsilon(solved))
 
 
 def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters | None:
@@ -404,27 +410,31 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
 
     Returns:
       The run with a noise multiplier at which ε is at most the target, and below the
-      target by at most `_NEAR` times the target. None if `_LOOKS` evaluations of ε do
-      not give such a noise multiplier.
+      target by at most `_TOLERANCE` times the target. None if `_MAX_SECANT_STEPS`
+      evaluations of ε do not give such a noise multiplier.
     """
-    target = _for_callers(run.epsilon, "down")
-    found = run
+    target = _round_to_default_float(run.epsilon, "down")
+    candidate = run
 
     def excess(noise: float) -> float:
         # The excess is 0 in the middle of the accepted range of ε.
-        nonlocal found
-        found = run.parameters(noise_multiplier=_for_callers(noise, "up"))
-        found = found.parameters(epsilon=_cost(found))
-        return math.log(max(found.epsilon, TINY) / max(target, TINY)) + _NEAR / 2
+        nonlocal candidate
+        candidate = run.parameters(
+            noise_multiplier=_round_to_default_float(noise, "up")
+        )
+        candidate = candidate.parameters(epsilon=_compute_epsilon(candidate))
+        return (
+            math.log(max(candidate.epsilon, TINY) / max(target, TINY)) + _TOLERANCE / 2
+        )
 
-    for seen in itertools.islice(secants(excess, *start), _LOOKS):
+    for point in itertools.islice(secants(excess, *start), _MAX_SECANT_STEPS):
         # ε itself is also compared, since the logarithm is rounded.
-        if abs(seen.excess) <= _NEAR / 2 and found.epsilon <= target:
-            return found
+        if abs(point.excess) <= _TOLERANCE / 2 and candidate.epsilon <= target:
+            return candidate
     return None
 
 
-def _guess(run: RunParameters) -> _amplified.Start:
+def _estimate_noise(run: RunParameters) -> _amplified.Start:
     """Estimate the noise multiplier σ at which a run has the ε run.epsilon.
 
     The result also has an estimate of the derivative of log ε with respect to log σ.
@@ -448,7 +458,7 @@ def _guess(run: RunParameters) -> _amplified.Start:
     return _amplified.refine(start, event, run.epsilon, run.delta)
 
 
-def _smallest_capacity(solved: RunParameters, delta: float) -> int:
+def _search_capacity(solved: RunParameters, delta: float) -> int:
     """Search for the smallest capacity at which the run costs at most solved.epsilon.
 
     The capacity is the maximum number of examples in a batch. A batch overflows if a
@@ -457,17 +467,19 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
     overflow. A capacity suffices if the run with overflow costs at most solved.epsilon
     at `delta`.
 
-    Let b be the largest expected batch size of any step. The search considers only
-    capacities that are at least three standard deviations above b. A capacity below b
-    may also suffice, since a step on few of many examples costs little privacy. But
-    many of the drawn examples would then not take part.
+    Let b be the largest expected batch size of any step, and s the standard deviation
+    of the size of this batch, but at least 1. The search considers only capacities of
+    at least b + 3 s. A capacity below b may also suffice, since a step on few of many
+    examples costs little privacy. But many of the drawn examples would then not take
+    part.
 
     For bins, the probability of an overflow determines whether a capacity suffices, and
     bisection finds the smallest sufficient capacity. For Poisson samples, overflow
-    increases ε about in proportion to the probability that all examples but one fill a
-    batch. So each evaluation of ε predicts the smallest sufficient capacity. After
-    eight evaluations, the search bisects instead. The search returns a sufficient
-    capacity as soon as the next smaller capacity is predicted to cost clearly too much.
+    increases ε about in proportion to the probability that a step draws at least the
+    capacity from all examples but one. So each evaluation of ε predicts the smallest
+    sufficient capacity. After eight evaluations, the search bisects instead. The search
+    returns a sufficient capacity as soon as the next smaller capacity is predicted to
+    cost clearly too much.
     So if the prediction is wrong, a smaller capacity than the result may suffice.
 
     Args:
@@ -482,48 +494,50 @@ def _smallest_capacity(solved: RunParameters, delta: float) -> int:
     from scipy.special import bdtrc  # so that `import dpjax` does not wait for SciPy
 
     n = solved.max_batch_size
-    size = max(piece.batch_size for piece in solved.segments)
+    mean_size = max(segment.batch_size for segment in solved.segments)
     # The standard deviation of a binomial batch size. It is at least 1, so that the
     # range below has several capacities.
-    deviation = max(math.sqrt(size * (1 - size / n)), 1.0)
+    deviation = max(math.sqrt(mean_size * (1 - mean_size / n)), 1.0)
 
     # The result is in (low, high]: high suffices, and low is not a possible result.
-    low, high = math.ceil(size + 3 * deviation) - 1, n
+    low, high = math.ceil(mean_size + 3 * deviation) - 1, n
     # If no capacity has a finite ε, the choice does not matter: return the smallest.
     if not math.isfinite(solved.epsilon) or high - low <= 1:
         return min(low + 1, n)
     event = mechanism_of(solved).event(solved)
     if isinstance(event, RandomBins):
-        # On a lattice, at most this share of δ covers the total variation of the noise.
-        spent = SHARES_OF_LATTICE[-1] if solved.arithmetic == "discrete" else 0.0
+        # On a lattice, at most this fraction of δ covers the noise's total variation.
+        fraction = SHARES_OF_LATTICE[-1] if solved.arithmetic == "discrete" else 0.0
 
         def suffices(capacity: int) -> bool:
             profile = RandomBinsProfile(replace(event, max_batch_size=capacity))
             with scope():
-                return profile.is_spared(solved.epsilon, delta * (1 - spent))
+                return profile.covers_overflow(solved.epsilon, delta * (1 - fraction))
 
         return low + 1 + bisect.bisect_left(range(low + 1, high), True, key=suffices)
     assert isinstance(event, Composed)
-    about = _estimates.overflow(event, solved.epsilon, delta, LEAST_SHARE)
+    estimate = _estimates.overflow(event, solved.epsilon, delta, LEAST_SHARE)
     # log P(the other examples fill a batch) for each capacity, in decreasing order,
     # down to P = 1e-300.
-    capacities = np.arange(low, min(n, math.ceil(size + 40 * deviation)) + 1)
-    full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, size / n), TINY))
-    aim, tries = about.log_full, 0
+    capacities = np.arange(low, min(n, math.ceil(mean_size + 40 * deviation)) + 1)
+    log_full = np.log(np.maximum(bdtrc(capacities - 1, n - 1, mean_size / n), TINY))
+    target, tries = estimate.log_probability, 0
     while high - low > 1:
-        # Try the smallest capacity whose log P is at most the aim, strictly inside the
-        # bracket, so that the bracket shrinks in every step.
-        at = int(capacities[0] + np.searchsorted(-full, -aim))
-        capacity = at if tries < 8 else (low + high) // 2
+        # Try the smallest capacity whose log P is at most the target, strictly inside
+        # the bracket, so that the bracket shrinks in every step.
+        predicted = int(capacities[0] + np.searchsorted(-log_full, -target))
+        capacity = predicted if tries < 8 else (low + high) // 2
         capacity = min(max(capacity, low + 1), high - 1)
-        epsilon = _cost(solved.parameters(max_batch_size=capacity, delta=delta))
+        epsilon = _compute_epsilon(
+            solved.parameters(max_batch_size=capacity, delta=delta)
+        )
         low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
-        place, tries = min(capacity - capacities[0], full.size - 1), tries + 1
+        index, tries = min(capacity - capacities[0], log_full.size - 1), tries + 1
         # The log of the increase of ε by overflow, divided by the allowed increase.
-        over = 1 + (epsilon - solved.epsilon) / about.spare
-        excess = min(max(math.log(max(over, TINY)), -3.0), 3.0)
-        aim = float(full[place]) - excess
+        increase = 1 + (epsilon - solved.epsilon) / estimate.epsilon_gap
+        excess = min(max(math.log(max(increase, TINY)), -3.0), 3.0)
+        target = float(log_full[index]) - excess
         # The values of ε themselves are compared, since their ratio may round to 1.
-        if epsilon <= solved.epsilon and full[place - 1] - aim > _CLEARLY:
+        if epsilon <= solved.epsilon and log_full[index - 1] - target > _COST_MARGIN:
             return capacity
     return high

@@ -129,58 +129,62 @@ def tune(
       10.0 1.54
     """
     key = keys.stream(validate.typed_key("key", key), "tune")
-    count, pick = _settings(settings, chunk_size)
+    count, pick = _index_settings(settings, chunk_size)
     # This computes ε before anything reads the data.
     epsilon = float(selection.epsilon(event, delta, repetitions=repetitions))
-    chosen = events.Selection(event, repetitions)
+    selection_event = events.Selection(event, repetitions)
     # Each kind of draw has its own key.
     for_count, for_settings, for_runs, for_scores = (
         jax.random.fold_in(key, i) for i in range(4)
     )
     total = repetitions.sample(for_count)
-    digest = _digest(key, chosen, count)
+    digest = _hash_search(key, selection_event, count)
 
     def setting_of(run: ArrayLike) -> Any:
-        own = jax.random.fold_in(for_settings, run)
-        return pick(jax.random.randint(own, (), 0, count))
+        setting_key = jax.random.fold_in(for_settings, run)
+        return pick(jax.random.randint(setting_key, (), 0, count))
 
-    def one(run: ArrayLike) -> tuple[jax.Array, Any]:
+    def run_once(run: ArrayLike) -> tuple[jax.Array, Any]:
         output = train(setting_of(run), jax.random.fold_in(for_runs, run))
         return jnp.asarray(score(output, jax.random.fold_in(for_scores, run))), output
 
-    size, done, best, saved = chunk_size or 1, 0, _Best(-1, -math.inf, None), None
+    chunk, done, best, saved = chunk_size or 1, 0, _Best(-1, -math.inf, None), None
     path = None if checkpoint is None else pathlib.Path(checkpoint)
     if path is not None and path.exists():
-        done, best, saved = _read(path, digest)
-    many = None if chunk_size is None else jax.jit(jax.vmap(one))
+        done, best, saved = _read_checkpoint(path, digest)
+    run_chunk = None if chunk_size is None else jax.jit(jax.vmap(run_once))
     while done < total:
-        first, done = done, min(total, done + size)
-        if many is None:
-            value, outputs = one(first)
+        first, done = done, min(total, done + chunk)
+        if run_chunk is None:
+            value, outputs = run_once(first)
             scores = [value]
         else:
             # All chunks have the same size. Excess runs of the last chunk are not used.
-            scores, outputs = many(first + np.arange(size))
+            scores, outputs = run_chunk(first + np.arange(chunk))
 
-        def at(i: int) -> Any:
-            return outputs if many is None else jax.tree.map(lambda x: x[i], outputs)
+        def output_of(i: int) -> Any:
+            return (
+                outputs if run_chunk is None else jax.tree.map(lambda x: x[i], outputs)
+            )
 
         if saved is not None:
-            best, saved = best._replace(output=_restored(saved, at(0))), None
+            best, saved = best._replace(output=_restore(saved, output_of(0))), None
         for i in range(done - first):
             value = float(scores[i])
             value = value if math.isfinite(value) else -math.inf
             if best.run < 0 or value > best.score:
-                best = _Best(first + i, value, at(i))
+                best = _Best(first + i, value, output_of(i))
         # After the last run, the search is not saved. So a resumed search computes at
         # least one run, and this run gives the structure of the outputs.
         if path is not None and done < total:
-            _write(path, digest, done, best)
+            _write_checkpoint(path, digest, done, best)
     setting = setting_of(best.run) if best.run >= 0 else None
-    return Tuned(setting, best.output, best.score, chosen, epsilon, float(delta))
+    return Tuned(
+        setting, best.output, best.score, selection_event, epsilon, float(delta)
+    )
 
 
-def _settings(
+def _index_settings(
     settings: Any, chunk_size: int | None
 ) -> tuple[int, Callable[[Any], Any]]:
     """Check the settings.
@@ -205,13 +209,13 @@ def _settings(
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(settings)}
     if len(sizes) != 1 or sizes <= {(), (0,)}:
         raise ValueError(
-            "settings must be a non-empty sequence, or arrays that all have the same "
-            f"size along axis 0; got {settings!r}."
+            "settings must be a non-empty sequence, or a pytree of arrays that all "
+            f"have the same size along axis 0, at least 1; got {settings!r}."
         )
     return sizes.pop()[0], lambda i: jax.tree.map(lambda x: jnp.asarray(x)[i], settings)
 
 
-def _digest(key: Key, event: events.Selection, count: int) -> str:
+def _hash_search(key: Key, event: events.Selection, count: int) -> str:
     """A hash of the key, the privacy event and the number of settings of a search.
 
     If two searches have the same hash, they draw the same indices of settings, and have
@@ -222,7 +226,7 @@ def _digest(key: Key, event: events.Selection, count: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _write(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
+def _write_checkpoint(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
     """Save the search in a file.
 
     If the process stops, the file has either its complete old or its complete new
@@ -237,19 +241,19 @@ def _write(path: pathlib.Path, digest: str, done: int, best: _Best) -> None:
     leaves = {f"leaf{i}": x for i, x in enumerate(jax.tree.leaves(best.output))}
     new = path.with_name(path.name + ".unfinished")
     # Only the file's owner can read it.
-    opened = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(opened, "wb") as file:
-        head = {"search": digest, "done": done, "run": best.run, "score": best.score}
-        np.savez(file, allow_pickle=False, **head, **leaves)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file:
+        fields = {"search": digest, "done": done, "run": best.run, "score": best.score}
+        np.savez(file, allow_pickle=False, **fields, **leaves)
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
 
 
-def _read(
+def _read_checkpoint(
     path: pathlib.Path, digest: str
 ) -> tuple[int, _Best, list[np.ndarray] | None]:
-    """Read a file that `_write` has saved.
+    """Read a file that `_write_checkpoint` has saved.
 
     Args:
       path: the file.
@@ -274,14 +278,14 @@ def _read(
         return int(file["done"]), best, leaves
 
 
-def _restored(leaves: list[np.ndarray], output: Any) -> Any:
+def _restore(leaves: list[np.ndarray], output: Any) -> Any:
     """Arrange the saved leaves of an output in the structure of another output.
 
     Raises:
       ValueError: the shapes of the saved leaves are not those of the other output.
     """
-    like, structure = jax.tree.flatten(output)
-    saved, new = ([np.shape(x) for x in of] for of in (leaves, like))
+    template, structure = jax.tree.flatten(output)
+    saved, new = ([np.shape(x) for x in of] for of in (leaves, template))
     if saved != new:
         raise ValueError(
             f"checkpoint must have outputs of the shapes that train returns, {new}; "

@@ -26,8 +26,8 @@ from dpjax.clipping._metrics import masked_mean
 def is_tree_of_arrays(data: Any) -> bool:
     """Whether data is a tree whose leaves are all arrays with a leading axis.
 
-    The result is False for an iterator and for a list, which is a list of examples and
-    not a tree of arrays. A list inside the tree is allowed.
+    The result is False for an iterator, and for a list, since a list as data is a list
+    of examples. A list inside the tree is allowed.
     """
     if isinstance(data, list | Iterator):
         return False
@@ -44,10 +44,10 @@ def by_position(data: Any) -> Any:
         array has masked entries.
     """
     leaves, treedef = jax.tree.flatten_with_path(data)
-    return treedef.unflatten([_array(path, x) for path, x in leaves])
+    return treedef.unflatten([_convert_array(path, x) for path, x in leaves])
 
 
-def _array(path: Any, x: Any) -> np.ndarray | jax.Array:
+def _convert_array(path: Any, x: Any) -> np.ndarray | jax.Array:
     name = jax.tree_util.keystr(path) or "data"
     if np.ma.is_masked(x):
         raise ValueError(
@@ -117,8 +117,8 @@ class Users:
 
     def __repr__(self) -> str:
         """The number of users, and the maximum number of examples of one user."""
-        most = self._rows.shape[1]
-        return f"Users({len(self)} users, at most {most} examples of each)"
+        max_count = self._rows.shape[1]
+        return f"Users({len(self)} users, at most {max_count} examples of each)"
 
 
 def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
@@ -159,10 +159,10 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
       >>> users[1]
       OfUser(examples=array([1., 1.]), mask=array([ True, False]))
     """
-    most = validate.static_int("max_examples", max_examples, minimum=1)
+    limit = validate.static_int("max_examples", max_examples, minimum=1)
     if not is_tree_of_arrays(data):
         raise ValueError(f"data must be a pytree of arrays; got {type(data)}.")
-    data, owner = by_position(data), _owners(users)
+    data, owner = by_position(data), _convert_users(users)
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     if owner.ndim != 1 or owner.size == 0 or sizes != {owner.shape}:
         raise ValueError(
@@ -170,19 +170,19 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
             f"examples of data; got shape {owner.shape} for data with leading axes "
             f"{sorted(sizes)}."
         )
-    number = _numbers(owner)
+    user_numbers = _number_users(owner)
     # A stable sort keeps each user's examples in the data's order.
-    order = np.argsort(number, kind="stable")
-    counts = np.bincount(number)
+    order = np.argsort(user_numbers, kind="stable")
+    counts = np.bincount(user_numbers)
     starts = np.cumsum(counts) - counts
-    places = np.arange(min(most, int(counts.max())))
-    mask = places < counts[:, None]
+    positions = np.arange(min(limit, int(counts.max())))
+    mask = positions < counts[:, None]
     # Padding repeats the user's first example.
-    rows = order[starts[:, None] + np.where(mask, places, 0)]
+    rows = order[starts[:, None] + np.where(mask, positions, 0)]
     return Users(data, rows, mask)
 
 
-def _owners(users: Any) -> np.ndarray:
+def _convert_users(users: Any) -> np.ndarray:
     """Convert the argument `users` of `by_user` to an array [n].
 
     If the users are tuples, the result is an array of Python objects.
@@ -203,7 +203,7 @@ def _owners(users: Any) -> np.ndarray:
     return owner
 
 
-def _numbers(owner: np.ndarray) -> np.ndarray:
+def _number_users(owner: np.ndarray) -> np.ndarray:
     """Number the distinct users from 0, and return the number of each example's user.
 
     Args:
@@ -243,15 +243,17 @@ def _is_missing(owner: Any) -> bool:
 
 
 def user_loss(
-    of_one: Callable[[Any, Any], tuple[jax.Array, Any]], user: OfUser, own: Any
+    loss_of_example: Callable[[Any, Any], tuple[jax.Array, Any]],
+    user: OfUser,
+    user_keys: Any,
 ) -> tuple[jax.Array, Any]:
     """Compute the mean loss over a user's valid examples.
 
     Args:
-      of_one: a function from one example and its random keys to the example's loss and
-        auxiliary output.
+      loss_of_example: a function from one example and its random keys to the
+        example's loss and auxiliary output.
       user: the user's examples, with a leading axis k.
-      own: the user's random keys, from which each example gets its own keys.
+      user_keys: the user's random keys, from which each example gets its own keys.
 
     Returns:
       The mean loss, and the auxiliary outputs with a leading axis k.
@@ -259,6 +261,6 @@ def user_loss(
     mask = jnp.asarray(user.mask)
     numbers = jnp.arange(mask.size)
     # The k examples of a user must not share one dropout mask.
-    keys = jax.tree.map(lambda key: keys_of_examples(key, numbers), own)
-    losses, aux = jax.vmap(of_one)(user.examples, keys)
+    keys = jax.tree.map(lambda key: keys_of_examples(key, numbers), user_keys)
+    losses, aux = jax.vmap(loss_of_example)(user.examples, keys)
     return masked_mean(losses, mask), aux

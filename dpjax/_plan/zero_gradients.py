@@ -75,12 +75,12 @@ def are_outputs_zero(closed: jex.ClosedJaxpr) -> list[bool]:
     True means that the output is proven to be zero. False means only that this module
     does not prove that the output is zero.
     """
-    terms = _Terms()
-    inputs = [terms.new() for _ in closed.in_avals]
-    return [term == ZERO for term in terms.evaluate(closed, inputs)]
+    evaluator = _Evaluator()
+    inputs = [evaluator.new() for _ in closed.in_avals]
+    return [term == ZERO for term in evaluator.evaluate(closed, inputs)]
 
 
-class _Terms:
+class _Evaluator:
     """A symbolic evaluator of jaxprs.
 
     The evaluator gives a name to each unknown array. A jaxpr and the jaxprs inside its
@@ -92,10 +92,10 @@ class _Terms:
 
     def new(self) -> Term:
         """Return the symbolic value of an unknown array, with a new name."""
-        return self._look_up(object())  # which equals no other object
+        return self._named_term(object())  # which equals no other object
 
-    def _look_up(self, made: Hashable) -> Term:
-        return Term(1, self._names.setdefault(made, len(self._names)))
+    def _named_term(self, operation: Hashable) -> Term:
+        return Term(1, self._names.setdefault(operation, len(self._names)))
 
     def evaluate(self, closed: jex.ClosedJaxpr, inputs: Any) -> list[Term]:
         """Evaluate a jaxpr symbolically, and return the `Term` of each output."""
@@ -110,7 +110,7 @@ class _Terms:
         if literal and np.size(value) == 1 and np.isrealobj(value):
             return Term(np.asarray(value).item())
         # The same array object has the same term in all jaxprs that close over it.
-        return self._look_up(("array", id(value)))
+        return self._named_term(("array", id(value)))
 
     def _apply(self, eqn: jex.JaxprEqn, values: list[Any]) -> list[Term]:
         """Evaluate an equation symbolically, and return the `Term` of each output."""
@@ -155,8 +155,8 @@ class _Terms:
             changed = [i for i, (x, y) in carried if x.is_constant and x != y]
             if not changed:
                 # A carried output is a constant if it is constant in every iteration.
-                known = [*varying[:carry], *outputs[carry:]]
-                return [x if x.is_constant else self.new() for x in known]
+                results = [*varying[:carry], *outputs[carry:]]
+                return [x if x.is_constant else self.new() for x in results]
             for i in changed:
                 varying[i] = self.new()
 
@@ -181,9 +181,9 @@ class _Terms:
         typed = list(zip(inputs, types, strict=True))
         if name in {"mul", "add", "add_any"}:
             typed.sort(key=repr)  # x + y and y + x get one name
-        made = (name, params, *typed)
+        operation = (name, params, *typed)
         return [
-            self._look_up((*made, i))._replace(factor=sign)
+            self._named_term((*operation, i))._replace(factor=sign)
             for i in range(len(eqn.outvars))
         ]
 
@@ -206,7 +206,9 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if inputs and len(values) == len(inputs) and {*shapes} <= {(), out.shape}:
         dtypes = [aval(v).dtype for v in eqn.invars]
         arrays = map(np.asarray, values, dtypes)
-        constant = _constant(lambda *xs: RULES[name](eqn.params)(*xs), *arrays)
+        constant = _apply_to_constants(
+            lambda *xs: RULES[name](eqn.params)(*xs), *arrays
+        )
         if constant is not None:
             return constant
     # 0 · x = 0, since unknown entries are assumed to be finite.
@@ -230,9 +232,9 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if name == "iota" and out.size == 1:
         return ZERO
     if name == "select_n":
-        which, *cases = inputs
-        if which.is_constant:
-            return cases[int(which.factor)]
+        branch, *cases = inputs
+        if branch.is_constant:
+            return cases[int(branch.factor)]
         return cases[0] if len(set(cases)) == 1 else None
     if name.startswith("scatter-add"):  # the gradient of indexing
         array, indices, updates = inputs
@@ -240,12 +242,14 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
             return array
         sizes = aval(eqn.invars[0]).size, aval(eqn.invars[2]).size
         # Adding an update at index 0 of a zero array of size 1 gives the update.
-        alone = array == indices == ZERO and sizes == (1, 1)
-        return updates if alone else None
+        is_update = array == indices == ZERO and sizes == (1, 1)
+        return updates if is_update else None
     return None
 
 
-def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Term | None:
+def _apply_to_constants(
+    function: Callable[..., Any], *arrays: np.ndarray
+) -> Term | None:
     """Apply a function to arrays without axes, and return the result as a constant.
 
     The result is None if the function raises, or returns a complex number or an array
@@ -302,13 +306,13 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if name == "gather" and inputs[1] != ZERO:
         return None  # an index out of range may give a fill value
     if name == "convert_element_type":
-        return _convert(before.dtype, after.dtype, x)
+        return _convert_term(before.dtype, after.dtype, x)
     if x.is_constant:
         if name == "reduce_sum":
             # The number of equal entries in each sum.
             count = before.size // max(after.size, 1)
             entry = np.asarray(x.factor, before.dtype)
-            return _constant(lambda entry: entry * count, entry)
+            return _apply_to_constants(lambda entry: entry * count, entry)
         return x
     if before.size != after.size:
         return None
@@ -321,7 +325,7 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     return x if same else None
 
 
-def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
+def _convert_term(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
     """Simplify the conversion of an array from one dtype to another.
 
     If x is a constant, the result is the converted constant, or None if an integer
@@ -334,7 +338,9 @@ def _convert(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
       x: the symbolic value of the array.
     """
     if x.is_constant:
-        value = _constant(lambda x: x.astype(after), np.asarray(x.factor, before))
+        value = _apply_to_constants(
+            lambda x: x.astype(after), np.asarray(x.factor, before)
+        )
         # NumPy and XLA may differ where an integer dtype cannot represent the value.
         return None if jnp.issubdtype(after, jnp.integer) and value != x else value
     # Only a conversion to an equal or wider float dtype leaves all values unchanged.

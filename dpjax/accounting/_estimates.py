@@ -1,8 +1,8 @@
 """Quick estimates of the ε of sampled Gaussian steps, at which searches begin.
 
 An estimate is not a bound, and no guarantee relies on an estimate. Estimates only save
-evaluations of an accountant. The estimate moves the privacy losses of a step to a grid.
-The total probability, the mean and the variance of the losses stay the same. A Fourier
+evaluations of an accountant. The code moves the privacy losses of a step to a grid. The
+total probability, the mean and the variance of the losses stay the same. A Fourier
 transform then composes the steps. For many steps, the estimate is usually within 1e-5
 of the accountant's ε. For a few steps at a small sampling rate, the estimate may differ
 by a percent.
@@ -28,36 +28,44 @@ class Overflow(NamedTuple):
     of δ that is reserved for these batches.
 
     Attributes:
-      log_full: log p. If the batch of each step exceeds its capacity with probability
-        p, δ increases by share · δ, the reserved part.
-      spare: the ε at (1 − share) δ minus the ε at δ, if no batch exceeds its capacity;
-        TINY, the least positive normal float, if the estimated δ is below half of δ.
+      log_probability: log p. If the batch of each step exceeds its capacity with
+        probability p, δ increases by share · δ, the reserved part.
+      epsilon_gap: the ε at (1 − share) δ minus the ε at δ, if no batch exceeds its
+        capacity; TINY, the least positive normal float, if the estimated δ is below
+        half of δ.
     """
 
-    log_full: float
-    spare: float
+    log_probability: float
+    epsilon_gap: float
 
 
-def _losses(event: Any, *, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def _losses(
+    event: Any, *, exceeds_capacity: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """The privacy losses of one step and their probabilities, f[n] each.
 
-    `event` describes a Gaussian step on a random sample. If `full` is true, the batch
-    exceeds its capacity, so that the differing example displaces another example.
+    `event` describes a Gaussian step on a random sample. If `exceeds_capacity` is true,
+    the batch exceeds its capacity, so that the differing example displaces another
+    example.
     """
     rate, fixed_size = event.sampling_rate, isinstance(event, FixedSizeGaussian)
-    mu = event.mu if fixed_size else (1 + full) / np.float64(event.noise_multiplier)
+    mu = (
+        event.mu
+        if fixed_size
+        else (1 + exceeds_capacity) / np.float64(event.noise_multiplier)
+    )
     z = np.linspace(-9.0, 9.0 + mu, _OUTCOMES)
 
     def log_mixture(v: np.ndarray) -> np.ndarray:
         return np.logaddexp(np.log1p(-rate), np.log(rate) + v)
 
     loss = log_mixture(mu * z - mu * mu / 2)
-    idle = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
-    mass = idle * np.exp(loss)
-    if fixed_size or full:  # the dominating pair of `pairs.fixed_size`
-        loss, mass, idle = (x[z > mu / 2] for x in (loss, mass, idle))
-        rest = 1 - np.sum(mass + idle)
-        return np.hstack([loss, -loss, 0.0]), np.hstack([mass, idle, rest])
+    other_mass = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+    mass = other_mass * np.exp(loss)
+    if fixed_size or exceeds_capacity:  # the dominating pair of `pairs.fixed_size`
+        loss, mass, other_mass = (x[z > mu / 2] for x in (loss, mass, other_mass))
+        remainder = 1 - np.sum(mass + other_mass)
+        return np.hstack([loss, -loss, 0.0]), np.hstack([mass, other_mass, remainder])
     if event.adjacency is Adjacency.REPLACE:
         loss = loss - log_mixture(-mu * z - mu * mu / 2)
     return loss, mass
@@ -86,22 +94,26 @@ class _Run:
         self.losses = np.arange(_GRID // 2) * (2 * top / _GRID)
         self.transform = np.ones(_GRID // 2 + 1, complex)
         for step in steps.steps:
-            self.transform *= self.of_step(*_losses(step.event)) ** step.count
+            self.transform *= self.transform_of_step(*_losses(step.event)) ** step.count
         self.deltas = self.deltas_of(self.transform)
 
-    def of_step(self, loss: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    def transform_of_step(self, loss: np.ndarray, mass: np.ndarray) -> np.ndarray:
         """The Fourier transform of the distribution of one step's privacy loss.
 
         `loss`, f[k], has the privacy losses of the step, and `mass`, f[k], their
         probabilities. The probability of each loss is divided among three points of the
         grid.
         """
-        at = loss / self.losses[1]
-        point = np.rint(at)
-        off = at - point
-        # The weights of three grid points: sum 1, mean `off`, second moment off².
-        weights = (off - 1) * off / 2, 1 - off * off, (off + 1) * off / 2
-        points = np.hstack([point - 1, point, point + 1]).astype(int) % _GRID
+        position = loss / self.losses[1]
+        nearest = np.rint(position)
+        offset = position - nearest
+        # The weights of three grid points: sum 1, mean `offset`, second moment offset².
+        weights = (
+            (offset - 1) * offset / 2,
+            1 - offset * offset,
+            (offset + 1) * offset / 2,
+        )
+        points = np.hstack([nearest - 1, nearest, nearest + 1]).astype(int) % _GRID
         masses = np.hstack([mass * weight for weight in weights])
         return np.fft.rfft(np.bincount(points, masses, _GRID))
 
@@ -112,22 +124,22 @@ class _Run:
         loss.
         """
         mass = np.fft.irfft(transform)[: self.losses.size]
-        above, other = (
+        mass_above, other_mass_above = (
             np.cumsum(x[::-1])[::-1] for x in (mass, mass * np.exp(-self.losses))
         )
-        return above - np.exp(self.losses) * other
+        return mass_above - np.exp(self.losses) * other_mass_above
 
     def epsilon(self, delta: float) -> float:
         """ε(δ), by linear interpolation of log δ between points of the grid."""
-        at = max(int(np.argmax(self.deltas <= delta)), 1)
-        before, after = np.log(np.maximum(self.deltas[at - 1 : at + 1], TINY) / delta)
-        return float(self.losses[at - 1] + self.losses[1] * before / (before - after))
+        i = max(int(np.argmax(self.deltas <= delta)), 1)
+        before, after = np.log(np.maximum(self.deltas[i - 1 : i + 1], TINY) / delta)
+        return float(self.losses[i - 1] + self.losses[1] * before / (before - after))
 
 
 @np.errstate(all="ignore")
-def epsilon(steps: Composed, delta: float, about: float) -> float:
-    """Estimate the ε of composed steps at δ. `about` is a rough value of this ε."""
-    return _Run(steps, about).epsilon(delta)
+def epsilon(steps: Composed, delta: float, rough_epsilon: float) -> float:
+    """Estimate the ε of composed steps at δ. `rough_epsilon` is near this ε."""
+    return _Run(steps, rough_epsilon).epsilon(delta)
 
 
 @np.errstate(all="ignore")
@@ -140,12 +152,16 @@ def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Ove
     run = _Run(steps, epsilon)
     sampled: Any = steps.steps
     step = max(sampled, key=lambda step: step.event.sampling_rate)
-    usual, full = (_losses(step.event, full=full) for full in (False, True))
+    usual, overflowing = (
+        _losses(step.event, exceeds_capacity=x) for x in (False, True)
+    )
     # The batch of one step exceeds its capacity.
-    change = run.of_step(*full) / run.of_step(*usual)
-    more = run.deltas_of(run.transform * change)
-    usually, once = (np.interp(epsilon, run.losses, x) for x in (run.deltas, more))
-    added = step.count * (once / usually - 1)
-    spare = epsilon - run.epsilon(usually / (1 - share))
-    log_full = math.log(share / max(added, share))
-    return Overflow(log_full, spare if usually > delta / 2 else TINY)
+    ratio = run.transform_of_step(*overflowing) / run.transform_of_step(*usual)
+    overflow_deltas = run.deltas_of(run.transform * ratio)
+    usual_delta, overflow_delta = (
+        np.interp(epsilon, run.losses, x) for x in (run.deltas, overflow_deltas)
+    )
+    relative_increase = step.count * (overflow_delta / usual_delta - 1)
+    epsilon_gap = epsilon - run.epsilon(usual_delta / (1 - share))
+    log_probability = math.log(share / max(relative_increase, share))
+    return Overflow(log_probability, epsilon_gap if usual_delta > delta / 2 else TINY)

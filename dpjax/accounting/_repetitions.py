@@ -20,7 +20,7 @@ from dpjax._core.float64 import ULP
 from dpjax._core.typing import ArrayLike, Key
 
 
-class _Drawn:
+class _RandomRepetitions:
     """A distribution of the number K of runs, from which `sample` draws K."""
 
     mean: float
@@ -43,18 +43,20 @@ class _Drawn:
     def sample(self, key: Key) -> int:
         """A random number of runs, which depends on the key alone."""
         words = np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist()
-        below = sum(word << 32 * i for i, word in enumerate(words))
+        uniform = sum(word << 32 * i for i, word in enumerate(words))
         cumulative = 0
         for k, probability in self.probabilities():  # pyright: ignore
-            # The integer sum is exact. Only the part of 2¹²⁸ P(K = k) below 1 is lost.
+            # The integer sum is exact. Only the fractional part of 2¹²⁸ P(K = k) is
+            # dropped.
             cumulative += int(math.ldexp(probability, 128))
-            # The second condition ends the loop in the tail, which rounding may lose.
-            if below < cumulative or (k > self.mean and probability < 1e-30):
+            # Rounding may keep the sum below `uniform`. The second condition then ends
+            # the loop.
+            if uniform < cumulative or (k > self.mean and probability < 1e-30):
                 return k
         raise AssertionError
 
 
-class _NegativeBinomial(_Drawn):
+class _NegativeBinomial(_RandomRepetitions):
     """A truncated negative binomial distribution of K, with parameters η and γ.
 
     η is the attribute `shape`, and γ is the property `stop`. P(K = k) is proportional
@@ -84,9 +86,9 @@ class _NegativeBinomial(_Drawn):
 
     def _mean(self, stop: float) -> float:
         """The mean η (1 − γ) / (γ (1 − γ^η)) of K, for γ = stop and η = shape."""
-        lost = self.shape * math.log(stop)
+        log_power = self.shape * math.log(stop)
         # The limit of η / (1 − γ^η) for η → 0 is 1 / log(1/γ).
-        quotient = lost / math.expm1(min(lost, 700.0)) if lost else 1.0
+        quotient = log_power / math.expm1(min(log_power, 700.0)) if log_power else 1.0
         log = math.log(stop)
         return math.expm1(log) / log / stop * quotient
 
@@ -100,11 +102,11 @@ class _NegativeBinomial(_Drawn):
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
         """Yield (k, P(K = k)) for each possible value k of K, in increasing order."""
-        kept, eta = 1 - self.stop, self.shape
+        continuation, eta = 1 - self.stop, self.shape
         probability = float(np.asarray(self.derivative(0.0)))
         for k in itertools.count(1):
             yield k, probability
-            probability *= kept * (k + eta) / (k + 1)
+            probability *= continuation * (k + eta) / (k + 1)
 
     def derivative(self, x: ArrayLike) -> ArrayLike:
         """The derivative of the generating function E[x^K] of the number K of runs.
@@ -174,7 +176,7 @@ class Logarithmic(_NegativeBinomial):
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson(_Drawn):
+class Poisson(_RandomRepetitions):
     """The Poisson distribution of K. If K is 0, the mechanism does not run.
 
     Attributes:

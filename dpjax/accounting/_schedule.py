@@ -1,4 +1,4 @@
-"""A record of the steps in which an example may take part, and μ of a sensitivity."""
+"""The steps in which an example may take part, and the GDP parameter of a run."""
 
 from typing import Literal, NamedTuple
 

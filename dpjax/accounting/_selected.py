@@ -18,11 +18,11 @@ its maximum over R:
     δ(ε) <= ∫ φ(r) dQ,    φ(r) = max over (u, v) in R of [r G′(v) − e^ε G′(u)]₊.    (1)
 
 Let h(t) = ∫ [r − t]₊ dQ be the hockey-stick divergences of one run. Then h(e^ε) is the
-δ(ε) of one run. If h is replaced by an upper bound, R grows, and the bound on the
-integral of any convex function of r also grows. Upper bounds on h therefore suffice. φ
-is convex. The code bounds φ from above by a convex, piecewise linear function. This
-function is a sum of terms w_j [r − e^ε s_j]₊, with kinks at r = e^ε s_j and positive
-weights w_j. So (1) becomes
+δ(ε) of one run. h determines R, and the integral of any convex function of r. If an
+upper bound replaces h, R grows, and the bound on the integral also grows. Upper bounds
+on h therefore suffice. φ is convex. The code bounds φ from above by a convex, piecewise
+linear function. This function is a sum of terms w_j [r − e^ε s_j]₊, with kinks at
+r = e^ε s_j and positive weights w_j. So (1) becomes
 
     δ(ε) <= Σ_j w_j h(e^ε s_j).                                                     (2)
 
@@ -103,7 +103,7 @@ class Curve(NamedTuple):
         left, right = x[i + 1] - t, t - x[i]
         return (left * y[i] + right * y[i + 1]) / (x[i + 1] - x[i])
 
-    def most(self, u: np.ndarray) -> np.ndarray:
+    def max_probability(self, u: np.ndarray) -> np.ndarray:
         """An upper bound on P(S) over all events S with Q(S) = u, for each u, f64[m].
 
         P and Q are the distributions of one run's output on neighbouring data sets.
@@ -119,45 +119,48 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     # Of several points with the same x, only the lowest may be a vertex.
     x, first = np.unique(x[order], return_index=True)
     y = y[order][first]
-    xs, ys, kept = x.tolist(), y.tolist(), []
+    xs, ys, vertices = x.tolist(), y.tolist(), []
     for i in range(len(xs)):
-        while len(kept) > 1:
-            a, b = kept[-2:]
-            turn = (ys[b] - ys[a]) * (xs[i] - xs[a]) - (ys[i] - ys[a]) * (xs[b] - xs[a])
-            if turn < 0:
+        while len(vertices) > 1:
+            a, b = vertices[-2:]
+            cross = (ys[b] - ys[a]) * (xs[i] - xs[a]) - (ys[i] - ys[a]) * (
+                xs[b] - xs[a]
+            )
+            if cross < 0:
                 break
-            kept.pop()
-        kept.append(i)
-    return x[kept], y[kept]
+            vertices.pop()
+        vertices.append(i)
+    return x[vertices], y[vertices]
 
 
 def curve_of(profile: Profile, tail: float) -> Curve:
     """The `Curve` of one run, from the privacy profile of one run.
 
-    The function evaluates the profile at values of δ from δ(0) down to about `tail`.
+    The function evaluates the profile at values of δ from δ(0) down to `tail`, or down
+    to 1e-30 if `tail` is smaller.
     """
     total = float(profile.delta(0.0))  # the total variation of P and Q
     # For large ε, δ(ε) is about e^{−x²} with x proportional to ε.
     x = np.sqrt(-np.log(np.clip([total, tail], _LEAST, 1.0)))
     deltas = np.exp(-np.square(np.linspace(x[0], np.max(x), _POINTS)[1:]))
     epsilons = np.array([float(profile.epsilon(x)) for x in deltas])
-    known = epsilons <= _LARGEST
+    usable = epsilons <= _LARGEST
     # The curve also contains both ends of the range of ε. At the largest ε, the profile
     # may prove a smaller δ.
-    end = np.max(epsilons[known], initial=0.0)
-    epsilons = np.append(epsilons[known], [0.0, end])
-    deltas = np.append(deltas[known], [total, float(profile.delta(end))])
+    end = np.max(epsilons[usable], initial=0.0)
+    epsilons = np.append(epsilons[usable], [0.0, end])
+    deltas = np.append(deltas[usable], [total, float(profile.delta(end))])
     # h(e^ε) = δ(ε). The profile also holds with P and Q exchanged. The complement of an
     # event then gives h(e^−ε) <= 1 − e^−ε (1 − δ(ε)). At 0, h is 1.
-    up, down = np.exp(epsilons) * (1 + 4 * ULP), np.exp(-epsilons) * (1 - 4 * ULP)
-    ratio = np.concatenate([[0.0], down, up])
-    value = np.concatenate([[1.0], 1 - down * (1 - deltas) + 4 * ULP, deltas])
+    large, small = np.exp(epsilons) * (1 + 4 * ULP), np.exp(-epsilons) * (1 - 4 * ULP)
+    ratio = np.concatenate([[0.0], small, large])
+    value = np.concatenate([[1.0], 1 - small * (1 - deltas) + 4 * ULP, deltas])
     # h is convex, so that the lower hull of points above h is also above h.
     ratio, value = lower_hull(ratio, value)
     return Curve(ratio, np.minimum.accumulate(value))
 
 
-def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
+def profile_of_all_runs(profile: Profile, repetitions: Repetitions) -> Profile | None:
     """The privacy profile of a search that releases all of its runs.
 
     The result is None if the number of runs is random, or if a run has neither a GDP
@@ -172,12 +175,12 @@ def composed(profile: Profile, repetitions: Repetitions) -> Profile | None:
     return pld.compose(profile, repetitions.count)
 
 
-def _for_each(fn: Callable[[float], float], x: ArrayLike) -> jax.Array:
+def _evaluate_each(fn: Callable[[float], float], x: ArrayLike) -> jax.Array:
     """Compute fn for each number of x, in float64, and round the results up."""
     dtype = default_float()
     with scope():
-        found = np.vectorize(fn, otypes=[np.float64])(np.asarray(x, np.float64))
-        return cast(jnp.asarray(found), dtype, "up")
+        values = np.vectorize(fn, otypes=[np.float64])(np.asarray(x, np.float64))
+        return cast(jnp.asarray(values), dtype, "up")
 
 
 def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]:
@@ -187,20 +190,20 @@ def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]
     the function h of one run. `repetitions` is the distribution of K.
     """
     slope = repetitions.derivative
-    near = np.geomspace(1e-15, 0.1, 512)
+    small = np.geomspace(1e-15, 0.1, 512)
     even = np.linspace(0, 1, 1025)
-    u = np.unique(np.concatenate([[0.0], near**3, near, 1 - near, even]))
+    u = np.unique(np.concatenate([[0.0], small**3, small, 1 - small, even]))
     # Between two of the further points u, G′ grows by about the same factor along the
     # boundary of R.
-    least = np.exp(-60.0) * repetitions.mean
-    level = np.log(np.maximum(slope(u), least))
-    level += np.log(np.maximum(slope(curve.most(u)), least))
+    floor = np.exp(-60.0) * repetitions.mean
+    level = np.log(np.maximum(slope(u), floor))
+    level += np.log(np.maximum(slope(curve.max_probability(u)), floor))
     levels = np.linspace(level[0], level[-1], _CELLS)
     u = np.unique(np.append(u, np.interp(levels, level, u)))
     # G′ grows. On a cell from u_k to u_{k+1} the bracket of (1) is therefore at most
     # r G′(v_{k+1}) − e^ε G′(u_k), which is a line in r. The maximum of the lines of all
     # cells, and of a first line 0, bounds φ(r).
-    slopes = np.append(0.0, slope(curve.most(u[1:])))
+    slopes = np.append(0.0, slope(curve.max_probability(u[1:])))
     offsets = np.append(0.0, slope(u[:-1]))
     slopes, offsets = lower_hull(slopes, offsets)
     # The maximum of the lines is Σ_j w_j [r − e^ε s_j]₊, where the kinks s_j are the
@@ -252,63 +255,69 @@ class Selected(NamedTuple):
         """An ε at which the best run is (ε, δ)-DP, for each δ in (0, 1), f[*b]."""
         validate.open_unit("delta", delta)
         leaves, structure = jax.tree.flatten(self)
-        places = [i for i, x in enumerate(leaves) if isinstance(x, Tracer)]
-        if not places:
-            return _for_each(self._epsilon, delta)
+        traced_positions = [i for i, x in enumerate(leaves) if isinstance(x, Tracer)]
+        if not traced_positions:
+            return _evaluate_each(self._epsilon, delta)
 
         def epsilons_at(*numbers: Any) -> jax.Array:
-            known = dict(zip(places, numbers, strict=True))
-            now = structure.unflatten(known.get(i, x) for i, x in enumerate(leaves))
-            return _for_each(now._epsilon, delta)
+            traced_numbers = dict(zip(traced_positions, numbers, strict=True))
+            selected = structure.unflatten(
+                traced_numbers.get(i, x) for i, x in enumerate(leaves)
+            )
+            return _evaluate_each(selected._epsilon, delta)
 
         @jax.custom_jvp
         def differentiable_epsilon(*numbers: jax.Array) -> jax.Array:
             if any(isinstance(x, Tracer) for x in numbers):
                 raise ValueError(
-                    "event must have numbers that are not traced by jax.jit or "
-                    "jax.vmap, and jax.grad can differentiate them only once; got "
+                    "mechanism must have numbers that jax.jit and jax.vmap do not "
+                    "trace, and that jax.grad differentiates at most once; got "
                     f"{numbers!r}."
                 )
             return epsilons_at(*numbers)
 
         @differentiable_epsilon.defjvp
         def jvp(numbers: Any, tangents: Any) -> Any:
-            value, change = differentiable_epsilon(*numbers), 0.0
+            value, tangent_out = differentiable_epsilon(*numbers), 0.0
             for i, tangent in enumerate(tangents):
                 # The step goes towards 0, since a rate must not exceed 1. At 0 the step
                 # goes upwards.
                 step = _STEP * float(numbers[i]) or -_STEP
                 with scope():
-                    moved = float(numbers[i]) - step
-                    before = epsilons_at(*numbers[:i], moved, *numbers[i + 1 :])
-                    slope = (epsilons_at(*numbers) - before) / step
-                change += jnp.asarray(slope, value.dtype) * tangent
-            return value, change
+                    shifted = float(numbers[i]) - step
+                    shifted_epsilons = epsilons_at(
+                        *numbers[:i], shifted, *numbers[i + 1 :]
+                    )
+                    slope = (epsilons_at(*numbers) - shifted_epsilons) / step
+                tangent_out += jnp.asarray(slope, value.dtype) * tangent
+            return value, tangent_out
 
-        return differentiable_epsilon(*(leaves[i] for i in places))
+        return differentiable_epsilon(*(leaves[i] for i in traced_positions))
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """A δ at which the best run is (ε, δ)-DP, for each ε >= 0, f[*b]."""
         validate.nonnegative("epsilon", epsilon, finite=False)
-        return _for_each(self._delta, epsilon)
+        return _evaluate_each(self._delta, epsilon)
 
     def _epsilon(self, delta: float) -> float:
-        together = composed(self.profile, self.repetitions)
-        known = np.inf if together is None else float(together.epsilon(delta))
-        found = np.inf
+        all_runs = profile_of_all_runs(self.profile, self.repetitions)
+        composed_epsilon = (
+            np.inf if all_runs is None else float(all_runs.epsilon(delta))
+        )
+        best_run_epsilon = np.inf
         for share in _TAILS:
             tail = share * delta / max(1.0, self.repetitions.mean)
             bound = bound_of(curve_of(self.profile, tail), self.repetitions)
-            found = least_epsilon(bound, delta)
-            if found < np.inf:
+            best_run_epsilon = least_epsilon(bound, delta)
+            if best_run_epsilon < np.inf:
                 break
-        return min(known, found)
+        return min(composed_epsilon, best_run_epsilon)
 
     def _delta(self, epsilon: float) -> float:
         epsilon = min(epsilon, _LARGEST)
-        together = composed(self.profile, self.repetitions)
-        known = 1.0 if together is None else float(together.delta(epsilon))
+        all_runs = profile_of_all_runs(self.profile, self.repetitions)
+        composed_delta = 1.0 if all_runs is None else float(all_runs.delta(epsilon))
         # The result is about E[K] times the δ of one run at this ε, or more.
         tail = float(self.profile.delta(epsilon)) * _TAILS[0]
         curve = curve_of(self.profile, tail)
-        return min(known, bound_of(curve, self.repetitions)(epsilon))
+        return min(composed_delta, bound_of(curve, self.repetitions)(epsilon))

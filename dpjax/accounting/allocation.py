@@ -81,8 +81,8 @@ def pld(
     # Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202: k of t steps cost
     # at most k compositions of 1 of ⌊t/k⌋ steps. Here t mod k of the groups have one
     # step more.
-    size, larger = divmod(t, k)
-    groups = ((size, k - larger), (size + 1, larger))
+    size, num_larger = divmod(t, k)
+    groups = ((size, k - num_larger), (size + 1, num_larger))
     steps = (
         events.Repeated(events.RandomAllocation(noise_multiplier, n, adjacency), count)
         for n, count in groups
@@ -105,21 +105,21 @@ def _run(
     """
     t, k = _check_epoch(noise_multiplier, num_steps, num_selected)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
-    one = pld(noise_multiplier, num_steps=t, num_selected=k, adjacency=adjacency)
+    epoch = pld(noise_multiplier, num_steps=t, num_selected=k, adjacency=adjacency)
     factor = adjacency.sensitivity_factor
-    told = _known_steps_mu64(noise_multiplier, k * num_epochs, factor)
-    return _pld.compose(one, num_epochs), told
+    mu = _known_steps_mu64(noise_multiplier, k * num_epochs, factor)
+    return _pld.compose(epoch, num_epochs), mu
 
 
 @float64("up")
 def _known_steps_mu64(
-    noise_multiplier: jax.Array, times: jax.Array, factor: jax.Array
+    noise_multiplier: jax.Array, participations: jax.Array, factor: jax.Array
 ) -> jax.Array:
-    usable = noise_multiplier > 0
+    valid = noise_multiplier > 0
     # For an attacker who knows the example's steps, each of these steps is a Gaussian
     # mechanism with μ = factor / σ, and the squares of μ add up over steps.
-    mu = factor * jnp.sqrt(times) / jnp.where(usable, noise_multiplier, 1.0)
-    return jnp.where(usable, mu * (1 + 8 * ULP), jnp.inf)
+    mu = factor * jnp.sqrt(participations) / jnp.where(valid, noise_multiplier, 1.0)
+    return jnp.where(valid, mu * (1 + 8 * ULP), jnp.inf)
 
 
 def epsilon(
@@ -157,12 +157,12 @@ def epsilon(
     example contributes at most one clip norm, and the contribution may depend on all
     earlier steps. For k = 1, under ADD_REMOVE and ZERO_OUT, the exact ε is between
     `epsilon_lower` and this bound. For k > 1 the bound also holds against an attacker
-    who knows k groups of steps, with one step of the example in each group (proof in
-    the module's docstring). Under REPLACE, the old and the new example each have a
-    likelihood ratio: the density of the outputs with this example, divided by the
-    density with neither example. The bound assumes the worst joint distribution of both
-    ratios: the ratio of the new example is as small as possible where the ratio of the
-    old example is large (docs/amplification.md).
+    who knows k groups of steps, where the example takes part in one step of each group
+    (proof in the module's docstring). Under REPLACE, the old and the new example each
+    have a likelihood ratio: the density of the outputs with this example, divided by
+    the density with neither example. The bound assumes the worst joint distribution of
+    both ratios: the ratio of the new example is as small as possible where the ratio of
+    the old example is large (docs/amplification.md).
 
     Reference: Feldman and Shenfeld (2025), https://arxiv.org/abs/2502.08202, for the
     sampling; Kahane (1986) for the dominating pair of distributions.
@@ -175,8 +175,8 @@ def epsilon(
     """
     # Both values are upper bounds. The second value needs no grid, and may be smaller
     # for small noise multipliers.
-    run, told = _run(noise_multiplier, num_steps, num_epochs, num_selected, adjacency)
-    return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(told, delta))
+    run, mu = _run(noise_multiplier, num_steps, num_epochs, num_selected, adjacency)
+    return jnp.minimum(_pld.epsilon(run, delta), gdp.epsilon(mu, delta))
 
 
 def delta(
@@ -215,8 +215,8 @@ def delta(
       >>> print(f"{delta(1.0, 0.62, num_steps=100):.1e}")
       1.0e-05
     """
-    run, told = _run(noise_multiplier, num_steps, num_epochs, num_selected, adjacency)
-    return jnp.minimum(_pld.delta(run, epsilon), gdp.delta(told, epsilon))
+    run, mu = _run(noise_multiplier, num_steps, num_epochs, num_selected, adjacency)
+    return jnp.minimum(_pld.delta(run, epsilon), gdp.delta(mu, epsilon))
 
 
 @float64("up")
@@ -230,7 +230,7 @@ def _noise_of_sum64(
     return noise_multiplier * scale
 
 
-def _one_of(
+def _single_participation_run(
     noise_multiplier: ArrayLike, t: int, k: int, num_epochs: int
 ) -> tuple[ArrayLike, int, int]:
     """The parameters of a run in which each example takes part once in an epoch.
@@ -286,5 +286,7 @@ def epsilon_lower(
     t, k = _check_epoch(noise_multiplier, num_steps, num_selected)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     validate.open_unit("delta", delta)
-    noise_multiplier, t, num_epochs = _one_of(noise_multiplier, t, k, num_epochs)
+    noise_multiplier, t, num_epochs = _single_participation_run(
+        noise_multiplier, t, k, num_epochs
+    )
     return cells.epsilon_lower64(noise_multiplier, delta, t, num_epochs)

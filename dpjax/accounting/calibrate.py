@@ -14,15 +14,16 @@ from dpjax._core.float64 import cast, default_float, scope
 from dpjax._core.interpret import without_compiler
 from dpjax._core.typing import ArrayLike
 
-_CLOSE = {8: 1e-12, 4: 1e-8}  # relative width of the last bracket, by dtype itemsize
-_FAR = 2.0  # the limit of |log ε − log target|
+# The relative width of the last bracket, for each itemsize of the dtype.
+_TOLERANCES = {8: 1e-12, 4: 1e-8}
+_MAX_EXCESS = 2.0  # the limit of |log ε − log target|
 
 
 class _Ends(NamedTuple):
     """The smallest and largest parameter that a search may return, both positive."""
 
-    least: float
-    most: float
+    smallest: float
+    largest: float
 
 
 def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
@@ -30,41 +31,49 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
 
     The largest number is at most `upper`. If `integer` is true, both are whole numbers.
     """
-    least = 1.0 if integer else float(np.finfo(dtype).tiny)
-    if not upper >= least:
-        raise ValueError(f"upper must be at least {least!r}; got {upper!r}.")
-    most = dtype.type(min(upper, np.finfo(dtype).max))
+    smallest = 1.0 if integer else float(np.finfo(dtype).tiny)
+    if not upper >= smallest:
+        raise ValueError(f"upper must be at least {smallest!r}; got {upper!r}.")
+    largest = dtype.type(min(upper, np.finfo(dtype).max))
     # The cast to the dtype may round up past upper.
-    most = np.nextafter(most, dtype.type(0)) if float(most) > upper else most
-    return _Ends(least, float(np.floor(most) if integer else most))
+    largest = (
+        np.nextafter(largest, dtype.type(0)) if float(largest) > upper else largest
+    )
+    return _Ends(smallest, float(np.floor(largest) if integer else largest))
 
 
 @functools.partial(without_compiler, static=("dtype", "increasing", "integer"))
-def _admissible(
+def _round_parameter(
     x: jax.Array, *, dtype: np.dtype, increasing: bool, integer: bool
 ) -> jax.Array:
-    """Round x towards smaller ε, to a parameter that the search may return."""
+    """Round x to a parameter that the search may return, towards smaller ε.
+
+    `dtype` is the dtype of the parameter. The other arguments are as for `solve`.
+    """
     if integer:
         x = jnp.floor(x) if increasing else jnp.ceil(x)
-    # Both ends of the search are admissible, so rounding stays between them.
+    # The search may return both ends of its range, so rounding stays between them.
     return cast(x, dtype, "down" if increasing else "up").astype(jnp.float64)
 
 
 @without_compiler
 def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
-    """The difference log ε − log target, limited to the range from −_FAR to _FAR."""
+    """The difference log ε − log target, limited to the range from −2 to 2."""
     ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(target)
     # The sign is that of ε − target. The logarithms may round a small difference to 0,
     # hence the least positive excess of 1e-12.
-    meets, misses = jnp.clip(ratio, -_FAR, 0.0), jnp.clip(ratio, 1e-12, _FAR)
-    meets = jnp.where(jnp.isnan(ratio), -_FAR, meets)  # ε and target are 0
-    misses = jnp.where(jnp.isnan(ratio), _FAR, misses)
+    meets, misses = (
+        jnp.clip(ratio, -_MAX_EXCESS, 0.0),
+        jnp.clip(ratio, 1e-12, _MAX_EXCESS),
+    )
+    meets = jnp.where(jnp.isnan(ratio), -_MAX_EXCESS, meets)  # ε and target are 0
+    misses = jnp.where(jnp.isnan(ratio), _MAX_EXCESS, misses)
     return jnp.where(epsilon <= target, meets, misses)
 
 
 @without_compiler
 def _clip(x: jax.Array, ends: _Ends) -> jax.Array:
-    return jnp.clip(x, ends.least, ends.most)
+    return jnp.clip(x, ends.smallest, ends.largest)
 
 
 def solve(
@@ -102,9 +111,9 @@ def solve(
       If a traced target is NaN, or no parameter meets a traced target, the result is
       inf (0 if `increasing`). If every parameter meets the target, the result is the
       cheapest parameter: upper if `increasing`, and otherwise the least positive normal
-      float (1 if `integer`). Its derivatives are 0. In other cases, unless `integer` is
-      true, JAX can differentiate the parameter with respect to the target and to all
-      values that epsilon_fn closes over.
+      float (1 if `integer`). The derivatives of this result are 0. In other cases,
+      unless `integer` is true, JAX can differentiate the parameter with respect to the
+      target and to all values that epsilon_fn closes over.
 
     Raises:
       ValueError: the target or start is not positive; upper is below the least positive
@@ -123,53 +132,53 @@ def solve(
       9.973
     """
     validate.positive("target_epsilon", target_epsilon)
-    _scalar("target_epsilon", target_epsilon)
+    _check_scalar("target_epsilon", target_epsilon)
     validate.positive("start", start)
     dtype = default_float()
     ends = _ends(upper, dtype, integer)
     direction = "down" if increasing else "up"
     with scope():
         target = jnp.asarray(target_epsilon, jnp.float64)
-        goal = _stop_gradient(target)
+        fixed_target = _stop_gradient(target)
 
         def epsilon_at(x: jax.Array) -> jax.Array:
             epsilon = jnp.asarray(epsilon_fn(x), jnp.float64)
-            _scalar("epsilon_fn's result", epsilon)
+            _check_scalar("epsilon_fn's result", epsilon)
             return epsilon
 
         round_parameter = functools.partial(
-            _admissible, dtype=dtype, increasing=increasing, integer=integer
+            _round_parameter, dtype=dtype, increasing=increasing, integer=integer
         )
-        # Near a root few admissible parameters are left, so evaluations are reused.
-        known: dict[float, jax.Array] = {}
+        # Near a root, few parameters round to different values, so results are reused.
+        evaluations: dict[float, jax.Array] = {}
 
-        def epsilon_near(x: jax.Array) -> jax.Array:
-            asked = round_parameter(x)
-            if isinstance(asked, Tracer):
-                return epsilon_at(asked)
-            at = float(asked)
-            if at not in known:
-                known[at] = epsilon_at(jnp.asarray(asked))
-            return known[at]
+        def epsilon_at_rounded(x: jax.Array) -> jax.Array:
+            parameter = round_parameter(x)
+            if isinstance(parameter, Tracer):
+                return epsilon_at(parameter)
+            key = float(parameter)
+            if key not in evaluations:
+                evaluations[key] = epsilon_at(jnp.asarray(parameter))
+            return evaluations[key]
 
         def excess(x: jax.Array) -> jax.Array:
             # The search is not differentiated: derivatives come from the root alone.
-            return _excess(_stop_gradient(epsilon_near(x)), goal)
+            return _excess(_stop_gradient(epsilon_at_rounded(x)), fixed_target)
 
-        beginning = _clip(jnp.asarray(start, jnp.float64), ends)
-        numbers = target, epsilon_near(beginning)
+        first_parameter = _clip(jnp.asarray(start, jnp.float64), ends)
+        numbers = target, epsilon_at_rounded(first_parameter)
         traced = any(isinstance(x, Tracer) for x in numbers)
-        first, second = searches.bracket(excess, beginning, increasing, ends)
+        first, second = searches.bracket(excess, first_parameter, increasing, ends)
         crossed, met, bad, good = searches.find_bracket(first, second)
-        closed = searches.close(excess, bad, good, _CLOSE[dtype.itemsize], log=True)
-        solution = round_parameter(_stop_gradient(closed))
+        root = searches.close(excess, bad, good, _TOLERANCES[dtype.itemsize], log=True)
+        solution = round_parameter(_stop_gradient(root))
         if isinstance(met, Tracer):
             solution = jnp.where(met, solution, 0.0 if increasing else jnp.inf)
         elif not met:
             raise ValueError(
                 f"target_epsilon {target_epsilon!r} is not met by any parameter"
                 f"{f' up to upper {upper!r}' if upper < np.inf else ''}; the search "
-                f"began at {start!r} and ended at {float(solution)!r}."
+                f"began at parameter {start!r} and ended at {float(solution)!r}."
             )
         if traced and not integer:
             solution = searches.implicit_derivative(
@@ -183,7 +192,7 @@ def _stop_gradient(x: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(x) if isinstance(x, Tracer) else x
 
 
-def _scalar(name: str, value: ArrayLike) -> None:
+def _check_scalar(name: str, value: ArrayLike) -> None:
     if jnp.shape(value) != ():
         raise ValueError(
             f"{name} must be a scalar; got shape {jnp.shape(value)}. Use jax.vmap to "

@@ -46,15 +46,15 @@ def check_event(event: Event) -> None:
     negative number would reduce the total cost.
     """
     parts: tuple[Any, ...] = ()
-    kind: Any = Event
+    part_type: Any = Event
     match event:
         case events.Composed(steps):
-            parts, kind = steps, events.Repeated
+            parts, part_type = steps, events.Repeated
         case events.Repeated(one):
-            parts, kind = (one,), events.Step
+            parts, part_type = (one,), events.Step
         case events.OnLattice(one) | events.Selection(one):
             parts = (one,)
-    if not isinstance(event, Event) or not all(isinstance(x, kind) for x in parts):
+    if not isinstance(event, Event) or not all(isinstance(x, part_type) for x in parts):
         raise ValueError(
             f"event must be an event of dpjax.accounting.events; got {event!r}."
         )
@@ -67,7 +67,9 @@ def check_event(event: Event) -> None:
         validate.nonnegative(name, number, finite=False)
     for name in ("delta", "total_variation"):
         if not getattr(event, name, 0.0) < 1:
-            raise ValueError(f"{name} must be below 1; got {event!r}.")
+            raise ValueError(
+                f"{name} of {type(event).__name__} must be below 1; got {event!r}."
+            )
     if isinstance(event, events.Selection):
         _repetitions.check(event.repetitions)
 
@@ -92,7 +94,7 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       ValueError: delta is out of range.
 
     Privacy: a mechanism may use the outputs of earlier mechanisms, but the numbers in
-    its event must not depend on them.
+    the mechanism's event must not depend on these outputs.
 
     Reference: Dwork and Roth (2014), Theorem 3.16, for the addition of costs.
 
@@ -106,22 +108,22 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
     validate.open_unit("delta", delta)
     for event in composed:
         check_event(event)
-    points = [x for x in composed if isinstance(x, events.EpsilonDelta)]
+    pairs = [x for x in composed if isinstance(x, events.EpsilonDelta)]
     # Dwork and Roth (2014), Theorem 3.16, https://doi.org/10.1561/0400000042:
     # (Σ ε_i, Σ δ_i) over groups i of events. δ_i is the δ of an `EpsilonDelta` event,
     # and an equal part of the remaining δ for each other group.
-    total = add_up(float(np.asarray(x.epsilon)) for x in points)
+    total = add_up(float(np.asarray(x.epsilon)) for x in pairs)
     # The rest of δ is rounded down, and so is each part of the rest below, since all δs
     # together must not exceed delta.
-    used = add_up(float(np.asarray(x.delta)) for x in points)
-    left = math.nextafter(delta - used, -math.inf)
+    used_delta = add_up(float(np.asarray(x.delta)) for x in pairs)
+    remaining_delta = math.nextafter(delta - used_delta, -math.inf)
     groups = _groups(x for x in composed if not isinstance(x, events.EpsilonDelta))
     if not groups:
-        return total if used <= delta else math.inf
-    part = math.nextafter(left / len(groups), -math.inf)
-    if part <= 0:
+        return total if used_delta <= delta else math.inf
+    delta_of_group = math.nextafter(remaining_delta / len(groups), -math.inf)
+    if delta_of_group <= 0:
         return math.inf
-    return add_up([total, *(float(group.epsilon(part)) for group in groups)])
+    return add_up([total, *(float(group.epsilon(delta_of_group)) for group in groups)])
 
 
 def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
@@ -130,26 +132,26 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
     All events that have privacy-loss distributions, or are μ-GDP, are composed into one
     profile. Each other event has its own profile.
     """
-    parts, rest, total_variation = [], [], 0.0
-    for whole in map(profiles.of, composed):
-        on_lattice = isinstance(whole, profiles.LatticeProfile)
-        profile = whole.gaussian if on_lattice else whole
+    plds, other_profiles, total_variation = [], [], 0.0
+    for event_profile in map(profiles.of, composed):
+        on_lattice = isinstance(event_profile, profiles.LatticeProfile)
+        profile = event_profile.gaussian if on_lattice else event_profile
         if isinstance(profile, pld.PLD):
-            parts.append(profile)
+            plds.append(profile)
         elif profile.mu is not None:
             # A μ-GDP event composes like one Gaussian mechanism of that μ.
-            parts.append(pld.gaussian(float(np.asarray(profile.mu))))
+            plds.append(pld.gaussian(float(np.asarray(profile.mu))))
         else:
-            rest.append(whole)
+            other_profiles.append(event_profile)
             continue
         # Distances in total variation of the runs on lattices add up.
         if on_lattice:
-            total_variation += whole.total_variation
+            total_variation += event_profile.total_variation
     # The PLD of a composition is the list of all steps.
-    together = pld.PLD(tuple(step for part in parts for step in part.steps))
+    composed_profile = pld.PLD(tuple(step for part in plds for step in part.steps))
     if total_variation:
-        together = profiles.LatticeProfile(together, total_variation)
-    return [*([together] if parts else []), *rest]
+        composed_profile = profiles.LatticeProfile(composed_profile, total_variation)
+    return [*([composed_profile] if plds else []), *other_profiles]
 
 
 class GaussianBound(NamedTuple):
@@ -226,8 +228,8 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
     slack = float(slack)
     if isinstance(event, events.OnLattice):
         inner = gaussian_bound(event.event, slack)
-        spent = inner.total_variation + float(event.total_variation)
-        return inner._replace(total_variation=spent)
+        total_variation = inner.total_variation + float(event.total_variation)
+        return inner._replace(total_variation=total_variation)
     if isinstance(event, events.EpsilonDelta):
         mu = float(pure.mu(event.epsilon))
         return GaussianBound(mu, float(np.asarray(event.delta)), 0.0)
@@ -251,23 +253,23 @@ def _search_mu(profile: profiles.Profile, slack: float) -> float:
     if top <= slack:
         return 0.0
     deltas, epsilons = np.geomspace(min(top, 0.5), slack, _POINTS), dict[int, float]()
-    places = {*range(0, _POINTS, _SKIP), _POINTS - 1}
+    indices = {*range(0, _POINTS, _SKIP), _POINTS - 1}
     while True:
-        for i in places - epsilons.keys():
+        for i in indices - epsilons.keys():
             epsilons[i] = float(np.asarray(profile.epsilon(float(deltas[i]))))
         # The last value is repeated, so that the arrays have the same length each time.
-        at = np.pad(sorted(places), (0, _POINTS - len(places)), mode="edge")
-        found = np.array([epsilons[i] for i in at.tolist()])
-        mus = _mu_by_interval(top, deltas[at], found, slack)
+        evaluated = np.pad(sorted(indices), (0, _POINTS - len(indices)), mode="edge")
+        profile_epsilons = np.array([epsilons[i] for i in evaluated.tolist()])
+        mus = _mu_by_interval(top, deltas[evaluated], profile_epsilons, slack)
         worst = int(np.argmax(mus))
-        between = range(at[worst - 1] + 1, at[worst]) if worst else ()
+        between = range(evaluated[worst - 1] + 1, evaluated[worst]) if worst else ()
         if not between or mus[worst] == math.inf:
             return float(mus[worst]) * rounding.MARGIN
-        places.update(between)
+        indices.update(between)
 
 
 def _mu_by_interval(
-    top: float, deltas: np.ndarray, found: np.ndarray, slack: float
+    top: float, deltas: np.ndarray, profile_epsilons: np.ndarray, slack: float
 ) -> np.ndarray:
     """The smallest μ with δ(ε) <= slack + (1 − slack) δ_μ(ε), for each interval of ε.
 
@@ -276,36 +278,43 @@ def _mu_by_interval(
     e^ε. Between two values of ε, δ(ε) is therefore at most the chord, the straight line
     in e^ε through both points. The chord and δ_μ decrease in ε. The function compares
     the chord at each point of a finer grid with δ_μ at the next point of that grid. For
-    ε above the last value, δ(ε) is at most slack.
+    ε above the last value of ε, δ(ε) is at most slack.
 
     Args:
       top: an upper bound on δ(0).
       deltas: values of δ in decreasing order, f[n]; the last value is slack.
-      found: ε(δ) for each of these values, f[n].
+      profile_epsilons: ε(δ) for each value in `deltas`, f[n].
       slack: the number in the inequality above.
 
     Returns:
       The μ of the interval that ends at each ε, f[n]. The first interval begins at 0.
     """
-    if not np.all(np.isfinite(found)):
-        return np.full(found.size, np.inf)
+    if not np.all(np.isfinite(profile_epsilons)):
+        return np.full(profile_epsilons.size, np.inf)
     # Kairouz, Oh and Viswanath (2015), Theorem 3.1: (ε, δ)-DP bounds δ(0) as well.
-    share = np.tanh(found / 2)  # (e^ε − 1) / (e^ε + 1)
-    top = min(top, float(np.min(deltas + (1 - deltas) * share)) * rounding.MARGIN)
-    found = np.where(deltas < top, found, 0.0)
+    advantage = np.tanh(profile_epsilons / 2)  # (e^ε − 1) / (e^ε + 1)
+    top = min(top, float(np.min(deltas + (1 - deltas) * advantage)) * rounding.MARGIN)
+    profile_epsilons = np.where(deltas < top, profile_epsilons, 0.0)
     deltas = np.append(top, np.minimum(deltas, top))
     # Rounding may make an ε negative, or smaller than the ε before it.
-    epsilons = np.maximum.accumulate(np.append(0.0, found))
+    epsilons = np.maximum.accumulate(np.append(0.0, profile_epsilons))
     start, stop = epsilons[:-1, None], epsilons[1:, None]
-    share = np.linspace(0.0, 1.0, _FINE + 1)
+    fraction = np.linspace(0.0, 1.0, _FINE + 1)
     # (e^ε − e^start) / (e^stop − e^start) for equal steps in ε, without overflow.
     width = np.maximum(stop - start, TINY)
-    along = np.exp(-width * (1 - share)) * np.expm1(-width * share) / np.expm1(-width)
-    chord = deltas[:-1, None] + (deltas[1:] - deltas[:-1])[:, None] * along
-    needed = np.maximum(chord[:, :-1] - slack, 0.0) / (1 - slack) * rounding.MARGIN
-    fine = start + (stop - start) * share[1:]
-    open_ends = (needed > 0) & (needed < 1) & (fine > 0)
-    mus = gdp.mu(np.where(open_ends, fine, 1.0), np.where(open_ends, needed, 1e-3))
-    mus = np.max(np.where(open_ends, np.asarray(mus), 0.0), axis=1)
+    chord_fraction = (
+        np.exp(-width * (1 - fraction)) * np.expm1(-width * fraction) / np.expm1(-width)
+    )
+    chord = deltas[:-1, None] + (deltas[1:] - deltas[:-1])[:, None] * chord_fraction
+    required_deltas = (
+        np.maximum(chord[:, :-1] - slack, 0.0) / (1 - slack) * rounding.MARGIN
+    )
+    fine_epsilons = start + (stop - start) * fraction[1:]
+    solvable = (required_deltas > 0) & (required_deltas < 1) & (fine_epsilons > 0)
+    mus = gdp.mu(
+        np.where(solvable, fine_epsilons, 1.0),
+        np.where(solvable, required_deltas, 1e-3),
+    )
+    mus = np.max(np.where(solvable, np.asarray(mus), 0.0), axis=1)
     # gdp.mu rounds down by far less than the caller's margin.
-    return np.where(np.any(needed >= 1, axis=1), np.inf, mus)
+    return np.where(np.any(required_deltas >= 1, axis=1), np.inf, mus)

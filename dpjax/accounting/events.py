@@ -463,8 +463,8 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
             return dp.GaussianDpEvent(factor / mu) if mu else dp.NoOpDpEvent()
         case PoissonGaussian(noise, rate):
             return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
-        case TruncatedPoissonGaussian(noise, rate, size, room):
-            return dp.TruncatedSubsampledGaussianDpEvent(size, rate, room, noise)
+        case TruncatedPoissonGaussian(noise, rate, size, capacity):
+            return dp.TruncatedSubsampledGaussianDpEvent(size, rate, capacity, noise)
         case GaussianMixture(noise, sensitivities, weights):
             return dp.MixtureOfGaussiansDpEvent(noise, sensitivities, weights)
         case Laplace(math.inf) | DiscreteLaplace(math.inf):
@@ -472,8 +472,8 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
         case Laplace(scale):
             factor = adjacency.sensitivity_factor
             return dp.LaplaceDpEvent(factor * scale)
-        case DiscreteLaplace(scale, change):
-            norm = change / adjacency.sensitivity_factor
+        case DiscreteLaplace(scale, sensitivity):
+            norm = sensitivity / adjacency.sensitivity_factor
             if norm == int(norm):
                 return dp.DiscreteLaplaceDpEvent(1 / scale, int(norm))
         case RandomizedResponse(parameter, buckets):
@@ -526,26 +526,30 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
                 1: _repetitions.Geometric,
                 math.inf: _repetitions.Poisson,
             }
-            other = functools.partial(_repetitions.TruncatedNegativeBinomial, shape)
-            law = laws.get(shape, other)(mean)
+            negative_binomial = functools.partial(
+                _repetitions.TruncatedNegativeBinomial, shape
+            )
+            law = laws.get(shape, negative_binomial)(mean)
             return Selection(from_dp_event(one, adjacency), law)
-    steps = tuple(_steps(event, 1, adjacency))
+    steps = tuple(_convert_steps(event, 1, adjacency))
     if isinstance(event, dp.ComposedDpEvent) or len(steps) != 1:
         return Composed(steps)
     return steps[0] if isinstance(event, dp.SelfComposedDpEvent) else steps[0].event
 
 
-def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
+def _convert_steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
     """Convert `count` runs of a `DpEvent` to events, without nested compositions."""
     dp = _dp_accounting()
     if isinstance(event, dp.ComposedDpEvent):
-        return [x for part in event.events for x in _steps(part, count, adjacency)]
+        return [
+            x for part in event.events for x in _convert_steps(part, count, adjacency)
+        ]
     if isinstance(event, dp.SelfComposedDpEvent):
-        return _steps(event.event, event.count * count, adjacency)
-    return [Repeated(_step(event, adjacency), count)]
+        return _convert_steps(event.event, event.count * count, adjacency)
+    return [Repeated(_convert_step(event, adjacency), count)]
 
 
-def _step(event: Any, adjacency: Adjacency) -> Step:
+def _convert_step(event: Any, adjacency: Adjacency) -> Step:
     """Convert a `DpEvent` that is not a composition to an event."""
     dp, factor = _dp_accounting(), adjacency.sensitivity_factor
     match event:

@@ -27,18 +27,18 @@ Profile = Callable[[ArrayLike], jax.Array]
 def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax.Array:
     # e^ε may overflow, so e^ε α is computed as e^(ε + log α). At α = 0 this product is
     # 0. The exponent is capped at 1, because 1 − δ − e is negative already.
-    some = alpha > 0
-    log_alpha = jnp.log(jnp.where(some, alpha, 1.0))
+    positive = alpha > 0
+    log_alpha = jnp.log(jnp.where(positive, alpha, 1.0))
     # Wasserman and Zhou (2010), Theorem 2.4, https://arxiv.org/abs/0811.2501, and Dong,
     # Roth and Su (2022), Proposition 3, https://arxiv.org/abs/1905.02383: the best of
     # 1 − δ − e^ε α and e^{−ε} (1 − δ − α).
     exponent = epsilons + log_alpha + 2 * ULP * (4 + epsilons - log_alpha)
-    steep = 1 - deltas - jnp.where(some, jnp.exp(jnp.minimum(exponent, 1.0)), 0.0)
+    steep = 1 - deltas - jnp.where(positive, jnp.exp(jnp.minimum(exponent, 1.0)), 0.0)
     flat = jnp.exp(-epsilons) * (1 - deltas - alpha) * (1 - 4 * ULP)
-    each = jnp.maximum(steep, flat)
+    bounds = jnp.maximum(steep, flat)
     # A NaN becomes 0, which is always a valid lower bound. The margin of 4 ULP covers
     # the rounding of steep.
-    best = jnp.max(jnp.where(jnp.isnan(each), 0.0, each)) - 4 * ULP
+    best = jnp.max(jnp.where(jnp.isnan(bounds), 0.0, bounds)) - 4 * ULP
     return jnp.where((alpha >= 0) & (alpha <= 1), jnp.maximum(best, 0.0), 0.0)
 
 

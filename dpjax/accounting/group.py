@@ -36,7 +36,7 @@ from dpjax.accounting.profiles import Gaussian, Guarantee, Profile, Pure
 # the middle between each point that the best paths use and its neighbours. The grid
 # increases ε in proportion to the square of the distances between points: by less than
 # 0.3 % for GDP, if ε is below 30 and k is at most 8.
-_COARSE, _ROUNDS, _MOST_OF_A_ROUND = 17, 4, 24
+_COARSE_POINTS, _ROUNDS, _POINTS_PER_ROUND = 17, 4, 24
 # The number of paths. If two paths use the same lines, all paths between these paths
 # also use these lines.
 _PATHS = 2048
@@ -57,12 +57,12 @@ class _Lines(NamedTuple):
     Attributes:
       epsilon: the logarithm of each line's slope, Σ ε_i, f[n].
       log_delta: the logarithm of each line's value at α = 0, f[n].
-      used: |ε_1|, …, |ε_k| for each line, f[n, k].
+      path_epsilons: |ε_1|, …, |ε_k| for each line, f[n, k].
     """
 
     epsilon: np.ndarray
     log_delta: np.ndarray
-    used: np.ndarray
+    path_epsilons: np.ndarray
 
 
 @float64("up")
@@ -89,23 +89,25 @@ def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
         logs = np.log(np.concatenate([deltas, mirrored, [1.0]]) * (1 + 4 * ULP))
         alpha = np.append(np.linspace(lowest, 0.0, _PATHS), -np.inf)
         total, log_delta = np.zeros(alpha.size), np.full(alpha.size, -np.inf)
-        used = np.zeros((size, alpha.size))
-        for row in used:
-            each = np.logaddexp(logs, slopes + alpha[:, None])
-            best = np.argmin(each, axis=1)
+        path_epsilons = np.zeros((size, alpha.size))
+        for row in path_epsilons:
+            candidates = np.logaddexp(logs, slopes + alpha[:, None])
+            best = np.argmin(candidates, axis=1)
             # log of δ(ε_i) + e^{ε_i} D, for the intercept D of the path so far.
             log_delta = np.logaddexp(logs[best], slopes[best] + log_delta)
             total = total + slopes[best]
-            alpha = np.minimum(np.take_along_axis(each, best[:, None], 1)[:, 0], 0.0)
+            alpha = np.minimum(
+                np.take_along_axis(candidates, best[:, None], 1)[:, 0], 0.0
+            )
             row[:] = np.abs(slopes[best])
     # A rate is at most 1, so that the constant 1 is also a line above the rate.
     total, log_delta = np.append(-np.inf, total), np.append(0.0, log_delta)
-    used = np.concatenate([np.zeros((size, 1)), used], axis=1)
+    path_epsilons = np.concatenate([np.zeros((size, 1)), path_epsilons], axis=1)
     order = np.lexsort((log_delta, total))
-    lines = _Lines(total[order], log_delta[order], used.T[order])
+    lines = _Lines(total[order], log_delta[order], path_epsilons.T[order])
     # A line is useful only if every line with a smaller slope has a larger intercept.
-    least = np.minimum.accumulate(lines.log_delta)
-    useful = np.append(True, lines.log_delta[1:] < least[:-1])
+    running_minimum = np.minimum.accumulate(lines.log_delta)
+    useful = np.append(True, lines.log_delta[1:] < running_minimum[:-1])
     return _Lines(*(x[useful] for x in lines))
 
 
@@ -126,10 +128,10 @@ def _delta_at(lines: _Lines, epsilon: float) -> tuple[float, slice]:
 
 def _epsilon_at(lines: _Lines, delta: float) -> tuple[float, slice]:
     """The least ε at δ that the lines prove, and a slice of the lines that prove ε."""
-    enough = lines.log_delta <= math.log(delta)
-    if not np.any(enough):
-        return math.inf, slice(len(enough) - 1, len(enough))
-    i = int(np.argmax(enough))  # not 0, the index of the constant line 1
+    sufficient = lines.log_delta <= math.log(delta)
+    if not np.any(sufficient):
+        return math.inf, slice(len(sufficient) - 1, len(sufficient))
+    i = int(np.argmax(sufficient))  # not 0, the index of the constant line 1
     low, high = np.exp(np.minimum(lines.log_delta[i - 1 : i + 1], 0.0))
     weight = (low - delta) / (low - high)
     before = math.exp(lines.epsilon[i - 1] - lines.epsilon[i])
@@ -141,38 +143,38 @@ def _refine(
     profile: Profile,
     size: int,
     top: float,
-    at: Callable[[_Lines], tuple[float, slice]],
+    bound_of: Callable[[_Lines], tuple[float, slice]],
     lowest: float,
 ) -> float:
-    """The bound that `at` computes from a group's `_Lines`, on a refined grid of ε.
+    """The bound that `bound_of` computes from a group's `_Lines`, on a fine grid of ε.
 
     In each round, the function adds points to the grid, next to the values of ε that
     the bound uses, and evaluates δ(ε) for one example at the added points. The added
     points are between 0 and `top`. `lowest` is the argument of `_lines`.
     """
-    known = {}
+    table = {}
 
     def add(points: np.ndarray) -> None:
         for x in points.tolist():
-            if x not in known:
-                known[x] = min(float(profile.delta(x)), 1.0)
+            if x not in table:
+                table[x] = min(float(profile.delta(x)), 1.0)
 
     # A profile may prove only one pair (ε, δ), or prove no smaller δ above some ε. The
     # table contains this ε.
     deltas = (0.5, 1e-6, max(math.exp(lowest), 1e-100))
-    corners = [float(profile.epsilon(x)) for x in deltas]
-    add(np.array([x for x in corners if x <= top]))
-    add(np.linspace(0.0, top, _COARSE))
+    corner_epsilons = [float(profile.epsilon(x)) for x in deltas]
+    add(np.array([x for x in corner_epsilons if x <= top]))
+    add(np.linspace(0.0, top, _COARSE_POINTS))
     for _ in range(_ROUNDS):
-        lines = _lines(known, size, lowest)
-        points = np.array(sorted(known))
+        lines = _lines(table, size, lowest)
+        points = np.array(sorted(table))
         # The widest of the intervals next to a point that a best path uses.
-        near = np.isin(points, lines.used[at(lines)[1]])
-        gaps = np.where(near[1:] | near[:-1], np.diff(points), 0.0)
-        widest = np.argsort(gaps)[-_MOST_OF_A_ROUND:]
+        adjacent = np.isin(points, lines.path_epsilons[bound_of(lines)[1]])
+        gaps = np.where(adjacent[1:] | adjacent[:-1], np.diff(points), 0.0)
+        widest = np.argsort(gaps)[-_POINTS_PER_ROUND:]
         widest = widest[gaps[widest] > 0]
         add((points[widest] + points[widest + 1]) / 2)
-    return at(_lines(known, size, lowest))[0]
+    return bound_of(_lines(table, size, lowest))[0]
 
 
 def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
@@ -208,7 +210,7 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
       >>> print(f"{epsilon(pld.gaussian(0.5), 1e-5, 4):.1f}")
       10.0
     """
-    profile, size = _check(profile, size)
+    profile, size = _check_arguments(profile, size)
     validate.open_unit("delta", delta)
     if size == 1:
         return profile.epsilon(delta)
@@ -219,18 +221,18 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
             return cast(jnp.asarray(jnp.inf), dtype, "up")
         for _ in range(_TRIES):
             # The simple bound with equal ε_i, δ Σ_{i<k} e^{iε}, meets the target.
-            each = top / size
-            ratio = float(profile.delta(each)) / target
-            log_sum = float(np.logaddexp.reduce(each * np.arange(size)))
+            epsilon_of_example = top / size
+            ratio = float(profile.delta(epsilon_of_example)) / target
+            log_sum = float(np.logaddexp.reduce(epsilon_of_example * np.arange(size)))
             if ratio <= 0 or math.log(ratio) + log_sum <= 0:
                 break
             top *= _GROWTH
         lowest = math.log(target) - top - 10
-        found = _refine(profile, size, top, lambda x: _epsilon_at(x, target), lowest)
-        return cast(jnp.asarray(found * (1 + _MARGIN) + _MARGIN), dtype, "up")
+        bound = _refine(profile, size, top, lambda x: _epsilon_at(x, target), lowest)
+        return cast(jnp.asarray(bound * (1 + _MARGIN) + _MARGIN), dtype, "up")
 
 
-def _check(profile: Profile, size: int) -> tuple[Profile, int]:
+def _check_arguments(profile: Profile, size: int) -> tuple[Profile, int]:
     """Check the arguments, and return a profile and the size of a group.
 
     The function replaces a `Guarantee` by its profile. For a `Gaussian` or a `Pure`
@@ -269,15 +271,19 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
       >>> print(f"{delta(Gaussian(0.5), 1.0, 2):.4f}")
       0.1269
     """
-    profile, size = _check(profile, size)
+    profile, size = _check_arguments(profile, size)
     validate.nonnegative("epsilon", epsilon)
     if size == 1:
         return profile.delta(epsilon)
     target, dtype = float(np.asarray(epsilon)) * (1 - _MARGIN), default_float()
     with scope():
         # A path may use an ε_i above ε, and later slopes below 1.
-        some = float(profile.epsilon(1e-6))
-        top = max(target, size * some if math.isfinite(some) else 0.0, 1e-6)
+        sample_epsilon = float(profile.epsilon(1e-6))
+        top = max(
+            target,
+            size * sample_epsilon if math.isfinite(sample_epsilon) else 0.0,
+            1e-6,
+        )
         lowest = -top - 100.0
-        found = _refine(profile, size, top, lambda x: _delta_at(x, target), lowest)
-        return cast(jnp.asarray(min(found * (1 + _MARGIN), 1.0)), dtype, "up")
+        bound = _refine(profile, size, top, lambda x: _delta_at(x, target), lowest)
+        return cast(jnp.asarray(min(bound * (1 + _MARGIN), 1.0)), dtype, "up")

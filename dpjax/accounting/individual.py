@@ -114,17 +114,17 @@ def update(
     contribution = jnp.where(norms >= 0, jnp.minimum(norms, clip), clip)
     inside = (indices >= 0) & (indices < total.size)
     # Examples with indices out of range and padding add no loss.
-    at = jnp.where(mask & inside, indices, total.size)
+    positions = jnp.where(mask & inside, indices, total.size)
     # The casts to this dtype, a division, a square and a sum have at most eight
     # roundings. The computation of the norms may have rounded once more.
     margin = 1 + 8 * jnp.finfo(total.dtype).eps
     squares = jnp.square(contribution / stddev) * margin
     # The sum is rounded by half of eps at most. The added number `tiny` makes the loss
     # positive if the square underflows.
-    old = total.at[at].get(mode="fill", fill_value=0.0)
+    old = total.at[positions].get(mode="fill", fill_value=0.0)
     tiny = jnp.where(contribution > 0, jnp.finfo(total.dtype).tiny, 0.0)
     new = (old + squares + tiny) * (1 + 2 * jnp.finfo(total.dtype).eps)
-    total = total.at[at].set(new, mode="drop")
+    total = total.at[positions].set(new, mode="drop")
     valid = jnp.all(inside | ~mask) & (clip > 0) & (stddev > 0)
     return PrivateLosses(jnp.where(valid, total, jnp.inf))
 
@@ -139,14 +139,14 @@ def gdp(losses: PrivateLosses) -> jax.Array:
       μ_i, f[n], rounded up.
 
     Privacy: the steps must add independent Gaussian noise to sums of clipped gradients.
-    Batches must not depend on the data: the batches are full, or have a fixed order
-    that the attacker may know. For Poisson-sampled steps, μ_i holds against an attacker
-    who knows the batches, and is not amplified by sampling. μ_i is not valid for
-    correlated noise or under REPLACE. In the neighbouring data set, example i is absent
-    (ADD_REMOVE) or contributes zero (ZERO_OUT). Norms depend on earlier outputs, so
-    that μ_i is a loss of the actual run, not a guarantee before the run. For a
-    guarantee, fix a limit μ in advance, and leave each example out of every step that
-    would increase its μ_i above the limit. The run is then μ-GDP.
+    Batches must not depend on the data: each batch has all examples, or the batches
+    have a fixed order that the attacker may know. For Poisson-sampled steps, μ_i holds
+    against an attacker who knows the batches, and is not amplified by sampling. μ_i is
+    not valid for correlated noise or under REPLACE. In the neighbouring data set,
+    example i is absent (ADD_REMOVE) or contributes zero (ZERO_OUT). Norms depend on
+    earlier outputs, so that μ_i is a loss of the actual run, not a guarantee before the
+    run. For a guarantee, fix a limit μ in advance, and leave each example out of every
+    step that would increase its μ_i above the limit. The run is then μ-GDP.
 
     Reference: Feldman and Zrnic (2021), https://arxiv.org/abs/2008.11193; Koskela,
     Tobaben and Honkela (2023), https://arxiv.org/abs/2209.15596.

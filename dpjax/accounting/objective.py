@@ -101,26 +101,29 @@ def _delta64(
     logistic: bool,
     replaced: bool,
 ) -> jax.Array:
-    norms, costs = _corners(curvature, logistic, replaced)
-    up = 1 + 8 * ULP
+    norms, constants = _corners(curvature, logistic, replaced)
+    margin = 1 + 8 * ULP
 
     squares = (norms / noise_multiplier) ** 2 + other_mu * other_mu
     squares = jnp.maximum(squares, jnp.where(norms > 0, TINY, 0.0))  # no underflow
     positive = squares > 0  # the square root has no derivative at 0
-    m = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1.0)) * up, 0.0)
+    m = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1.0)) * margin, 0.0)
 
-    # The margin exceeds the roundings of costs, whose terms are at most 4β/Λ.
-    left = epsilon - costs - 64 * ULP * (1 + curvature + epsilon)
-    left = jnp.where(epsilon < jnp.inf, left, jnp.inf)
+    # The 64 ULP exceed the roundings of `constants`, whose terms are at most 4β/Λ.
+    epsilons = epsilon - constants - 64 * ULP * (1 + curvature + epsilon)
+    epsilons = jnp.where(epsilon < jnp.inf, epsilons, jnp.inf)
     if replaced and not logistic:
         # δ_G is convex in m² where its slope φ(a) / (2m) grows: a b >= 1, with a and b
         # of `_numerics.gaussian`, so ε² >= m² + m⁴/4 for the largest m. In the worst
         # case, one of the two squares is then the sum of both squares, and the other
         # square is 0. If δ_G is not convex, the code uses the sum for both squares.
         square = m[0] * m[0]
-        convex = left[0, 0] ** 2 >= (square + square * square / 4) * up
-        m = jnp.where(convex & (left[0, 0] > 0), m, m[0])
-    total = jnp.sum(gaussian.delta_of(jnp.broadcast_to(m, left.shape), left), axis=1)
+        convex = epsilons[0, 0] ** 2 >= (square + square * square / 4) * margin
+        m = jnp.where(convex & (epsilons[0, 0] > 0), m, m[0])
+    total = jnp.sum(
+        gaussian.delta_of(jnp.broadcast_to(m, epsilons.shape), epsilons),
+        axis=1,
+    )
     bound = jnp.minimum(jnp.min(total) * (1 + 16 * ULP), 1.0)
     valid = (noise_multiplier > 0) & (curvature >= 0) & (other_mu >= 0)
     return jnp.where(valid & (epsilon >= 0), bound, 1.0)

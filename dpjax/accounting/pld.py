@@ -449,8 +449,8 @@ def compose(pld: PLD, count: ArrayLike) -> PLD:
 
     Returns:
       A `PLD`. A traced count that is not whole is rounded up to the next whole number,
-      and derivatives with respect to the count are those at that number. If the count
-      is negative or NaN, ε is infinite and δ is 1.
+      and derivatives with respect to the count are the derivatives at this whole
+      number. If the count is negative or NaN, ε is infinite and δ is 1.
 
     Raises:
       ValueError: a static count is negative or not a whole number.
@@ -517,7 +517,7 @@ def convolve(a: PLD, b: PLD) -> PLD:
     adjacencies = {getattr(step.event, "adjacency", None) for step in steps} - {None}
     if Adjacency.REPLACE in adjacencies and len(adjacencies) > 1:
         raise ValueError(
-            "a and b must hold for the same adjacency; got mechanisms for ADD_REMOVE "
+            "a and b must be for the same adjacency; got mechanisms for ADD_REMOVE "
             f"or ZERO_OUT and for REPLACE: {PLD(steps)}."
         )
     return PLD(steps)

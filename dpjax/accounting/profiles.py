@@ -106,9 +106,9 @@ def search_delta(
 
     def search(target: float) -> float:
         def excess(delta: Any) -> Any:
-            found = float(np.asarray(epsilon_of(float(delta))))
-            over = np.clip(found, 0, _HUGE) - min(target, _HUGE)
-            return np.float32(min(over, 0.0) if found <= target else max(over, 1e-30))
+            value = float(np.asarray(epsilon_of(float(delta))))
+            gap = np.clip(value, 0, _HUGE) - min(target, _HUGE)
+            return np.float32(min(gap, 0.0) if value <= target else max(gap, 1e-30))
 
         # The search does not evaluate ε at the first two points. `good` moves only to a
         # δ that meets the target, and is therefore always a valid bound.
@@ -123,11 +123,11 @@ def search_delta(
 
 
 @float64("up")
-def _known64(
-    least: jax.Array, given: jax.Array, value: jax.Array, otherwise: jax.Array
+def _value_from_threshold64(
+    threshold: jax.Array, argument: jax.Array, value: jax.Array, otherwise: jax.Array
 ) -> jax.Array:
-    """The value if `given` is at least `least`, and `otherwise` if not."""
-    return jnp.where(given >= least, value, otherwise)
+    """`value` if `argument` is at least `threshold`, and otherwise `otherwise`."""
+    return jnp.where(argument >= threshold, value, otherwise)
 
 
 @functools.lru_cache(maxsize=256)  # a search for the capacity repeats a few arguments
@@ -168,34 +168,35 @@ class RandomBinsProfile(NamedTuple):
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up."""
         delta = np.asarray(delta, np.float64)
-        least = float(self._overflow(0.0))
-        if least == 0:
-            return self._ideal(delta)
+        min_overflow_delta = float(self._overflow_delta(0.0))
+        if min_overflow_delta == 0:
+            return self._unlimited_epsilon(delta)
         for share in _SHARES:
-            # Overflow increases δ by at least `least`, so that smaller shares do not
-            # suffice.
-            if np.any(least > share * delta):
+            # Overflow increases δ by at least `min_overflow_delta`, so that smaller
+            # shares do not suffice.
+            if np.any(min_overflow_delta > share * delta):
                 continue
             # (ε, (1 − share) δ) holds without overflow; the rest of δ is for overflow.
-            ideal = self._ideal((1 - share) * delta)
-            if bool(np.all(self._overflow(ideal) <= share * delta)):
-                return ideal
+            unlimited_epsilon = self._unlimited_epsilon((1 - share) * delta)
+            if bool(np.all(self._overflow_delta(unlimited_epsilon) <= share * delta)):
+                return unlimited_epsilon
         return jnp.full(delta.shape, jnp.inf)
 
-    def is_spared(self, epsilon: float, delta: float) -> bool:
-        """Whether LEAST_SHARE · δ covers the batches that exceed their capacity, at ε.
+    def covers_overflow(self, epsilon: float, delta: float) -> bool:
+        """Whether LEAST_SHARE · δ bounds the increase of δ(ε) by overflowing batches.
 
-        If the result is true, and the run with unlimited capacity has this ε at
-        (1 − LEAST_SHARE) δ, then (ε, δ) also holds with the limited capacity.
+        Overflowing batches exceed their capacity. If the result is true, and the run
+        with unlimited capacity has this ε at (1 − LEAST_SHARE) δ, then (ε, δ) also
+        holds with the limited capacity.
         """
-        return bool(self._overflow(epsilon) <= LEAST_SHARE * delta)
+        return bool(self._overflow_delta(epsilon) <= LEAST_SHARE * delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """A δ at which the mechanism is (ε, δ)-DP, for ε >= 0, rounded up."""
         return search_delta(self.epsilon, epsilon)
 
-    def _ideal(self, delta: ArrayLike) -> jax.Array:
-        """For each δ, the ε of the same run with batches of unlimited capacity."""
+    def _unlimited_epsilon(self, delta: ArrayLike) -> jax.Array:
+        """The ε of the same run with batches of unlimited capacity, for each δ."""
         # The event and the strategy are keys of a cache. All capacities therefore share
         # one event. Both descriptions of independent noise share one strategy, the
         # geometric noise with λ = 0, and therefore one compiled program.
@@ -211,7 +212,7 @@ class RandomBinsProfile(NamedTuple):
         ]
         return jnp.asarray(epsilons).reshape(np.shape(delta))
 
-    def _overflow(self, epsilon: ArrayLike) -> jax.Array:
+    def _overflow_delta(self, epsilon: ArrayLike) -> jax.Array:
         """A bound on the increase of δ(ε) by batches that exceed their capacity."""
         e = self.event
         # Without fresh bins, all epochs have the same batches, which are drawn once.
@@ -260,21 +261,23 @@ class LatticeProfile(NamedTuple):
         # jax_enable_x64.
         with scope():
             for share in SHARES_OF_LATTICE:
-                found = np.asarray(self.gaussian.epsilon((1 - share) * delta))
-                enough = self._added(found) <= share * delta
-                best = np.where(enough, np.minimum(best, found), best)
+                gaussian_epsilons = np.asarray(
+                    self.gaussian.epsilon((1 - share) * delta)
+                )
+                sufficient = self._delta_increase(gaussian_epsilons) <= share * delta
+                best = np.where(sufficient, np.minimum(best, gaussian_epsilons), best)
                 if np.all(np.isfinite(best)):
                     break
             return cast(jnp.asarray(best), dtype, "up")
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """A δ at which the mechanism is (ε, δ)-DP, for ε >= 0, rounded up."""
-        of_gaussian = np.asarray(self.gaussian.delta(epsilon), np.float64)
+        gaussian_delta = np.asarray(self.gaussian.delta(epsilon), np.float64)
         # The margin covers the rounding of the sum to float32.
-        total = (of_gaussian + self._added(epsilon)) * rounding.MARGIN
+        total = (gaussian_delta + self._delta_increase(epsilon)) * rounding.MARGIN
         return jnp.asarray(np.minimum(total, 1.0), default_float())
 
-    def _added(self, epsilon: ArrayLike) -> np.ndarray:
+    def _delta_increase(self, epsilon: ArrayLike) -> np.ndarray:
         """The increase (1 + e^ε) total_variation of δ by discrete noise, rounded up."""
         # For ε above about 709, e^ε overflows. The increase exceeds 1 at a smaller ε.
         power = np.exp(np.minimum(np.asarray(epsilon, np.float64), 700.0))
@@ -314,12 +317,16 @@ def of(event: events.Event) -> Profile:
     if isinstance(event, events.Selection):
         return Selected(of(event.event), event.repetitions)
     if isinstance(event, events.EpsilonDelta):
-        known, lost = event.epsilon, event.delta
+        known_epsilon, known_delta = event.epsilon, event.delta
         # The known ε holds for every δ at or above the known δ, and the known δ holds
         # for every ε at or above the known ε.
         return FunctionProfile(
-            lambda delta: _known64(lost, delta, known, jnp.inf),
-            lambda epsilon: _known64(known, epsilon, lost, 1.0),
+            lambda delta: _value_from_threshold64(
+                known_delta, delta, known_epsilon, jnp.inf
+            ),
+            lambda epsilon: _value_from_threshold64(
+                known_epsilon, epsilon, known_delta, 1.0
+            ),
         )
     if isinstance(event, events.Pure):
         return Pure(event.epsilon)
@@ -347,8 +354,10 @@ def tradeoff_curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
     if not epsilons.size:
         return np.zeros_like(rates)
     # `fdp.tradeoff` evaluates the profile only at `epsilons`, where δ is `deltas`.
-    powers = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
-    return np.asarray(powers, np.float64)
+    false_negative_rates = fdp.tradeoff(
+        lambda _: jnp.asarray(deltas), rates, epsilons=epsilons
+    )
+    return np.asarray(false_negative_rates, np.float64)
 
 
 def _proven_pairs(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
@@ -358,17 +367,17 @@ def _proven_pairs(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
     """
     if isinstance(profile, Pure):
         return np.array([float(np.asarray(profile.pure_epsilon))]), np.zeros(1)
-    most = float(profile.delta(0.0))
-    if most == 0.0:
+    total_variation = float(profile.delta(0.0))
+    if total_variation == 0.0:
         return np.zeros(1), np.zeros(1)
     # The values of δ are those of a Gaussian mechanism with the same δ(0), at equally
     # spaced ε. The pairs then cover the range in which the curve bends.
-    mu = float(gdp.mu(0.0, min(most, 1 - 1e-6)))
+    mu = float(gdp.mu(0.0, min(total_variation, 1 - 1e-6)))
     steps = mu * np.linspace(0.0, mu / 2 + 4, _PAIRS)[1:]
     deltas = np.asarray(gdp.delta(mu, steps), np.float64)
     epsilons = np.array([float(profile.epsilon(float(delta))) for delta in deltas])
-    known = np.isfinite(epsilons)
-    return np.append(epsilons[known], 0.0), np.append(deltas[known], most)
+    finite = np.isfinite(epsilons)
+    return np.append(epsilons[finite], 0.0), np.append(deltas[finite], total_variation)
 
 
 class Guarantee(NamedTuple):

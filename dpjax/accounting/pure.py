@@ -31,10 +31,12 @@ def _delta64(pure: jax.Array, epsilon: jax.Array) -> jax.Array:
 @float64("up")
 def _epsilon64(pure: jax.Array, delta: jax.Array) -> jax.Array:
     # The same theorem, solved for ε: ε = p + log(1 − δ (1 + e^{−p})).
-    covered = delta * (1 + jnp.exp(-pure)) * (1 - 8 * ULP)
-    inside = covered < 1
-    saved = jnp.log1p(-jnp.where(inside, covered, 0.0)) * (1 - 8 * ULP)
-    epsilon = jnp.where(inside, jnp.maximum(pure + saved + 4 * ULP * pure, 0.0), 0.0)
+    scaled_delta = delta * (1 + jnp.exp(-pure)) * (1 - 8 * ULP)
+    inside = scaled_delta < 1
+    log_factor = jnp.log1p(-jnp.where(inside, scaled_delta, 0.0)) * (1 - 8 * ULP)
+    epsilon = jnp.where(
+        inside, jnp.maximum(pure + log_factor + 4 * ULP * pure, 0.0), 0.0
+    )
     epsilon = jnp.where(delta > 0, epsilon, pure)
     return jnp.where((pure >= 0) & (delta >= 0), epsilon, jnp.inf)
 
@@ -46,11 +48,11 @@ def _mu64(pure: jax.Array) -> jax.Array:
     # underflow. The bound Φ(−x) <= e^{−x²/2} / 2 then gives x²/2 <= ε for the quantile
     # −x, hence μ = 2x <= √8 √ε.
     regular = (pure > 0) & (pure < jnp.inf)
-    small, near = pure < 1.0, pure < 700.0
+    small, moderate = pure < 1.0, pure < 700.0
     low = np.sqrt(8) * erfinv(jnp.tanh(jnp.where(regular & small, pure, 1.0) / 2))
-    kink = -2 * ndtri(jax.nn.sigmoid(-jnp.where(regular & near, pure, 1.0)))
+    kink = -2 * ndtri(jax.nn.sigmoid(-jnp.where(regular & moderate, pure, 1.0)))
     high = np.sqrt(8) * jnp.sqrt(jnp.where(regular, pure, 1.0))
-    mu = jnp.where(small, low, jnp.where(near, kink, high)) * (1 + 256 * ULP)
+    mu = jnp.where(small, low, jnp.where(moderate, kink, high)) * (1 + 256 * ULP)
     mu = jnp.maximum(mu, TINY)
     return jnp.where(regular, mu, jnp.where(pure == 0, 0.0, jnp.inf))
 

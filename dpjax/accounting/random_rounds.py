@@ -64,8 +64,8 @@ def group(probabilities: np.ndarray, groups: int = 16) -> Rounds:
         raise ValueError(f"probabilities must add up to 1; got a sum of {total!r}.")
     below = np.cumsum(probabilities) / total
     # With the margin of 1e-9, rounding in the cumulative sum does not move a boundary.
-    wanted = np.arange(1, groups + 1) / groups - 1e-9
-    last = np.unique(np.minimum(np.searchsorted(below, wanted), len(below) - 1))
+    targets = np.arange(1, groups + 1) / groups - 1e-9
+    last = np.unique(np.minimum(np.searchsorted(below, targets), len(below) - 1))
     # The last group ends at the largest number of rounds with positive probability.
     last[-1] = np.max(np.nonzero(probabilities))
     last = np.unique(last)
@@ -117,14 +117,14 @@ def delta(
     # Zhang, Zheng, Mou and Wang (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
     # R is drawn first, so that δ(ε) = Σ_R P(R) δ_R(ε).
     step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)
-    each = pld.delta(pld.compose(step, rounds.largest), epsilon)
+    deltas = pld.delta(pld.compose(step, rounds.largest), epsilon)
     # The slack exceeds the rounding errors of the weights and of a sum of a few
     # positive terms, in float32 at worst.
-    slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(each.dtype).eps
-    total = jnp.sum(each * jnp.asarray(rounds.probability, each.dtype)) * slack
+    slack = 1 + 4 * (len(rounds.largest) + 1) * jnp.finfo(deltas.dtype).eps
+    total = jnp.sum(deltas * jnp.asarray(rounds.probability, deltas.dtype)) * slack
     # An underflow must not report δ = 0 for a mechanism that releases data.
-    least = jnp.where(jnp.max(each) > 0, jnp.finfo(each.dtype).tiny, 0)
-    return jnp.clip(total, least, 1)
+    minimum = jnp.where(jnp.max(deltas) > 0, jnp.finfo(deltas.dtype).tiny, 0)
+    return jnp.clip(total, minimum, 1)
 
 
 # A search evaluates δ about ten times, by a program of XLA. Its compilation takes the
@@ -134,17 +134,22 @@ def delta(
 _compiled_delta = jax.jit(delta)
 
 
-def _estimate(
-    known: float, delta: float, *, rounds: Rounds, sampling_rate: float
+def _estimate_parameter(
+    fixed_parameter: float, delta: float, *, rounds: Rounds, sampling_rate: float
 ) -> float:
-    """Estimate the ε of a known noise multiplier, or the noise multiplier of a known ε.
+    """Estimate ε at δ from the noise multiplier, or the noise multiplier from ε.
 
-    A search starts at the estimate, which affects only the time of the search.
+    `fixed_parameter` is the noise multiplier or the ε from which the function computes
+    the estimate. A search starts at the estimate, and only the time of the search
+    depends on the estimate.
     """
     # R rounds at sampling rate q are about μ-GDP with μ = 2 q √R / noise_multiplier,
     # and δ(ε) is about e^{−(ε/μ)²/2}.
-    moves = 2 * sampling_rate * math.sqrt(rounds.largest[-1])
-    return min(max(moves * math.sqrt(-2 * math.log(delta)) / known, SMALL), 1 / SMALL)
+    scaled_mu = 2 * sampling_rate * math.sqrt(rounds.largest[-1])
+    return min(
+        max(scaled_mu * math.sqrt(-2 * math.log(delta)) / fixed_parameter, SMALL),
+        1 / SMALL,
+    )
 
 
 def epsilon(
@@ -181,10 +186,10 @@ def epsilon(
 
     # ε = 0 lies outside the range of `calibrate.solve`, whose parameters are positive.
     with scope():
-        met = bool(delta_of(np.float64(0)) <= delta)
-        fixed = map(float, jax.lax.stop_gradient((noise, delta)))
-    if met:
+        zero_meets_target = bool(delta_of(np.float64(0)) <= delta)
+        fixed_numbers = map(float, jax.lax.stop_gradient((noise, delta)))
+    if zero_meets_target:
         return jnp.zeros(())
     # δ(ε) falls as ε grows, so ε is the parameter of the search and δ the target.
-    start = _estimate(*fixed, **terms)
+    start = _estimate_parameter(*fixed_numbers, **terms)
     return calibrate.solve(delta_of, delta, start=start)

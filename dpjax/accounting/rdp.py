@@ -4,10 +4,11 @@ A curve is an array f[*b, k]: the Rényi divergence between the outputs on neigh
 data sets is at most curve[..., i] at order orders[i], in both directions. The curve of
 a composition of mechanisms is the sum of their curves.
 
-Curves with Poisson sampling are integrals that the code computes by quadrature, with a
-measured and not a proven error. At 200,000 random points (noise multiplier, sampling
-rate, order), the relative difference from a quadrature with three times as many nodes
-is at most 1e-11. The code adds a margin of 1e-10. All rounding errors are bounded.
+Curves with Poisson sampling are integrals that the code computes by quadrature. The
+error of the quadrature is measured, not proven. At 200,000 random points (noise
+multiplier, sampling rate, order), the relative difference from a quadrature with three
+times as many nodes is at most 1e-11. The code adds a margin of 1e-10. The curves are
+rounded up, with bounds on all rounding errors.
 """
 
 import jax
@@ -44,16 +45,16 @@ def _compose64(*curves_and_count: jax.Array) -> jax.Array:
     return jnp.where(is_count, value, jnp.inf)
 
 
-def _array(value: ArrayLike) -> jax.Array | np.ndarray:
+def _as_array(value: ArrayLike) -> jax.Array | np.ndarray:
     """Return a JAX array unchanged, and any other value as a NumPy array."""
     return value if isinstance(value, jax.Array) else np.asarray(value, np.float64)
 
 
-def _align(
+def _align_axes(
     *scalars: ArrayLike, curves: tuple[ArrayLike, ...]
 ) -> list[jax.Array | np.ndarray]:
     """Give all arrays the same rank, and give the scalars an axis for the orders."""
-    arrays = [_array(x) for x in curves] + [_array(x)[..., None] for x in scalars]
+    arrays = [_as_array(x) for x in curves] + [_as_array(x)[..., None] for x in scalars]
     rank = max(x.ndim for x in arrays)
     return [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in arrays]
 
@@ -81,7 +82,7 @@ def gaussian(noise_multiplier: ArrayLike, orders: ArrayLike) -> jax.Array:
     """
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.above_one("orders", orders)
-    a, sigma = _align(noise_multiplier, curves=(orders,))
+    a, sigma = _align_axes(noise_multiplier, curves=(orders,))
     return numerics.gaussian64(sigma, a)
 
 
@@ -125,7 +126,7 @@ def poisson_gaussian(
     validate.nonnegative("noise_multiplier", noise_multiplier, finite=False)
     validate.closed_unit("sampling_rate", sampling_rate)
     validate.above_one("orders", orders)
-    a, sigma, q = _align(noise_multiplier, sampling_rate, curves=(orders,))
+    a, sigma, q = _align_axes(noise_multiplier, sampling_rate, curves=(orders,))
     return numerics.poisson_gaussian64(sigma, q, a)
 
 
@@ -140,8 +141,8 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
     Returns:
       count times the sum of the curves, f[*b, k], rounded up. A traced count that is
       not whole is rounded up to the next whole number, and derivatives with respect to
-      the count are those at that number. The result is inf for a negative count and for
-      a NaN.
+      the count are the derivatives at this whole number. The result is inf for a
+      negative count and for a NaN.
 
     Raises:
       ValueError: there is no curve, or a static argument is out of range.
@@ -161,7 +162,7 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
     for curve in curves:
         validate.nonnegative("curves", curve, finite=False)
     count = validate.whole_count("count", count)
-    return _compose64(*_align(count, curves=curves))
+    return _compose64(*_align_axes(count, curves=curves))
 
 
 def _check_conversion(curve: ArrayLike, orders: ArrayLike):
@@ -175,7 +176,7 @@ def _epsilon_by_order(
     """The ε that each order of a Rényi curve proves at δ, f[*b, k]."""
     _check_conversion(curve, orders)
     validate.open_unit("delta", delta)
-    return numerics.epsilon64(*_align(delta, curves=(curve, orders)))
+    return numerics.epsilon64(*_align_axes(delta, curves=(curve, orders)))
 
 
 def epsilon(
@@ -223,8 +224,8 @@ def best_order(
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      One of the orders, f[*b]. If several orders have the smallest bound, the first of
-      these orders.
+      One of the orders, f[*b]. If several orders have the smallest bound, the result is
+      the first of these orders.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -266,5 +267,5 @@ def delta(
     """
     _check_conversion(curve, orders)
     validate.nonnegative("epsilon", epsilon, finite=False)
-    by_order = numerics.delta64(*_align(epsilon, curves=(curve, orders)))
+    by_order = numerics.delta64(*_align_axes(epsilon, curves=(curve, orders)))
     return jnp.min(by_order, axis=-1)

@@ -25,11 +25,13 @@ from dpjax.accounting._repetitions import (
 from dpjax.accounting._selected import Profile, Selected
 
 
-def _selected(mechanism: events.Event | Profile, repetitions: Repetitions) -> Selected:
+def _profile_of_best_run(
+    mechanism: events.Event | Profile, repetitions: Repetitions
+) -> Selected:
     """The profile of the best of K runs, given the event or the profile of one run."""
     _repetitions.check(repetitions)
-    known = callable(getattr(mechanism, "epsilon", None))
-    profile = mechanism if known else profiles.of(mechanism)  # pyright: ignore
+    is_profile = callable(getattr(mechanism, "epsilon", None))
+    profile = mechanism if is_profile else profiles.of(mechanism)  # pyright: ignore
     return Selected(profile, repetitions)  # pyright: ignore
 
 
@@ -41,7 +43,7 @@ def epsilon(
     Args:
       mechanism: the event of one run that releases its output with its score, or the
         profile of such a run. `jax.grad` computes first derivatives with respect to the
-        event's numbers, but no second derivatives. `jax.jit` and `jax.vmap` may not
+        event's numbers, but no second derivatives. `jax.jit` and `jax.vmap` must not
         trace the event's numbers.
       delta: f[*b], strictly between 0 and 1, not traced.
       repetitions: the distribution of K, such as `Geometric(10.0)`.
@@ -71,7 +73,7 @@ def epsilon(
       >>> print(f"{epsilon(run, 1e-5, repetitions=Geometric(10.0)):.3f}")
       1.541
     """
-    return _selected(mechanism, repetitions).epsilon(delta)
+    return _profile_of_best_run(mechanism, repetitions).epsilon(delta)
 
 
 def delta(
@@ -99,4 +101,4 @@ def delta(
       >>> print(f"{bound:.1e}")
       1.3e-02
     """
-    return _selected(mechanism, repetitions).delta(epsilon)
+    return _profile_of_best_run(mechanism, repetitions).delta(epsilon)

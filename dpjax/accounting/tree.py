@@ -74,7 +74,7 @@ from dpjax.accounting._schedule import Schedule, check_schedule, mu_of_sensitivi
 def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
     """The sum 1 + r + … + r^{count−1} for the ratio r, by doubling.
 
-    The computation has no cancellation near r = 1, and a derivative at r = 0.
+    The computation has no cancellation near r = 1, and has a derivative at r = 0.
     """
     # Over the leading bits of count: S_{2k} = S_k (1 + r^k), S_{k+1} = 1 + r S_k.
     total, power = jnp.zeros_like(ratio), jnp.ones_like(ratio)
@@ -86,12 +86,15 @@ def _geometric_sum(ratio: jax.Array, count: int) -> jax.Array:
 
 
 def _geometric_sums(ratio: jax.Array, counts: jax.Array, largest: int) -> jax.Array:
-    """The sum 1 + r + … + r^{c−1} for each count c, if c is largest or largest − 1."""
+    """The sum 1 + r + … + r^{c−1} for each count c and the ratio r.
+
+    Every count must be `largest` or `largest` − 1.
+    """
     few, many = (_geometric_sum(ratio, c) for c in (max(largest - 1, 0), largest))
     return jnp.where(counts == largest, many, few)
 
 
-def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
+def _fixed_order_squares(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     """The squared sensitivity of the left children of a tree, by position, f[n_b].
 
     An epoch has n_b steps. An example at position p takes part at the steps p + e n_b
@@ -101,9 +104,10 @@ def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array
 
     Let gap = (z − p) mod n_b. The node then contains the example's steps z − gap,
     z − gap − n_b, …. The inner sum is geometric and depends only on the gap and the
-    node's size. For each level of the tree, the sum over nodes correlates the squared
-    inner sums, as a function of the gap, with the positions z mod n_b at which nodes
-    end. The positions z mod n_b are periodic.
+    node's size. The remainders z mod n_b are periodic over the nodes of one level of
+    the tree. For each remainder and each gap, the code therefore adds the square of the
+    inner sum, times the number of nodes with this remainder, at the position
+    (z − gap) mod n_b.
     """
     ratio = jnp.power(decay, n_b)
     total = jnp.zeros(n_b, decay.dtype)
@@ -111,9 +115,9 @@ def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array
         size = 1 << level
         nodes = (num_steps // size + 1) // 2
         period = n_b // math.gcd(n_b, 2 * size)
-        place = jnp.arange(min(nodes, period))
-        ends = (2 * place + 1) * size
-        repeats = (nodes - 1 - place) // period + 1
+        node = jnp.arange(min(nodes, period))
+        ends = (2 * node + 1) * size
+        repeats = (nodes - 1 - node) // period + 1
 
         gap = jnp.arange(min(size, n_b))
         participations = (size - 1 - gap) // n_b + 1
@@ -124,7 +128,7 @@ def _fixed_order_totals(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array
     return total
 
 
-def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
+def _reshuffled_order_square(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
     """A bound on the squared sensitivity to an example with any one step in each epoch.
 
     The squared sensitivity is Σ inner(node)² over the left children of a binary tree.
@@ -154,8 +158,8 @@ def _reshuffled_order(decay: jax.Array, num_steps: int, n_b: int) -> jax.Array:
         # epoch that contains z contributes at most 1.
         earlier = (end - 1) // n_b - (end - size) // n_b
         latest = powers[jnp.clip((end - 1) % n_b + 1, 0, num_steps)]
-        most = -(-(size - 1) // n_b)
-        best = 1 + latest * _geometric_sums(ratio, earlier, most)
+        max_earlier = -(-(size - 1) // n_b)
+        best = 1 + latest * _geometric_sums(ratio, earlier, max_earlier)
         total += jnp.where(released, own * (own + best - own_best), 0.0)
     return jnp.sum(jnp.max(total.reshape(num_epochs, n_b), axis=1))
 
@@ -171,9 +175,9 @@ def _momentum_mu64(
     # with its own sensitivity:
     # μ² = max_P Σ_nodes (Σ_{p in P∩node} β^{z−p})² / σ².
     if schedule.order == "fixed":
-        square = jnp.max(_fixed_order_totals(decay, num_steps, n_b))
+        square = jnp.max(_fixed_order_squares(decay, num_steps, n_b))
     else:
-        square = _reshuffled_order(decay, num_steps, n_b)
+        square = _reshuffled_order_square(decay, num_steps, n_b)
     # The terms are positive and added one after the other, so that relative rounding
     # errors grow with their number. 64 covers the errors within a term.
     terms = num_steps.bit_length() * (-(-num_steps // n_b))
@@ -231,7 +235,7 @@ def momentum_mu(
     return _momentum_mu64(noise_multiplier, decay, schedule=schedule)
 
 
-def _window_totals(
+def _window_squares(
     decay: jax.Array, num_steps: int, window: int, first: int, last: int
 ) -> jax.Array:
     """The squared sensitivity of the nodes of sliding windows, by position, f[n].
@@ -250,12 +254,12 @@ def _window_totals(
         before, end = index << level, (index + 1) << level
         left = index % 2 == 0
         # The first and last t whose window releases the node: see the module docstring.
-        soonest = jnp.where(left, end, jnp.maximum(end, before - size + window + 1))
+        earliest = jnp.where(left, end, jnp.maximum(end, before - size + window + 1))
         latest = before + window
         latest = jnp.where(left, jnp.minimum(end + size - 1, latest), latest)
-        soonest, latest = jnp.maximum(soonest, first), jnp.minimum(latest, last)
-        moved = jnp.where(soonest <= latest, jnp.power(decay, 2 * (end - step)), 0.0)
-        total = total.at[step % window].add(moved)
+        earliest, latest = jnp.maximum(earliest, first), jnp.minimum(latest, last)
+        terms = jnp.where(earliest <= latest, jnp.power(decay, 2 * (end - step)), 0.0)
+        total = total.at[step % window].add(terms)
     return total
 
 
@@ -273,9 +277,9 @@ def _reduced_momentum_mu64(
     # groups of nodes, and counts each node with the largest sensitivity in its group.
     # Here each node counts with its own sensitivity.
     trees = (
-        (anchor, _window_totals(decay, num_steps, n, 1, min(2 * n - 1, num_steps))),
-        (change, _window_totals(decay, num_steps, n, 2 * n, num_steps)),
-        (drift, _fixed_order_totals(decay, num_steps, n)),
+        (anchor, _window_squares(decay, num_steps, n, 1, min(2 * n - 1, num_steps))),
+        (change, _window_squares(decay, num_steps, n, 2 * n, num_steps)),
+        (drift, _fixed_order_squares(decay, num_steps, n)),
     )
     # Costs are in units of the least noise, so that no square overflows or underflows.
     noises = jnp.stack([anchor, change, drift])
@@ -283,18 +287,18 @@ def _reduced_momentum_mu64(
     unit = jax.lax.stop_gradient(jnp.min(jnp.where(noisy, noises, jnp.inf)))
     unit = jnp.where(unit < jnp.inf, unit, 1.0)
     square = jnp.zeros(n)
-    for noise, totals in trees:
+    for noise, squares in trees:
         # A tree that releases no node (totals 0) needs no noise.
-        quiet = noise <= 0
-        cost = totals * jnp.square(unit / jnp.where(quiet, 1.0, noise))
-        square += jnp.where(quiet & (totals > 0), jnp.inf, cost)
-    most = jnp.max(square)
-    some = most > 0
+        noiseless = noise <= 0
+        cost = squares * jnp.square(unit / jnp.where(noiseless, 1.0, noise))
+        square += jnp.where(noiseless & (squares > 0), jnp.inf, cost)
+    max_square = jnp.max(square)
+    positive = max_square > 0
     # Rounding errors grow with the number of terms that are added.
     terms = 3 * num_steps.bit_length() * (-(-num_steps // n))
-    mu = schedule.factor * jnp.sqrt(jnp.where(some, most, 1.0)) / unit
+    mu = schedule.factor * jnp.sqrt(jnp.where(positive, max_square, 1.0)) / unit
     mu = jnp.maximum(mu * (1 + (128 + terms) * ULP), TINY)
-    mu = jnp.where(some, mu, 0.0)
+    mu = jnp.where(positive, mu, 0.0)
     valid = (decay >= 0) & (decay < 1) & jnp.all(noises >= 0)
     return jnp.where(valid, mu, jnp.inf)
 

@@ -54,8 +54,8 @@ def poisson_gaussian(
       adjacency: the relation between the data sets that are compared.
 
     Returns:
-      A `pld.PLD` of one step. If b is n or more, the result is that of
-      `pld.poisson_gaussian`.
+      A `pld.PLD` of one step. If b is n or more, the result is the PLD that
+      `pld.poisson_gaussian` returns.
 
     Raises:
       ValueError: a static argument is out of range; adjacency is not an `Adjacency`.
@@ -82,11 +82,13 @@ def poisson_gaussian(
     """
     n = validate.static_int("num_examples", num_examples, minimum=1)
     b = validate.static_int("max_batch_size", max_batch_size, minimum=1)
-    usual = pld.poisson_gaussian(noise_multiplier, sampling_rate, adjacency=adjacency)
+    untruncated = pld.poisson_gaussian(
+        noise_multiplier, sampling_rate, adjacency=adjacency
+    )
     truncated = events.TruncatedPoissonGaussian(
         noise_multiplier, sampling_rate, n, b, adjacency
     )
-    return pld.of(truncated) if b < n else usual
+    return pld.of(truncated) if b < n else untruncated
 
 
 def overflow_delta(
@@ -132,5 +134,5 @@ def overflow_delta(
     validate.closed_unit("sampling_rate", sampling_rate)
     b = validate.static_int("max_batch_size", max_batch_size, minimum=1)
     steps = validate.static_int("num_steps", num_steps, minimum=1)
-    once = _overflow_probability(n, float(sampling_rate), b)
-    return _overflow_delta64(epsilon, steps * once)
+    probability = _overflow_probability(n, float(sampling_rate), b)
+    return _overflow_delta64(epsilon, steps * probability)

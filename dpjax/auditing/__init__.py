@@ -4,8 +4,9 @@ A guarantee bounds the success of every attack from above. The success of one at
 bounds the true privacy loss from below, with a stated confidence. If the lower bound
 exceeds the reported privacy loss, the report is wrong; otherwise nothing is proven.
 
-`check` tests the sensitivity of a user's own function. It measures how far one example
-moves the function's result, and compares this distance with the claimed sensitivity.
+`check` tests the sensitivity of a user's own function. `check` measures the distance by
+which one example moves the function's result, and compares this distance with the
+claimed sensitivity.
 
 Functions from a mechanism to scores:
 
@@ -23,7 +24,7 @@ Functions from a mechanism to scores:
 Functions from scores to a bound or an estimate:
 
 1. `epsilon_lower` and `mu_lower` compute bounds from independent scores. These bounds
-   use all thresholds. The bound of `epsilon_at` uses one threshold, which
+   use many thresholds. The bound of `epsilon_at` uses one threshold, which
    `best_threshold` chooses. `gaussian_mu_lower` gives the tightest bound, but needs
    Gaussian scores of a Gaussian mechanism.
 2. `one_run_epsilon_lower` and `one_run_mu_lower` compute bounds from one run with many

@@ -100,11 +100,13 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
     validate.positive("norm", norm)
 
     def loss(planted: Planted, marked: Marked) -> jax.Array:
-        own = loss_fn(planted.params, marked.example)
+        ordinary_loss = loss_fn(planted.params, marked.example)
         canary = jnp.asarray(marked.canary)
         # jnp.where evaluates both branches, and −1 must not index from the end.
         slot = planted.slots[jnp.maximum(canary, 0)]
-        return jnp.where(canary >= 0, norm * slot, own).astype(own.dtype)
+        return jnp.where(canary >= 0, norm * slot, ordinary_loss).astype(
+            ordinary_loss.dtype
+        )
 
     return loss
 
@@ -133,13 +135,13 @@ def released(transformation: optax.GradientTransformation, sums: Tree) -> Tree:
 
     @jax.jit
     def scan(sums: Tree) -> Tree:
-        def step(state: optax.OptState, now: Tree) -> tuple[optax.OptState, Tree]:
-            # `start` is in place of the parameters, which the mechanism does not read.
-            updates, state = transformation.update(now, state, start)
+        def step(state: optax.OptState, step_sums: Tree) -> tuple[optax.OptState, Tree]:
+            # The mechanism does not read the parameters.
+            updates, state = transformation.update(step_sums, state, placeholder)
             return state, updates
 
-        start = jax.tree.map(lambda x: jnp.zeros_like(x[0]), sums)
-        return jax.lax.scan(step, transformation.init(start), sums)[1]
+        placeholder = jax.tree.map(lambda x: jnp.zeros_like(x[0]), sums)
+        return jax.lax.scan(step, transformation.init(placeholder), sums)[1]
 
     return scan(sums)
 
@@ -225,11 +227,13 @@ def matched_filter(
             f"shapes {expected.shape} and {seen.shape}."
         )
     whiten = whiten or (lambda y: y)
-    signal, noisy = whiten(expected), whiten(seen)
-    length = jnp.sqrt(jnp.sum(jnp.square(signal), axis=0))
-    product = jnp.sum(signal * noisy, axis=0)
+    signal, whitened = whiten(expected), whiten(seen)
+    signal_norm = jnp.sqrt(jnp.sum(jnp.square(signal), axis=0))
+    product = jnp.sum(signal * whitened, axis=0)
     # A canary without a signal gets the score 0 in place of 0 / 0.
-    return jnp.where(length > 0, product / jnp.where(length > 0, length, 1.0), 0.0)
+    return jnp.where(
+        signal_norm > 0, product / jnp.where(signal_norm > 0, signal_norm, 1.0), 0.0
+    )
 
 
 def mixture_scores(
@@ -248,11 +252,11 @@ def mixture_scores(
 
     Returns:
       Scores f[k]. A score is the logarithm of a likelihood ratio: the likelihood of the
-      seen values with the canary, divided by the likelihood of the same values without
-      the canary. No attack on these values has a higher true-positive rate at the same
-      false-positive rate. If a canary takes part in each step independently, as under
-      Poisson sampling, then the canary's score for all steps is the sum of the canary's
-      scores for single steps.
+      released values with the canary, divided by the likelihood of the same values
+      without the canary. No attack on these values has a higher true-positive rate at
+      the same false-positive rate. If a canary takes part in each step independently,
+      as under Poisson sampling, then the canary's score for all steps is the sum of the
+      canary's scores for single steps.
 
     Raises:
       ValueError: the shapes do not match, or stddev is not positive.
@@ -263,8 +267,8 @@ def mixture_scores(
       >>> import jax, jax.numpy as jnp
       >>> noise = 2.0 * jax.random.normal(jax.random.key(0), (3, 10_000))
       >>> bins = jnp.eye(3)  # one of three steps, each with probability 1/3
-      >>> place = jax.random.randint(jax.random.key(1), (5000,), 0, 3)
-      >>> seen = noise.at[place, jnp.arange(5000)].add(1.0)
+      >>> step = jax.random.randint(jax.random.key(1), (5000,), 0, 3)
+      >>> seen = noise.at[step, jnp.arange(5000)].add(1.0)
       >>> scores = mixture_scores(seen, bins, jnp.full(3, 1 / 3), 2.0)
       >>> ratios = jnp.exp(scores)  # E exp(score) is 1 without the canary
       >>> print(f"{ratios[:5000].mean():.2f} with it, {ratios[5000:].mean():.2f} not")
@@ -279,9 +283,10 @@ def mixture_scores(
             f"of shape [c]; got shapes {cases.shape}, {seen.shape} and "
             f"{weights.shape}."
         )
-    # The score is log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at the seen values y, where
-    # h_c is row c of cases and p_c is its probability. By Neyman and Pearson (1933), a
-    # threshold on this ratio is the best test at its false-positive rate.
+    # The score is log Σ_c p_c dN(h_c, s² I) / dN(0, s² I) at the released values y,
+    # where h_c is row c of cases and p_c is the probability of row c. By Neyman and
+    # Pearson (1933), a threshold on this ratio is the best test at its false-positive
+    # rate.
     products = jnp.matmul(cases, seen, precision="highest")
     squares = jnp.sum(jnp.square(cases), axis=1, keepdims=True)
     exponents = (products - squares / 2) / jnp.square(stddev)
@@ -351,17 +356,19 @@ def train_many(
     key = stream(validate.typed_key("key", key), "audited runs")
     keys = jax.random.split(key, 2 * num_runs)
 
-    def many(data: Tree, keys: jax.Array) -> Tree:
+    def run_all(data: Tree, keys: jax.Array) -> Tree:
         # The data are constants and not tracers, since solvers check the data's values.
-        one = functools.partial(run, data)
+        run_on_data = functools.partial(run, data)
         if batch_size is None:
             # Without jit, JAX traces only values that depend on a key. Calibration
             # depends on no key.
-            return jax.vmap(one)(keys)
+            return jax.vmap(run_on_data)(keys)
         size = min(batch_size, num_runs)
-        return jax.jit(functools.partial(jax.lax.map, one, batch_size=size))(keys)
+        return jax.jit(functools.partial(jax.lax.map, run_on_data, batch_size=size))(
+            keys
+        )
 
-    return Outputs(many(data, keys[:num_runs]), many(neighbour, keys[num_runs:]))
+    return Outputs(run_all(data, keys[:num_runs]), run_all(neighbour, keys[num_runs:]))
 
 
 def linear_scores(outputs: Outputs) -> Outputs:
@@ -404,23 +411,23 @@ def linear_scores(outputs: Outputs) -> Outputs:
         (x[: len(x) // 2], x[len(x) // 2 :]) for x in (inside, outside)
     )
     mean_in, mean_out = fit_in.mean(axis=0), fit_out.mean(axis=0)
-    spread = jnp.concatenate([fit_in - mean_in[None], fit_out - mean_out[None]])
-    scale = jnp.std(spread, axis=0)
+    deviations = jnp.concatenate([fit_in - mean_in[None], fit_out - mean_out[None]])
+    scale = jnp.std(deviations, axis=0)
     # A constant coordinate is not scaled.
     scale = jnp.where(scale > 0, scale, 1.0)
     # Fisher's discriminant Σ⁻¹(m₁ − m₀), in units of each coordinate's standard
     # deviation. A small multiple of I is added to Σ, which is singular for few runs.
-    unit = spread / scale[None]
-    covariance = unit.T @ unit / len(unit) + 1e-3 * jnp.eye(len(scale))
+    scaled = deviations / scale[None]
+    covariance = scaled.T @ scaled / len(scaled) + 1e-3 * jnp.eye(len(scale))
     direction = jnp.linalg.solve(covariance, (mean_in - mean_out) / scale) / scale
     return Outputs(score_in @ direction, score_out @ direction)
 
 
 # The minimum variance. Without a minimum, rounding errors would determine the scores of
 # a constant statistic.
-_LEAST = 1e-12
+_MIN_VARIANCE = 1e-12
 # The minimum loss. The largest float32 number below the probability 1 is 1 − 2⁻²⁴.
-_LEAST_LOSS = 2.0**-24
+_MIN_LOSS = 2.0**-24
 
 
 class Shadows(NamedTuple):
@@ -488,13 +495,13 @@ def train_shadows(
     size = num_models if batch_size is None else batch_size
     size = validate.static_int("batch_size", size, minimum=1)
     key = stream(validate.typed_key("key", key), "shadow models")
-    coins, runs = jax.random.split(key)
-    included = jax.random.bernoulli(coins, 0.5, (num_models, num_examples))
+    coins_key, runs_key = jax.random.split(key)
+    included = jax.random.bernoulli(coins_key, 0.5, (num_models, num_examples))
     # lax.map over batches of models bounds the memory of training.
     train = functools.partial(
-        jax.lax.map, lambda given: run(*given), batch_size=min(size, num_models)
+        jax.lax.map, lambda arguments: run(*arguments), batch_size=min(size, num_models)
     )
-    outputs = jax.jit(train)((included, jax.random.split(runs, num_models)))
+    outputs = jax.jit(train)((included, jax.random.split(runs_key, num_models)))
     return Shadows(included, outputs)
 
 
@@ -516,7 +523,7 @@ def log_odds(losses: jax.Array) -> jax.Array:
       >>> print(log_odds(-jnp.log(jnp.array([0.5, 0.9]))).round(3))
       [0.    2.197]
     """
-    losses = jnp.maximum(jnp.asarray(losses, float), _LEAST_LOSS)
+    losses = jnp.maximum(jnp.asarray(losses, float), _MIN_LOSS)
     # For the loss ℓ, p = e^{−ℓ} and log(p / (1 − p)) = −ℓ − log(1 − e^{−ℓ}).
     return -losses - jnp.log(-jnp.expm1(-losses))
 
@@ -573,23 +580,28 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
     x = x - jnp.mean(x, axis=0, keepdims=True)  # so that E x² − (E x)² cancels little
     included = jnp.asarray(included, bool)
 
-    def log_density(those: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Fit a Gaussian to the values of all other models in the mask `those`. Return
-        # the log-density of each model's value under this Gaussian, up to a constant,
-        # and whether the mask has at least two other models.
+    def log_density(selected: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Fit a Gaussian to the values of all other models in the mask `selected`.
+        # Return the log-density of each model's value under this Gaussian, up to a
+        # constant, and whether the mask has at least two other models.
 
         # A sum over all other models is the whole sum minus the model's own value.
-        def others(values: jax.Array) -> jax.Array:
-            values = jnp.where(those, values, 0.0)
+        def sum_over_others(values: jax.Array) -> jax.Array:
+            values = jnp.where(selected, values, 0.0)
             return jnp.sum(values, axis=0, keepdims=True) - values
 
-        count = others(jnp.ones_like(x))
-        safe = jnp.maximum(count, 1.0)
-        mean = others(x) / safe
-        variance = jnp.maximum(others(x * x) / safe - mean * mean, _LEAST)
+        count = sum_over_others(jnp.ones_like(x))
+        divisor = jnp.maximum(count, 1.0)
+        mean = sum_over_others(x) / divisor
+        variance = jnp.maximum(
+            sum_over_others(x * x) / divisor - mean * mean, _MIN_VARIANCE
+        )
         return -((x - mean) ** 2) / (2 * variance) - jnp.log(variance) / 2, count >= 2
 
     # Carlini et al. (2022), Algorithm 1, https://arxiv.org/abs/2112.03570:
     # p(x | N(μ_in, σ²_in)) / p(x | N(μ_out, σ²_out)).
-    (inside, known), (outside, also) = log_density(included), log_density(~included)
-    return jnp.where(known & also, inside - outside, 0.0)
+    (inside, enough_inside), (outside, enough_outside) = (
+        log_density(included),
+        log_density(~included),
+    )
+    return jnp.where(enough_inside & enough_outside, inside - outside, 0.0)

@@ -27,7 +27,7 @@ from dpjax._core.typing import ArrayLike, Tree
 # also makes a batch of each example alone.
 _BATCHES = 3
 # The test changes at most this many examples, evenly spaced over the batch.
-_MOST = 12
+_MAX_CHANGED = 12
 # An extreme example has the floats of the original example times one of these factors.
 _FACTORS = {"huge": 1e6, "huge, negated": -1e6, "zero": 0.0, "not finite": np.nan}
 
@@ -108,11 +108,11 @@ def check(
     Returns:
       A `Report`. In a test, write `assert report.passed, report`. `check` changes at
       most 12 examples of the batch, one at a time. `check` removes the example, or
-      replaces it by another example of the batch or by an extreme example. Each change
-      is in the whole batch, in random halves of the batch, and in a batch of this
-      example alone. `check` also makes three kinds of changes that must not move the
-      result: other values at masked positions, more masked positions, and another order
-      of the batch.
+      replaces it by another example of the batch or by an extreme example. `check`
+      makes each change in the whole batch, in random halves of the batch, and in a
+      batch of the changed example alone. `check` also makes three kinds of changes that
+      must not move the result: other values at masked positions, more masked positions,
+      and another order of the batch.
 
     Raises:
       ValueError: sensitivity is not positive, or the batch has fewer than 2 examples.
@@ -156,8 +156,8 @@ def check(
     data = jax.tree.map(jnp.asarray, data)
     worst: dict[str, Finding] = {}
     for finding in _findings(fn, data, claimed, adjacency):
-        known = worst.get(finding.change, finding)
-        worst[finding.change] = max(known, finding, key=lambda x: x.distance)
+        previous = worst.get(finding.change, finding)
+        worst[finding.change] = max(previous, finding, key=lambda x: x.distance)
     return Report(tuple(worst.values()))
 
 
@@ -174,52 +174,66 @@ def _findings(
     positions, another order of the batch, and more masked positions.
     """
     size = len(jax.tree.leaves(data)[0])
-    tried = np.unique(np.linspace(0, size - 1, min(size, _MOST)).astype(int))
+    indices = np.unique(np.linspace(0, size - 1, min(size, _MAX_CHANGED)).astype(int))
     # With a fixed seed, the test gives the same result in every run.
     rng = np.random.default_rng(0)
-    everyone = jnp.ones(size, bool)
-    epsilon = _machine_epsilon(fn(data, everyone))
+    full_mask = jnp.ones(size, bool)
+    epsilon = _largest_machine_epsilon(fn(data, full_mask))
 
     def run(batch: Any, mask: jax.Array) -> Tree:
         # Differences between float64 numbers add no relevant rounding error.
         return jax.tree.map(lambda x: np.asarray(x, np.float64), fn(batch, mask))
 
     def measure_change(
-        change: str, one: Tree, other: Tree, claim: float, i: int
+        change: str, result: Tree, reference: Tree, claim: float, i: int
     ) -> Finding:
         # Each of the b terms of a sum may be rounded by an ulp of the partial sum. The
         # bound uses the smaller norm, so that a huge result does not allow a huge
         # distance.
-        length = min(_norm(one), _norm(other))
-        length = length if np.isfinite(length) else 0.0
-        rounding = 4 * size * epsilon * (claimed + length)
-        distance = _norm(jax.tree.map(np.subtract, one, other))
+        smaller_norm = min(_norm(result), _norm(reference))
+        smaller_norm = smaller_norm if np.isfinite(smaller_norm) else 0.0
+        rounding = 4 * size * epsilon * (claimed + smaller_norm)
+        distance = _norm(jax.tree.map(np.subtract, result, reference))
         return Finding(change, distance, claim + rounding, int(i))
 
     # In smaller batches, a wrong divisor has a larger effect on the result.
     halves = {f"half {k}": rng.random(size) < 0.5 for k in range(1, _BATCHES)}
-    for i in tried:
+    for i in indices:
         alone = np.arange(size) == i
         for name, others in {"all": alone | True, **halves, "alone": alone}.items():
-            there = jnp.asarray(others | alone)
-            whole = run(data, there)
-            less = run(data, there & ~alone)
-            yield measure_change(f"{name}: left out", whole, less, claimed, i)
+            present = jnp.asarray(others | alone)
+            original_result = run(data, present)
+            result_without = run(data, present & ~alone)
+            yield measure_change(
+                f"{name}: left out", original_result, result_without, claimed, i
+            )
             # Except under REPLACE, one of two neighbours does not have the example.
-            for what, changed in _change_one_example(data, i):
-                now = run(changed, there)
-                before = whole if adjacency is Adjacency.REPLACE else less
-                yield measure_change(f"{name}: {what}", now, before, claimed, i)
+            for change_name, changed in _change_one_example(data, i):
+                changed_result = run(changed, present)
+                neighbour_result = (
+                    original_result
+                    if adjacency is Adjacency.REPLACE
+                    else result_without
+                )
+                yield measure_change(
+                    f"{name}: {change_name}",
+                    changed_result,
+                    neighbour_result,
+                    claimed,
+                    i,
+                )
                 # The values of a masked example must not move the result.
-                masked = run(changed, there & ~alone)
-                yield measure_change("masked: its values", masked, less, 0.0, i)
-    whole = run(data, everyone)
+                masked = run(changed, present & ~alone)
+                yield measure_change(
+                    "masked: its values", masked, result_without, 0.0, i
+                )
+    original_result = run(data, full_mask)
     order = rng.permutation(size)
-    moved = run(jax.tree.map(lambda x: x[order], data), everyone)
-    yield measure_change("the order", moved, whole, 0.0, 0)
+    reordered_result = run(jax.tree.map(lambda x: x[order], data), full_mask)
+    yield measure_change("the order", reordered_result, original_result, 0.0, 0)
     longer = jax.tree.map(lambda x: jnp.concatenate([x, x[:2]]), data)
     padded = run(longer, jnp.arange(size + 2) < size)
-    yield measure_change("masked: two more slots", padded, whole, 0.0, size)
+    yield measure_change("masked: two more slots", padded, original_result, 0.0, size)
 
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:
@@ -241,7 +255,7 @@ def _norm(tree: Tree) -> float:
     return float(np.sqrt(squares)) if np.isfinite(squares) else float("inf")
 
 
-def _machine_epsilon(tree: Tree) -> float:
+def _largest_machine_epsilon(tree: Tree) -> float:
     """The largest machine epsilon of the floating-point leaves; 0 if there are none."""
     dtypes = [jnp.result_type(x) for x in jax.tree.leaves(tree)]
     floats = [x for x in dtypes if jnp.issubdtype(x, jnp.floating)]

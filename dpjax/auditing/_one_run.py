@@ -6,17 +6,18 @@ did not. For all other canaries, the attack makes no guess. The bounds depend on
 number of right guesses, and do not assume that scores are independent.
 
 A number v of right guesses refutes a value of the parameter (ε or μ) if, for every
-mechanism that satisfies this value, v or more right guesses have a probability of at
-most 1 − confidence. The code uses upper bounds on this probability. The lower bound on
-the parameter is a refuted value, which bisection finds. This lower bound is valid
-whether or not all smaller values are also refuted.
+mechanism that is (ε, δ)-DP or μ-GDP with this value, v or more right guesses have a
+probability of at most 1 − confidence. The code uses upper bounds on this probability.
+The lower bound on the parameter is a refuted value, which bisection finds. This lower
+bound is valid whether or not all smaller values are also refuted.
 
 *Proof.* For each value x of the parameter, let n(x) be the minimum number of right
-guesses that refutes x. All larger numbers also refute x. A mechanism that satisfies the
-true value also satisfies every larger value. Let θ be a value above the true value for
-which n(θ) is the smallest. If the lower bound exceeds the true value, then the number
-of right guesses is at least n(θ). Since the mechanism satisfies θ, the probability of
-n(θ) or more right guesses is at most 1 − confidence.
+guesses that refutes x. All larger numbers also refute x. The mechanism is (ε, δ)-DP or
+μ-GDP with the true value, and therefore with every larger value. Let θ be a value above
+the true value for which n(θ) is the smallest. If the lower bound exceeds the true
+value, then the number of right guesses is at least n(θ). Since the mechanism is
+(ε, δ)-DP or μ-GDP with the value θ, the probability of n(θ) or more right guesses is at
+most 1 − confidence.
 """
 
 import jax
@@ -27,17 +28,17 @@ from jax.scipy.special import ndtr, ndtri
 from dpjax._core import validate
 from dpjax._core.float64 import TINY, float64
 from dpjax._core.typing import ArrayLike
-from dpjax.auditing._scores import check_attack, largest_refuted
+from dpjax.auditing._scores import check_attack, find_refuted_value
 
 # The upper end of the search, for ε and for μ. No number of guesses that fits into
 # memory refutes this value.
-_LARGEST = 64.0
+_UPPER_END = 64.0
 # A relative margin, far above the rounding error of the probabilities below.
 _MARGIN = 1e-9
 _STATIC = ("guess_in", "guess_out")
 
 
-def _right(
+def _count_right(
     scores: jax.Array, included: jax.Array, guess_in: int, guess_out: int
 ) -> jax.Array:
     """Count the right guesses of an attack on canaries, i[].
@@ -64,7 +65,7 @@ def _epsilon64(
     from scipy.special import gammaln
 
     m, r = scores.size, guess_in + guess_out
-    v, j = _right(scores, included, guess_in, guess_out), np.arange(r + 1)
+    v, j = _count_right(scores, included, guess_in, guess_out), np.arange(r + 1)
     choose = gammaln(r + 1) - gammaln(j + 1) - gammaln(r - j + 1)  # log of r choose j
 
     def is_refuted(epsilon: jax.Array) -> jax.Array:
@@ -81,7 +82,7 @@ def _epsilon64(
         # TINY covers probabilities that underflowed.
         return p * (1 + _MARGIN) + TINY <= 1 - confidence
 
-    return largest_refuted(is_refuted, _LARGEST, times=48)
+    return find_refuted_value(is_refuted, _UPPER_END, times=48)
 
 
 @float64("down", static=_STATIC, vectors=(0, 1), elementwise=True)
@@ -94,7 +95,7 @@ def _mu64(
     guess_out: int,
 ) -> jax.Array:
     m, r = scores.size, guess_in + guess_out
-    v, error = _right(scores, included, guess_in, guess_out), 1 - confidence
+    v, error = _count_right(scores, included, guess_in, guess_out), 1 - confidence
 
     def is_refuted(mu: jax.Array) -> jax.Array:
         # Mahloujifar, Melis and Chaudhuri (2025), Algorithm 3,
@@ -106,19 +107,22 @@ def _mu64(
             carry: tuple[jax.Array, jax.Array], i: jax.Array
         ) -> tuple[tuple[jax.Array, jax.Array], None]:
             h, rho = carry
-            new = jnp.maximum(h, ndtr(ndtri(rho) - mu))
-            moved = jnp.minimum(rho + i / (r - i) * (new - h), 1.0)
-            among = i < v
-            return (jnp.where(among, new, h), jnp.where(among, moved, rho)), None
+            new_h = jnp.maximum(h, ndtr(ndtri(rho) - mu))
+            new_rho = jnp.minimum(rho + i / (r - i) * (new_h - h), 1.0)
+            is_active = i < v
+            return (
+                jnp.where(is_active, new_h, h),
+                jnp.where(is_active, new_rho, rho),
+            ), None
 
         start = (error * (r - v) / m, error * v / m)
         (h, rho), _ = jax.lax.scan(step, start, jnp.arange(r - 1.0, -1.0, -1.0))
         return h + rho >= r / m * (1 + _MARGIN)
 
-    return largest_refuted(is_refuted, _LARGEST, times=48)
+    return find_refuted_value(is_refuted, _UPPER_END, times=48)
 
 
-def _check(
+def _check_guesses(
     scores: ArrayLike,
     included: ArrayLike,
     guess_in: int,
@@ -192,7 +196,7 @@ def one_run_epsilon_lower(
       >>> print(f"{found:.2f} of 10.00")
       3.44 of 10.00
     """
-    guesses = _check(scores, included, guess_in, guess_out, confidence, delta)
+    guesses = _check_guesses(scores, included, guess_in, guess_out, confidence, delta)
     return _epsilon64(scores, included, delta, confidence, **guesses)
 
 
@@ -245,5 +249,5 @@ def one_run_mu_lower(
       >>> print(f"{found:.2f} of 2")
       1.18 of 2
     """
-    guesses = _check(scores, included, guess_in, guess_out, confidence)
+    guesses = _check_guesses(scores, included, guess_in, guess_out, confidence)
     return _mu64(scores, included, confidence, **guesses)

@@ -39,10 +39,10 @@ from dpjax.accounting._numerics.pld.pairs import upper_tail
 
 # The relative error of the binomial tail `upper_tail` is less than this margin.
 _MARGIN = 2e-8
-_tail = jnp.vectorize(upper_tail)
+_binomial_tail = jnp.vectorize(upper_tail)
 
 
-def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
+def lower_bound(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     """A lower confidence bound for a success probability, from a number of successes.
 
     The trials are independent. The probability that the bound exceeds the true success
@@ -60,7 +60,9 @@ def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     # Clopper and Pearson (1934), https://doi.org/10.1093/biomet/26.4.404: the largest p
     # for which P(Bin(n, p) >= k) is at most the error.
     p = bisect(
-        lambda p: _tail(k, jnp.asarray(trials, k.dtype), p) <= error * (1 - _MARGIN),
+        lambda p: (
+            _binomial_tail(k, jnp.asarray(trials, k.dtype), p) <= error * (1 - _MARGIN)
+        ),
         jnp.ones_like(k),
         jnp.zeros_like(k),
         times=64,
@@ -69,17 +71,17 @@ def lower(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     return jnp.where(k > 0, p, 0.0)
 
 
-def upper(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
+def upper_bound(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Array:
     """An upper confidence bound for a success probability, f64[*b].
 
-    The arguments are those of `lower`. The probability that the true success
+    The arguments are those of `lower_bound`. The probability that the true success
     probability exceeds the bound is at most `error`.
     """
     # The upper bound for successes is 1 minus the lower bound for failures.
-    return 1 - lower(trials - jnp.asarray(successes, jnp.float64), trials, error)
+    return 1 - lower_bound(trials - jnp.asarray(successes, jnp.float64), trials, error)
 
 
-def counts(trials: int) -> np.ndarray:
+def choose_ranks(trials: int) -> np.ndarray:
     """Choose some of the ranks 1, ..., n of n = trials sorted scores, i[*].
 
     For each chosen rank k, `band` uses the kth largest score. Neighbouring ranks differ
@@ -158,28 +160,29 @@ def band(
 
     Returns:
       The thresholds, and bounds on the rates at each threshold. With `union`, the
-      thresholds are the scores in scores_out whose ranks `counts` chooses. Otherwise,
-      the thresholds are all scores in scores_out.
+      thresholds are the scores in scores_out whose ranks `choose_ranks` chooses.
+      Otherwise, the thresholds are all scores in scores_out.
     """
     scores_in, scores_out = replace_nan_scores(scores_in, scores_out)
-    of_in, of_out = (
-        counts(x.size) if union else np.arange(1, x.size + 1)
+    ranks_in, ranks_out = (
+        choose_ranks(x.size) if union else np.arange(1, x.size + 1)
         for x in (scores_in, scores_out)
     )
     # Each of the two rates has half of the error. In a union bound, all ranks of a rate
     # have equal shares of this half.
-    shares = [error / 2 / (len(k) if union else 1) for k in (of_in, of_out)]
+    errors = [error / 2 / (len(k) if union else 1) for k in (ranks_in, ranks_out)]
     # For each rank k above, these arrays have the kth largest score.
-    thresholds = jnp.sort(scores_out, descending=True)[of_out - 1]
-    reached = jnp.sort(scores_in, descending=True)[of_in - 1]
-    false = upper(of_out - 1, scores_out.size, shares[1])
-    true = lower(of_in, scores_in.size, shares[0])
+    thresholds = jnp.sort(scores_out, descending=True)[ranks_out - 1]
+    scores_at_ranks = jnp.sort(scores_in, descending=True)[ranks_in - 1]
+    false_positive = upper_bound(ranks_out - 1, scores_out.size, errors[1])
+    true_positive = lower_bound(ranks_in, scores_in.size, errors[0])
     # The true-positive bound at a threshold is the bound at the lowest score in
-    # `reached` above the threshold. `above` counts the scores in `reached` above each
-    # threshold. The signs give the ascending order that searchsorted needs.
-    above = jnp.searchsorted(-reached, -thresholds)
-    true = jnp.where(above > 0, true[jnp.maximum(above, 1) - 1], 0.0)
-    return thresholds, _Rates(false, true)
+    # `scores_at_ranks` above the threshold. `above` counts the scores in
+    # `scores_at_ranks` above each threshold. The signs give the ascending order that
+    # searchsorted needs.
+    above = jnp.searchsorted(-scores_at_ranks, -thresholds)
+    true_positive = jnp.where(above > 0, true_positive[jnp.maximum(above, 1) - 1], 0.0)
+    return thresholds, _Rates(false_positive, true_positive)
 
 
 @float64("down", vectors=(0, 1), elementwise=True)
@@ -210,8 +213,10 @@ def _epsilon_at64(
     # The threshold does not depend on these scores, so each count is binomial.
     hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
     error = (1 - confidence) / 2
-    false = upper(alarms, scores_out.size, error)
-    return _epsilon(_Rates(false, lower(hits, scores_in.size, error)), delta)
+    false_positive = upper_bound(alarms, scores_out.size, error)
+    return _epsilon(
+        _Rates(false_positive, lower_bound(hits, scores_in.size, error)), delta
+    )
 
 
 # The threshold equals a score. If the threshold were rounded down, this score would be
@@ -242,8 +247,8 @@ def check_attack(
     """
     check_scores(**scores)
     validate.open_unit("confidence", confidence)
-    known = validate.concrete(confidence)
-    if known is not None and not (known > 0.5).all():
+    concrete = validate.concrete(confidence)
+    if concrete is not None and not (concrete > 0.5).all():
         raise ValueError(f"confidence must be above 0.5; got {confidence!r}.")
     validate.half_open_unit("delta", delta)
 
@@ -255,7 +260,7 @@ def epsilon_lower(
     *,
     confidence: ArrayLike,
 ) -> jax.Array:
-    """A lower confidence bound on ε, from an attack's scores at all thresholds.
+    """A lower confidence bound on ε, from an attack's scores at many thresholds.
 
     Args:
       scores_in: the attack's scores with the example's participation, f[*b, n]. Larger
@@ -377,7 +382,7 @@ def best_threshold(
 def mu_lower(
     scores_in: ArrayLike, scores_out: ArrayLike, *, confidence: ArrayLike
 ) -> jax.Array:
-    """A lower confidence bound on μ, from an attack's scores at all thresholds.
+    """A lower confidence bound on μ, from an attack's scores at many thresholds.
 
     Args:
       scores_in: the attack's scores with the example's participation, f[*b, n], as for
@@ -406,23 +411,23 @@ def mu_lower(
     return _mu_lower64(scores_in, scores_out, confidence)
 
 
-def largest_refuted(
-    is_refuted: Callable[[jax.Array], jax.Array], most: ArrayLike, times: int
+def find_refuted_value(
+    is_refuted: Callable[[jax.Array], jax.Array], upper_end: ArrayLike, times: int
 ) -> jax.Array:
-    """Find, by `times` bisections of [0, most], a value that an attack's scores refute.
+    """Find a value in [0, upper_end] that an attack's scores refute, by bisection.
 
     `is_refuted(value)` states whether the scores refute a value of a parameter. Suppose
-    that the scores refute exactly the values up to a limit below `most`. Then the
-    result is this limit, up to the precision of the bisection. If the scores do not
-    refute 0, the result is 0. The function never tests the value `most`.
+    that the scores refute exactly the values up to a limit below `upper_end`. Then the
+    result is this limit, up to the precision of `times` bisections. If the scores do
+    not refute 0, the result is 0. The function never tests the value `upper_end`.
     """
     zero = jnp.zeros(())
-    largest = bisect(is_refuted, jnp.asarray(most), zero, times=times)
-    return jnp.where(is_refuted(zero), largest, 0.0)
+    refuted = bisect(is_refuted, jnp.asarray(upper_end), zero, times=times)
+    return jnp.where(is_refuted(zero), refuted, 0.0)
 
 
 # The minimum number of scores for which the quadrature below is exact to 1e-14.
-_FEWEST = 32
+_MIN_SCORES = 32
 # Nodes of the quadrature, in standard deviations.
 _NODES = np.linspace(-12.0, 12.0, 193)
 
@@ -446,18 +451,22 @@ def _gaussian_mu_lower64(
     # After subtracting an offset, rounding is relative to the range of the scores.
     offset = scores_out[0]
     scores_in, scores_out = scores_in - offset, scores_out - offset
-    reach = jnp.maximum(jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out)))
+    largest_centered = jnp.maximum(
+        jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out))
+    )
     gap = jnp.mean(scores_in) - jnp.mean(scores_out)
     stddev = jnp.sqrt((n * jnp.var(scores_in) + m * jnp.var(scores_out)) / freedom)
     # If every score has an error of at most e, then the errors of the means and of the
     # standard deviation are at most about e. A float64 sum of k terms has a relative
     # error of at most k ULP / 2.
-    error = rounding * largest + (n + m + 16) * ULP * reach
+    error = rounding * largest + (n + m + 16) * ULP * largest_centered
     gap, stddev = gap - 2 * error, stddev + 2 * error
-    unit = np.sqrt(1 / n + 1 / m)
+    gap_scale = np.sqrt(1 / n + 1 / m)
     # Without separation or without spread, t is a finite number that is not used.
-    some = (stddev > 0) & (gap > 0)
-    t = jnp.where(some, gap, 1.0) / (jnp.where(some, stddev, 1.0) * unit)
+    is_separated = (stddev > 0) & (gap > 0)
+    t = jnp.where(is_separated, gap, 1.0) / (
+        jnp.where(is_separated, stddev, 1.0) * gap_scale
+    )
 
     # Owen (1968), https://doi.org/10.1080/00401706.1968.10490580: with w² = χ²_ν / ν
     # and θ = μ / √(1/n + 1/m), P((Z + θ) / w >= t) = E Φ(θ − t w). The logarithm x of
@@ -473,8 +482,8 @@ def _gaussian_mu_lower64(
         # The factor is far above the rounding error of the tail.
         return tail * (1 + 1e-9) <= 1 - confidence
 
-    theta = largest_refuted(is_refuted, 2 * t, times=64)
-    mu = jnp.where(some, theta * unit * (1 - (n + m) * ULP), 0.0)
+    theta = find_refuted_value(is_refuted, 2 * t, times=64)
+    mu = jnp.where(is_separated, theta * gap_scale * (1 - (n + m) * ULP), 0.0)
     return jnp.where(constant & (gap > 0), jnp.inf, mu)
 
 
@@ -526,9 +535,9 @@ def gaussian_mu_lower(
     """
     check_attack(confidence, scores_in=scores_in, scores_out=scores_out)
     count = np.shape(scores_in)[-1] + np.shape(scores_out)[-1]
-    if count < _FEWEST:
+    if count < _MIN_SCORES:
         raise ValueError(
-            f"scores_in and scores_out must contain at least {_FEWEST} scores in "
+            f"scores_in and scores_out must contain at least {_MIN_SCORES} scores in "
             f"total; got {count}."
         )
     # Two units in the last place of the largest score.
@@ -555,8 +564,8 @@ def _true_positive_rate64(
     ordered = jnp.sort(scores_out, descending=True)
     # If rounding moves the product just below an integer, the factor moves it back.
     allowed = jnp.floor(false_positive_rate * scores_out.size * (1 + 1e-12))
-    at = jnp.minimum(allowed, scores_out.size - 1).astype(jnp.int32)
-    above = jnp.mean(scores_in > ordered[at])
+    index = jnp.minimum(allowed, scores_out.size - 1).astype(jnp.int32)
+    above = jnp.mean(scores_in > ordered[index])
     return jnp.where(allowed >= scores_out.size, 1.0, above)
 
 
@@ -664,10 +673,10 @@ def bootstrap_quantiles(
     inside, outside = jnp.asarray(scores_in), jnp.asarray(scores_out)
 
     def resample(key: Key) -> jax.Array:
-        of_in, of_out = jax.random.split(key)
+        key_in, key_out = jax.random.split(key)
         return statistic(
-            jax.random.choice(of_in, inside, (len(inside),)),
-            jax.random.choice(of_out, outside, (len(outside),)),
+            jax.random.choice(key_in, inside, (len(inside),)),
+            jax.random.choice(key_out, outside, (len(outside),)),
         )
 
     samples = jax.vmap(resample)(jax.random.split(key, num_samples))

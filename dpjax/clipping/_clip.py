@@ -28,7 +28,7 @@ _SLACK = 2.0**-20
 BLOCK = 128
 
 # On CPUs, gradients of at least this many entries are summed by a product.
-_LARGE = 2**14
+_MIN_PRODUCT_ENTRIES = 2**14
 
 
 def loss_scope(x64: bool | None) -> contextlib.AbstractContextManager[object]:
@@ -109,14 +109,14 @@ class Inputs(NamedTuple):
 
 
 def clip(
-    gradient: Shaped, clip_norm: ArrayLike, keep: ArrayLike = True
+    gradient: Shaped, clip_norm: ArrayLike, mask: ArrayLike = True
 ) -> tuple[Shaped, jax.Array]:
     """Scale down one gradient so that its L2 norm over all leaves is bounded.
 
     Args:
       gradient: a pytree of real arrays of any floating dtypes.
       clip_norm: the bound C, f[], positive, in the units of the gradient.
-      keep: bool[]. If it is False, the bounded gradient is zero.
+      mask: bool[]. If it is False, the bounded gradient is zero.
 
     Returns:
       The bounded gradient, with leaves in float32 or wider, and the norm f[] before
@@ -137,7 +137,7 @@ def clip(
     validate.positive("clip_norm", clip_norm)
     leaves, treedef = jax.tree.flatten(widen(gradient))
     squares = group_squares(leaves, [0] * len(leaves), [clip_norm])
-    finite, (scale,), norm = clip_scales(squares, [clip_norm], keep)
+    finite, (scale,), norm = clip_scales(squares, [clip_norm], mask)
     bounded = [apply_scales(x, scale, finite) for x in leaves]
     return treedef.unflatten(bounded), norm
 
@@ -146,7 +146,7 @@ def group_squares(
     leaves: Arrays,
     groups: Sequence[int],
     clip_norms: Sequence[ArrayLike],
-    kept: int = 0,
+    num_batch_axes: int = 0,
 ) -> list[jax.Array]:
     """For each group of leaves, an upper bound of ‖gradient / C‖² over the group.
 
@@ -156,18 +156,18 @@ def group_squares(
       leaves: the leaves of the gradient, or of a batch of gradients.
       groups: for each leaf, the number of its group.
       clip_norms: for each group, its bound C.
-      kept: the number of leading axes that are not summed over: 0 for one gradient, or
-        1 for a batch.
+      num_batch_axes: the number of leading axes that are not summed over: 0 for one
+        gradient, or 1 for a batch.
     """
     squares: list[list[jax.Array]] = [[] for _ in clip_norms]
     for x, group in zip(leaves, groups, strict=True):
         # The unit C prevents underflow for a small C, and overflow for a large C.
-        squares[group].append(square_sum(x, kept, unit=clip_norms[group]))
+        squares[group].append(square_sum(x, num_batch_axes, unit=clip_norms[group]))
     return [upper_sum(parts) for parts in squares]
 
 
 def clip_scales(
-    squares: Arrays, clip_norms: Sequence[ArrayLike], keep: ArrayLike
+    squares: Arrays, clip_norms: Sequence[ArrayLike], mask: ArrayLike
 ) -> Scales:
     """The clipping factors of gradients, from upper bounds of their squared norms.
 
@@ -175,7 +175,7 @@ def clip_scales(
       squares: for each group of leaves that are clipped together, an upper bound of
         ‖gradient / C‖², f[] or f[b].
       clip_norms: for each group, its bound C.
-      keep: bool[] or bool[b]; where it is False, the factors are zero.
+      mask: bool[] or bool[b]; where it is False, the factors are zero.
     """
     # If any entry is NaN or infinite, so is the sum of the squares. XLA would copy a
     # long sum into each of the many computations that use `finite`, but does not copy a
@@ -184,7 +184,7 @@ def clip_scales(
     finite = jnp.isfinite(roots[0] if len(roots) == 1 else jnp.sqrt(sum(squares)))
     # A root of zero gives an infinite quotient, and so a factor of 1.
     scales = [
-        jnp.where(finite & keep, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
+        jnp.where(finite & mask, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)
         for root in roots
     ]
     norms = [root * c for root, c in zip(roots, clip_norms, strict=True)]
@@ -229,7 +229,7 @@ def sum_clipped(
     groups: Sequence[int],
     gradients: Arrays,
     clip_norms: Sequence[ArrayLike],
-    keep: ArrayLike,
+    mask: ArrayLike,
     *,
     wide: bool = False,
 ) -> tuple[list[jax.Array], jax.Array]:
@@ -240,14 +240,14 @@ def sum_clipped(
         together.
       gradients: the leaves of a batch of gradients, f[b, ...].
       clip_norms: for each group, its bound C.
-      keep: bool[] or bool[b]; where it is False, a gradient contributes zero.
+      mask: bool[] or bool[b]; where it is False, a gradient contributes zero.
       wide: whether the sums are in float64.
     """
-    squares = group_squares(gradients, groups, clip_norms, kept=1)
+    squares = group_squares(gradients, groups, clip_norms, num_batch_axes=1)
     # A group without leaves has the scalar 0 instead of a square for each example.
-    batch = jnp.broadcast_shapes(jnp.shape(keep), *(x.shape for x in squares))
+    batch = jnp.broadcast_shapes(jnp.shape(mask), *(x.shape for x in squares))
     squares = [jnp.broadcast_to(x, batch) for x in squares]
-    finite, scales, norm = clip_scales(squares, clip_norms, keep)
+    finite, scales, norm = clip_scales(squares, clip_norms, mask)
     return [
         sum_in_memory(x, scales[group], finite, wide=wide)
         for x, group in zip(gradients, groups, strict=True)
@@ -267,7 +267,7 @@ def sum_in_memory(
     if wide:
         return _sum_of_blocks(apply_scales(x, scale, finite))
     # A product takes longer to compile than a sum. So small gradients are summed.
-    if math.prod(x.shape[1:]) < _LARGE:
+    if math.prod(x.shape[1:]) < _MIN_PRODUCT_ENTRIES:
         return sum_with_scales(x, scale, finite)
 
     def product(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Array:
@@ -291,19 +291,23 @@ def _sum_of_blocks(x: jax.Array) -> jax.Array:
     Blocks of up to `BLOCK` entries along this axis are summed in float32. The sums of
     the blocks are added in float64.
     """
-    directly = functools.partial(jnp.sum, axis=0)
+    sum_directly = functools.partial(jnp.sum, axis=0)
 
     def block_sum(block: jax.Array) -> jax.Array:
-        total = on_platform("cpu", _product_with_ones, directly, block)
+        total = on_platform("cpu", _product_with_ones, sum_directly, block)
         return total.astype(jnp.float64)
 
     if x.shape[0] <= BLOCK:
         return block_sum(x)
     # The last block is shorter, so that no gradient is copied for padding.
-    whole = x.shape[0] - x.shape[0] % BLOCK
-    blocks = x[:whole].reshape(-1, BLOCK, *x.shape[1:])
-    first = block_sum(x[whole:]) if whole < x.shape[0] else None
-    total = block_sum(blocks[0]) if first is None else first + block_sum(blocks[0])
+    whole_size = x.shape[0] - x.shape[0] % BLOCK
+    blocks = x[:whole_size].reshape(-1, BLOCK, *x.shape[1:])
+    remainder_sum = block_sum(x[whole_size:]) if whole_size < x.shape[0] else None
+    total = (
+        block_sum(blocks[0])
+        if remainder_sum is None
+        else remainder_sum + block_sum(blocks[0])
+    )
     return jax.lax.scan(lambda s, b: (s + block_sum(b), None), total, blocks[1:])[0]
 
 
@@ -370,8 +374,7 @@ def batch_size(name: str, batched: Tree) -> int:
     """The size of the leading axis that all leaves of a batch share.
 
     Raises:
-      ValueError: the leading axes differ or are empty. The message calls the batch by
-        `name`.
+      ValueError: the leading axes differ or are empty. The message begins with `name`.
     """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batched)]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:

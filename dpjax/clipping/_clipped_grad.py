@@ -51,12 +51,12 @@ class ClippedGrad(Generic[Params]):
     def __repr__(self) -> str:
         """The call of `clipped_grad` that makes this function, as text."""
         name = getattr(self.loss_fn, "__name__", repr(self.loss_fn))
-        others = [
+        arguments = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in dataclasses.fields(self)
             if field.name != "loss_fn"
         ]
-        return f"clipped_grad({name}, {', '.join(others)})"
+        return f"clipped_grad({name}, {', '.join(arguments)})"
 
     def sensitivity(self, adjacency: Adjacency) -> ArrayLike:
         """The L2 sensitivity of the sum: the clip norm C, or 2C under REPLACE.
@@ -94,9 +94,10 @@ class ClippedGrad(Generic[Params]):
             # sum over the devices, and would be clipped as if it were the gradient of
             # one example.
             axes = varying_axes(self._trace(args)[0].out_avals[0])
-            by = _as_tuple(self.argnums)
+            parameter_numbers = _as_tuple(self.argnums)
             args = tuple(
-                add_varying_axes(x, axes) if i in by else x for i, x in enumerate(args)
+                add_varying_axes(x, axes) if i in parameter_numbers else x
+                for i, x in enumerate(args)
             )
         inputs = Inputs(self._leaves(args), batched, mask)
         closed, aux_tree = self._trace(args)
@@ -105,7 +106,7 @@ class ClippedGrad(Generic[Params]):
             grads, per_example = self._sum_in_float64(closed, groups, inputs)
         else:
             clip_norms = jax.tree.leaves(self.clip_norm)
-            sum_of = partial(self._engine(closed, groups).sum, clip_norms)
+            sum_of = partial(self._select_engine(closed, groups).sum, clip_norms)
             grads, per_example = in_microbatches(sum_of, self.microbatch_size, inputs)
         _warn_if_none_contributes(per_example.norm, mask)
         treedef = jax.tree.structure(self.parameters(args))
@@ -129,7 +130,7 @@ class ClippedGrad(Generic[Params]):
         """
         x64 = bool(default_float() == jnp.float64)
         with jax.enable_x64(True):
-            engine = self._engine(closed, groups)
+            engine = self._select_engine(closed, groups)
             h = bookkeeping.relative_error(engine.plan, inputs.mask.size)
             clip_norms = [c * (1 / (1 + h)) for c in jax.tree.leaves(self.clip_norm)]
             sum_of = partial(engine.sum, clip_norms, x64=x64)
@@ -142,7 +143,9 @@ class ClippedGrad(Generic[Params]):
             sums = [needs_one_order(x) for x in sums]
             return cast_like(sums, widen(inputs.leaves)), per_example
 
-    def _engine(self, closed: jex.ClosedJaxpr, groups: Sequence[int]) -> "_Chosen":
+    def _select_engine(
+        self, closed: jex.ClosedJaxpr, groups: Sequence[int]
+    ) -> "_SelectedEngine":
         """Choose the engine for a call with this loss.
 
         Args:
@@ -150,31 +153,33 @@ class ClippedGrad(Generic[Params]):
           groups: for each parameter leaf, the number of the group of leaves with which
             it is clipped.
         """
-        by_vmap = _Chosen(partial(_vmap_sum, closed, groups), None)
+        vmap_engine = _SelectedEngine(partial(_vmap_sum, closed, groups), None)
         if self.engine == "vmap":
-            return by_vmap
-        automatic, discrete = self.engine == "auto", self.arithmetic == "discrete"
+            return vmap_engine
+        is_auto, is_discrete = self.engine == "auto", self.arithmetic == "discrete"
         # Two passes require that two evaluations agree, which no compiler guarantees.
-        keep_blocks = self.engine != "bookkeeping" and not discrete
+        keep_blocks = self.engine != "bookkeeping" and not is_discrete
         plan = bookkeeping.plan(closed, groups, keep_blocks=keep_blocks)
-        engine = plan.automatic if automatic else self.engine
+        engine = plan.automatic if is_auto else self.engine
         if engine == "vmap":
-            return by_vmap
-        twice = partial(bookkeeping.clipped_sum_in_two_passes, plan)
+            return vmap_engine
+        two_passes = partial(bookkeeping.clipped_sum_in_two_passes, plan)
         if self.engine == "ghost":
-            return _Chosen(twice, plan)
+            return _SelectedEngine(two_passes, plan)
         # Products on TPUs are outside of the rounding model. So for "auto" and for sums
         # in float64, per-example gradients replace rows on TPUs.
-        one_pass = partial(bookkeeping.clipped_sum, by_platform=automatic or discrete)
+        one_pass = partial(bookkeeping.clipped_sum, by_platform=is_auto or is_discrete)
         if engine == "bookkeeping":
-            return _Chosen(partial(one_pass, plan), plan)
-        inlined = bookkeeping.plan(closed, groups)
+            return _SelectedEngine(partial(one_pass, plan), plan)
+        inlined_plan = bookkeeping.plan(closed, groups)
 
-        def by_platform(clip_norms: Sequence[ArrayLike], inputs: Inputs) -> Summed:
-            by_gradients = partial(one_pass, inlined, clip_norms)
-            return on_platform("tpu", by_gradients, partial(twice, clip_norms), inputs)
+        def sum_by_platform(clip_norms: Sequence[ArrayLike], inputs: Inputs) -> Summed:
+            from_gradients = partial(one_pass, inlined_plan, clip_norms)
+            return on_platform(
+                "tpu", from_gradients, partial(two_passes, clip_norms), inputs
+            )
 
-        return _Chosen(by_platform, plan)
+        return _SelectedEngine(sum_by_platform, plan)
 
     def _trace(self, args: Sequence[object]) -> tuple[jex.ClosedJaxpr, Any]:
         """The loss's jaxpr for the arguments of a call, and the structure of aux.
@@ -183,22 +188,22 @@ class ClippedGrad(Generic[Params]):
         example. The outputs are the loss and the leaves of aux.
         """
         types = map(jax.typeof, self._examples(args))
-        one = [like(t, t.shape[1:], t.dtype) for t in types]
+        example_types = [like(t, t.shape[1:], t.dtype) for t in types]
         numbers = *_as_tuple(self.argnums), *self.batch_argnums
         treedef = jax.tree.structure([args[i] for i in numbers])
 
         def loss_and_aux(leaves: Arrays, example: Arrays) -> tuple[jax.Array, object]:
             # Arguments that are neither parameters nor batches are passed unchanged.
-            full = list(args)
+            all_args = list(args)
             values = treedef.unflatten([*leaves, *example])
             for i, value in zip(numbers, values, strict=True):
-                full[i] = value
-            out = self.loss_fn(*full)
+                all_args[i] = value
+            out = self.loss_fn(*all_args)
             loss, aux = out if self.has_aux else (out, ())
             _check_scalar(loss)
             return loss, aux
 
-        return bookkeeping.trace(loss_and_aux, self._leaves(args), one)
+        return bookkeeping.trace(loss_and_aux, self._leaves(args), example_types)
 
     def _examples(self, args: Sequence[object]) -> list[jax.Array]:
         """The leaves of a call's batch arguments, as JAX arrays.
@@ -206,11 +211,12 @@ class ClippedGrad(Generic[Params]):
         Raises:
           ValueError: the call has too few arguments.
         """
-        used = max(*self.batch_argnums, *_as_tuple(self.argnums))
-        if used >= len(args):
+        largest_number = max(*self.batch_argnums, *_as_tuple(self.argnums))
+        if largest_number >= len(args):
             raise ValueError(
                 f"argnums {self.argnums} and batch_argnums {self.batch_argnums} name "
-                f"argument {used}, but the call has {len(args)} positional arguments."
+                f"argument {largest_number}, but the call has {len(args)} positional "
+                "arguments."
             )
         examples = [args[i] for i in self.batch_argnums]
         return [jnp.asarray(x) for x in jax.tree.leaves(examples)]
@@ -244,7 +250,7 @@ class ClippedGrad(Generic[Params]):
         group, the leaves of the subtree at this number.
 
         Raises:
-          ValueError: clip_norm is not a prefix of the arguments in argnums.
+          ValueError: clip_norm is not a prefix tree of the arguments in argnums.
         """
         treedef, parameters = jax.tree.structure(self.clip_norm), self.parameters(args)
         numbers = treedef.unflatten(range(treedef.num_leaves))
@@ -252,8 +258,8 @@ class ClippedGrad(Generic[Params]):
             return jax.tree.leaves(jax.tree.broadcast(numbers, parameters))
         except ValueError as error:
             raise ValueError(
-                "clip_norm must be a number or a prefix of the arguments in argnums; "
-                f"got {self.clip_norm!r} for {jax.tree.structure(parameters)}."
+                "clip_norm must be a number or a prefix tree of the arguments in "
+                f"argnums; got {self.clip_norm!r} for {jax.tree.structure(parameters)}."
             ) from error
 
     def plan(self, *args: object, keep_blocks: bool = False) -> bookkeeping.Plan:
@@ -269,7 +275,7 @@ class ClippedGrad(Generic[Params]):
         return bookkeeping.plan(closed, groups, keep_blocks=keep_blocks)
 
 
-class _Chosen(NamedTuple):
+class _SelectedEngine(NamedTuple):
     """The engine for a call.
 
     Attributes:
@@ -305,7 +311,9 @@ def _vmap_sum(
         for sums in float32.
     """
 
-    def one(*example: jax.Array) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
+    def differentiate(
+        *example: jax.Array,
+    ) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
         def loss_and_aux(leaves: Arrays) -> tuple[jax.Array, list[jax.Array]]:
             loss, *aux = evaluate(closed, [*leaves, *example])
             return loss, aux
@@ -316,11 +324,11 @@ def _vmap_sum(
         return widen(gradient), loss, aux
 
     with _clip.loss_scope(x64):
-        gradients, loss, aux = jax.vmap(one)(*inputs.examples)
+        gradients, loss, aux = jax.vmap(differentiate)(*inputs.examples)
 
     sum_clipped = partial(_clip.sum_clipped, groups, wide=x64 is not None)
-    summed = inputs.let_compiler_shard(sum_clipped)
-    grads, norm = summed(gradients, clip_norms, inputs.mask)
+    sharded_sum = inputs.let_compiler_shard(sum_clipped)
+    grads, norm = sharded_sum(gradients, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 
 
@@ -432,8 +440,8 @@ def clipped_grad(
         hold: no parameter is sharded along an explicit mesh axis, and the gradient of
         one example has no more entries than the activations and cotangents of this
         example that "ghost" stores at once. In code lowered for a TPU, "auto" always
-        forms all per-example gradients. Instead of "ghost" it is then an engine with
-        one pass, which does not retain rematerialisation.
+        forms all per-example gradients. If "auto" would be "ghost" elsewhere, this code
+        uses one pass, and does not retain rematerialisation.
       microbatch_size: the maximum number of examples to process at a time. Any size
         works with any b; the result is the same up to rounding.
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.
@@ -461,10 +469,10 @@ def clipped_grad(
         otherwise invalid; the engine or the arithmetic is unknown; the engine is
         "ghost" with arithmetic="discrete"; microbatch_size is below 1. When the
         function is called: the leading axes of batch arguments differ or are empty; the
-        mask has another shape or dtype; clip_norm is no prefix of the arguments in
+        mask has another shape or dtype; clip_norm is no prefix tree of the arguments in
         argnums; these arguments are not real; the loss is not a real scalar; the loss
-        or its derivative communicates along a named axis, and so sees other examples,
-        as BatchNorm in training mode does.
+        or its derivative communicates along a named axis, and so depends on other
+        examples, as BatchNorm in training mode does.
       RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs and
         the environment variable `XLA_FLAGS` contains neither
         `--xla_gpu_exclude_nondeterministic_ops=true` nor
@@ -517,19 +525,30 @@ def clipped_grad(
         )
     if microbatch_size is not None:
         validate.static_int("microbatch_size", microbatch_size, minimum=1)
-    wanted, batched = _as_tuple(argnums), _as_tuple(batch_argnums)
-    if not wanted or min(wanted) < 0 or len(set(wanted)) < len(wanted):
-        raise ValueError(f"argnums must be distinct and non-negative; got {argnums!r}.")
-    if not batched or min(batched) < 0 or set(wanted) & set(batched):
+    parameter_numbers, batch_numbers = _as_tuple(argnums), _as_tuple(batch_argnums)
+    if (
+        not parameter_numbers
+        or min(parameter_numbers) < 0
+        or len(set(parameter_numbers)) < len(parameter_numbers)
+    ):
         raise ValueError(
-            "batch_argnums must be non-negative and must not contain any of argnums; "
-            f"got {batch_argnums!r} with argnums {argnums!r}."
+            "argnums must be one or more integers, distinct and non-negative; "
+            f"got {argnums!r}."
+        )
+    if (
+        not batch_numbers
+        or min(batch_numbers) < 0
+        or set(parameter_numbers) & set(batch_numbers)
+    ):
+        raise ValueError(
+            "batch_argnums must be one or more non-negative integers, none of which is "
+            f"in argnums; got {batch_argnums!r} with argnums {argnums!r}."
         )
     return ClippedGrad(
         loss_fn=loss_fn,
         clip_norm=clip_norm,
-        argnums=argnums if isinstance(argnums, int) else wanted,
-        batch_argnums=batched,
+        argnums=argnums if isinstance(argnums, int) else parameter_numbers,
+        batch_argnums=batch_numbers,
         has_aux=has_aux,
         engine=engine,
         microbatch_size=microbatch_size,
@@ -572,7 +591,7 @@ def explain(
       >>> params = {"w": jnp.ones((30, 20)), "scale": jnp.ones(20)}
       >>> print(explain(loss, params, jnp.ones((8, 30))))
       parameter  shape  sites                norm from  cost     vmap     why
-      ['scale']  20     mul                  gradients  9.6e+02  9.6e+02  tapped itself
+      ['scale']  20     mul                  gradients  9.6e+02  9.6e+02  no rule
       ['w']      30x20  dot_general (dense)  rows       6.5e+02  2.9e+04
       auto: bookkeeping
     """

@@ -79,8 +79,8 @@ def metrics(
       >>> mask = jnp.array([True, True, False])
       >>> _, per_example = fn(jnp.ones(2), jnp.diag(jnp.array([3.0, 0.5, 9.0]))[:, :2],
       ...                     mask=mask)
-      >>> found = dpjax.metrics(per_example, 1.0, mask=mask)
-      >>> print(found.num_examples, found.loss, found.fraction_clipped)
+      >>> summary = dpjax.metrics(per_example, 1.0, mask=mask)
+      >>> print(summary.num_examples, summary.loss, summary.fraction_clipped)
       2 1.75 0.5
     """
     validate.scalar("clip_norm", clip_norm)

@@ -35,9 +35,9 @@ def in_microbatches(
     """Sum a batch one microbatch after another, and collect the per-example results.
 
     Args:
-      sum_of: the engine's function of the `Inputs` of a microbatch. It returns the
-        microbatch's sums, which have the shapes of the parameter leaves, and the
-        per-example results.
+      sum_of: a function that runs the engine on the `Inputs` of one microbatch. It
+        returns the microbatch's sums, which have the shapes of the parameter leaves,
+        and the per-example results.
       size: the number of examples in a microbatch; None for the whole batch.
       inputs: the parameters, the examples and the mask of the batch.
       wide: whether the sums are in float64.
@@ -51,15 +51,15 @@ def in_microbatches(
         return sum_of(inputs)
     batch, parts = mask.shape[0], -(-mask.shape[0] // size)
     arrays = [mask, *examples]
-    spread = leading_axis(examples)
+    batch_axis = leading_axis(examples)
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in (*leaves, *arrays)))
 
-    def deal(*arrays: jax.Array) -> list[jax.Array]:
+    def split_batch(*arrays: jax.Array) -> list[jax.Array]:
         # The batch is padded with copies of the last example to fill all microbatches.
         # The mask is False for the copies.
-        places = jnp.minimum(jnp.arange(parts * size), batch - 1)
+        indices = jnp.minimum(jnp.arange(parts * size), batch - 1)
         if parts * size > batch:
-            arrays = tuple(x[places] for x in arrays)
+            arrays = tuple(x[indices] for x in arrays)
         mask, *examples = arrays
         mask = mask & (jnp.arange(parts * size) < batch)
         # Microbatch j gets the examples j, j + parts, j + 2 parts, and so on.
@@ -68,8 +68,8 @@ def in_microbatches(
             for x in (mask, *examples)
         ]
 
-    def gather(*outputs: jax.Array) -> list[jax.Array]:
-        # This is the inverse of `deal`, without the padding.
+    def merge_outputs(*outputs: jax.Array) -> list[jax.Array]:
+        # This is the inverse of `split_batch`, without the padding.
         return [
             x.swapaxes(0, 1).reshape(parts * size, *x.shape[2:])[:batch]
             for x in outputs
@@ -77,22 +77,24 @@ def in_microbatches(
 
     def step(sums: list[jax.Array], part: list[jax.Array]) -> Summed:
         mask, *examples = part
-        more, per_example = sum_of(Inputs(leaves, examples, mask))
-        added = [a + b for a, b in zip(sums, add_varying_axes(more, axes), strict=True)]
-        return added, per_example
+        part_sums, per_example = sum_of(Inputs(leaves, examples, mask))
+        new_sums = [
+            a + b for a, b in zip(sums, add_varying_axes(part_sums, axes), strict=True)
+        ]
+        return new_sums, per_example
 
     # A microbatch can be sharded only if the number of devices divides its size.
-    across = spread if size % num_shards(examples) == 0 else None
-    shardings = [jax.P(None, across, *spec_of(x)[1:]) for x in arrays]
-    dealt = let_compiler_shard(deal, arrays, shardings)(*arrays)
+    microbatch_axis = batch_axis if size % num_shards(examples) == 0 else None
+    shardings = [jax.P(None, microbatch_axis, *spec_of(x)[1:]) for x in arrays]
+    microbatches = let_compiler_shard(split_batch, arrays, shardings)(*arrays)
     dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
     zeros = [
         sharded_zeros(jax.typeof(x.astype(dtype)), x.shape)
         for x, dtype in zip(leaves, dtypes, strict=True)
     ]
     # In `jax.shard_map` a scan's carry must vary over the same axes in all iterations.
-    sums, outputs = jax.lax.scan(step, add_varying_axes(zeros, axes), dealt)
+    sums, outputs = jax.lax.scan(step, add_varying_axes(zeros, axes), microbatches)
     outputs, treedef = jax.tree.flatten(outputs)
-    shardings = [jax.P(spread, *spec_of(x)[2:]) for x in outputs]
-    outputs = let_compiler_shard(gather, outputs, shardings)(*outputs)
+    shardings = [jax.P(batch_axis, *spec_of(x)[2:]) for x in outputs]
+    outputs = let_compiler_shard(merge_outputs, outputs, shardings)(*outputs)
     return sums, treedef.unflatten(outputs)

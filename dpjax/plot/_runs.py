@@ -66,32 +66,34 @@ def epsilon_by_step(
       >>> print([round(float(y), 3) for y in line.get_ydata()[[0, 10, 19]]])
       [1.361, 2.0, 2.0]
     """
-    _check(plans)
+    _check_plans(plans)
     if delta is not None:
         delta = validate.positive_float("delta", delta)
         validate.open_unit("delta", delta)
     deltas = [plan.delta if delta is None else delta for plan in plans]
     legend = names(labels, [_name(plan) for plan in plans])
     ax = axes(ax, (5.4, 3.6))
-    for number, (plan, each, name) in enumerate(
+    for number, (plan, plan_delta, name) in enumerate(
         zip(plans, deltas, legend, strict=True)
     ):
-        steps = _steps(plan)
-        costs = [float(plan.guarantee.at(int(t)).epsilon(each)) for t in steps]
-        look = strokes(number)
+        steps = _choose_steps(plan)
+        costs = [float(plan.guarantee.at(int(t)).epsilon(plan_delta)) for t in steps]
+        style = strokes(number)
         # Without μ, markers show where ε was computed. With μ, the line between two
         # steps has the ε of the later step.
         if plan.guarantee.mu is None:
-            look["markersize"] = 3.5
+            style["markersize"] = 3.5
         else:
-            look |= {"drawstyle": "steps-pre", "markevery": [-1]}
-        ax.plot(steps, costs, **look, label=f"{name}: ε = {up(costs[-1], 2)}")
+            style |= {"drawstyle": "steps-pre", "markevery": [-1]}
+        ax.plot(steps, costs, **style, label=f"{name}: ε = {up(costs[-1], 2)}")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False, fontsize="small")
-    few = any(plan.guarantee.mu is None for plan in plans)
-    where = "steps taken (ε is computed at the markers)" if few else "steps taken"
-    return finish(ax, where, f"ε {_at(deltas)}")
+    has_markers = any(plan.guarantee.mu is None for plan in plans)
+    x_label = (
+        "steps taken (ε is computed at the markers)" if has_markers else "steps taken"
+    )
+    return finish(ax, x_label, f"ε {_describe_deltas(deltas)}")
 
 
 def compare(
@@ -132,21 +134,21 @@ def compare(
       >>> [panel.get_title("left") for panel in ax.child_axes]
       ['noise multiplier', 'ε at δ = 1e-05', 'signal to noise']
     """
-    _check(plans)
+    _check_plans(plans)
     legend = names(labels, [_name(plan) for plan in plans])
-    epsilon = f"ε {_at([plan.delta for plan in plans])}"
+    epsilon = f"ε {_describe_deltas([plan.delta for plan in plans])}"
     # Each panel shows one number of each plan, in the given format.
     panels = {
-        "noise multiplier": ([_gradients_noise(plan) for plan in plans], up),
+        "noise multiplier": ([_sums_noise_multiplier(plan) for plan in plans], up),
         epsilon: ([plan.epsilon for plan in plans], up),
-        "signal to noise": ([_signal_to_noise(plan) for plan in plans], _short),
+        "signal to noise": ([_signal_to_noise(plan) for plan in plans], _format_number),
     }
     ax = axes(ax, (5.4, 1.5 + len(plans)))
     ax.set_axis_off()
     for number, (title, (values, write)) in enumerate(panels.items()):
         panel = ax.inset_axes((0.0, 0.7 - number * 0.35, 1.0, 0.22))
         panel.set_title(title, fontsize="medium", loc="left")
-        _bars(panel, values, [write(x) for x in values], legend)
+        _draw_bars(panel, values, [write(x) for x in values], legend)
     return ax
 
 
@@ -182,42 +184,49 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
       1.30
       2.13
     """
-    _check([run])
+    _check_plans([run])
     if run.comparison is None:
         raise ValueError(
             "run must be a plan that compared mechanisms, such as a plan with "
             f"sampling='auto'; got {run!r}."
         )
     candidates = run.comparison.candidates
-    least = candidates[0].error
+    min_error = candidates[0].error
     ax = axes(ax, (6.0, 1.0 + 0.35 * len(candidates)))
-    values = [one.error / least for one in candidates]
+    values = [candidate.error / min_error for candidate in candidates]
     texts = [
         "no plan"
-        if one.plan is None
-        else f"{value:.2f} (σ = {_short(one.plan.noise_multiplier)})"
-        for one, value in zip(candidates, values, strict=True)
+        if candidate.plan is None
+        else f"{value:.2f} (σ = {_format_number(candidate.plan.noise_multiplier)})"
+        for candidate, value in zip(candidates, values, strict=True)
     ]
-    _bars(ax, values, texts, [f"{one.sampling}, {one.strategy}" for one in candidates])
+    _draw_bars(
+        ax,
+        values,
+        texts,
+        [f"{candidate.sampling}, {candidate.strategy}" for candidate in candidates],
+    )
     ax.axvline(1.0, color=GREY, linewidth=0.8)
     ax.set_title("noise left in the workload, least = 1", fontsize="medium", loc="left")
     return ax
 
 
-def _bars(
+def _draw_bars(
     panel: "Axes", values: list[float], texts: list[str], labels: list[str]
 ) -> None:
     """Draw one panel with a bar for each value, and a text at the end of each bar."""
-    places = np.arange(len(values))
+    positions = np.arange(len(values))
     # An infinite value has a text but no bar.
-    drawn = [value if math.isfinite(value) else 0.0 for value in values]
-    bars = panel.barh(places, drawn, height=0.6, color="#c9d7e3", edgecolor="black")
+    lengths = [value if math.isfinite(value) else 0.0 for value in values]
+    bars = panel.barh(
+        positions, lengths, height=0.6, color="#c9d7e3", edgecolor="black"
+    )
     panel.bar_label(bars, texts, padding=3, fontsize="small")
     # Leave space for the texts at the ends of the bars.
-    panel.set_xlim(0, 1.35 * (max(drawn) or 1.0))
+    panel.set_xlim(0, 1.35 * (max(lengths) or 1.0))
     # The first plan is on top.
     panel.invert_yaxis()
-    panel.set_yticks(places, labels)
+    panel.set_yticks(positions, labels)
     panel.set_xticks([])
     panel.tick_params(length=0)
     panel.grid(visible=False)
@@ -233,7 +242,7 @@ def _signal_to_noise(plan: Plan) -> float:
     refers to the independent noise z.
     """
     # In every step, σ exceeds the noise multiplier by the same factor.
-    factor = _gradients_noise(plan) / plan.noise_multiplier
+    factor = _sums_noise_multiplier(plan) / plan.noise_multiplier
     squares = [
         run.num_steps * (run.batch_size / (factor * run.noise_multiplier)) ** 2
         for run in plan.constant_runs()
@@ -241,7 +250,7 @@ def _signal_to_noise(plan: Plan) -> float:
     return math.sqrt(sum(squares))
 
 
-def _gradients_noise(plan: Plan) -> float:
+def _sums_noise_multiplier(plan: Plan) -> float:
     """The noise multiplier of a plan's sums of clipped gradients.
 
     The result is the standard deviation of the noise in a sum, divided by the clip
@@ -253,7 +262,7 @@ def _gradients_noise(plan: Plan) -> float:
     return parameters.noise_of(plan.quantile, plan.noise_multiplier, plan.batch_size)[0]
 
 
-def _steps(plan: Plan) -> np.ndarray:
+def _choose_steps(plan: Plan) -> np.ndarray:
     """Choose the steps at which `epsilon_by_step` computes ε, i64[k].
 
     In a short run, the function chooses all steps. In a longer run, the distance
@@ -263,25 +272,28 @@ def _steps(plan: Plan) -> np.ndarray:
     if plan.num_steps <= count:
         return np.arange(1, plan.num_steps + 1)
     # Squares are closest together at the start of a run.
-    apart = np.linspace(0.0, 1.0, count) ** 2
-    return np.unique(np.ceil(1 + (plan.num_steps - 1) * apart).astype(int))
+    fractions = np.linspace(0.0, 1.0, count) ** 2
+    return np.unique(np.ceil(1 + (plan.num_steps - 1) * fractions).astype(int))
 
 
-def _short(value: float) -> str:
+def _format_number(value: float) -> str:
     """Format a value with three significant digits, or as an integer from 100 up."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _check(plans: Sequence[Plan]) -> None:
+def _check_plans(plans: Sequence[Plan]) -> None:
     if not plans or not all(isinstance(plan, Plan) for plan in plans):
-        raise ValueError(f"plans must be one or more of dpjax.Plan; got {plans!r}.")
+        raise ValueError(
+            "plans, or run of comparison, must be one or more of dpjax.Plan; got "
+            f"{plans!r}."
+        )
 
 
 def _name(plan: Plan) -> str:
     return f"{plan.sampling}, b = {plan.batch_size}, T = {plan.num_steps}"
 
 
-def _at(deltas: Sequence[float]) -> str:
+def _describe_deltas(deltas: Sequence[float]) -> str:
     """The words "at δ = ..." if all δ are equal; otherwise "at the δ of each plan"."""
     same = len(set(deltas)) == 1
     return f"at δ = {deltas[0]:g}" if same else "at the δ of each plan"
@@ -361,7 +373,7 @@ def noise(
     ax = axes(ax, (5.4, 3.6))
     for number, (shape, name) in enumerate(zip(checked, legend, strict=True)):
         steps = np.arange(1, len(shape) + 1)
-        style = _sparse(number, len(steps))
+        style = _sparse_style(number, len(steps))
         if len(steps) > 300:  # oscillations are legible with thin lines
             style["linewidth"] = 0.8
         ax.plot(steps, deviations(shape), **style, label=name)
@@ -407,8 +419,8 @@ def spectrum(
     for number, (shape, name) in enumerate(zip(checked, legend, strict=True)):
         count = len(shape)
         frequencies = np.arange(1, count // 2 + 1) / count
-        each = power(shape)[1 : count // 2 + 1]
-        ax.loglog(frequencies, each, **_sparse(number, len(each)), label=name)
+        powers = power(shape)[1 : count // 2 + 1]
+        ax.loglog(frequencies, powers, **_sparse_style(number, len(powers)), label=name)
     ax.legend(frameon=False, fontsize="small")
     return finish(ax, "frequency, cycles a step", "power of the noise")
 
@@ -438,14 +450,14 @@ def power(shape: np.ndarray) -> np.ndarray:
     # Σ_t E[x_t x_{t+l}] = Σ_j c_j (T − j − l) c_{j+l} is a correlation. The periodogram
     # is the Fourier transform of these sums over all lags, divided by T. The lags l and
     # −l have equal sums. Transforms of length 2T avoid circular overlap.
-    later = shape * (count - np.arange(count))
-    both = np.conj(np.fft.rfft(shape, 2 * count)) * np.fft.rfft(later, 2 * count)
-    sums = np.fft.irfft(both, 2 * count)[:count]
+    weighted = shape * (count - np.arange(count))
+    product = np.conj(np.fft.rfft(shape, 2 * count)) * np.fft.rfft(weighted, 2 * count)
+    sums = np.fft.irfft(product, 2 * count)[:count]
     values = (2 * np.fft.fft(sums).real - sums[0]) / count
     return np.maximum(values, 0.0)  # rounding may make a zero negative
 
 
-def _sparse(number: int, count: int) -> dict:
+def _sparse_style(number: int, count: int) -> dict:
     """The style of line `number` of a plot, with markers at a few of `count` points.
 
     If possible, different lines have markers at different points.
@@ -466,11 +478,11 @@ def _check_shapes(
     if not shapes:
         raise ValueError("shapes must contain at least one shape; got none.")
     checked = [np.asarray(shape, np.float64) for shape in shapes]
-    for shape, given in zip(checked, shapes, strict=True):
+    for shape, argument in zip(checked, shapes, strict=True):
         if shape.ndim not in (1, 2) or not shape.size or not np.isfinite(shape).all():
             raise ValueError(
                 "shapes must have finite numbers: the coefficients f[T], or the "
-                f"matrix f[T, k]; got {given!r}."
+                f"matrix f[T, k]; got {argument!r}."
             )
-    otherwise = [f"shape {number}" for number in range(1, len(checked) + 1)]
-    return checked, names(labels, otherwise)
+    defaults = [f"shape {number}" for number in range(1, len(checked) + 1)]
+    return checked, names(labels, defaults)

@@ -36,7 +36,7 @@ style: dict[str, Any] = {
     "lines.markersize": 5,
     "savefig.dpi": 160,
 }
-"""The look of all pictures of this project, for `matplotlib.pyplot.style.use`.
+"""The style of the plots of `dpjax.plot`, for `matplotlib.pyplot.style.use`.
 
 Lines differ in colour and in stroke. The colours are dark enough on white, and
 differ for the colour-blind.
@@ -52,8 +52,8 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError(
-            "dpjax.plot needs matplotlib. In a checkout of dpjax: pip install "
-            "'.[plot]'."
+            "dpjax.plot needs matplotlib, which the extra 'plot' of dpjax installs. In "
+            "a checkout of dpjax: pip install '.[plot]'."
         ) from error
     _, ax = plt.subplots(figsize=size, layout="constrained")
     return ax
@@ -70,14 +70,14 @@ def strokes(number: int) -> dict[str, Any]:
     }
 
 
-def names(labels: Sequence[str] | None, otherwise: Sequence[str]) -> list[str]:
-    """The labels, one for each line, or the default names if labels is None."""
+def names(labels: Sequence[str] | None, defaults: Sequence[str]) -> list[str]:
+    """The labels as a list, or the default labels `defaults` if labels is None."""
     if labels is None:
-        return list(otherwise)
-    if isinstance(labels, str) or len(labels) != len(otherwise):
+        return list(defaults)
+    if isinstance(labels, str) or len(labels) != len(defaults):
         raise ValueError(
-            f"labels must contain one label for each of the {len(otherwise)} curves; "
-            f"got {labels!r}."
+            f"labels must contain {len(defaults)} labels, one for each plan, "
+            f"guarantee or shape; got {labels!r}."
         )
     return [str(label) for label in labels]
 

@@ -102,10 +102,10 @@ def guarantee_lines(
     marked = int(np.searchsorted(rates, false_positive_rate))
     lines = []
     for profile, name in zip(profiles, legend, strict=True):
-        missed = tradeoff_curve(profile, rates)
+        false_negative = tradeoff_curve(profile, rates)
         # The label is rounded up, since it is an upper bound for every attack.
-        power = up(1.0 - missed[marked])
-        lines.append(Line(rates, missed, f"{name}: {power}", marked))
+        power = up(1.0 - false_negative[marked])
+        lines.append(Line(rates, false_negative, f"{name}: {power}", marked))
     return lines
 
 
@@ -116,11 +116,13 @@ def draw_curves(
     title: str = "true-positive rate at most,",
 ) -> "Axes":
     """Draw the given lines, lines for perfect and for no privacy, and a legend."""
-    for number, (rates, missed, label, marked) in enumerate(lines):
-        ax.plot(rates, missed, **strokes(number), label=label, markevery=[marked])
+    for number, (rates, false_negative, label, marked) in enumerate(lines):
+        ax.plot(
+            rates, false_negative, **strokes(number), label=label, markevery=[marked]
+        )
     ax.plot([0, 1], [1, 0], ":", color=GREY, linewidth=1, label="perfect privacy")
-    none = {"color": GREY, "linewidth": 3, "alpha": 0.5, "label": "no privacy"}
-    ax.plot([0, 0, 1], [1, 0, 0], **none)
+    no_privacy = {"color": GREY, "linewidth": 3, "alpha": 0.5, "label": "no privacy"}
+    ax.plot([0, 0, 1], [1, 0, 0], **no_privacy)
     ax.axvline(false_positive_rate, color=GREY, linewidth=0.6, zorder=0)
     ax.set_xlim(-0.01, 1)
     ax.set_ylim(-0.01, 1)
@@ -188,14 +190,16 @@ def achieved_lines(
     inside, outside = map(jnp.sort, replace_nan_scores(inside, outside))
     # The share of scores at or below a threshold is the false-negative rate for runs
     # with the example, and the true-negative rate for runs without the example.
-    missed, quiet = (
+    false_negative, true_negative = (
         jnp.searchsorted(x, thresholds, side="right") / x.size
         for x in (inside, outside)
     )
-    observed = _line(1 - quiet, missed, "the attack reached", false_positive_rate)
-    alarms, hits = bounds
+    observed = _line(
+        1 - true_negative, false_negative, "the attack reached", false_positive_rate
+    )
+    false_positive, true_positive = bounds
     name = f"proven, {100 * confidence:g} %"
-    return observed, _line(alarms, 1 - hits, name, false_positive_rate)
+    return observed, _line(false_positive, 1 - true_positive, name, false_positive_rate)
 
 
 def attack(
@@ -250,38 +254,45 @@ def attack(
             f"{np.shape(scores_in)} and {np.shape(scores_out)}."
         )
     lines = guarantee_lines(guarantees, labels, false_positive_rate)
-    seen, proven = achieved_lines(
+    observed, proven = achieved_lines(
         scores_in, scores_out, confidence, false_positive_rate
     )
     ax = axes(ax, (5.2, 5.0))
-    draw_curves(ax, [*lines, seen, proven], false_positive_rate, "true-positive rate,")
-    # `between` has the corners of both step functions, which are constant in between.
-    between = np.union1d(seen.false_positive, proven.false_positive)
-    low, high = (_step_function(line, between) for line in (seen, proven))
-    grey = {"step": "post", "color": GREY, "alpha": 0.2, "linewidth": 0}
-    ax.fill_between(between, low, high, **grey)
+    draw_curves(
+        ax, [*lines, observed, proven], false_positive_rate, "true-positive rate,"
+    )
+    # `rates` has the corners of both step functions, which are constant in between.
+    rates = np.union1d(observed.false_positive, proven.false_positive)
+    low, high = (_step_function(line, rates) for line in (observed, proven))
+    fill_style = {"step": "post", "color": GREY, "alpha": 0.2, "linewidth": 0}
+    ax.fill_between(rates, low, high, **fill_style)
     return finish(ax, "false-positive rate", "false-negative rate")
 
 
-def _line(alarms: ArrayLike, missed: ArrayLike, name: str, rate: float) -> Line:
-    """Make the line of an attack's minimum false-negative rates over all thresholds.
+def _line(
+    false_positive: ArrayLike, false_negative: ArrayLike, name: str, rate: float
+) -> Line:
+    """Make a line of an attack's minimum false-negative rate by false-positive rate.
 
     Args:
-      alarms: the false-positive rate of the test at each threshold, f[k].
-      missed: the false-negative rate of the test at each threshold, f[k].
+      false_positive: the false-positive rate of the test at each threshold, f[k].
+      false_negative: the false-negative rate of the test at each threshold, f[k].
       name: the name for the legend.
       rate: the false-positive rate at which the line has a marker.
 
     Returns:
       A `Line` through the corners of a step function from (0, 1) to (1, 0).
     """
-    alarms, missed = np.asarray(alarms), np.asarray(missed)
-    order = np.argsort(alarms, kind="stable")
-    alarms = np.concatenate([[0.0], alarms[order], [1.0]])
-    missed = np.concatenate([[1.0], missed[order], [0.0]])
-    missed = np.minimum.accumulate(missed)
+    false_positive, false_negative = (
+        np.asarray(false_positive),
+        np.asarray(false_negative),
+    )
+    order = np.argsort(false_positive, kind="stable")
+    false_positive = np.concatenate([[0.0], false_positive[order], [1.0]])
+    false_negative = np.concatenate([[1.0], false_negative[order], [0.0]])
+    false_negative = np.minimum.accumulate(false_negative)
     # x and y are the corners of the step function, which steps down at each rate.
-    x, y = np.repeat(alarms, 2)[1:], np.repeat(missed, 2)[:-1]
+    x, y = np.repeat(false_positive, 2)[1:], np.repeat(false_negative, 2)[:-1]
     marked = int(np.searchsorted(x, rate, side="right")) - 1
     # Round the true-positive rate down, so that no label overstates the attack.
     power = np.floor((1 - y[marked]) * 1000) / 1000
@@ -290,5 +301,5 @@ def _line(alarms: ArrayLike, missed: ArrayLike, name: str, rate: float) -> Line:
 
 def _step_function(line: Line, rates: np.ndarray) -> np.ndarray:
     """The false-negative rates of a step function at given false-positive rates."""
-    places = np.searchsorted(line.false_positive, rates, side="right") - 1
-    return line.false_negative[places]
+    indices = np.searchsorted(line.false_positive, rates, side="right") - 1
+    return line.false_negative[indices]

@@ -31,15 +31,15 @@ class Data(NamedTuple):
     examples: Tree
     finite: jax.Array
 
-    def at(self, batch: sampling.Batch) -> "Data":
+    def select(self, batch: sampling.Batch) -> "Data":
         """Return the examples of a batch; `finite` is False also for padding."""
         examples = jax.tree.map(lambda x: x[batch.indices], self.examples)
         return Data(examples, batch.mask & self.finite[batch.indices])
 
 
 @jax.jit
-def prepare(data: Tree) -> Data:
-    """Replace each example that has a NaN or an infinity by zeros, with a mask."""
+def mask_nonfinite(data: Tree) -> Data:
+    """Replace each example that has a NaN or an infinity by zeros, and add a mask."""
 
     def prepare_example(example: Tree) -> Data:
         flags = jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), example)
@@ -51,10 +51,10 @@ def prepare(data: Tree) -> Data:
     return jax.vmap(prepare_example)(data)
 
 
-def schedule(
+def evaluate_schedule(
     name: str, value: ArrayLike | optax.Schedule, num_steps: int
 ) -> np.ndarray:
-    """Evaluate a number, an array or a schedule at each of the T steps, as f64[T]."""
+    """The values of a number, array or schedule at all T = num_steps steps, f64[T]."""
     if callable(value):
         value = jax.vmap(value)(jnp.arange(num_steps))
     array = np.asarray(value, np.float64)
@@ -97,7 +97,7 @@ PRECISION = (
 )
 
 
-def every_step(batches: Batches) -> tuple[str, ...]:
+def assume_every_step(batches: Batches) -> tuple[str, ...]:
     """State the assumptions of a guarantee that covers the iterates of all steps.
 
     `batches` says how the solver forms its batches.
@@ -105,11 +105,11 @@ def every_step(batches: Batches) -> tuple[str, ...]:
     return (BATCHES[batches], *_ALWAYS)
 
 
-def assume_last_iterate(first: str, setting: Setting) -> tuple[str, ...]:
+def assume_last_iterate(assumption: str, setting: Setting) -> tuple[str, ...]:
     """State the assumptions of a guarantee that covers only the last iterate.
 
-    The result contains the assumption `first`, and the assumptions under which the
-    bounds in `setting` are true.
+    The result contains the argument `assumption`, and the assumption that the bounds in
+    `setting` are true.
     """
     more: tuple[str, ...] = ()
     if has_bounded_set(setting):
@@ -117,7 +117,7 @@ def assume_last_iterate(first: str, setting: Setting) -> tuple[str, ...]:
     if is_strongly_convex(setting):
         # An example that is left out contributes no curvature.
         more += ("every possible example is finite",)
-    return (first, *more, *_CONTRACTION, *_ALWAYS)
+    return (assumption, *more, *_CONTRACTION, *_ALWAYS)
 
 
 def assume_minimum() -> tuple[str, ...]:
@@ -154,20 +154,20 @@ class Epochs(NamedTuple):
         return self.num_epochs * self.steps_per_epoch
 
 
-def examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
+def check_examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
     """Check the data and the key, and return the number of examples.
 
     The function raises a ValueError for data that the loss does not accept.
     """
     validate.typed_key("key", key)
     num_examples = leading_axis("data", data)
-    of_loss = getattr(loss_fn, "check", None)
-    if of_loss is not None:
-        of_loss(data)
+    check = getattr(loss_fn, "check", None)
+    if check is not None:
+        check(data)
     return num_examples
 
 
-def no_added_example(adjacency: Adjacency) -> None:
+def check_adjacency(adjacency: Adjacency) -> None:
     """Raise a ValueError for ADD_REMOVE, which changes the number of examples."""
     if validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
         raise ValueError(
@@ -177,14 +177,14 @@ def no_added_example(adjacency: Adjacency) -> None:
         )
 
 
-def size(batch_size: int, num_examples: int) -> int:
+def check_batch_size(batch_size: int, num_examples: int) -> int:
     """Check that a batch size is from 1 to the number of examples, and return it."""
     batch_size = validate.static_int("batch_size", batch_size, minimum=1)
     validate.at_most("batch_size", batch_size, num_examples)
     return batch_size
 
 
-def epochs(
+def check_epochs(
     loss_fn: LossFn,
     data: Tree,
     adjacency: Adjacency,
@@ -196,21 +196,21 @@ def epochs(
 
     An epoch has enough batches for all examples. The last batch may have padding.
     """
-    no_added_example(adjacency)
+    check_adjacency(adjacency)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     batch_size = validate.static_int("batch_size", batch_size, minimum=1)
-    num_examples = examples(loss_fn, data, key)
+    num_examples = check_examples(loss_fn, data, key)
     return Epochs(num_epochs, batch_size, -(-num_examples // batch_size))
 
 
-def noise(
+def check_noise(
     noise_multiplier: Noise | None, epsilon: float | None, delta: float | None
 ) -> Noise | Target:
     """Return the noise multiplier if the caller gave one, else the target (ε, δ)."""
     if noise_multiplier is not None:
         if epsilon is not None or delta is not None:
             raise ValueError(
-                "noise_multiplier must be None if epsilon and delta are given; got "
+                "noise_multiplier must be None if epsilon or delta is given; got "
                 f"{noise_multiplier!r}."
             )
         return noise_multiplier
@@ -243,14 +243,14 @@ def check_last_iterate(
         contain a NaN or an infinity.
     """
     _setting.check_names(setting)
-    num_examples = examples(loss_fn, data, key)
-    no_added_example(setting["adjacency"])
+    num_examples = check_examples(loss_fn, data, key)
+    check_adjacency(setting["adjacency"])
     if has_bounded_set(setting) and prox is None:
         raise ValueError(
             "diameter must be inf unless prox maps into a bounded set; got "
             f"{setting['diameter']!r}."
         )
-    if is_strongly_convex(setting) and not bool(jnp.all(prepare(data).finite)):
+    if is_strongly_convex(setting) and not bool(jnp.all(mask_nonfinite(data).finite)):
         raise ValueError(
             "data must be finite if strong_convexity is above 0, because a "
             "non-finite example is left out and then has no curvature. State the "
@@ -270,7 +270,7 @@ def is_strongly_convex(setting: Setting) -> bool:
     return bool(np.any(np.asarray(setting["strong_convexity"]) > 0))
 
 
-def loss(loss_fn: LossFn, setting: Setting) -> None:
+def check_loss(loss_fn: LossFn, setting: Setting) -> None:
     """Raise a ValueError if the setting contradicts the bounds of a `losses.Loss`.
 
     The function compares the smoothness, the strong convexity and the number of linear
@@ -280,22 +280,23 @@ def loss(loss_fn: LossFn, setting: Setting) -> None:
     """
     if not isinstance(loss_fn, Loss):
         return
-    known = loss_fn.setting
+    loss_setting = loss_fn.setting
     # With clipping, the setting may state any bound on gradients, because clipping
     # enforces this bound.
-    least = ["smoothness"] if setting["clipped"] else ["smoothness", "gradient_norm"]
-    for name in least:
-        if np.any(np.asarray(setting[name]) < known[name]):
+    names = ["smoothness"] if setting["clipped"] else ["smoothness", "gradient_norm"]
+    for name in names:
+        if np.any(np.asarray(setting[name]) < loss_setting[name]):
             raise ValueError(
-                f"{name} must be at least the {name} of the loss, {known[name]!r}; "
-                f"got {setting[name]!r}."
+                f"{name} must be at least the {name} of the loss, "
+                f"{loss_setting[name]!r}; got {setting[name]!r}."
             )
     if is_strongly_convex(setting):
         raise ValueError(
-            "strong_convexity must be 0 for this loss, because parts of the loss are "
-            f"linear; got {setting['strong_convexity']!r}."
+            "strong_convexity must be 0 for this loss, because the loss of an example "
+            "with zero features is constant; got "
+            f"{setting['strong_convexity']!r}."
         )
-    if setting["generalised_linear"] and not known["generalised_linear"]:
+    if setting["generalised_linear"] and not loss_setting["generalised_linear"]:
         raise ValueError(
             "generalised_linear must be False for this loss, because the loss has "
             f"several scores; got {setting['generalised_linear']!r}."

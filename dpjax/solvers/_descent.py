@@ -110,16 +110,16 @@ def gradient_sum(
         total, losses = jax.grad(total_loss, has_aux=True)(params)
         used = mask
     else:
-        fn = clipped_grad(loss_fn, clip_norm, microbatch_size=microbatch_size)
-        total, per_example = fn(params, examples, mask=mask)
+        clipped_sum = clipped_grad(loss_fn, clip_norm, microbatch_size=microbatch_size)
+        total, per_example = clipped_sum(params, examples, mask=mask)
         losses, used = per_example.loss, mask & jnp.isfinite(per_example.norm)
     # The mean excludes a loss that is infinite although its gradient is finite.
-    counted = used & jnp.isfinite(losses)
-    number = jnp.sum(used, dtype=jnp.int32)
-    return widen(total), jnp.mean(losses, where=counted), number
+    is_counted = used & jnp.isfinite(losses)
+    num_used = jnp.sum(used, dtype=jnp.int32)
+    return widen(total), jnp.mean(losses, where=is_counted), num_used
 
 
-def batches_of(
+def make_batches(
     batches: Batches, num_examples: int, batch_size: int, key: Key, epoch: jax.Array
 ) -> sampling.Batch | None:
     """Stack the batches of an epoch along a first axis, or return None for "full"."""
@@ -171,13 +171,16 @@ def descend(
     def step(params: Tree, inputs: tuple[Any, ...]) -> tuple[Tree, Curve]:
         batch, step_size, stddev, number = inputs
         if batch is None:
-            taken, size = data, num_examples
+            batch_data, num_valid = data, num_examples
         else:
-            taken, size = data.at(batch), jnp.sum(batch.mask, dtype=jnp.int32)
+            batch_data, num_valid = (
+                data.select(batch),
+                jnp.sum(batch.mask, dtype=jnp.int32),
+            )
         total, loss, used = gradient_sum(
             loss_fn,
             params,
-            taken,
+            batch_data,
             clip_norm=gradient_norm if clipped else None,
             microbatch_size=microbatch_size,
         )
@@ -188,12 +191,12 @@ def descend(
         # gradient of the regulariser λ/2 ‖x‖² is not clipped, since it depends on no
         # data. The divisor is b also for a batch with padding, as the accountant
         # assumes.
-        def move(x: jax.Array, g: jax.Array, z: jax.Array) -> jax.Array:
-            eta, added = step_size.astype(x.dtype), regularization.astype(x.dtype)
-            return x - eta * (g / batch_size + added * x + z)
+        def update(x: jax.Array, g: jax.Array, z: jax.Array) -> jax.Array:
+            eta, ridge = step_size.astype(x.dtype), regularization.astype(x.dtype)
+            return x - eta * (g / batch_size + ridge * x + z)
 
-        params = prox(jax.tree.map(move, params, total, noise), step_size)
-        return params, Curve(loss, size - used)
+        params = prox(jax.tree.map(update, params, total, noise), step_size)
+        return params, Curve(loss, num_valid - used)
 
     def epoch(
         params: Tree, inputs: tuple[jax.Array, jax.Array, jax.Array]
@@ -201,7 +204,7 @@ def descend(
         number, step_sizes, stddevs = inputs
         # Step numbers continue from epoch to epoch, so that no key of noise repeats.
         numbers = number * period + jnp.arange(period)
-        batch = batches_of(batches, num_examples, batch_size, batch_key, number)
+        batch = make_batches(batches, num_examples, batch_size, batch_key, number)
         return jax.lax.scan(step, params, (batch, step_sizes, stddevs, numbers))
 
     epochs = jnp.arange(step_sizes.shape[0])
@@ -210,7 +213,7 @@ def descend(
     return last, jax.tree.map(jnp.ravel, curve)
 
 
-def narrow(wide: Tree, params: Params) -> Params:
+def cast_like(wide: Tree, params: Params) -> Params:
     """Cast parameters of wider dtypes to the dtypes of the parameters `params`."""
     # The code does not use jnp.result_type(p): for a weakly typed float32, its result
     # depends on whether 64-bit types are enabled in this scope.

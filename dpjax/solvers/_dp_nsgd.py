@@ -29,18 +29,18 @@ from dpjax.solvers._checks import Epochs, Order
 from dpjax.solvers._descent import Curve, Result
 
 
-def _variance(shape: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
+def _variance(spec: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
     """The variance of the noise in the momentum, f[T], if the draws have variance 1."""
-    if shape is None:
+    if spec is None:
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
-    workload, factors = workloads.momentum(decay), jnp.asarray(shape.factors or (1.0,))
+    workload, factors = workloads.momentum(decay), jnp.asarray(spec.factors or (1.0,))
     num_steps = run.num_steps
-    return variances(shape.toeplitz(num_steps), factors, workload, num_steps)
+    return variances(spec.toeplitz(num_steps), factors, workload, num_steps)
 
 
 _Carry = tuple[Tree, optax.OptState]
-_STATIC = "loss_fn", "order", "run", "microbatch_size", "shape"
+_STATIC = "loss_fn", "order", "run", "microbatch_size", "spec"
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
@@ -57,7 +57,7 @@ def _train(
     order: Order,
     run: Epochs,
     microbatch_size: int | None,
-    shape: StrategySpec | None,
+    spec: StrategySpec | None,
 ) -> tuple[Tree, Curve]:
     """Train, and return the last parameters and the curve.
 
@@ -79,7 +79,7 @@ def _train(
         key=keys.stream(key, "noise"),
         decay=decay,
         num_steps=run.num_steps,
-        strategy=None if shape is None else shape.strategy(run.num_steps),
+        strategy=None if spec is None else spec.strategy(run.num_steps),
     )
 
     def step(carry: _Carry, batch: sampling.Batch) -> tuple[_Carry, Curve]:
@@ -87,7 +87,7 @@ def _train(
         total, loss, used = _descent.gradient_sum(
             loss_fn,
             params,
-            examples.at(batch),
+            examples.select(batch),
             clip_norm=clip_norm,
             microbatch_size=microbatch_size,
         )
@@ -97,7 +97,7 @@ def _train(
 
     def epoch(carry: _Carry, number: jax.Array) -> tuple[_Carry, Curve]:
         order_key = keys.stream(key, "batches")
-        batches = _descent.batches_of(
+        batches = _descent.make_batches(
             order, num_examples, run.batch_size, order_key, number
         )
         return jax.lax.scan(step, carry, batches)
@@ -182,17 +182,17 @@ def dp_nsgd(
     # Rounding comes first: accountant and program must use the same float32 numbers.
     decay, clip_norm = _precision.round_down(decay), _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)
-    run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
+    run = _checks.check_epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
     if not isinstance(strategy, Toeplitz | Scaled | None):
         raise ValueError(
             f"strategy must be a Toeplitz or scaled strategy; got {strategy!r}."
         )
     # The strategy's numbers are hashable, so that equal strategies share one compiled
     # program.
-    shape = None if strategy is None else spec_of(strategy, run.num_steps)
+    spec = None if strategy is None else spec_of(strategy, run.num_steps)
 
     steps = {"num_steps": run.num_steps, "steps_per_epoch": run.steps_per_epoch}
-    matrix = TreeStrategy(decay) if shape is None else shape.strategy(run.num_steps)
+    matrix = TreeStrategy(decay) if spec is None else spec.strategy(run.num_steps)
     mu_of = functools.partial(
         correlated.mu, matrix, **steps, order=order, adjacency=adjacency
     )
@@ -216,17 +216,19 @@ def dp_nsgd(
         order=order,
         run=run,
         microbatch_size=microbatch_size,
-        shape=shape,
+        spec=spec,
     )
 
-    variance = _variance(shape, decay, run)
+    variance = _variance(spec, decay, run)
     dimension = optax.tree.size(trained)
     # The noise in one coordinate of a mean gradient, before the momentum.
     coordinate = clip_norm * noise_multiplier / run.batch_size
     curve = curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance))
-    momentum = "tree-aggregated momentum" if shape is None else f"momentum, C {shape}"
+    momentum = "tree-aggregated momentum" if spec is None else f"momentum, C {spec}"
     mechanism = f"all {run.num_steps} iterates of {momentum}"
-    guarantee = Guarantee(mechanism, profile, adjacency, _checks.every_step(order))
+    guarantee = Guarantee(
+        mechanism, profile, adjacency, _checks.assume_every_step(order)
+    )
     # Rounding down ensures that the reported noise never exceeds the added noise.
     reported = _precision.to_float32(_precision.round_down(noise_multiplier))
     return Result(trained, curve, guarantee, run.num_steps, reported)

@@ -26,7 +26,7 @@ from dpjax.solvers._descent import Result
 from dpjax.solvers.prox import Prox, none
 
 
-class _Given(NamedTuple, Generic[Params]):
+class _Arguments(NamedTuple, Generic[Params]):
     """The caller's arguments that `noisy_gd` and the two other solvers share.
 
     `noise` is a noise multiplier, or the target (ε, δ) that determines the noise.
@@ -61,12 +61,12 @@ class _Run(NamedTuple):
     setting: Setting
 
 
-def _constant(values: ArrayLike) -> bool:
+def _is_constant(values: ArrayLike) -> bool:
     """Whether all values of a schedule are equal."""
     return bool(np.min(values) == np.max(values))
 
 
-def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
+def _last_iterate_profile(run: _Run, noise_multipliers: np.ndarray) -> Gaussian:
     """The GDP profile of the last iterate of a run on full or cyclic batches.
 
     There are three bounds: one for a constant step size and noise, one for schedules in
@@ -74,29 +74,34 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
     """
     order: _checks.Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
     step_size = run.setting["step_size"]
-    if _constant(step_size) and _constant(noise):
+    if _is_constant(step_size) and _is_constant(noise_multipliers):
         setting: Setting = {**run.setting, "step_size": np.max(step_size)}
         mu = iteration.noisy_cyclic_gd_mu(
-            noise[0],
-            num_epochs=len(noise) // run.period,
+            noise_multipliers[0],
+            num_epochs=len(noise_multipliers) // run.period,
             batches_per_epoch=run.period,
             batch_size=run.batch_size,
             order=order,
             **setting,
         )
         return Gaussian(mu)
-    scheduled = iteration.scheduled_cyclic_gd_mu(
-        noise, batches_per_epoch=run.period, batch_size=run.batch_size, **run.setting
+    scheduled_mu = iteration.scheduled_cyclic_gd_mu(
+        noise_multipliers,
+        batches_per_epoch=run.period,
+        batch_size=run.batch_size,
+        **run.setting,
     )
     if order == "fixed":
-        return Gaussian(scheduled)
+        return Gaussian(scheduled_mu)
     # In a reshuffled order, an example may be in any step of an epoch. The bound uses
     # the minimum noise of each epoch, and composes the epochs as if every iterate were
     # released: Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383.
-    worst = noise.reshape(-1, run.period).min(axis=1)
+    min_noise = noise_multipliers.reshape(-1, run.period).min(axis=1)
     factor = run.setting["adjacency"].sensitivity_factor
     # Divide by 1 where the noise is 0, so that NumPy does not warn; μ is inf there.
-    mus = np.where(worst > 0, factor / np.where(worst > 0, worst, 1), np.inf)
+    mus = np.where(
+        min_noise > 0, factor / np.where(min_noise > 0, min_noise, 1), np.inf
+    )
     return Gaussian(gdp.compose(mus))
 
 
@@ -105,33 +110,38 @@ def _last_iterate(run: _Run, noise: np.ndarray) -> Gaussian:
 _LEVELS = 4
 
 
-def _random_batches(run: _Run, noise: np.ndarray) -> FunctionProfile:
+def _random_batch_profile(run: _Run, noise_multipliers: np.ndarray) -> FunctionProfile:
     """The profile ε(δ) of a run on random batches.
 
     With a constant step size and noise, the profile holds for the last iterate. With
     schedules, the profile holds for all iterates together.
     """
-    validate.positive("noise_multiplier", noise)
-    largest: Setting = {**run.setting, "step_size": np.max(run.setting["step_size"])}
+    validate.positive("noise_multiplier", noise_multipliers)
+    constant_setting: Setting = {
+        **run.setting,
+        "step_size": np.max(run.setting["step_size"]),
+    }
     # The call discards its value, and raises an error if the setting is out of range.
-    _setting.check(1.0, run.batch_size, largest)
+    _setting.check(1.0, run.batch_size, constant_setting)
 
     def epsilon(delta: ArrayLike) -> jax.Array:
-        if _constant(run.setting["step_size"]) and _constant(noise):
+        if _is_constant(run.setting["step_size"]) and _is_constant(noise_multipliers):
             return iteration.noisy_sgd_epsilon(
-                noise[0],
+                noise_multipliers[0],
                 delta,
-                num_steps=len(noise),
+                num_steps=len(noise_multipliers),
                 batch_size=run.batch_size,
                 num_examples=run.num_examples,
-                **largest,
+                **constant_setting,
             )
-        return pld.epsilon(_compose(noise, run.batch_size / run.num_examples), delta)
+        return pld.epsilon(
+            _compose_steps(noise_multipliers, run.batch_size / run.num_examples), delta
+        )
 
     return FunctionProfile(epsilon, functools.partial(profiles.search_delta, epsilon))
 
 
-def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
+def _compose_steps(noise_multipliers: np.ndarray, rate: float) -> pld.PLD:
     """The privacy loss distribution of the composition of all steps.
 
     The noise of each step is rounded down to one of at most _LEVELS levels.
@@ -139,17 +149,19 @@ def _compose(noise: np.ndarray, rate: float) -> pld.PLD:
 
     # The bound is C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE:
     # Bok, Su and Altschuler (2024), Theorem 4.8, https://arxiv.org/abs/2403.00278.
-    def level(group: np.ndarray) -> pld.PLD:
+    def compose_group(group: np.ndarray) -> pld.PLD:
         return pld.compose(pld.subsampled_gdp(2 / group[0], rate), len(group))
 
     # After sorting, the first noise of each group is its minimum, which is the level.
-    groups = np.array_split(np.sort(noise), min(_LEVELS, len(noise)))
-    return functools.reduce(pld.convolve, map(level, groups))
+    groups = np.array_split(
+        np.sort(noise_multipliers), min(_LEVELS, len(noise_multipliers))
+    )
+    return functools.reduce(pld.convolve, map(compose_group, groups))
 
 
 def _noisy_descent(
     solver: str,
-    given: _Given[Params],
+    arguments: _Arguments[Params],
     batches: _checks.Batches,
     num_epochs: int,
     batch_size: int | None,
@@ -159,12 +171,12 @@ def _noisy_descent(
     For full batches, batch_size is None. With full batches or random batches, every
     epoch has a single step.
     """
-    setting = given.setting
+    setting = arguments.setting
     num_examples = _checks.check_last_iterate(
-        given.loss_fn, given.data, given.prox, given.key, setting
+        arguments.loss_fn, arguments.data, arguments.prox, arguments.key, setting
     )
     size = num_examples if batch_size is None else batch_size
-    size = _checks.size(size, num_examples)
+    size = _checks.check_batch_size(size, num_examples)
     if batches == "random":
         validate.adjacency_without_removal(setting["adjacency"])
     elif num_examples % size and _checks.is_strongly_convex(setting):
@@ -173,16 +185,16 @@ def _noisy_descent(
             "strong_convexity is above 0, because a smaller last batch of an epoch "
             f"would have less curvature; got {size!r}."
         )
-    _checks.loss(given.loss_fn, setting)
+    _checks.check_loss(arguments.loss_fn, setting)
     # Every step draws a new random batch, so each step is an epoch.
     period = 1 if batches == "random" else -(-num_examples // size)
     num_steps = num_epochs * period
-    steps = _checks.schedule("step_size", setting["step_size"], num_steps)
-    setting = _precision.executed_setting({**setting, "step_size": steps})
+    step_sizes = _checks.evaluate_schedule("step_size", setting["step_size"], num_steps)
+    setting = _precision.executed_setting({**setting, "step_size": step_sizes})
     run = _Run(batches, num_examples, size, period, setting)
-    accountant = _random_batches if batches == "random" else _last_iterate
+    accountant = _random_batch_profile if batches == "random" else _last_iterate_profile
 
-    noise = given.noise
+    noise = arguments.noise
     if isinstance(noise, _checks.Target):
         ones, delta = np.ones(num_steps), noise.delta
         # The accountant raises its own error for an invalid setting before the search.
@@ -192,23 +204,23 @@ def _noisy_descent(
             noise.epsilon,
             noise,
         )
-    noise = _checks.schedule("noise_multiplier", noise, num_steps)
+    noise = _checks.evaluate_schedule("noise_multiplier", noise, num_steps)
     profile = accountant(run, noise)
 
     stddevs = _precision.stddev(noise, setting["gradient_norm"], size)
     by_epoch = (np.reshape(x, (-1, period)) for x in (setting["step_size"], stddevs))
     numbers = (*by_epoch, setting["gradient_norm"], setting["regularization"])
     last, curve = _descent.descend(
-        jax.tree.map(jnp.asarray, given.params),
-        _checks.prepare(given.data),
+        jax.tree.map(jnp.asarray, arguments.params),
+        _checks.mask_nonfinite(arguments.data),
         *_precision.to_float32(numbers),
-        keys.stream(given.key, f"solvers.{solver}"),
-        loss_fn=given.loss_fn,
-        prox=none if given.prox is None else given.prox,
+        keys.stream(arguments.key, f"solvers.{solver}"),
+        loss_fn=arguments.loss_fn,
+        prox=none if arguments.prox is None else arguments.prox,
         clipped=bool(setting["clipped"]),
         batches=batches,
         batch_size=size,
-        microbatch_size=given.microbatch_size,
+        microbatch_size=arguments.microbatch_size,
     )
 
     guarantee = Guarantee(
@@ -219,8 +231,8 @@ def _noisy_descent(
     )
     # The reported noise multiplier is rounded down to float32, so that it never exceeds
     # the noise multiplier of the added noise.
-    noise = _precision.round_down(noise[0] if _constant(noise) else noise)
-    private = _descent.narrow(last, given.params)
+    noise = _precision.round_down(noise[0] if _is_constant(noise) else noise)
+    private = _descent.cast_like(last, arguments.params)
     return Result(private, curve, guarantee, num_steps, _precision.to_float32(noise))
 
 
@@ -282,7 +294,8 @@ def noisy_cyclic_gd(
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
     noise, μ is `accounting.iteration.noisy_cyclic_gd_mu`. For schedules in a fixed
     order, μ is `accounting.iteration.scheduled_cyclic_gd_mu`. For schedules in a
-    reshuffled order, μ is that of the composition of all epochs.
+    reshuffled order, μ is the μ of the composition of all epochs, each of which has the
+    minimum noise of its steps.
 
     Reference: Bok, Su and Altschuler (2024), (2.1); Kong and Ribero (2024), Algorithm
     1.
@@ -303,9 +316,11 @@ def noisy_cyclic_gd(
     """
     validate.one_of("order", order, ("fixed", "reshuffled"))
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
-    noise = _checks.noise(noise_multiplier, epsilon, delta)
-    given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
-    return _noisy_descent("noisy_cyclic_gd", given, order, epochs, batch_size)
+    noise = _checks.check_noise(noise_multiplier, epsilon, delta)
+    arguments = _Arguments(
+        loss_fn, params, data, noise, key, prox, microbatch_size, setting
+    )
+    return _noisy_descent("noisy_cyclic_gd", arguments, order, epochs, batch_size)
 
 
 def noisy_gd(
@@ -371,10 +386,12 @@ def noisy_gd(
       2.000
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
-    noise = _checks.noise(noise_multiplier, epsilon, delta)
-    given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
+    noise = _checks.check_noise(noise_multiplier, epsilon, delta)
+    arguments = _Arguments(
+        loss_fn, params, data, noise, key, prox, microbatch_size, setting
+    )
     # With full batches, an epoch has one step.
-    return _noisy_descent("noisy_gd", given, "full", steps, None)
+    return _noisy_descent("noisy_gd", arguments, "full", steps, None)
 
 
 def noisy_sgd(
@@ -448,6 +465,8 @@ def noisy_sgd(
       (3,) (100,)
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
-    noise = _checks.noise(noise_multiplier, epsilon, delta)
-    given = _Given(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
-    return _noisy_descent("noisy_sgd", given, "random", steps, batch_size)
+    noise = _checks.check_noise(noise_multiplier, epsilon, delta)
+    arguments = _Arguments(
+        loss_fn, params, data, noise, key, prox, microbatch_size, setting
+    )
+    return _noisy_descent("noisy_sgd", arguments, "random", steps, batch_size)

@@ -17,23 +17,24 @@ from dpjax.solvers import _checks, _descent, _precision
 from dpjax.solvers._descent import Curve, Result
 from dpjax.solvers.losses import Loss
 
-# The share of ε that curvature alone would cost if curvature and gradients had their
+# The fraction of ε that curvature alone would cost if curvature and gradients had their
 # maxima at the same score. More regularisation moves the minimum further, and less
 # regularisation needs more noise.
-_SHARE = 0.2
-# The share of μ for the output noise. Since squares of μ add up, its cost is 2e-4 of μ.
-_OUTPUT_SHARE = 0.02
+_CURVATURE_FRACTION = 0.2
+# The fraction of μ for the output noise. Since squares of μ add up, the output noise
+# costs 2e-4 of μ.
+_OUTPUT_FRACTION = 0.02
 # The maximum number of steps of Newton's method, which usually needs about ten.
-_MOST_STEPS = 200
+_MAX_STEPS = 200
 # The minimum length of a step, as a fraction of the full step of Newton's method.
-_LEAST_LENGTH = 2.0**-40
+_MIN_LENGTH = 2.0**-40
 
 
-class _Search(NamedTuple):
+class _NewtonState(NamedTuple):
     """The parameters, the gradient and the number of steps of Newton's method."""
 
     params: jax.Array
-    slope: jax.Array
+    gradient: jax.Array
     step: jax.Array
 
 
@@ -63,7 +64,7 @@ def choose_regularization(
     validate.positive("epsilon", epsilon)
     validate.positive("smoothness", smoothness)
     num_examples = validate.static_int("num_examples", num_examples, minimum=1)
-    return smoothness / (num_examples * math.expm1(_SHARE * epsilon))
+    return smoothness / (num_examples * math.expm1(_CURVATURE_FRACTION * epsilon))
 
 
 def _gradient_error(
@@ -74,16 +75,16 @@ def _gradient_error(
     J is the objective of `_minimise`, and `stddev` is the standard deviation of the
     coordinates of its linear term.
     """
-    n, few = num_examples, 2 * dimension + 64
+    n, terms = num_examples, 2 * dimension + 64
     # ‖b‖ exceeds this bound with probability e^{−72}, which is below any rounding of δ.
     linear = stddev * (math.sqrt(dimension) + 12)
     # With Λ = ridge, Λ‖θ‖ <= ‖∇J‖ + ‖Σ∇ℓ‖ + ‖b‖. At the end of the search, ‖∇J‖ is far
     # below the other two norms.
     radius = 1.01 * (n * loss.gradient_norm + linear) / ridge
     # The error of a computed gradient is from the model of `_precision`.
-    error = n * _precision.margin(n + few) * loss.gradient_norm
+    error = n * _precision.margin(n + terms) * loss.gradient_norm
     curved = n * loss.smoothness * radius + ridge * radius + linear
-    return error + _precision.margin(few) * curved
+    return error + _precision.margin(terms) * curved
 
 
 @functools.partial(jax.jit, static_argnames="loss")
@@ -106,7 +107,7 @@ def _minimise(
     x = jax.vmap(loss.scale)(jnp.asarray(features, jnp.float64))
     # A masked example has zero features, and therefore no gradient and no curvature.
     x = jnp.where(data.finite[:, None], x, 0.0)
-    of_score, by_score = loss.of_scores, jax.grad(loss.of_scores)
+    of_score, slope_of_score = loss.of_scores, jax.grad(loss.of_scores)
 
     def values(w: jax.Array) -> jax.Array:
         return jax.vmap(of_score)(jnp.matmul(x, w, precision=HIGHEST), labels)
@@ -114,14 +115,14 @@ def _minimise(
     def objective_of(w: jax.Array) -> jax.Array:
         return jnp.sum(values(w), where=data.finite) + ridge / 2 * w @ w + linear @ w
 
-    def slope(w: jax.Array) -> jax.Array:
-        slopes = jax.vmap(by_score)(jnp.matmul(x, w, precision=HIGHEST), labels)
+    def gradient_of(w: jax.Array) -> jax.Array:
+        slopes = jax.vmap(slope_of_score)(jnp.matmul(x, w, precision=HIGHEST), labels)
         return jnp.matmul(slopes, x, precision=HIGHEST) + ridge * w + linear
 
-    def take_step(search: _Search) -> _Search:
-        w, g, step = search
+    def take_step(state: _NewtonState) -> _NewtonState:
+        w, g, step = state
         scores = jnp.matmul(x, w, precision=HIGHEST)
-        curvatures = jax.vmap(jax.grad(by_score))(scores, labels)
+        curvatures = jax.vmap(jax.grad(slope_of_score))(scores, labels)
         weighted = x * curvatures[:, None]
         hessian = jnp.matmul(weighted.T, x, precision=HIGHEST)
         factor = jax.scipy.linalg.cho_factor(hessian + ridge * jnp.eye(w.size))
@@ -131,24 +132,24 @@ def _minimise(
         slack = 64 * jnp.finfo(jnp.float64).eps * (jnp.abs(value) + len(x))
 
         def is_too_long(length: jax.Array) -> jax.Array:
-            enough = value - 1e-4 * length * (g @ direction) + slack
-            misses = ~(objective_of(w - length * direction) <= enough)
-            return misses & (length > _LEAST_LENGTH)
+            threshold = value - 1e-4 * length * (g @ direction) + slack
+            exceeds = ~(objective_of(w - length * direction) <= threshold)
+            return exceeds & (length > _MIN_LENGTH)
 
         length = jax.lax.while_loop(is_too_long, lambda t: t / 2, jnp.ones(()))
         w = w - length * direction
-        return _Search(w, slope(w), step + 1)
+        return _NewtonState(w, gradient_of(w), step + 1)
 
-    def is_running(search: _Search) -> jax.Array:
-        misses = ~(jnp.linalg.norm(search.slope) <= tolerance)
-        return misses & (search.step < _MOST_STEPS)
+    def is_running(state: _NewtonState) -> jax.Array:
+        exceeds = ~(jnp.linalg.norm(state.gradient) <= tolerance)
+        return exceeds & (state.step < _MAX_STEPS)
 
-    first = _Search(start, slope(start), jnp.zeros((), jnp.int32))
+    first = _NewtonState(start, gradient_of(start), jnp.zeros((), jnp.int32))
     last = jax.lax.while_loop(is_running, take_step, first)
-    reached = jnp.linalg.norm(last.slope) <= tolerance
-    mean = jnp.mean(values(last.params), where=data.finite)
+    converged = jnp.linalg.norm(last.gradient) <= tolerance
+    mean_loss = jnp.mean(values(last.params), where=data.finite)
     left_out = jnp.sum(~data.finite, dtype=jnp.int32)
-    return jnp.where(reached, last.params, jnp.nan), Curve(mean, left_out)
+    return jnp.where(converged, last.params, jnp.nan), Curve(mean_loss, left_out)
 
 
 def objective_perturbation(
@@ -193,8 +194,8 @@ def objective_perturbation(
       σ.
 
     Raises:
-      ValueError: an argument is out of range; the loss has several scores; λ is too
-        small to reach ε with any noise.
+      ValueError: an argument is out of range; the loss has several scores; or no noise
+        reaches ε, because λ is too small or prior_mu is too large.
 
     Privacy: params, together with the releases that prior_mu accounts for, is (ε, δ)-DP
     under the adjacency, by `accounting.objective.delta`. The search is in float64, and
@@ -221,12 +222,12 @@ def objective_perturbation(
     if not isinstance(loss, Loss) or not loss.generalised_linear:
         raise ValueError(
             "loss must be a losses.Loss of one linear score, because the bound on "
-            f"the determinant of the curvature needs one; got {loss!r}."
+            f"the determinant of the curvature needs a single score; got {loss!r}."
         )
     target = _checks.check_target(epsilon, delta)
-    _checks.no_added_example(adjacency)
-    num_examples = _checks.examples(loss, data, key)
-    examples, start = _checks.prepare(data), jnp.asarray(params)
+    _checks.check_adjacency(adjacency)
+    num_examples = _checks.check_examples(loss, data, key)
+    examples, start = _checks.mask_nonfinite(data), jnp.asarray(params)
     if start.shape != jnp.shape(data[0])[1:]:
         raise ValueError(
             f"params must have shape {jnp.shape(data[0])[1:]}; got {start.shape}."
@@ -240,7 +241,7 @@ def objective_perturbation(
     ridge, dimension = num_examples * float(regularization), start.size
 
     with _precision.now():
-        output_mu = _OUTPUT_SHARE * float(gdp.mu(epsilon, delta))
+        output_mu = _OUTPUT_FRACTION * float(gdp.mu(epsilon, delta))
         terms = {
             "curvature": loss.smoothness / ridge * MARGIN,
             "logistic": loss.logistic,
@@ -251,9 +252,9 @@ def objective_perturbation(
         delta_of = functools.partial(objective.delta, epsilon=epsilon, **terms)
         if not delta_of(math.inf) <= delta:
             raise ValueError(
-                f"regularization must be larger for epsilon {epsilon!r} and prior_mu "
-                f"{prior_mu!r}, because no noise is sufficient; got "
-                f"{regularization!r}."
+                "regularization must be larger or prior_mu smaller, because no noise "
+                f"reaches epsilon {epsilon!r} at delta {delta!r}; got regularization "
+                f"{regularization!r} and prior_mu {prior_mu!r}."
             )
         noise_multiplier = _precision.solve_noise(delta_of, delta, target)
         stddev = float(_precision.stddev(noise_multiplier, loss.gradient_norm))
@@ -271,13 +272,13 @@ def objective_perturbation(
     key, dtype = keys.stream(key, "solvers.objective_perturbation"), default_float()
     # Draws are in float32, since JAX lowers a draw of 64 bits wrongly in a program
     # without x64.
-    like = jnp.zeros(start.shape, jnp.float32)
-    linear = gaussian_like(keys.stream(key, "linear"), like, stddev)
-    noise = gaussian_like(keys.stream(key, "output"), like, output_stddev)
+    template = jnp.zeros(start.shape, jnp.float32)
+    linear = gaussian_like(keys.stream(key, "linear"), template, stddev)
+    noise = gaussian_like(keys.stream(key, "output"), template, output_stddev)
     with jax.enable_x64(True):
         wide, linear, noise = _precision.to_float64((start, linear, noise))
         minimum, curve = _minimise(wide, examples, linear, ridge, error, loss=loss)
-        private = _descent.narrow(minimum + noise, start)
+        private = _descent.cast_like(minimum + noise, start)
         curve = curve._replace(loss=curve.loss.astype(dtype))
     guarantee = profiles.Guarantee(
         "the minimum of an objective with a Gaussian linear term, plus Gaussian noise",

@@ -35,7 +35,7 @@ def _calibrate_one_draw(epsilon: float, delta: float) -> float:
 
 
 # The maximum number of steps that the search considers.
-_MOST_STEPS = 1_000_000
+_MAX_STEPS = 1_000_000
 
 
 def choose_num_steps(
@@ -85,26 +85,26 @@ def choose_num_steps(
     """
     validate.positive("radius", radius)
     # Candidates have geometric spacing, since T needs only a relative precision.
-    steps = np.unique(np.geomspace(1, _MOST_STEPS, 2000).astype(np.int64))
+    steps = np.unique(np.geomspace(1, _MAX_STEPS, 2000).astype(np.int64))
     sensitivity = iteration.gradient_descent_sensitivity(
         num_steps=steps, num_examples=num_examples, **setting
     )
     scale = np.float64(sensitivity) * _calibrate_one_draw(epsilon, delta)
     # E‖z‖² is d scale² for Gaussian noise. For δ = 0, E‖z‖² is E Gamma(d)² scale²,
     # which equals d(d + 1) scale².
-    copies = dimension * (dimension + 1) if delta == 0 else dimension
+    norm_factor = dimension * (dimension + 1) if delta == 0 else dimension
     lam, eta = np.max(setting["regularization"]), np.max(setting["step_size"])
-    mu = lam + np.max(setting["strong_convexity"])
+    m = lam + np.max(setting["strong_convexity"])
     beta = lam + np.max(setting["smoothness"])
     # The excess loss after T steps is from Zhang et al. (2017), proofs of Theorem 2
-    # (m > 0) and Theorem 3, https://arxiv.org/abs/1703.09947, with the strong convexity
-    # m = mu. Smoothness converts a distance to a loss.
-    if mu > 0:
-        decrease = np.exp(-2 * eta * mu * beta * steps / (mu + beta))
-        left = beta / 2 * radius**2 * decrease
+    # (m > 0) and Theorem 3, https://arxiv.org/abs/1703.09947. Here m is the strong
+    # convexity of the objective. The smoothness beta converts a distance to a loss.
+    if m > 0:
+        decrease = np.exp(-2 * eta * m * beta * steps / (m + beta))
+        optimisation_error = beta / 2 * radius**2 * decrease
     else:
-        left = 2 * radius**2 / (eta * steps)
-    bound = left + beta / 2 * copies * scale**2
+        optimisation_error = 2 * radius**2 / (eta * steps)
+    bound = optimisation_error + beta / 2 * norm_factor * scale**2
     return int(steps[np.argmax(bound <= 1.01 * np.min(bound))])
 
 
@@ -189,9 +189,9 @@ def output_perturbation(
             "step_size must be a number, because no bound on the sensitivity is "
             f"known for schedules; got {setting['step_size']!r}."
         )
-    _checks.loss(loss_fn, setting)
+    _checks.check_loss(loss_fn, setting)
     setting = _precision.executed_setting(setting)
-    prox, examples = none if prox is None else prox, _checks.prepare(data)
+    prox, examples = none if prox is None else prox, _checks.mask_nonfinite(data)
     start = jax.tree.map(jnp.asarray, params)
 
     # Calibration gives concrete numbers, also if the caller maps over keys.
@@ -245,17 +245,21 @@ def output_perturbation(
         draw = gamma_norm_like if delta == 0 else gaussian_like
         private = jax.tree.map(jnp.add, last, draw(stream(key, "noise"), last, scale))
         curve = curve._replace(loss=curve.loss.astype(dtype))
-        private = _descent.narrow(private, start)
+        private = _descent.cast_like(private, start)
 
     # The sensitivity divided by the scale is ε for Gamma-norm noise, and μ for Gaussian
     # noise. The quotient is rounded up and cast to the default dtype.
-    spent = jnp.asarray(_precision.round_up(sensitivity / scale))
-    drawn = "noise of Gamma norm" if delta == 0 else "Gaussian noise"
+    mu_or_epsilon = jnp.asarray(_precision.round_up(sensitivity / scale))
+    noise_name = "noise of Gamma norm" if delta == 0 else "Gaussian noise"
     guarantee = profiles.Guarantee(
-        f"the last of {num_steps} iterates of gradient descent, plus {drawn}",
-        profiles.Pure(spent) if delta == 0 else profiles.Gaussian(spent),
+        f"the last of {num_steps} iterates of gradient descent, plus {noise_name}",
+        profiles.Pure(mu_or_epsilon)
+        if delta == 0
+        else profiles.Gaussian(mu_or_epsilon),
         setting["adjacency"],
         _checks.assume_last_iterate(_checks.PRECISION, setting),
     )
-    relative = scale / sensitivity
-    return Result(private, curve, guarantee, num_steps, relative, sensitivity, scale)
+    noise_multiplier = scale / sensitivity
+    return Result(
+        private, curve, guarantee, num_steps, noise_multiplier, sensitivity, scale
+    )

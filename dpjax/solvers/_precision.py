@@ -66,7 +66,7 @@ from dpjax.solvers import _checks
 from dpjax.solvers.prox import Prox
 
 # The minimum normal float32. Processors may flush smaller numbers to zero.
-_LEAST = float(np.finfo(np.float32).tiny)
+_MIN_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
@@ -78,15 +78,15 @@ def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
     """
     array = np.asarray(value, np.float64)
     with np.errstate(over="ignore"):
-        near = array.astype(np.float32)
+        nearest = array.astype(np.float32)
     # Conversion rounds to the nearest float32. Take the next float32 if the nearest one
     # is in the wrong direction.
-    passed = near < array if towards > 0 else near > array
-    near = np.where(passed, np.nextafter(near, np.float32(towards)), near)
+    is_wrong = nearest < array if towards > 0 else nearest > array
+    nearest = np.where(is_wrong, np.nextafter(nearest, np.float32(towards)), nearest)
     # Subnormal numbers become normal or zero, since processors treat them differently.
-    subnormal = _LEAST if towards > 0 else 0.0
-    near = np.where(array < _LEAST, subnormal, near.astype(np.float64))
-    rounded = np.where((array > 0) & (array < np.inf), near, array)
+    replacement = _MIN_NORMAL if towards > 0 else 0.0
+    nearest = np.where(array < _MIN_NORMAL, replacement, nearest.astype(np.float64))
+    rounded = np.where((array > 0) & (array < np.inf), nearest, array)
     return float(rounded) if rounded.ndim == 0 else rounded
 
 
@@ -117,11 +117,14 @@ def stddev(
     """
     value = round_up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
     # A product above the range of float32 is rounded up to inf. The check refuses inf.
-    validate.nonnegative("noise_multiplier times the bound on a gradient", value)
+    validate.nonnegative(
+        "noise_multiplier times the bound on gradients (clip_norm or gradient_norm)",
+        value,
+    )
     return value
 
 
-def number(value: ArrayLike) -> float:
+def to_float(value: ArrayLike) -> float:
     """Convert a scalar of a setting to a Python float, without rounding."""
     return float(np.asarray(value))
 
@@ -148,20 +151,20 @@ now = jax.core.eval_context
 
 
 def solve_noise(
-    loss_of: Callable[[jax.Array], jax.Array],
+    bound_of: Callable[[jax.Array], jax.Array],
     goal: float,
     target: _checks.Target,
     start: float = 1.0,
 ) -> float:
     """Find the minimum noise multiplier for which ε (or δ) is at most `goal`.
 
-    `loss_of` maps a noise multiplier to the ε (or δ) of the run. The search begins at
+    `bound_of` maps a noise multiplier to the ε (or δ) of the run. The search begins at
     the noise multiplier `start`. An error message states `target`, the (ε, δ) for which
     the caller of the solver asked.
     """
     try:
         with now():
-            noise = float(calibrate.solve(loss_of, goal, start=start))
+            noise = float(calibrate.solve(bound_of, goal, start=start))
         # The margin covers the roundings to float32 in the accountant and after it.
         return round_up(noise * MARGIN)
     except ValueError as error:
@@ -171,8 +174,8 @@ def solve_noise(
         ) from error
 
 
-# A run is refused if rounding could add more than this share to its sensitivity.
-MOST = 0.05
+# A run is refused if rounding could add more than this fraction to its sensitivity.
+MAX_FRACTION = 0.05
 
 
 def margin(terms: float, dtype: DTypeLike = np.float64) -> float:
@@ -190,16 +193,16 @@ class Rounding(NamedTuple):
     """The distance that rounding adds between two runs in one step.
 
     Attributes:
-      share: 2ε/s, the added distance relative to the shift, where ε bounds the error of
-        one run.
+      fraction: 2ε/s, the added distance relative to the shift, where ε bounds the
+        error of one run.
       shift: s, the distance by which one example moves a step in real arithmetic.
     """
 
-    share: float
+    fraction: float
     shift: float
 
 
-def rounding(
+def bound_rounding(
     params: Tree,
     prox: Prox,
     *,
@@ -209,27 +212,41 @@ def rounding(
     dtype: DTypeLike = np.float64,
 ) -> Rounding:
     """The distance that rounding in this dtype can add between two runs in a step."""
-    eta, added = number(setting["step_size"]), number(setting["regularization"])
-    bound, size = number(setting["gradient_norm"]), num_examples
-    curvature = max(number(setting["smoothness"]), number(setting["weak_convexity"]))
+    eta, regularization = (
+        to_float(setting["step_size"]),
+        to_float(setting["regularization"]),
+    )
+    bound, size = to_float(setting["gradient_norm"]), num_examples
+    curvature = max(
+        to_float(setting["smoothness"]), to_float(setting["weak_convexity"])
+    )
     start = float(optax.tree.norm(params))
-    moved = prox(params, jnp.asarray(eta, jnp.float32))
-    jump = float(optax.tree.norm(jax.tree.map(jnp.subtract, moved, params)))
+    prox_start = prox(params, jnp.asarray(eta, jnp.float32))
+    prox_distance = float(
+        optax.tree.norm(jax.tree.map(jnp.subtract, prox_start, params))
+    )
 
     # The bounds on the iterates must include rounding. The factor 1.05 covers it: in a
-    # run that `MOST` permits, rounding adds less than a twentieth.
-    pull = abs(1 - eta * added)
-    step = 1.05 * (eta * (bound + added * start) + jump)
-    steps = num_steps if pull == 1 else (1 - pull**num_steps) / (1 - pull)
-    diameter = number(setting["diameter"])
+    # run that `MAX_FRACTION` permits, rounding adds less than a twentieth.
+    contraction = abs(1 - eta * regularization)
+    step = 1.05 * (eta * (bound + regularization * start) + prox_distance)
+    steps = (
+        num_steps
+        if contraction == 1
+        else (1 - contraction**num_steps) / (1 - contraction)
+    )
+    diameter = to_float(setting["diameter"])
     # prox(x₀) and all later iterates are in a set of this diameter.
-    radius = start + min(step * steps, 1.05 * (diameter + jump))
+    radius = start + min(step * steps, 1.05 * (diameter + prox_distance))
 
     dimension = optax.tree.size(params)
-    # few is γ_k, for one example, and many is γ_{n+k}, for the sum over all examples.
-    few, many = (margin(2 * dimension + 64 + k, dtype) for k in (0, size))
-    update = radius + eta * (bound + (curvature + added) * radius)
-    error = eta * many * bound + few * update
+    # example_error is γ_k, for one example, and sum_error is γ_{n+k}, for the sum over
+    # all examples.
+    example_error, sum_error = (
+        margin(2 * dimension + 64 + k, dtype) for k in (0, size)
+    )
+    update = radius + eta * (bound + (curvature + regularization) * radius)
+    error = eta * sum_error * bound + example_error * update
     shift = setting["adjacency"].sensitivity_factor * eta * bound / size
     return Rounding(2 * error / shift, shift)
 
@@ -239,14 +256,14 @@ def to_float64(params: Params) -> Params:
     return jax.tree.map(lambda x: x.astype(jnp.float64), widen(params))
 
 
-def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
+def innermost_equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
     """Yield all equations of a jaxpr, at any depth, that contain no inner jaxpr."""
     for equation in jaxpr.eqns:
         inner = list(inner_jaxprs(equation))
         if not inner:
             yield equation
         for body in inner:
-            yield from equations(body)
+            yield from innermost_equations(body)
 
 
 @scoped
@@ -258,7 +275,7 @@ def find_narrowing_primitive(loss_fn: LossFn, params: Tree, data: Tree) -> str |
     """
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data)
     gradient = jax.make_jaxpr(jax.grad(loss_fn))(to_float64(params), example)
-    for equation in equations(gradient.jaxpr):
+    for equation in innermost_equations(gradient.jaxpr):
         wide = any(aval(v).dtype == jnp.float64 for v in equation.invars)
         floats = filter(is_real, equation.outvars)
         if wide and any(aval(v).dtype != jnp.float64 for v in floats):
@@ -281,32 +298,33 @@ def sensitivity(
     """
     num_examples = len(data.finite)
     sizes = {"num_steps": num_steps, "num_examples": num_examples}
-    real = float(iteration.gradient_descent_sensitivity(**sizes, **setting))
-    if not real < math.inf:
+    exact = float(iteration.gradient_descent_sensitivity(**sizes, **setting))
+    if not exact < math.inf:
         raise ValueError(
             "epsilon must be attainable with some noise, but one example can move "
             f"the last iterate without bound for smoothness {setting['smoothness']!r} "
             f"and {num_steps} steps."
         )
-    narrow = find_narrowing_primitive(loss_fn, params, data.examples)
-    if narrow is not None:
+    primitive = find_narrowing_primitive(loss_fn, params, data.examples)
+    if primitive is not None:
         raise ValueError(
             "loss_fn must not reduce the precision of its parameters, which is "
             "float64, because rounding could move the last iterate further than one "
             "example does; got a loss whose gradient is rounded to a narrower dtype "
-            f"by {narrow}."
+            f"by {primitive}."
         )
     start = widen(params)
-    share, shift = rounding(
+    fraction, shift = bound_rounding(
         start, prox, num_steps=num_steps, num_examples=num_examples, setting=setting
     )
-    if share > MOST:
+    if fraction > MAX_FRACTION:
         raise ValueError(
             "num_steps, the number of examples, or the number or norm of the "
             f"parameters must be smaller: with {num_steps} steps on {num_examples} "
-            f"examples, float64 may round two runs apart by {share:.0%} of the effect "
-            f"of one example, and at most {MOST:.0%} is allowed."
+            f"examples, rounding in float64 may add {fraction:.0%} to the sensitivity, "
+            f"and at most {MAX_FRACTION:.0%} is allowed."
         )
-    # Rounding adds the same share to a sum Σ_j c^j of steps as to a single step. If a
-    # set's diameter makes the sensitivity less than one shift, add the shift's share.
-    return real + share * max(real, shift)
+    # Rounding adds the same fraction to a sum Σ_j c^j of steps as to a single step. If
+    # a set's diameter makes the sensitivity less than one shift, add the fraction of
+    # the shift.
+    return exact + fraction * max(exact, shift)

@@ -61,8 +61,8 @@ def thresholds(probabilities: np.ndarray) -> np.ndarray:
 
     If a uniform 32-bit number is below the kth threshold, the run has at most k rounds.
     """
-    below = np.cumsum(probabilities) / np.sum(probabilities)
-    edges = np.floor(below * 2.0**32).astype(np.uint64)
+    cumulative = np.cumsum(probabilities) / np.sum(probabilities)
+    edges = np.floor(cumulative * 2.0**32).astype(np.uint64)
     # If a sum were rounded to less than 1, some 32-bit numbers would give no result.
     edges[-1] = 2**32
     return edges
@@ -97,7 +97,7 @@ def _train(
         total, loss, used = _descent.gradient_sum(
             loss_fn,
             params,
-            data.at(batch),
+            data.select(batch),
             clip_norm=clip_norm,
             microbatch_size=microbatch_size,
         )
@@ -120,7 +120,7 @@ def _train(
     start = dtypes.widen(params), Curve(jnp.float32(0), jnp.int32(0))
     last, sums = jax.lax.fori_loop(0, rounds, step, start)
     loss = sums.loss / (rounds * batch_size - sums.left_out)
-    return _descent.narrow(last, params), sums._replace(loss=loss)
+    return _descent.cast_like(last, params), sums._replace(loss=loss)
 
 
 def random_round_sgd(
@@ -198,14 +198,14 @@ def random_round_sgd(
       >>> bool(result.guarantee.delta(2.0) <= 1e-5), bool(result.num_steps <= 4)
       (True, True)
     """
-    noise = _checks.noise(noise_multiplier, epsilon, delta)
+    noise = _checks.check_noise(noise_multiplier, epsilon, delta)
     validate.adjacency_without_removal(adjacency)
     max_rounds = validate.static_int("max_rounds", max_rounds, minimum=1)
     clip_norm = _precision.round_up(clip_norm)
     validate.positive("clip_norm", clip_norm)
-    num_examples = _checks.examples(loss_fn, data, key)
-    size = _checks.size(batch_size, num_examples)
-    step_sizes = _checks.schedule("step_size", step_size, max_rounds)
+    num_examples = _checks.check_examples(loss_fn, data, key)
+    size = _checks.check_batch_size(batch_size, num_examples)
+    step_sizes = _checks.evaluate_schedule("step_size", step_size, max_rounds)
     edges = thresholds(round_probabilities(step_sizes, smoothness))
 
     # The accountant uses the exact distribution of R that 32 random bits give.
@@ -216,20 +216,22 @@ def random_round_sgd(
         delta_of = functools.partial(
             random_rounds._compiled_delta, epsilon=np.float64(noise.epsilon), **terms
         )
-        start = random_rounds._estimate(*noise, **terms)
+        start = random_rounds._estimate_parameter(*noise, **terms)
         noise = _precision.solve_noise(delta_of, noise.delta, noise, start)
     validate.positive("noise_multiplier", noise)
 
     key = keys.stream(key, "solvers.random_round_sgd")
     bits = jax.random.bits(keys.stream(key, "rounds"), (), jnp.uint32)
     # Thresholds of 2³² exceed every 32-bit number, and do not fit into uint32.
-    below = edges[edges < 2**32].astype(np.uint32)
-    drawn = 1 + jnp.searchsorted(below, bits, side="right").astype(jnp.int32)
+    inner_edges = edges[edges < 2**32].astype(np.uint32)
+    drawn_rounds = 1 + jnp.searchsorted(inner_edges, bits, side="right").astype(
+        jnp.int32
+    )
     stddev = _precision.stddev(noise, clip_norm)
     last, curve = _train(
         jax.tree.map(jnp.asarray, params),
-        _checks.prepare(data),
-        drawn,
+        _checks.mask_nonfinite(data),
+        drawn_rounds,
         *_precision.to_float32((step_sizes, clip_norm, stddev)),
         key,
         loss_fn=loss_fn,
@@ -245,9 +247,13 @@ def random_round_sgd(
             functools.partial(random_rounds.delta, noise, **terms),
         ),
         adjacency,
-        _checks.every_step("random"),
+        _checks.assume_every_step("random"),
     )
     # Under jax.vmap over keys, the number of rounds is a tracer with one value per run.
-    num_rounds = cast(int, drawn) if isinstance(drawn, Tracer) else int(drawn)
+    num_rounds = (
+        cast(int, drawn_rounds)
+        if isinstance(drawn_rounds, Tracer)
+        else int(drawn_rounds)
+    )
     reported = _precision.to_float32(_precision.round_down(noise))
     return Result(last, curve, guarantee, num_rounds, reported)

@@ -47,7 +47,7 @@ from dpjax.clipping._clip import clip
 from dpjax.noise import _reduced_momentum as reduced_momentum
 from dpjax.noise._reduced_momentum import ReducedMomentumState, Terms
 from dpjax.solvers import _checks, _precision
-from dpjax.solvers._descent import Curve, Result, narrow
+from dpjax.solvers._descent import Curve, Result, cast_like
 
 
 def allot_noise(
@@ -84,18 +84,25 @@ def allot_noise(
       ['7.02', '16.81', '32.40']
     """
     # The minimum of Σ V s² for a given Σ A/s² has s⁴ ∝ A/V in each tree (Lagrange).
-    shares: list[float] = []
-    for k, added in enumerate(variance):
+    relative_noises: list[float] = []
+    for k, tree_variance in enumerate(variance):
         # With infinite noise in the other two trees, μ² is the cost of this tree alone.
-        alone = [math.inf] * 3
-        alone[k] = 1.0
-        cost = float(mu_of(alone)) ** 2
-        unused = cost == 0 or added == 0
-        shares.append(math.inf if unused else math.sqrt(math.sqrt(cost / added)))
+        multipliers = [math.inf] * 3
+        multipliers[k] = 1.0
+        cost = float(mu_of(multipliers)) ** 2
+        unused = cost == 0 or tree_variance == 0
+        relative_noises.append(
+            math.inf if unused else math.sqrt(math.sqrt(cost / tree_variance))
+        )
     # μ is inversely proportional to a common factor of the three noises. MARGIN covers
     # the rounding errors of this computation.
-    scale = float(mu_of(shares)) / target_mu * MARGIN
-    return Terms(*(_precision.round_up(share * scale) for share in shares))
+    scale = float(mu_of(relative_noises)) / target_mu * MARGIN
+    return Terms(
+        *(
+            _precision.round_up(relative_noise * scale)
+            for relative_noise in relative_noises
+        )
+    )
 
 
 _Carry = tuple[jax.Array, ReducedMomentumState]  # the iterate, the momentum's state
@@ -137,23 +144,25 @@ def _train(
         lambda x: x.astype(start.dtype), (decay, refresh, bounds, learning_rate)
     )
 
-    def of_example(points: jax.Array, example: Tree, keep: jax.Array) -> _Example:
+    def of_example(points: jax.Array, example: Tree, is_used: jax.Array) -> _Example:
         def loss(point: jax.Array) -> jax.Array:
             return loss_fn(unravel(point), example)
 
         losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
         # An example is left out if any of its three gradients is not finite.
-        keep = keep & jnp.all(jnp.isfinite(gradients))
-        here, anchor, before = (clip(g, bounds.anchor, keep)[0] for g in gradients)
-        change, change_norm = clip(anchor - before, bounds.change, keep)
-        drift, drift_norm = clip(here - anchor, bounds.drift, keep)
+        is_used = is_used & jnp.all(jnp.isfinite(gradients))
+        at_iterate, anchor, at_previous = (
+            clip(g, bounds.anchor, is_used)[0] for g in gradients
+        )
+        change, change_norm = clip(anchor - at_previous, bounds.change, is_used)
+        drift, drift_norm = clip(at_iterate - anchor, bounds.drift, is_used)
         # From the third epoch on, the window depends on F^Δ and F^G, and one tree
         # carries both: see `noise._reduced_momentum`.
         mixed = (1 - refresh) * change + refresh * anchor
         return _Example(
             terms=Terms(anchor, mixed, drift),
             loss=losses[0],
-            used=keep,
+            used=is_used,
             change_clipped=change_norm > bounds.change,
             drift_clipped=drift_norm > bounds.drift,
         )
@@ -167,7 +176,7 @@ def _train(
         number, batch = inputs
         # The results contain the summands of F^G, F^Δ and F^r at step t.
         results = jax.vmap(of_example, (None, 0, 0))(
-            jnp.stack([w, *anchors]), *data.at(batch)
+            jnp.stack([w, *anchors]), *data.select(batch)
         )
         # The update adds noise to each node that ends at t, and computes the estimate
         # m̂_t from these nodes, by a recursion in place of Algorithm 4.
@@ -200,16 +209,16 @@ def _train(
     ) -> tuple[tuple[jax.Array, _Carry], Curve]:
         # The first iterate w_qn of an epoch is its anchor; the previous anchor is
         # w_(q−1)n.
-        before, (anchor, state) = carry
+        previous_anchor, (anchor, state) = carry
         steps = number * n + jnp.arange(1, n + 1, dtype=jnp.int32)
-        step_of_epoch = functools.partial(step, (anchor, before))
+        step_of_epoch = functools.partial(step, (anchor, previous_anchor))
         last, curve = jax.lax.scan(step_of_epoch, (anchor, state), (steps, batches))
         return (anchor, last), curve
 
     state = reduced_momentum.init(run.num_steps, n, start.size, start.dtype)
     epochs = jnp.arange(run.num_epochs, dtype=jnp.int32)
     (_, (last, _)), curve = jax.lax.scan(epoch, (start, (start, state)), epochs)
-    return narrow(unravel(last), params), jax.tree.map(jnp.ravel, curve)
+    return cast_like(unravel(last), params), jax.tree.map(jnp.ravel, curve)
 
 
 def sensitivity_reduced_nsgd(
@@ -294,8 +303,8 @@ def sensitivity_reduced_nsgd(
     validate.closed_unit("refresh", refresh)
     # Rounding comes first: accountant and program must use the same float32 numbers.
     decay, refresh = _precision.round_down(decay), _precision.round_down(refresh)
-    given = Terms(clip_norm, change_clip_norm, drift_clip_norm)
-    clips = jax.tree.map(_precision.round_up, given)
+    unrounded = Terms(clip_norm, change_clip_norm, drift_clip_norm)
+    clips = jax.tree.map(_precision.round_up, unrounded)
     validate.positive("clip_norm", clips.anchor)
     validate.positive("change_clip_norm", clips.change)
     validate.positive("drift_clip_norm", clips.drift)
@@ -305,7 +314,7 @@ def sensitivity_reduced_nsgd(
         rate = jax.tree_util.Partial(rate)
     else:
         validate.positive("learning_rate", rate)
-    run = _checks.epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
+    run = _checks.check_epochs(loss_fn, data, adjacency, num_epochs, batch_size, key)
 
     # One tree carries (1 − γ) change + γ anchor, so its bound is this sum of bounds.
     mixed = (1 - refresh) * clips.change + refresh * clips.anchor
@@ -315,10 +324,12 @@ def sensitivity_reduced_nsgd(
         reduced_momentum_mu, **steps, decay=decay, adjacency=adjacency
     )
     variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
-    added = jax.tree.map(lambda v, c: float(np.mean(v)) * c**2, variance, bounds)
+    tree_variance = jax.tree.map(
+        lambda v, c: float(np.mean(v)) * c**2, variance, bounds
+    )
     with _precision.now():
         mu = float(gdp.mu(target.epsilon, target.delta))
-        noise = allot_noise(mu, mu_of, added)
+        noise = allot_noise(mu, mu_of, tree_variance)
         mu = mu_of(noise)
     # The multiplier of an unused tree is infinite, and this tree draws no noise.
     stddevs = jax.tree.map(
@@ -327,7 +338,7 @@ def sensitivity_reduced_nsgd(
 
     last, curve = _train(
         jax.tree.map(jnp.asarray, params),
-        _checks.prepare(data),
+        _checks.mask_nonfinite(data),
         *_precision.to_float32((decay, refresh, clips, stddevs, rate)),
         stream(key, "solvers.sensitivity_reduced_nsgd"),
         loss_fn=loss_fn,
@@ -339,7 +350,7 @@ def sensitivity_reduced_nsgd(
     norm = np.sqrt(optax.tree.size(last) * coordinate)
     norm = jnp.asarray(norm * (1 - decay) / run.batch_size)
     mechanism = f"all {run.num_steps} iterates of sensitivity-reduced momentum"
-    assumptions = _checks.every_step("fixed")
+    assumptions = _checks.assume_every_step("fixed")
     guarantee = Guarantee(mechanism, Gaussian(mu), adjacency, assumptions)
     reported = _precision.to_float32(noise)
     curve = curve._replace(noise_norm=norm)

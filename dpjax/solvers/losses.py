@@ -91,17 +91,17 @@ class Loss:
             )
         real = jnp.issubdtype(labels.dtype, jnp.floating)
         # Integer labels cannot be NaN, and np.isnan does not accept all dtypes.
-        known = labels[~np.isnan(labels)] if real else labels
-        wrong = known[~np.asarray(self.admits(known), bool)]
+        present = labels[~np.isnan(labels)] if real else labels
+        wrong = present[~np.asarray(self.admits(present), bool)]
         if wrong.size:
             raise ValueError(
-                f"data must have labels that are {self.labels}; got {wrong[0]!r} and "
-                f"{wrong.size - 1} more."
+                f"data must have labels that are {self.labels}; got {wrong[0]!r} "
+                f"(number of invalid labels: {wrong.size})."
             )
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The fields of `iteration.Setting` for this loss without clipping."""
+        """The fields of `iteration.Setting` that are bounds of the unclipped loss."""
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,

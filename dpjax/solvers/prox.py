@@ -90,8 +90,8 @@ def elastic_net(l1_weight: float, l2_weight: float) -> Prox:
     def shrink(x: jax.Array, step_size: jax.Array) -> jax.Array:
         step_size = jnp.asarray(step_size, x.dtype)
         # x minus its clipped value is x soft-thresholded.
-        inside = jnp.clip(x, -step_size * l1_weight, step_size * l1_weight)
-        return (x - inside) / (1 + step_size * l2_weight)
+        clipped = jnp.clip(x, -step_size * l1_weight, step_size * l1_weight)
+        return (x - clipped) / (1 + step_size * l2_weight)
 
     def prox(params: Tree, step_size: jax.Array) -> Tree:
         return jax.tree.map(lambda x: shrink(x, step_size), params)

@@ -69,23 +69,23 @@ def histogram(
         )
     if num_categories is not None:
         size = validate.static_int("num_categories", num_categories, minimum=1)
-        public: Any = np.arange(size + 1) - 0.5
+        bin_edges: Any = np.arange(size + 1) - 0.5
     else:
-        public = increasing("edges", edges)
+        bin_edges = check_increasing("edges", edges)
     shared = SharedArguments(noise_multiplier, key, adjacency, arithmetic)
     return _release.release(
         "histogram",
         _histogram,
         data,
-        public,
+        bin_edges,
         shared,
-        replaced=_release.root_up(2),
-        dimension=len(public) - 1,
+        distance=_release.root_up(2),
+        dimension=len(bin_edges) - 1,
     )
 
 
 def _histogram(data: jax.Array, edges: jax.Array, noise: Noise) -> jax.Array:
-    return noise(count(bins_of(data, edges), len(edges) - 1))
+    return noise(count_in_bins(bins_of(data, edges), len(edges) - 1))
 
 
 def bins_of(values: jax.Array, edges: jax.Array) -> jax.Array:
@@ -101,7 +101,7 @@ def bins_of(values: jax.Array, edges: jax.Array) -> jax.Array:
     return jnp.where(inside, bins, size)
 
 
-def count(bins: jax.Array, size: int) -> jax.Array:
+def count_in_bins(bins: jax.Array, size: int) -> jax.Array:
     """Count the examples in each bin, f64[size].
 
     Args:
@@ -113,7 +113,7 @@ def count(bins: jax.Array, size: int) -> jax.Array:
     return jnp.bincount(bins, length=size + 1)[:size].astype(jnp.float64)
 
 
-def increasing(name: str, value: Any) -> Any:
+def check_increasing(name: str, value: Any) -> Any:
     """Check that a vector is increasing, and return it in float64.
 
     A traced vector is returned unchanged, since its numbers cannot be checked.
@@ -191,8 +191,9 @@ def quantile(
       for each share is separate, so that quantiles may be out of order.
 
     Raises:
-      ValueError: as for `mean`; data is not f[n]; a share is not in (0, 1); lower is
-        not below upper.
+      ValueError: as for `mean`, with z √t in place of z and k in place of d; data is
+        not f[n]; a share is not in (0, 1); num_steps is not 1 to 52; lower is not below
+        upper.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
     REPLACE, μ is at most 2 / z. An example that is a NaN or an infinity contributes
@@ -217,15 +218,17 @@ def quantile(
       [0.25 0.5 ]
     """
     data = _release.as_examples("data", data, ndim=1)
-    given = np.atleast_1d(np.asarray(shares, np.float64))
-    if given.ndim != 1 or not given.size:
+    share_vector = np.atleast_1d(np.asarray(shares, np.float64))
+    if share_vector.ndim != 1 or not share_vector.size:
         raise ValueError(f"shares must be a number or a vector; got {shares!r}.")
-    validate.open_unit("shares", given)
-    increasing("[lower, upper]", [lower, upper])
+    validate.open_unit("shares", share_vector)
+    check_increasing("lower and upper", [lower, upper])
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.at_most("num_steps", num_steps, 52)
     # The margin covers the rounding of the root, the sum and the contributions.
-    norm = float(np.linalg.norm(np.maximum(given, 1 - given))) * (1 + 2.0**-40)
+    norm = float(np.linalg.norm(np.maximum(share_vector, 1 - share_vector))) * (
+        1 + 2.0**-40
+    )
     return _release.release(
         "quantile",
         _quantile,
@@ -234,8 +237,8 @@ def quantile(
         SharedArguments(noise_multiplier, key, adjacency, arithmetic),
         # Since max(q, 1 − q) is at most 1, √k / norm is at least 1 without the margins.
         # The factor here exceeds the margin in norm.
-        replaced=max(1.0, math.sqrt(given.size) / norm * (1 + 2.0**-39)),
-        dimension=given.size,
+        distance=max(1.0, math.sqrt(share_vector.size) / norm * (1 + 2.0**-39)),
+        dimension=share_vector.size,
         num_sums=num_steps,
     )
 

@@ -89,8 +89,8 @@ def _loss(data: jax.Array, params: _Mean, noise: Noise) -> jax.Array:
     Before the sum, each value is mapped to a contribution in [−1, 1].
     """
     half = params.bound / 2
-    known = jnp.where(jnp.isnan(data), params.bound, data)
-    rows = jnp.clip(known[:, None] / half - 1, -1.0, 1.0)
+    without_nan = jnp.where(jnp.isnan(data), params.bound, data)
+    rows = jnp.clip(without_nan[:, None] / half - 1, -1.0, 1.0)
     noisy = noise(_release.sum_exactly(lambda x: x, rows))[0]
     return (noisy / params.num_examples + 1) * half
 
@@ -200,15 +200,15 @@ def auc(
       1.0
     """
     data = _of_equal_length(scores=scores, labels=labels)
-    public = _counts.increasing("edges", edges)
+    bin_edges = _counts.check_increasing("edges", edges)
     return _release.release(
         "auc",
         _auc,
         data,
-        public,
+        bin_edges,
         SharedArguments(noise_multiplier, key, adjacency, arithmetic),
-        replaced=_release.root_up(2),
-        dimension=2 * (len(public) - 1),
+        distance=_release.root_up(2),
+        dimension=2 * (len(bin_edges) - 1),
     )
 
 
@@ -216,9 +216,9 @@ def _auc(data: Any, edges: jax.Array, noise: Noise) -> jax.Array:
     scores, labels = data
     size = len(edges) - 1
     bins = _counts.bins_of(jnp.clip(scores, edges[0], edges[-1]), edges)
-    counted = jnp.isfinite(scores) & ((labels == 0) | (labels == 1))
-    bins = jnp.where(counted, bins + size * (labels == 1), 2 * size)
-    negative, positive = noise(_counts.count(bins, 2 * size)).reshape(2, size)
+    is_valid = jnp.isfinite(scores) & ((labels == 0) | (labels == 1))
+    bins = jnp.where(is_valid, bins + size * (labels == 1), 2 * size)
+    negative, positive = noise(_counts.count_in_bins(bins, 2 * size)).reshape(2, size)
     # Count the pairs with the positive example in a higher bin, and half of the pairs
     # in one bin. The histograms have independent noise, so this count has no bias.
     below = jnp.cumsum(negative) - negative / 2

@@ -165,7 +165,9 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
 def _sum(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
     """Compute the noisy sum of clipped rows, divided by params.num_examples."""
     norm = params.clip_norm
-    noisy = noise(_release.sum_exactly(lambda x: _unit_rows(x, norm), _flat(data)))
+    noisy = noise(
+        _release.sum_exactly(lambda x: _unit_rows(x, norm), _flatten_rows(data))
+    )
     return (noisy * norm / params.num_examples).reshape(data.shape[1:])
 
 
@@ -175,7 +177,7 @@ def _unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
     Without rounding, the results would have norms of at most 1 − 2⁻²⁰. With rounding,
     the results have norms of at most 1 − 2⁻²¹. A row that is not finite becomes zero.
     """
-    squares = group_squares([rows], [0], [clip_norm], kept=1)
+    squares = group_squares([rows], [0], [clip_norm], num_batch_axes=1)
     finite, (scale,), _ = clip_scales(squares, [clip_norm], True)
     return apply_scales(rows, scale, finite) / clip_norm
 
@@ -185,7 +187,7 @@ def _row_size(data: Any) -> int:
     return math.prod(data.shape[1:])
 
 
-def _flat(data: jax.Array) -> jax.Array:
+def _flatten_rows(data: jax.Array) -> jax.Array:
     """Reshape examples f[n, ...] to rows f[n, d] of d features each."""
     return data.reshape(len(data), _row_size(data))
 
@@ -250,15 +252,15 @@ def variance(
         data,
         _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
         SharedArguments(noise_multiplier, key, adjacency, arithmetic),
-        replaced=_replaced(center),
+        distance=_replacement_distance(center),
         dimension=_row_size(data) * (1 if center is not None else 2),
     )
 
 
 def _variance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
     """Compute noisy variances of features. The noise in the means adds no bias."""
-    first, second, added = _moments(data, params, noise, jnp.square)
-    return (second - first**2 + added).reshape(data.shape[1:])
+    means, second_moments, noise_variance = _moments(data, params, noise, jnp.square)
+    return (second_moments - means**2 + noise_variance).reshape(data.shape[1:])
 
 
 def covariance(
@@ -324,7 +326,7 @@ def covariance(
         data,
         _Moments(_release.as_positive("clip_norm", clip_norm), divisor, center),
         SharedArguments(noise_multiplier, key, adjacency, arithmetic),
-        replaced=_replaced(center),
+        distance=_replacement_distance(center),
         dimension=size * (size + 1) // 2 + (size if center is None else 0),
     )
 
@@ -337,11 +339,11 @@ def _covariance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
     def triangle(u: jax.Array) -> jax.Array:
         return u[:, rows] * u[:, columns] * weights
 
-    first, second, added = _moments(data, params, noise, triangle)
+    means, second_moments, noise_variance = _moments(data, params, noise, triangle)
     size = data.shape[1]
-    upper = jnp.zeros((size, size)).at[rows, columns].set(second / weights)
+    upper = jnp.zeros((size, size)).at[rows, columns].set(second_moments / weights)
     symmetric = upper + jnp.triu(upper, 1).T
-    return symmetric - jnp.outer(first, first) + added * jnp.eye(size)
+    return symmetric - jnp.outer(means, means) + noise_variance * jnp.eye(size)
 
 
 def _moments(
@@ -379,15 +381,15 @@ def _moments(
             return squares(u)
         return jnp.concatenate([u, squares(u)], axis=1) / root
 
-    noisy = noise(_release.sum_exactly(contribute, _flat(data)))
+    noisy = noise(_release.sum_exactly(contribute, _flatten_rows(data)))
     if center is not None:
         return jnp.zeros(size), noisy * scale**2 / n, jnp.zeros(())
-    both = noisy * root / n
-    added = (noise.stddev * root * scale / n) ** 2
-    return both[:size] * scale, both[size:] * scale**2, added
+    moments = noisy * root / n
+    noise_variance = (noise.stddev * root * scale / n) ** 2
+    return moments[:size] * scale, moments[size:] * scale**2, noise_variance
 
 
-def _replaced(center: ArrayLike | None) -> float:
+def _replacement_distance(center: ArrayLike | None) -> float:
     return 1.5 if center is None else _release.root_up(2)
 
 
@@ -480,22 +482,24 @@ def standardize(
     ratio = _release.root_up(2) / 2 if adjacency is Adjacency.REPLACE else 1.0
     z_center = z / math.sqrt(share) * margin
     z_scale = z * ratio / math.sqrt(1 - share) * margin
-    of_center, of_scale = jax.random.split(keys.stream(key, "statistics standardize"))
-    release = {
+    center_key, scale_key = jax.random.split(keys.stream(key, "statistics standardize"))
+    arguments = {
         "clip_norm": clip_norm,
         "adjacency": adjacency,
         "num_examples": divisor,
         "arithmetic": arithmetic,
     }
-    center = mean(data, noise_multiplier=z_center, key=of_center, **release)
-    spread = variance(
-        data, noise_multiplier=z_scale, key=of_scale, center=center.value, **release
+    center = mean(data, noise_multiplier=z_center, key=center_key, **arguments)
+    variances = variance(
+        data, noise_multiplier=z_scale, key=scale_key, center=center.value, **arguments
     )
-    scale = _scale(spread.value, clip_norm, z_scale, divisor)
+    scale = _scale(variances.value, clip_norm, z_scale, divisor)
     gaussian = events.Gaussian(_release.divide_up(adjacency.sensitivity_factor, z))
-    parts = center.event, spread.event
-    apart = [x.total_variation for x in parts if isinstance(x, events.OnLattice)]
-    event = events.OnLattice(gaussian, math.fsum(apart)) if apart else gaussian
+    parts = center.event, variances.event
+    variations = [x.total_variation for x in parts if isinstance(x, events.OnLattice)]
+    event = (
+        events.OnLattice(gaussian, math.fsum(variations)) if variations else gaussian
+    )
     return Released(Standardization(center.value, scale), event, adjacency)
 
 
@@ -508,5 +512,5 @@ def _scale(
     The function first raises each variance to at least z clip_norm² / divisor, the
     standard deviation of the noise in the variance with "real" arithmetic.
     """
-    least = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
-    return jnp.sqrt(jnp.maximum(variances, least))
+    min_variance = (jnp.asarray(clip_norm) ** 2 * z / divisor).astype(variances.dtype)
+    return jnp.sqrt(jnp.maximum(variances, min_variance))

@@ -42,7 +42,7 @@ from dpjax.noise import _discrete
 # Contributions are integers times 2⁻³². A sum of fewer than 2³¹ contributions of at
 # most 1 each is below 2⁶³ in these units.
 _UNIT = 2.0**-32
-_MOST_EXAMPLES = 2**31
+_ROW_LIMIT = 2**31
 # The maximum number of entries of contributions that are in memory at the same time.
 _BLOCK = 2**22
 # One draw of the noise combines two draws from the table. The spacing is then about
@@ -148,7 +148,7 @@ def release(
     *,
     dimension: int,
     num_sums: int = 1,
-    replaced: float = 2.0,
+    distance: float = 2.0,
 ) -> Released:
     """Release a statistic of private data, with an event for accountants.
 
@@ -163,7 +163,7 @@ def release(
       shared: the noise multiplier, the key, the adjacency and the arithmetic.
       dimension: the number of entries of one sum.
       num_sums: the number of sums.
-      replaced: an upper bound on the distance between the contributions of two examples
+      distance: an upper bound on the distance between the contributions of two examples
         to one sum, at least 1. Two vectors of norm at most 1 have a distance of at most
         2.
     """
@@ -171,14 +171,14 @@ def release(
     validate.typed_key("key", shared.key)
     validate.one_of("arithmetic", shared.arithmetic, ("real", "discrete"))
     num_examples = len(jax.tree.leaves(data)[0])
-    if num_examples >= _MOST_EXAMPLES:
+    if num_examples >= _ROW_LIMIT:
         raise ValueError(f"data must have fewer than 2**31 rows; got {num_examples}.")
     validate.scalar("noise_multiplier", shared.noise_multiplier)
     validate.nonnegative("noise_multiplier", shared.noise_multiplier)
-    known = validate.concrete(shared.noise_multiplier)
-    z = jnp.asarray(shared.noise_multiplier) if known is None else float(known)
+    concrete = validate.concrete(shared.noise_multiplier)
+    z = jnp.asarray(shared.noise_multiplier) if concrete is None else float(concrete)
     # Without REPLACE, one example moves each sum only by its own contribution.
-    factor = replaced if shared.adjacency is Adjacency.REPLACE else 1.0
+    factor = distance if shared.adjacency is Adjacency.REPLACE else 1.0
     event: events.Gaussian | events.OnLattice = events.Gaussian(divide_up(factor, z))
     if shared.arithmetic == "discrete":
         stddev = _lattice_stddev(z, dimension, num_sums, num_examples)
@@ -241,7 +241,7 @@ def sum_exactly(
       rows: the examples, f64[n, m].
     """
 
-    def units(rows: jax.Array) -> jax.Array:
+    def sum_in_units(rows: jax.Array) -> jax.Array:
         contributions = contribute(rows)
         finite = jnp.where(jnp.isfinite(contributions), contributions, 0.0)
         # Truncation towards zero increases no coordinate's magnitude, and so no norm.
@@ -251,12 +251,12 @@ def sum_exactly(
     size = jax.eval_shape(contribute, rows).shape[1]
     length = max(1, _BLOCK // max(size, width, 1))
     if count <= length:
-        total = units(rows)
+        total = sum_in_units(rows)
     else:
         rows = jnp.pad(rows, ((0, -count % length), (0, 0)), constant_values=jnp.nan)
         blocks = rows.reshape(-1, length, width)
         start = jnp.zeros(size, jnp.int64)
-        total, _ = jax.lax.scan(lambda t, b: (t + units(b), None), start, blocks)
+        total, _ = jax.lax.scan(lambda t, b: (t + sum_in_units(b), None), start, blocks)
     # Above 2⁵³, the conversion rounds by at most 2⁻⁵³ of the sum. A coordinate on the
     # lattice is below 2⁴⁰ spacings q, so this error is at most 2⁻¹³ q. Rounding d
     # coordinates to the lattice adds a distance of at most √d q (1 + 2⁻¹¹). This bound
@@ -285,8 +285,10 @@ def _lattice_stddev(
     per_sum = z * root_up(num_sums)
     if 0 < _LATTICE_RANGE * per_sum < num_examples:
         raise ValueError(
-            "data must have at most 2**22 times noise_multiplier rows with arithmetic="
-            f"'discrete', {int(_LATTICE_RANGE * per_sum)}; got {num_examples}."
+            f"data must have at most {int(_LATTICE_RANGE * per_sum)} rows with "
+            "arithmetic='discrete', which is 2**22 times the standard deviation of the "
+            "noise in a sum of contributions of norm at most 1; "
+            f"got {num_examples}."
         )
     # The sensitivity is at least 1. So a factor that suffices for a sensitivity of 1
     # also suffices for the actual sensitivity.

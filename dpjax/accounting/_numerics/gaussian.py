@@ -49,14 +49,16 @@ def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:
     # to e^{−40} at the upper end of the interval.
     a = jnp.expand_dims(a, -1)
     length = 80.0 / (a + jnp.sqrt(a * a + 80.0))
-    before = tuple(range(a.ndim - 1))
-    t = length * np.expand_dims(_NODES, before)
+    leading_axes = tuple(range(a.ndim - 1))
+    t = length * np.expand_dims(_NODES, leading_axes)
     integrand = jnp.exp(-a * t - 0.5 * t * t)
     if mu is not None:
         # The floor on μ gives the limit μ → 0 without 0 / 0.
         mu = jnp.broadcast_to(jnp.maximum(mu, 1e-290), a.shape[:-1])[..., None]
         integrand = integrand * (-jnp.expm1(-mu * t) / mu)
-    return length[..., 0] * jnp.sum(integrand * np.expand_dims(_WEIGHTS, before), -1)
+    return length[..., 0] * jnp.sum(
+        integrand * np.expand_dims(_WEIGHTS, leading_axes), -1
+    )
 
 
 def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
@@ -67,9 +69,9 @@ def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
     too steep to integrate, and the function subtracts two values of R.
     """
     small = mu < 1.0
-    below = jnp.where(small, mu, 1.0)
-    difference = jnp.where(small, mills(a, below), mills(a) - mills(a + mu))
-    return jnp.log(jnp.maximum(difference, TINY)) + jnp.log(below)
+    small_mu = jnp.where(small, mu, 1.0)
+    difference = jnp.where(small, mills(a, small_mu), mills(a) - mills(a + mu))
+    return jnp.log(jnp.maximum(difference, TINY)) + jnp.log(small_mu)
 
 
 def log_phi(x: jax.Array) -> jax.Array:
@@ -185,16 +187,18 @@ def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     z = ndtri(delta_)
     root = jnp.hypot(z, jnp.sqrt(2.0) * jnp.sqrt(epsilon_))
     divisor = root - jnp.minimum(z, 0.0)
-    left = 2 * (epsilon_ / jnp.where(divisor > 0, divisor, 1.0))
-    start = jnp.where(z > 0, z + root, left)
+    lower_root = 2 * (epsilon_ / jnp.where(divisor > 0, divisor, 1.0))
+    start = jnp.where(z > 0, z + root, lower_root)
     at_zero = jnp.sqrt(8.0) * jax.scipy.special.erfinv(delta_)
     start = jnp.maximum(start, at_zero * (1 - 64 * ULP))
     mu = newton(lambda m: log_delta(m, epsilon_) - log_target, start)
     mu = nudge(lambda m: delta_of(m, epsilon_) <= delta_, mu, -1.0)
-    anything = (epsilon == jnp.inf) | (delta >= 1)
-    mu = jnp.where(regular, mu, jnp.where(anything, jnp.inf, 0.0))
-    met = (mu > 0) & (mu < jnp.inf)
-    return implicit_derivative(lambda m: delta_of(m, epsilon) - delta, mu, met)
+    unlimited = (epsilon == jnp.inf) | (delta >= 1)
+    mu = jnp.where(regular, mu, jnp.where(unlimited, jnp.inf, 0.0))
+    differentiable = (mu > 0) & (mu < jnp.inf)
+    return implicit_derivative(
+        lambda m: delta_of(m, epsilon) - delta, mu, differentiable
+    )
 
 
 @jax.custom_jvp
@@ -211,10 +215,10 @@ def tradeoff(mu: jax.Array, alpha: jax.Array) -> jax.Array:
     # Dong, Roth and Su (2022), Definition 6, https://arxiv.org/abs/1905.02383:
     # G_μ(α) = Φ(Φ⁻¹(1 − α) − μ). In the tail, an error in the argument z of Φ becomes
     # |z| times as large in the log of Φ.
-    far = -z - mu - 8 * ULP * (jnp.abs(z) + mu)
-    beta = ndtr(far) * (1 - ULP * (64 + 4 * jnp.minimum(far * far, 1e6)))
-    nothing = (alpha <= 0) & (mu >= 0) & (mu < jnp.inf)
-    return jnp.where(inside, beta, jnp.where(nothing, 1.0, 0.0))
+    argument = -z - mu - 8 * ULP * (jnp.abs(z) + mu)
+    beta = ndtr(argument) * (1 - ULP * (64 + 4 * jnp.minimum(argument * argument, 1e6)))
+    is_one = (alpha <= 0) & (mu >= 0) & (mu < jnp.inf)
+    return jnp.where(inside, beta, jnp.where(is_one, 1.0, 0.0))
 
 
 @tradeoff.defjvp

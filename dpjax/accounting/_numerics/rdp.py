@@ -83,16 +83,16 @@ def _integrand(
     # With L = log(1 + y) and e^x = 1 + x + x² ψ(x): h = a L² (a ψ(a L) − ψ(L)).
     L = jnp.where(small, log_ratio, 0.0)
     difference = a * _second_difference(a * L) - _second_difference(L)
-    near = a * L * L * difference
+    small_value = a * L * L * difference
     # Elsewhere h = (1 + y) (e^x − 1) − (a − 1) y with x = (a − 1) L. Where (1 + y)^−a
     # is below one, the mantissa is h times this factor.
     y, L = jnp.where(small, 1.0, y), jnp.where(small, 1.0, log_ratio)
     power = jnp.expm1(-(a - 1.0) * jnp.abs(L))
-    share = (a - 1.0) * y / (1.0 + jnp.maximum(y, 0.0))
-    rises = -power - share * (1.0 + power)
-    falls = (1.0 + y) * power - share
+    linear_term = (a - 1.0) * y / (1.0 + jnp.maximum(y, 0.0))
+    rises = -power - linear_term * (1.0 + power)
+    falls = (1.0 + y) * power - linear_term
     exponent = jnp.where(small, 0.0, a * jnp.maximum(L, 0.0))
-    return exponent, jnp.where(small, near, jnp.where(L > 0, rises, falls))
+    return exponent, jnp.where(small, small_value, jnp.where(L > 0, rises, falls))
 
 
 _TAIL = 7.5  # the distance beyond which a unit Gaussian has 1e-13 of its mass
@@ -143,11 +143,11 @@ def _peaks(
     """
 
     def newton(u: jax.Array) -> jax.Array:
-        share = jax.nn.sigmoid((u - crossing) / sigma)
-        slope = a / sigma**2 * share * (1.0 - share) - 1.0
+        probability = jax.nn.sigmoid((u - crossing) / sigma)
+        slope = a / sigma**2 * probability * (1.0 - probability) - 1.0
         # The residual falls on the way to a maximum. The bound on the slope of the
         # residual keeps the step finite where the residual is nearly level.
-        return u - (a / sigma * share - u) / jnp.minimum(slope, -1e-3)
+        return u - (a / sigma * probability - u) / jnp.minimum(slope, -1e-3)
 
     def body(_: jax.Array, peaks: tuple[jax.Array, jax.Array]):
         left, right = map(newton, peaks)
@@ -172,14 +172,14 @@ def _edge(
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
 
-    def at(t: jax.Array) -> jax.Array:
+    def u_at(t: jax.Array) -> jax.Array:
         return start + sign * _TAIL * jnp.expm1(t * reach)
 
     def is_below(t: jax.Array) -> jax.Array:
         above = jax.vmap(lambda u: _log_integrand(u, *density) > floor)
-        return ~above(at(t))
+        return ~above(u_at(t))
 
-    return at(bisect(is_below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
+    return u_at(bisect(is_below, jnp.zeros_like(reach), jnp.ones_like(reach), 7))
 
 
 class _Windows(NamedTuple):
@@ -228,11 +228,11 @@ def _windows(sigma: jax.Array, q: jax.Array, a: jax.Array) -> _Windows:
 
 def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array:
     """The difference arcsinh(y) − arcsinh(x) for y = x + gap, without cancellation."""
-    apart = jnp.arcsinh(y) - jnp.arcsinh(x)
+    difference = jnp.arcsinh(y) - jnp.arcsinh(x)
     one_side = x * y > 0
     x, y = jnp.where(one_side, x, 1.0), jnp.where(one_side, y, 1.0)
     across = y * jnp.sqrt(1.0 + x * x) + x * jnp.sqrt(1.0 + y * y)
-    return jnp.where(one_side, jnp.arcsinh(gap * (x + y) / across), apart)
+    return jnp.where(one_side, jnp.arcsinh(gap * (x + y) / across), difference)
 
 
 def _window_sum(
@@ -252,8 +252,8 @@ def _window_sum(
     fixed = jax.lax.stop_gradient
     # The scale c of the grading is at least the window's distance to the crossing, so
     # that the nodes of a distant window are spread almost evenly.
-    away = jnp.maximum(jnp.maximum(low - crossing, crossing - high), 0.0)
-    c = jnp.sqrt((_GRADING * fixed(sigma)) ** 2 + away**2)
+    distance = jnp.maximum(jnp.maximum(low - crossing, crossing - high), 0.0)
+    c = jnp.sqrt((_GRADING * fixed(sigma)) ** 2 + distance**2)
     first, last = (low - crossing) / c, (high - crossing) / c
     length = _arcsinh_difference(first, last, (high - low) / c)
     # Without the barrier XLA fuses arrays that have no axis of orders into the loop,
@@ -264,19 +264,21 @@ def _window_sum(
     def body(total: jax.Array, node: tuple[jax.Array, jax.Array]):
         x, weight = node
         # With s = w − first: sinh(w) − sinh(first) = 2 cosh(first + s/2) sinh(s/2).
-        grown = jnp.expm1(half * (0.5 + 0.5 * x))
-        middle = begin * (1.0 + grown)
-        end = middle * (1.0 + grown)
-        moved = 0.5 * (middle + 1.0 / middle) * (grown + grown / (1.0 + grown))
-        u = fixed(low + c * moved)
+        growth = jnp.expm1(half * (0.5 + 0.5 * x))
+        middle = begin * (1.0 + growth)
+        end = middle * (1.0 + growth)
+        offset = 0.5 * (middle + 1.0 / middle) * (growth + growth / (1.0 + growth))
+        u = fixed(low + c * offset)
         weight = fixed(0.5 * weight * (end + 1.0 / end))
         z, y, log_ratio = _likelihood(u, sigma, q)
-        share = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
-        u, weight, y, log_ratio, share = _barrier((u, weight, y, log_ratio, share))
+        error_factor = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
+        u, weight, y, log_ratio, error_factor = _barrier(
+            (u, weight, y, log_ratio, error_factor)
+        )
         exponent, mantissa = _integrand(y, log_ratio, a)
         term = weight * mantissa * jnp.exp(exponent - 0.5 * u * u - highest)
         # A bound on the rounding error of the term, in units of 8 ULP.
-        ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * share
+        ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * error_factor
         return total + term * (1.0 + 8 * ULP * ulps), None
 
     total, _ = jax.lax.scan(body, jnp.zeros_like(highest), rule)
@@ -295,18 +297,18 @@ def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
     # The derivatives are computed in forward mode (`float64`), which stores no terms of
     # sums.
     fixed = jax.lax.stop_gradient
-    at, density = fixed(_windows(fixed(sigma), fixed(q), fixed(a))), (sigma, q, a)
+    windows, density = fixed(_windows(fixed(sigma), fixed(q), fixed(a))), (sigma, q, a)
     start = jnp.full_like(sigma, -_TAIL)
-    total = _window_sum(start, at.split, _FIRST_RULE, at, density)
-    others = jax.vmap(lambda low, high: _window_sum(low, high, _RULE, at, density))
-    total = total + jnp.sum(others(at.lows, at.highs), axis=0)
-    error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(at.highest)
-    return at.highest + jnp.log(total) - LOG_SQRT_2PI + error
+    total = _window_sum(start, windows.split, _FIRST_RULE, windows, density)
+    others = jax.vmap(lambda low, high: _window_sum(low, high, _RULE, windows, density))
+    total = total + jnp.sum(others(windows.lows, windows.highs), axis=0)
+    error = _QUADRATURE_ERROR + 4 * ULP * jnp.abs(windows.highest)
+    return windows.highest + jnp.log(total) - LOG_SQRT_2PI + error
 
 
-_LEAST_NOISE, _MOST_NOISE = 0.1, 1e60  # where the quadrature holds
+_MIN_NOISE, _MAX_NOISE = 0.1, 1e60  # where the quadrature holds
 # Noise multiplier over order, above which a curve equals its first term to an ulp.
-_FAR = 1e20
+_FIRST_TERM_RATIO = 1e20
 
 
 def _gaussian(sigma: jax.Array, a: jax.Array) -> jax.Array:
@@ -334,11 +336,11 @@ def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Arra
     # the larger one, and is log E (1 + y)^a over a − 1.
     # Each argument is made regular separately, so that every argument retains its shape
     # and nothing is broadcast before the quadrature.
-    inside = (sigma >= _LEAST_NOISE) & (sigma <= _MOST_NOISE)
-    below = (sigma > 0) & (sigma < _LEAST_NOISE)
-    above = (sigma > _MOST_NOISE) & (sigma < jnp.inf)
+    inside = (sigma >= _MIN_NOISE) & (sigma <= _MAX_NOISE)
+    below = (sigma > 0) & (sigma < _MIN_NOISE)
+    above = (sigma > _MAX_NOISE) & (sigma < jnp.inf)
     is_rate, is_order = (q >= 0) & (q <= 1), (a > 1) & (a < jnp.inf)
-    nothing = (q == 0) | (sigma == jnp.inf)
+    is_silent = (q == 0) | (sigma == jnp.inf)
     # The divergence grows with q, so raising a tiny q to 1e-60 gives an upper bound.
     q = jnp.maximum(jnp.where(is_rate & (q > 0), q, 0.5), 1e-60)
     a = jnp.where(is_order, a, 2.0)
@@ -351,11 +353,13 @@ def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Arra
     value = jax.nn.softplus(jnp.where(inside, excess, log_convex)) / (a - 1.0)
     # Above the range: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a. Where aσ⁻¹ is
     # small, E h is a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹.
-    far = jnp.where(above, sigma, 1.0)
-    first_term = _gaussian(far, a) * jnp.where(a * _FAR <= far, q * q, 1.0)
+    large_sigma = jnp.where(above, sigma, 1.0)
+    first_term = _gaussian(large_sigma, a) * jnp.where(
+        a * _FIRST_TERM_RATIO <= large_sigma, q * q, 1.0
+    )
     value = jnp.where(above, first_term, value) * (1 + 16 * ULP) + SMALL
     value = jnp.where(inside | below | above, value, jnp.inf)
-    value = jnp.where(nothing & (sigma >= 0), 0.0, value)
+    value = jnp.where(is_silent & (sigma >= 0), 0.0, value)
     return jnp.where(is_rate & is_order, value, jnp.inf)
 
 
@@ -367,10 +371,10 @@ def _total_variation(rho: jax.Array) -> jax.Array:
     the bound of Bretagnolle and Huber.
     """
     # The two bounds are sqrt(ρ/2) and sqrt(1 − e^{−ρ}).
-    some = rho > 0  # the square root has no derivative at 0
-    rho = jnp.where(some, rho, 1.0)
+    is_positive = rho > 0  # the square root has no derivative at 0
+    rho = jnp.where(is_positive, rho, 1.0)
     bound = jnp.minimum(np.sqrt(0.5) * jnp.sqrt(rho), jnp.sqrt(-jnp.expm1(-rho)))
-    return jnp.where(some, bound * (1 + 4 * ULP), 0.0)
+    return jnp.where(is_positive, bound * (1 + 4 * ULP), 0.0)
 
 
 @float64("up")
@@ -395,9 +399,9 @@ def epsilon64(rho: jax.Array, a: jax.Array, delta: jax.Array) -> jax.Array:
 def delta64(rho: jax.Array, a: jax.Array, epsilon: jax.Array) -> jax.Array:
     regular = (rho >= 0) & (rho < jnp.inf) & (a > 1) & (a < jnp.inf)
     regular = regular & (epsilon >= 0)
-    least = epsilon == jnp.inf
+    is_infinite = epsilon == jnp.inf
     rho, a = jnp.where(regular, rho, 1.0), jnp.where(regular, a, 2.0)
-    epsilon = jnp.where(regular & ~least, epsilon, 1.0)
+    epsilon = jnp.where(regular & ~is_infinite, epsilon, 1.0)
     # The same proposition, solved for δ:
     # log δ = (a − 1) (ρ − ε + log(1 − 1/a)) − log a.
     discount = jnp.log1p(-1.0 / a)
@@ -406,4 +410,4 @@ def delta64(rho: jax.Array, a: jax.Array, epsilon: jax.Array) -> jax.Array:
     # The result is positive even if δ underflows, unless nothing is released.
     value = jnp.maximum(jnp.exp(jnp.minimum(log_delta, 0.0)), TINY)
     value = jnp.minimum(value, _total_variation(rho))
-    return jnp.where(regular, jnp.where(least, 0.0, value), 1.0)
+    return jnp.where(regular, jnp.where(is_infinite, 0.0, value), 1.0)

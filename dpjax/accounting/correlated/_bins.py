@@ -232,7 +232,7 @@ def _epsilon_in_bins(
     tree = _trees.best(by_gap, num_positions, target_delta, epochs)
     # Grids depend on the tail, and are not differentiated.
     tail = jax.lax.stop_gradient(_TRUNCATED_FRACTION * target_delta / epochs)
-    tail = spread.narrow(tail) if replace else tail
+    tail = spread.replacement_tail(tail) if replace else tail
     law, variance = _trees.ratio(tree, by_gap, num_positions, tail, spread.POINTS)
     num_tree_positions = jnp.exp2(1.0 * tree.joins) * tree.copies
     losses = (spread.replacement_losses if replace else spread.losses)(

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core.float64 import SMALL, ULP
-from dpjax.accounting._numerics.convex_order.grid import NODES, OFF, Grid, normal
+from dpjax.accounting._numerics.convex_order.grid import LOG_ERROR, NODES, Grid, normal
 from dpjax.accounting._numerics.pld.composition import epsilon_of
 from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
@@ -294,7 +294,7 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
     # for the normal masses has an error of at most 1e-12 (`convex_order.grid`).
     error = num_positions * (ULP * (2 * _NUM_STATES + 64) + 1e-12)
     return DiscreteLosses(
-        jnp.stack([log[0], high - log[1]]) + OFF,
+        jnp.stack([log[0], high - log[1]]) + LOG_ERROR,
         jnp.stack([log_mass[0] + log[0], log_mass[1]]),
         jnp.stack([bounds.mean_decrease[0], bounds.mass[1, 0] + bounds.below[1]]),
         jax.lax.stop_gradient(error),
@@ -381,9 +381,11 @@ def smaller_epsilon(
         # Rounding to states makes the mean of L larger than one. The mass truncated in
         # one epoch is therefore multiplied by the means of all other epochs.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
-        lost = losses.lost * mean ** (num_epochs - 1)
+        infinite_mass = losses.infinite_mass * mean ** (num_epochs - 1)
         return epsilon_of(
-            [(losses._replace(lost=lost), num_epochs)], gaussian_square, delta
+            [(losses._replace(infinite_mass=infinite_mass), num_epochs)],
+            gaussian_square,
+            delta,
         )
 
     compute_chain = usable & (tree_epsilon < _MAX_TREE_EPSILON)

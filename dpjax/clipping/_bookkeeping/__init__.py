@@ -16,10 +16,10 @@ function.
 1. `tracing.trace` traces the loss of one example to a jaxpr. It refuses a loss that
    communicates along a named axis, or whose derivative communicates. `tracing.inline`
    inlines the calls that a parameter enters, except custom derivatives. `equations`
-   reads and evaluates single equations. `equations.Alike` identifies parts of a loss
-   that compute the same function, so that JAX traces this function only once.
+   reads and evaluates single equations. `equations.Comparable` identifies parts of a
+   loss that compute the same function, so that JAX traces this function only once.
 2. `analysis.sites` finds the sites. A value is *batch-invariant* when no example enters
-   it; the code calls such values known. A *site* is an equation that combines two
+   it; the code calls such values invariant. A *site* is an equation that combines two
    values: the *operand*, a batch-invariant value that depends on a parameter, and a
    value that depends on the example. Scans also have sites in their bodies, where an
    operand is either the same in all iterations or different in each. An equation has a

@@ -3,7 +3,7 @@
 **Comparison.** A deep network repeats its layers, so that the same equations occur
 with different variables. The engine's functions of a part of the loss, such as an
 equation, are jitted, with the part as a static argument. JAX traces and lowers such a
-function once for all static arguments that compare equal. `Alike` compares parts
+function once for all static arguments that compare equal. `Comparable` compares parts
 without the names of variables, so that JAX traces repeated parts only once.
 """
 
@@ -22,13 +22,13 @@ import numpy as np
 from dpjax._core.meshes import lets_compiler_decide
 from dpjax._core.typing import ArrayLike, Arrays, Atom
 
-Apply: TypeAlias = Callable[[jex.JaxprEqn, Arrays], Arrays]
+EquationEvaluator: TypeAlias = Callable[[jex.JaxprEqn, Arrays], Arrays]
 
 # The primitives of rematerialised blocks. A block that does not stay checkpointed is
 # inlined: the values at its sites are recorded, and are not computed again.
 _REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
 # The equation parameters that fix the sharding of the output along explicit axes.
-_LAYOUT = ("sharding", "out_sharding")
+_SHARDING_PARAMS = ("sharding", "out_sharding")
 
 
 def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array]:
@@ -49,7 +49,7 @@ def bind(eqn: jex.JaxprEqn, values: Arrays, **changed: object) -> list[jax.Array
     if lets_compiler_decide() and eqn.ctx.cur_abstract_mesh.explicit_axes:
         if eqn.primitive.name == "reshard":
             return list(values)
-        changed |= {name: None for name in _LAYOUT if name in eqn.params}
+        changed |= {name: None for name in _SHARDING_PARAMS if name in eqn.params}
         mesh = jax.sharding.get_abstract_mesh()
         context = jax.sharding.use_abstract_mesh(mesh)
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})
@@ -80,15 +80,15 @@ def as_arrays(values: Sequence[ArrayLike]) -> list[jax.Array]:
 
 
 def evaluate(
-    closed: jex.ClosedJaxpr, inputs: Arrays, apply: Apply = bind
+    closed: jex.ClosedJaxpr, inputs: Arrays, evaluate_equation: EquationEvaluator = bind
 ) -> list[jax.Array]:
     """Evaluate a jaxpr for the given inputs, and return the values of its outputs.
 
-    `apply` evaluates one equation, given the values of its inputs.
+    `evaluate_equation` evaluates one equation, given the values of its inputs.
     """
     values = values_of_inputs(closed, inputs)
     for eqn in closed.jaxpr.eqns:
-        out = apply(eqn, [read(v, values) for v in eqn.invars])
+        out = evaluate_equation(eqn, [read(v, values) for v in eqn.invars])
         values.update(zip(eqn.outvars, out, strict=True))
     return [read(v, values) for v in closed.jaxpr.outvars]
 
@@ -139,52 +139,52 @@ def inner_jaxprs(eqn: jex.JaxprEqn) -> Iterator[jex.Jaxpr]:
                 yield inner
 
 
-class HasFeatures(Protocol):
-    """A part of a loss, such as an equation, that has a description for `Alike`."""
+class Describable(Protocol):
+    """A part of a loss, such as an equation, with a description for `Comparable`."""
 
-    def features(self) -> Hashable:
+    def description(self) -> Hashable:
         """A description, equal only for parts that compute the same function.
 
         The description does not depend on the names of variables. If a parameter of an
-        equation has no hash, the description has no hash either, and `Alike` treats
-        the part as equal to itself only.
+        equation has no hash, the description has no hash either, and `Comparable`
+        treats the part as equal to itself only.
         """
         ...
 
 
-PartT = TypeVar("PartT", bound=HasFeatures)
+PartT = TypeVar("PartT", bound=Describable)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Alike(Generic[PartT]):
+class Comparable(Generic[PartT]):
     """A wrapper of a part of a loss, equal for parts that compute the same function.
 
-    Two wrappers are equal if the descriptions of their parts, from `features`, are
+    Two wrappers are equal if the descriptions of their parts, from `description`, are
     equal.
     """
 
     part: PartT
 
     @functools.cached_property
-    def _features(self) -> Hashable:
+    def _description(self) -> Hashable:
         """The part's description; the part's id if the description has no hash."""
         try:
-            features = self.part.features()
-            hash(features)
+            description = self.part.description()
+            hash(description)
         except TypeError:  # A parameter of an equation has no hash.
             return id(self.part)
-        return features
+        return description
 
     def __eq__(self, other: object) -> bool:
         """Whether `other` wraps a part with an equal description."""
-        return isinstance(other, Alike) and self._features == other._features
+        return isinstance(other, Comparable) and self._description == other._description
 
     def __hash__(self) -> int:
         """The hash of the part's description, or of the part's id."""
-        return hash(self._features)
+        return hash(self._description)
 
 
-def of_equation(eqn: jex.JaxprEqn) -> Hashable:
+def describe_equation(eqn: jex.JaxprEqn) -> Hashable:
     """A description of an equation without the names of its variables.
 
     The description has the equation's primitive, its parameters, the types of its
@@ -196,9 +196,9 @@ def of_equation(eqn: jex.JaxprEqn) -> Hashable:
 
 
 def _identify_parameter(param: object) -> Hashable:
-    """A value that is equal for two parameters only if the parameters are identical.
+    """A value that is equal only for parameters with the same type and the same value.
 
-    In Python, 0.0 equals −0.0, and 1 equals True. The result distinguishes them.
+    In Python, 0.0 equals −0.0, and 1 equals True. The results for these pairs differ.
     """
     if isinstance(param, tuple):
         return type(param), tuple(map(_identify_parameter, param))
@@ -207,7 +207,7 @@ def _identify_parameter(param: object) -> Hashable:
     return type(param), param
 
 
-def of_function(
+def describe_function(
     inputs: Sequence[jex.Var], eqns: Sequence[jex.JaxprEqn], outs: Sequence[Atom]
 ) -> Hashable:
     """A description of the function that equations compute.
@@ -230,7 +230,7 @@ def of_function(
 
     lines = []
     for eqn in eqns:
-        lines.append((of_equation(eqn), *map(name, eqn.invars)))
+        lines.append((describe_equation(eqn), *map(name, eqn.invars)))
         for v in eqn.outvars:
             names[v] = len(names)
     return tuple(v.aval for v in inputs), tuple(lines), tuple(map(name, outs))

@@ -28,15 +28,15 @@ from dpjax._core.typing import ArrayLike, DTypeLike
 
 # An inner product is split into at most 16 segments of at least 256 terms. Its rounding
 # error then grows with the number of terms of a segment plus the number of segments.
-_PIECES, _PIECE = 16, 256
+_MAX_SEGMENTS, _MIN_TERMS = 16, 256
 
 # With more rows, the bound on the rounding of their sum would increase norms too much.
-MOST_ROWS = 2**16
+MAX_ROWS = 2**16
 
 # A norm is at least 1/512 of the size of its terms. So an example's terms in a clipped
 # sum are at most 512 times as large as the clipped gradient. Larger terms that cancel
 # would make a partial sum so large that rounding loses other examples.
-CANCELLED = 2.0**-9
+MIN_NORM_RATIO = 2.0**-9
 
 
 class OneHot(NamedTuple):
@@ -120,37 +120,38 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
     Two other computations have rounding errors: the scaling of rows, and the sum
     Σ_t a_t ⊗ d_t for the clipped sum. Their errors are at most γ″ Σ_t ‖a_t‖‖d_t‖, where
     γ″ is another bound on relative rounding errors. The norm whose square is returned
-    includes these errors. It is also at least `CANCELLED` = 1/512 times Σ_t ‖a_t‖‖d_t‖.
+    includes these errors, and is at least `MIN_NORM_RATIO` = 1/512 times
+    Σ_t ‖a_t‖‖d_t‖.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
-    sides = [(_measure(f.left), _measure(f.right)) for f in sites]
+    sides = [(_with_lengths(f.left), _with_lengths(f.right)) for f in sites]
     rows = [left.lengths * right.lengths for left, right in sides]
     dtype = rows[0].dtype
     # With a single row there is no sum. The norm is the product of the two lengths.
     if len(sites) == 1 and rows[0].shape[-1] == 1:
-        return _over_groups(jnp.square(rows[0][..., 0]) * (1 + margin(16, dtype)))
+        return _sum_over_groups(jnp.square(rows[0][..., 0]) * (1 + margin(16, dtype)))
 
     # The number of roundings in the sums over pairs of sites, and in the operations on
     # each term, of which there are about a dozen.
-    others = len(sites) ** 2 + 48
-    total = sizes = forming = jnp.zeros(rows[0].shape[:-1], dtype)
+    other_roundings = len(sites) ** 2 + 48
+    total = total_size = total_error = jnp.zeros(rows[0].shape[:-1], dtype)
     for i, one in enumerate(sides):
         left, right = sites[i]
         if isinstance(left, OneHot):
-            table = by_position(left.position, right, rows[i], len(sites))
-            size, rounded = table.size, table.rounded
-            total += (1 + margin(others, dtype)) * table.square
+            table = table_bounds(left.position, right, rows[i], len(sites))
+            size, site_error = table.size, table.error
+            total += (1 + margin(other_roundings, dtype)) * table.square
         else:
             size = jnp.sum(rows[i], axis=-1)
-            rounded = margin(rows[i].shape[-1] + len(sites) + 16, dtype) * size
-            total += _over_pairs(one, one, others)
-        sizes += size
-        forming += rounded
+            site_error = margin(rows[i].shape[-1] + len(sites) + 16, dtype) * size
+            total += _sum_over_pairs(one, one, other_roundings)
+        total_size += size
+        total_error += site_error
         for other in sides[:i]:
             # The double sum is symmetric. So each pair of sites is computed once.
-            total += 2 * _over_pairs(one, other, others)
-    norm = (jnp.sqrt(total) + forming) * (1 + margin(16, dtype))
-    return _over_groups(jnp.square(jnp.maximum(norm, CANCELLED * sizes)))
+            total += 2 * _sum_over_pairs(one, other, other_roundings)
+    norm = (jnp.sqrt(total) + total_error) * (1 + margin(16, dtype))
+    return _sum_over_groups(jnp.square(jnp.maximum(norm, MIN_NORM_RATIO * total_size)))
 
 
 class Terms(NamedTuple):
@@ -158,34 +159,38 @@ class Terms(NamedTuple):
 
     Attributes:
       size: an upper bound f[b] of the norm of the sum of the terms' absolute values.
-      rounded: a number k such that the rounding error of the sum is at most γ_k size,
-        where γ_k = k u / (1 − k u) for the unit roundoff u.
+      num_roundings: a number k of roundings. The rounding error of the sum is at most
+        γ_k size, where γ_k = k u / (1 − k u) for the unit roundoff u.
     """
 
     size: jax.Array
-    rounded: int
+    num_roundings: int
 
 
 def upper_norm(
-    formed: jax.Array, terms: Sequence[Terms], dtype: DTypeLike
+    computed_norm: jax.Array, terms: Sequence[Terms], dtype: DTypeLike
 ) -> jax.Array:
     """An upper bound f[b] of the norm of each example's gradient, with rounding errors.
 
     One example's gradient is a sum of terms. This sum is computed twice: to compute its
     norm, and as a part of the scaled sum over the batch. The bound covers the rounding
-    errors of both computations. It is also at least `CANCELLED` = 1/512 times the sum
-    of all `Terms.size`.
+    errors of both computations. It is also at least `MIN_NORM_RATIO` = 1/512 times the
+    sum of all `Terms.size`.
 
     Args:
-      formed: the computed norm f[b] of each example's gradient.
+      computed_norm: the computed norm f[b] of each example's gradient.
       terms: bounds on the terms whose sum is the gradient.
       dtype: the least precise dtype in which the terms were rounded.
     """
     # The sum is formed twice: for the norm, and within the scaled sum over the batch.
     # Both computations have rounding errors, which gives the factor 2.
-    rounded = sum(2 * margin(k + 4, dtype) * size for size, k in terms)
+    error = sum(
+        2 * margin(num_roundings + 4, dtype) * size for size, num_roundings in terms
+    )
     size = sum(size for size, _ in terms)
-    return jnp.maximum(formed + rounded, CANCELLED * size) * (1 + margin(16, dtype))
+    return jnp.maximum(computed_norm + error, MIN_NORM_RATIO * size) * (
+        1 + margin(16, dtype)
+    )
 
 
 def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
@@ -195,13 +200,13 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     """
     (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
     left, right = scaled
-    lengths = _measure(left).lengths * _measure(right).lengths
+    lengths = _with_lengths(left).lengths * _with_lengths(right).lengths
     if isinstance(left, OneHot):
-        total = by_position(left.position, right, lengths, 1).size
+        row_sum = table_bounds(left.position, right, lengths, 1).size
     else:
-        total = jnp.sum(lengths, axis=-1)
-    total *= 1 + margin(factors.rows + 4, lengths.dtype)
-    return jnp.sqrt(_over_groups(jnp.square(total)))
+        row_sum = jnp.sum(lengths, axis=-1)
+    row_sum *= 1 + margin(factors.rows + 4, lengths.dtype)
+    return jnp.sqrt(_sum_over_groups(jnp.square(row_sum)))
 
 
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
@@ -215,7 +220,7 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
     )
-    out = []
+    scaled = []
     for left, right in sites:
         right = right.astype(dtype)
         if not isinstance(left, OneHot):
@@ -226,11 +231,11 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
             # The multiplication comes first, so that the right side overflows only if
             # the gradient overflows.
             left, right = left / largest, right * largest
-        out.append(Factors(left, right / clip_norm))
-    return out
+        scaled.append(Factors(left, right / clip_norm))
+    return scaled
 
 
-def _over_groups(squares: jax.Array) -> jax.Array:
+def _sum_over_groups(squares: jax.Array) -> jax.Array:
     # Groups are separate blocks of the gradient. So their squared norms add up.
     total, terms = staged_sum(squares, kept=1)
     return total * (1 + margin(terms + 4, squares.dtype))
@@ -250,7 +255,7 @@ class _Side(NamedTuple):
     lengths: jax.Array
 
 
-def _measure(rows: jax.Array | OneHot) -> _Side:
+def _with_lengths(rows: jax.Array | OneHot) -> _Side:
     """Return rows f[..., t, n] together with upper bounds f[..., t] of their norms."""
     # The norm of a unit vector is exactly 1.
     if isinstance(rows, OneHot):
@@ -274,8 +279,8 @@ def _join_rows(sites: list[Factors]) -> list[Factors]:
     return [*dense, Factors(left, jnp.concatenate(rows, axis=-2))]
 
 
-def _over_pairs(
-    one: tuple[_Side, _Side], other: tuple[_Side, _Side], others: int
+def _sum_over_pairs(
+    one: tuple[_Side, _Side], other: tuple[_Side, _Side], other_roundings: int
 ) -> jax.Array:
     """An upper bound f[..., g] of Σ_ts ⟨a_t, a_s⟩⟨d_t, d_s⟩, in each of g groups.
 
@@ -284,22 +289,22 @@ def _over_pairs(
     Args:
       one: the left rows a_t and the right rows d_t.
       other: the left rows a_s and the right rows d_s.
-      others: the number of roundings outside of the sums over rows that the bound must
-        cover.
+      other_roundings: the number of roundings outside of the sums over rows that the
+        bound must cover.
     """
-    (alpha, of_alpha), (delta, of_delta) = map(_inner, one, other)
+    (alpha, of_alpha), (delta, of_delta) = map(_inner_products, one, other)
     bound = (jnp.abs(alpha) + of_alpha) * (jnp.abs(delta) + of_delta)
     # The sum has two stages, one for each site's rows. So the number of roundings is
     # the sum of the numbers of rows, and not their product. The barrier prevents XLA
     # from merging the stages.
     rows = sum(left.lengths.shape[-1] for left, _ in (one, other))
-    sum_margin = margin(rows + others, bound.dtype)
+    sum_margin = margin(rows + other_roundings, bound.dtype)
     terms = (1 + sum_margin) * bound + 2 * jnp.minimum(alpha * delta, 0.0)
     by_row = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
     return jnp.sum(by_row, axis=-1)
 
 
-def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
+def _inner_products(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
     """Inner products f[..., t, s] of the rows of two sides, and bounds on their errors.
 
     The row t is from `one`, and the row s is from `other`. The bounds have the shape of
@@ -313,8 +318,8 @@ def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
         products = jnp.take_along_axis(other.rows, position, axis=-1)
         return jnp.swapaxes(products, -1, -2), 0.0
     size = one.rows.shape[-1]
-    step = max(_PIECE, math.ceil(size / _PIECES))
-    pieces = [
+    step = max(_MIN_TERMS, math.ceil(size / _MAX_SEGMENTS))
+    segments = [
         jnp.einsum(
             "...tn,...sn->...ts",
             one.rows[..., start : start + step],
@@ -323,8 +328,8 @@ def _inner(one: _Side, other: _Side) -> tuple[jax.Array, jax.Array | float]:
         )
         for start in range(0, size, step)
     ]
-    products = sum(pieces[1:], pieces[0])
-    error = margin(min(step, size) + len(pieces) + 4, products.dtype)
+    products = sum(segments[1:], segments[0])
+    error = margin(min(step, size) + len(segments) + 4, products.dtype)
     return products, error * one.lengths[..., :, None] * other.lengths[..., None, :]
 
 
@@ -337,15 +342,15 @@ class Table(NamedTuple):
       square: an upper bound f[...] of the table's squared norm.
       size: the norm f[...] of a vector that has, for each position, the sum of the
         norms of the rows at this position.
-      rounded: a bound f[...] on the norm of the table's rounding error.
+      error: a bound f[...] on the norm of the table's rounding error.
     """
 
     square: jax.Array
     size: jax.Array
-    rounded: jax.Array
+    error: jax.Array
 
 
-def by_position(
+def table_bounds(
     position: jax.Array, rows: jax.Array, lengths: jax.Array, sites: int
 ) -> Table:
     """Bounds for the table to which rows f[..., t, p] are added at positions i[..., t].
@@ -360,7 +365,7 @@ def by_position(
       sites: the number of gradients that the caller adds. The bounds also cover the
         rounding errors of this addition.
     """
-    slot = jnp.vectorize(_slots, signature="(t)->(t)")(position)
+    slot = jnp.vectorize(_slot_indices, signature="(t)->(t)")(position)
     add = jnp.vectorize(
         lambda slot, x: jnp.zeros_like(x).at[slot].add(x), signature="(t),(t,p)->(t,p)"
     )
@@ -377,11 +382,11 @@ def by_position(
     def norm(x: jax.Array) -> jax.Array:
         return jnp.sqrt(square_sum(x, kept=position.ndim - 1))
 
-    rounded = norm(error)
-    return Table(jnp.square(norm(table) + rounded), norm(size), rounded)
+    table_error = norm(error)
+    return Table(jnp.square(norm(table) + table_error), norm(size), table_error)
 
 
-def _slots(position: jax.Array) -> jax.Array:
+def _slot_indices(position: jax.Array) -> jax.Array:
     """For each position in a long table, the index i[t] of a row in a short table.
 
     Equal positions get the same index, which is the first index of this position among
@@ -390,8 +395,8 @@ def _slots(position: jax.Array) -> jax.Array:
     """
     order = jnp.argsort(position)
     ordered = position[order]
-    places = jnp.arange(position.shape[0], dtype=order.dtype)
+    indices = jnp.arange(position.shape[0], dtype=order.dtype)
     # The running maximum carries the first index of each run of equal positions.
     # jnp.searchsorted would compute the same, but does not run in `jax.shard_map`.
-    first = jax.lax.cummax(jnp.where(ordered != jnp.roll(ordered, 1), places, 0))
+    first = jax.lax.cummax(jnp.where(ordered != jnp.roll(ordered, 1), indices, 0))
     return jnp.zeros_like(order).at[order].set(first)

@@ -171,9 +171,9 @@ class Dense(Rule):
         groups = len(batch)
         # In the cotangent, the operand's free axes must come last, as the right axes.
         if self.position == 0:
-            mine = cotangent.ndim - groups - len(free)
+            num_free = cotangent.ndim - groups - len(free)
             cotangent = jnp.moveaxis(
-                cotangent, range(groups, groups + mine), range(-mine, 0)
+                cotangent, range(groups, groups + num_free), range(-num_free, 0)
             )
         return Factors(
             left.reshape(size.groups, size.rows, size.left),
@@ -186,7 +186,8 @@ class Dense(Rule):
         Free axes are neither contracted nor batch axes.
         """
         contracted, batch = (
-            tuple(both[position]) for both in self.eqn.params["dimension_numbers"]
+            tuple(axes_of_inputs[position])
+            for axes_of_inputs in self.eqn.params["dimension_numbers"]
         )
         axes = range(aval(self.eqn.invars[position]).ndim)
         free = tuple(i for i in axes if i not in contracted and i not in batch)
@@ -225,8 +226,8 @@ class Convolution(Rule):
 
         Feature groups have no axis of their own in the kernel.
         """
-        out, inside, *window = self._spec.rhs_spec
-        return Layout((), (*window, inside), (out,))
+        out_features, in_features, *window = self._spec.rhs_spec
+        return Layout((), (*window, in_features), (out_features,))
 
     @property
     def size(self) -> Size:
@@ -244,8 +245,10 @@ class Convolution(Rule):
         Here g are the feature groups, t the output pixels, n the entries of a patch,
         and p the output features of a group.
         """
-        read = self._reader(others[0])
-        patches = jnp.concatenate([read(start) for start in self._starts()], axis=-1)
+        read = self._make_reader(others[0])
+        patches = jnp.concatenate(
+            [read(start) for start in self._window_starts()], axis=-1
+        )
         return Factors(patches, self._pixels(cotangent))
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
@@ -254,21 +257,21 @@ class Convolution(Rule):
         The products are computed one after the other, so that the patches for all
         offsets are never stored together.
         """
-        read, pixels = self._reader(others[0]), self._pixels(cotangent)
+        read, pixels = self._make_reader(others[0]), self._pixels(cotangent)
 
         def product(start: jax.Array) -> jax.Array:
             return jnp.einsum("gtc,gtp->gcp", read(start), pixels, precision=HIGHEST)
 
-        products = jax.lax.map(product, self._starts())
+        products = jax.lax.map(product, self._window_starts())
         # The products are f[offset, g, c, p]. A kernel's output features are (g, p). If
         # the kernel's last axes are those of the products, XLA moves whole blocks of
         # memory in a single transposition.
-        out, inside, *window = self._spec.rhs_spec
+        out_features, in_features, *window = self._spec.rhs_spec
         sizes = [self.shape[i] for i in window]
         products = products.reshape(*sizes, *products.shape[1:])
         axes = {axis: (i,) for i, axis in enumerate(window)}
         g, c, p = range(len(window), len(window) + 3)
-        axes |= {inside: (c,), out: (g, p)}
+        axes |= {in_features: (c,), out_features: (g, p)}
         order = [i for axis in range(len(self.shape)) for i in axes[axis]]
         return products.transpose(order).reshape(self.shape)
 
@@ -280,7 +283,7 @@ class Convolution(Rule):
     def _groups(self) -> int:
         return self.eqn.params["feature_group_count"]
 
-    def _split(self, pixels: jax.Array) -> jax.Array:
+    def _split_groups(self, pixels: jax.Array) -> jax.Array:
         """Split the features of pixels f[..., features] into g feature groups.
 
         The result is f[g, pixels, features of a group].
@@ -294,9 +297,9 @@ class Convolution(Rule):
         Here g are the feature groups.
         """
         batch, feature, *space = self._spec.out_spec
-        return self._split(cotangent.transpose(batch, *space, feature))
+        return self._split_groups(cotangent.transpose(batch, *space, feature))
 
-    def _starts(self) -> np.ndarray:
+    def _window_starts(self) -> np.ndarray:
         """For each offset in the kernel's window, a position i[offset, spatial axis].
 
         The first output pixel reads this position of the padded input.
@@ -305,12 +308,12 @@ class Convolution(Rule):
         offsets = np.array(list(itertools.product(*window)), np.int32)
         return offsets * np.array(self.eqn.params["rhs_dilation"], np.int32)
 
-    def _reader(self, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    def _make_reader(self, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
         """Make a function that reads the inputs of all output pixels at one offset.
 
-        The argument of the function is a row of `_starts`, which gives the kernel
-        offset. The result is f[g, pixels, input features of a group], where g are the
-        feature groups.
+        The argument of the function is a row of `_window_starts`, which gives the
+        kernel offset. The result is f[g, pixels, input features of a group], where g
+        are the feature groups.
         """
         params = self.eqn.params
         batch, feature, *space = self._spec.lhs_spec
@@ -332,13 +335,13 @@ class Convolution(Rule):
             begin = (np.int32(0), *start, np.int32(0))
             window = jax.lax.dynamic_slice(x, begin, (x.shape[0], *spans, x.shape[-1]))
             steps = (slice(None), *(slice(None, None, s) for s in strides))
-            return self._split(window[steps])
+            return self._split_groups(window[steps])
 
         return read
 
 
 # The modes of lookups that the rule for lookups covers.
-_MODES = {
+_COVERED_MODES = {
     GatherScatterMode.CLIP,
     GatherScatterMode.FILL_OR_DROP,
     GatherScatterMode.PROMISE_IN_BOUNDS,
@@ -375,7 +378,7 @@ class Gather(Rule):
             return True
         numbers = eqn.params["dimension_numbers"]
         return (
-            eqn.params["mode"] in _MODES
+            eqn.params["mode"] in _COVERED_MODES
             and not numbers.operand_batching_dims
             and partial[0] in numbers.start_index_map
         )
@@ -407,18 +410,18 @@ class Gather(Rule):
         even if compilers treat indices out of bounds in different ways.
         """
         params = self.eqn.params
-        tops = [n - m for n, m in zip(self.shape, params["slice_sizes"], strict=True)]
+        limits = [n - m for n, m in zip(self.shape, params["slice_sizes"], strict=True)]
         if self.eqn.primitive.name == "dynamic_slice":
-            index, _ = _clamp_indices(jnp.stack(others), tops)
+            index, _ = _clamp_indices(jnp.stack(others), limits)
             return tuple(index), cotangent
         numbers, (index,) = params["dimension_numbers"], others
-        tops = [tops[i] for i in numbers.start_index_map]
-        index, inside = _clamp_indices(index, tops)
+        limits = [limits[i] for i in numbers.start_index_map]
+        index, in_bounds = _clamp_indices(index, limits)
         # In the mode "clip", the loss itself reads the nearest row.
         if params["mode"] == GatherScatterMode.CLIP:
             return (index,), cotangent
-        inside = jnp.expand_dims(inside, numbers.offset_dims)
-        return (index,), jnp.where(inside, cotangent, jnp.zeros_like(cotangent))
+        in_bounds = jnp.expand_dims(in_bounds, numbers.offset_dims)
+        return (index,), jnp.where(in_bounds, cotangent, jnp.zeros_like(cotangent))
 
     def factors(self, others: Arrays, cotangent: jax.Array) -> Factors:
         """The indices as one-hot rows, and the cotangent as rows f[1, t, p].
@@ -448,21 +451,21 @@ class Gather(Rule):
 
 
 def _clamp_indices(
-    index: jax.Array, tops: Sequence[int]
+    index: jax.Array, limits: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
     """Clamp entry j of each index vector, i[..., k], to [0, tops[j]].
 
     The comparison is in the dtype of the indices, since int32 may be too narrow for the
-    indices. The dtype of the indices may be too narrow for the upper limits in `tops`.
-    So limits above the dtype's maximum are reduced to this maximum.
+    indices. The dtype of the indices may be too narrow for the upper limits in
+    `limits`. So limits above the dtype's maximum are reduced to this maximum.
 
     Returns:
       The clamped indices in int32, and whether each vector was in bounds, bool[...].
     """
-    most = int(jnp.iinfo(index.dtype).max)
-    highest = np.array([min(top, most) for top in tops], index.dtype)
+    dtype_max = int(jnp.iinfo(index.dtype).max)
+    clipped_limits = np.array([min(limit, dtype_max) for limit in limits], index.dtype)
     clamped = jax.lax.clamp(
-        index.dtype.type(0), index, np.broadcast_to(highest, index.shape)
+        index.dtype.type(0), index, np.broadcast_to(clipped_limits, index.shape)
     )
     return clamped.astype(jnp.int32), jnp.all(clamped == index, axis=-1)
 

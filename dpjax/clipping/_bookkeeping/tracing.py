@@ -25,7 +25,7 @@ from dpjax.clipping._bookkeeping import equations as eqs
 _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
 # The jaxprs and equations already searched, by id. As the object is stored, no other
 # object can get its id.
-_Seen = dict[tuple[int, ...], jex.Jaxpr | jex.JaxprEqn]
+_Searched = dict[tuple[int, ...], jex.Jaxpr | jex.JaxprEqn]
 # Primitives that name an axis but do not mix the values along the axis.
 _NOT_MIXING = frozenset({"axis_index", "pvary", "pcast"})
 # Calls whose inputs are, in the same order, the inputs of their bodies.
@@ -67,7 +67,7 @@ def trace(
         _search(jaxpr.jaxpr, [i < len(parameters) for i in inputs], {})
     except NameError as error:
         if "unbound axis name" in str(error):
-            raise _mixes_examples(str(error)) from error
+            raise _collective_error(str(error)) from error
         raise
     jaxpr = jex.ClosedJaxpr(jaxpr.jaxpr, eqs.as_arrays(jaxpr.consts))
     return jaxpr, jax.tree.structure(aux)
@@ -75,9 +75,9 @@ def trace(
 
 def inline(
     closed: jex.ClosedJaxpr,
-    known: Sequence[bool],
+    invariant: Sequence[bool],
     parametric: Sequence[bool],
-    kept: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
+    stays_checkpointed: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
 ) -> jex.ClosedJaxpr:
     """Replace each call that a parameter enters by the equations of the call's body.
 
@@ -86,16 +86,16 @@ def inline(
 
     Args:
       closed: the jaxpr.
-      known: for each input, whether it depends on no example.
+      invariant: for each input, whether it depends on no example.
       parametric: for each input, whether it depends on a parameter and on no example.
-      kept: a function that takes the equation of a rematerialised block that an example
-        enters, and says whether the block stays checkpointed.
+      stays_checkpointed: a function that takes the equation of a rematerialised block
+        that an example enters, and says whether the block stays checkpointed.
     """
     outer = closed.jaxpr
     constants = dict(zip(outer.constvars, closed.consts, strict=True))
-    knowns = {v for v, on in zip(outer.invars, known, strict=True) if on}
+    invariants = {v for v, on in zip(outer.invars, invariant, strict=True) if on}
     parameters = {v for v, on in zip(outer.invars, parametric, strict=True) if on}
-    knowns.update(outer.constvars)
+    invariants.update(outer.constvars)
     eqns: list[jex.JaxprEqn] = []
 
     def flatten(jaxpr: jex.Jaxpr, names: dict[jex.Var, Atom]) -> list[Atom]:
@@ -110,14 +110,14 @@ def inline(
             call = eqn.primitive.name in _INLINED
             # A block that no example enters has no sites inside, and is inlined.
             if eqs.is_rematerialised(eqn):
-                call = knowns.issuperset(variables) or not kept(eqn)
+                call = invariants.issuperset(variables) or not stays_checkpointed(eqn)
             if entered and call and body is not None:
                 inner = getattr(body, "jaxpr", body)
-                held = dict(
+                body_constants = dict(
                     zip(inner.constvars, getattr(body, "consts", ()), strict=True)
                 )
-                constants.update(held)
-                knowns.update(held)
+                constants.update(body_constants)
+                invariants.update(body_constants)
                 outs = flatten(inner, dict(zip(inner.invars, inputs, strict=True)))
                 names.update(zip(eqn.outvars, outs, strict=True))
                 continue
@@ -127,8 +127,8 @@ def inline(
                 fresh = [jex.Var(v.aval) for v in eqn.outvars]
                 names.update(zip(eqn.outvars, fresh, strict=True))
                 eqn = eqn.replace(outvars=fresh)
-            if knowns.issuperset(variables):
-                knowns.update(eqn.outvars)
+            if invariants.issuperset(variables):
+                invariants.update(eqn.outvars)
                 if entered:
                     parameters.update(eqn.outvars)
             eqns.append(eqn.replace(invars=inputs))
@@ -139,17 +139,22 @@ def inline(
     return jex.ClosedJaxpr(flat, eqs.as_arrays(list(constants.values())))
 
 
-def _mixes_examples(what: str) -> ValueError:
-    """Make the error for a loss that mixes examples; `what` names the collective."""
+def _collective_error(cause: str) -> ValueError:
+    """Make the error for a loss that mixes examples.
+
+    Args:
+      cause: the collective and its axes, or JAX's message on an unbound axis.
+    """
     return ValueError(
-        "loss_fn must use one example at a time, but it communicates along a named "
-        f"axis ({what}), as BatchNorm does in training mode. A bound on one example's "
-        "gradient would then not bound the influence of this example. Use GroupNorm "
-        "or LayerNorm, or BatchNorm with its running averages."
+        "loss_fn must use one example at a time, but loss_fn or its derivative "
+        f"communicates along a named axis ({cause}), as BatchNorm does in training "
+        "mode. One example would then change the gradients of other examples, and "
+        "clipping would not bound its influence on the sum. Use GroupNorm or "
+        "LayerNorm, or BatchNorm with its running averages."
     )
 
 
-def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
+def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], searched: _Searched) -> None:
     """Raise ValueError if a jaxpr, or a custom derivative in it, communicates.
 
     Communication is a collective over a named axis. A custom derivative is searched
@@ -158,21 +163,21 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
     Args:
       jaxpr: the jaxpr to search.
       active: for each input, whether it depends on a parameter.
-      seen: the jaxprs and equations that were already searched. Calls of the same
+      searched: the jaxprs and equations that were already searched. Calls of the same
         function share a body, which is searched once.
     """
-    if (id(jaxpr), *active) in seen:
+    if (id(jaxpr), *active) in searched:
         return
-    seen[id(jaxpr), *active] = jaxpr
+    searched[id(jaxpr), *active] = jaxpr
     depends = {v for v, on in zip(jaxpr.invars, active, strict=True) if on}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         flags = [isinstance(v, jex.Var) and v in depends for v in eqn.invars]
         if name not in _NOT_MIXING:
-            _refuse_names(eqn)
+            _refuse_named_axes(eqn)
         custom = name.startswith("custom_")
         if custom and any(flags):
-            _search_derivative(eqn, flags, seen)
+            _search_derivative(eqn, flags, searched)
         # A shard_map binds the axis names that its body uses.
         if name != "shard_map":
             for inner in eqs.inner_jaxprs(eqn):
@@ -181,15 +186,17 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], seen: _Seen) -> None:
                 # custom derivative no input is active: the custom derivative replaces
                 # the derivative of the body.
                 if name in _CALLS and len(inner.invars) == len(flags):
-                    _search(inner, flags, seen)
+                    _search(inner, flags, searched)
                 else:
                     on = any(flags) and not custom
-                    _search(inner, [on] * len(inner.invars), seen)
+                    _search(inner, [on] * len(inner.invars), searched)
         if any(flags):
             depends.update(eqn.outvars)
 
 
-def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) -> None:
+def _search_derivative(
+    eqn: jex.JaxprEqn, flags: Sequence[bool], searched: _Searched
+) -> None:
     """Raise ValueError if the custom derivative of an equation communicates.
 
     Communication is a collective over a named axis.
@@ -197,35 +204,37 @@ def _search_derivative(eqn: jex.JaxprEqn, flags: Sequence[bool], seen: _Seen) ->
     Args:
       eqn: the equation.
       flags: for each input, whether it depends on a parameter.
-      seen: the jaxprs and equations that were already searched.
+      searched: the jaxprs and equations that were already searched.
     """
-    by = [i for i, v in enumerate(eqn.invars) if flags[i] and eqs.is_inexact(v)]
-    derived = (id(eqn), *by)
-    if not by or derived in seen:
+    active_indices = [
+        i for i, v in enumerate(eqn.invars) if flags[i] and eqs.is_inexact(v)
+    ]
+    search_key = (id(eqn), *active_indices)
+    if not active_indices or search_key in searched:
         return
-    seen[derived] = eqn
+    searched[search_key] = eqn
 
     def derivative(*inputs: jax.Array) -> list[jax.Array]:
-        def of(*some: jax.Array) -> list[jax.Array]:
-            full = list(inputs)
-            for i, x in zip(by, some, strict=True):
-                full[i] = x
+        def function(*active_inputs: jax.Array) -> list[jax.Array]:
+            all_inputs = list(inputs)
+            for i, x in zip(active_indices, active_inputs, strict=True):
+                all_inputs[i] = x
             # Integer outputs have no derivative.
-            return [x for x in eqs.bind(eqn, full) if eqs.is_inexact(x)]
+            return [x for x in eqs.bind(eqn, all_inputs) if eqs.is_inexact(x)]
 
-        outs, vjp = jax.vjp(of, *(inputs[i] for i in by))
+        outs, vjp = jax.vjp(function, *(inputs[i] for i in active_indices))
         return list(vjp([jnp.ones_like(x) for x in outs]))
 
     closed = jax.make_jaxpr(derivative)(*(v.aval for v in eqn.invars))
     # The engine computes no second derivatives. So no input is active here.
-    _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), seen)
+    _search(closed.jaxpr, [False] * len(closed.jaxpr.invars), searched)
 
 
-def _refuse_names(eqn: jex.JaxprEqn) -> None:
+def _refuse_named_axes(eqn: jex.JaxprEqn) -> None:
     for param in ("axes", "axis_name"):
         names = eqn.params.get(param, ())
         names = names if isinstance(names, tuple | list) else (names,)
         # Integers are axes of the array itself; names are axes of a mesh or a vmap.
         named = [name for name in names if isinstance(name, str)]
         if named:
-            raise _mixes_examples(f"{eqn.primitive.name} over {named}")
+            raise _collective_error(f"{eqn.primitive.name} over {named}")

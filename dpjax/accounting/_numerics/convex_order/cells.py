@@ -63,7 +63,7 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     return Law(grid, Masses(*masses))
 
 
-def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
+def _restrict_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict likelihood ratios L = dP/dQ on about 2n cells to n adjacent cells.
 
     A cell is an interval of L, and `masses` may be a batch of distributions. Below the
@@ -77,11 +77,11 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     # (Rounding down puts labels below the means of merged cells, by the same distance
     # for all cells. So the differences between labels do not change.)
     point = grid.first + jnp.arange(masses.mass.shape[1])
-    to = jnp.floor(point / factor) - first
-    at = jnp.clip(to, 0, n - 1).astype(jnp.int32)
+    new_point = jnp.floor(point / factor) - first
+    index = jnp.clip(new_point, 0, n - 1).astype(jnp.int32)
 
     def move_masses(x: jax.Array) -> jax.Array:
-        return jnp.zeros((*x.shape[:-1], n)).at[..., at].add(x)
+        return jnp.zeros((*x.shape[:-1], n)).at[..., index].add(x)
 
     return Law(Grid(first, grid.spacing * factor), jax.tree.map(move_masses, masses))
 
@@ -95,21 +95,25 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """
     n = law.masses.mass.shape[-1]
 
-    def combine(pair: Law, other: Masses, shares: jax.Array) -> Law:
+    def combine(pair: Law, third: Masses, weights: jax.Array) -> Law:
         grid = pair.grid
 
-        def one(x: tuple[Masses, jax.Array]) -> Masses:
-            own, share = x
-            moves = grids.to_nearest(share, grid.spacing, n)
-            left = jnp.stack([share * own.weight, (1 - share) * own.mass])
-            weight = grids.combine_pairs(left, jnp.stack(other), moves)
-            mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
+        def combine_one(x: tuple[Masses, jax.Array]) -> Masses:
+            masses, first_weight = x
+            moves = grids.to_nearest(first_weight, grid.spacing, n)
+            left = jnp.stack(
+                [first_weight * masses.weight, (1 - first_weight) * masses.mass]
+            )
+            weight = grids.combine_pairs(left, jnp.stack(third), moves)
+            mass = grids.combine_pairs(masses.mass[None], third.mass[None], moves)
             return Masses(mass, weight)
 
         fine = Grid(2 * grid.first, grid.spacing / 2)
-        return _window(fine, jax.lax.map(one, (pair.masses, shares)), tail, n)
+        return _restrict_to_window(
+            fine, jax.lax.map(combine_one, (pair.masses, weights)), tail, n
+        )
 
-    return grids.copies(combine, law, law.masses, count)
+    return grids.combine_copies(combine, law, law.masses, count)
 
 
 def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
@@ -121,27 +125,27 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """
     n = law.masses.mass.shape[-1]
 
-    def combine(pair: Law, other: Masses, _: jax.Array) -> Law:
-        def one(own: Masses) -> Masses:
+    def combine(pair: Law, third: Masses, _: jax.Array) -> Law:
+        def combine_one(masses: Masses) -> Masses:
             return jax.tree.map(
-                lambda x, y: jnp.convolve(x, y, precision="highest"), own, other
+                lambda x, y: jnp.convolve(x, y, precision="highest"), masses, third
             )
 
         wide = Grid(2 * pair.grid.first, pair.grid.spacing)
-        return _window(wide, jax.lax.map(one, pair.masses), tail, n)
+        return _restrict_to_window(wide, jax.lax.map(combine_one, pair.masses), tail, n)
 
     # The product of no copies is 1, in the cell whose label is nearest to log L = 0.
-    at = jnp.clip(-law.grid.first, 0, n - 1)
-    one = jnp.where(jnp.arange(n) == at, 1.0, 0.0)
-    return grids.copies(combine, law, Masses(one, one), count)
+    index = jnp.clip(-law.grid.first, 0, n - 1)
+    unit_mass = jnp.where(jnp.arange(n) == index, 1.0, 0.0)
+    return grids.combine_copies(combine, law, Masses(unit_mass, unit_mass), count)
 
 
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     """A lower bound on δ(ε), the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊.
 
-    The argument law is the distribution of the likelihood ratio L, computed from count
-    independent copies of another ratio. A bound on rounding errors, which grows with
-    count, is subtracted.
+    The argument law is the distribution of the likelihood ratio L. The law is computed
+    from count independent copies of the likelihood ratio of one step. A bound on
+    rounding errors, which grows with count, is subtracted.
     """
     q, p = law.masses
     error = grids.rounding(q.size, count)
@@ -153,40 +157,40 @@ def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.maximum(above, below)
 
 
-def law_of_allocation(
+def allocation_lower_bound(
     noise_multiplier: jax.Array, num_steps: jax.Array, num_epochs: jax.Array
 ) -> Law:
     """A lower bound, in convex order, on the likelihood ratio of random allocation.
 
     In random allocation, an example takes part in one random step of each epoch. The
-    result is the distribution of the likelihood ratio of the outputs of all num_epochs
-    epochs, each of which has num_steps steps.
+    ratio is the density of the outputs of all epochs with the example, divided by their
+    density without the example. There are num_epochs epochs of num_steps steps.
     """
     tail = jnp.asarray(_TAIL)
-    one = mean(lognormal(1 / noise_multiplier**2, tail, _POINTS), num_steps, tail)
-    return product(one, num_epochs, tail)
+    epoch_law = mean(lognormal(1 / noise_multiplier**2, tail, _POINTS), num_steps, tail)
+    return product(epoch_law, num_epochs, tail)
 
 
 @float64("down", one_by_one=True)
 def epsilon_lower64(
     noise_multiplier: jax.Array,
-    asked: jax.Array,
+    target_delta: jax.Array,
     num_steps: jax.Array,
     num_epochs: jax.Array,
 ) -> jax.Array:
-    """A lower bound on the ε(δ) of random allocation at δ = asked.
+    """A lower bound on the ε(δ) of random allocation, for δ = target_delta.
 
     In random allocation, an example takes part in one random step of each epoch.
     """
-    known = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
-    noise_multiplier = jnp.where(known, noise_multiplier, 1.0)
-    law = law_of_allocation(noise_multiplier, num_steps, num_epochs)
-    known &= (asked > 0) & (asked < 1)
-    target = jnp.log(jnp.where(known, asked, 0.5))
+    is_valid = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
+    noise_multiplier = jnp.where(is_valid, noise_multiplier, 1.0)
+    law = allocation_lower_bound(noise_multiplier, num_steps, num_epochs)
+    is_valid &= (target_delta > 0) & (target_delta < 1)
+    log_delta = jnp.log(jnp.where(is_valid, target_delta, 0.5))
 
     def excess(epsilon: jax.Array) -> jax.Array:
         bound = delta(law, epsilon, num_steps * num_epochs)
-        return jnp.log(jnp.maximum(bound, SMALL)) - target
+        return jnp.log(jnp.maximum(bound, SMALL)) - log_delta
 
     # δ(ε) is zero beyond some ε. Labels may be a few points away from the means of
     # their cells, hence the margin of 100 points.
@@ -194,7 +198,7 @@ def epsilon_lower64(
     top = jnp.max(ends) + 100 * law.grid.spacing
     # At the end that bisect returns, δ(ε) is above δ, so that ε(δ) is at least this
     # end.
-    zero = jnp.zeros_like(target)
+    zero = jnp.zeros_like(log_delta)
     solution = bisect(lambda e: excess(e) > 0, top, zero, _BISECTIONS)
-    solution = jnp.where(known & (excess(zero) > 0), solution, 0.0)
+    solution = jnp.where(is_valid & (excess(zero) > 0), solution, 0.0)
     return implicit_derivative(excess, solution, solution > 0)

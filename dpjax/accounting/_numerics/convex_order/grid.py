@@ -4,8 +4,8 @@ Derivatives treat grids as constants, since a grid changes how tight a bound is,
 whether the bound is valid.
 
 `combine_pairs` computes the distribution of the mean of two independent ratios from all
-pairs of grid points. `copies` computes the distribution of the mean or product of many
-independent ratios, and repeatedly doubles the number of ratios.
+pairs of grid points. `combine_copies` computes the distribution of the mean or product
+of many independent ratios, and repeatedly doubles the number of ratios.
 """
 
 import math
@@ -86,37 +86,37 @@ def normal(
     width = spacing / deviation
     z = ends[None, :-1] + width * NODES
 
-    def around(mean: ArrayLike) -> Normal:
-        away = z - mean
-        mass = width * _WEIGHTS * jnp.exp(-away * away / 2 - LOG_SQRT_2PI)
+    def masses_around(mean: ArrayLike) -> Normal:
+        distance = z - mean
+        mass = width * _WEIGHTS * jnp.exp(-distance * distance / 2 - LOG_SQRT_2PI)
         return Normal(mass, ndtr(ends[0] - mean), ndtr(mean - ends[-1]))
 
     # In units of the deviation, the mean under P is larger by the deviation.
-    return around(0.0), around(deviation)
+    return masses_around(0.0), masses_around(deviation)
 
 
 def rounding(n: int, count: jax.Array) -> jax.Array:
-    """A bound on the relative rounding error of each mass after `copies`.
+    """A bound on the relative rounding error of each mass from `combine_copies`.
 
-    `copies` computes the mean or product of count independent likelihood ratios on n
-    grid points. Each doubling of the number of ratios sums products of two masses over
-    about 2n pairs of points. The relative errors of the two factors of a product add
-    up.
+    `combine_copies` computes the mean or product of count independent likelihood ratios
+    on n grid points. Each doubling of the number of ratios sums products of two masses
+    over about 2n pairs of points. The relative errors of the two factors of a product
+    add up.
     """
     # The bound is at most one half, so that 1 − error stays positive in `cells.delta`.
     return jnp.minimum(ULP * (4.0 * n + 128) * count, 0.5)
 
 
 # A bound on the error of log L after a hundred sums of logarithms below 1e3.
-OFF = 1e-11
+LOG_ERROR = 1e-11
 
 
 # The masses of a distribution on a grid, or of two distributions. The arrays of two
 # distributions have a leading axis of length 2.
-_On = TypeVar("_On")
+_Masses = TypeVar("_Masses")
 
 
-class Law(NamedTuple, Generic[_On]):
+class Law(NamedTuple, Generic[_Masses]):
     """The distribution of a likelihood ratio L = dP/dQ.
 
     Attributes:
@@ -127,18 +127,18 @@ class Law(NamedTuple, Generic[_On]):
     """
 
     grid: Grid
-    masses: _On
+    masses: _Masses
 
 
 # The arguments are a pair of distributions on one grid, the masses of a single
-# distribution on that grid, and the weights f[2] of the pair: the share of copies that
-# each distribution of the pair contributes to its mean with the single distribution.
-Combine = Callable[[Law[_On], _On, jax.Array], Law[_On]]
+# distribution on that grid, and the weights f[2] of the pair: the fraction of copies
+# that each distribution of the pair contributes to its mean with the single one.
+Combine = Callable[[Law[_Masses], _Masses, jax.Array], Law[_Masses]]
 
 
-def copies(
-    combine: Combine[_On], law: Law[_On], none: _On, count: jax.Array
-) -> Law[_On]:
+def combine_copies(
+    combine: Combine[_Masses], law: Law[_Masses], identity: _Masses, count: jax.Array
+) -> Law[_Masses]:
     """The distribution of a mean or product of count independent likelihood ratios.
 
     The state of the loop has the distributions for c and for c + 1 ratios, on the same
@@ -148,52 +148,53 @@ def copies(
     Args:
       combine: combines each of two distributions with a third one, by a mean or
         product. Its arguments are the two distributions as one `Law`, the masses of the
-        third one, and the weights f[2] that the two distributions have in their means
-        with the third one.
+        third distribution, and the weights f[2]. A mean gives the first or second
+        distribution its weight w, and the third distribution the weight 1 − w.
       law: the distribution of one ratio.
-      none: the masses of a mean or product of no ratios, on the same grid.
+      identity: the masses of a mean or product of no ratios, on the same grid.
       count: the number of ratios, a whole number, at least 1.
     """
     count = count.astype(jnp.int64)
     # The number of binary digits of the count.
     digits = 64 - jax.lax.clz(count)
 
-    def at(pair: _On, which: jax.Array | int) -> _On:
-        return jax.tree.map(lambda x: x[which], pair)
+    def select(pair: _Masses, index: jax.Array | int) -> _Masses:
+        return jax.tree.map(lambda x: x[index], pair)
 
-    def add_digit(k: jax.Array, state: tuple[jax.Array, Law[_On]]):
+    def add_digit(k: jax.Array, state: tuple[jax.Array, Law[_Masses]]):
         c, pair = state
         digit = (count >> (digits - 1 - k)) & 1
-        own, other = c + jnp.arange(2), c + digit
+        pair_counts, third_count = c + jnp.arange(2), c + digit
         # The mean of the combination weights each part by its number of copies.
-        share = own / (own + other)
-        return c + other, combine(pair, at(pair.masses, digit), share)
+        weights = pair_counts / (pair_counts + third_count)
+        return c + third_count, combine(pair, select(pair.masses, digit), weights)
 
-    both = jax.tree.map(lambda x, y: jnp.stack([x, y]), none, law.masses)
-    start = jnp.zeros_like(count), Law(law.grid, both)
+    first_pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), identity, law.masses)
+    start = jnp.zeros_like(count), Law(law.grid, first_pair)
     _, pair = jax.lax.fori_loop(0, digits, add_digit, start)
-    return Law(pair.grid, at(pair.masses, 0))
+    return Law(pair.grid, select(pair.masses, 0))
 
 
 def choose_window(
     grid: Grid, mass: jax.Array, weight: jax.Array, tail: jax.Array, n: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The first index of n adjacent grid points to retain, and a spacing factor.
+    """The position of the n adjacent grid points to retain, and a spacing factor.
 
     L = dP/dQ is a likelihood ratio, and k distributions of L share one grid. Q has
     about the mass `tail` below the retained points, and P has about this mass above the
     retained points.
 
     Args:
-      grid: the grid of m points. The returned index is on this grid.
+      grid: the grid of m points.
       mass: Q's mass at each point, f[k, m].
       weight: P's mass at each point, f[k, m].
       tail: the mass to leave outside at each end, f[].
       n: the number of points to retain.
 
     Returns:
-      The index, and the factor: 2 if more than n points of the grid have to be
-      retained, and otherwise 1. The caller multiplies the spacing by this factor.
+      log L at the first retained point, in units of the grid's spacing; and the factor:
+      2 if more than n points of the grid have to be retained, and otherwise 1. The
+      caller multiplies the spacing by this factor.
     """
     below = jnp.max(jnp.cumsum(mass, axis=1), axis=0)
     above = jnp.max(jnp.cumsum(weight[:, ::-1], axis=1), axis=0)
@@ -218,53 +219,59 @@ class Moves(NamedTuple):
 
     Attributes:
       rows: for each d, the index of a point of the first grid, minus i, i32[2n − 1].
-      shares: for each d, the shares of the mass that move to this point, to the next
-        point of the finer grid, and to the second next point, f[2n − 1, 3].
+      fractions: for each d, the fractions of the mass that move to this point, to the
+        next point of the finer grid, and to the second next point, f[2n − 1, 3].
     """
 
     rows: jax.Array
-    shares: jax.Array
+    fractions: jax.Array
 
 
-def _offsets(share: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
+def _offsets(first_weight: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
-    Let h be the grid's spacing in log L, and let w = share be the weight of the first
-    point in the mean. The second point is d grid points away, −n < d < n. The distance
-    is log(w + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
+    Let h be the grid's spacing in log L, and let w = first_weight be the weight of the
+    first point in the mean. The second point is d grid points away, −n < d < n. The
+    distance is log(w + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
     """
-    apart = spacing * jnp.arange(-(n - 1.0), n)
-    return jnp.logaddexp(jnp.log(share), jnp.log1p(-share) + apart) / (spacing / 2)
+    distance = spacing * jnp.arange(-(n - 1.0), n)
+    return jnp.logaddexp(jnp.log(first_weight), jnp.log1p(-first_weight) + distance) / (
+        spacing / 2
+    )
 
 
-def to_neighbours(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
+def to_neighbours(first_weight: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Split the mass of each pair of grid points between the neighbours of their mean.
 
-    The grid points are likelihood ratios L, and share is the weight of a pair's first
-    point in the mean of the pair. The mass moves to the two points of a grid with half
-    the spacing that are next to this mean. The split does not change the mean of L.
+    The grid points are likelihood ratios L, and first_weight is the weight of a pair's
+    first point in the mean of the pair. The mass moves to the two points of a grid with
+    half the spacing that are next to this mean. The split does not change the mean
+    of L.
     """
-    place = _offsets(share, spacing, n)
-    point = jnp.floor(place)
+    offset = _offsets(first_weight, spacing, n)
+    point = jnp.floor(offset)
     half = spacing / 2
-    up = jnp.expm1(half * (place - point)) / jnp.expm1(half)
-    even, zero = point % 2 == 0, jnp.zeros_like(up)
-    shares = jnp.where(
-        even, jnp.stack([1 - up, up, zero]), jnp.stack([zero, 1 - up, up])
+    upper_fraction = jnp.expm1(half * (offset - point)) / jnp.expm1(half)
+    even, zero = point % 2 == 0, jnp.zeros_like(upper_fraction)
+    fractions = jnp.where(
+        even,
+        jnp.stack([1 - upper_fraction, upper_fraction, zero]),
+        jnp.stack([zero, 1 - upper_fraction, upper_fraction]),
     )
-    return Moves(jnp.floor(point / 2).astype(jnp.int32), shares.T)
+    return Moves(jnp.floor(point / 2).astype(jnp.int32), fractions.T)
 
 
-def to_nearest(share: jax.Array, spacing: jax.Array, n: int) -> Moves:
+def to_nearest(first_weight: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Move the mass of each pair of grid points to the point nearest to their mean.
 
-    The grid points are likelihood ratios, and share is the weight of a pair's first
-    point in the mean of the pair. The nearest point is on a grid with half the spacing.
+    The grid points are likelihood ratios, and first_weight is the weight of a pair's
+    first point in the mean of the pair. The nearest point is on a grid with half the
+    spacing.
     """
-    point = jnp.round(_offsets(share, spacing, n))
+    point = jnp.round(_offsets(first_weight, spacing, n))
     odd = (point % 2).astype(point.dtype)
-    shares = jnp.stack([1 - odd, odd, jnp.zeros_like(odd)], axis=1)
-    return Moves(jnp.floor(point / 2).astype(jnp.int32), shares)
+    fractions = jnp.stack([1 - odd, odd, jnp.zeros_like(odd)], axis=1)
+    return Moves(jnp.floor(point / 2).astype(jnp.int32), fractions)
 
 
 def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
@@ -293,26 +300,26 @@ def combine_pairs(left: jax.Array, right: jax.Array, moves: Moves) -> jax.Array:
         out_axes=1,
     )
 
-    def add(total: jax.Array, now: tuple[jax.Array, jax.Array, jax.Array]):
-        apart, rows, shares = now
+    def add(total: jax.Array, inputs: tuple[jax.Array, jax.Array, jax.Array]):
+        distance, rows, fractions = inputs
         # Row d has the masses of the pairs that are d apart, at the points to which the
         # masses move.
         start = 2 * n - 1 - rows
-        masses = jnp.sum(window(left, start) * window(right, start + apart), axis=0)
+        masses = jnp.sum(window(left, start) * window(right, start + distance), axis=0)
         # The three sums are aligned here, and are interleaved once, after the loop.
-        return total + jnp.matmul(shares.T, masses, precision="highest"), None
+        return total + jnp.matmul(fractions.T, masses, precision="highest"), None
 
-    # One more distance, which no pair has and whose shares are zero, makes the number
-    # of distances even, and a multiple of the chunk's length.
+    # One more distance, which no pair has and whose fractions are zero, makes the
+    # number of distances even, and a multiple of the chunk's length.
     chunk = math.gcd(2 * n, max(_CHUNK // n, 1))
-    apart = jnp.arange(-n, n)
-    rows, shares = (
+    distance = jnp.arange(-n, n)
+    rows, fractions = (
         jnp.pad(x, ((1, 0), *[(0, 0)] * (x.ndim - 1)))
-        for x in (moves.rows, moves.shares)
+        for x in (moves.rows, moves.fractions)
     )
-    apart, rows, shares = (
-        x.reshape(-1, chunk, *x.shape[1:]) for x in (apart, rows, shares)
+    distance, rows, fractions = (
+        x.reshape(-1, chunk, *x.shape[1:]) for x in (distance, rows, fractions)
     )
-    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), (apart, rows, shares))
+    total, _ = jax.lax.scan(add, jnp.zeros((3, n + 1)), (distance, rows, fractions))
     even, odd, following = total
     return jnp.stack([even[1:] + following[:-1], odd[1:]], axis=1).ravel()

@@ -31,12 +31,12 @@ class Masses(NamedTuple):
     Attributes:
       mass: Q's mass at each point, f[*b, n].
       zero: Q's mass where L is 0, f[*b].
-      lost: P's mass where L is infinite, f[*b].
+      infinite_mass: P's mass where L is infinite, f[*b].
     """
 
     mass: jax.Array
     zero: jax.Array
-    lost: jax.Array
+    infinite_mass: jax.Array
 
 
 Law = grids.Law[Masses]
@@ -50,8 +50,11 @@ def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
     """
     log = grid.log(n)
     q, p = grids.normal(variance, log[0], n - 1, grid.spacing)
-    up = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
-    lower, upper = jnp.sum(q.nodes * (1 - up), 0), jnp.sum(q.nodes * up, 0)
+    upper_fraction = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
+    lower, upper = (
+        jnp.sum(q.nodes * (1 - upper_fraction), 0),
+        jnp.sum(q.nodes * upper_fraction, 0),
+    )
     mass = jnp.pad(lower, (0, 1)) + jnp.pad(upper, (1, 0))
     # Below the grid, P's mass fixes how much of Q's mass moves to the first point; the
     # rest of Q's mass moves to 0. Above the grid, Q's mass fixes how much of P's mass
@@ -76,7 +79,7 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     return Law(grid, _lognormal(variance, grid, n))
 
 
-def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array, Grid]:
+def _coarsen(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array, Grid]:
     """Spread masses on a grid to a grid whose spacing is `factor` times as large.
 
     The function takes the masses of k distributions at m points, f[k, m], and returns
@@ -86,16 +89,18 @@ def _coarser(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
     """
     m = mass.shape[1]
     point = grid.first + jnp.arange(m)
-    to = jnp.floor(point / factor)
-    wide = Grid(to[0], grid.spacing * factor)
-    up = jnp.expm1(grid.spacing * (point - factor * to)) / jnp.expm1(wide.spacing)
-    at = (to - to[0]).astype(jnp.int32)
-    out = jnp.zeros((mass.shape[0], m + 1))
-    out = out.at[:, at].add((1 - up)[None] * mass)
-    return out.at[:, at + 1].add(up[None] * mass), wide
+    lower_point = jnp.floor(point / factor)
+    coarse = Grid(lower_point[0], grid.spacing * factor)
+    upper_fraction = jnp.expm1(
+        grid.spacing * (point - factor * lower_point)
+    ) / jnp.expm1(coarse.spacing)
+    index = (lower_point - lower_point[0]).astype(jnp.int32)
+    result = jnp.zeros((mass.shape[0], m + 1))
+    result = result.at[:, index].add((1 - upper_fraction)[None] * mass)
+    return result.at[:, index + 1].add(upper_fraction[None] * mass), coarse
 
 
-def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
+def _restrict_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict likelihood ratios L = dP/dQ on about 2n grid points to n of the points.
 
     `masses` is a batch of distributions, and the n points are adjacent. Q has about the
@@ -104,45 +109,54 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     of L stays the same. If the restriction needs more than n points, the spacing of the
     grid is doubled first.
     """
-    mass, zero, lost = masses
+    mass, zero, infinite_mass = masses
     x = jnp.exp(grid.log(mass.shape[1]))[None]
     # Truncation below the window loses Q's mass. Truncation above the window loses P's
     # mass, which is Q's mass times L.
     start, factor = grids.choose_window(grid, mass, mass * x, tail, n)
-    mass, grid = _coarser(mass, grid, factor)
+    mass, grid = _coarsen(mass, grid, factor)
     size = mass.shape[1]
     start = jnp.clip(jnp.floor(start / factor) - grid.first, 0, size - n)
     start = start.astype(jnp.int32)
 
     # Mass outside the window moves to the window's ends, to 0 and to infinity, such
     # that the mean does not change.
-    place, x = jnp.arange(size)[None], jnp.exp(grid.log(size))[None]
-    before = jnp.where(place < start, mass, 0.0)
-    beyond = jnp.where(place >= start + n, mass, 0.0)
+    index, x = jnp.arange(size)[None], jnp.exp(grid.log(size))[None]
+    before = jnp.where(index < start, mass, 0.0)
+    beyond = jnp.where(index >= start + n, mass, 0.0)
     first, last = x[0, start], x[0, start + n - 1]
     mass = jax.lax.dynamic_slice_in_dim(mass, start, n, axis=1)
     mass = mass.at[:, 0].add(jnp.sum(before * (x / first), axis=1))
     mass = mass.at[:, -1].add(jnp.sum(beyond, axis=1))
     zero = zero + jnp.sum(before * jnp.maximum(1 - x / first, 0.0), axis=1)
-    lost = lost + jnp.sum(beyond * jnp.maximum(x - last, 0.0), axis=1)
-    return Law(Grid(grid.first + start, grid.spacing), Masses(mass, zero, lost))
+    infinite_mass = infinite_mass + jnp.sum(beyond * jnp.maximum(x - last, 0.0), axis=1)
+    return Law(
+        Grid(grid.first + start, grid.spacing), Masses(mass, zero, infinite_mass)
+    )
 
 
-def _sum(own: Masses, other: Masses, share: jax.Array, spacing: jax.Array) -> Masses:
+def _mean_of_two(
+    first: Masses, second: Masses, first_weight: jax.Array, spacing: jax.Array
+) -> Masses:
     """The masses of the weighted mean of two independent likelihood ratios.
 
-    The arguments own and other are the masses of the two ratios on the same grid, and
-    share is the weight of the first ratio in the mean. The grid of the result has twice
-    as many points, and half the spacing.
+    The arguments first and second are the masses of the two ratios on the same grid,
+    and first_weight is the weight of the first ratio in the mean. The grid of the
+    result has twice as many points, and half the spacing.
     """
-    moves = grids.to_neighbours(share, spacing, own.mass.size)
-    mass = grids.combine_pairs(own.mass[None], other.mass[None], moves)
+    moves = grids.to_neighbours(first_weight, spacing, first.mass.size)
+    mass = grids.combine_pairs(first.mass[None], second.mass[None], moves)
     # If one ratio is 0, the mean is w x, for the other ratio x with the weight w. This
     # mass moves to x with probability w, and to 0 otherwise.
-    kept = other.zero * share * own.mass + own.zero * (1 - share) * other.mass
-    zero = own.zero * (other.zero + share) + other.zero * (1 - share)
-    lost = share * own.lost + (1 - share) * other.lost
-    return Masses(mass.at[::2].add(kept), zero, lost)
+    from_zero = (
+        second.zero * first_weight * first.mass
+        + first.zero * (1 - first_weight) * second.mass
+    )
+    zero = first.zero * (second.zero + first_weight) + second.zero * (1 - first_weight)
+    infinite_mass = (
+        first_weight * first.infinite_mass + (1 - first_weight) * second.infinite_mass
+    )
+    return Masses(mass.at[::2].add(from_zero), zero, infinite_mass)
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
@@ -154,35 +168,39 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """
     n = law.masses.mass.size
 
-    def combine(pair: Law, other: Masses, shares: jax.Array) -> Law:
+    def combine(pair: Law, third: Masses, weights: jax.Array) -> Law:
         first, spacing = pair.grid
-        both = jax.lax.map(
-            lambda x: _sum(x[0], other, x[1], spacing), (pair.masses, shares)
+        means = jax.lax.map(
+            lambda x: _mean_of_two(x[0], third, x[1], spacing), (pair.masses, weights)
         )
-        return _window(Grid(2 * first, spacing / 2), both, tail, n)
+        return _restrict_to_window(Grid(2 * first, spacing / 2), means, tail, n)
 
-    return grids.copies(combine, law, law.masses, count)
+    return grids.combine_copies(combine, law, law.masses, count)
 
 
-def _in_own_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
+def _restrict_one_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict one distribution on about 2n grid points to n adjacent points.
 
     The distribution is that of a likelihood ratio L = dP/dQ. Q has about the mass
     `tail` below the n points, and P has about this mass above them.
     """
-    grid, masses = _window(grid, jax.tree.map(lambda x: x[None], masses), tail, n)
+    grid, masses = _restrict_to_window(
+        grid, jax.tree.map(lambda x: x[None], masses), tail, n
+    )
     return Law(grid, jax.tree.map(lambda x: x[0], masses))
 
 
 def double(law: Law, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on the mean of two independent ratios.
 
-    The argument law is the distribution of both likelihood ratios. About the mass
+    The argument law is the distribution of each of the two ratios. About the mass
     `tail` at each end moves to the grid's ends, to 0 and to infinity.
     """
     (first, spacing), masses = law
-    both = _sum(masses, masses, jnp.asarray(0.5), spacing)
-    return _in_own_window(Grid(2 * first, spacing / 2), both, tail, masses.mass.size)
+    masses_of_mean = _mean_of_two(masses, masses, jnp.asarray(0.5), spacing)
+    return _restrict_one_to_window(
+        Grid(2 * first, spacing / 2), masses_of_mean, tail, masses.mass.size
+    )
 
 
 def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
@@ -193,20 +211,24 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     h is the spacing of the law's grid. About the mass `tail` at each end moves to the
     grid's ends, to 0 and to infinity.
     """
-    mass, zero, lost = law.masses
+    mass, zero, infinite_mass = law.masses
     n = mass.size
     # Widen the grid until the lognormal has at most n points on it.
     ends = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
     doublings = jnp.ceil(jnp.log2(2 * ends / (law.grid.spacing * (n - 2))))
     factor = jax.lax.stop_gradient(jnp.exp2(jnp.maximum(doublings, 0.0)))
-    mass, grid = _coarser(mass[None], law.grid, factor)
-    other = Grid(jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing)
-    factors = _lognormal(variance, other, n)
+    mass, grid = _coarsen(mass[None], law.grid, factor)
+    factor_grid = Grid(
+        jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing
+    )
+    factors = _lognormal(variance, factor_grid, n)
     # Both grids have the same spacing, so the logs of products are on a grid with this
     # spacing, too.
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
-    masses = Masses(product, zero + factors.zero, lost + factors.lost)
-    return _in_own_window(Grid(grid.first + other.first, grid.spacing), masses, tail, n)
+    masses = Masses(product, zero + factors.zero, infinite_mass + factors.infinite_mass)
+    return _restrict_one_to_window(
+        Grid(grid.first + factor_grid.first, grid.spacing), masses, tail, n
+    )
 
 
 def losses(law: Law, count: jax.Array) -> DiscreteLosses:
@@ -216,13 +238,13 @@ def losses(law: Law, count: jax.Array) -> DiscreteLosses:
     and of Q against P. The bound on rounding errors grows with `count`, the number of
     independent copies from which the law was computed.
     """
-    (mass, zero, lost), n = law.masses, law.masses.mass.size
+    (mass, zero, infinite_mass), n = law.masses, law.masses.mass.size
     # OFF makes every loss larger by the bound on the error of log L.
     log, log_mass = law.grid.log(n), jnp.log(jnp.maximum(mass, SMALL))
     return DiscreteLosses(
-        jnp.stack([log, -log]) + grids.OFF,
+        jnp.stack([log, -log]) + grids.LOG_ERROR,
         jnp.stack([log_mass + log, log_mass]),
-        jnp.stack([lost, zero]),
+        jnp.stack([infinite_mass, zero]),
         grids.rounding(n, count),
     )
 
@@ -244,7 +266,7 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     The bound on rounding errors grows with `count`, the number of independent copies
     from which the law was computed.
     """
-    (mass, zero, lost), n = law.masses, law.masses.mass.size
+    (mass, zero, infinite_mass), n = law.masses, law.masses.mass.size
     # Cumulative masses from both ends, each with relative precision in its own tail.
     lower = jnp.append(zero, zero + jnp.cumsum(mass))
     upper = jnp.cumsum(mass[::-1])
@@ -256,34 +278,36 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     high = jnp.maximum(n - 1 - jnp.searchsorted(upper, starts, side="right"), 0)
     log, log_width = law.grid.log(n), jnp.log(jnp.maximum(width, SMALL))
     above, below = log[high], log[jnp.maximum(low, 0)]
-    apart = jnp.maximum(above - below, 0.0)
-    there = low >= 0
+    distance = jnp.maximum(above - below, 0.0)
+    is_positive = low >= 0
     # The loss is infinite where L′ is 0 and where L is infinite.
-    gone = jnp.sum(jnp.where(there, 0.0, width * jnp.exp(above)))
+    paired_mass = jnp.sum(jnp.where(is_positive, 0.0, width * jnp.exp(above)))
     log_mass = jnp.stack([log_width + above, log_width + below])
     return DiscreteLosses(
-        jnp.stack([apart, -apart]).reshape(1, -1) + 2 * grids.OFF,
-        jnp.where(there, log_mass, -jnp.inf).reshape(1, -1),
-        (lost + gone)[None],
+        jnp.stack([distance, -distance]).reshape(1, -1) + 2 * grids.LOG_ERROR,
+        jnp.where(is_positive, log_mass, -jnp.inf).reshape(1, -1),
+        (infinite_mass + paired_mass)[None],
         grids.rounding(n, count) + 8 * n * ULP,
     )
 
 
-def allocation(
+def allocation_upper_bound(
     noise_multiplier: jax.Array, num_steps: jax.Array, tail: jax.Array
 ) -> Law:
     """An upper bound, in convex order, on the likelihood ratio of random allocation.
 
     In random allocation, an example takes part in one of num_steps steps, chosen
-    uniformly at random. The likelihood ratio is the mean of num_steps independent
-    ratios, one for each step. In each doubling of the number of ratios, about the mass
-    `tail` at each end moves to the grid's ends, to 0 and to infinity.
+    uniformly at random. The ratio is the density of the outputs of all steps with the
+    example, divided by their density without the example. This ratio is the mean of
+    num_steps independent ratios, one for each step. In each doubling of the number of
+    ratios, about the mass `tail` at each end moves to the grid's ends, to 0 and to
+    infinity.
     """
-    one = lognormal(1 / noise_multiplier**2, tail, POINTS)
-    return mean(one, num_steps, tail)
+    step_law = lognormal(1 / noise_multiplier**2, tail, POINTS)
+    return mean(step_law, num_steps, tail)
 
 
-def narrow(tail: jax.Array) -> jax.Array:
+def replacement_tail(tail: jax.Array) -> jax.Array:
     """The mass to truncate at each end of a distribution before `replacement_losses`.
 
     `replacement_losses` pairs a truncated mass m at the ratio 0 with the largest ratios
@@ -299,13 +323,16 @@ def epsilon(law: Law, delta: jax.Array) -> jax.Array:
     The argument law is the distribution of a likelihood ratio L, and δ(ε) is the larger
     of E(L − e^ε)₊ and E(1 − e^ε L)₊. The result is negative if δ(0) is less than delta.
     """
-    mass, zero, lost = law.masses
+    mass, zero, infinite_mass = law.masses
     weight = mass * jnp.exp(law.grid.log(mass.size))
     # Both means are the largest of linear functions of e^ε, one for each grid point:
     # the means over L at or above the point, and those over L at or below it.
-    above, over = jnp.cumsum(weight[::-1]) + lost, jnp.cumsum(mass[::-1])
-    below, under = jnp.cumsum(mass) + zero, jnp.cumsum(weight)
+    above, slope_above = (
+        jnp.cumsum(weight[::-1]) + infinite_mass,
+        jnp.cumsum(mass[::-1]),
+    )
+    below, slope_below = jnp.cumsum(mass) + zero, jnp.cumsum(weight)
     totals = jnp.concatenate([above, below]) - delta
-    slopes = jnp.maximum(jnp.concatenate([over, under]), SMALL)
+    slopes = jnp.maximum(jnp.concatenate([slope_above, slope_below]), SMALL)
     # The function `total − slope e^ε` is zero where e^ε is total / slope.
     return jnp.log(jnp.maximum(jnp.max(totals / slopes), SMALL))

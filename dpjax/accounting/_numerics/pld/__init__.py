@@ -7,7 +7,7 @@ Upper bounds are computed in these stages. All errors make the bounds larger.
    neighbouring data sets. `pairs` has the discrete pairs of mixtures of Gaussians, also
    for a Poisson batch that may exceed its capacity. `atoms` has the discrete pairs of
    mechanisms with few losses or with evenly spaced losses. `mechanisms` maps each type
-   of event to its losses, and has the valid range of its numbers.
+   of event to its losses, and checks the numbers of an event.
 2. `tilt`: the choice of the tilt λ, at which the moment E e^{λY} of the composed loss Y
    is computed, and of the frequencies. Both depend on an estimate of ε and δ. A poor
    choice makes a bound loose, but never invalid.

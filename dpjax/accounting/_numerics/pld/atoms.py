@@ -42,8 +42,11 @@ def two_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
     epsilon, delta = event.epsilon, getattr(event, "delta", jnp.zeros(()))
     # https://arxiv.org/abs/1311.0776: the masses of ε and −ε are
     # (1 − δ) e^ε / (1 + e^ε) and (1 − δ) / (1 + e^ε).
-    high = jnp.log1p(-delta) - jnp.log1p(jnp.exp(-epsilon))
-    loss, log_mass = jnp.stack([epsilon, -epsilon]), jnp.stack([high, high - epsilon])
+    log_larger_mass = jnp.log1p(-delta) - jnp.log1p(jnp.exp(-epsilon))
+    loss, log_mass = (
+        jnp.stack([epsilon, -epsilon]),
+        jnp.stack([log_larger_mass, log_larger_mass - epsilon]),
+    )
     error = jax.lax.stop_gradient(ULP * (16 + 4 * epsilon))
     return DiscreteLosses(loss[None], log_mass[None], delta[None], error)
 
@@ -57,10 +60,10 @@ def randomized_response(event: Any, tail: jax.Array) -> DiscreteLosses:
     probability p/k on both data sets. The argument tail is not used.
     """
     parameter, buckets = event.noise_parameter, event.num_buckets
-    other = parameter / buckets
-    loss = jnp.log1p((1 - parameter) / other)
-    own = jnp.maximum(1 - parameter + other, SMALL)
-    mass = jnp.stack([own, other, (buckets - 2) * other])
+    other_mass = parameter / buckets
+    loss = jnp.log1p((1 - parameter) / other_mass)
+    true_mass = jnp.maximum(1 - parameter + other_mass, SMALL)
+    mass = jnp.stack([true_mass, other_mass, (buckets - 2) * other_mass])
     log_mass = jnp.log(jnp.maximum(mass, SMALL))
     losses = jnp.stack([loss, -loss, jnp.zeros(())])
     return DiscreteLosses(
@@ -101,8 +104,8 @@ def _laplace(epsilon: jax.Array, points: np.ndarray) -> DiscreteLosses:
     # mass e^{−y} tanh(h/2) / 2. Beyond 0 and ε the steps h are infinite.
     steps = jnp.tanh(epsilon * np.diff(points) / 2)
     one = jnp.ones(1)
-    sides = jnp.concatenate([one, steps]) + jnp.concatenate([steps, one])
-    log_mass = jnp.log(jnp.maximum(sides / 2, SMALL)) - epsilon * points
+    masses = jnp.concatenate([one, steps]) + jnp.concatenate([steps, one])
+    log_mass = jnp.log(jnp.maximum(masses / 2, SMALL)) - epsilon * points
     error = jax.lax.stop_gradient(ULP * (32 + 4 * epsilon))
     loss = epsilon * (1 - 2 * points)
     return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
@@ -136,8 +139,8 @@ def laplace_cells(event: Any, tail: jax.Array) -> DiscreteLosses:
     mass = -jnp.expm1(-epsilon * np.diff(points)) / 2
     log_mass = log_mass_of(mass) - epsilon * points[:-1]
     loss = epsilon * np.concatenate([1 - points[:-1] - points[1:], [1.0, -1.0]])
-    beyond = np.log(0.5) - epsilon * np.array([0.0, 1.0])
-    log_mass = jnp.concatenate([log_mass, beyond])
+    outer_log_mass = np.log(0.5) - epsilon * np.array([0.0, 1.0])
+    log_mass = jnp.concatenate([log_mass, outer_log_mass])
     error = ULP * (32 + 4 * epsilon)
     return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), error)
 
@@ -177,20 +180,20 @@ class _Groups(NamedTuple):
       reach: the largest integer in the groups, f[].
       size: the number of integers in a group, f[].
       start: the first integer of each group, f[GROUPS].
-      total: the sum of the weights e^{−z²/2σ²} over each group, f[GROUPS].
-      up: the part of `total` that moves to the loss at the start of the group,
+      mass: the sum of the weights e^{−z²/2σ²} over each group, f[GROUPS].
+      upper_part: the part of `mass` that moves to the loss at the start of the group,
         f[GROUPS]. The rest moves to the loss at the start of the next group.
-      other: the sum of weight · (e^{−x} − 1) over each group, f[GROUPS]. Here x is the
-        loss at an integer minus the loss at the start of the next group.
+      mass_difference: the sum of weight · (e^{−x} − 1) over each group, f[GROUPS].
+        Here x is the loss at an integer minus the loss at the start of the next group.
       error: a bound on the relative rounding error of each sum, f[].
     """
 
     reach: jax.Array
     size: jax.Array
     start: jax.Array
-    total: jax.Array
-    up: jax.Array
-    other: jax.Array
+    mass: jax.Array
+    upper_part: jax.Array
+    mass_difference: jax.Array
     error: jax.Array
 
 
@@ -208,22 +211,27 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
 
     def add_integers(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """Add the next integer of each group to the sums over the group."""
-        j, total, up, other = state
+        j, mass, upper_part, mass_difference = state
         z = start + j
         weight = jnp.exp(-0.5 * (z / stddev) ** 2)
         weight = jnp.where(z <= reach, weight, 0.0)
-        # The share of the mass that moves to the larger loss, which is at the start of
-        # the group (`pairs`).
-        fall = jnp.expm1(-(size - j) * slope)
-        share = jnp.minimum(fall / jnp.expm1(-size * slope), 1.0)
-        return j + 1, total + weight, up + weight * share, other + weight * fall
+        # The fraction of the mass that moves to the larger loss, which is at the start
+        # of the group (`pairs`).
+        decrease = jnp.expm1(-(size - j) * slope)
+        fraction = jnp.minimum(decrease / jnp.expm1(-size * slope), 1.0)
+        return (
+            j + 1,
+            mass + weight,
+            upper_part + weight * fraction,
+            mass_difference + weight * decrease,
+        )
 
     zero = jnp.zeros(GROUPS)
-    _, total, up, other = jax.lax.while_loop(
+    _, mass, upper_part, mass_difference = jax.lax.while_loop(
         lambda state: state[0] < size, add_integers, (jnp.zeros(()), zero, zero, zero)
     )
     error = jax.lax.stop_gradient(ULP * (64 + 4 * size + 4 * (reach / stddev) ** 2))
-    return _Groups(reach, size, start, total, up, other, error)
+    return _Groups(reach, size, start, mass, upper_part, mass_difference, error)
 
 
 def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
@@ -236,19 +244,19 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)
-    reach, start, nothing = groups.reach, groups.start, jnp.zeros(1)
+    reach, start, zero = groups.reach, groups.start, jnp.zeros(1)
     # The sum over the window, in place of the sum over all integers, only makes masses
     # larger.
-    mass = jnp.concatenate([groups.up, nothing])
-    mass = mass + jnp.concatenate([nothing, groups.total - groups.up])
+    mass = jnp.concatenate([groups.upper_part, zero])
+    mass = mass + jnp.concatenate([zero, groups.mass - groups.upper_part])
     # Canonne, Kamath and Steinke (2020), https://arxiv.org/abs/2004.00010, Proposition
     # 25: P[X ≥ m] ≤ P[N(0, σ²) ≥ m − 1]. Below the window the loss becomes infinite,
     # above the window it becomes the smallest loss.
     outside = ndtr(-reach / stddev)
-    at = jnp.minimum(jnp.append(start, start[-1] + groups.size), reach)
-    loss = slope * (sensitivity / 2 - at)
-    last = jax.lax.stop_gradient(at == reach)
-    mass = mass / jnp.sum(groups.total) + outside * last
+    outcome = jnp.minimum(jnp.append(start, start[-1] + groups.size), reach)
+    loss = slope * (sensitivity / 2 - outcome)
+    is_last = jax.lax.stop_gradient(outcome == reach)
+    mass = mass / jnp.sum(groups.mass) + outside * is_last
     log_mass = log_mass_of(mass)
     return DiscreteLosses(loss[None], log_mass[None], outside[None], groups.error)
 
@@ -263,12 +271,12 @@ def discrete_gaussian_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)
     groups = _groups(stddev, slope, tail)
-    some = groups.total > 0
-    total = jnp.where(some, groups.total, 1.0)
+    is_positive = groups.mass > 0
+    total = jnp.where(is_positive, groups.mass, 1.0)
     # The weights outside of the window would make the sum larger, by twice `outside`.
-    norm = jnp.sum(groups.total) / (1 - 2 * ndtr(-groups.reach / stddev))
+    norm = jnp.sum(groups.mass) / (1 - 2 * ndtr(-groups.reach / stddev))
     end = groups.start + groups.size
-    loss = slope * (sensitivity / 2 - end) - jnp.log1p(groups.other / total)
-    log_mass = jnp.where(some, jnp.log(total / norm), -jnp.inf)
-    loss = jnp.where(some, loss, 0.0)
+    loss = slope * (sensitivity / 2 - end) - jnp.log1p(groups.mass_difference / total)
+    log_mass = jnp.where(is_positive, jnp.log(total / norm), -jnp.inf)
+    loss = jnp.where(is_positive, loss, 0.0)
     return DiscreteLosses(loss[None], log_mass[None], jnp.zeros(1), groups.error)

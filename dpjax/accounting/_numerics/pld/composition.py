@@ -25,28 +25,28 @@ from dpjax.accounting._numerics.pld.tilt import Parts, Tilt
 
 _TOLERANCE = 2.0**-44  # of ε, relative to its estimate
 _EVALUATIONS = 6
-_NEGLIGIBLE = 14.0  # a gap in log δ beyond which the estimate was too far off
-_NEAR = 0.5  # a gap in log δ below which no further estimate is needed
-_LOST = 3e-5  # the share of δ that may move to infinite losses
+_LARGE_GAP = 14.0  # a gap in log δ beyond which the estimate was too far off
+_SMALL_GAP = 0.5  # a gap in log δ below which no further estimate is needed
+_TRUNCATED = 3e-5  # the fraction of δ that may move to infinite losses
 SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
-def share_of(
-    delta: jax.Array, all_of_them: Sequence[object], count: ArrayLike
+def mass_to_truncate(
+    delta: jax.Array, all_mechanisms: Sequence[object], count: ArrayLike
 ) -> jax.Array:
     """The mass that one mechanism may move to an infinite loss in each of its steps.
 
-    The mechanism has `count` steps, and is one of `all_of_them`, a list of mechanisms.
-    Together, all steps of all mechanisms may move the mass _LOST · delta.
+    The mechanism has `count` steps, and is one of `all_mechanisms`. Together, all steps
+    of all mechanisms may move the mass _TRUNCATED · delta.
     """
-    return _LOST * delta / (len(all_of_them) * jnp.maximum(count, 1.0))
+    return _TRUNCATED * delta / (len(all_mechanisms) * jnp.maximum(count, 1.0))
 
 
 # From here on, the numbers of events are float64 arrays.
 def compose(
     steps: Sequence[events.Repeated],
     delta: jax.Array,
-    losses_of: Callable[[Any, jax.Array], DiscreteLosses] = mechanisms.finite_losses,
+    losses_of: Callable[[Any, jax.Array], DiscreteLosses] = mechanisms.upper_losses,
 ) -> tuple[Parts, jax.Array]:
     """The discrete losses of all events with their counts, and the Gaussian variance.
 
@@ -61,11 +61,13 @@ def compose(
             # Gaussian mechanisms compose exactly: the squares of their μ add up.
             variance += count * event.mu * event.mu
         else:
-            parts.append((losses_of(event, share_of(delta, steps, count)), count))
+            parts.append(
+                (losses_of(event, mass_to_truncate(delta, steps, count)), count)
+            )
     return parts, variance
 
 
-def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
+def max_over_directions(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
     """The larger of the bounds on δ or ε for the two orders of the data sets.
 
     `parts` has the discrete losses and the number of steps of each mechanism, for both
@@ -76,7 +78,7 @@ def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
         return bound([])
     # Symmetric losses have one direction. They are broadcast to two directions if other
     # losses have two.
-    directions = max(losses.lost.size for losses, _ in parts)
+    directions = max(losses.infinite_mass.size for losses, _ in parts)
 
     def broadcast(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (directions, *jnp.shape(x)[1:]))
@@ -85,22 +87,22 @@ def worst_direction(bound: Callable[..., jax.Array], parts: Parts) -> jax.Array:
 
 
 def _log_delta(
-    parts: Parts, variance: jax.Array, where: Tilt
+    parts: Parts, variance: jax.Array, chosen_tilt: Tilt
 ) -> Callable[[jax.Array], jax.Array]:
     """A function from ε to an upper bound on log δ(ε), for a given tilt.
 
     `parts` has the discrete losses and the number of steps of each mechanism, for one
     order of the data sets, and variance is μ² of a Gaussian mechanism that is composed
-    with these losses. The tilt `where` has the parameters of the Fourier inversion.
+    with these losses. `chosen_tilt` has the parameters of the Fourier inversion.
     """
-    wave = inversion.spectrum(parts, variance, where)
+    wave = inversion.spectrum(parts, variance, chosen_tilt)
 
-    def of(epsilon: jax.Array) -> jax.Array:
-        apart = inversion.union_bound(parts, variance, epsilon)
-        together = inversion.log_delta(wave, epsilon)
-        return jnp.minimum(jnp.minimum(together, apart), 0.0)
+    def log_delta_at(epsilon: jax.Array) -> jax.Array:
+        union = inversion.union_bound(parts, variance, epsilon)
+        inverted = inversion.log_delta(wave, epsilon)
+        return jnp.minimum(jnp.minimum(inverted, union), 0.0)
 
-    return of
+    return log_delta_at
 
 
 class _Candidate(NamedTuple):
@@ -110,44 +112,52 @@ class _Candidate(NamedTuple):
     the Fourier inversion.
 
     Attributes:
-      found: an upper bound on the answer, f[].
-      about: the estimate for which the tilt was chosen, f[].
+      bound: an upper bound on the answer, f[].
+      estimate: the estimate for which the tilt was chosen, f[].
       tilt: the tilt that gives the bound.
-      further: the next estimate to try, f[], or NaN if no other estimate is needed.
+      next_estimate: the next estimate to try, f[], or NaN if the search is complete.
     """
 
-    found: jax.Array
-    about: jax.Array
+    bound: jax.Array
+    estimate: jax.Array
     tilt: Tilt
-    further: jax.Array
+    next_estimate: jax.Array
 
 
-def _search(look: Callable[[jax.Array], _Candidate], about: jax.Array) -> _Candidate:
+def _best_candidate(
+    evaluate: Callable[[jax.Array], _Candidate], estimate: jax.Array
+) -> _Candidate:
     """The candidate with the smallest bound, over a sequence of estimates.
 
-    `look` maps an estimate to its candidate, which has the bound and the next estimate.
-    The first estimate is `about`. The search ends when the next estimate is NaN, or
-    after _EVALUATIONS estimates.
+    `evaluate` maps an estimate to its candidate, which has the bound and the next
+    estimate. The first estimate is `estimate`. The search ends when the next estimate
+    is NaN, or after _EVALUATIONS estimates.
     """
-    structure = jax.tree.structure(_Candidate(about, about, Tilt(*[about] * 3), about))
+    structure = jax.tree.structure(
+        _Candidate(estimate, estimate, Tilt(*[estimate] * 3), estimate)
+    )
 
     def is_unfinished(state: tuple[jax.Array, ...]) -> jax.Array:
-        times, further, _ = state
-        return (times < _EVALUATIONS) & ~jnp.isnan(further)
+        evaluations, next_estimate, _ = state
+        return (evaluations < _EVALUATIONS) & ~jnp.isnan(next_estimate)
 
     def evaluate_next(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        times, further, best = state
-        seen = look(further)
-        row = jnp.stack(jax.tree.leaves(seen))
-        return times + 1, seen.further, jnp.where(seen.found < best[0], row, best)
+        evaluations, next_estimate, best = state
+        candidate = evaluate(next_estimate)
+        row = jnp.stack(jax.tree.leaves(candidate))
+        return (
+            evaluations + 1,
+            candidate.next_estimate,
+            jnp.where(candidate.bound < best[0], row, best),
+        )
 
-    nothing = jnp.full(structure.num_leaves, jnp.inf)
-    start = jnp.zeros((), jnp.int32), about, nothing
+    worst = jnp.full(structure.num_leaves, jnp.inf)
+    start = jnp.zeros((), jnp.int32), estimate, worst
     best = jax.lax.while_loop(is_unfinished, evaluate_next, start)[-1]
     return jax.tree.unflatten(structure, list(best))
 
 
-def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
+def _truncate_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     """Move very small masses of positive losses to an infinite loss.
 
     `parts` has the discrete losses and the number of steps of each mechanism. The moved
@@ -156,18 +166,20 @@ def _drop_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     """
     trimmed = []
     for losses, count in parts:
-        share = share_of(jnp.exp(log_delta), parts, count)
+        allowed_mass = mass_to_truncate(jnp.exp(log_delta), parts, count)
         mass = jnp.where(losses.loss > 0, jnp.exp(losses.log_mass), 1.0)
         # Masses below a level are moved. The level is the largest of 16 candidates,
-        # each half of the one before, whose masses add up to at most the share.
-        limits = share * np.exp2(-np.arange(16.0))[:, None]
+        # each half of the one before, whose masses add up to at most `allowed_mass`.
+        limits = allowed_mass * np.exp2(-np.arange(16.0))[:, None]
         rare = mass[None] < limits
-        out = jnp.sum(jnp.where(rare, mass[None], 0.0), axis=1)
-        level = jnp.max(jnp.where(out <= share, limits[:, 0], 0.0))
+        moved = jnp.sum(jnp.where(rare, mass[None], 0.0), axis=1)
+        level = jnp.max(jnp.where(moved <= allowed_mass, limits[:, 0], 0.0))
         rare = mass < jax.lax.stop_gradient(level)
-        lost = losses.lost + jnp.sum(jnp.where(rare, mass, 0.0))
+        infinite_mass = losses.infinite_mass + jnp.sum(jnp.where(rare, mass, 0.0))
         log_mass = jnp.where(rare, -jnp.inf, losses.log_mass)
-        trimmed.append((losses._replace(log_mass=log_mass, lost=lost), count))
+        trimmed.append(
+            (losses._replace(log_mass=log_mass, infinite_mass=infinite_mass), count)
+        )
     return trimmed
 
 
@@ -182,44 +194,54 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
     Gaussian mechanism has μ² = variance.
     """
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
-    asked = jnp.where(inside, epsilon, 1.0)
+    safe_epsilon = jnp.where(inside, epsilon, 1.0)
     if not parts:
         return gaussian.delta_of(jnp.sqrt(variance), epsilon)
 
     def bound(parts: Parts) -> jax.Array:
-        fixed, fixed_variance, at = jax.lax.stop_gradient((parts, variance, asked))
+        fixed, fixed_variance, fixed_epsilon = jax.lax.stop_gradient(
+            (parts, variance, safe_epsilon)
+        )
 
-        def look(about: jax.Array) -> _Candidate:
-            usual = _drop_rare_losses(fixed, about)
-            cumulants = tilt.cumulants(usual, fixed_variance)
-            where = tilt.choose(cumulants, fixed_variance, at, about)
-            estimate = _log_delta(usual, fixed_variance, where)(at)
-            estimate = jnp.maximum(estimate, np.log(SMALLEST))
+        def evaluate(estimate: jax.Array) -> _Candidate:
+            common = _truncate_rare_losses(fixed, estimate)
+            cumulants = tilt.cumulants(common, fixed_variance)
+            chosen_tilt = tilt.choose(
+                cumulants, fixed_variance, fixed_epsilon, estimate
+            )
+            log_bound = _log_delta(common, fixed_variance, chosen_tilt)(fixed_epsilon)
+            log_bound = jnp.maximum(log_bound, np.log(SMALLEST))
             # A bound far above the estimate may be loose because the estimate was too
             # low. The next estimate is then half-way between the bound and the
             # estimate.
-            middle = (estimate + about) / 2
-            further = jnp.where(estimate - about > _NEGLIGIBLE, middle, estimate)
-            settled = jnp.abs(estimate - about) < _NEAR
-            further = jnp.where(settled, jnp.nan, further)
-            return _Candidate(estimate, about, where, further)
+            middle = (log_bound + estimate) / 2
+            next_estimate = jnp.where(
+                log_bound - estimate > _LARGE_GAP, middle, log_bound
+            )
+            converged = jnp.abs(log_bound - estimate) < _SMALL_GAP
+            next_estimate = jnp.where(converged, jnp.nan, next_estimate)
+            return _Candidate(log_bound, estimate, chosen_tilt, next_estimate)
 
-        about = tilt.estimate_log_delta(tilt.cumulants(fixed, fixed_variance), at)
-        seen = _search(look, jnp.maximum(about, np.log(SMALLEST)))
-        usual = _drop_rare_losses(parts, seen.about)
-        log_delta = _log_delta(usual, variance, seen.tilt)
+        estimate = tilt.estimate_log_delta(
+            tilt.cumulants(fixed, fixed_variance), fixed_epsilon
+        )
+        best = _best_candidate(evaluate, jnp.maximum(estimate, np.log(SMALLEST)))
+        common = _truncate_rare_losses(parts, best.estimate)
+        log_delta = _log_delta(common, variance, best.tilt)
         # The result is the bound of the search, with the derivatives of log δ.
-        return jnp.exp(implicit_derivative(lambda x: x - log_delta(asked), seen.found))
+        return jnp.exp(
+            implicit_derivative(lambda x: x - log_delta(safe_epsilon), best.bound)
+        )
 
     # Where no evaluation succeeded, the bound is infinite.
-    value = jnp.minimum(worst_direction(bound, parts), 1.0)
+    value = jnp.minimum(max_over_directions(bound, parts), 1.0)
     return jnp.where(inside, value, jnp.where(epsilon == jnp.inf, 0.0, 1.0))
 
 
 def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
-    asked = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
-    about = jax.lax.stop_gradient(asked)
-    return epsilon_of(*compose(steps, about), delta)
+    safe_delta = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
+    fixed_delta = jax.lax.stop_gradient(safe_delta)
+    return epsilon_of(*compose(steps, fixed_delta), delta)
 
 
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:
@@ -234,49 +256,56 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
         return gaussian.epsilon_of(jnp.sqrt(variance), delta)
 
     def bound(parts: Parts) -> jax.Array:
-        fixed, fixed_variance, goal = jax.lax.stop_gradient((parts, variance, target))
+        fixed, fixed_variance, fixed_target = jax.lax.stop_gradient(
+            (parts, variance, target)
+        )
         cumulants = tilt.cumulants(fixed, fixed_variance)
 
-        def look(about: jax.Array) -> _Candidate:
-            where = tilt.choose(cumulants, fixed_variance, about, goal)
-            log_delta = _log_delta(fixed, fixed_variance, where)
+        def evaluate(estimate: jax.Array) -> _Candidate:
+            chosen_tilt = tilt.choose(cumulants, fixed_variance, estimate, fixed_target)
+            log_delta = _log_delta(fixed, fixed_variance, chosen_tilt)
             epsilon = _smallest_epsilon(
-                lambda e: log_delta(e) - goal, about + where.period / 4
+                lambda e: log_delta(e) - fixed_target, estimate + chosen_tilt.period / 4
             )
             # Near the estimate −log δ has about the slope λ, elsewhere perhaps more.
-            steepness = jnp.maximum(where.rate, 5 / jnp.maximum(epsilon, 1e-3))
-            settled = steepness * jnp.abs(epsilon - about) < _NEAR
-            markov = tilt.markov_epsilon(cumulants, goal)
-            further = jnp.where(epsilon < jnp.inf, epsilon, markov)
+            steepness = jnp.maximum(chosen_tilt.rate, 5 / jnp.maximum(epsilon, 1e-3))
+            converged = steepness * jnp.abs(epsilon - estimate) < _SMALL_GAP
+            markov = tilt.markov_epsilon(cumulants, fixed_target)
+            next_estimate = jnp.where(epsilon < jnp.inf, epsilon, markov)
             # A second evaluation for the same estimate would give the same bound.
-            settled |= further == about
-            further = jnp.where(settled, jnp.nan, further)
-            return _Candidate(epsilon, about, where, further)
+            converged |= next_estimate == estimate
+            next_estimate = jnp.where(converged, jnp.nan, next_estimate)
+            return _Candidate(epsilon, estimate, chosen_tilt, next_estimate)
 
-        seen = _search(look, tilt.estimate_epsilon(cumulants, goal))
-        log_delta = _log_delta(parts, variance, seen.tilt)
-        met = (seen.found > 0) & (seen.found < jnp.inf)
-        return implicit_derivative(lambda e: log_delta(e) - target, seen.found, met)
+        best = _best_candidate(evaluate, tilt.estimate_epsilon(cumulants, fixed_target))
+        log_delta = _log_delta(parts, variance, best.tilt)
+        positive = (best.bound > 0) & (best.bound < jnp.inf)
+        return implicit_derivative(
+            lambda e: log_delta(e) - target, best.bound, positive
+        )
 
-    value = worst_direction(bound, parts)
+    value = max_over_directions(bound, parts)
     return jnp.where(inside, value, jnp.where(delta >= 1, 0.0, jnp.inf))
 
 
 def _smallest_epsilon(
-    excess: Callable[[jax.Array], jax.Array], top: jax.Array
+    excess: Callable[[jax.Array], jax.Array], start: jax.Array
 ) -> jax.Array:
-    """Search for the smallest ε < 3 top at which the function `excess` is at most 0.
+    """Search for the smallest ε < 3 start at which the function `excess` is at most 0.
 
-    The search starts at `top`. The result is inf if the search fails. At every finite
-    result the excess is at most 0, but the excess at a smaller ε may be at most 0, too.
+    The search starts at ε = start. The result is inf if the search fails. At every
+    finite result the excess is at most 0, but the excess at a smaller ε may be at most
+    0, too.
     """
     # Nothing is evaluated at the ends of the bracket. Their excesses are guesses of
-    # opposite sign, so that the search evaluates at top first, then between 0 and top
-    # or between top and 3 top.
-    bad = Point(-top, jnp.full_like(top, 30))
-    good = Point(3 * top, jnp.full_like(top, -30))
-    epsilon = close(lambda e: excess(jnp.maximum(e, 0.0)), bad, good, top * _TOLERANCE)
-    return jnp.where(epsilon < 3 * top, jnp.maximum(epsilon, 0.0), jnp.inf)
+    # opposite sign, so that the search evaluates at start first, then between 0 and
+    # start or between start and 3 start.
+    bad = Point(-start, jnp.full_like(start, 30))
+    good = Point(3 * start, jnp.full_like(start, -30))
+    epsilon = close(
+        lambda e: excess(jnp.maximum(e, 0.0)), bad, good, start * _TOLERANCE
+    )
+    return jnp.where(epsilon < 3 * start, jnp.maximum(epsilon, 0.0), jnp.inf)
 
 
 def _flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
@@ -286,16 +315,16 @@ def _flatten_steps(steps: Sequence[events.Repeated]) -> tuple[list[Any], Any]:
     replacement, events of both adjacencies have the same structure and share a compiled
     program.
     """
-    same = []
+    replaced = []
     for step in steps:
         event = step.event
         if getattr(event, "adjacency", None) is Adjacency.ZERO_OUT:
             event = dataclasses.replace(event, adjacency=Adjacency.ADD_REMOVE)
-        same.append(dataclasses.replace(step, event=event))
-    return jax.tree.flatten(same)
+        replaced.append(dataclasses.replace(step, event=event))
+    return jax.tree.flatten(replaced)
 
 
-def for_callers(
+def compile_bound(
     core: Callable[..., jax.Array], worst: float, rounding: Direction = "up"
 ) -> Callable[[ArrayLike, Sequence[events.Repeated]], jax.Array]:
     """Compile a float64 bound, for arguments of any dtype and value.
@@ -314,32 +343,32 @@ def for_callers(
     """
 
     @float64(rounding, static=("structure",), one_by_one=True)
-    def compiled(asked: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
-        nothing, valid, safe = jnp.array(True), ~jnp.isnan(asked), []
+    def compiled(argument: jax.Array, *numbers: jax.Array, structure: Any) -> jax.Array:
+        all_idle, valid, safe_steps = jnp.array(True), ~jnp.isnan(argument), []
         for step in jax.tree.unflatten(structure, numbers):
             event, count = step.event, step.count
-            where = mechanisms.domain(event)
-            idle = where.silent | (count == 0)
-            whole = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
-            valid &= where.allowed & whole
-            usable = valid & ~idle & where.private
-            nothing &= idle
+            domain = mechanisms.domain(event)
+            idle = domain.silent | (count == 0)
+            is_count = (count >= 0) & (count == jnp.floor(count)) & (count < jnp.inf)
+            valid &= domain.allowed & is_count
+            usable = valid & ~idle & domain.private
+            all_idle &= idle
             # The core gets harmless numbers in place of unusable ones, because a NaN in
             # a branch that jnp.where discards would still spoil derivatives.
             event = mechanisms.replace_unless(usable, event)
-            safe.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
+            safe_steps.append(events.Repeated(event, jnp.where(usable, count, 0.0)))
             valid &= usable | idle
-        value = core(asked, safe)
+        value = core(argument, safe_steps)
         value = jnp.where(jnp.isnan(value), worst, value)
-        return jnp.where(valid, jnp.where(nothing, 0.0, value), worst)
+        return jnp.where(valid, jnp.where(all_idle, 0.0, value), worst)
 
-    def bound(asked: ArrayLike, steps: Sequence[events.Repeated]) -> jax.Array:
+    def bound(argument: ArrayLike, steps: Sequence[events.Repeated]) -> jax.Array:
         numbers, structure = _flatten_steps(steps)
-        return compiled(asked, *numbers, structure=structure)
+        return compiled(argument, *numbers, structure=structure)
 
     return bound
 
 
 # Upper bounds on δ(ε) and on ε(δ) of all events composed.
-delta64 = for_callers(bound_delta, 1.0)
-epsilon64 = for_callers(bound_epsilon, np.inf)
+delta64 = compile_bound(bound_delta, 1.0)
+epsilon64 = compile_bound(bound_epsilon, np.inf)

@@ -69,10 +69,10 @@ class Spectrum(NamedTuple):
     imaginary: jax.Array
     error: tuple[jax.Array, jax.Array]
     scale: jax.Array
-    lost: jax.Array
+    infinite_mass: jax.Array
 
 
-class _Wave(NamedTuple):
+class _CharacteristicFunction(NamedTuple):
     """The tilted characteristic function φ of one mechanism, at all frequencies t_j.
 
     φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], with Y the loss of one step and λ the tilt.
@@ -91,7 +91,7 @@ class _Wave(NamedTuple):
     error: jax.Array
 
 
-def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def _powers_minus_one(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The real and imaginary parts of e^{ikα} − 1 for k = 0, ..., count − 1.
 
     α is the angle. A recursion in k computes the parts, and accumulates rounding
@@ -101,15 +101,17 @@ def _turns(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     half = jnp.sin(angle / 2)
     x, y = -2 * half * half, jnp.sin(angle)
 
-    def turn(point: tuple[jax.Array, jax.Array], _: None):
+    def multiply(point: tuple[jax.Array, jax.Array], _: None):
         a, b = point
         return (a + x + (a * x - b * y), b + y + (a * y + b * x)), point
 
     start = jnp.zeros_like(angle), jnp.zeros_like(angle)
-    return jax.lax.scan(turn, start, length=count)[1]
+    return jax.lax.scan(multiply, start, length=count)[1]
 
 
-def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
+def _characteristic_function(
+    losses: DiscreteLosses, rate: jax.Array, step: jax.Array
+) -> _CharacteristicFunction:
     """The characteristic function φ of a step's privacy loss Y, tilted by λ = rate.
 
     φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], at the frequencies t = 0, step, 2 step, … in a
@@ -124,37 +126,41 @@ def _wave(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Wave:
     total = logsumexp(exponent)
     weight = jnp.exp(exponent - total)
     units = step * np.array([1.0, SIDE])
-    turns = _turns(jnp.outer(units, losses.loss), SIDE)
-    (near_cos, far_cos), (near_sin, far_sin) = (jnp.unstack(x, axis=1) for x in turns)
-    near = weight[None] * jnp.concatenate([near_cos, near_sin])
-    far = jnp.concatenate([far_cos, far_sin])
-    product = jnp.einsum("am,bm->ab", far, near, precision="highest")
+    powers = _powers_minus_one(jnp.outer(units, losses.loss), SIDE)
+    (column_cos, row_cos), (column_sin, row_sin) = (
+        jnp.unstack(x, axis=1) for x in powers
+    )
+    columns = weight[None] * jnp.concatenate([column_cos, column_sin])
+    row_powers = jnp.concatenate([row_cos, row_sin])
+    product = jnp.einsum("am,bm->ab", row_powers, columns, precision="highest")
     (cc, cs), (sc, ss) = (jnp.split(rows, 2, 1) for rows in jnp.split(product, 2))
-    near_real, near_imaginary = jnp.split(jnp.sum(near, axis=1), 2)
-    far_real, far_imaginary = (x[:, None] for x in jnp.split(far @ weight, 2))
-    real = cc - ss + far_real + near_real[None]
-    imaginary = sc + cs + far_imaginary + near_imaginary[None]
+    column_real, column_imaginary = jnp.split(jnp.sum(columns, axis=1), 2)
+    row_real, row_imaginary = (x[:, None] for x in jnp.split(row_powers @ weight, 2))
+    real = cc - ss + row_real + column_real[None]
+    imaginary = sc + cs + row_imaginary + column_imaginary[None]
     # log |φ| comes from |φ|² − 1 where φ is near 1, and from |φ|² elsewhere. The floor
     # of 1e-280 keeps the logarithm finite where φ rounds to zero.
     squared = 2 * real + real * real + imaginary * imaginary  # |φ|² − 1
-    long = squared > -0.5
+    is_near_one = squared > -0.5
     direct = jnp.maximum((1 + real) ** 2 + imaginary**2, 1e-280)
-    log_square = jnp.log1p(jnp.where(long, squared, 0.0))
-    log_square = jnp.where(long, log_square, jnp.log(jnp.where(long, 1.0, direct)))
-    # |e^{itY} − 1| is at most min(|tY|, 2), and `reach` is the weighted sum of these
-    # bounds. Rounding errors of φ − 1 are relative to `reach`.
+    log_square = jnp.log1p(jnp.where(is_near_one, squared, 0.0))
+    log_square = jnp.where(
+        is_near_one, log_square, jnp.log(jnp.where(is_near_one, 1.0, direct))
+    )
+    # |e^{itY} − 1| is at most min(|tY|, 2), and `deviations` are the weighted sums of
+    # these bounds. Rounding errors of φ − 1 are relative to these sums.
     frequencies = (units[:, None] * np.arange(float(SIDE))[None]).ravel()
-    reach = jnp.minimum(jnp.outer(frequencies, jnp.abs(losses.loss)), 2.0) @ weight
-    touched = 2 * (reach[None, :SIDE] + reach[SIDE:, None])
+    deviations = jnp.minimum(jnp.outer(frequencies, jnp.abs(losses.loss)), 2.0) @ weight
+    deviation_bound = 2 * (deviations[None, :SIDE] + deviations[SIDE:, None])
     frequency = rate + frequencies[None, :SIDE] + frequencies[SIDE:, None]
     angles = frequency * jnp.sum(weight * jnp.abs(losses.loss))
     relative = losses.error + ULP * (4 * losses.loss.size + 1024)
-    error = touched * relative + 8 * ULP * angles
+    error = deviation_bound * relative + 8 * ULP * angles
     # Where φ has rounded to zero its angle is undefined. Another argument of arctan2
     # avoids a derivative that is NaN.
-    nothing = (real == -1) & (imaginary == 0)
-    angle = jnp.arctan2(imaginary, jnp.where(nothing, 1.0, 1 + real))
-    return _Wave(total, log_square / 2, angle, error)
+    is_zero = (real == -1) & (imaginary == 0)
+    angle = jnp.arctan2(imaginary, jnp.where(is_zero, 1.0, 1 + real))
+    return _CharacteristicFunction(total, log_square / 2, angle, error)
 
 
 @jax.jit  # JAX traces the second of two equal calls faster
@@ -171,26 +177,32 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     frequency = step * index
     variance = variance + tilt.variance
     gaussian, discrete = variance * (rate * rate + rate) / 2, jnp.zeros(())
-    grow, turn, log_upper, relative = (jnp.zeros(index.shape) for _ in range(4))
-    lost, scale = jnp.zeros(()), jnp.zeros(())
+    total_log_abs, total_angle, log_upper, relative = (
+        jnp.zeros(index.shape) for _ in range(4)
+    )
+    infinite_mass, scale = jnp.zeros(()), jnp.zeros(())
     for losses, count in parts:
-        wave = _wave(losses, rate, step)
-        discrete += count * wave.log_sum
-        grow += count * wave.log_abs
-        turn += count * wave.angle
+        factor = _characteristic_function(losses, rate, step)
+        discrete += count * factor.log_sum
+        total_log_abs += count * factor.log_abs
+        total_angle += count * factor.angle
         # The error of a product of powers: each factor is off by at most its error.
-        upper = jnp.exp(wave.log_abs) + wave.error
+        upper = jnp.exp(factor.log_abs) + factor.error
         log_upper += count * jnp.log(upper)
-        relative += count * wave.error / upper
-        lost += count * losses.lost
+        relative += count * factor.error / upper
+        infinite_mass += count * losses.infinite_mass
         scale += count * (losses.error + 2 * losses.loss.size * ULP)
-    # e^{grow + i turn} minus the atom's share. That share is e^{−K}, where K is here
-    # the part of K(λ) that the discrete losses contribute.
-    half = jnp.sin(turn / 2)
-    others = -jnp.expm1(-discrete)
-    real = jnp.expm1(grow) * jnp.cos(turn) - 2 * half * half + others
-    imaginary = jnp.exp(grow) * jnp.sin(turn)
-    error = jnp.exp(log_upper) * (relative + 8 * ULP * (jnp.abs(grow) + jnp.abs(turn)))
+    # e^{total_log_abs + i total_angle} minus the atom's mass. That mass is e^{−K},
+    # where K is here the part of K(λ) that the discrete losses contribute.
+    half = jnp.sin(total_angle / 2)
+    outside_atom = -jnp.expm1(-discrete)
+    real = (
+        jnp.expm1(total_log_abs) * jnp.cos(total_angle) - 2 * half * half + outside_atom
+    )
+    imaginary = jnp.exp(total_log_abs) * jnp.sin(total_angle)
+    error = jnp.exp(log_upper) * (
+        relative + 8 * ULP * (jnp.abs(total_log_abs) + jnp.abs(total_angle))
+    )
     # Multiply by the Gaussian loss's transform, divide by s (s + 1), and double the
     # values at t > 0 to count the values at −t.
     phase = variance * frequency * (2 * rate + 1) / 2
@@ -200,12 +212,12 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     angle = phase - jnp.arctan2(frequency, rate) - jnp.arctan2(frequency, rate + 1)
     size = jnp.exp(log_size) * np.where(index == 0, 1.0, 2.0)
     cos, sin = size * jnp.cos(angle), size * jnp.sin(angle)
-    parts_of = jnp.abs(real) + jnp.abs(imaginary) + jnp.abs(others)
-    error += ULP * (64 + 4 * jnp.abs(phase)) * parts_of
+    magnitude = jnp.abs(real) + jnp.abs(imaginary) + jnp.abs(outside_atom)
+    error += ULP * (64 + 4 * jnp.abs(phase)) * magnitude
     # The truncated tail is at most Σ_{j ≥ J} 2 e^{−μ²t²/2} / t², where
     # Σ_{j ≥ J} j⁻² <= 1 / (J − 1). The factor 4 counts the atom's tail as well.
-    last = step * FREQUENCIES
-    tail = 4 * jnp.exp(-variance * last**2 / 2) / (step**2 * (FREQUENCIES - 1))
+    cutoff = step * FREQUENCIES
+    tail = 4 * jnp.exp(-variance * cutoff**2 / 2) / (step**2 * (FREQUENCIES - 1))
     real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
     # The rounding errors of the sum itself, and below the rounding errors of the angles
     # tε. Bounds on errors are not differentiated.
@@ -215,74 +227,88 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     errors = total_error, 8 * ULP * jnp.sum(terms * frequency)
     log_mass = gaussian + discrete
     return Spectrum(
-        tilt, log_mass, variance, discrete, real, imaginary, errors, scale, lost
+        tilt,
+        log_mass,
+        variance,
+        discrete,
+        real,
+        imaginary,
+        errors,
+        scale,
+        infinite_mass,
     )
 
 
-def _atom(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
+def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     """An upper bound on the part of Σ_k g(ε + kL) e^{−K(λ)} that a `Spectrum` omits.
 
     The omitted part, an atom, is the case that all discrete losses are 0 and only the
     Gaussian loss remains. Here g(ε) is e^{λε} δ(ε), where δ(ε) belongs to the Gaussian
-    loss alone. But K(λ) = log E e^{λY} belongs to the sum Y of all losses. λ is the
-    rate of the tilt, and L is its period.
+    loss alone, and K(λ) is log E e^{λY} for the sum Y of all losses. λ is the rate of
+    the tilt, and L is its period.
     """
-    rate, period = wave.tilt.rate, wave.tilt.period
-    deviation = jnp.sqrt(wave.variance)
-    at = epsilon + period * np.arange(3.0)
-    log_delta = gaussian.log_delta(deviation, at)
-    size = rate * at + jnp.abs(wave.log_mass) + jnp.abs(log_delta)
-    here, first, second = rate * at - wave.log_mass + log_delta + 8 * ULP * size
+    rate, period = transform.tilt.rate, transform.tilt.period
+    deviation = jnp.sqrt(transform.variance)
+    points = epsilon + period * np.arange(3.0)
+    log_delta = gaussian.log_delta(deviation, points)
+    size = rate * points + jnp.abs(transform.log_mass) + jnp.abs(log_delta)
+    central, first, second = (
+        rate * points - transform.log_mass + log_delta + 8 * ULP * size
+    )
     # δ is log-concave, so the ratio of successive terms decreases: a geometric series
     # bounds the terms above ε.
-    falls = second < first
-    ratio = jnp.where(falls, jnp.exp(jnp.where(falls, second - first, 0.0)), 0.0)
-    above = jnp.where(falls, jnp.exp(first) / (1 - ratio), jnp.inf)
+    is_decreasing = second < first
+    ratio = jnp.where(
+        is_decreasing, jnp.exp(jnp.where(is_decreasing, second - first, 0.0)), 0.0
+    )
+    above = jnp.where(is_decreasing, jnp.exp(first) / (1 - ratio), jnp.inf)
     # Two bounds on the terms below ε. First, δ is at most 1. Second, g is unimodal, so
     # a sum of its values is at most its maximum, which Markov's inequality bounds, plus
     # the integral of g divided by L.
-    geometric = jnp.exp(rate * (epsilon - period) - wave.log_mass)
+    geometric = jnp.exp(rate * (epsilon - period) - transform.log_mass)
     geometric = geometric * (1 + 64 * ULP) / -jnp.expm1(-rate * period)
     largest = jnp.exp(tilts.log_markov(rate)) + 1 / (period * rate * (rate + 1))
-    unimodal = jnp.exp(-wave.discrete) * largest * (1 + 64 * ULP)
-    return jnp.exp(here) + above + jnp.minimum(geometric, unimodal)
+    unimodal = jnp.exp(-transform.discrete) * largest * (1 + 64 * ULP)
+    return jnp.exp(central) + above + jnp.minimum(geometric, unimodal)
 
 
-def sum_waves(wave: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
+def inverse_transform(
+    transform: Spectrum, epsilon: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The discrete inverse Fourier transform of a `Spectrum` at ε, times the period.
 
     The result divided by the period approximates e^{λε} δ(ε) / E e^{λY}, where Y is the
     sum of all losses and λ is the tilt. The case that all discrete losses are 0, which
-    a `Spectrum` omits, is not included (`_atom` bounds this case).
+    a `Spectrum` omits, is not included (`_bound_atom` bounds this case).
 
     Returns:
       The real part of the transform, f[], and a bound on its error, f[].
     """
-    period = wave.tilt.period
-    # The addition theorem gives cos and sin of t_j ε from 2 side values, not side².
-    near = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
-    far = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
-    cos = jnp.cos(far) * jnp.cos(near) - jnp.sin(far) * jnp.sin(near)
-    sin = jnp.sin(far) * jnp.cos(near) + jnp.cos(far) * jnp.sin(near)
-    error, by_epsilon = wave.error
+    period = transform.tilt.period
+    # The addition theorem gives cos and sin of t_j ε from 2 SIDE values, not SIDE².
+    columns = 2 * np.pi / period * epsilon * np.arange(float(SIDE))[None]
+    rows = 2 * np.pi / period * epsilon * np.arange(0.0, FREQUENCIES, SIDE)[:, None]
+    cos = jnp.cos(rows) * jnp.cos(columns) - jnp.sin(rows) * jnp.sin(columns)
+    sin = jnp.sin(rows) * jnp.cos(columns) + jnp.cos(rows) * jnp.sin(columns)
+    error, by_epsilon = transform.error
     error = error + by_epsilon * jax.lax.stop_gradient(jnp.abs(epsilon))
-    return jnp.sum(wave.real * cos + wave.imaginary * sin), error
+    return jnp.sum(transform.real * cos + transform.imaginary * sin), error
 
 
-def log_delta(wave: Spectrum, epsilon: jax.Array) -> jax.Array:
+def log_delta(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     """An upper bound on log δ(ε) from a `Spectrum`.
 
     The bound is never larger than the bound by Markov's inequality at the same tilt.
     """
-    rate, period = wave.tilt.rate, wave.tilt.period
-    total, error = sum_waves(wave, epsilon)
-    total = (total + error) / period + _atom(wave, epsilon)
+    rate, period = transform.tilt.rate, transform.tilt.period
+    total, error = inverse_transform(transform, epsilon)
+    total = (total + error) / period + _bound_atom(transform, epsilon)
     total = jnp.log(jnp.maximum(total, SMALL))
-    exponent = wave.log_mass - rate * epsilon + wave.scale
-    scale = ULP * (64 + 4 * (jnp.abs(wave.log_mass) + rate * jnp.abs(epsilon)))
+    exponent = transform.log_mass - rate * epsilon + transform.scale
+    scale = ULP * (64 + 4 * (jnp.abs(transform.log_mass) + rate * jnp.abs(epsilon)))
     return jnp.logaddexp(
         jnp.minimum(total, tilts.log_markov(rate)) + exponent + scale,
-        jnp.log(jnp.maximum(wave.lost, SMALL)),
+        jnp.log(jnp.maximum(transform.infinite_mass, SMALL)),
     )
 
 
@@ -300,17 +326,17 @@ def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Ar
     log of the smaller bound.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
-    share = epsilon / jnp.maximum(steps, 1.0)
-    total, top, lost = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
+    epsilon_per_step = epsilon / jnp.maximum(steps, 1.0)
+    total, largest_loss, infinite_mass = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
     for losses, count in parts:
-        over = -jnp.expm1(jnp.minimum(share - losses.loss, 0.0))
-        one = jnp.sum(jnp.exp(losses.log_mass) * over) + losses.lost
-        total += count * one * (1 + losses.error + 2 * losses.loss.size * ULP)
-        top += count * jnp.max(losses.loss)
-        lost += count * losses.lost
-    # The mass above ε has a loss of at most `top`, and (1 − e^{ε − x})₊ grows with x.
+        excess = -jnp.expm1(jnp.minimum(epsilon_per_step - losses.loss, 0.0))
+        step_delta = jnp.sum(jnp.exp(losses.log_mass) * excess) + losses.infinite_mass
+        total += count * step_delta * (1 + losses.error + 2 * losses.loss.size * ULP)
+        largest_loss += count * jnp.max(losses.loss)
+        infinite_mass += count * losses.infinite_mass
+    # Losses above ε are at most `largest_loss`, and (1 − e^{ε − x})₊ grows with x.
     # The margin exceeds the rounding errors of the losses and of their sum.
-    over = -jnp.expm1(jnp.minimum(epsilon - top * (1 + 64 * ULP), 0.0))
-    total = jnp.minimum(total, over * (1 + 16 * ULP) + lost * (1 + 64 * ULP))
+    excess = -jnp.expm1(jnp.minimum(epsilon - largest_loss * (1 + 64 * ULP), 0.0))
+    total = jnp.minimum(total, excess * (1 + 16 * ULP) + infinite_mass * (1 + 64 * ULP))
     total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, SMALL))
     return jnp.log(total)

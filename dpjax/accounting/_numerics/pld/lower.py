@@ -32,21 +32,21 @@ _HALVINGS = 40
 # The ε at which the search for a lower bound starts, divided by the upper bound.
 _FRACTIONS = 1 - np.exp2(-np.arange(21.0))
 # −log of the second term of the bound, relative to δ: about a thousandth.
-_SMALL = 7.0
+_SECOND_TERM = 7.0
 # A relative margin for the rounding of a sum of four terms and of bounds on them.
 _MARGIN = 1e-9
 
 
 def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
     """A lower bound on log δ(ε) of a Gaussian mechanism with μ² = variance."""
-    some = variance > 0
-    mu = jnp.sqrt(jnp.where(some, variance, 1.0))
+    is_positive = variance > 0
+    mu = jnp.sqrt(jnp.where(is_positive, variance, 1.0))
     upper = gaussian.log_delta(mu, epsilon)
     # The error is at least twice the bound that `log_delta` adds.
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     error = 64 + jnp.abs(upper) + 2 * jnp.abs(jnp.log(mu))
     error = 4 * ULP * (error + 4 * (2 + jnp.abs(a)) * (2 + b))
-    return jnp.where(some, upper - error, -jnp.inf)
+    return jnp.where(is_positive, upper - error, -jnp.inf)
 
 
 def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
@@ -56,15 +56,15 @@ def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
     """
     largest = jnp.zeros(())
     for losses, count in parts:
-        over = -jnp.expm1(jnp.minimum(epsilon - losses.loss, 0.0))
-        one = jnp.sum(jnp.exp(losses.log_mass) * over)
-        one = one * (1 - losses.error - 2 * losses.loss.size * ULP)
-        largest = jnp.maximum(largest, jnp.where(count >= 1, one, 0.0))
+        excess = -jnp.expm1(jnp.minimum(epsilon - losses.loss, 0.0))
+        step_delta = jnp.sum(jnp.exp(losses.log_mass) * excess)
+        step_delta = step_delta * (1 - losses.error - 2 * losses.loss.size * ULP)
+        largest = jnp.maximum(largest, jnp.where(count >= 1, step_delta, 0.0))
     return largest
 
 
 def _other_terms(
-    cumulants: Cumulants, where: Tilt, log_mass: jax.Array, at: jax.Array
+    cumulants: Cumulants, chosen_tilt: Tilt, log_mass: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
     """A bound on the terms that the inversion adds to g(ε) = e^{λε} δ(ε).
 
@@ -72,75 +72,85 @@ def _other_terms(
     Markov's inequality bounds these terms. The result is divided by e^{K(λ)}.
 
     Args:
-      cumulants: K at several tilts, without the Gaussian variance that `where` adds.
-        K(λ) is log E e^{λY} of the composed loss Y.
-      where: the tilt λ, the period L and the added Gaussian variance.
+      cumulants: K at several tilts, without the added Gaussian variance. K(λ) is
+        log E e^{λY} of the composed loss Y.
+      chosen_tilt: the tilt λ, the period L and the added Gaussian variance.
       log_mass: K(λ) with the added variance, f[].
-      at: ε, f[].
+      epsilon: ε, f[].
     """
-    rate, period, added = where
+    rate, period, added = chosen_tilt
     rates = jnp.asarray(TILTS)
     total = cumulants.log_mass + added * (rates * rates + rates) / 2 - log_mass
     total += tilt.log_markov(rates)
     # With rate λ', the terms above ε are a geometric series with ratio e^{−(λ' − λ)L},
     # and so are the terms below ε if λ' < λ. δ <= 1 gives a third series.
     gap = rates - rate
-    apart = jnp.where(gap == 0, 1.0, jnp.abs(gap))
-    series = -jnp.log(-jnp.expm1(-apart * period))
-    above = jnp.where(gap > 0, total - gap * (at + period) + series, jnp.inf)
-    below = jnp.where(gap < 0, total - gap * (at - period) + series, jnp.inf)
-    certain = rate * (at - period) - log_mass - jnp.log(-jnp.expm1(-rate * period))
-    return jnp.exp(jnp.min(above)) + jnp.exp(jnp.minimum(jnp.min(below), certain))
+    distance = jnp.where(gap == 0, 1.0, jnp.abs(gap))
+    series = -jnp.log(-jnp.expm1(-distance * period))
+    above = jnp.where(gap > 0, total - gap * (epsilon + period) + series, jnp.inf)
+    below = jnp.where(gap < 0, total - gap * (epsilon - period) + series, jnp.inf)
+    trivial = rate * (epsilon - period) - log_mass - jnp.log(-jnp.expm1(-rate * period))
+    return jnp.exp(jnp.min(above)) + jnp.exp(jnp.minimum(jnp.min(below), trivial))
 
 
-def _delta_of(parts: Parts, variance: jax.Array, about: tuple[jax.Array, jax.Array]):
+def _lower_delta_of(
+    parts: Parts, variance: jax.Array, target: tuple[jax.Array, jax.Array]
+):
     """A function from ε to a lower bound on δ(ε) of composed losses.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
-    variance is the variance of a Gaussian loss. `about` is a pair of an ε and an
+    variance is the variance of a Gaussian loss. `target` is a pair of an ε and an
     estimate of log δ(ε). The bound is tight near this ε.
     """
 
-    def simple(epsilon: jax.Array) -> jax.Array:
-        gauss = jnp.exp(_log_gaussian(variance, epsilon))
-        return jnp.maximum(_one_step(parts, epsilon), gauss)
+    def simple_bound(epsilon: jax.Array) -> jax.Array:
+        gaussian_bound = jnp.exp(_log_gaussian(variance, epsilon))
+        return jnp.maximum(_one_step(parts, epsilon), gaussian_bound)
 
     if not parts:
-        return simple
+        return simple_bound
     cumulants = tilt.cumulants(parts, variance)
-    where = tilt.choose(cumulants, variance, *about)
-    wave = inversion.spectrum(parts, variance, where)
-    rate, added = where.rate, where.variance
+    chosen_tilt = tilt.choose(cumulants, variance, *target)
+    spectrum = inversion.spectrum(parts, variance, chosen_tilt)
+    rate, added = chosen_tilt.rate, chosen_tilt.variance
     markov = tilt.log_markov(rate)
     # The second term is e^{K − λ(ε + c)} times the maximum of Markov's inequality and
     # times Φ(−z), with c = v/2 + λv + z√v. z is chosen such that this term is small
     # compared with δ.
-    epsilon, log_delta = about
-    room = log_delta - wave.log_mass + rate * epsilon - markov
-    z = jnp.sqrt(2 * (_SMALL + jnp.maximum(-room, 0.0)))
+    epsilon, log_delta = target
+    log_ratio = log_delta - spectrum.log_mass + rate * epsilon - markov
+    z = jnp.sqrt(2 * (_SECOND_TERM + jnp.maximum(-log_ratio, 0.0)))
     shift = added * (0.5 + rate) + z * jnp.sqrt(added)
-    beyond = jnp.where(added > 0, jnp.exp(markov) * ndtr(-z), 0.0)
+    second_term = jnp.where(added > 0, jnp.exp(markov) * ndtr(-z), 0.0)
 
-    def of(epsilon: jax.Array) -> jax.Array:
-        at = epsilon + shift
-        total, error = inversion.sum_waves(wave, at)
-        atom = _log_gaussian(wave.variance, at) + rate * at - wave.log_mass
-        size = jnp.abs(wave.log_mass) + rate * at
+    def lower_bound(epsilon: jax.Array) -> jax.Array:
+        shifted = epsilon + shift
+        total, error = inversion.inverse_transform(spectrum, shifted)
+        atom = (
+            _log_gaussian(spectrum.variance, shifted)
+            + rate * shifted
+            - spectrum.log_mass
+        )
+        size = jnp.abs(spectrum.log_mass) + rate * shifted
         atom = jnp.exp(atom - 16 * ULP * size)
-        less = error / where.period + beyond
-        less += _other_terms(cumulants, where, wave.log_mass, at)
-        total = total / where.period + atom
-        total = total - less * (1 + _MARGIN) - ULP * 64 * (jnp.abs(total) + atom)
-        exponent = wave.log_mass - rate * at - wave.scale - ULP * (64 + 8 * size)
+        errors = error / chosen_tilt.period + second_term
+        errors += _other_terms(cumulants, chosen_tilt, spectrum.log_mass, shifted)
+        total = total / chosen_tilt.period + atom
+        total = total - errors * (1 + _MARGIN) - ULP * 64 * (jnp.abs(total) + atom)
+        exponent = (
+            spectrum.log_mass - rate * shifted - spectrum.scale - ULP * (64 + 8 * size)
+        )
         # NaN occurs if losses overflow, and is replaced by the bound 0.
-        found = jnp.exp(jnp.log(jnp.maximum(total, SMALL)) + exponent)
-        found = jnp.where(total > 0, found, 0.0)
-        return jnp.maximum(jnp.where(jnp.isnan(found), 0.0, found), simple(epsilon))
+        value = jnp.exp(jnp.log(jnp.maximum(total, SMALL)) + exponent)
+        value = jnp.where(total > 0, value, 0.0)
+        return jnp.maximum(
+            jnp.where(jnp.isnan(value), 0.0, value), simple_bound(epsilon)
+        )
 
-    return of
+    return lower_bound
 
 
-def _compose(
+def _prepare_bound(
     steps: Sequence[events.Repeated], epsilon: jax.Array, delta: jax.Array
 ) -> tuple[Parts, Callable[[Parts], Callable[[jax.Array], jax.Array]]]:
     """The discrete losses of composed events, and the lower bound on δ(ε) from them.
@@ -150,65 +160,71 @@ def _compose(
     losses for one order of the data sets to a function from ε to the bound.
     """
     parts, variance = composition.compose(steps, delta, mechanisms.lower_losses)
-    finite, distance = jnp.zeros(2)
+    log_finite, distance = jnp.zeros(2)
     for losses, count in parts:
-        finite += count * jnp.log1p(-losses.lost[0])
+        log_finite += count * jnp.log1p(-losses.infinite_mass[0])
     # Each infinite loss is independent of the others, hence 1 − Π (1 − δ_i).
-    lost = -jnp.expm1(finite) * (1 - _MARGIN)
+    infinite_mass = -jnp.expm1(log_finite) * (1 - _MARGIN)
     # A bound on the total variation distance between the events and these losses.
     for event, count in ((step.event, step.count) for step in steps):
         if isinstance(event, events.TruncatedPoissonGaussian):
             # A step is a step on a Poisson sample unless the sample exceeds the
             # capacity.
             n, b = jnp.asarray(event.num_examples), jnp.asarray(event.max_batch_size)
-            many = upper_tail(b + 1, n, jnp.asarray(event.sampling_rate))
-            distance += count * jnp.where(b < n, many * (1 + 1e-7) + SMALL, 0.0)
+            overflow = upper_tail(b + 1, n, jnp.asarray(event.sampling_rate))
+            distance += count * jnp.where(b < n, overflow * (1 + 1e-7) + SMALL, 0.0)
 
     def bound(parts: Parts) -> Callable[[jax.Array], jax.Array]:
-        of_finite_losses = _delta_of(parts, variance, (epsilon, jnp.log(delta)))
+        finite_bound = _lower_delta_of(parts, variance, (epsilon, jnp.log(delta)))
 
-        def of(at: jax.Array) -> jax.Array:
-            far = (1 + jnp.exp(jnp.minimum(at, 700.0))) * distance * (1 + _MARGIN)
-            return (of_finite_losses(at) + lost) * (1 - _MARGIN) - far
+        def lower_bound(point: jax.Array) -> jax.Array:
+            penalty = (
+                (1 + jnp.exp(jnp.minimum(point, 700.0))) * distance * (1 + _MARGIN)
+            )
+            return (finite_bound(point) + infinite_mass) * (1 - _MARGIN) - penalty
 
-        return of
+        return lower_bound
 
     return parts, bound
 
 
 def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
-    at = jnp.where(inside, epsilon, 1.0)
-    upper = jnp.maximum(composition.bound_delta(at, steps), composition.SMALLEST)
-    parts, bound = _compose(steps, at, upper)
-    found = composition.worst_direction(lambda x: jnp.maximum(bound(x)(at), 0.0), parts)
-    return jnp.where(inside, jnp.minimum(found, upper), 0.0)
+    safe_epsilon = jnp.where(inside, epsilon, 1.0)
+    upper = jnp.maximum(
+        composition.bound_delta(safe_epsilon, steps), composition.SMALLEST
+    )
+    parts, bound = _prepare_bound(steps, safe_epsilon, upper)
+    lower = composition.max_over_directions(
+        lambda x: jnp.maximum(bound(x)(safe_epsilon), 0.0), parts
+    )
+    return jnp.where(inside, jnp.minimum(lower, upper), 0.0)
 
 
 def _epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     inside = (delta > 0) & (delta < 1)
-    asked = jnp.where(inside, delta, 0.5)
-    upper = composition.bound_epsilon(asked, steps)
+    safe_delta = jnp.where(inside, delta, 0.5)
+    upper = composition.bound_epsilon(safe_delta, steps)
     upper = jnp.where(upper < jnp.inf, upper, 1e3)
-    parts, bound = _compose(steps, upper, asked)
+    parts, bound = _prepare_bound(steps, upper, safe_delta)
 
     def search(parts: Parts) -> jax.Array:
-        of = bound(parts)
+        lower_bound = bound(parts)
 
         def exceeds(epsilon: jax.Array) -> jax.Array:
-            return of(epsilon) > asked
+            return lower_bound(epsilon) > safe_delta
 
         # A mechanism with δ(ε) > δ is not (ε, δ)-DP, and 0 is always a lower bound on
         # ε. Far from the tilt's ε the bound on δ may be loose. So the search starts
         # from the largest of several ε that exceeds δ, and ends below the next one.
-        tried = upper * _FRACTIONS
-        reached = jnp.max(jnp.where(jax.lax.map(exceeds, tried), tried, 0.0))
-        above = jnp.min(jnp.where(tried > reached, tried, upper))
-        return bisect(exceeds, above, reached, _HALVINGS)
+        candidates = upper * _FRACTIONS
+        largest = jnp.max(jnp.where(jax.lax.map(exceeds, candidates), candidates, 0.0))
+        above = jnp.min(jnp.where(candidates > largest, candidates, upper))
+        return bisect(exceeds, above, largest, _HALVINGS)
 
-    return jnp.where(inside, composition.worst_direction(search, parts), 0.0)
+    return jnp.where(inside, composition.max_over_directions(search, parts), 0.0)
 
 
 # Lower bounds on δ(ε) and on ε(δ) of all events composed.
-delta64 = composition.for_callers(_delta, 0.0, "down")
-epsilon64 = composition.for_callers(_epsilon, 0.0, "down")
+delta64 = composition.compile_bound(_delta, 0.0, "down")
+epsilon64 = composition.compile_bound(_epsilon, 0.0, "down")

@@ -32,61 +32,65 @@ class Domain(NamedTuple):
     private: jax.Array
 
 
-def _of_loss(x: ArrayLike) -> Domain:
+def _loss_domain(x: ArrayLike) -> Domain:
     """The valid range of a bound x on privacy loss, such as μ or ε, as a `Domain`."""
     x = jnp.asarray(x)
     return Domain(x >= 0, x == 0, x < jnp.inf)
 
 
-def _of_noise(x: jax.Array) -> Domain:
+def _noise_domain(x: jax.Array) -> Domain:
     return Domain(x >= 0, x == jnp.inf, x > 0)
 
 
-def _of_rate(x: jax.Array) -> Domain:
+def _rate_domain(x: jax.Array) -> Domain:
     return Domain((x >= 0) & (x <= 1), x == 0, x == x)
 
 
-def _both(x: Domain, y: Domain) -> Domain:
+def _intersect(x: Domain, y: Domain) -> Domain:
     """The valid range of two numbers, each of which may make the mechanism silent.
 
-    A silent mechanism releases nothing.
+    A silent mechanism releases nothing. The result is the `Domain` of both numbers.
     """
     return Domain(x.allowed & y.allowed, x.silent | y.silent, x.private & y.private)
 
 
-def _allocation(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+def _allocation_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     sigma, num_steps = event.noise_multiplier, event.num_steps
     if event.adjacency is Adjacency.REPLACE:
         # replacement_losses pairs the truncated mass with the largest ratios, so the
         # distribution is truncated at a smaller tail.
-        law = spread.allocation(sigma, num_steps, spread.narrow(tail))
+        law = spread.allocation_upper_bound(
+            sigma, num_steps, spread.replacement_tail(tail)
+        )
         return spread.replacement_losses(law, num_steps)
-    return spread.losses(spread.allocation(sigma, num_steps, tail), num_steps)
+    return spread.losses(
+        spread.allocation_upper_bound(sigma, num_steps, tail), num_steps
+    )
 
 
-def _fixed_size(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+def _fixed_size_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     return pairs.fixed_size(event.mu, event.sampling_rate, tail)
 
 
-def _sampled_cells(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+def _poisson_cell_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     """The losses of a Poisson-sampled step, if all common examples contribute zero.
 
     The common examples are those that are in both data sets. Only the interval that
     contains an outcome is released. The intervals leave out about the mass `tail` at
     each end.
     """
-    return pairs.poisson(event, tail, pairs.released_cells)
+    return pairs.poisson(event, tail, pairs.cell_losses)
 
 
-def _fixed_size_cells(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+def _fixed_size_cell_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
     # If all other examples contribute the opposite of the given example, the given
     # example moves the sum by two clip norms if it takes part.
     cells = pairs.poisson_cells(event.mu, event.sampling_rate, tail, mirror=False)
-    return pairs.released_cells(cells)
+    return pairs.cell_losses(cells)
 
 
-def _mixture_cells(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
-    return pairs.released_cells(pairs.mixture_cells(event, tail))
+def _mixture_cell_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    return pairs.cell_losses(pairs.mixture_cells(event, tail))
 
 
 def _mixture_domain(event: Any) -> Domain:
@@ -94,18 +98,18 @@ def _mixture_domain(event: Any) -> Domain:
     sums_to_one = jnp.abs(jnp.sum(weight) - 1) <= WEIGHTS_TOLERANCE
     allowed = jnp.all((sensitivity >= 0) & (weight >= 0)) & sums_to_one
     silent = jnp.all((sensitivity == 0) | (weight == 0))
-    random = Domain(allowed, silent, jnp.all(sensitivity < jnp.inf))
-    return _both(_of_noise(event.noise_multiplier), random)
+    weighted = Domain(allowed, silent, jnp.all(sensitivity < jnp.inf))
+    return _intersect(_noise_domain(event.noise_multiplier), weighted)
 
 
 def _response_domain(event: Any) -> Domain:
     p, k = event.noise_parameter, event.num_buckets
-    whole = (k >= 1) & (k == jnp.floor(k)) & (k < jnp.inf)
-    return Domain((p >= 0) & (p <= 1) & whole, (p == 1) | (k == 1), p > 0)
+    is_count = (k >= 1) & (k == jnp.floor(k)) & (k < jnp.inf)
+    return Domain((p >= 0) & (p <= 1) & is_count, (p == 1) | (k == 1), p > 0)
 
 
-def _known_domain(event: Any) -> Domain:
-    epsilon, delta = _of_loss(event.epsilon), event.delta
+def _epsilon_delta_domain(event: Any) -> Domain:
+    epsilon, delta = _loss_domain(event.epsilon), event.delta
     allowed = epsilon.allowed & (delta >= 0) & (delta <= 1)
     return Domain(allowed, epsilon.silent & (delta == 0), epsilon.private & (delta < 1))
 
@@ -115,12 +119,12 @@ _Losses = Callable[[Any, jax.Array], pairs.DiscreteLosses]
 # mass to truncate to losses: for upper bounds on δ, and for lower bounds. The second is
 # None for events without a lower bound.
 _LOSSES: dict[type, tuple[_Losses, Any]] = {
-    events.PoissonGaussian: (pairs.poisson, _sampled_cells),
+    events.PoissonGaussian: (pairs.poisson, _poisson_cell_losses),
     # A batch that does not overflow is a Poisson sample. `lower` subtracts the rest.
-    events.TruncatedPoissonGaussian: (pairs.truncated_poisson, _sampled_cells),
-    events.FixedSizeGaussian: (_fixed_size, _fixed_size_cells),
-    events.RandomAllocation: (_allocation, None),
-    events.GaussianMixture: (pairs.mixture, _mixture_cells),
+    events.TruncatedPoissonGaussian: (pairs.truncated_poisson, _poisson_cell_losses),
+    events.FixedSizeGaussian: (_fixed_size_losses, _fixed_size_cell_losses),
+    events.RandomAllocation: (_allocation_losses, None),
+    events.GaussianMixture: (pairs.mixture, _mixture_cell_losses),
     events.Laplace: (atoms.laplace, atoms.laplace_cells),
     events.DiscreteLaplace: (atoms.discrete_laplace, atoms.discrete_laplace_groups),
     events.DiscreteGaussian: (atoms.discrete_gaussian, atoms.discrete_gaussian_groups),
@@ -133,14 +137,14 @@ _LOSSES: dict[type, tuple[_Losses, Any]] = {
 _DOMAINS: dict[type, Callable[[Any], Domain]] = {
     events.GaussianMixture: _mixture_domain,
     events.RandomizedResponse: _response_domain,
-    events.EpsilonDelta: _known_domain,
+    events.EpsilonDelta: _epsilon_delta_domain,
 }
 # The domains of the numbers of all other events, by the names of their fields.
 _DOMAINS_OF_NUMBERS: dict[str, Callable[[Any], Domain]] = {
-    **dict.fromkeys(("mu", "epsilon"), _of_loss),
-    **dict.fromkeys(("noise_multiplier", "scale", "stddev"), _of_noise),
-    "sampling_rate": _of_rate,
-    "sensitivity": lambda x: _of_loss(float(x)),
+    **dict.fromkeys(("mu", "epsilon"), _loss_domain),
+    **dict.fromkeys(("noise_multiplier", "scale", "stddev"), _noise_domain),
+    "sampling_rate": _rate_domain,
+    "sensitivity": lambda x: _loss_domain(float(x)),
 }
 # For each field, a number at which the losses of an event are finite.
 _HARMLESS = {
@@ -157,11 +161,11 @@ def domain(event: Any) -> Domain:
     if type(event) in _DOMAINS:
         return _DOMAINS[type(event)](event)
     domains = (
-        of(getattr(event, name))
-        for name, of in _DOMAINS_OF_NUMBERS.items()
+        domain_of(getattr(event, name))
+        for name, domain_of in _DOMAINS_OF_NUMBERS.items()
         if hasattr(event, name)
     )
-    return functools.reduce(_both, domains)
+    return functools.reduce(_intersect, domains)
 
 
 def replace_unless(usable: jax.Array, event: Any) -> Any:
@@ -176,8 +180,8 @@ def replace_unless(usable: jax.Array, event: Any) -> Any:
     return dataclasses.replace(event, **changes)
 
 
-def finite_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
-    """The discrete losses of an event that is not `events.Gaussian`.
+def upper_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
+    """The losses of an event that is not `events.Gaussian`, for upper bounds on δ.
 
     About the mass `tail` may move to an infinite loss. An `events.EpsilonDelta` also
     has an infinite loss with probability δ.

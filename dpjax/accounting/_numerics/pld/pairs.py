@@ -50,7 +50,7 @@ _DIRECT = 40.0
 _NODES, _WEIGHTS = (x[:, None] for x in gauss_rule(8))
 # The rule for the tails of binomial distributions.
 _TAIL_NODES, _TAIL_WEIGHTS = gauss_rule(16, panels=8)
-_VANISHED = 45.0  # the integral stops where the integrand is e^{−45} of its maximum
+_NEGLIGIBLE = 45.0  # the integral stops where the integrand is e^{−45} of its maximum
 _HALVINGS = 60
 # The relative error of a tail probability above 1e-300. For such a tail the error of
 # k log(k / nq) is about 1e-16 times n^(1/2) times 40, and every other factor has an
@@ -67,13 +67,13 @@ class DiscreteLosses(NamedTuple):
     Attributes:
       loss: m losses in each of d directions, f[d, m].
       log_mass: the log of the first distribution's mass on each loss, f[d, m].
-      lost: the first distribution's mass on an infinite loss, f[d].
+      infinite_mass: the first distribution's mass on an infinite loss, f[d].
       error: a bound on the relative rounding error of each mass, f[].
     """
 
     loss: jax.Array
     log_mass: jax.Array
-    lost: jax.Array
+    infinite_mass: jax.Array
     error: jax.Array
 
 
@@ -114,11 +114,11 @@ def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     # tiny the larger term is precise. Each form gets values of v from its own range
     # alone, by jnp.where, because jnp.clip has half a derivative at its ends.
     direct = (v > -1) & (v <= _DIRECT)
-    near = jnp.log1p(rate * jnp.expm1(jnp.where(direct, v, 1.0)))
+    log1p_form = jnp.log1p(rate * jnp.expm1(jnp.where(direct, v, 1.0)))
     mixed = rate < 1
     first = jnp.where(mixed, jnp.log1p(-jnp.where(mixed, rate, 0.5)), -jnp.inf)
-    far = jnp.logaddexp(first, jnp.log(rate) + v)
-    return jnp.where(direct, near, far)
+    logaddexp_form = jnp.logaddexp(first, jnp.log(rate) + v)
+    return jnp.where(direct, log1p_form, logaddexp_form)
 
 
 def phi(z: jax.Array) -> jax.Array:
@@ -155,71 +155,85 @@ def split(
         log_ratio = log_mixture(v, rate)
         return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
 
-    loss, share = component(mu * ends - mu * mu / 2)
-    back = jnp.zeros_like(share)
+    loss, fraction = component(mu * ends - mu * mu / 2)
+    mirror_fraction = jnp.zeros_like(fraction)
     if mirror:
-        away, back = component(-mu * ends - mu * mu / 2)
-        loss = loss - away
+        mirror_loss, mirror_fraction = component(-mu * ends - mu * mu / 2)
+        loss = loss - mirror_loss
 
-    def climb(step: jax.Array) -> jax.Array:
+    def loss_growth(step: jax.Array) -> jax.Array:
         """The increase of the loss when μz increases by `step`.
 
         Before the increase, z is the start of each cell. The computation does not
         subtract nearly equal numbers.
         """
-        grown = jnp.log1p(share * jnp.expm1(step))
-        return grown - jnp.log1p(back * jnp.expm1(-step)) if mirror else grown
+        growth = jnp.log1p(fraction * jnp.expm1(step))
+        return (
+            growth - jnp.log1p(mirror_fraction * jnp.expm1(-step)) if mirror else growth
+        )
 
-    at = ends[None, :-1] + width * _NODES
-    mass = width * _WEIGHTS * ((1 - rate) * phi(at) + rate * phi(at - mu))
-    inner, whole = climb(mu * width * _NODES), climb(jnp.reshape(mu * width, (1, 1)))
-    far = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
+    nodes = ends[None, :-1] + width * _NODES
+    mass = width * _WEIGHTS * ((1 - rate) * phi(nodes) + rate * phi(nodes - mu))
+    node_growth, cell_growth = (
+        loss_growth(mu * width * _NODES),
+        loss_growth(jnp.reshape(mu * width, (1, 1))),
+    )
+    max_distance = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
     # One call of ndtr for all masses: special functions are slow to compile.
-    idle, touched = jnp.split(ndtr(jnp.stack([-stop, start, mu - stop, start - mu])), 2)
-    outside = jnp.stack([(1 - rate) * idle + rate * touched, idle])
-    return divide_masses(loss, inner, whole, mass, outside, width * far)
+    centred, shifted = jnp.split(
+        ndtr(jnp.stack([-stop, start, mu - stop, start - mu])), 2
+    )
+    outside = jnp.stack([(1 - rate) * centred + rate * shifted, centred])
+    return divide_masses(
+        loss, node_growth, cell_growth, mass, outside, width * max_distance
+    )
 
 
 def divide_masses(
     loss: jax.Array,
-    inner: jax.Array,
-    whole: jax.Array,
+    node_growth: jax.Array,
+    cell_growth: jax.Array,
     mass: jax.Array,
     outside: jax.Array,
-    sharp: jax.Array,
+    relative_width: jax.Array,
 ) -> Cells:
     """The `Cells` of P and Q, from the losses and masses at Gauss-Legendre nodes.
 
     Args:
       loss: the losses at the ends of the m cells, f[m + 1].
-      inner: the growth of the loss from the start of a cell to each of 8 nodes,
+      node_growth: the growth of the loss from the start of a cell to each of 8 nodes,
         f[8, m].
-      whole: the growth of the loss over a cell, f[1, m].
+      cell_growth: the growth of the loss over a cell, f[1, m].
       mass: P's mass at each node, f[8, m].
       outside: the masses above the last cell and below the first cell (columns), of P
         and of Q (rows), f[2, 2].
-      sharp: the width of a cell times the largest distance of an outcome from the mean
-        of a component of P or Q, f[].
+      relative_width: the width of a cell times the largest distance of an outcome from
+        the mean of a component of P or Q, f[].
     """
     # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of the mass at a loss
-    # x in [a, b], the share (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) moves to the upper
-    # end. Q's mass, which is P's times e^{−x}, then stays the same as well. The code
-    # computes this share from x − a and b − a.
-    moves = whole > 0
-    up = jnp.expm1(-inner) / jnp.expm1(-jnp.where(moves, whole, 1.0))
-    # If the loss is constant on an interval, any share will do.
-    up = jnp.where(moves, jnp.minimum(up, 1.0), 1.0)
-    upper, lower = jnp.sum(mass * up, axis=0), jnp.sum(mass * (1 - up), axis=0)
+    # x in [a, b], the fraction (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) moves to the
+    # upper end. Q's mass, which is P's times e^{−x}, then stays the same as well. The
+    # code computes this fraction from x − a and b − a.
+    increases = cell_growth > 0
+    upper_fraction = jnp.expm1(-node_growth) / jnp.expm1(
+        -jnp.where(increases, cell_growth, 1.0)
+    )
+    # If the loss is constant on an interval, every fraction is valid.
+    upper_fraction = jnp.where(increases, jnp.minimum(upper_fraction, 1.0), 1.0)
+    upper, lower = (
+        jnp.sum(mass * upper_fraction, axis=0),
+        jnp.sum(mass * (1 - upper_fraction), axis=0),
+    )
     masses = jnp.pad(upper, (1, 0)) + jnp.pad(lower, (0, 1))
     # Q's mass in a cell is the sum of P's masses times e^{−x}, with x relative to the
     # loss at the lower end.
     total = jnp.sum(mass, axis=0)
-    kept = jnp.where(total > 0, total, 1.0)
-    shrunk = jnp.sum(mass * jnp.expm1(-inner), axis=0) / kept
+    divisor = jnp.where(total > 0, total, 1.0)
+    relative_change = jnp.sum(mass * jnp.expm1(-node_growth), axis=0) / divisor
     # The relative error of Gauss's rule is 1.7e-23 (Δz)^16 f^(16) / f for the density
     # f, and f^(16) / f is about the 16th power of the distance from a mean or of μ.
-    error = 64 * ULP + 1e-21 * sharp**16
-    merged = loss[:-1] - jnp.log1p(shrunk)
+    error = 64 * ULP + 1e-21 * relative_width**16
+    merged = loss[:-1] - jnp.log1p(relative_change)
     error = jax.lax.stop_gradient(error)
     return Cells(loss, masses, merged, total, outside, error)
 
@@ -240,8 +254,8 @@ def find_ends(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> jax.Array:
     N(μ, 1), with the rate q, has about this mass above the second outcome.
     """
     mu, rate = jax.lax.stop_gradient((mu, rate))
-    idle, touched = tail_quantile(tail / jnp.stack([jnp.ones_like(rate), rate]))
-    return jnp.stack([-idle, jnp.maximum(idle, mu + touched)])
+    centred, shifted = tail_quantile(tail / jnp.stack([jnp.ones_like(rate), rate]))
+    return jnp.stack([-centred, jnp.maximum(centred, mu + shifted)])
 
 
 def _one_entry(index: int, value: jax.Array, rest: float, count: int) -> jax.Array:
@@ -261,9 +275,9 @@ def log_mass_of(mass: jax.Array) -> jax.Array:
 def poisson_cells(
     mu: jax.Array, rate: jax.Array, tail: jax.Array, mirror: bool
 ) -> Cells:
-    """The `split` of outcomes that leaves out about the mass `tail` at each end.
+    """The `Cells` that `split` computes, without about the mass `tail` at each end.
 
-    `split` defines P and Q, for the sampling rate `rate`.
+    The docstring of `split` defines P and Q, for the sampling rate `rate`.
     """
     rate = raise_rate(rate)
     start, stop = find_ends(mu, rate, tail)
@@ -271,7 +285,7 @@ def poisson_cells(
     return split(mu, rate, start, stop, count=INTERVALS, mirror=mirror)
 
 
-def both_directions(cells: Cells) -> DiscreteLosses:
+def end_losses(cells: Cells) -> DiscreteLosses:
     """The losses of P against Q and of Q against P, if mass moves to the ends of cells.
 
     A cell is an interval of outcomes. The mass outside of all cells moves to an
@@ -281,18 +295,18 @@ def both_directions(cells: Cells) -> DiscreteLosses:
     # small losses gets the smallest loss of the grid, which is at least the loss of the
     # truncated mass.
     loss, mass, size = cells.loss, cells.mass, cells.loss.size
-    (above, below), (idle_above, idle_below) = cells.outside
-    removed = _log(mass + _one_entry(0, below, 0.0, size))
-    last = _one_entry(size - 1, _log(idle_above), -jnp.inf, size)
+    (above, below), (q_above, q_below) = cells.outside
+    log_p = _log(mass + _one_entry(0, below, 0.0, size))
+    q_last = _one_entry(size - 1, _log(q_above), -jnp.inf, size)
     return DiscreteLosses(
         jnp.stack([loss, -loss]),
-        jnp.stack([removed, jnp.logaddexp(_log(mass) - loss, last)]),
-        jnp.stack([above, idle_below]),
+        jnp.stack([log_p, jnp.logaddexp(_log(mass) - loss, q_last)]),
+        jnp.stack([above, q_below]),
         cells.error,
     )
 
 
-def released_cells(cells: Cells) -> DiscreteLosses:
+def cell_losses(cells: Cells) -> DiscreteLosses:
     """The losses of P against Q and of Q against P, if only the cell is released.
 
     A cell is an interval of outcomes.
@@ -309,7 +323,7 @@ def released_cells(cells: Cells) -> DiscreteLosses:
 def poisson(
     event: Any,
     tail: jax.Array,
-    losses_of: Callable[[Cells], DiscreteLosses] = both_directions,
+    losses_of: Callable[[Cells], DiscreteLosses] = end_losses,
 ) -> DiscreteLosses:
     """The losses of a Poisson-sampled step whose batch holds all sampled examples.
 
@@ -324,9 +338,11 @@ def poisson(
     # is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
     mu, rate = 1 / event.noise_multiplier, event.sampling_rate
     mirror = event.adjacency is Adjacency.REPLACE
-    loss, log_mass, lost, error = losses_of(poisson_cells(mu, rate, tail, mirror))
+    loss, log_mass, infinite_mass, error = losses_of(
+        poisson_cells(mu, rate, tail, mirror)
+    )
     count = 1 if mirror else 2  # the number of directions
-    return DiscreteLosses(loss[:count], log_mass[:count], lost[:count], error)
+    return DiscreteLosses(loss[:count], log_mass[:count], infinite_mass[:count], error)
 
 
 def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
@@ -338,9 +354,11 @@ def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
     # weights add up to one. Elsewhere the logarithm is not small.
     capped = jnp.minimum(v, _DIRECT)
     excess = jnp.sum(weight * jnp.expm1(capped), axis=0)
-    near = (excess > -0.5) & (jnp.max(v, axis=0) <= _DIRECT)
-    far = logsumexp(jnp.log(weight) + v, axis=0)
-    return jnp.where(near, jnp.log1p(jnp.where(near, excess, 0.0)), far)
+    is_near_one = (excess > -0.5) & (jnp.max(v, axis=0) <= _DIRECT)
+    general = logsumexp(jnp.log(weight) + v, axis=0)
+    return jnp.where(
+        is_near_one, jnp.log1p(jnp.where(is_near_one, excess, 0.0)), general
+    )
 
 
 def mixture_cells(event: Any, tail: jax.Array) -> Cells:
@@ -356,30 +374,32 @@ def mixture_cells(event: Any, tail: jax.Array) -> Cells:
     # divided by their sum.
     weight = raise_rate(jnp.stack(event.weights)) / sum(event.weights, jnp.zeros(()))
     fixed_mean, fixed_weight = jax.lax.stop_gradient((mean, weight))
-    idle = tail_quantile(tail)
+    centred = tail_quantile(tail)
     # Each component has at most an equal part of the tail above the last outcome.
-    touched = fixed_mean + tail_quantile(tail / (mean.size * fixed_weight))
-    start, stop = -idle, jnp.maximum(idle, jnp.max(touched))
+    shifted = fixed_mean + tail_quantile(tail / (mean.size * fixed_weight))
+    start, stop = -centred, jnp.maximum(centred, jnp.max(shifted))
     width = (stop - start) / INTERVALS
     ends = start + width * np.arange(INTERVALS + 1.0)
     v = mean[:, None] * ends[None] - (mean * mean / 2)[:, None]
     loss = _log_weighted_sum(v, weight[:, None])
-    # The share of each component in the mixture at the start of a cell.
-    share = jnp.exp(jnp.log(weight)[:, None] + v - loss[None])[:, :-1]
+    # The fraction of the density that each component has at the start of a cell.
+    fraction = jnp.exp(jnp.log(weight)[:, None] + v - loss[None])[:, :-1]
     nodes = np.append(_NODES, [[1.0]], axis=0)
-    grown, mass, at = 0.0, 0.0, ends[None, :-1] + width * _NODES
+    growth, mass, points = 0.0, 0.0, ends[None, :-1] + width * _NODES
     # The loop adds one component after the other, since an array of all components
     # would be m times as large.
     for i in range(mean.size):
-        grown += share[i][None] * jnp.expm1(mean[i] * width * nodes)
-        mass += weight[i] * phi(at - mean[i])
-    grown = jnp.log1p(grown)
-    sharp = width * (jnp.max(mean) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
+        growth += fraction[i][None] * jnp.expm1(mean[i] * width * nodes)
+        mass += weight[i] * phi(points - mean[i])
+    growth = jnp.log1p(growth)
+    relative_width = width * (
+        jnp.max(mean) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
+    )
     mass = width * _WEIGHTS * mass
     outside = weight[None] * ndtr(jnp.stack([mean - stop, start - mean]))
-    idle = ndtr(jnp.stack([-stop, start]))
-    outside = jnp.stack([jnp.sum(outside, axis=1), idle])
-    return divide_masses(loss, grown[:-1], grown[-1:], mass, outside, sharp)
+    centred = ndtr(jnp.stack([-stop, start]))
+    outside = jnp.stack([jnp.sum(outside, axis=1), centred])
+    return divide_masses(loss, growth[:-1], growth[-1:], mass, outside, relative_width)
 
 
 def mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
@@ -387,7 +407,7 @@ def mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
 
     About the mass `tail` is truncated at each end of the outcomes.
     """
-    return both_directions(mixture_cells(event, tail))
+    return end_losses(mixture_cells(event, tail))
 
 
 def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosses:
@@ -411,8 +431,10 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     # direction. The mass at a loss of zero is in place of the mass below the cells.
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))
     outside = jnp.stack([jnp.stack([cells.outside[0, 0], at_zero]), cells.outside[1]])
-    loss, log_mass, lost, error = both_directions(cells._replace(outside=outside))
-    return DiscreteLosses(loss.reshape(1, -1), log_mass.reshape(1, -1), lost[:1], error)
+    loss, log_mass, infinite_mass, error = end_losses(cells._replace(outside=outside))
+    return DiscreteLosses(
+        loss.reshape(1, -1), log_mass.reshape(1, -1), infinite_mass[:1], error
+    )
 
 
 def _stirling(n: jax.Array) -> jax.Array:
@@ -436,10 +458,10 @@ def _log_pmf(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
 
     def deviance(x: jax.Array, mean: jax.Array) -> jax.Array:
         # x log(x / mean) + mean − x. Near the mean, log1p avoids the cancellation.
-        off = (mean - x) / x
-        near = jnp.abs(off) < 0.5
-        ratio = jnp.log1p(jnp.where(near, off, 0.0))
-        return x * (off - jnp.where(near, ratio, jnp.log(mean / x)))
+        relative = (mean - x) / x
+        is_near = jnp.abs(relative) < 0.5
+        ratio = jnp.log1p(jnp.where(is_near, relative, 0.0))
+        return x * (relative - jnp.where(is_near, ratio, jnp.log(mean / x)))
 
     rest = n - k
     inner = rest > 0
@@ -463,12 +485,13 @@ def _small_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
         return (n - k) * jnp.log1p(-odds * jnp.expm1(-t)) - k * t
 
     def is_negligible(t: jax.Array) -> jax.Array:
-        return jax.lax.stop_gradient(exponent(t)) < -_VANISHED
+        return jax.lax.stop_gradient(exponent(t)) < -_NEGLIGIBLE
 
     # The upper limit of the integral only truncates it, so it has no derivative. The
-    # factor ((1 − q e⁻ᵗ) / (1 − q))^(n − k) is at most (1 − q)^(k − n), hence top.
-    top = jax.lax.stop_gradient((_VANISHED - (n - k) * jnp.log1p(-rate)) / k)
-    end = bisect(is_negligible, jnp.zeros_like(top), top, _HALVINGS)
+    # factor ((1 − q e⁻ᵗ) / (1 − q))^(n − k) is at most (1 − q)^(k − n), which
+    # determines upper_limit.
+    upper_limit = jax.lax.stop_gradient((_NEGLIGIBLE - (n - k) * jnp.log1p(-rate)) / k)
+    end = bisect(is_negligible, jnp.zeros_like(upper_limit), upper_limit, _HALVINGS)
     area = end * jnp.sum(_TAIL_WEIGHTS * jnp.exp(exponent(end * _TAIL_NODES)))
     return k * area * jnp.exp(_log_pmf(k, n, rate))
 
@@ -485,8 +508,11 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     # With X ~ Binomial(n, q), P[X < k] is P[n − X >= n − k + 1], and n − X is
     # Binomial(n, 1 − q). The integral gives the smaller of the two tails.
     rare = k >= (n + 1) * rate
-    least, share = jnp.where(rare, k, n - k + 1), jnp.where(rare, rate, 1 - rate)
-    tail = _small_tail(least, n, share)
+    tail_start, tail_rate = (
+        jnp.where(rare, k, n - k + 1),
+        jnp.where(rare, rate, 1 - rate),
+    )
+    tail = _small_tail(tail_start, n, tail_rate)
     tail = jnp.where(rare, tail, 1 - tail)
     return jnp.where(inside, tail, jnp.where(certain, 1.0, 0.0))
 
@@ -506,21 +532,21 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     reveals nothing about this example, and a step without overflow reveals at least as
     much. If max_batch_size is at least num_examples, p is 0.
     """
-    pair = poisson(event, tail)  # the losses without overflow
+    usual_losses = poisson(event, tail)  # the losses without overflow
     n, b = event.num_examples, event.max_batch_size
     mu, rate = 1 / event.noise_multiplier, event.sampling_rate
     full = upper_tail(b, n - 1, rate)
     # The probability that the example is in a batch that overflows. The margin exceeds
-    # the errors of both tails, so that the ratio both / full errs upwards as well.
-    both = upper_tail(b + 1, n, rate) * b / n * (1 + 4 * TAIL_ERROR)
+    # the errors of both tails, so that the ratio overflow / full errs upwards as well.
+    overflow = upper_tail(b + 1, n, rate) * b / n * (1 + 4 * TAIL_ERROR)
     # This probability may underflow, but it is zero only if all examples fit.
-    both = jnp.where(b < n, jnp.maximum(both, SMALL), 0.0)
-    rare = both <= tail
-    taken = jnp.clip(both / jnp.maximum(full, SMALL), SMALL, rate)
-    # In the rare case the second pair has no mass, and finite losses at the sampling
-    # rate.
-    moved = fixed_size(2 * mu, jnp.where(rare, rate, taken), tail)
-    usual = jnp.where(rare, 1.0, jnp.maximum(1 - full * (1 - TAIL_ERROR), SMALL))
+    overflow = jnp.where(b < n, jnp.maximum(overflow, SMALL), 0.0)
+    rare = overflow <= tail
+    conditional_rate = jnp.clip(overflow / jnp.maximum(full, SMALL), SMALL, rate)
+    # In the rare case full_losses get no mass, and are finite because they are computed
+    # at the sampling rate.
+    full_losses = fixed_size(2 * mu, jnp.where(rare, rate, conditional_rate), tail)
+    not_full = jnp.where(rare, 1.0, jnp.maximum(1 - full * (1 - TAIL_ERROR), SMALL))
     full = jnp.clip(full * (1 + TAIL_ERROR), SMALL, 1.0)
     log_full = jnp.where(rare, -jnp.inf, jnp.log(full))
 
@@ -529,10 +555,13 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
 
     # Each pair has its own relative error. The inversion weights masses by e^{λ loss},
     # which may favour the pair with less mass, so the larger error holds for both.
-    error = jnp.maximum(pair.error, jnp.where(rare, 0.0, moved.error))
+    error = jnp.maximum(usual_losses.error, jnp.where(rare, 0.0, full_losses.error))
     return DiscreteLosses(
-        join_columns(pair.loss, moved.loss),
-        join_columns(pair.log_mass + jnp.log(usual), moved.log_mass + log_full),
-        usual * pair.lost + jnp.where(rare, both, full * moved.lost),
+        join_columns(usual_losses.loss, full_losses.loss),
+        join_columns(
+            usual_losses.log_mass + jnp.log(not_full), full_losses.log_mass + log_full
+        ),
+        not_full * usual_losses.infinite_mass
+        + jnp.where(rare, overflow, full * full_losses.infinite_mass),
         error,
     )

@@ -51,15 +51,15 @@ class Cumulants(NamedTuple):
       log_mass: K(λ).
       mean: K′(λ), the mean of the tilted loss.
       variance: K″(λ), the variance of the tilted loss.
-      log_touched: the log of e^{K(λ)} Σ E[min(1, (1 + λ)|x|)]. The sum is over all
-        steps, and x is the tilted discrete loss of a step. Rounding errors are relative
-        to this number.
+      log_rounding_scale: the log of e^{K(λ)} Σ E[min(1, (1 + λ)|x|)]. The sum is over
+        all steps, and x is the tilted discrete loss of a step. Rounding errors are
+        relative to the number e^{log_rounding_scale}.
     """
 
     log_mass: jax.Array
     mean: jax.Array
     variance: jax.Array
-    log_touched: jax.Array
+    log_rounding_scale: jax.Array
 
 
 def log_markov(rate: jax.Array) -> jax.Array:
@@ -79,27 +79,30 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
     """
     rates = jnp.asarray(TILTS)
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
-    spread, touched = jnp.full_like(rates, variance), jnp.zeros_like(rates)
+    tilted_variance, rounding_scale = (
+        jnp.full_like(rates, variance),
+        jnp.zeros_like(rates),
+    )
     for losses, count in parts:
         # A row for each rate.
         rate, loss, mass = rates[:, None], losses.loss[None], losses.log_mass[None]
         # The tilted masses are computed once for all sums.
         exponent = mass + rate * loss
-        top = jnp.max(exponent, axis=1)
-        weight = jnp.exp(exponent - top[:, None])
+        max_exponent = jnp.max(exponent, axis=1)
+        weight = jnp.exp(exponent - max_exponent[:, None])
         total = jnp.sum(weight, axis=1)
-        weight, total = weight / total[:, None], jnp.log(total) + top
-        middle = jnp.sum(weight * loss, axis=1)
-        away = weight * jnp.minimum((1 + rate) * jnp.abs(loss), 1.0)
-        square = weight * (loss - middle[:, None]) ** 2
-        log_mass, mean = log_mass + count * total, mean + count * middle
-        spread = spread + count * jnp.sum(square, axis=1)
-        touched = touched + count * jnp.sum(away, axis=1)
-    log_touched = log_mass + jnp.log(jnp.maximum(touched, SMALL))
-    return Cumulants(log_mass, mean, spread, log_touched)
+        weight, total = weight / total[:, None], jnp.log(total) + max_exponent
+        step_mean = jnp.sum(weight * loss, axis=1)
+        deviation = weight * jnp.minimum((1 + rate) * jnp.abs(loss), 1.0)
+        square = weight * (loss - step_mean[:, None]) ** 2
+        log_mass, mean = log_mass + count * total, mean + count * step_mean
+        tilted_variance = tilted_variance + count * jnp.sum(square, axis=1)
+        rounding_scale = rounding_scale + count * jnp.sum(deviation, axis=1)
+    log_rounding_scale = log_mass + jnp.log(jnp.maximum(rounding_scale, SMALL))
+    return Cumulants(log_mass, mean, tilted_variance, log_rounding_scale)
 
 
-def _log_share(cumulants: Cumulants) -> jax.Array:
+def _log_expectation(cumulants: Cumulants) -> jax.Array:
     """An estimate of log E[e^{−λX} (1 − e^{−X})₊] for a Gaussian X, at each λ in TILTS.
 
     X has mean zero and the variance of the tilted loss (see `Cumulants`). With Mills'
@@ -107,8 +110,8 @@ def _log_share(cumulants: Cumulants) -> jax.Array:
     estimate replaces R(x) by 1 / (x + 0.8).
     """
     rates, deviation = jnp.asarray(TILTS), jnp.sqrt(cumulants.variance) + SMALL
-    share = (rates * deviation + 0.8) * ((1 + rates) * deviation + 0.8)
-    return jnp.log(deviation) - jnp.log(share) - LOG_SQRT_2PI
+    product = (rates * deviation + 0.8) * ((1 + rates) * deviation + 0.8)
+    return jnp.log(deviation) - jnp.log(product) - LOG_SQRT_2PI
 
 
 def _minimum(values: jax.Array) -> jax.Array:
@@ -138,11 +141,13 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     """
     log_mass, mean, variance, _ = cumulants
     rates, variance = jnp.asarray(TILTS), variance + SMALL
-    excess = log_mass - rates * mean + _log_share(cumulants) - log_delta
+    excess = log_mass - rates * mean + _log_expectation(cumulants) - log_delta
     # With u the distance of ε from the tilted mean, solve u²/2K″ + λu = excess.
     root = jnp.sqrt(jnp.maximum(rates * rates + 2 * excess / variance, 0.0))
-    (about,) = _values_at_minimum(jnp.abs(excess), mean + 2 * excess / (rates + root))
-    return jnp.clip(about, 0.0, markov_epsilon(cumulants, log_delta))
+    (estimate,) = _values_at_minimum(
+        jnp.abs(excess), mean + 2 * excess / (rates + root)
+    )
+    return jnp.clip(estimate, 0.0, markov_epsilon(cumulants, log_delta))
 
 
 def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
@@ -166,11 +171,11 @@ def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
     """
     log_mass, mean, variance, _ = cumulants
     rates = jnp.asarray(TILTS)
-    far = (epsilon - mean) ** 2 / (2 * (variance + SMALL))
-    about = log_mass - rates * epsilon - far + _log_share(cumulants)
+    penalty = (epsilon - mean) ** 2 / (2 * (variance + SMALL))
+    estimate = log_mass - rates * epsilon - penalty + _log_expectation(cumulants)
     markov = _minimum(log_mass + log_markov(rates) - rates * epsilon)
-    (about,) = _values_at_minimum(far, about)
-    return jnp.minimum(about, jnp.minimum(markov, 0.0))
+    (estimate,) = _values_at_minimum(penalty, estimate)
+    return jnp.minimum(estimate, jnp.minimum(markov, 0.0))
 
 
 def choose(
@@ -189,26 +194,29 @@ def choose(
     """
     rates, total = jnp.asarray(TILTS), cumulants.log_mass
     # −log of an error that is negligible, relative to e^K.
-    small = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)
+    negligible = _NEGLIGIBLE + jnp.maximum(total - rates * epsilon - log_delta, 0.0)
     # The terms at ε ± kL of Poisson's summation must be negligible. By Markov's
-    # inequality with rate λ′, terms beyond (K(λ′) − K(λ) + small) / (λ′ − λ) are
+    # inequality with rate λ′, terms beyond (K(λ′) − K(λ) + negligible) / (λ′ − λ) are
     # negligible, for λ′ on either side of λ. The period is the smallest such distance.
-    rise = total[None] - total[:, None] + small[:, None]
-    reach = rise / np.where(_GAPS == 0, 1.0, np.abs(_GAPS))
+    rise = total[None] - total[:, None] + negligible[:, None]
+    distance = rise / np.where(_GAPS == 0, 1.0, np.abs(_GAPS))
     above, below = (
-        jnp.min(jnp.where(side > 0, reach, jnp.inf), axis=1) for side in (_GAPS, -_GAPS)
+        jnp.min(jnp.where(side > 0, distance, jnp.inf), axis=1)
+        for side in (_GAPS, -_GAPS)
     )
-    below = jnp.minimum(below, (small - total) / rates)
+    below = jnp.minimum(below, (negligible - total) / rates)
     period = jnp.maximum(above - epsilon, below + epsilon) + 2 / rates
-    # The Gaussian variance that is needed multiplies the last term of the sum by
-    # e^{−small}, and δ by about e^{cost}. The cost counts at the rate that determines
-    # δ: λ, or the rate at which Markov's inequality is tightest (or tight enough).
-    needed = small * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
+    # The added variance multiplies the last term of the sum by e^{−negligible}, and δ
+    # by about e^{cost}. The cost counts at the rate that determines δ: λ, or the
+    # rate at which Markov's inequality is tightest (or tight enough).
+    added_variance = negligible * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
-    enough = exponent <= jnp.maximum(_minimum(exponent), log_delta)
-    steepest = jnp.maximum(rates, _minimum(jnp.where(enough, rates, jnp.inf)))
-    touched = jnp.exp(cumulants.log_touched - rates * epsilon - log_delta)
-    rounding = _ROUNDING / (1 + rates) * touched
-    cost = steepest * (1 + steepest) * needed + rounding
-    rate, period, needed = _values_at_minimum(cost, rates, period, needed)
-    return Tilt(rate, period, jnp.maximum(needed - variance, 0.0))
+    is_tight = exponent <= jnp.maximum(_minimum(exponent), log_delta)
+    steepest = jnp.maximum(rates, _minimum(jnp.where(is_tight, rates, jnp.inf)))
+    rounding_scale = jnp.exp(cumulants.log_rounding_scale - rates * epsilon - log_delta)
+    rounding = _ROUNDING / (1 + rates) * rounding_scale
+    cost = steepest * (1 + steepest) * added_variance + rounding
+    rate, period, added_variance = _values_at_minimum(
+        cost, rates, period, added_variance
+    )
+    return Tilt(rate, period, jnp.maximum(added_variance - variance, 0.0))

@@ -28,7 +28,7 @@ from dpjax._core.dtypes import at_least_float32
 from dpjax._core.typing import Arrays, DTypeLike
 from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.sites import (
-    KeptSite,
+    BlockSite,
     RuledSite,
     Site,
     Sources,
@@ -36,10 +36,10 @@ from dpjax.clipping._bookkeeping.analysis.sites import (
 )
 
 
-def _at_least(least: DTypeLike, dtype: DTypeLike) -> DTypeLike:
-    """The widest of the dtypes `least`, `dtype` and float32."""
+def _widest_dtype(minimum: DTypeLike, dtype: DTypeLike) -> DTypeLike:
+    """The widest of the dtypes `minimum`, `dtype` and float32."""
     # JAX does not promote 8-bit floats, nor, in strict mode, floats of two widths.
-    return np.promote_types(least, at_least_float32(dtype))
+    return np.promote_types(minimum, at_least_float32(dtype))
 
 
 class Member(NamedTuple):
@@ -49,12 +49,12 @@ class Member(NamedTuple):
     the example. The layout is the order of axes, the axes of size one, and the dtype.
 
     Attributes:
-      number: the operand's index among the component's operands.
+      operand_index: the operand's index among the component's operands.
       axes: for each axis of the operand, the corresponding axis of the root. The value
         -1 occurs only for axes of size one.
     """
 
-    number: int
+    operand_index: int
     axes: tuple[int, ...]
 
 
@@ -112,7 +112,7 @@ class Component(NamedTuple):
         return (
             self.roots is not None
             and all(len(root) == 1 for root in self.roots)
-            and all(isinstance(site, KeptSite) for site in self.sites)
+            and all(isinstance(site, BlockSite) for site in self.sites)
             and not any(loop.shared for site in self.sites for loop in site.loops)
         )
 
@@ -122,21 +122,21 @@ class Component(NamedTuple):
         return self.path.outvars == self.path.invars and len(self.leaves) == 1
 
     @property
-    def own_groups(self) -> tuple[int, ...]:
+    def distinct_groups(self) -> tuple[int, ...]:
         """The distinct clipping groups of the component's leaves.
 
-        A group is a set of leaves that are clipped together. The order is that of the
-        leaves.
+        A group is a set of leaves that are clipped together. The groups are in the
+        order of their first leaves.
         """
         return tuple(dict.fromkeys(self.groups))
 
     @property
-    def groups_of_own(self) -> tuple[int, ...]:
-        """For each leaf, the index of its clipping group in the tuple `own_groups`."""
-        return tuple(map(self.own_groups.index, self.groups))
+    def group_indices(self) -> tuple[int, ...]:
+        """For each leaf, the index of its clipping group in `distinct_groups`."""
+        return tuple(map(self.distinct_groups.index, self.groups))
 
     def forward(
-        self, others: Arrays, *, least: DTypeLike | None
+        self, others: Arrays, *, min_dtype: DTypeLike | None
     ) -> Callable[..., list[jax.Array]]:
         """Make the function that computes the operands from the leaves.
 
@@ -144,61 +144,63 @@ class Component(NamedTuple):
 
         Args:
           others: the values of the inputs of `path` that follow the leaves.
-          least: the dtype to which casts to narrower dtypes are widened; None to leave
-            casts unchanged.
+          min_dtype: the dtype to which casts to narrower dtypes are widened; None to
+            leave casts unchanged.
         """
         closed = jex.ClosedJaxpr(self.path, [])
 
         def operands(*leaves: jax.Array) -> list[jax.Array]:
-            return eqs.evaluate(closed, [*leaves, *others], apply)
+            return eqs.evaluate(closed, [*leaves, *others], evaluate_equation)
 
-        def apply(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
+        def evaluate_equation(eqn: jex.JaxprEqn, args: Arrays) -> list[jax.Array]:
             # A cast to bfloat16 would round its cotangents to bfloat16 as well.
-            if least is not None and eqn.primitive.name == "convert_element_type":
-                dtype = _at_least(least, eqs.aval(eqn.outvars[0]).dtype)
+            if min_dtype is not None and eqn.primitive.name == "convert_element_type":
+                dtype = _widest_dtype(min_dtype, eqs.aval(eqn.outvars[0]).dtype)
                 return [args[0].astype(dtype)]
             return eqs.bind(eqn, args)
 
         return operands
 
     def pull_back(
-        self, inputs: Arrays, cotangents: Arrays, least: DTypeLike = jnp.float32
+        self, inputs: Arrays, cotangents: Arrays, min_dtype: DTypeLike = jnp.float32
     ) -> list[jax.Array]:
         """The gradients of the leaves, given the gradients of the operands.
 
-        Operands are the values that `path` computes from the leaves. If `path` only
-        moves entries, the pull-back is computed in the dtype `least` or wider, even if
-        the path has casts to narrower dtypes.
+        Operands are the values that `path` computes from the leaves. If the component
+        has `roots`, the pull-back is computed in the dtype `min_dtype` or wider, even
+        if `path` has casts to narrower dtypes.
 
         Args:
           inputs: the values of all inputs of `path`, the leaves first.
           cotangents: the gradients of the operands.
-          least: float32 or float64.
+          min_dtype: float32 or float64.
         """
-        moves, count = self.roots is not None, len(self.leaves)
-        leaves = list(inputs[:count])
-        if moves:
-            leaves = [x.astype(_at_least(least, x.dtype)) for x in leaves]
+        has_roots, num_leaves = self.roots is not None, len(self.leaves)
+        leaves = list(inputs[:num_leaves])
+        if has_roots:
+            leaves = [x.astype(_widest_dtype(min_dtype, x.dtype)) for x in leaves]
         if self.is_leaf:
             (leaf,), (cotangent,) = leaves, cotangents
             return [cotangent.astype(leaf.dtype).reshape(leaf.shape)]
-        forward = self.forward(inputs[count:], least=least if moves else None)
+        forward = self.forward(
+            inputs[num_leaves:], min_dtype=min_dtype if has_roots else None
+        )
         outs, vjp = jax.vjp(forward, *leaves)
         # The vjp expects each cotangent in the dtype and shape of its output.
-        matched = [
+        cast_cotangents = [
             c.astype(o.dtype).reshape(o.shape)
             for c, o in zip(cotangents, outs, strict=True)
         ]
-        return list(vjp(matched))
+        return list(vjp(cast_cotangents))
 
-    def features(self) -> Hashable:
-        """A description for `Alike`, equal for components with the same computation.
+    def description(self) -> Hashable:
+        """A description that is equal for components with the same computation.
 
         The description does not depend on the names of variables.
         """
-        sites, path = tuple(site.features() for site in self.sites), self.path
-        computed = eqs.of_function(path.invars, path.eqns, path.outvars)
-        return sites, len(self.leaves), computed, self.groups_of_own, self.roots
+        sites, path = tuple(site.description() for site in self.sites), self.path
+        computed = eqs.describe_function(path.invars, path.eqns, path.outvars)
+        return sites, len(self.leaves), computed, self.group_indices, self.roots
 
 
 def components(
@@ -221,58 +223,72 @@ def components(
     made_by = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     sources = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars[: len(groups)])}
     for eqn in jaxpr.eqns:
-        reached = sources_of(eqn.invars, sources)
+        dependencies = sources_of(eqn.invars, sources)
         # Behind stop_gradient an operand does not depend on any leaf by a derivative.
-        if reached and eqn.primitive.name != "stop_gradient":
-            sources.update(dict.fromkeys(eqn.outvars, reached))
+        if dependencies and eqn.primitive.name != "stop_gradient":
+            sources.update(dict.fromkeys(eqn.outvars, dependencies))
 
-    groups_of_leaves = []
-    for leaves, members in _connected_components(
+    result = []
+    for leaves, operand_indices in _connected_components(
         [sources_of([v], sources) for v in jaxpr.outvars]
     ):
-        operands = [jaxpr.outvars[i] for i in members]
-        its_sites = tuple(sites[i] for i in members)
-        its_groups = tuple(groups[i] for i in leaves)
-        roots, reason = None, "tapped itself"
-        if not any(site.is_tapped_itself for site in its_sites):
-            roots, reason = _isometry(made_by, operands, sources)
+        operands = [jaxpr.outvars[i] for i in operand_indices]
+        component_sites = tuple(sites[i] for i in operand_indices)
+        component_groups = tuple(groups[i] for i in leaves)
+        roots, reason = None, "no rule"
+        if not any(site.has_operand_tap for site in component_sites):
+            roots, reason = _find_roots(made_by, operands, sources)
         # A norm at a root adds up entries of all leaves. So it cannot give a separate
         # norm for each of several groups.
-        if roots is not None and len(set(its_groups)) > 1:
+        if roots is not None and len(set(component_groups)) > 1:
             roots, reason = None, "leaves of several groups"
-        path = _path(jaxpr, made_by, [jaxpr.invars[i] for i in leaves], operands)
-        groups_of_leaves.append(
-            Component(leaves, members, its_sites, path, its_groups, roots, reason)
+        path = _extract_path(
+            jaxpr, made_by, [jaxpr.invars[i] for i in leaves], operands
         )
-    return groups_of_leaves
+        result.append(
+            Component(
+                leaves,
+                operand_indices,
+                component_sites,
+                path,
+                component_groups,
+                roots,
+                reason,
+            )
+        )
+    return result
 
 
 def _connected_components(
-    reached: Sequence[frozenset[int]],
+    leaves_of_operands: Sequence[frozenset[int]],
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The connected components of the graph whose edges join operands and leaves.
 
-    An operand is a value that is computed from parameter leaves. `reached` gives, for
-    each operand, the leaves on which the operand depends. A component in the result is
-    a pair: the indices of its leaves, and the indices of its operands.
+    An operand is a value that is computed from parameter leaves. `leaves_of_operands`
+    gives, for each operand, the leaves on which the operand depends. A component in the
+    result is a pair: the indices of its leaves, and the indices of its operands.
     """
     parts: list[tuple[frozenset[int], list[int]]] = []
-    for operand, leaves in enumerate(reached):
+    for operand, leaves in enumerate(leaves_of_operands):
         # The operand joins all components that share a leaf with it.
         joined = [part for part in parts if not leaves.isdisjoint(part[0])]
         parts = [part for part in parts if leaves.isdisjoint(part[0])]
-        members = [i for _, operands in joined for i in operands]
+        operand_indices = [i for _, operands in joined for i in operands]
         leaves = leaves.union(*(part[0] for part in joined))
-        parts.append((leaves, [*members, operand]))
-    by_first = sorted((sorted(members), sorted(leaves)) for leaves, members in parts)
-    return [(tuple(leaves), tuple(members)) for members, leaves in by_first]
+        parts.append((leaves, [*operand_indices, operand]))
+    pairs = sorted(
+        (sorted(operand_indices), sorted(leaves)) for leaves, operand_indices in parts
+    )
+    return [
+        (tuple(leaves), tuple(operand_indices)) for operand_indices, leaves in pairs
+    ]
 
 
 # For each computed variable, the index of its equation and the equation.
 Makers = Mapping[jex.Var, tuple[int, jex.JaxprEqn]]
 
 
-def _path(
+def _extract_path(
     jaxpr: jex.Jaxpr,
     made_by: Makers,
     leaves: Sequence[jex.Var],
@@ -287,67 +303,69 @@ def _path(
       leaves: the variables of the given leaves.
       operands: the variables of the given operands.
     """
-    pending, entering = list(operands), dict.fromkeys(leaves)
+    pending, inputs_in_order = list(operands), dict.fromkeys(leaves)
     eqns: dict[int, jex.JaxprEqn] = {}
     while pending:
         var = pending.pop()
         if var not in made_by:
-            entering[var] = None
+            inputs_in_order[var] = None
         elif made_by[var][0] not in eqns:
-            number, eqn = made_by[var]
-            eqns[number] = eqn
+            index, eqn = made_by[var]
+            eqns[index] = eqn
             pending.extend(v for v in eqn.invars if isinstance(v, jex.Var))
     ordered = [eqns[i] for i in sorted(eqns)]
-    inputs, outs = list(entering), list(operands)
+    inputs, outs = list(inputs_in_order), list(operands)
     return jaxpr.replace(constvars=[], invars=inputs, eqns=ordered, outvars=outs)
 
 
-def _isometry(
-    made_by: Makers, members: Sequence[jex.Var], sources: Sources
+def _find_roots(
+    made_by: Makers, operands: Sequence[jex.Var], sources: Sources
 ) -> tuple[tuple[Root, ...] | None, str]:
     # First find each operand's root: go back through the equations that only change the
     # layout. Then go from the roots back to the leaves, and check that the equations
     # only move entries, and that no entry is used twice.
-    def maker(var: jex.Var) -> jex.JaxprEqn | None:
+    def defining_eqn(var: jex.Var) -> jex.JaxprEqn | None:
         return made_by[var][1] if var in made_by else None
 
     roots: dict[Hashable, tuple[jex.Var, list[Member]]] = {}
-    for i, member in enumerate(members):
-        var = member
+    for i, operand in enumerate(operands):
+        var = operand
         axes = tuple(range(eqs.aval(var).ndim))
-        eqn = maker(var)
-        while eqn is not None and (back := _axis_map(eqn)) is not None:
-            axes = tuple(back[a] if a >= 0 else -1 for a in axes)
+        eqn = defining_eqn(var)
+        while eqn is not None and (input_axes := _axis_map(eqn)) is not None:
+            axes = tuple(input_axes[a] if a >= 0 else -1 for a in axes)
             # The input depends on a leaf, so that it is a variable and not a literal.
             var = cast(jex.Var, eqn.invars[0])
-            eqn = maker(var)
+            eqn = defining_eqn(var)
         # Two equations that slice the same part of an array have the same root.
-        name = var if eqn is None else _name_of_part(eqn, var)
+        name = var if eqn is None else _slice_key(eqn, var)
         roots.setdefault(name, (var, []))[1].append(Member(i, axes))
 
-    pending: list[tuple[jex.Var, Part | None]] = [(r[0], None) for r in roots.values()]
-    uses: dict[jex.Var, list[Part | None]] = {}
+    pending: list[tuple[jex.Var, Region | None]] = [
+        (r[0], None) for r in roots.values()
+    ]
+    uses: dict[jex.Var, list[Region | None]] = {}
     while pending:
-        var, part = pending.pop()
-        if any(_overlap(part, other) for other in uses.get(var, ())):
+        var, region = pending.pop()
+        if any(_regions_overlap(region, other) for other in uses.get(var, ())):
             return None, "used in several forms"
-        uses.setdefault(var, []).append(part)
-        eqn = maker(var)
+        uses.setdefault(var, []).append(region)
+        eqn = defining_eqn(var)
         # The equation of a variable is visited once, at the variable's first use.
         if eqn is None or len(uses[var]) > 1:
             continue
         from_leaves = all(sources_of([v], sources) for v in eqn.invars)
         if not _moves_entries(eqn) or not from_leaves:
             return None, f"made by {eqn.primitive.name}"
-        pending.extend((cast(jex.Var, v), _part(eqn, var)) for v in eqn.invars)
-    return tuple(tuple(own) for _, own in roots.values()), ""
+        pending.extend((cast(jex.Var, v), _source_region(eqn, var)) for v in eqn.invars)
+    return tuple(tuple(root) for _, root in roots.values()), ""
 
 
-# A part of an array: for each axis, the start and the end of the part.
-Part = tuple[tuple[int, int], ...]
+# A region of an array: for each axis, the start and the end of the region.
+Region = tuple[tuple[int, int], ...]
 
 
-def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
+def _source_region(eqn: jex.JaxprEqn, out: jex.Var) -> Region | None:
     """The region of an equation's first input that contains the entries of an output.
 
     The region is None, which stands for the whole input, unless the equation is a slice
@@ -359,23 +377,23 @@ def _part(eqn: jex.JaxprEqn, out: jex.Var) -> Part | None:
         return tuple(zip(starts, limits, strict=True))
     if eqn.primitive.name == "split":
         sizes, axis = eqn.params["sizes"], eqn.params["axis"]
-        place = eqn.outvars.index(out)
-        start = sum(sizes[:place])
-        whole = [(0, n) for n in shape]
-        whole[axis] = (int(start), int(start + sizes[place]))
-        return tuple(whole)
+        position = eqn.outvars.index(out)
+        start = sum(sizes[:position])
+        region = [(0, n) for n in shape]
+        region[axis] = (int(start), int(start + sizes[position]))
+        return tuple(region)
     return None
 
 
-def _name_of_part(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
+def _slice_key(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
     """A name for an equation's output, equal for equal slices of the same variable."""
-    if (part := _part(eqn, out)) is None:
+    if (region := _source_region(eqn, out)) is None:
         return out
-    strides = eqn.params.get("strides") or (1,) * len(part)
-    return eqn.invars[0], part, tuple(strides)
+    strides = eqn.params.get("strides") or (1,) * len(region)
+    return eqn.invars[0], region, tuple(strides)
 
 
-def _overlap(one: Part | None, other: Part | None) -> bool:
+def _regions_overlap(one: Region | None, other: Region | None) -> bool:
     # None stands for the whole array, which overlaps with every part.
     if one is None or other is None:
         return True
@@ -407,16 +425,18 @@ def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     if name == "transpose":
         return tuple(eqn.params["permutation"])
     if name == "broadcast_in_dim" and math.prod(before.shape) == after.size:
-        places = eqn.params["broadcast_dimensions"]
-        return tuple(places.index(i) if i in places else -1 for i in range(after.ndim))
+        output_axes = eqn.params["broadcast_dimensions"]
+        return tuple(
+            output_axes.index(i) if i in output_axes else -1 for i in range(after.ndim)
+        )
     if name in {"reshape", "squeeze"}:
         if name == "reshape" and eqn.params.get("dimensions") is not None:
             return None
         # A reshape that only adds or removes axes of size one preserves the order of
         # entries along the other axes.
-        kept = [i for i, n in enumerate(before.shape) if n != 1]
-        if [before.shape[i] for i in kept] != [n for n in after.shape if n != 1]:
+        long_axes = [i for i, n in enumerate(before.shape) if n != 1]
+        if [before.shape[i] for i in long_axes] != [n for n in after.shape if n != 1]:
             return None
-        remaining = iter(kept)
+        remaining = iter(long_axes)
         return tuple(-1 if n == 1 else next(remaining) for n in after.shape)
     return None

@@ -18,24 +18,24 @@ from dpjax._core.typing import Arrays, Engine
 from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.components import Component, Root, components
 from dpjax.clipping._bookkeeping.analysis.sites import (
-    KeptSite,
+    BlockSite,
     RuledSite,
     Scope,
     Site,
     analyse,
     operands,
 )
-from dpjax.clipping._bookkeeping.factors import MOST_ROWS, Size
+from dpjax.clipping._bookkeeping.factors import MAX_ROWS, Size
 from dpjax.clipping._bookkeeping.rules import Layout
 from dpjax.clipping._bookkeeping.tracing import inline
 
 # Reading or writing a number takes as long as this many multiplications, as measured on
 # CPUs. Data sheets of NVIDIA GPUs imply 20 to 40. With 20 to 40, few layers would get
 # another form, since for most layers the memory determines the form.
-_TRAFFIC = 16
+_ACCESS_COST = 16
 # Where per-example gradients are cheaper to compute than rows, the gradients may take
 # up to this many times the memory of the rows.
-_ROOM = 2
+_MAX_MEMORY_RATIO = 2
 
 
 class Form(NamedTuple):
@@ -73,8 +73,8 @@ class Plan(NamedTuple):
       from_leaves: the jaxpr that computes the sites' operands from the batch-invariant
         inputs. The first inputs are the parameter leaves.
       num_leaves: the number of parameter leaves.
-      components: sets of leaves and operands. A set has the operands that are computed
-        from its leaves.
+      components: the components, which are sets of leaves with the operands that are
+        computed from these leaves.
       forms: for each component, how the norms of its gradients are computed.
       blocks: the rematerialised blocks that stay checkpointed. The key of a block is
         the first site at the block's equation.
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
     num_leaves: int
     components: list[Component]
     forms: list[Form]
-    blocks: dict[KeptSite, "Block"]
+    blocks: dict[BlockSite, "Block"]
 
     @property
     def automatic(self) -> Engine:
@@ -125,14 +125,14 @@ class Plan(NamedTuple):
         inside = (block.plan.num_row_entries for block in self.blocks.values())
         return outside + max(inside, default=0)
 
-    def inputs(self, known: Arrays) -> list[list[jax.Array]]:
+    def inputs(self, invariants: Arrays) -> list[list[jax.Array]]:
         """For each component, the values of the inputs of its `path`.
 
         Args:
-          known: the batch-invariant inputs, which depend on no example, parameter
+          invariants: the batch-invariant inputs, which depend on no example, parameter
             leaves first. A whole loss has no batch-invariant inputs except the leaves.
         """
-        values = eqs.values_of_inputs(self.from_leaves, known)
+        values = eqs.values_of_inputs(self.from_leaves, invariants)
         return [[values[v] for v in c.path.invars] for c in self.components]
 
 
@@ -149,9 +149,9 @@ class Block:
       plan: the analysis of the function.
       order: for each input of the function, its index among the inputs of the block's
         equation.
-      num_known: the number of inputs that depend on no example, which include the
+      num_invariant: the number of inputs that depend on no example, which include the
         leaves.
-      of_leaves: for each leaf, the index of its clipping group in `groups`.
+      group_indices: for each leaf, the index of its clipping group in `groups`.
       groups: the numbers that the distinct clipping groups of the leaves have in the
         plan of the loss around the block.
       outputs: the indices of the block's outputs that are differentiated.
@@ -159,25 +159,25 @@ class Block:
 
     plan: Plan
     order: tuple[int, ...]
-    num_known: int
-    of_leaves: tuple[int, ...]
+    num_invariant: int
+    group_indices: tuple[int, ...]
     groups: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def features(self) -> Hashable:
+    def description(self) -> Hashable:
         """A hashable description, equal for blocks that compute the same function."""
         jaxpr, consts = self.plan.scope.closed.jaxpr, self.plan.scope.closed.consts
         inputs = (*jaxpr.constvars, *jaxpr.invars)
-        computed = eqs.of_function(inputs, jaxpr.eqns, jaxpr.outvars)
-        where = self.num_known, self.of_leaves, self.outputs
-        return computed, tuple(map(id, consts)), where
+        computed = eqs.describe_function(inputs, jaxpr.eqns, jaxpr.outvars)
+        interface = self.num_invariant, self.group_indices, self.outputs
+        return computed, tuple(map(id, consts)), interface
 
 
 def plan(
     closed: jex.ClosedJaxpr,
     groups: Sequence[int],
     *,
-    num_known: int | None = None,
+    num_invariant: int | None = None,
     outputs: Sequence[int] = (0,),
     keep_blocks: bool = False,
 ) -> Plan:
@@ -187,72 +187,87 @@ def plan(
       closed: the loss's jaxpr, as returned by `trace`.
       groups: for each parameter leaf, the index of its group. The leaves of a group are
         clipped together. The parameter leaves are the jaxpr's first inputs.
-      num_known: the number of inputs that depend on no example. These inputs come
+      num_invariant: the number of inputs that depend on no example. These inputs come
         first. None if only the parameter leaves depend on no example.
       outputs: the indices of the outputs that are differentiated.
       keep_blocks: whether a rematerialised block stays checkpointed if
         `Component.is_in_blocks` holds for its parameter leaves.
     """
-    num_known = len(groups) if num_known is None else num_known
+    num_invariant = len(groups) if num_invariant is None else num_invariant
     inputs = range(len(closed.in_avals))
-    known = [i < num_known for i in inputs]
+    invariant = [i < num_invariant for i in inputs]
     parametric = [i < len(groups) for i in inputs]
-    steps = [frozenset() if on else None for on in known]
+    varying_scans = [frozenset() if on else None for on in invariant]
     # Operands do not depend on the examples. None stands for each leaf of the example.
-    given = [x if on else None for x, on in zip(closed.in_avals, known, strict=True)]
-    opened: set[int] = set()
+    operand_inputs = [
+        x if on else None for x, on in zip(closed.in_avals, invariant, strict=True)
+    ]
+    inlined_ids: set[int] = set()
 
-    def keeps_block(eqn: jex.JaxprEqn) -> bool:
-        return keep_blocks and id(eqn.params["jaxpr"]) not in opened
+    def stays_checkpointed(eqn: jex.JaxprEqn) -> bool:
+        return keep_blocks and id(eqn.params["jaxpr"]) not in inlined_ids
 
     # A block is inlined if its leaves also enter another part of the loss, because the
     # block's squared norms would miss cross terms. Afterwards, another block may share
     # leaves with the inlined equations. So the analysis is repeated.
     while True:
-        flat = inline(closed, known, parametric, keeps_block)
-        scope, _ = analyse(flat, steps, parametric, outputs=outputs, kept=keeps_block)
+        flat = inline(closed, invariant, parametric, stays_checkpointed)
+        scope, _ = analyse(
+            flat,
+            varying_scans,
+            parametric,
+            outputs=outputs,
+            stays_checkpointed=stays_checkpointed,
+        )
         sites = scope.all_sites()
-        from_leaves = jax.make_jaxpr(functools.partial(operands, scope))(given)
+        from_leaves = jax.make_jaxpr(functools.partial(operands, scope))(operand_inputs)
         parts = components(from_leaves, sites, groups)
         shared = {
             id(site.eqn.params["jaxpr"])
             for component in parts
             for site in component.sites
-            if isinstance(site, KeptSite) and not component.is_in_blocks
+            if isinstance(site, BlockSite) and not component.is_in_blocks
         }
         if not shared:
             break
-        opened |= shared
-    forms, blocks = [_form(component) for component in parts], _blocks(sites, parts)
+        inlined_ids |= shared
+    forms, blocks = (
+        [_choose_form(component) for component in parts],
+        _analyse_blocks(sites, parts),
+    )
     return Plan(scope, sites, from_leaves, len(groups), parts, forms, blocks)
 
 
-def _blocks(sites: Sequence[Site], parts: Sequence[Component]) -> dict[KeptSite, Block]:
+def _analyse_blocks(
+    sites: Sequence[Site], parts: Sequence[Component]
+) -> dict[BlockSite, Block]:
     """The checkpointed blocks of a loss.
 
-    A site of a block is one of the block's inputs, computed from parameters alone. The
-    key of each block is the block's first site. Blocks that differ only in the names of
-    variables share one analysis.
+    A site of a block is an input of the block that is computed from parameters alone.
+    The key of each block is the block's first site. Blocks that differ only in the
+    names of variables share one analysis.
 
     Args:
       sites: the sites of the loss, including those of blocks.
       parts: the components of the loss.
     """
-    group = {site: c.groups[0] for c in parts for site in c.sites}
-    kept = [site for site in sites if isinstance(site, KeptSite)]
-    blocks: dict[KeptSite, Block] = {}
-    made: dict[Hashable, Block] = {}
-    for _, together in itertools.groupby(kept, key=lambda site: id(site.eqn)):
-        own = list(together)
-        groups = tuple(group[site] for site in own)
-        features = (*(site.features() for site in own), groups)
-        if features not in made:
-            made[features] = _block(own, groups)
-        blocks[own[0]] = made[features]
+    group_of_site = {site: c.groups[0] for c in parts for site in c.sites}
+    block_sites = [site for site in sites if isinstance(site, BlockSite)]
+    blocks: dict[BlockSite, Block] = {}
+    analysed: dict[Hashable, Block] = {}
+    for _, sites_of_block in itertools.groupby(
+        block_sites, key=lambda site: id(site.eqn)
+    ):
+        own_sites = list(sites_of_block)
+        groups = tuple(group_of_site[site] for site in own_sites)
+        description = (*(site.description() for site in own_sites), groups)
+        if description not in analysed:
+            analysed[description] = _analyse_block(own_sites, groups)
+        blocks[own_sites[0]] = analysed[description]
     return blocks
 
 
-def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
+def _analyse_block(sites: Sequence[BlockSite], groups: Sequence[int]) -> Block:
     """Analyse one checkpointed block.
 
     Args:
@@ -261,27 +276,29 @@ def _block(sites: Sequence[KeptSite], groups: Sequence[int]) -> Block:
       groups: for each site, the number of the clipping group of the parameter leaves
         from which the site's input is computed.
     """
-    eqn, known = sites[0].eqn, sites[0].known
+    eqn, invariant = sites[0].eqn, sites[0].invariant
     leaves = [site.position for site in sites]
-    places = range(len(known))
-    others = [i for i in places if known[i] and i not in leaves]
-    order = (*leaves, *others, *(i for i in places if not known[i]))
+    positions = range(len(invariant))
+    others = [i for i in positions if invariant[i] and i not in leaves]
+    order = (*leaves, *others, *(i for i in positions if not invariant[i]))
     body = eqn.params["jaxpr"]
     closed = jex.ClosedJaxpr(body.replace(invars=[body.invars[i] for i in order]), [])
-    own = tuple(dict.fromkeys(groups))
-    of_leaves = tuple(map(own.index, groups))
-    num_known = len(leaves) + len(others)
+    distinct_groups = tuple(dict.fromkeys(groups))
+    group_indices = tuple(map(distinct_groups.index, groups))
+    num_invariant = len(leaves) + len(others)
     analysed = plan(
         closed,
-        of_leaves,
-        num_known=num_known,
+        group_indices,
+        num_invariant=num_invariant,
         outputs=sites[0].outputs,
         keep_blocks=True,
     )
-    return Block(analysed, order, num_known, of_leaves, own, sites[0].outputs)
+    return Block(
+        analysed, order, num_invariant, group_indices, distinct_groups, sites[0].outputs
+    )
 
 
-class Matched(NamedTuple):
+class MatchedSite(NamedTuple):
     """A site whose gradient can be added to the gradients of other sites.
 
     A site is an equation that combines a value computed from parameters with the
@@ -289,39 +306,40 @@ class Matched(NamedTuple):
     sites use the same array, or its transpose.
 
     Attributes:
-      member: the index of the site in `Component.sites`.
+      site_index: the index of the site in `Component.sites`.
       site: the site.
       swapped: whether left and right rows must be exchanged before the addition,
         because the site uses the transpose. Rows of a lookup are never exchanged.
     """
 
-    member: int
+    site_index: int
     site: RuledSite
     swapped: bool
 
 
-def match_sites(component: Component) -> list[list[Matched]] | None:
+def match_sites(component: Component) -> list[list[MatchedSite]] | None:
     """Group a component's sites by the array that they use.
 
     A site is an equation that combines a value computed from parameter leaves with the
-    example. Sites are in one group if their values have the same root, which is an
-    array that equals the values except for the order of axes. The gradients of one
-    group's sites can then be added as one list of rows. The result is None if the
-    component has no roots, or if the rows of some group cannot be combined.
+    example. Sites are in one group if their values have the same root: an array that
+    equals each of these values except for the order of axes, axes of size one, and the
+    dtype. The gradients of one group's sites can then be added as one list of rows. The
+    result is None if the component has no roots, or if the rows of some group cannot be
+    combined.
     """
     # A component that has roots has at least one root.
     matches = [_match_root(component, root) for root in component.roots or ()]
-    whole = [sites for sites in matches if sites is not None]
-    return whole if whole and len(whole) == len(matches) else None
+    combinable = [sites for sites in matches if sites is not None]
+    return combinable if combinable and len(combinable) == len(matches) else None
 
 
-def _match_root(component: Component, root: Root) -> list[Matched] | None:
+def _match_root(component: Component, root: Root) -> list[MatchedSite] | None:
     matches, layouts = [], []
-    for member, axes in root:
-        site = component.sites[member]
+    for site_index, axes in root:
+        site = component.sites[site_index]
         if not isinstance(site, RuledSite):
             return None
-        matches.append(Matched(member, site, False))
+        matches.append(MatchedSite(site_index, site, False))
         groups, left, right = _root_layout(site, axes)
         layouts.append(((groups, site.size.groups), left, right))
     lookups = [m.site.size.one_hot for m in matches]
@@ -337,9 +355,9 @@ def _match_root(component: Component, root: Root) -> list[Matched] | None:
 def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     """The `Layout` of a root, without axes of size one.
 
-    The root equals the operand of `site` except for the order of axes. `axes` has, for
-    each axis of the operand, the axis of the root. The site's rule has the `Layout` of
-    the operand.
+    The root equals the operand of `site` except for the order of axes, axes of size
+    one, and the dtype. `axes` has, for each axis of the operand, the axis of the root.
+    The site's rule has the `Layout` of the operand.
     """
     # If an operand differs between iterations, the axes of the iterations come first.
     stacked = sum(not loop.shared for loop in site.loops)
@@ -350,37 +368,39 @@ def _root_layout(site: RuledSite, axes: Sequence[int]) -> Layout:
     return Layout((*axes[:stacked], *groups), left, right)
 
 
-def _form(component: Component) -> Form:
+def _choose_form(component: Component) -> Form:
     leaves = component.path.invars[: len(component.leaves)]
-    numbers = sum(eqs.aval(v).size for v in leaves)
+    num_entries = sum(eqs.aval(v).size for v in leaves)
     ruled = [site.size for site in component.ruled_sites]
-    products = sum(map(_products, ruled))
+    products = sum(map(_gradient_cost, ruled))
     # A gradient is written once, and read for the norm and for the sum.
-    gradients = products + 3 * _TRAFFIC * numbers
+    gradients = products + 3 * _ACCESS_COST * num_entries
     if (roots := match_sites(component)) is None:
         return Form(False, gradients, gradients)
     stored = sum(size.entries for size in ruled)
     sizes = [[m.site.size for m in root] for root in roots]
-    pairs = products + sum(map(_pairs, sizes))
+    pairs = products + sum(map(_rows_cost, sizes))
     # Rows must need less memory, and must be cheaper or save much memory.
-    gram = stored < numbers and (pairs < gradients or numbers > _ROOM * stored)
-    # With more than MOST_ROWS rows, the bound on rounding errors would inflate norms.
-    gram = gram and sum(s.rows for s in ruled) <= MOST_ROWS
+    gram = stored < num_entries and (
+        pairs < gradients or num_entries > _MAX_MEMORY_RATIO * stored
+    )
+    # With more than MAX_ROWS rows, the bound on rounding errors would inflate norms.
+    gram = gram and sum(s.rows for s in ruled) <= MAX_ROWS
     return Form(gram, pairs if gram else gradients, gradients)
 
 
-def _products(size: Size) -> int:
+def _gradient_cost(size: Size) -> int:
     """The number of multiplications to form one example's gradient at one equation.
 
     The gradient is a sum of outer products of rows. `size` has the sizes of the rows.
     """
     # One-hot rows need no multiplication. But each right row is added to a row of a
     # table, and the time to read and write these numbers is converted.
-    added = _TRAFFIC if size.one_hot else size.left
-    return size.groups * size.rows * size.right * added
+    cost_per_entry = _ACCESS_COST if size.one_hot else size.left
+    return size.groups * size.rows * size.right * cost_per_entry
 
 
-def _pairs(sizes: Sequence[Size]) -> int:
+def _rows_cost(sizes: Sequence[Size]) -> int:
     """The cost of one example's gradient norm from rows, in multiplications.
 
     The gradient of one array, which several equations use, is a sum of outer products
@@ -388,7 +408,7 @@ def _pairs(sizes: Sequence[Size]) -> int:
     inner products of all pairs of rows. But one-hot rows are added up by position, and
     the time to read and write them is converted to multiplications.
     """
-    total = sum(2 * _products(one) for one in sizes if one.one_hot)
+    total = sum(2 * _gradient_cost(one) for one in sizes if one.one_hot)
     for one, other in itertools.product(sizes, repeat=2):
         # Two sites with one-hot rows need no inner products: the rows of both sites are
         # added to one table.
@@ -409,11 +429,13 @@ class Row(NamedTuple):
       norm: the source of the norms: "rows" of activations and cotangents; "gradients"
         of each example; or "none" if the loss has no derivative by the parameter.
       cost: the estimated cost of the norms and the sum, in multiplications per example.
-        If parameters are combined before they meet the example, then each of their rows
-        has the cost for all of them together.
+        If several parameters are combined before they meet the example, then the `Row`
+        of each parameter has the cost for all these parameters together.
       vmap_cost: the estimated cost of engine="vmap", in the same unit.
-      why: the reason for forming per-example gradients; empty if the norms come from
-        rows.
+      why: the reason for forming per-example gradients; empty if `norm` is "rows" or
+        "none". The reason "cheaper than rows" is also given if rows need as much memory
+        as a gradient or more, if there are more than 65,536 rows, or if the rows of
+        several equations cannot be combined.
     """
 
     parameter: str

@@ -1,7 +1,7 @@
 """Find the sites of a loss: the equations that combine parameters with the example.
 
 A value is *batch-invariant* when it depends on no example; the code calls such values
-known. Inside scans a batch-invariant value may still differ between iterations. A
+invariant. Inside scans a batch-invariant value may still differ between iterations. A
 *site* is an equation with two kinds of input: the *operand*, a batch-invariant value
 that depends on a parameter, and a value that depends on the example.
 
@@ -56,7 +56,7 @@ class Site:
     differentiated output of a jaxpr (`Scope.outputs`). A tap, an array of zeros, is
     added to the operand, and the loss is differentiated with respect to the tap. The
     tap's cotangent is the operand's per-example gradient. For the subclasses
-    `RuledSite` and `KeptSite`, the gradient is computed in other ways.
+    `RuledSite` and `BlockSite`, the gradient is computed in other ways.
 
     Attributes:
       operand: the operand's variable.
@@ -64,7 +64,7 @@ class Site:
         outputs if the operand is an output.
       loops: the scans around the equation, the outermost first.
       name: the primitive of the equation, with the name of its `Rule` if it has one;
-        "carry" if the operand is an output of the jaxpr.
+        "output" if the operand is an output of the jaxpr.
     """
 
     operand: jex.Var
@@ -73,16 +73,16 @@ class Site:
     name: str
 
     @property
-    def is_tapped_itself(self) -> bool:
+    def has_operand_tap(self) -> bool:
         """Whether the tap is added to the operand itself.
 
         The operand is the value computed from parameters alone. The tap is an array of
         zeros. If the tap is added to the operand, the tap's cotangent is the operand's
         per-example gradient.
         """
-        return not isinstance(self, RuledSite | KeptSite)
+        return not isinstance(self, RuledSite | BlockSite)
 
-    def features(self) -> Hashable:
+    def description(self) -> Hashable:
         """A hashable description of the operand's type and of all scans around it."""
         return self.loops, eqs.aval(self.operand)
 
@@ -115,14 +115,14 @@ class RuledSite(Site):
         separate = math.prod(loop.length for loop in self.loops if not loop.shared)
         return size._replace(groups=size.groups * separate, rows=size.rows * shared)
 
-    def features(self) -> Hashable:
+    def description(self) -> Hashable:
         """A hashable description of the equation, its rule and the scans around it."""
         rule = self.rule
-        return self.position, self.loops, rule.name, eqs.of_equation(rule.eqn)
+        return self.position, self.loops, rule.name, eqs.describe_equation(rule.eqn)
 
 
 @dataclasses.dataclass(eq=False)
-class KeptSite(Site):
+class BlockSite(Site):
     """An input of a rematerialised block that stays checkpointed.
 
     The input is an operand: a value computed from parameters alone. The engine
@@ -133,23 +133,23 @@ class KeptSite(Site):
 
     Attributes:
       eqn: the block's equation.
-      known: for each of the equation's inputs, whether it depends on no example.
+      invariant: for each of the equation's inputs, whether it depends on no example.
       outputs: the indices of the block's outputs that are differentiated.
     """
 
     eqn: jex.JaxprEqn
-    known: tuple[bool, ...]
+    invariant: tuple[bool, ...]
     outputs: tuple[int, ...]
 
-    def features(self) -> Hashable:
+    def description(self) -> Hashable:
         """A hashable description of the block's equation and of its use in the loss."""
-        block = eqs.of_equation(self.eqn)
-        return self.position, self.known, self.loops, self.outputs, block
+        block = eqs.describe_equation(self.eqn)
+        return self.position, self.invariant, self.loops, self.outputs, block
 
 
 Sources = Mapping[jex.Var, frozenset[int]]
 # A function that says whether a rematerialised block stays checkpointed.
-Kept = Callable[[jex.JaxprEqn], bool]
+StaysCheckpointed = Callable[[jex.JaxprEqn], bool]
 
 
 @dataclasses.dataclass(eq=False)
@@ -161,9 +161,9 @@ class Scope:
 
     Attributes:
       closed: the jaxpr.
-      steps: for every variable that depends on no example, the scans in which the
-        variable changes from iteration to iteration. A scan is given by its depth; the
-        outermost scan has depth 0.
+      varying_scans: for every variable that depends on no example, the scans in which
+        the variable changes from iteration to iteration. A scan is given by its depth;
+        the outermost scan has depth 0.
       sites: for each equation, its sites in the order of the operands among the inputs.
       scans: for each scan with sites in its body, the scope of the body. The key is the
         index of the scan's equation.
@@ -172,29 +172,29 @@ class Scope:
     """
 
     closed: jex.ClosedJaxpr
-    steps: dict[jex.Var, frozenset[int]]
+    varying_scans: dict[jex.Var, frozenset[int]]
     sites: list[list[Site]]
     scans: dict[int, "Scope"] = dataclasses.field(default_factory=dict)
     outputs: list[Site] = dataclasses.field(default_factory=list)
 
-    def steps_of(self, *atoms: Atom) -> frozenset[int] | None:
+    def varying_scans_of(self, *atoms: Atom) -> frozenset[int] | None:
         """The scans in which at least one of the atoms changes between iterations.
 
         Atoms are variables and literals. A scan is given by its depth. The result is
         None if an atom depends on an example.
         """
         variables = [v for v in atoms if isinstance(v, jex.Var)]
-        if not all(v in self.steps for v in variables):
+        if not all(v in self.varying_scans for v in variables):
             return None
-        return frozenset().union(*(self.steps[v] for v in variables))
+        return frozenset().union(*(self.varying_scans[v] for v in variables))
 
-    def block_sites(self, index: int) -> list[KeptSite]:
+    def block_sites(self, index: int) -> list[BlockSite]:
         """The sites of the checkpointed block at the equation with the given index.
 
         Each site is one input of the block that is computed from parameters alone. The
         list is empty if the equation is not a block that stays checkpointed.
         """
-        return [site for site in self.sites[index] if isinstance(site, KeptSite)]
+        return [site for site in self.sites[index] if isinstance(site, BlockSite)]
 
     def all_sites(self) -> list[Site]:
         """All sites of the jaxpr, including the sites in the bodies of scans.
@@ -202,8 +202,8 @@ class Scope:
         `run` expects taps in the same order.
         """
         sites: list[Site] = []
-        for index, own in enumerate(self.sites):
-            sites += own
+        for index, eqn_sites in enumerate(self.sites):
+            sites += eqn_sites
             if index in self.scans:
                 sites += self.scans[index].all_sites()
         return [*sites, *self.outputs]
@@ -211,12 +211,12 @@ class Scope:
 
 def analyse(
     closed: jex.ClosedJaxpr,
-    steps: Sequence[frozenset[int] | None],
+    varying_scans: Sequence[frozenset[int] | None],
     differentiable: Sequence[bool],
     *,
     lengths: tuple[int, ...] = (),
     outputs: Sequence[int],
-    kept: Kept,
+    stays_checkpointed: StaysCheckpointed,
 ) -> tuple[Scope, dict[Site, frozenset[int]]]:
     """Find the sites of a jaxpr.
 
@@ -225,16 +225,17 @@ def analyse(
 
     Args:
       closed: the jaxpr, in which calls that parameters enter are inlined.
-      steps: for each input, the scans in which it changes from iteration to iteration,
-        or None if it depends on an example.
+      varying_scans: for each input, the scans in which it changes from iteration to
+        iteration, or None if it depends on an example.
       differentiable: for each input, whether it has a derivative by a parameter and
         depends on no example.
       lengths: the lengths of the scans around the jaxpr, the outermost first.
       outputs: the indices of the outputs that are differentiated. An equation on which
         none of these outputs depends has no site. If such an output is computed from
         parameters alone, it is itself a site.
-      kept: a function that says whether a rematerialised block inside a scan stays
-        checkpointed. Outside scans, all other blocks are already inlined.
+      stays_checkpointed: a function that says whether a rematerialised block inside a
+        scan stays checkpointed. Outside scans, the blocks that do not stay checkpointed
+        are already inlined.
 
     Returns:
       The jaxpr with its sites. For each site, including sites in scans, the indices of
@@ -247,8 +248,8 @@ def analyse(
     sources: dict[jex.Var, frozenset[int]] = {}
     origins: dict[Site, frozenset[int]] = {}
     for i, var in enumerate(jaxpr.invars):
-        if (around := steps[i]) is not None:
-            scope.steps[var] = around
+        if (varying := varying_scans[i]) is not None:
+            scope.varying_scans[var] = varying
             sources[var] = frozenset({i} if differentiable[i] else ())
 
     def depends(*atoms: Atom) -> frozenset[int]:
@@ -256,7 +257,7 @@ def analyse(
 
     def loops(operand: jex.Var) -> tuple[Loop, ...]:
         return tuple(
-            Loop(length, shared=depth not in scope.steps[operand])
+            Loop(length, shared=depth not in scope.varying_scans[operand])
             for depth, length in enumerate(lengths)
         )
 
@@ -264,13 +265,15 @@ def analyse(
         operand, name = cast(jex.Var, eqn.invars[position]), eqn.primitive.name
         where = operand, position, loops(operand)
         if eqs.is_rematerialised(eqn):
-            known = tuple(scope.steps_of(v) is not None for v in eqn.invars)
-            return KeptSite(*where, name, eqn, known, live_outputs(eqn, live))
+            invariant = tuple(scope.varying_scans_of(v) is not None for v in eqn.invars)
+            return BlockSite(*where, name, eqn, invariant, live_outputs(eqn, live))
         if rule is None:
             return Site(*where, name)
         return RuledSite(*where, f"{name} ({rule.name})", rule)
 
-    def is_applied_in_each_iteration(eqn: jex.JaxprEqn, around: frozenset[int]) -> bool:
+    def is_applied_in_each_iteration(
+        eqn: jex.JaxprEqn, varying: frozenset[int]
+    ) -> bool:
         """Whether the equation has a custom_vjp that must be applied in each iteration.
 
         This holds if the equation's inputs depend on a parameter and are the same in
@@ -278,30 +281,35 @@ def analyse(
         the cotangent, and JAX applies it in each iteration. So the engine must not
         apply it once, to the sum of the cotangents of all iterations.
         """
-        fixed = len(around) < len(lengths) and bool(depends(*eqn.invars))
+        fixed = len(varying) < len(lengths) and bool(depends(*eqn.invars))
         return fixed and eqs.uses([eqn], "custom_vjp")
 
     for index, eqn in enumerate(jaxpr.eqns):
-        around = scope.steps_of(*eqn.invars)
-        if around is not None and not is_applied_in_each_iteration(eqn, around):
+        varying = scope.varying_scans_of(*eqn.invars)
+        if varying is not None and not is_applied_in_each_iteration(eqn, varying):
             # The outputs are batch-invariant. They have derivatives by the same inputs,
             # unless the equation stops the derivative.
-            through = eqn.primitive.name != "stop_gradient"
-            reached = depends(*eqn.invars) if through else frozenset()
+            has_derivative = eqn.primitive.name != "stop_gradient"
+            dependencies = depends(*eqn.invars) if has_derivative else frozenset()
             for var in eqn.outvars:
-                scope.steps[var] = around
-                sources[var] = reached if eqs.is_inexact(var) else frozenset()
+                scope.varying_scans[var] = varying
+                sources[var] = dependencies if eqs.is_inexact(var) else frozenset()
             continue
         operands = [i for i, v in enumerate(eqn.invars) if depends(v)]
         if not operands or live.isdisjoint(eqn.outvars):
             continue
         tapped: Iterable[int] = operands
         if eqn.primitive.name == "scan":
-            scope.scans[index], tapped, within = _analyse_scan(
-                scope, eqn, operands, lengths, live_outputs_of_scan(eqn, live), kept
+            scope.scans[index], tapped, body_sources = _analyse_scan(
+                scope,
+                eqn,
+                operands,
+                lengths,
+                live_outputs_of_scan(eqn, live),
+                stays_checkpointed,
             )
-            for inner, entered in within.items():
-                origins[inner] = depends(*(eqn.invars[i] for i in entered))
+            for inner, body_inputs in body_sources.items():
+                origins[inner] = depends(*(eqn.invars[i] for i in body_inputs))
         # Rules need an equation that is linear in its operand. If an equation has two
         # operands, as in a product of two functions of a parameter, both are tapped.
         rule = rule_for(eqn, operands[0]) if len(operands) == 1 else None
@@ -312,9 +320,9 @@ def analyse(
     # is computed for each example, as in the vmap engine.
     for i in outputs:
         operand = jaxpr.outvars[i]
-        if isinstance(operand, jex.Var) and (reached := depends(operand)):
-            scope.outputs.append(Site(operand, i, loops(operand), "carry"))
-            origins[scope.outputs[-1]] = reached
+        if isinstance(operand, jex.Var) and (dependencies := depends(operand)):
+            scope.outputs.append(Site(operand, i, loops(operand), "output"))
+            origins[scope.outputs[-1]] = dependencies
     return scope, origins
 
 
@@ -324,7 +332,7 @@ def _analyse_scan(
     operands: Sequence[int],
     lengths: tuple[int, ...],
     outputs: Sequence[int],
-    kept: Kept,
+    stays_checkpointed: StaysCheckpointed,
 ) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
     """Find the sites in a scan's body, and the scan's inputs to tap before the scan.
 
@@ -349,8 +357,8 @@ def _analyse_scan(
       operands: the indices of the equation's inputs that are operands.
       lengths: the lengths of the scans around this scan, the outermost first.
       outputs: the indices of the body's outputs that are differentiated.
-      kept: a function that says whether a rematerialised block in the body stays
-        checkpointed.
+      stays_checkpointed: a function that says whether a rematerialised block in the
+        body stays checkpointed.
 
     Returns:
       The body with its sites. The indices of the equation's inputs to tap before the
@@ -359,41 +367,45 @@ def _analyse_scan(
     """
     consts, carry = scan_sizes(eqn.params)
     carried = range(consts, consts + carry)
-    arounds = [
-        None if i in carried else outer.steps_of(v) for i, v in enumerate(eqn.invars)
+    varying_scans_of_inputs = [
+        None if i in carried else outer.varying_scans_of(v)
+        for i, v in enumerate(eqn.invars)
     ]
-    known = [around is not None for around in arounds]
-    parametric = [on and i in operands for i, on in enumerate(known)]
-    body = inline(eqn.params["jaxpr"], known, parametric, kept)
+    invariant = [varying is not None for varying in varying_scans_of_inputs]
+    parametric = [on and i in operands for i, on in enumerate(invariant)]
+    body = inline(eqn.params["jaxpr"], invariant, parametric, stays_checkpointed)
     depth = len(lengths)
-    outside = {i for i in operands if i in carried}
+    tapped_before = {i for i in operands if i in carried}
     # If a constant is tapped before the scan, other equations can become sites without
     # a rule. So the analysis is repeated until no further constant must be tapped.
     while True:
         # Scanned inputs differ between iterations of this scan.
-        steps = [
+        varying_scans = [
             None
-            if around is None or i in outside
-            else around.union([] if i < consts else [depth])
-            for i, around in enumerate(arounds)
+            if varying is None or i in tapped_before
+            else varying.union([] if i < consts else [depth])
+            for i, varying in enumerate(varying_scans_of_inputs)
         ]
         scope, origins = analyse(
             body,
-            steps,
-            [i in operands and i not in outside for i in range(len(steps))],
+            varying_scans,
+            [
+                i in operands and i not in tapped_before
+                for i in range(len(varying_scans))
+            ],
             lengths=(*lengths, eqn.params["length"]),
             outputs=outputs,
-            kept=kept,
+            stays_checkpointed=stays_checkpointed,
         )
         unruled = {
             source
-            for site, reached in origins.items()
-            if site.is_tapped_itself and site.loops[depth].shared
-            for source in reached
+            for site, dependencies in origins.items()
+            if site.has_operand_tap and site.loops[depth].shared
+            for source in dependencies
         }
         if not unruled:
-            return scope, outside, origins
-        outside |= unruled
+            return scope, tapped_before, origins
+        tapped_before |= unruled
 
 
 def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
@@ -405,29 +417,30 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
-      inputs: for each input of the jaxpr, its value, with the same leading axes; None
-        if the input depends on the example.
+      inputs: for each input of the jaxpr, its value, with one leading axis for each
+        scan around the jaxpr in which the input changes; None if the input depends on
+        the example.
     """
     values, values_of_operands = eqs.values_of_inputs(scope.closed, inputs), []
     for index, eqn in enumerate(scope.closed.jaxpr.eqns):
         # All batch-invariant equations are traced, even if no operand needs them.
-        if eqn.outvars and all(v in scope.steps for v in eqn.outvars):
+        if eqn.outvars and all(v in scope.varying_scans for v in eqn.outvars):
             args = [eqs.read(v, values) for v in eqn.invars]
-            out = _in_all_iterations(scope, eqn, args)
+            out = _evaluate_in_all_iterations(scope, eqn, args)
             values.update(zip(eqn.outvars, out, strict=True))
         values_of_operands += [values[site.operand] for site in scope.sites[index]]
         if index in scope.scans:
             body = scope.scans[index]
             pairs = zip(eqn.invars, body.closed.jaxpr.invars, strict=True)
-            entering = [
-                eqs.read(outer, values) if inner in body.steps else None
+            body_inputs = [
+                eqs.read(outer, values) if inner in body.varying_scans else None
                 for outer, inner in pairs
             ]
-            values_of_operands += operands(body, entering)
+            values_of_operands += operands(body, body_inputs)
     return [*values_of_operands, *(values[site.operand] for site in scope.outputs)]
 
 
-def _in_all_iterations(
+def _evaluate_in_all_iterations(
     scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
 ) -> list[jax.Array]:
     """Evaluate an equation that no example enters, in all iterations of outer scans.
@@ -441,9 +454,11 @@ def _in_all_iterations(
         return eqs.bind(eqn, inputs)
 
     # The innermost scan is mapped first, so that the outermost scan's axis is leading.
-    steps = [scope.steps_of(v) or frozenset() for v in eqn.invars]
-    for depth in sorted(frozenset().union(*steps), reverse=True):
-        function = jax.vmap(function, [0 if depth in s else None for s in steps])
+    varying_scans = [scope.varying_scans_of(v) or frozenset() for v in eqn.invars]
+    for depth in sorted(frozenset().union(*varying_scans), reverse=True):
+        function = jax.vmap(
+            function, [0 if depth in s else None for s in varying_scans]
+        )
     return function(*inputs)
 
 
@@ -464,7 +479,7 @@ def sources_of(atoms: Iterable[Atom], sources: Sources) -> frozenset[int]:
 
 # Primitives whose derivative is zero wherever it exists. JAX gives their outputs no
 # tangent, although the dtype of the outputs could have a tangent.
-_FLAT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
+_ZERO_DERIVATIVE = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 
 
 def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
@@ -478,17 +493,17 @@ def live_variables(jaxpr: jex.Jaxpr, outputs: Iterable[int]) -> set[jex.Var]:
       outputs: the indices of the outputs that are differentiated.
     """
     live: set[jex.Var] = set()
-    _add_real(live, [jaxpr.outvars[i] for i in outputs])
+    _add_inexact(live, [jaxpr.outvars[i] for i in outputs])
     for eqn in reversed(jaxpr.eqns):
-        if live.isdisjoint(eqn.outvars) or eqn.primitive.name in _FLAT:
+        if live.isdisjoint(eqn.outvars) or eqn.primitive.name in _ZERO_DERIVATIVE:
             continue
         inputs: Sequence[Atom] = eqn.invars
         if eqn.primitive.name == "scan":
             body = eqn.params["jaxpr"].jaxpr
-            within = live_variables(body, live_outputs_of_scan(eqn, live))
+            live_in_body = live_variables(body, live_outputs_of_scan(eqn, live))
             pairs = zip(eqn.invars, body.invars, strict=True)
-            inputs = [outer for outer, inner in pairs if inner in within]
-        _add_real(live, inputs)
+            inputs = [outer for outer, inner in pairs if inner in live_in_body]
+        _add_inexact(live, inputs)
     return live
 
 
@@ -513,13 +528,13 @@ def live_outputs_of_scan(eqn: jex.JaxprEqn, live: set[jex.Var]) -> tuple[int, ..
     # A carried value may enter the loss only through another carried value. So iterate
     # to a fixed point.
     while True:
-        within = live_variables(body, outputs)
-        carried = {i for i in range(carry) if body.invars[consts + i] in within}
+        live_in_body = live_variables(body, outputs)
+        carried = {i for i in range(carry) if body.invars[consts + i] in live_in_body}
         if carried <= outputs:
             return tuple(sorted(outputs))
         outputs |= carried
 
 
-def _add_real(live: set[jex.Var], atoms: Iterable[Atom]) -> None:
+def _add_inexact(live: set[jex.Var], atoms: Iterable[Atom]) -> None:
     """Add to `live` those variables of `atoms` whose dtype has tangents."""
     live.update(v for v in atoms if isinstance(v, jex.Var) and eqs.is_inexact(v))

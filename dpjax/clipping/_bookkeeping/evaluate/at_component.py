@@ -9,9 +9,9 @@ The first arguments of a function of a component are the component and its `Reco
 The arguments of a function of a site are the site, the recorded values of the
 equation's inputs except the operand, and the cotangent of the equation's output. These
 arrays have a batch axis and then one axis for each scan around the equation. Jitted
-functions expect the component or the site wrapped in `Alike`, so that JAX traces the
-function once for all components or sites with the same computation. The factors of a
-site are the rows whose outer products add up to its gradient (`factors`).
+functions expect the component or the site wrapped in `Comparable`, so that JAX traces
+the function once for all components or sites with the same computation. The factors of
+a site are the rows whose outer products add up to its gradient (`factors`).
 """
 
 import functools
@@ -28,8 +28,8 @@ from dpjax.clipping import _clip
 from dpjax.clipping._bookkeeping import factors as fac
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import match_sites
-from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Site
-from dpjax.clipping._bookkeeping.equations import Alike, aval, bind, is_real
+from dpjax.clipping._bookkeeping.analysis.sites import BlockSite, RuledSite, Site
+from dpjax.clipping._bookkeeping.equations import Comparable, aval, bind, is_real
 from dpjax.clipping._bookkeeping.evaluate.float64_sums import sum_in_blocks, uses_blocks
 from dpjax.clipping._bookkeeping.evaluate.run import Records
 from dpjax.clipping._bookkeeping.rules import Rule
@@ -50,19 +50,21 @@ def canonicalize(
     ruled = isinstance(site, RuledSite)
     if not ruled or type(site.rule).canonicalize is Rule.canonicalize:
         return tuple(records), cotangent
-    return _canonicalize(Alike(site), records, cotangent)
+    return _canonicalize(Comparable(site), records, cotangent)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _canonicalize(
-    alike: Alike[RuledSite], records: Arrays, cotangent: jax.Array
+    comparable: Comparable[RuledSite], records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    return _map_rule(alike.part, alike.part.rule.canonicalize)(records, cotangent)
+    return _map_rule(comparable.part, comparable.part.rule.canonicalize)(
+        records, cotangent
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def factors_of(
-    alike: Alike[RuledSite], records: Arrays, cotangent: jax.Array
+    comparable: Comparable[RuledSite], records: Arrays, cotangent: jax.Array
 ) -> fac.Factors:
     """The rows f[b, g, t, ...] whose outer products sum to each example's gradient.
 
@@ -70,15 +72,15 @@ def factors_of(
     each with its own sum over the rows t. Rows of iterations that share one operand are
     rows of one group. Iterations with separate operands have separate groups.
     """
-    site = alike.part
+    site = comparable.part
     function = _map_rule(site, site.rule.factors)
     left, right = function(widen_floats(records), widen(cotangent))
     if isinstance(left, fac.OneHot):
-        # Positions have no feature axis, but _merge expects one.
-        left = fac.OneHot(_merge(site, left.position[..., None])[..., 0])
+        # Positions have no feature axis, but _merge_iterations expects one.
+        left = fac.OneHot(_merge_iterations(site, left.position[..., None])[..., 0])
     else:
-        left = _merge(site, left)
-    return fac.Factors(left, _merge(site, right))
+        left = _merge_iterations(site, left)
+    return fac.Factors(left, _merge_iterations(site, right))
 
 
 def _map_rule(
@@ -94,7 +96,7 @@ def _map_rule(
     return function
 
 
-def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
+def _merge_iterations(site: RuledSite, x: jax.Array) -> jax.Array:
     """Reshape rows f[b, iterations..., g, t, n] to f[b, g, t, n].
 
     Iterations that share one operand are merged with the rows t. Iterations with
@@ -103,10 +105,10 @@ def _merge(site: RuledSite, x: jax.Array) -> jax.Array:
     # Start with the innermost scan, so that the axes of outer scans do not move.
     for depth in reversed(range(len(site.loops))):
         # The iterations join the rows t, which are axis -2, or the groups g, axis -3.
-        to = -3 if site.loops[depth].shared else -4
-        x = jnp.moveaxis(x, 1 + depth, to)
-        joined = x.shape[to] * x.shape[to + 1]
-        x = x.reshape(*x.shape[:to], joined, *x.shape[to + 2 :])
+        axis = -3 if site.loops[depth].shared else -4
+        x = jnp.moveaxis(x, 1 + depth, axis)
+        merged_size = x.shape[axis] * x.shape[axis + 1]
+        x = x.reshape(*x.shape[:axis], merged_size, *x.shape[axis + 2 :])
     return x
 
 
@@ -154,7 +156,7 @@ def _product_of_blocks(
     The sum adds products of blocks of rows (`float64_sums`). The arguments are those of
     `transpose_sum`, which computes the same sum in the cotangent's dtype.
     """
-    left, right = factors_of(Alike(site), others, cotangent)
+    left, right = factors_of(Comparable(site), others, cotangent)
     product = sum_in_blocks(left, right)
     # The groups are the iterations with separate operands, then the rule's own groups.
     lengths = [loop.length for loop in site.loops if not loop.shared]
@@ -171,25 +173,30 @@ def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def squares_of_rows(
-    alike: Alike[Component], seen: Records, clip_norm: ArrayLike
+def squared_norms_from_rows(
+    comparable: Comparable[Component], recorded: Records, clip_norm: ArrayLike
 ) -> list[jax.Array]:
     """Upper bounds f[b] of ‖gradient‖² / C² at each root, from inner products of rows.
 
-    Roots are the arrays that the component's equations combine with the example. The
-    rows of activations and cotangents have outer products that add up to the gradient.
-    The list is empty if the rows of several equations cannot be combined.
+    A root is an array that is combined with the example in one or more equations of the
+    component, with any order of axes, axes of size one and dtype. The gradient is the
+    sum of outer products of rows of activations and cotangents. The list is empty if
+    the component has no roots, or if the rows of several equations cannot be combined.
 
     Args:
-      alike: the component: parameter leaves, and the equations that use them.
-      seen: the recorded inputs and cotangents of these equations.
+      comparable: the component: parameter leaves, and the equations that use them.
+      recorded: the recorded inputs and cotangents of these equations.
       clip_norm: the clip norm C of the leaves.
     """
     squares = []
-    for root in match_sites(alike.part) or ():
+    for root in match_sites(comparable.part) or ():
         rows = []
-        for i, site, swapped in root:
-            left, right = factors_of(Alike(site), seen.records[i], seen.cotangents[i])
+        for site_index, site, swapped in root:
+            left, right = factors_of(
+                Comparable(site),
+                recorded.records[site_index],
+                recorded.cotangents[site_index],
+            )
             # If a site uses the transposed matrix, its left and right rows are
             # exchanged, so that they can be added to those of the root's other sites.
             if swapped and not isinstance(left, fac.OneHot):
@@ -201,13 +208,15 @@ def squares_of_rows(
 
 @functools.partial(jax.jit, static_argnums=0)
 def form_gradients(
-    alike: Alike[Component], seen: Records, clip_norms: Sequence[ArrayLike]
+    comparable: Comparable[Component],
+    recorded: Records,
+    clip_norms: Sequence[ArrayLike],
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Per-example gradients of a component's leaves, and bounds of their squared norms.
 
     Args:
-      alike: the component: parameter leaves, and the equations that use them.
-      seen: the recorded inputs and cotangents of these equations.
+      comparable: the component: parameter leaves, and the equations that use them.
+      recorded: the recorded inputs and cotangents of these equations.
       clip_norms: for each group of the leaves that are clipped together, the clip norm
         C.
 
@@ -215,21 +224,25 @@ def form_gradients(
       For each leaf, the gradients f[b, ...]. For each group, an upper bound f[b] of
       ‖gradient‖² / C².
     """
-    gradients = per_example_gradients(alike, seen)
-    groups = alike.part.groups_of_own
-    return gradients, _clip.group_squares(gradients, groups, clip_norms, kept=1)
+    gradients = per_example_gradients(comparable, recorded)
+    groups = comparable.part.group_indices
+    return gradients, _clip.group_squares(
+        gradients, groups, clip_norms, num_batch_axes=1
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def per_example_gradients(alike: Alike[Component], seen: Records) -> list[jax.Array]:
+def per_example_gradients(
+    comparable: Comparable[Component], recorded: Records
+) -> list[jax.Array]:
     """Per-example gradients f[b, ...] of the parameter leaves of a component.
 
-    `alike` holds the leaves and the equations that use them. `seen` holds the recorded
-    inputs and cotangents of these equations.
+    `comparable` holds the leaves and the equations that use them. `recorded` holds the
+    recorded inputs and cotangents of these equations.
     """
-    component, at_operands = alike.part, []
+    component, at_operands = comparable.part, []
     for site, others, gradient in zip(
-        component.sites, seen.records, seen.cotangents, strict=True
+        component.sites, recorded.records, recorded.cotangents, strict=True
     ):
         # If the tap is on the operand, the cotangent is the operand's gradient.
         if isinstance(site, RuledSite):
@@ -240,37 +253,40 @@ def per_example_gradients(alike: Alike[Component], seen: Records) -> list[jax.Ar
         shared = [1 + k for k, loop in enumerate(site.loops) if loop.shared]
         at_operands.append(jnp.sum(gradient, axis=shared) if shared else gradient)
 
-    def pull(cotangents: list[jax.Array]) -> list[jax.Array]:
-        return component.pull_back(seen.inputs, cotangents)
+    def pull_back(cotangents: list[jax.Array]) -> list[jax.Array]:
+        return component.pull_back(recorded.inputs, cotangents)
 
-    return widen(jax.vmap(pull)(at_operands))
+    return widen(jax.vmap(pull_back)(at_operands))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def sums_of_gradients(
-    alike: Alike[Component], seen: Records, scales: Arrays, finite: jax.Array
+    comparable: Comparable[Component],
+    recorded: Records,
+    scales: Arrays,
+    finite: jax.Array,
 ) -> list[jax.Array]:
     """The sum of scaled gradients for each leaf, from per-example gradients.
 
     Args:
-      alike: the component: parameter leaves, and the equations that use them.
-      seen: the recorded inputs and cotangents of these equations.
+      comparable: the component: parameter leaves, and the equations that use them.
+      recorded: the recorded inputs and cotangents of these equations.
       scales: for each group of the leaves that are clipped together, the examples'
         clipping factors f[b].
       finite: whether each example's gradient is finite, bool[b]. Other examples
         contribute zero.
     """
-    gradients = per_example_gradients(alike, seen)
+    gradients = per_example_gradients(comparable, recorded)
     return [
         _clip.sum_with_scales(x, scales[group], finite)
-        for x, group in zip(gradients, alike.part.groups_of_own, strict=True)
+        for x, group in zip(gradients, comparable.part.group_indices, strict=True)
     ]
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="wide")
 def sums_by_sites(
-    alike: Alike[Component],
-    seen: Records,
+    comparable: Comparable[Component],
+    recorded: Records,
     scales: Arrays,
     finite: jax.Array,
     *,
@@ -282,8 +298,8 @@ def sums_by_sites(
     product over the whole batch.
 
     Args:
-      alike: the component: parameter leaves and their sites.
-      seen: the recorded inputs and cotangents of the sites' equations.
+      comparable: the component: parameter leaves and their sites.
+      recorded: the recorded inputs and cotangents of the sites' equations.
       scales: for each group of the leaves that are clipped together, the examples'
         clipping factors f[b].
       finite: whether each example's gradient is finite, bool[b]. Other examples
@@ -292,13 +308,15 @@ def sums_by_sites(
     """
     # A pull-back gives the sums of all leaves, but with the factors of one group. So
     # each group has its own pull-back.
-    sums = [_sums_by_sites(alike.part, seen, s, finite, wide=wide) for s in scales]
-    return [sums[group][k] for k, group in enumerate(alike.part.groups_of_own)]
+    sums = [
+        _sums_by_sites(comparable.part, recorded, s, finite, wide=wide) for s in scales
+    ]
+    return [sums[group][k] for k, group in enumerate(comparable.part.group_indices)]
 
 
 def _sums_by_sites(
     component: Component,
-    seen: Records,
+    recorded: Records,
     scale: jax.Array,
     finite: jax.Array,
     *,
@@ -310,33 +328,37 @@ def _sums_by_sites(
     """
     records = [
         [_clip.zero_if_not_finite(x, finite) if is_real(x) else x for x in others]
-        for others in seen.records
+        for others in recorded.records
     ]
     # The dtype in which the norms were computed, at least float32.
-    arrays = filter(is_real, sum(records, list(seen.cotangents)))
+    arrays = filter(is_real, sum(records, list(recorded.cotangents)))
     dtype = jnp.result_type(jnp.float32, *widen(list(arrays)))
     sums = []
     for site, others, cotangent in zip(
-        component.sites, records, seen.cotangents, strict=True
+        component.sites, records, recorded.cotangents, strict=True
     ):
         # The backward pass of a checkpointed block has already scaled and summed.
-        if isinstance(site, KeptSite):
+        if isinstance(site, BlockSite):
             sums.append(cotangent)
             continue
-        share = _clip.apply_scales(cotangent.astype(dtype), scale, finite)
+        scaled_cotangent = _clip.apply_scales(cotangent.astype(dtype), scale, finite)
         if isinstance(site, RuledSite):
             blocks = wide and uses_blocks(component, site)
             # The product of two float32 numbers is exact in float64.
-            factor = jnp.float64 if wide and not blocks else dtype
-            others = [x.astype(factor) if is_real(x) else x for x in others]
-            summed = _product_of_blocks if blocks else transpose_sum
-            sums.append(summed(site, others, share.astype(factor)))
+            factor_dtype = jnp.float64 if wide and not blocks else dtype
+            others = [x.astype(factor_dtype) if is_real(x) else x for x in others]
+            sum_over_batch = _product_of_blocks if blocks else transpose_sum
+            sums.append(
+                sum_over_batch(site, others, scaled_cotangent.astype(factor_dtype))
+            )
         else:
-            sums.append(jnp.sum(share.astype(jnp.float64 if wide else dtype), axis=0))
-    least = jnp.float64 if wide else jnp.float32
-    pulled = component.pull_back(seen.inputs, sums, least)
+            sums.append(
+                jnp.sum(scaled_cotangent.astype(jnp.float64 if wide else dtype), axis=0)
+            )
+    min_dtype = jnp.float64 if wide else jnp.float32
+    sums_of_leaves = component.pull_back(recorded.inputs, sums, min_dtype)
     if component.is_leaf:
-        return pulled
+        return sums_of_leaves
     # If no example has a finite gradient, the sum is zero by definition. The pull-back
     # of zeros may still be NaN, because parameters on the path may be infinite.
-    return [jnp.where(jnp.any(finite), x, 0.0) for x in pulled]
+    return [jnp.where(jnp.any(finite), x, 0.0) for x in sums_of_leaves]

@@ -20,9 +20,9 @@ from dpjax.clipping._bookkeeping import factors as fac
 from dpjax.clipping._bookkeeping.analysis.components import Component
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
 from dpjax.clipping._bookkeeping.analysis.sites import RuledSite
-from dpjax.clipping._bookkeeping.equations import Alike
+from dpjax.clipping._bookkeeping.equations import Comparable
 from dpjax.clipping._bookkeeping.evaluate import at_component as at
-from dpjax.clipping._bookkeeping.evaluate.reach import Reach, reach
+from dpjax.clipping._bookkeeping.evaluate.reach import PullBackBounds, bound_pull_back
 from dpjax.clipping._bookkeeping.evaluate.run import Records, record_sites
 from dpjax.clipping._clip import Inputs, PerExample, Summed
 
@@ -33,19 +33,20 @@ class Part(NamedTuple):
     Attributes:
       component: parameter leaves, and the sites, which are the equations that combine
         values computed from these leaves with the example.
-      seen: the inputs of the sites' equations, the cotangents at the sites, and the
+      recorded: the inputs of the sites' equations, the cotangents at the sites, and the
         inputs of the computation from the leaves to the sites.
       rows: whether the component's norms come from rows of activations and cotangents.
         If not, the norms come from per-example gradients or from checkpointed blocks.
-      reach: a bound on the rounding errors of the pull-back from the sites to the
-        leaves, so that the sum can be pulled back once for the batch. It is None in an
-        engine with one pass, for norms from rows, and if the pull-back has no bound.
+      pull_back_bounds: a bound on the rounding errors of the pull-back from the sites
+        to the leaves, so that the sum can be pulled back once for the batch. The bound
+        is None in an engine with one pass, for norms from rows, if a site has more than
+        `MAX_ROWS` rows, and if `evaluate.reach` has no bound for the pull-back.
     """
 
     component: Component
-    seen: Records
+    recorded: Records
     rows: bool
-    reach: Reach | None
+    pull_back_bounds: PullBackBounds | None
 
 
 def clipped_sum(
@@ -79,22 +80,24 @@ def clipped_sum(
         def in_one_pass(
             recorded: Records, mask: jax.Array, *, rows: bool = True
         ) -> tuple[list[jax.Array], jax.Array]:
-            parts = _parts(plan, recorded, rows=rows)
-            squares, kept = _squares(parts, clip_norms, mask.shape)
+            parts = _collect_parts(plan, recorded, rows=rows)
+            squares, gradients = _bound_squares(parts, clip_norms, mask.shape)
             finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
-            sums = _sums(parts, kept, recorded.inputs, scales, finite, wide=wide)
+            sums = _sum_gradients(
+                parts, gradients, recorded.inputs, scales, finite, wide=wide
+            )
             return sums, norm
 
         if not by_platform:
             return in_one_pass(recorded, mask)
         # The platform is chosen at lowering: one trace may serve several platforms.
-        directly = partial(in_one_pass, rows=False)
-        return on_platform("tpu", directly, in_one_pass, recorded, mask)
+        from_gradients = partial(in_one_pass, rows=False)
+        return on_platform("tpu", from_gradients, in_one_pass, recorded, mask)
 
     with _clip.loss_scope(x64):
         (loss, *aux), recorded = record_sites(plan, inputs.leaves, inputs.examples)
-    summed = inputs.let_compiler_shard(sum_on_platform)
-    grads, norm = summed(recorded, clip_norms, inputs.mask)
+    sum_batch = inputs.let_compiler_shard(sum_on_platform)
+    grads, norm = sum_batch(recorded, clip_norms, inputs.mask)
     return grads, PerExample(loss, norm, aux)
 
 
@@ -118,8 +121,8 @@ def squares_alone(
     Returns:
       For each group, an upper bound f[b] of ‖gradient‖² / C².
     """
-    parts = _parts(plan, recorded, two_passes=True)
-    return _squares(parts, clip_norms, batch)[0]
+    parts = _collect_parts(plan, recorded, two_passes=True)
+    return _bound_squares(parts, clip_norms, batch)[0]
 
 
 def sums_alone(
@@ -136,12 +139,12 @@ def sums_alone(
       finite: whether each example's gradient is finite, bool[b]. Other examples
         contribute zero.
     """
-    parts = _parts(plan, recorded, two_passes=True)
+    parts = _collect_parts(plan, recorded, two_passes=True)
     leaves = recorded.inputs[: plan.num_leaves]
-    return _sums(parts, [None] * len(parts), leaves, scales, finite)
+    return _sum_gradients(parts, [None] * len(parts), leaves, scales, finite)
 
 
-def _parts(
+def _collect_parts(
     plan: Plan, recorded: Records, *, rows: bool = True, two_passes: bool = False
 ) -> list[Part]:
     """Collect each component's recorded arrays, and choose the source of its norms.
@@ -154,7 +157,7 @@ def _parts(
     Some components have norms from per-example gradients. In one pass, these gradients
     are still in memory, and the sum is the sum of these gradients. In two passes, the
     sum is made of one product for each site, if the rounding error of the pull-back
-    from sites to leaves has a bound (`reach`).
+    from sites to leaves has a bound (`bound_pull_back`).
 
     Args:
       plan: the analysis of the loss.
@@ -172,17 +175,23 @@ def _parts(
             for i in component.operands
         ]
         records, cotangents = zip(*canonical, strict=True)
-        # With more than MOST_ROWS rows, the bound on the rounding errors of their sum
+        # With more than MAX_ROWS rows, the bound on the rounding errors of their sum
         # would increase the norms too much.
-        few = all(site.size.rows <= fac.MOST_ROWS for site in component.ruled_sites)
+        has_few_rows = all(
+            site.size.rows <= fac.MAX_ROWS for site in component.ruled_sites
+        )
         gram = rows and form.gram
-        bound = reach(component, inputs) if two_passes and few and not gram else None
-        seen = Records(records, cotangents, inputs)
-        parts.append(Part(component, seen, gram, bound))
+        bound = (
+            bound_pull_back(component, inputs)
+            if two_passes and has_few_rows and not gram
+            else None
+        )
+        component_records = Records(records, cotangents, inputs)
+        parts.append(Part(component, component_records, gram, bound))
     return parts
 
 
-def _squares(
+def _bound_squares(
     parts: Sequence[Part], clip_norms: Sequence[ArrayLike], batch: tuple[int, ...]
 ) -> tuple[list[jax.Array], list[list[jax.Array] | None]]:
     """Upper bounds of squared norms, and the per-example gradients, if they are formed.
@@ -194,59 +203,71 @@ def _squares(
     """
     # With these zeros, a group without a component has norm zero.
     squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
-    kept: list[list[jax.Array] | None] = []
+    gradients: list[list[jax.Array] | None] = []
     for part in parts:
-        component, seen, formed = part.component, part.seen, None
-        bounds = [clip_norms[group] for group in component.own_groups]
+        component, recorded, component_gradients = part.component, part.recorded, None
+        bounds = [clip_norms[group] for group in component.distinct_groups]
         if component.is_in_blocks:
             # The cotangents of a checkpointed block's taps are its squared norms, with
             # an axis for each scan around the block. These squares are added here.
-            sums = (staged_sum(x, kept=1) for x in seen.cotangents)
+            sums = (staged_sum(x, kept=1) for x in recorded.cotangents)
             by_group = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
         elif part.rows:
-            by_group = [at.squares_of_rows(Alike(component), seen, *bounds)]
+            by_group = [
+                at.squared_norms_from_rows(Comparable(component), recorded, *bounds)
+            ]
         else:
-            formed, of_groups = at.form_gradients(Alike(component), seen, bounds)
-            pairs = zip(of_groups, bounds, strict=True)
-            by_group = [[_enlarge(part, square, bound)] for square, bound in pairs]
-        kept.append(formed)
-        for group, more in zip(component.own_groups, by_group, strict=True):
-            squares[group] += more
-    return [upper_sum(of_group) for of_group in squares], kept
+            component_gradients, squares_of_groups = at.form_gradients(
+                Comparable(component), recorded, bounds
+            )
+            pairs = zip(squares_of_groups, bounds, strict=True)
+            by_group = [
+                [_enlarge_squares(part, square, bound)] for square, bound in pairs
+            ]
+        gradients.append(component_gradients)
+        for group, component_squares in zip(
+            component.distinct_groups, by_group, strict=True
+        ):
+            squares[group] += component_squares
+    return [upper_sum(group_squares) for group_squares in squares], gradients
 
 
-def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
+def _enlarge_squares(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     """Enlarge squared norms f[b] of a component's per-example gradients.
 
-    If the component has a `Part.reach`, its sum is not the sum of these gradients, but
-    one product over the batch for each equation, which has other rounding errors. The
-    result covers the rounding errors of both computations.
+    If the component has a `Part.pull_back_bounds`, its sum is not the sum of these
+    gradients, but one product over the batch for each equation, which has other
+    rounding errors. The result covers the rounding errors of both computations.
     """
-    if part.reach is None:
+    if part.pull_back_bounds is None:
         return square
-    records, cotangents, _ = part.seen
-    sizes = []
-    for site, others, cotangent, enlarged in zip(
-        part.component.sites, records, cotangents, part.reach.norms, strict=True
+    records, cotangents, _ = part.recorded
+    terms = []
+    for site, others, cotangent, norm_bound in zip(
+        part.component.sites,
+        records,
+        cotangents,
+        part.pull_back_bounds.norms,
+        strict=True,
     ):
         if isinstance(site, RuledSite):
-            factors = at.factors_of(Alike(site), others, cotangent)
-            length, rows = fac.size(factors, clip_norm), factors.rows
+            factors = at.factors_of(Comparable(site), others, cotangent)
+            size, rows = fac.size(factors, clip_norm), factors.rows
         else:
             # If the tap is on the operand, the gradient is the tap's cotangent, which
             # is a sum of one term.
             square_of_one = square_sum(widen(cotangent), 1, clip_norm)
-            length, rows = jnp.sqrt(square_of_one), 1
-        sizes.append(fac.Terms(enlarged * length, rows + part.reach.terms))
+            size, rows = jnp.sqrt(square_of_one), 1
+        terms.append(fac.Terms(norm_bound * size, rows + part.pull_back_bounds.terms))
     # The bound on rounding errors assumes the least precise dtype of all arrays.
     arrays = [*cotangents, *(x for xs in records for x in xs)]
-    dtype = narrowest_float([part.reach.dtype, *(x.dtype for x in arrays)])
-    return jnp.square(fac.upper_norm(jnp.sqrt(square), sizes, dtype))
+    dtype = narrowest_float([part.pull_back_bounds.dtype, *(x.dtype for x in arrays)])
+    return jnp.square(fac.upper_norm(jnp.sqrt(square), terms, dtype))
 
 
-def _sums(
+def _sum_gradients(
     parts: Sequence[Part],
-    kept: Sequence[list[jax.Array] | None],
+    gradients: Sequence[list[jax.Array] | None],
     leaves: Arrays,
     scales: Arrays,
     finite: jax.Array,
@@ -259,27 +280,30 @@ def _sums(
     contribute zero. `wide` says whether the sums are in float64. The sum for a
     component's leaves has one of three sources:
 
-    - the component's per-example gradients in `kept`, unless the entry is None;
+    - the component's per-example gradients in `gradients`, unless the entry is None;
     - one product over the batch for each equation, if the norms come from rows, or if
-      `_enlarge` enlarged the norms to cover the rounding errors of these products;
+      `_enlarge_squares` enlarged the norms to cover the rounding errors of these
+      products;
     - otherwise per-example gradients, which are formed again.
     """
     total = {}
-    for part, held in zip(parts, kept, strict=True):
+    for part, component_gradients in zip(parts, gradients, strict=True):
         component = part.component
         # The gradients from which the norms were computed are summed. So the norms need
         # not include a bound on the rounding errors of products over the batch.
-        if held is not None:
+        if component_gradients is not None:
             sums = [
                 _clip.sum_in_memory(x, scales[group], finite, wide=wide)
-                for x, group in zip(held, component.groups, strict=True)
+                for x, group in zip(component_gradients, component.groups, strict=True)
             ]
         else:
-            function = at.sums_of_gradients
-            if part.rows or part.reach is not None:
-                function = partial(at.sums_by_sites, wide=wide)
-            own = [scales[group] for group in component.own_groups]
-            sums = function(Alike(component), part.seen, own, finite)
+            sum_scaled = at.sums_of_gradients
+            if part.rows or part.pull_back_bounds is not None:
+                sum_scaled = partial(at.sums_by_sites, wide=wide)
+            group_scales = [scales[group] for group in component.distinct_groups]
+            sums = sum_scaled(
+                Comparable(component), part.recorded, group_scales, finite
+            )
         total.update(zip(component.leaves, sums, strict=True))
     dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
     # A leaf that no component contains does not enter the loss. Its sum is zero.

@@ -43,11 +43,11 @@ from dpjax.clipping._clip import BLOCK
 ROWS = 128
 # If an example has fewer rows, blocks of one example are too small to be fast, and the
 # terms of a block of several examples could have size 512 C for each example.
-_FEWEST_ROWS = 64
+_MIN_ROWS = 64
 # Blocks whose products are small are multiplied together, up to this many entries at
 # once. On CPUs, XLA takes four times longer for several larger matrices in one batch
 # than for one matrix after the other.
-_AT_ONCE = 2**13
+_MAX_ENTRIES = 2**13
 
 
 def uses_blocks(component: Component, site: Site) -> bool:
@@ -57,7 +57,7 @@ def uses_blocks(component: Component, site: Site) -> bool:
     if site.size.rows == 1:
         # The size of the only row's term is the norm, unless a root has several sites.
         return all(len(root) == 1 for root in component.roots or ())
-    return site.size.rows >= _FEWEST_ROWS
+    return site.size.rows >= _MIN_ROWS
 
 
 def relative_error(plan: Plan | None, batch: int) -> float:
@@ -99,10 +99,10 @@ def relative_error(plan: Plan | None, batch: int) -> float:
         for site in component.ruled_sites:
             if uses_blocks(component, site) and site.size.rows > 1:
                 block = margin(min(ROWS, site.size.rows), jnp.float32)
-                of_rows = max(of_rows, block / fac.CANCELLED)
+                of_rows = max(of_rows, block / fac.MIN_NORM_RATIO)
     # 3. Sums in float64. No sum has more terms than these: all rows of a component, in
     # all slots. A term's size is at most 512 times that of the clipped gradient.
-    size = 1 / fac.CANCELLED if rows > 1 else 1.0
+    size = 1 / fac.MIN_NORM_RATIO if rows > 1 else 1.0
     in_float64 = 2 * margin(rows * batch + 8, jnp.float64) * size * batch
     # 4. The cast to float32.
     cast = 2 * margin(1, jnp.float32) * batch
@@ -120,10 +120,10 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
       left: rows f[b, g, t, n], for each example b and group g.
       right: rows f[b, g, t, p].
     """
-    blocks = _cut(left), _cut(right)
+    blocks = _split_into_blocks(left), _split_into_blocks(right)
     count, groups, _, n = blocks[0].shape
     entries = groups * n * right.shape[-1]
-    at_once = max(1, min(count, _AT_ONCE // max(entries, 1)))
+    chunk_size = max(1, min(count, _MAX_ENTRIES // max(entries, 1)))
 
     def add(
         total: jax.Array, chunk: tuple[jax.Array, jax.Array]
@@ -132,7 +132,7 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
         return total + jnp.sum(product.astype(jnp.float64), axis=0), None
 
     def chunks(x: jax.Array) -> jax.Array:
-        return _pad(x, 0, -count % at_once).reshape(-1, at_once, *x.shape[1:])
+        return _pad(x, 0, -count % chunk_size).reshape(-1, chunk_size, *x.shape[1:])
 
     axes = varying_axes(jax.typeof(left)) | varying_axes(jax.typeof(right))
     zeros = jnp.zeros((groups, n, right.shape[-1]), jnp.float64)
@@ -142,7 +142,7 @@ def sum_in_blocks(left: jax.Array, right: jax.Array) -> jax.Array:
     return total
 
 
-def _cut(x: jax.Array) -> jax.Array:
+def _split_into_blocks(x: jax.Array) -> jax.Array:
     """Cut rows f[b, g, t, n] into blocks f[block, g, row, n], padded with zeros.
 
     A block has rows of one example. But if each example has one row, a block has the
@@ -150,15 +150,17 @@ def _cut(x: jax.Array) -> jax.Array:
     """
     batch, groups, rows, size = x.shape
     if rows == 1:
-        held = min(BLOCK, batch)
-        x = _pad(x, 0, -batch % held).reshape(-1, held, groups, size)
+        block_size = min(BLOCK, batch)
+        x = _pad(x, 0, -batch % block_size).reshape(-1, block_size, groups, size)
         return x.swapaxes(1, 2)
-    pieces = -(-rows // ROWS)
-    x = _pad(x, 2, -rows % pieces).reshape(batch, groups, pieces, -1, size)
-    return x.swapaxes(1, 2).reshape(batch * pieces, groups, -1, size)
+    blocks_per_example = -(-rows // ROWS)
+    x = _pad(x, 2, -rows % blocks_per_example).reshape(
+        batch, groups, blocks_per_example, -1, size
+    )
+    return x.swapaxes(1, 2).reshape(batch * blocks_per_example, groups, -1, size)
 
 
-def _pad(x: jax.Array, axis: int, more: int) -> jax.Array:
-    """Append `more` zeros to x along an axis."""
-    widths = [(0, more if i == axis else 0) for i in range(x.ndim)]
-    return jnp.pad(x, widths) if more else x
+def _pad(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """Append `count` zeros to x along an axis."""
+    widths = [(0, count if i == axis else 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths) if count else x

@@ -7,13 +7,14 @@ example's gradient at operand k, and J_k is the transposed Jacobian of the opera
 the leaves. These terms may cancel. Then the norm of the example's gradient does not
 bound the rounding errors of the terms, nor the rounding errors that large terms cause
 in a partial sum over several examples. Let |J| be the matrix J, computed from the
-absolute values of all coefficients in the computation. Then ‖|J||g|‖ ≤ ‖|J|‖ ‖g‖ bounds
-both errors.
+absolute values of all coefficients in the computation. The size ‖|J||g|‖ of
+the terms is at most ‖|J|‖ ‖g‖. So a bound on ‖|J|‖ gives bounds on both kinds of
+rounding errors.
 
 This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum), for two kinds of
 maps: maps that only move entries, and maps whose primitives only multiply, add and move
 real numbers in float32 or wider. Such primitives round by the model in
-`_core.rounding`. For any other map, and for maps with more than `MOST_ROWS` operations,
+`_core.rounding`. For any other map, and for maps with more than `MAX_ROWS` operations,
 the gradient of each example is pulled back separately.
 """
 
@@ -27,11 +28,11 @@ from dpjax._core.dtypes import at_least_float32, narrowest_float
 from dpjax._core.typing import Arrays, Atom
 from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.components import Component
-from dpjax.clipping._bookkeeping.factors import MOST_ROWS
+from dpjax.clipping._bookkeeping.factors import MAX_ROWS
 from dpjax.clipping._bookkeeping.tracing import inline
 
 # Primitives that only multiply, add or move numbers once the map is linear.
-_KNOWN = frozenset(
+_SUPPORTED = frozenset(
     {
         *("add", "add_any", "sub", "neg", "mul", "div", "reduce_sum", "select_n"),
         *("broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "rev"),
@@ -40,7 +41,7 @@ _KNOWN = frozenset(
 )
 
 
-class Reach(NamedTuple):
+class PullBackBounds(NamedTuple):
     """Bounds for the pull-back of gradients from operands to parameter leaves.
 
     An operand is a value that is computed from these leaves alone, and then meets the
@@ -60,7 +61,7 @@ class Reach(NamedTuple):
     dtype: jnp.dtype
 
 
-def reach(component: Component, inputs: Arrays) -> Reach | None:
+def bound_pull_back(component: Component, inputs: Arrays) -> PullBackBounds | None:
     """Bound the rounding errors of a pull-back of gradients to parameter leaves.
 
     Args:
@@ -77,47 +78,53 @@ def reach(component: Component, inputs: Arrays) -> Reach | None:
     # many as the operands, because several operands may add to one entry.
     if component.roots is not None:
         dtype = narrowest_float(x.dtype for x in inputs)
-        return Reach([1.0] * len(component.operands), len(component.operands), dtype)
-    count = len(component.leaves)
+        return PullBackBounds(
+            [1.0] * len(component.operands), len(component.operands), dtype
+        )
+    num_leaves = len(component.leaves)
     # The derivative rule of a custom_vjp need not be linear in the cotangent.
     if eqs.uses(component.path.eqns, "custom_vjp"):
         return None
-    inputs, others = inputs[:count], inputs[count:]
-    _, tangents = jax.linearize(component.forward(others, least=None), *inputs)
-    everywhere = [True] * len(inputs)
-    linear = inline(jax.make_jaxpr(tangents)(*inputs), everywhere, everywhere)
-    if not all(map(_is_known, linear.jaxpr.eqns)) or not all(
+    inputs, others = inputs[:num_leaves], inputs[num_leaves:]
+    _, tangents = jax.linearize(component.forward(others, min_dtype=None), *inputs)
+    all_true = [True] * len(inputs)
+    linear = inline(jax.make_jaxpr(tangents)(*inputs), all_true, all_true)
+    if not all(map(_is_supported, linear.jaxpr.eqns)) or not all(
         at_least_float32(x.dtype) == x.dtype for x in (*inputs, *linear.out_avals)
     ):
         return None
-    terms = len(component.operands) + _terms(linear.jaxpr)
-    if terms > MOST_ROWS:
+    terms = len(component.operands) + _count_operations(linear.jaxpr)
+    if terms > MAX_ROWS:
         return None
 
     # |J| applied to ones gives the row sums, and its transpose gives the column sums.
-    by_column = _absolute(linear, [jnp.ones_like(x) for x in inputs])
+    row_sums_of_operands = _apply_absolute(linear, [jnp.ones_like(x) for x in inputs])
     norms = []
-    for k, row_sums in enumerate(by_column):
-        transpose = jax.linear_transpose(lambda *xs: _absolute(linear, xs)[k], *inputs)
+    for k, row_sums in enumerate(row_sums_of_operands):
+        transpose = jax.linear_transpose(
+            lambda *xs: _apply_absolute(linear, xs)[k], *inputs
+        )
         column_sums = transpose(jnp.ones_like(row_sums))
-        largest = [jnp.max(x, initial=0.0) for x in (row_sums, *column_sums)]
+        maximum_sums = [jnp.max(x, initial=0.0) for x in (row_sums, *column_sums)]
         # The factor 1.05 covers the rounding errors of these sums.
-        norms.append(1.05 * jnp.sqrt(largest[0]) * jnp.sqrt(sum(largest[1:])))
+        norms.append(1.05 * jnp.sqrt(maximum_sums[0]) * jnp.sqrt(sum(maximum_sums[1:])))
     jaxpr = linear.jaxpr
     atoms = [*jaxpr.invars, *jaxpr.constvars]
     atoms += [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
-    return Reach(norms, terms, narrowest_float(eqs.aval(v).dtype for v in atoms))
+    return PullBackBounds(
+        norms, terms, narrowest_float(eqs.aval(v).dtype for v in atoms)
+    )
 
 
-def _is_known(eqn: jex.JaxprEqn) -> bool:
-    return eqn.primitive.name in _KNOWN and all(
+def _is_supported(eqn: jex.JaxprEqn) -> bool:
+    return eqn.primitive.name in _SUPPORTED and all(
         eqs.is_real(v) and at_least_float32(eqs.aval(v).dtype) == eqs.aval(v).dtype
         for v in (*eqn.invars, *eqn.outvars)
         if eqs.is_inexact(v)
     )
 
 
-def _terms(linear: jex.Jaxpr) -> int:
+def _count_operations(linear: jex.Jaxpr) -> int:
     """The number of additions and products in the transpose of a linear map.
 
     All operations of the map count. So the result bounds the number of operations
@@ -132,32 +139,32 @@ def _terms(linear: jex.Jaxpr) -> int:
             total += 1
         elif eqn.primitive.name == "broadcast_in_dim":
             # The transpose of a broadcast is a sum over the copies of each entry.
-            before, after = eqs.aval(eqn.invars[0]), eqs.aval(eqn.outvars[0])
-            total += after.size // max(before.size, 1) - 1
+            operand, output = eqs.aval(eqn.invars[0]), eqs.aval(eqn.outvars[0])
+            total += output.size // max(operand.size, 1) - 1
     return total
 
 
-def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
+def _apply_absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
     """Apply a linear map, with each coefficient replaced by its absolute value.
 
     Args:
       linear: the map's jaxpr.
       inputs: the values to which the map is applied.
     """
-    linear_in = set(linear.jaxpr.invars)
+    dependent = set(linear.jaxpr.invars)
 
     def is_coefficient(atom: Atom) -> bool:
         # Coefficients are values that do not depend on the map's inputs. Integers and
         # booleans, such as the predicates of select_n, are not coefficients.
-        known = isinstance(atom, jex.Literal) or atom not in linear_in
-        return known and eqs.is_real(atom)
+        is_constant = isinstance(atom, jex.Literal) or atom not in dependent
+        return is_constant and eqs.is_real(atom)
 
-    def apply(eqn: jex.JaxprEqn, inputs: Arrays) -> list[jax.Array]:
+    def evaluate_absolute(eqn: jex.JaxprEqn, inputs: Arrays) -> list[jax.Array]:
         absolute = [
             jnp.abs(x) if is_coefficient(v) else x
             for v, x in zip(eqn.invars, inputs, strict=True)
         ]
-        linear_in.update(eqn.outvars)
+        dependent.update(eqn.outvars)
         # Negation has the coefficient -1, whose absolute value is 1.
         if eqn.primitive.name == "neg":
             return absolute
@@ -165,4 +172,4 @@ def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
             return [absolute[0] + absolute[1]]
         return eqs.bind(eqn, absolute)
 
-    return eqs.evaluate(linear, inputs, apply)
+    return eqs.evaluate(linear, inputs, evaluate_absolute)

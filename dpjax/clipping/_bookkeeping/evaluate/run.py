@@ -9,9 +9,9 @@ The recorded arrays are the cotangents of all taps and, at sites with a rule
 **Segments that repeat** are traced once. A deep network repeats its blocks, and JAX
 would batch, differentiate and transpose the equations of each block separately. So the
 loss is cut into segments, which begin at the sites with a rule (`RuledSite`). Segments
-that differ only in variable names (`equations.Alike`) share one jitted function, which
-JAX batches, differentiates and transposes once. The compiler still optimises across the
-calls.
+that differ only in variable names (`equations.Comparable`) share one jitted function,
+which JAX batches, differentiates and transposes once. The compiler still optimises
+across the calls.
 """
 
 import collections
@@ -37,15 +37,15 @@ from dpjax._core.meshes import (
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.plan import Plan
-from dpjax.clipping._bookkeeping.analysis.sites import KeptSite, RuledSite, Scope, Site
+from dpjax.clipping._bookkeeping.analysis.sites import BlockSite, RuledSite, Scope, Site
 
 # The outputs; and for each site with a rule, in order, the values of its equation's
 # inputs except the operand.
-Ran = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
+RunResult = tuple[list[jax.Array], list[tuple[jax.Array, ...]]]
 # A function that evaluates a checkpointed block for one example. It takes the block's
 # sites, the values of the block's inputs, and the tap at each site. It returns the
 # block's outputs.
-AtBlock = Callable[[Sequence[KeptSite], Arrays, Arrays], list[jax.Array]]
+BlockEvaluator = Callable[[Sequence[BlockSite], Arrays, Arrays], list[jax.Array]]
 
 
 class Request(NamedTuple):
@@ -68,21 +68,22 @@ class Request(NamedTuple):
     finite: Arrays = ()
 
 
-class AtBlocks(NamedTuple):
+class BlockEvaluation(NamedTuple):
     """How to evaluate the checkpointed blocks of a loss.
 
     Attributes:
       request: whether the blocks compute norms or sums for the batch.
-      outputs: a function that returns the outputs of a block for one example. Its first
-        argument is the `Request` for the example, and the other arguments are those of
-        an `AtBlock`. None if no block stays checkpointed.
+      outputs: a function that returns the outputs of a block for one example. Its
+        arguments are the `Request` for the example, the block's sites, the values of
+        the block's inputs, and the tap at each site. None if no block stays
+        checkpointed.
     """
 
     request: Request
     outputs: Callable[..., list[jax.Array]] | None
 
 
-NO_BLOCKS = AtBlocks(Request(()), None)
+NO_BLOCKS = BlockEvaluation(Request(()), None)
 
 
 class Segment(NamedTuple):
@@ -104,7 +105,7 @@ class Segment(NamedTuple):
     inputs: tuple[jex.Var, ...]
     outs: tuple[jex.Var, ...]
 
-    def features(self) -> Hashable:
+    def description(self) -> Hashable:
         """A hashable description, equal for segments that compute the same function.
 
         Segments with equal descriptions also add taps to the same values.
@@ -113,7 +114,7 @@ class Segment(NamedTuple):
             tuple((site.position, isinstance(site, RuledSite)) for site in sites)
             for sites in self.sites
         )
-        return taps, eqs.of_function(self.inputs, self.eqns, self.outs)
+        return taps, eqs.describe_function(self.inputs, self.eqns, self.outs)
 
 
 def segments(scope: Scope) -> list[Segment]:
@@ -130,51 +131,57 @@ def segments(scope: Scope) -> list[Segment]:
         if index in scope.scans or scope.block_sites(index):
             starts |= {index, index + 1}
     # The last use of each variable; the scope's outputs are used after all equations.
-    last: dict[jex.Var, int] = {}
+    last_use: dict[jex.Var, int] = {}
     uses = [*(eqn.invars for eqn in eqns), scope.closed.jaxpr.outvars]
     for index, atoms in enumerate(uses):
-        last.update((v, index) for v in atoms if isinstance(v, jex.Var))
+        last_use.update((v, index) for v in atoms if isinstance(v, jex.Var))
     parts = []
     for start, stop in itertools.pairwise(sorted({*starts, len(eqns)})):
-        own = tuple(eqns[start:stop])
+        segment_eqns = tuple(eqns[start:stop])
         # Dicts without values are ordered sets. The order matters, since it is part of
         # a segment's features.
-        made = dict.fromkeys(v for eqn in own for v in eqn.outvars)
-        entering = (v for eqn in own for v in eqn.invars if isinstance(v, jex.Var))
-        inputs = tuple(v for v in dict.fromkeys(entering) if v not in made)
-        outs = tuple(v for v in made if last.get(v, -1) >= stop)
-        parts.append(Segment(start, own, scope.sites[start:stop], inputs, outs))
+        computed = dict.fromkeys(v for eqn in segment_eqns for v in eqn.outvars)
+        read_variables = (
+            v for eqn in segment_eqns for v in eqn.invars if isinstance(v, jex.Var)
+        )
+        inputs = tuple(v for v in dict.fromkeys(read_variables) if v not in computed)
+        outs = tuple(v for v in computed if last_use.get(v, -1) >= stop)
+        parts.append(
+            Segment(start, segment_eqns, scope.sites[start:stop], inputs, outs)
+        )
     return parts
 
 
-def _pass(alike: eqs.Alike[Segment], inputs: Arrays, taps: Arrays) -> Ran:
-    segment, pending = alike.part, iter(taps)
+def _evaluate_segment(
+    comparable: eqs.Comparable[Segment], inputs: Arrays, taps: Arrays
+) -> RunResult:
+    segment, remaining_taps = comparable.part, iter(taps)
     values = dict(zip(segment.inputs, inputs, strict=True))
     records = []
     for eqn, sites in zip(segment.eqns, segment.sites, strict=True):
         args = [eqs.read(v, values) for v in eqn.invars]
-        ruled = None
+        ruled_position = None
         for site in sites:
             # At a site with a rule, the tap is added to the equation's output. At other
             # sites it is added to the operand, before the equation.
-            if site.is_tapped_itself:
-                args[site.position] = plus(args[site.position], next(pending))
+            if site.has_operand_tap:
+                args[site.position] = plus(args[site.position], next(remaining_taps))
             else:
-                ruled = site.position
+                ruled_position = site.position
         out = eqs.bind(eqn, args)
-        if ruled is not None:
-            out[0] = plus(out[0], next(pending))
-            records.append(tuple(x for i, x in enumerate(args) if i != ruled))
+        if ruled_position is not None:
+            out[0] = plus(out[0], next(remaining_taps))
+            records.append(tuple(x for i, x in enumerate(args) if i != ruled_position))
         values.update(zip(eqn.outvars, out, strict=True))
     return [values[v] for v in segment.outs], records
 
 
-_pass_once = jax.jit(_pass, static_argnums=0)
+_evaluate_segment_jitted = jax.jit(_evaluate_segment, static_argnums=0)
 
 
 def run(
-    scope: Scope, inputs: Arrays, taps: Arrays, at_block: AtBlock | None = None
-) -> Ran:
+    scope: Scope, inputs: Arrays, taps: Arrays, at_block: BlockEvaluator | None = None
+) -> RunResult:
     """Evaluate a loss, or a scan's body, for one example, with taps at its sites.
 
     A site is an equation that combines a value computed from parameters alone, the
@@ -196,35 +203,49 @@ def run(
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
     # Segments have the order of their sites. So the taps of each segment come next.
-    pending, parts = iter(taps), [eqs.Alike(segment) for segment in segments(scope)]
+    remaining_taps, parts = (
+        iter(taps),
+        [eqs.Comparable(segment) for segment in segments(scope)],
+    )
     counts = collections.Counter(parts)
-    for alike in parts:
-        segment = alike.part
-        own = list(itertools.islice(pending, sum(map(len, segment.sites))))
-        body, kept = scope.scans.get(segment.start), scope.block_sites(segment.start)
-        inside = body.all_sites() if body is not None else []
-        if not inside and not kept:
+    for comparable in parts:
+        segment = comparable.part
+        segment_taps = list(
+            itertools.islice(remaining_taps, sum(map(len, segment.sites)))
+        )
+        body, block_sites = (
+            scope.scans.get(segment.start),
+            scope.block_sites(segment.start),
+        )
+        body_sites = body.all_sites() if body is not None else []
+        if not body_sites and not block_sites:
             # A segment that occurs only once is traced in place.
-            function = _pass_once if counts[alike] > 1 else _pass
-            out, new = function(alike, [values[v] for v in segment.inputs], own)
+            function = (
+                _evaluate_segment_jitted
+                if counts[comparable] > 1
+                else _evaluate_segment
+            )
+            out, new_records = function(
+                comparable, [values[v] for v in segment.inputs], segment_taps
+            )
             values.update(zip(segment.outs, out, strict=True))
-            records += new
+            records += new_records
             continue
         (eqn,), (sites,) = segment.eqns, segment.sites
         args = [eqs.read(v, values) for v in eqn.invars]
         if body is None:
             assert at_block is not None
-            out = at_block(kept, args, own)
+            out = at_block(block_sites, args, segment_taps)
         else:
             # Some inputs of the scan are tapped before the scan (analysis.sites).
-            for site, tap in zip(sites, own, strict=True):
+            for site, tap in zip(sites, segment_taps, strict=True):
                 args[site.position] = plus(args[site.position], tap)
-            within = list(itertools.islice(pending, len(inside)))
-            out, new = _scan(eqn, args, body, within, at_block)
-            records += new
+            body_taps = list(itertools.islice(remaining_taps, len(body_sites)))
+            out, new_records = _scan(eqn, args, body, body_taps, at_block)
+            records += new_records
         values.update(zip(eqn.outvars, out, strict=True))
     outputs = [eqs.read(v, values) for v in scope.closed.jaxpr.outvars]
-    for site, tap in zip(scope.outputs, pending, strict=True):
+    for site, tap in zip(scope.outputs, remaining_taps, strict=True):
         outputs[site.position] = plus(outputs[site.position], tap)
     return outputs, records
 
@@ -234,8 +255,8 @@ def _scan(
     inputs: Arrays,
     body: Scope,
     taps: Arrays,
-    at_block: AtBlock | None,
-) -> Ran:
+    at_block: BlockEvaluator | None,
+) -> RunResult:
     """Evaluate a scan whose body has sites, for one example.
 
     A site is an equation that combines a value computed from parameters alone, the
@@ -258,12 +279,14 @@ def _scan(
 
     def iteration(
         carried: list[jax.Array], scanned: tuple[list[jax.Array], Arrays]
-    ) -> tuple[list[jax.Array], Ran]:
-        xs, own = scanned
-        out, records = run(body, [*inputs[:consts], *carried, *xs], own, at_block)
+    ) -> tuple[list[jax.Array], RunResult]:
+        xs, iteration_taps = scanned
+        out, records = run(
+            body, [*inputs[:consts], *carried, *xs], iteration_taps, at_block
+        )
         return out[:carry], (out[carry:], records)
 
-    last, (ys, records) = jax.lax.scan(
+    final_carry, (ys, records) = jax.lax.scan(
         iteration,
         list(inputs[consts : consts + carry]),
         (list(inputs[consts + carry :]), taps),
@@ -271,7 +294,7 @@ def _scan(
         reverse=eqn.params["reverse"],
         unroll=eqn.params["unroll"],
     )
-    return [*last, *ys], records
+    return [*final_carry, *ys], records
 
 
 class Records(NamedTuple):
@@ -298,7 +321,7 @@ class Records(NamedTuple):
 
 
 def record_sites(
-    plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: AtBlocks = NO_BLOCKS
+    plan: Plan, leaves: Arrays, examples: Arrays, at_blocks: BlockEvaluation = NO_BLOCKS
 ) -> tuple[list[jax.Array], Records]:
     """Run a loss forward and backward on a batch, and record inputs and cotangents.
 
@@ -318,7 +341,7 @@ def record_sites(
     axes = varying_axes(plan.scope.closed.out_avals[0])
     taps, forward = run_with_taps(plan, leaves, examples, axes, at_blocks)
 
-    def loss_first(taps: Arrays) -> tuple[jax.Array, Ran]:
+    def loss_first(taps: Arrays) -> tuple[jax.Array, RunResult]:
         outputs, records = forward(taps, examples)
         return outputs[0], (outputs, records)
 
@@ -331,11 +354,11 @@ def record_sites(
 
 def run_with_taps(
     plan: Plan,
-    known: Arrays,
+    invariants: Arrays,
     examples: Arrays,
     axes: frozenset[str],
-    at_blocks: AtBlocks,
-) -> tuple[list[jax.Array], Callable[..., Ran]]:
+    at_blocks: BlockEvaluation,
+) -> tuple[list[jax.Array], Callable[..., RunResult]]:
     """Make taps, and a function that runs a batch with the taps added.
 
     A tap is an array of zeros for one site, an equation that combines a parameter with
@@ -344,63 +367,67 @@ def run_with_taps(
 
     Args:
       plan: the analysis of the loss.
-      known: the inputs that depend on no example, the parameter leaves first.
+      invariants: the inputs that depend on no example, the parameter leaves first.
       examples: the leaves of the batch arguments, with a leading batch axis.
       axes: the mesh axes along which the taps vary.
       at_blocks: how checkpointed blocks are evaluated, if the plan has any.
     """
     batch = examples[0].shape[0]
-    leading, mesh = leading_axis(examples), explicit_mesh((known, examples))
+    leading, mesh = leading_axis(examples), explicit_mesh((invariants, examples))
 
     @functools.cache  # Many taps have the same type. They share one array of zeros.
-    def zeros(kind: jax.core.ShapedArray, *lengths: int) -> jax.Array:
-        shape = (batch, *lengths, *kind.shape)
-        return sharded_zeros(kind, shape, leading=leading, mesh=mesh)
+    def zeros(tap_type: jax.core.ShapedArray, *lengths: int) -> jax.Array:
+        shape = (batch, *lengths, *tap_type.shape)
+        return sharded_zeros(tap_type, shape, leading=leading, mesh=mesh)
 
     request, outputs_of = at_blocks
     sums = bool(request.scales)
-    in_sum = [sums and isinstance(site, KeptSite) for site in plan.sites]
+    in_sum = [sums and isinstance(site, BlockSite) for site in plan.sites]
     taps = []
     for site, summed in zip(plan.sites, in_sum, strict=True):
-        tapped = (
+        tapped_value = (
             site.rule.eqn.outvars[0] if isinstance(site, RuledSite) else site.operand
         )
-        kind = eqs.aval(tapped)
+        tap_type = eqs.aval(tapped_value)
         lengths = [loop.length for loop in site.loops]
-        if isinstance(site, KeptSite):
+        if isinstance(site, BlockSite):
             # The tap's cotangent is the block's result. So the tap has the type of the
             # result: one number per example, or a sum with the operand's shape.
-            dtype = at_least_float32(kind.dtype)
-            one = jax.core.ShapedArray((), dtype)
-            kind = kind.update(dtype=dtype) if summed else one
+            dtype = at_least_float32(tap_type.dtype)
+            scalar = jax.core.ShapedArray((), dtype)
+            tap_type = tap_type.update(dtype=dtype) if summed else scalar
         if summed:
-            taps.append(sharded_zeros(kind, (*lengths, *kind.shape), mesh=mesh))
+            taps.append(sharded_zeros(tap_type, (*lengths, *tap_type.shape), mesh=mesh))
         else:
-            taps.append(zeros(kind, *lengths))
+            taps.append(zeros(tap_type, *lengths))
     # In `jax.shard_map` the taps must vary over the devices. For a value that devices
     # share, the derivative would be a sum over the devices.
     taps = jax.lax.pcast(taps, tuple(sorted(axes)), to="varying")
 
-    def forward(taps: Arrays, examples: Arrays) -> Ran:
-        def one(example: Arrays, own: Arrays, request: Request) -> Ran:
-            given = iter(own)
+    def forward(taps: Arrays, examples: Arrays) -> RunResult:
+        def run_example(
+            example: Arrays, example_taps: Arrays, request: Request
+        ) -> RunResult:
+            remaining_taps = iter(example_taps)
             # Taps for sums have no batch axis. They are closed over, and not passed to
             # vmap, so that they may be sharded along the same mesh axes as examples.
-            tapped = [
-                tap if summed else next(given)
+            all_taps = [
+                tap if summed else next(remaining_taps)
                 for tap, summed in zip(taps, in_sum, strict=True)
             ]
-            inputs = [*known, *example]
+            inputs = [*invariants, *example]
             at_block = outputs_of and functools.partial(outputs_of, request)
-            outputs, records = run(plan.scope, inputs, tapped, at_block)
-            remaining = iter(records)
+            outputs, records = run(plan.scope, inputs, all_taps, at_block)
+            remaining_records = iter(records)
             ruled = [isinstance(site, RuledSite) for site in plan.sites]
-            return outputs, [next(remaining) if on else () for on in ruled]
+            return outputs, [next(remaining_records) if on else () for on in ruled]
 
-        own = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
+        example_taps = [
+            tap for tap, summed in zip(taps, in_sum, strict=True) if not summed
+        ]
         # Only the clip norms have no batch axis.
         axes = 0, 0, Request._make([None, 0, 0])
-        batched = jax.vmap(one, in_axes=axes, axis_size=batch)
-        return batched(list(examples), own, request)
+        batched = jax.vmap(run_example, in_axes=axes, axis_size=batch)
+        return batched(list(examples), example_taps, request)
 
     return taps, forward

@@ -28,13 +28,13 @@ from dpjax._core.rounding import margin
 from dpjax._core.typing import ArrayLike, Arrays
 from dpjax.clipping._bookkeeping import equations as eqs
 from dpjax.clipping._bookkeeping.analysis.plan import Block, Plan
-from dpjax.clipping._bookkeeping.analysis.sites import KeptSite
+from dpjax.clipping._bookkeeping.analysis.sites import BlockSite
 from dpjax.clipping._bookkeeping.evaluate.engine import squares_alone, sums_alone
 from dpjax.clipping._bookkeeping.evaluate.run import (
-    AtBlocks,
-    Ran,
+    BlockEvaluation,
     Records,
     Request,
+    RunResult,
     record_sites,
     run_with_taps,
 )
@@ -60,7 +60,7 @@ def clipped_sum_in_two_passes(
       inputs: the parameters, the examples and the mask of the batch.
     """
 
-    def weigh(
+    def compute_scales(
         recorded: Records, clip_norms: Sequence[ArrayLike], mask: jax.Array
     ) -> Scales:
         squares = squares_alone(plan, mask.shape, recorded, clip_norms)
@@ -68,34 +68,38 @@ def clipped_sum_in_two_passes(
 
     leaves, examples, mask = inputs
     outputs = partial(_outputs_of_one_example, plan.blocks)
-    in_blocks = AtBlocks(Request(clip_norms), outputs)
+    in_blocks = BlockEvaluation(Request(clip_norms), outputs)
     (loss, *aux), recorded = record_sites(plan, leaves, examples, in_blocks)
     arrays = (leaves, examples)
-    weighed = let_compiler_shard(weigh, arrays, jax.P(leading_axis(examples)))
-    finite, scales, norm = weighed(recorded, clip_norms, mask)
+    compute_sharded_scales = let_compiler_shard(
+        compute_scales, arrays, jax.P(leading_axis(examples))
+    )
+    finite, scales, norm = compute_sharded_scales(recorded, clip_norms, mask)
     # Because of the barrier, XLA treats the second pass as a different computation.
     # Otherwise XLA could reuse values of the first pass, and would store these values.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
-    in_blocks = AtBlocks(Request(clip_norms, scales, [finite]), outputs)
+    in_blocks = BlockEvaluation(Request(clip_norms, scales, [finite]), outputs)
     _, recorded = record_sites(plan, leaves, examples, in_blocks)
     shardings = [spec_of(x) for x in leaves]
-    summed = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
-    grads = summed(recorded, scales, finite)
+    compute_sharded_sums = let_compiler_shard(
+        partial(sums_alone, plan), arrays, shardings
+    )
+    grads = compute_sharded_sums(recorded, scales, finite)
     return grads, PerExample(loss, norm, aux)
 
 
 def _outputs_of_one_example(
-    blocks: Mapping[KeptSite, Block],
+    blocks: Mapping[BlockSite, Block],
     request: Request,
-    sites: Sequence[KeptSite],
+    sites: Sequence[BlockSite],
     inputs: Arrays,
     taps: Arrays,
 ) -> list[jax.Array]:
     """The outputs of a checkpointed block for one example, with a custom derivative.
 
-    Under vmap, a batching rule replaces this function by `_batch`, whose custom
-    derivative is for the whole batch. A site of a block is one of the block's inputs,
-    computed from parameters alone. A tap is an array of zeros for one site. The
+    Under vmap, a batching rule replaces this function by `_outputs_of_batch`, whose
+    custom derivative is for the whole batch. A site of a block is one of the block's
+    inputs, computed from parameters alone. A tap is an array of zeros for one site. The
     derivative returns norms or sums as the taps' cotangents.
 
     Args:
@@ -114,10 +118,10 @@ def _outputs_of_one_example(
     # The order of the block's inputs changes: first leaves, then other batch-invariant
     # values, then the values that depend on the example.
     ordered = [inputs[i] for i in block.order]
-    known, example = ordered[: block.num_known], ordered[block.num_known :]
+    invariants, example = ordered[: block.num_invariant], ordered[block.num_invariant :]
     # Inside the block, groups are numbered by first use. So equal blocks of different
     # groups share one trace.
-    own = Request(
+    block_request = Request(
         [request.clip_norms[group] for group in block.groups],
         [request.scales[group] for group in block.groups if request.scales],
         request.finite,
@@ -125,48 +129,56 @@ def _outputs_of_one_example(
 
     @jax.custom_batching.custom_vmap
     def outputs(
-        known: _Arrays, example: _Arrays, taps: _Arrays, request: Request
+        invariants: _Arrays, example: _Arrays, taps: _Arrays, request: Request
     ) -> _Arrays:
-        return _evaluate_block(block, known, example)
+        return _evaluate_block(block, invariants, example)
 
     @outputs.def_vmap
-    def of_batch(
-        size: int, mapped: Sequence[Any], *given: Any
+    def outputs_of_batch(
+        size: int, mapped: Sequence[Any], *arguments: Any
     ) -> tuple[_Arrays, list[bool]]:
-        known, example, taps, request = given
-        # `_batch` maps over all these inputs. So unmapped inputs get a batch axis.
+        invariants, example, taps, request = arguments
+        # `_outputs_of_batch` maps over all these inputs. So unmapped inputs get a batch
+        # axis.
         examples = [
             x if on else jnp.broadcast_to(x, (size, *x.shape))
             for x, on in zip(example, mapped[1], strict=True)
         ]
-        outs = cast(_Arrays, _batch(block, known, examples, taps, request))
+        outs = cast(
+            _Arrays, _outputs_of_batch(block, invariants, examples, taps, request)
+        )
         return outs, [True] * len(outs)
 
-    return outputs(known, example, list(taps), own)
+    return outputs(invariants, example, list(taps), block_request)
 
 
-def _evaluate_block(block: Block, known: _Arrays, example: _Arrays) -> _Arrays:
-    return eqs.evaluate(block.plan.scope.closed, [*known, *example])
+def _evaluate_block(block: Block, invariants: _Arrays, example: _Arrays) -> _Arrays:
+    return eqs.evaluate(block.plan.scope.closed, [*invariants, *example])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _batch(
-    block: Block, known: _Arrays, examples: _Arrays, taps: _Arrays, request: Request
+def _outputs_of_batch(
+    block: Block,
+    invariants: _Arrays,
+    examples: _Arrays,
+    taps: _Arrays,
+    request: Request,
 ) -> _Arrays:
     """The outputs f[b, ...] of a checkpointed block for a batch.
 
     The arguments `taps` and `request` do not affect the outputs. The derivative
-    (`_backward`) computes the norms or sums that `request` asks for. It returns these
-    results as the cotangents of `taps`.
+    (`_backward`) computes sums of scaled gradients if `request.scales` is not empty,
+    and squared norms otherwise. The derivative returns these results as the cotangents
+    of `taps`.
     """
-    return jax.vmap(partial(_evaluate_block, block, known))(examples)
+    return jax.vmap(partial(_evaluate_block, block, invariants))(examples)
 
 
-def _forward(block: Block, *given: Any) -> tuple[_Arrays, _Saved]:
+def _forward(block: Block, *arguments: Any) -> tuple[_Arrays, _Saved]:
     # With symbolic_zeros, each argument is a pair of its value and a perturbed flag.
-    values = jax.tree.map(lambda x: x.value, given)
-    known, examples, _, request = values
-    return _batch(block, *values), (known, examples, request)
+    values = jax.tree.map(lambda x: x.value, arguments)
+    invariants, examples, _, request = values
+    return _outputs_of_batch(block, *values), (invariants, examples, request)
 
 
 def _backward(
@@ -180,21 +192,23 @@ def _backward(
         i in block.outputs and isinstance(c, jax.Array) and eqs.is_inexact(c)
         for i, c in enumerate(cotangents)
     )
-    real = [c for c, on in zip(cotangents, used, strict=True) if on]
+    used_cotangents = [c for c, on in zip(cotangents, used, strict=True) if on]
     # As in jax.checkpoint, XLA must not start the recomputation before the cotangents
     # exist, and must not merge it with the forward pass, which would store all values
     # inside the block. The barrier prevents both.
-    saved, real = jax.lax.optimization_barrier((saved, real))
-    of_examples, of_taps = _backward_on_batch(eqs.Alike(block), used, saved, real)
+    saved, used_cotangents = jax.lax.optimization_barrier((saved, used_cotangents))
+    of_examples, of_taps = _backward_on_batch(
+        eqs.Comparable(block), used, saved, used_cotangents
+    )
     return None, of_examples, of_taps, None
 
 
-_batch.defvjp(_forward, _backward, symbolic_zeros=True)
+_outputs_of_batch.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _backward_on_batch(
-    alike: eqs.Alike[Block],
+    comparable: eqs.Comparable[Block],
     used: tuple[bool, ...],
     saved: _Saved,
     cotangents: _Arrays,
@@ -205,7 +219,7 @@ def _backward_on_batch(
     or the sums of the scaled gradients.
 
     Args:
-      alike: the block.
+      comparable: the block.
       used: for each of the block's outputs, whether it has a cotangent.
       saved: the values of the block's inputs, and the `Request` for norms or sums.
       cotangents: the cotangents of the used outputs, with a leading batch axis.
@@ -213,35 +227,44 @@ def _backward_on_batch(
     Returns:
       For each input that depends on the example, its cotangent, or None if it has none.
       For each leaf of the block (`Block`), the sum of its scaled gradients if
-      `Request.scales` is not empty, and otherwise squared norms f[b] (`_squares`).
+      `Request.scales` is not empty, and otherwise squared norms f[b]
+      (`_squares_of_leaves`).
     """
-    block, (known, examples, request) = alike.part, saved
-    inner = AtBlocks(request, partial(_outputs_of_one_example, block.plan.blocks))
+    block, (invariants, examples, request) = comparable.part, saved
+    inner_blocks = BlockEvaluation(
+        request, partial(_outputs_of_one_example, block.plan.blocks)
+    )
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
-    taps, forward = run_with_taps(block.plan, known, examples, axes, inner)
+    taps, forward = run_with_taps(block.plan, invariants, examples, axes, inner_blocks)
 
-    def used_outputs(taps: Arrays, examples: Arrays) -> Ran:
+    def used_outputs(taps: Arrays, examples: Arrays) -> RunResult:
         outputs, records = forward(taps, examples)
         return [x for x, on in zip(outputs, used, strict=True) if on], records
 
     _, vjp, records = jax.vjp(used_outputs, taps, examples, has_aux=True)
     of_taps, of_examples = vjp(cotangents)
-    recorded = Records(records, of_taps, known)
+    recorded = Records(records, of_taps, invariants)
     # Only floating-point and complex inputs have cotangents.
     pairs = zip(of_examples, examples, strict=True)
-    of_reals = [c if eqs.is_inexact(x) else None for c, x in pairs]
+    of_inexact = [c if eqs.is_inexact(x) else None for c, x in pairs]
     if request.scales:
-        make, given = partial(sums_alone, block.plan), (request.scales, *request.finite)
-        specs = [spec_of(x) for x in known[: block.plan.num_leaves]]
+        compute, arguments = (
+            partial(sums_alone, block.plan),
+            (request.scales, *request.finite),
+        )
+        specs = [spec_of(x) for x in invariants[: block.plan.num_leaves]]
     else:
         batch = examples[0].shape[:1]
-        make, given = partial(_squares, block, batch), (request.clip_norms,)
+        compute, arguments = (
+            partial(_squares_of_leaves, block, batch),
+            (request.clip_norms,),
+        )
         specs = jax.P(leading_axis(examples))
-    made = let_compiler_shard(make, (known, examples), specs)
-    return of_reals, made(recorded, *given)
+    sharded_compute = let_compiler_shard(compute, (invariants, examples), specs)
+    return of_inexact, sharded_compute(recorded, *arguments)
 
 
-def _squares(
+def _squares_of_leaves(
     block: Block,
     batch: tuple[int, ...],
     recorded: Records,
@@ -255,11 +278,11 @@ def _squares(
     """
     squares = squares_alone(block.plan, batch, recorded, clip_norms)
     out = []
-    for i, group in enumerate(block.of_leaves):
+    for i, group in enumerate(block.group_indices):
         # A cotangent has the dtype of its tap, which is at least float32 but may be
         # narrower than the dtype of the square.
         square = _round_up(squares[group], at_least_float32(recorded.inputs[i].dtype))
-        is_first = block.of_leaves.index(group) == i
+        is_first = block.group_indices.index(group) == i
         out.append(square if is_first else jnp.zeros_like(square))
     return out
 
