@@ -62,7 +62,7 @@ def test_chain_covariances_dominate_exact_covariances(n_b, decay):
             moved[place, step:] += c[: num_steps - step]
     exact = moved @ moved.T
     chain = best_chain_fn(n_b)(strategy)
-    places = np.arange(int(chain.num_positions))
+    places = np.arange(int(chain.size))
     apart = np.abs(places[:, None] - places)
     above = float(chain.shared) + float(chain.variance) * float(chain.decay) ** apart
     for turn in range(n_b):

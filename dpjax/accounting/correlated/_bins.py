@@ -122,10 +122,8 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     epochs = -(-num_steps // n_b)
     margin = (2 * jnp.linalg.norm(c) + error) * error
     g = _correlation(c, max(num_steps, n_b)) + margin
-    min_distances = np.arange(1, epochs) * n_b - (n_b - 1)
-    covariances = (
-        jax.lax.cummax(g, reverse=True)[min_distances] if epochs > 1 else jnp.zeros(0)
-    )
+    gaps = np.arange(1, epochs) * n_b - (n_b - 1)
+    covariances = jax.lax.cummax(g, reverse=True)[gaps] if epochs > 1 else jnp.zeros(0)
     # The number of ordered pairs of epochs that are 1, 2, … epochs apart.
     num_pairs = 2.0 * np.arange(epochs - 1, 0, -1)
     return Covariances(
@@ -157,7 +155,7 @@ class _Run(NamedTuple):
       noise_multiplier: the least noise multiplier of any step, f[].
       by_gap: `by_gap` of `Covariances`, padded with zeros, f[m].
       shared: `shared` of `Covariances`, f[].
-      mu_of_known_steps: the GDP parameter μ for an attacker who knows the example's
+      known_mu: the GDP parameter μ for an attacker who knows the example's
         steps, f[].
       num_positions: the number of steps of an epoch in which the example may take part,
         i[]. If the run ends within its first epoch, `num_positions` is the number of
@@ -169,7 +167,7 @@ class _Run(NamedTuple):
     noise_multiplier: jax.Array
     by_gap: jax.Array
     shared: jax.Array
-    mu_of_known_steps: jax.Array
+    known_mu: jax.Array
     num_positions: jax.Array
     epochs: jax.Array
     rate: jax.Array
@@ -192,10 +190,8 @@ def _run(
     by_gap, shared = covariances(strategy, num_steps, num_positions)
     num_gaps = max(_MIN_GAPS, 1 << (num_positions // 2 - 1).bit_length())
     by_gap = jnp.pad(by_gap, (0, num_gaps + 1 - by_gap.size))
-    clipped_schedule = schedule._replace(steps_per_epoch=num_positions)
-    mu_of_known_steps = mu_of(
-        strategy, factors, noise_multiplier, schedule=clipped_schedule
-    )
+    clipped = schedule._replace(steps_per_epoch=num_positions)
+    known_mu = mu_of(strategy, factors, noise_multiplier, schedule=clipped)
     # If the noise varies by step, the bound uses the least noise for all steps.
     all_positive = jnp.all(factors > 0)
     min_factor = jnp.where(all_positive, jnp.min(factors), 0.0)
@@ -203,7 +199,7 @@ def _run(
         noise_multiplier * min_factor,
         by_gap,
         shared,
-        mu_of_known_steps,
+        known_mu,
         jnp.asarray(num_positions),
         jnp.asarray(float(-(-num_steps // num_positions) if fresh else 1)),
         jnp.asarray(num_positions / n_b),
@@ -211,17 +207,17 @@ def _run(
 
 
 def _epsilon_in_bins(
-    run: _Run, delta: jax.Array, *, few_positions: bool, replace: bool
+    run: _Run, delta: jax.Array, *, use_chain: bool, replace: bool
 ) -> jax.Array:
     """An upper bound on the ε of a run in which each example picks random steps, f[].
 
     The theorem of docs/amplification.md proves the bound. The function replaces the
     covariances of the steps that an example may pick by larger covariances, those of a
-    tree (`_trees`). If `few_positions` is true and `replace` is false, the function
-    also computes the bound for the covariances of a Gaussian chain (`_chain`), and
-    returns the smaller bound. `few_positions` says that the example has at most
-    `_chain.MAX_POSITIONS` possible steps in an epoch, and `replace` says that the
-    adjacency is REPLACE.
+    tree (`_trees`). If `use_chain` is true and `replace` is false, the function also
+    computes the bound for the covariances of a Gaussian chain (`_chain`), and returns
+    the smaller bound. `use_chain` must be false if the example has more than
+    `_chain.MAX_POSITIONS` possible steps in an epoch. `replace` says that the adjacency
+    is REPLACE.
     """
     num_positions, epochs = run.num_positions, run.epochs
     valid = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)
@@ -234,10 +230,8 @@ def _epsilon_in_bins(
     tail = jax.lax.stop_gradient(_TRUNCATED_FRACTION * target_delta / epochs)
     tail = spread.replacement_tail(tail) if replace else tail
     law, variance = _trees.ratio(tree, by_gap, num_positions, tail, spread.POINTS)
-    num_tree_positions = jnp.exp2(1.0 * tree.joins) * tree.copies
-    losses = (spread.replacement_losses if replace else spread.losses)(
-        law, 2 * num_tree_positions
-    )
+    size = jnp.exp2(1.0 * tree.joins) * tree.copies
+    losses = (spread.replacement_losses if replace else spread.losses)(law, 2 * size)
     # The factor that all positions share is a Gaussian mechanism with μ² = variance.
     # Under REPLACE this factor is e^Z in one run and e^{−Z} in the other, with 2μ in
     # place of μ.
@@ -245,7 +239,7 @@ def _epsilon_in_bins(
     variance = epochs * variance + shared
     variance = 4 * variance if replace else variance
     value = epsilon_of([(losses, epochs)], variance, target_delta)
-    if few_positions and not replace:
+    if use_chain and not replace:
         chain = _chain.best(by_gap, num_positions)
         tree_log_square = _trees.log_square(tree, by_gap, num_positions)
         value = _chain.smaller_epsilon(
@@ -254,19 +248,17 @@ def _epsilon_in_bins(
     return jnp.where(valid & ~jnp.isnan(value), value, jnp.inf)
 
 
-@functools.partial(jax.jit, static_argnames=("few_positions", "replace"))
+@functools.partial(jax.jit, static_argnames=("use_chain", "replace"))
 def _epsilon(
-    run: _Run, delta: jax.Array, *, few_positions: bool, replace: bool
+    run: _Run, delta: jax.Array, *, use_chain: bool, replace: bool
 ) -> jax.Array:
     target_delta = delta / run.rate * (1 - 4 * ULP)
-    epsilon_of_secret_steps = _epsilon_in_bins(
-        run, target_delta, few_positions=few_positions, replace=replace
-    )
+    value = _epsilon_in_bins(run, target_delta, use_chain=use_chain, replace=replace)
     # Divergences are jointly convex, so that ε is at most the ε for an attacker who
     # knows the example's steps.
     value = jnp.minimum(
-        epsilon_of_secret_steps,
-        gaussian.epsilon_of(run.mu_of_known_steps, target_delta),
+        value,
+        gaussian.epsilon_of(run.known_mu, target_delta),
     )
     # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
     # joint convexity: if a mechanism is (ε, δ)-DP for an example that takes part, the
@@ -295,9 +287,7 @@ def epsilon64(
     one factor for all steps, f[1].
     """
     run = _run(strategy, factors, noise_multiplier, schedule=schedule)
-    few_positions = (
+    use_chain = (
         min(schedule.num_steps, schedule.steps_per_epoch) <= _chain.MAX_POSITIONS
     )
-    return _epsilon(
-        run, delta, few_positions=few_positions, replace=schedule.factor > 1
-    )
+    return _epsilon(run, delta, use_chain=use_chain, replace=schedule.factor > 1)

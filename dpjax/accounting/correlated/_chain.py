@@ -30,15 +30,15 @@ from dpjax.accounting._numerics.pld.pairs import DiscreteLosses, tail_quantile
 
 # The number of states. Rounding to the states adds 1/3 % to the variance of independent
 # positions.
-_NUM_STATES = 64
-_NUM_SUMS = 2048  # points of the grid for the partial sum of L
+_STATES = 64
+_SUMS = 2048  # points of the grid for the partial sum of L
 MAX_POSITIONS = 2_000  # the running time grows with the number of positions
 # Above this ε an evenly spaced grid that reaches e^ε is too coarse near L = 1.
 _MAX_TREE_EPSILON = 12.0
 # The chain's bound is computed if the chain has fewer than _FEW_POSITIONS positions, or
-# if its log E L² is below _MAX_LOG_SQUARE_RATIO times the tree's log E L². Above this
+# if its log E L² is below _MAX_RATIO times the tree's log E L². Above this
 # multiple, the chain gave a smaller ε in none of about 100 random runs.
-_FEW_POSITIONS, _MAX_LOG_SQUARE_RATIO = 8, 0.995
+_FEW_POSITIONS, _MAX_RATIO = 8, 0.995
 
 
 class Chain(NamedTuple):
@@ -49,19 +49,19 @@ class Chain(NamedTuple):
     all positions share adds the covariance κ.
 
     Attributes:
-      num_positions: the number of positions, f[].
+      size: the number of positions, f[].
       shared: κ, the variance of the shared variable, f[].
       variance: a, the variance of each X_i, f[].
       decay: ρ, f[].
     """
 
-    num_positions: jax.Array
+    size: jax.Array
     shared: jax.Array
     variance: jax.Array
     decay: jax.Array
 
 
-class RoundedNormal(NamedTuple):
+class Rounded(NamedTuple):
     """The distribution of a normal variable y after random rounding to a grid.
 
     y is the value of a Gaussian chain at its next position. The points of the grid are
@@ -86,13 +86,11 @@ def _log_square(chain: Chain, max_positions: int = MAX_POSITIONS) -> jax.Array:
     positions, where K is the covariance κ + a ρ^d of two positions at distance d.
     `max_positions` is a static upper bound on the number of positions.
     """
-    distances = np.arange(float(max_positions))
-    num_pairs = np.where(distances > 0, 2.0, 1.0) * jnp.maximum(
-        chain.num_positions - distances, 0.0
-    )
-    covariances = chain.shared + chain.variance * chain.decay**distances
+    lags = np.arange(float(max_positions))
+    num_pairs = np.where(lags > 0, 2.0, 1.0) * jnp.maximum(chain.size - lags, 0.0)
+    covariances = chain.shared + chain.variance * chain.decay**lags
     total = jax.scipy.special.logsumexp(covariances, b=num_pairs)
-    return total - 2 * jnp.log(chain.num_positions)
+    return total - 2 * jnp.log(chain.size)
 
 
 def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
@@ -108,39 +106,33 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
         with zeros beyond the largest distance, f[m].
       n_b: the number of steps in an epoch, i[].
     """
-    distances = np.arange(1, by_gap.size)
+    lags = np.arange(1, by_gap.size)
     # κ = K_r bounds the covariance of positions at distance r or more. Positions at a
     # distance d < r need K_d <= κ + a ρ^d. The chain has one entry for each r.
     shared, largest = by_gap[1:], by_gap[0]
     variance = largest - shared
     excess = by_gap[None, 1:] - shared[:, None]
-    constrained = (distances[None] < distances[:, None]) & (excess > 0)
-    fraction = jnp.where(constrained, excess, 1.0) / jnp.where(
-        constrained, variance[:, None], 1.0
-    )
-    log_decay = jnp.where(constrained, jnp.log(fraction) / distances[None], -jnp.inf)
+    active = (lags[None] < lags[:, None]) & (excess > 0)
+    ratio = jnp.where(active, excess, 1.0) / jnp.where(active, variance[:, None], 1.0)
+    log_decay = jnp.where(active, jnp.log(ratio) / lags[None], -jnp.inf)
     # The noise multiplier cancels in this ratio of covariances, so that the derivative
     # with respect to the noise multiplier is zero.
     decay = jax.lax.stop_gradient(jnp.exp(jnp.max(log_decay, axis=1)))
     decay = decay * (1 + 16 * ULP)
-    num_positions = jnp.maximum(n_b - distances + 1.0, 1.0)
-    chains = Chain(num_positions, shared, variance, decay)
+    size = jnp.maximum(n_b - lags + 1.0, 1.0)
+    chains = Chain(size, shared, variance, decay)
     fixed = jax.lax.stop_gradient(chains)
-    log_squares = jax.vmap(lambda chain: _log_square(chain, 2 * by_gap.size))(fixed)
-    log_squares = jnp.where(distances <= n_b // 2, log_squares, jnp.inf)
+    squares = jax.vmap(lambda chain: _log_square(chain, 2 * by_gap.size))(fixed)
+    squares = jnp.where(lags <= n_b // 2, squares, jnp.inf)
     # argmin is not used, since JAX lowers argmin under the caller's configuration,
     # which may have no float64.
-    first = jnp.min(
-        jnp.where(log_squares <= jnp.min(log_squares), distances, by_gap.size)
-    )
-    return jax.tree.map(
-        lambda x: jnp.sum(jnp.where(distances == first, x, 0.0)), chains
-    )
+    first = jnp.min(jnp.where(squares <= jnp.min(squares), lags, by_gap.size))
+    return jax.tree.map(lambda x: jnp.sum(jnp.where(lags == first, x, 0.0)), chains)
 
 
 def _round_to_neighbours(
     centre: jax.Array, variance: jax.Array, states: Grid
-) -> RoundedNormal:
+) -> Rounded:
     """The distribution N(centre, variance) after random rounding to the grid `states`.
 
     A value between two states is rounded to one of the two states at random, such that
@@ -149,11 +141,11 @@ def _round_to_neighbours(
     """
     # `normal` has mean −variance/2, so that the grid is shifted by the difference.
     start = states.log(1)[0] - centre - variance / 2
-    cells, tilted = normal(variance, start, _NUM_STATES - 1, states.spacing)
+    cells, tilted = normal(variance, start, _STATES - 1, states.spacing)
     down, up = jnp.sum(cells.nodes * (1 - NODES), 0), jnp.sum(cells.nodes * NODES, 0)
     mass = jnp.pad(down, (0, 1)) + jnp.pad(up, (1, 0))
     excess = jnp.exp(centre + variance / 2) * tilted.above
-    return RoundedNormal(
+    return Rounded(
         mass.at[0].add(cells.below).at[-1].add(cells.above), cells.below, excess
     )
 
@@ -166,9 +158,9 @@ def _states(chain: Chain, tail: jax.Array) -> Grid:
     above the grid with a probability of about `tail`.
     """
     deviation = jnp.sqrt(chain.variance)
-    low = deviation * tail_quantile(tail / chain.num_positions)
+    low = deviation * tail_quantile(tail / chain.size)
     high = chain.variance + deviation * tail_quantile(tail * (1 - chain.decay))
-    spacing = (low + high) / (_NUM_STATES - 2)
+    spacing = (low + high) / (_STATES - 2)
     return jax.lax.stop_gradient(Grid(jnp.floor(-low / spacing), spacing))
 
 
@@ -183,14 +175,14 @@ class RatioBound(NamedTuple):
       mass: the probability of each point of L under Q, f[n].
       below: an upper bound on the probability, under Q, that a value of the chain is
         below the first state, f[].
-      mean_decrease: an upper bound on the decrease of the mean of L under Q, f[]. The
+      decrease: an upper bound on the decrease of the mean of L under Q, f[]. The
         mean decreases because the last point replaces larger values of L, and the last
         state replaces larger values of the chain. Under P, L = ∞ has this probability.
     """
 
     mass: jax.Array
     below: jax.Array
-    mean_decrease: jax.Array
+    decrease: jax.Array
 
 
 def _sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -206,9 +198,9 @@ def _ratio_bound(chain: Chain, states: Grid, spacing: jax.Array) -> RatioBound:
     positions carries the probability of each state, f[m], and of each pair of a state
     and a partial sum of L, f[m, n].
     """
-    num_positions, _, variance, decay = chain
+    size, _, variance, decay = chain
     step = variance * (1 - decay) * (1 + decay)
-    x = states.log(_NUM_STATES)
+    x = states.log(_STATES)
     # The first entry is the distribution at the first position. Entry i + 1 is the
     # distribution at the next position if the value at a position is state i.
     centres = jnp.append(0.0, decay * x)
@@ -220,19 +212,15 @@ def _ratio_bound(chain: Chain, states: Grid, spacing: jax.Array) -> RatioBound:
     # The term that a position adds to L in each state, in spacings of the grid of L.
     # The mass moves by a whole number of points, and is split linearly between two
     # neighbouring points.
-    increment = jnp.exp(x - variance / 2) / (num_positions * spacing)
-    point, last = np.arange(_NUM_SUMS)[None], _NUM_SUMS - 1
-    whole_points = jax.lax.stop_gradient(
-        jnp.clip(jnp.floor(increment), 0, last).astype(int)
-    )
-    fraction = (jnp.minimum(increment, _NUM_SUMS) - whole_points)[:, None]
-    excess_sum = jnp.maximum(point - last + increment[:, None], 0.0) * spacing
+    increment = jnp.exp(x - variance / 2) / (size * spacing)
+    point, last = np.arange(_SUMS)[None], _SUMS - 1
+    shift = jax.lax.stop_gradient(jnp.clip(jnp.floor(increment), 0, last).astype(int))
+    fraction = (jnp.minimum(increment, _SUMS) - shift)[:, None]
+    overshoot = jnp.maximum(point - last + increment[:, None], 0.0) * spacing
     # The fraction of each mass that moves to the last point. Mass that would move
     # beyond the last point moves to the last point as well.
-    points_left = last - point - whole_points[:, None]
-    to_last_point = jnp.where(
-        points_left <= 0, 1.0, jnp.where(points_left == 1, fraction, 0.0)
-    )
+    gap = last - point - shift[:, None]
+    to_last = jnp.where(gap <= 0, 1.0, jnp.where(gap == 1, fraction, 0.0))
 
     def add_position(mass: jax.Array) -> jax.Array:
         """Add the term of one more position to the partial sum of L.
@@ -240,38 +228,33 @@ def _ratio_bound(chain: Chain, states: Grid, spacing: jax.Array) -> RatioBound:
         `mass`, f[m, n], has the probability of each pair of a state and a partial sum.
         The result has these probabilities after the addition.
         """
-        padded = jnp.pad(mass, ((0, 0), (_NUM_SUMS, 0)))
+        padded = jnp.pad(mass, ((0, 0), (_SUMS, 0)))
         shifted = jax.vmap(
-            lambda row, n: jax.lax.dynamic_slice(row, (last - n,), (_NUM_SUMS,))
-        )(padded, whole_points)
+            lambda row, n: jax.lax.dynamic_slice(row, (last - n,), (_SUMS,))
+        )(padded, shift)
         shifted = (1 - fraction) * shifted[:, 1:] + fraction * shifted[:, :-1]
-        last_point = _sum_products(mass, to_last_point)
+        last_point = _sum_products(mass, to_last)
         return jnp.concatenate([shifted, last_point[:, None]], axis=1)
 
-    def visit_position(_: int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        mass, state, below, excess, mean_decrease = carry
-        mean_decrease = mean_decrease + jnp.sum(_sum_products(mass, excess_sum))
+    def visit(_: int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        mass, state, below, excess, decrease = carry
+        decrease = decrease + jnp.sum(_sum_products(mass, overshoot))
         mass = jnp.matmul(transition.mass.T, add_position(mass), precision="highest")
-        below, excess = (
-            below + state @ transition.below,
-            excess + state @ transition.excess,
-        )
-        return mass, state @ transition.mass, below, excess, mean_decrease
+        below = below + state @ transition.below
+        excess = excess + state @ transition.excess
+        return mass, state @ transition.mass, below, excess, decrease
 
-    start = jnp.zeros((_NUM_STATES, _NUM_SUMS)).at[:, 0].set(initial.mass)
+    start = jnp.zeros((_STATES, _SUMS)).at[:, 0].set(initial.mass)
     carry = start, initial.mass, initial.below, initial.excess, jnp.zeros(())
-    mass, _, below, excess, mean_decrease = jax.lax.fori_loop(
-        0, num_positions.astype(int), visit_position, carry
+    mass, _, below, excess, decrease = jax.lax.fori_loop(
+        0, size.astype(int), visit, carry
     )
     # A value y of position i above the last state, `top`, is replaced by `top`. The
     # replacement reduces the mean of the term of position i + j by at most
     # θ_j e^{−aθ_j²/2} (e^y − e^top) / n, with θ_j = ρ^j and n positions.
     theta = decay ** np.arange(float(MAX_POSITIONS))
-    mean_decrease = (
-        mean_decrease
-        + excess * jnp.sum(theta * jnp.exp(-variance * theta**2 / 2)) / num_positions
-    )
-    return RatioBound(jnp.sum(mass, axis=0), below, mean_decrease)
+    decrease += excess * jnp.sum(theta * jnp.exp(-variance * theta**2 / 2)) / size
+    return RatioBound(jnp.sum(mass, axis=0), below, decrease)
 
 
 def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
@@ -281,22 +264,22 @@ def _losses(chain: Chain, states: Grid, limits: jax.Array) -> DiscreteLosses:
     The losses are log L in the first order and −log L in the second order. `limits`,
     f[2], has the last point of the grid of L for each order.
     """
-    num_positions, decay = chain.num_positions, chain.decay
-    spacing = jax.lax.stop_gradient(limits) / (_NUM_SUMS - 1)
+    size, decay = chain.size, chain.decay
+    spacing = jax.lax.stop_gradient(limits) / (_SUMS - 1)
     bounds = jax.lax.map(lambda h: _ratio_bound(chain, states, h), spacing)
     # Rounding to a grid of spacing h multiplies the mean of e^{θX} by 1 to e^{θ²h²/8}
     # (Hoeffding's lemma). The value of a position enters the value of the j-th position
     # after it with the factor θ = ρ^j.
     high = states.spacing**2 / (8 * (1 - decay) * (1 + decay))
-    log = jnp.log(spacing[:, None] * np.arange(1.0, _NUM_SUMS)[None])
+    log = jnp.log(spacing[:, None] * np.arange(1.0, _SUMS)[None])
     log_mass = jnp.log(jnp.maximum(bounds.mass[:, 1:], SMALL))
     # A bound on rounding errors: one sum over states for each position. Gauss's rule
     # for the normal masses has an error of at most 1e-12 (`convex_order.grid`).
-    error = num_positions * (ULP * (2 * _NUM_STATES + 64) + 1e-12)
+    error = size * (ULP * (2 * _STATES + 64) + 1e-12)
     return DiscreteLosses(
         jnp.stack([log[0], high - log[1]]) + LOG_ERROR,
         jnp.stack([log_mass[0] + log[0], log_mass[1]]),
-        jnp.stack([bounds.mean_decrease[0], bounds.mass[1, 0] + bounds.below[1]]),
+        jnp.stack([bounds.decrease[0], bounds.mass[1, 0] + bounds.below[1]]),
         jax.lax.stop_gradient(error),
     )
 
@@ -316,20 +299,16 @@ def _limits(
     # The factor that all positions share multiplies L. As margins, four standard
     # deviations of the factor's log are added, and the second order has −ε/2 in place
     # of −ε.
-    limits_of_one_epoch = jnp.exp(
-        epsilon * np.array([1, -0.5]) + 4 * jnp.sqrt(chain.shared)
-    )
+    single = jnp.exp(epsilon * np.array([1, -0.5]) + 4 * jnp.sqrt(chain.shared))
     log_square = _log_square(chain._replace(shared=jnp.zeros(())))
-    largest_term = (
-        jnp.exp(states.log(_NUM_STATES)[-1] - chain.variance / 2) / chain.num_positions
-    )
-    limits_of_each_epoch = 1 + 10 * jnp.sqrt(jnp.expm1(log_square)) + 2 * largest_term
-    return jnp.where(num_epochs > 1, limits_of_each_epoch, limits_of_one_epoch)
+    largest = jnp.exp(states.log(_STATES)[-1] - chain.variance / 2) / chain.size
+    repeated = 1 + 10 * jnp.sqrt(jnp.expm1(log_square)) + 2 * largest
+    return jnp.where(num_epochs > 1, repeated, single)
 
 
 def smaller_epsilon(
     tree_epsilon: jax.Array,
-    tree_log_square: jax.Array,
+    tree_square: jax.Array,
     chain: Chain,
     shared: jax.Array,
     delta: jax.Array,
@@ -347,7 +326,7 @@ def smaller_epsilon(
 
     Args:
       tree_epsilon: the bound from the tree, f[].
-      tree_log_square: log E L² for the tree's likelihood ratio L, f[]. The function
+      tree_square: log E L² for the tree's likelihood ratio L, f[]. The function
         computes the chain's bound only if the chain has very few positions or a smaller
         log E L².
       chain: the chain, with covariances divided by σ², where σ is the noise multiplier.
@@ -360,34 +339,28 @@ def smaller_epsilon(
     states = _states(chain, tail)
     step = chain.variance * (1 - chain.decay) * (1 + chain.decay)
     # The error of Gauss's rule is bounded for cells of at most one standard deviation.
-    usable = (
-        (states.spacing > 0) & (states.spacing**2 <= step) & (chain.num_positions > 1)
-    )
-    gaussian_square = num_epochs * chain.shared + shared
+    usable = (states.spacing > 0) & (states.spacing**2 <= step) & (chain.size > 1)
+    gaussian = num_epochs * chain.shared + shared
     # Without a Gaussian part, epochs may be combined by a union bound, which assumes
     # that L has mean one. Rounding to states increases the mean of L.
-    usable &= (num_epochs <= 1) | (gaussian_square > 0)
+    usable &= (num_epochs <= 1) | (gaussian > 0)
     # In all other cases, the chain's coarse grids increase ε by more than the chain's
     # covariances reduce ε.
-    usable &= (chain.num_positions < _FEW_POSITIONS) | (
-        _log_square(chain) < _MAX_LOG_SQUARE_RATIO * tree_log_square
+    usable &= (chain.size < _FEW_POSITIONS) | (
+        _log_square(chain) < _MAX_RATIO * tree_square
     )
 
     def chain_epsilon() -> jax.Array:
         # The tree's ε determines the last point of the chain's grid of L.
-        losses = _losses(
-            chain, states, _limits(chain, states, tree_epsilon, num_epochs)
-        )
+        limits = _limits(chain, states, tree_epsilon, num_epochs)
+        losses = _losses(chain, states, limits)
         # Rounding to states makes the mean of L larger than one. The mass truncated in
         # one epoch is therefore multiplied by the means of all other epochs.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
         infinite_mass = losses.infinite_mass * mean ** (num_epochs - 1)
-        return epsilon_of(
-            [(losses._replace(infinite_mass=infinite_mass), num_epochs)],
-            gaussian_square,
-            delta,
-        )
+        losses = losses._replace(infinite_mass=infinite_mass)
+        return epsilon_of([(losses, num_epochs)], gaussian, delta)
 
-    compute_chain = usable & (tree_epsilon < _MAX_TREE_EPSILON)
-    value = jax.lax.cond(compute_chain, chain_epsilon, lambda: tree_epsilon)
+    helps = usable & (tree_epsilon < _MAX_TREE_EPSILON)
+    value = jax.lax.cond(helps, chain_epsilon, lambda: tree_epsilon)
     return jnp.where(value < tree_epsilon, value, tree_epsilon)

@@ -49,16 +49,12 @@ def variances(
     and `rates`. The function computes the covariance of the filters' states by a
     recursion.
     """
-    strategy_matrix, strategy_gain = _state_space(
-        strategy.denominator, strategy.numerator
-    )
-    workload_matrix, workload_gain = _state_space(
-        workload.numerator, workload.denominator
-    )
-    p, q = strategy_gain.size, workload_gain.size
+    matrix_c, gain_c = _state_space(strategy.denominator, strategy.numerator)
+    matrix_a, gain_a = _state_space(workload.numerator, workload.denominator)
+    p, q = gain_c.size, gain_a.size
     size = p + q + 1
     zeros = jnp.zeros((size, size))
-    constant = zeros.at[:p, :p].set(strategy_matrix).at[p:-1, p:-1].set(workload_matrix)
+    constant = zeros.at[:p, :p].set(matrix_c).at[p:-1, p:-1].set(matrix_a)
 
     def step(
         covariance: jax.Array, entries: tuple[jax.Array, ...]
@@ -67,13 +63,11 @@ def variances(
         # The state is (a, b, x), with the state a of the strategy's filter and the
         # state b of the workload's filter. The input of b is f_t y_t with y_t = z_t +
         # a₀, and the input of x is h_t.
-        inputs = jnp.concatenate([jnp.zeros(p), workload_gain, rate[None]])
+        inputs = jnp.concatenate([jnp.zeros(p), gain_a, rate[None]])
         matrix = constant.at[:, 0].add(factor * inputs)
         matrix = matrix.at[-1, p].add(rate).at[-1, -1].set(k)
-        noise_gain = factor * inputs + jnp.concatenate(
-            [strategy_gain, jnp.zeros(q + 1)]
-        )
-        covariance = matrix @ covariance @ matrix.T + jnp.outer(noise_gain, noise_gain)
+        gain = factor * inputs + jnp.concatenate([gain_c, jnp.zeros(q + 1)])
+        covariance = matrix @ covariance @ matrix.T + jnp.outer(gain, gain)
         return covariance, covariance[-1, -1]
 
     sequences = factors, workload.rates, workload.keep

@@ -219,13 +219,13 @@ def _bound_by_state(
     # The largest v before each epoch. The example then took part in the last step of
     # the previous epoch, or in the first step of that epoch if the state grows.
     max_gain = jnp.maximum(powers[n_b - 1], 1.0)
-    _, max_states = jax.lax.scan(
+    _, tops = jax.lax.scan(
         lambda top, u: (powers[n_b] * top + u * max_gain, top),
         jnp.zeros(()),
         jnp.append(weights, 0.0),
     )
 
-    def value_at_start(
+    def start_value(
         value: jax.Array, top: jax.Array, end: jax.Array, u: jax.Array, size: int
     ) -> jax.Array:
         """The value function at the start of an epoch, on the grid from 0 to top.
@@ -255,17 +255,17 @@ def _bound_by_state(
 
     last_size = num_steps - (num_epochs - 1) * n_b
     *_, u = weights
-    value = value_at_start(
+    value = start_value(
         jnp.zeros(_GRID_POINTS),
-        max_states[num_epochs - 1],
-        max_states[num_epochs],
+        tops[num_epochs - 1],
+        tops[num_epochs],
         u,
         last_size,
     )
     value, _ = jax.lax.scan(
-        lambda value, ends: (value_at_start(value, *ends, n_b), None),
+        lambda value, ends: (start_value(value, *ends, n_b), None),
         value,
-        (max_states[: num_epochs - 1], max_states[1:num_epochs], weights[:-1]),
+        (tops[: num_epochs - 1], tops[1:num_epochs], weights[:-1]),
         reverse=True,
     )
     return value[0]
@@ -309,49 +309,45 @@ def _bound_by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     def entry_at(g: jax.Array, gap: jax.Array) -> jax.Array:
         return g[jnp.minimum(gap, num_steps)]
 
-    def distant_terms(
-        f: jax.Array, entry_bounds: Callable[[jax.Array], jax.Array]
-    ) -> jax.Array:
+    def distant(f: jax.Array, bounds: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """Bounds on the terms of the pairs of epoch f and each epoch e <= f − 2.
 
         The result has a row for each epoch e and a column for each interval of
         positions. The rows for e > f − 2 are 0. The term of a pair is an entry of CᵀC,
-        multiplied by the weights of both epochs. The function entry_bounds maps the
+        multiplied by the weights of both epochs. The function bounds maps the
         distances f − e, f[E, 1], to bounds on the entry for each interval.
         """
         distance = (f - epochs)[:, None]
         pair_weights = (weights[f] * weights)[:, None]
         return jnp.where(
-            distance >= 2, pair_weights * entry_bounds(jnp.maximum(distance, 2)), 0.0
+            distance >= 2, pair_weights * bounds(jnp.maximum(distance, 2)), 0.0
         )
 
     def add_later_epoch(total: jax.Array, f: jax.Array) -> tuple[jax.Array, None]:
         g = gram(f)
-        return total + distant_terms(
+        return total + distant(
             f, lambda distance: entry_at(g, distance * n_b - last[None])
         ), None
 
     def add_epoch(
         best: jax.Array, inputs: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, None]:
-        f, later_terms = inputs
+        f, later = inputs
         g = gram(f)
         # The least gap of two intervals is from the last step of the earlier interval
         # to the first step of the later interval. g does not increase with the gap.
         gaps = n_b + first[None, :] - last[:, None]
         pair_weights = weights[f] * weights[f - 1]
         adjacent = jnp.max(best[:, None] + 2 * pair_weights * entry_at(g, gaps), axis=0)
-        earlier_terms = distant_terms(
+        earlier = distant(
             f, lambda distance: entry_at(g, (distance - 1) * n_b + 1 + first[None])
         )
-        terms = (
-            jnp.square(weights[f]) * g[0] + later_terms + jnp.sum(earlier_terms, axis=0)
-        )
+        terms = jnp.square(weights[f]) * g[0] + later + jnp.sum(earlier, axis=0)
         return terms + jnp.where(f == 0, 0.0, adjacent), None
 
     zeros = jnp.zeros((epochs.size, first.size))
-    later_terms, _ = jax.lax.scan(add_later_epoch, zeros, epochs)
-    best, _ = jax.lax.scan(add_epoch, zeros[0], (epochs, later_terms))
+    later, _ = jax.lax.scan(add_later_epoch, zeros, epochs)
+    best, _ = jax.lax.scan(add_epoch, zeros[0], (epochs, later))
     return jnp.max(best)
 
 
@@ -393,11 +389,9 @@ def mu_of(
         largest = jnp.where(
             jnp.arange(participations) < max_participations, largest[::n_b], 0.0
         )
-        few_steps = (
-            few_reshuffled_steps if order == "reshuffled" else few_separated_steps
-        )
+        few = few_reshuffled_steps if order == "reshuffled" else few_separated_steps
         # The bound for a whole pattern also holds for every subset of the pattern.
-        square = jnp.minimum(square, few_steps(strategy, largest, num_steps, n_b))
+        square = jnp.minimum(square, few(strategy, largest, num_steps, n_b))
         participations = max_participations
     # Sums have at most T terms. The rounding errors of the coefficients are like the
     # coefficients of a second strategy, whose C x an example moves by at most `error`

@@ -167,16 +167,14 @@ def _cyclic_poisson(
     # steps s and s + p an example moves disjoint rows of C x. The run is therefore
     # equivalent to ⌈T / p⌉ Gaussian steps with the norm of a column as sensitivity and
     # the sampling rate p / n_b.
-    column_noise_multiplier = _column_noise_multiplier64(strategy, noise_multiplier)
+    column_noise_multiplier = _column_noise64(strategy, noise_multiplier)
     rate = min(1.0, bands / schedule.steps_per_epoch)
     step = pld.poisson_gaussian(column_noise_multiplier, rate, adjacency=adjacency)
     return pld.epsilon(pld.compose(step, -(-schedule.num_steps // bands)), delta)
 
 
 @float64("down", vectors=(0,), elementwise=True)
-def _column_noise_multiplier64(
-    strategy: Toeplitz, noise_multiplier: jax.Array
-) -> jax.Array:
+def _column_noise64(strategy: Toeplitz, noise_multiplier: jax.Array) -> jax.Array:
     # Every column of C has the entries 1, n_1, …, n_k, where n is the numerator. The
     # result is rounded down, the safe direction for a noise multiplier.
     square = 1 + jnp.sum(jnp.square(strategy.numerator))

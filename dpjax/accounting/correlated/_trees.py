@@ -72,19 +72,19 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
     settings = {
         (
             joins,
-            min(flat_joins, max(joins - 1, 0)),
-            decay if joins > flat_joins + 1 else 0.5,
+            min(flat, max(joins - 1, 0)),
+            decay if joins > flat + 1 else 0.5,
         )
         for joins in range(_MAX_JOINS + 1)
-        for flat_joins in _FLAT_JOINS
+        for flat in _FLAT_JOINS
         for decay in _DECAYS
     }
-    joins, flat_joins, decay = np.array(sorted(settings)).T
+    joins, flat, decay = np.array(sorted(settings)).T
 
-    def build_tree(decay: jax.Array, flat_joins: jax.Array, joins: jax.Array) -> Tree:
+    def build_tree(decay: jax.Array, flat: jax.Array, joins: jax.Array) -> Tree:
         level = jnp.arange(_MAX_JOINS + 1)
         adjacent_covariance = by_gap[jnp.minimum(1, n_b // 2)]
-        targets = adjacent_covariance * decay ** jnp.maximum(level - flat_joins, 0.0)
+        targets = adjacent_covariance * decay ** jnp.maximum(level - flat, 0.0)
         # The least gap whose covariance is at most the target covariance, if there is
         # such a gap. The tolerance covers rounding errors, so that equal covariances
         # are accepted.
@@ -97,7 +97,7 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
         last_gap = gaps[jnp.maximum(joins - 1, 0)]
         return Tree(gaps, joins, copies, jnp.where(copies > 1, copy_gap, last_gap))
 
-    trees = jax.vmap(build_tree)(decay, flat_joins, joins.astype(int))
+    trees = jax.vmap(build_tree)(decay, flat, joins.astype(int))
     return jax.lax.stop_gradient(trees)
 
 
@@ -114,18 +114,18 @@ def _multiply_lognormal(
     Returns:
       The distribution of the product and 0, or `law` and the given variance.
     """
-    is_resolved = variance >= law.grid.spacing**2
-    safe_variance = jnp.where(is_resolved, variance, 1.0)
+    resolved = variance >= law.grid.spacing**2
+    safe = jnp.where(resolved, variance, 1.0)
     law = jax.lax.cond(
-        is_resolved,
-        lambda x: spread.times_lognormal(x, safe_variance, tail),
+        resolved,
+        lambda x: spread.times_lognormal(x, safe, tail),
         lambda x: x,
         law,
     )
-    return law, jnp.where(is_resolved, 0.0, variance)
+    return law, jnp.where(resolved, 0.0, variance)
 
 
-def _tree_covariances(
+def _covariances(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The covariances of two positions under a tree, which are upper bounds.
@@ -138,15 +138,11 @@ def _tree_covariances(
       For each join, the covariance of positions in different parts of the join, f[m];
       and the covariance of positions in different copies of the tree, f[].
     """
-    max_distance = n_b // 2
-    by_join = by_gap[jnp.minimum(tree.gaps, max_distance)]
-    across_copies = by_gap[jnp.minimum(tree.copy_gap, max_distance)]
-    across_copies = jnp.where(
-        (tree.joins == 0) & (tree.copies == 1), by_gap[0], across_copies
-    )
-    return jnp.where(
-        jnp.arange(by_join.size) < tree.joins, by_join, across_copies
-    ), across_copies
+    farthest = n_b // 2
+    by_join = by_gap[jnp.minimum(tree.gaps, farthest)]
+    across = by_gap[jnp.minimum(tree.copy_gap, farthest)]
+    across = jnp.where((tree.joins == 0) & (tree.copies == 1), by_gap[0], across)
+    return jnp.where(jnp.arange(by_join.size) < tree.joins, by_join, across), across
 
 
 def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
@@ -164,14 +160,13 @@ def log_square(tree: Tree, by_gap: jax.Array, n_b: jax.Array) -> jax.Array:
         epoch, divided by the square of the noise multiplier, f[m].
       n_b: the number of steps in an epoch, i[].
     """
-    by_join, across_copies = _tree_covariances(tree, by_gap, n_b)
+    by_join, across = _covariances(tree, by_gap, n_b)
     size = jnp.exp2(1.0 * tree.joins)
-    pairs_by_join = jnp.where(
-        np.arange(by_join.size) < tree.joins, np.exp2(np.arange(by_join.size)), 0.0
-    )
+    level = np.arange(by_join.size)
+    inner_pairs = jnp.where(level < tree.joins, np.exp2(level), 0.0)
     other_pairs = jnp.stack([jnp.ones_like(size), (tree.copies - 1) * size])
-    num_pairs = jnp.concatenate([other_pairs, pairs_by_join])
-    covariances = jnp.concatenate([jnp.stack([by_gap[0], across_copies]), by_join])
+    num_pairs = jnp.concatenate([other_pairs, inner_pairs])
+    covariances = jnp.concatenate([jnp.stack([by_gap[0], across]), by_join])
     total = jax.scipy.special.logsumexp(covariances, b=num_pairs)
     return total - jnp.log(size * tree.copies)
 
@@ -193,25 +188,25 @@ def ratio(
     to the variance of the next join, which a larger group shares. This addition only
     increases covariances.
     """
-    by_join, across_copies = _tree_covariances(tree, by_gap, n_b)
-    following = jnp.append(by_join[1:], across_copies)
+    by_join, across = _covariances(tree, by_gap, n_b)
+    following = jnp.append(by_join[1:], across)
     # The spacing of a leaf's grid would be 0 for a variance of 0. A larger variance
     # gives a valid bound.
-    leaf_variance = jnp.maximum(by_gap[0] - by_join[0], 1e-9 * by_gap[0])
-    law = spread.lognormal(leaf_variance, tail, n)
+    leaf = jnp.maximum(by_gap[0] - by_join[0], 1e-9 * by_gap[0])
+    law = spread.lognormal(leaf, tail, n)
 
     def add_join(
         k: jax.Array, carry: tuple[spread.Law, jax.Array]
     ) -> tuple[spread.Law, jax.Array]:
-        law, pending_variance = carry
-        pending_variance = pending_variance + by_join[k] - following[k]
-        return _multiply_lognormal(spread.double(law, tail), pending_variance, tail)
+        law, pending = carry
+        pending = pending + by_join[k] - following[k]
+        return _multiply_lognormal(spread.double(law, tail), pending, tail)
 
-    law, pending_variance = jax.lax.fori_loop(
-        0, tree.joins, add_join, (law, jnp.zeros_like(leaf_variance))
+    law, pending = jax.lax.fori_loop(
+        0, tree.joins, add_join, (law, jnp.zeros_like(leaf))
     )
     law = spread.mean(law, jnp.maximum(tree.copies, 1), tail)
-    return law, pending_variance + across_copies
+    return law, pending + across
 
 
 def _estimate(
@@ -233,14 +228,14 @@ def _estimate(
     law, _ = _multiply_lognormal(law, variance, tail)
     log_ratios = law.grid.log(_COARSE_POINTS)
 
-    def epsilon_of_one_epoch() -> jax.Array:
+    def epsilon() -> jax.Array:
         return spread.epsilon(law, delta)
 
-    def divergence_of_each_epoch() -> jax.Array:
+    def divergence() -> jax.Array:
         # KL(P‖Q) + KL(Q‖P), which is E_Q (L − 1) log L.
         return jnp.sum(law.masses.mass * jnp.expm1(log_ratios) * log_ratios)
 
-    return jax.lax.cond(num_epochs > 1, divergence_of_each_epoch, epsilon_of_one_epoch)
+    return jax.lax.cond(num_epochs > 1, divergence, epsilon)
 
 
 def best(
@@ -264,11 +259,9 @@ def best(
         )
         return jnp.where(jnp.isnan(value), jnp.inf, value)
 
-    estimates = jax.lax.map(estimate, trees)
+    values = jax.lax.map(estimate, trees)
     # The first tree has no joins and always fits. argmin is not used, since JAX lowers
     # argmin under the caller's configuration, which may have no float64.
-    index = np.arange(estimates.size)
-    first = jnp.min(
-        jnp.where(estimates <= jnp.min(estimates), index, estimates.size - 1)
-    )
+    index = np.arange(values.size)
+    first = jnp.min(jnp.where(values <= jnp.min(values), index, values.size - 1))
     return jax.tree.map(lambda x: x[first], trees)

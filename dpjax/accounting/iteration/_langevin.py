@@ -38,9 +38,7 @@ def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
     valid = valid & (strong <= smoothness) & (num_steps >= 1)
     bounded = valid & (diameter < jnp.inf) & (num_steps > 1)
     replacements = (step_size, 1.0), (strong, 0.0), (smoothness, 1.0), (num_steps, 1.0)
-    eta, m, M, steps = (
-        jnp.where(valid, x, substitute) for x, substitute in replacements
-    )
+    eta, m, M, steps = (jnp.where(valid, x, other) for x, other in replacements)
     y = jnp.log1p(jnp.maximum(excess(eta, m, M, m), -1 + ULP))
     y = jnp.where(y <= 0, y * (1 - 4 * ULP), 0.0)
     r = jnp.where(valid, lipschitz, 0.0) * jnp.sqrt(eta / 2)
@@ -54,30 +52,24 @@ def _langevin64(lipschitz, step_size, smoothness, strong, diameter, num_steps):
 
     contracts = y < 0
     # Corollary 5.2: r sqrt((1 + c)/(1 − c)), which is sqrt((2 − ηm)/2) L/sqrt(m).
-    stationary_mu = (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
-    stationary_mu = jnp.where(
-        contracts | (r == 0), r * jnp.sqrt(stationary_mu), jnp.inf
-    )
+    stationary = (1 + jnp.exp(y)) / jnp.where(contracts, -jnp.expm1(y), 1.0)
+    stationary = jnp.where(contracts | (r == 0), r * jnp.sqrt(stationary), jnp.inf)
     is_finite = steps < jnp.inf
     mu_of_all = mu_of_last(jnp.zeros_like(r), jnp.where(is_finite, steps, 1.0))
-    mu_of_all = jnp.where(is_finite, mu_of_all, stationary_mu)
+    mu_of_all = jnp.where(is_finite, mu_of_all, stationary)
 
     # The best real n: with x = c^n, (A + (Δ − A)x)²/(1 − x²) is least at x = 1 − Δ/A,
     # where A = r/(1 − c). The best whole n is the real n rounded down or up. Any n
     # gives a bound, so that n needs no derivative.
     fixed_y, fixed_r, fixed_start = jax.lax.stop_gradient((y, r, start))
     safe_y = jnp.where(contracts, fixed_y, -1.0)
-    diameter_ratio = jnp.minimum(-jnp.expm1(safe_y) * fixed_start / fixed_r, 1.0)
-    best_n = jnp.where(
-        contracts, jnp.log1p(-diameter_ratio) / safe_y, fixed_start / fixed_r
-    )
+    ratio = jnp.minimum(-jnp.expm1(safe_y) * fixed_start / fixed_r, 1.0)
+    best = jnp.where(contracts, jnp.log1p(-ratio) / safe_y, fixed_start / fixed_r)
     max_n = jnp.minimum(jnp.maximum(steps - 1, 1.0), _LONG)
-    floor_n = jnp.clip(jnp.floor(best_n), 1.0, max_n)
+    floor_n = jnp.clip(jnp.floor(best), 1.0, max_n)
     ceil_n = jnp.minimum(floor_n + 1, max_n)
-    mu_after_restart = jnp.minimum(
-        mu_of_last(start, floor_n), mu_of_last(start, ceil_n)
-    )
-    mu = jnp.where(bounded, jnp.minimum(mu_of_all, mu_after_restart), mu_of_all)
+    restarted = jnp.minimum(mu_of_last(start, floor_n), mu_of_last(start, ceil_n))
+    mu = jnp.where(bounded, jnp.minimum(mu_of_all, restarted), mu_of_all)
     return _finish(mu, lipschitz, valid)
 
 
@@ -89,17 +81,13 @@ def _exponential64(lipschitz, strong, diameter):
     m = jnp.where(valid, strong, 1.0)
     # Bok, Su and Altschuler (2024), Corollaries 5.2 and 5.4,
     # https://arxiv.org/abs/2403.00278: L/sqrt(m), and 2 sqrt(GD) = sqrt(2LD) for m = 0.
-    uses_diameter = m * diameter < L
-    D = jnp.where(uses_diameter, diameter, 1.0)
-    mu_with_diameter = jnp.sqrt(D) * jnp.sqrt(
-        jnp.where(uses_diameter, 2 * L - m * D, 1.0)
-    )
-    mu_without_diameter = jnp.where(
-        m > 0, L / jnp.sqrt(jnp.where(m > 0, m, 1.0)), jnp.inf
-    )
-    mu_without_diameter = jnp.where(L == 0, 0.0, mu_without_diameter)
+    helps = m * diameter < L
+    D = jnp.where(helps, diameter, 1.0)
+    bounded = jnp.sqrt(D) * jnp.sqrt(jnp.where(helps, 2 * L - m * D, 1.0))
+    unbounded = jnp.where(m > 0, L / jnp.sqrt(jnp.where(m > 0, m, 1.0)), jnp.inf)
+    unbounded = jnp.where(L == 0, 0.0, unbounded)
     return _finish(
-        jnp.where(uses_diameter, mu_with_diameter, mu_without_diameter),
+        jnp.where(helps, bounded, unbounded),
         lipschitz,
         valid,
     )

@@ -33,7 +33,7 @@ import numpy as np
 
 from dpjax._core.float64 import TINY, ULP
 
-_EMPTY_EXPONENT = -(2**29)  # the exponent of an empty block, below every other exponent
+_EMPTY = -(2**29)  # the exponent of an empty block, below every other exponent
 
 
 class Block(NamedTuple):
@@ -53,7 +53,7 @@ class Block(NamedTuple):
     run: jax.Array
 
 
-class SuffixMinorants(NamedTuple):
+class Minorants(NamedTuple):
     """For each step k, the greatest convex minorant of the steps k, …, T.
 
     The points of the minorant are (cumulative noise variance, cumulative sensitivity)
@@ -71,7 +71,7 @@ class SuffixMinorants(NamedTuple):
     cost: jax.Array
 
 
-_Record = TypeVar("_Record", Block, SuffixMinorants)
+_Record = TypeVar("_Record", Block, Minorants)
 
 
 def _exp2(k: jax.Array) -> jax.Array:
@@ -106,10 +106,8 @@ def steeper(x: Block, y: Block) -> jax.Array:
     # A slope is (rise / run) / 2^exponent. Only the slope with the larger exponent is
     # multiplied, by a factor below 1, so that no slope overflows. The clip makes the
     # factor positive, because 0 times an infinite slope is NaN.
-    exponent_difference = jnp.clip(x.exponent - y.exponent, -1022, 1022)
-    return slope_x * _exp2(jnp.minimum(-exponent_difference, 0)) > slope_y * _exp2(
-        jnp.minimum(exponent_difference, 0)
-    )
+    gap = jnp.clip(x.exponent - y.exponent, -1022, 1022)
+    return slope_x * _exp2(jnp.minimum(-gap, 0)) > slope_y * _exp2(jnp.minimum(gap, 0))
 
 
 def cost(rise: jax.Array, run: jax.Array) -> jax.Array:
@@ -143,13 +141,11 @@ def step_blocks(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> Block:
     exponent = jnp.floor(log_w / np.log(2.0))
     w = jnp.exp(log_w - exponent * np.log(2.0))
     rise, run = w * s, jnp.square(w * tau)
-    exponent = jnp.where((rise > 0) | (run > 0), exponent, _EMPTY_EXPONENT).astype(
-        jnp.int32
-    )
+    exponent = jnp.where((rise > 0) | (run > 0), exponent, _EMPTY).astype(jnp.int32)
     return Block(exponent, rise, run)
 
 
-def suffix_minorants(blocks: Block) -> SuffixMinorants:
+def suffix_minorants(blocks: Block) -> Minorants:
     """For each step k, the greatest convex minorant of the steps k, …, T.
 
     The points of the minorant are (cumulative run, cumulative rise) of these steps. The
@@ -159,11 +155,9 @@ def suffix_minorants(blocks: Block) -> SuffixMinorants:
     # The empty minorant is an edge with a run of 0, which no edge absorbs.
     empty_edges = jax.tree.map(lambda x: jnp.pad(x, (0, 1)), blocks)
     empty_following = jnp.full(steps + 1, steps, jnp.int32)
-    minorants = SuffixMinorants(empty_edges, empty_following, jnp.zeros(steps + 1))
+    minorants = Minorants(empty_edges, empty_following, jnp.zeros(steps + 1))
 
-    def add_step(
-        minorants: SuffixMinorants, k: jax.Array
-    ) -> tuple[SuffixMinorants, None]:
+    def add_step(minorants: Minorants, k: jax.Array) -> tuple[Minorants, None]:
         def can_absorb(carry: tuple[Block, jax.Array]) -> jax.Array:
             edge, end = carry
             return steeper(edge, take(minorants.edge, end))
@@ -174,16 +168,14 @@ def suffix_minorants(blocks: Block) -> SuffixMinorants:
 
         start = take(blocks, k), k + 1
         edge, end = jax.lax.while_loop(can_absorb, absorb, start)
-        first = SuffixMinorants(
-            edge, end, cost(edge.rise, edge.run) + minorants.cost[end]
-        )
+        first = Minorants(edge, end, cost(edge.rise, edge.run) + minorants.cost[end])
         return jax.tree.map(lambda x, y: x.at[k].set(y), minorants, first), None
 
     order = jnp.arange(steps, dtype=jnp.int32)
     return jax.lax.scan(add_step, minorants, order, reverse=True)[0]
 
 
-def costs_from(starts: Block, minorants: SuffixMinorants) -> jax.Array:
+def costs_from(starts: Block, minorants: Minorants) -> jax.Array:
     """For each step k, the cost of a given block followed by the steps after k, f[T].
 
     The cost is the sum of rise² / run over the edges of the greatest convex minorant.
@@ -195,12 +187,12 @@ def costs_from(starts: Block, minorants: SuffixMinorants) -> jax.Array:
     """
     steps = starts.rise.shape[0]
 
-    def double(level: tuple[SuffixMinorants, Block], _: None):
+    def double(level: tuple[Minorants, Block], _: None):
         pools, last_edges = level
-        following_pools = take(pools, pools.following)
-        doubled = SuffixMinorants(
-            pool(pools.edge, following_pools.edge),
-            following_pools.following,
+        later = take(pools, pools.following)
+        doubled = Minorants(
+            pool(pools.edge, later.edge),
+            later.following,
             pools.cost,
         )
         return (doubled, take(last_edges, pools.following)), level
@@ -208,7 +200,7 @@ def costs_from(starts: Block, minorants: SuffixMinorants) -> jax.Array:
     num_levels = steps.bit_length()
     _, levels = jax.lax.scan(double, (minorants, minorants.edge), length=num_levels)
 
-    def absorb(carry: tuple[Block, jax.Array], level: tuple[SuffixMinorants, Block]):
+    def absorb(carry: tuple[Block, jax.Array], level: tuple[Minorants, Block]):
         (edge, end), (pools, last_edges) = carry, level
         pooled = pool(edge, take(pools.edge, end))
         # If the last of these edges is absorbed, all edges before the last edge are
@@ -243,16 +235,14 @@ def _edge_of_step(log_w: jax.Array, s: jax.Array, tau: jax.Array) -> jax.Array:
     """
     following = suffix_minorants(step_blocks(log_w, s, tau)).following
 
-    def visit_step(vertex: jax.Array, inputs: tuple[jax.Array, jax.Array]):
+    def visit(vertex: jax.Array, inputs: tuple[jax.Array, jax.Array]):
         k, end = inputs
-        begins_edge = k == vertex
-        return jnp.where(begins_edge, end, vertex), begins_edge
+        begins = k == vertex
+        return jnp.where(begins, end, vertex), begins
 
     order = jnp.arange(s.shape[0], dtype=jnp.int32)
-    _, begins_edge = jax.lax.scan(
-        visit_step, jnp.zeros_like(order[0]), (order, following[:-1])
-    )
-    return jnp.cumsum(begins_edge) - 1
+    _, begins = jax.lax.scan(visit, jnp.zeros_like(order[0]), (order, following[:-1]))
+    return jnp.cumsum(begins) - 1
 
 
 def _log_weights(lipschitz: jax.Array) -> jax.Array:
@@ -280,10 +270,10 @@ def _squared_mu(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array)
     edges = _edge_of_step(*constants)
     # Weights are divided by the largest weight of their block, which does not change
     # rise²/run.
-    max_log_w = jax.ops.segment_max(
-        constants[0], edges, steps, indices_are_sorted=True
-    )[edges]
-    w = jnp.exp(log_w - max_log_w)
+    top = jax.ops.segment_max(constants[0], edges, steps, indices_are_sorted=True)[
+        edges
+    ]
+    w = jnp.exp(log_w - top)
 
     def sum_by_edge(x: jax.Array) -> jax.Array:
         return jax.ops.segment_sum(x, edges, steps, indices_are_sorted=True)
@@ -296,16 +286,14 @@ def _squared_mu(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array)
     # A log weight of size x has an absolute error of about x ulps, which is a relative
     # error of the weight. Weights below e^{−40} times the largest weight of their block
     # are negligible. A weight that equals the largest weight is exactly 1.
-    matters = (constants[0] - max_log_w > -40.0) & (constants[0] != max_log_w)
-    size = jnp.maximum(jnp.abs(constants[0]), jnp.abs(max_log_w))
+    matters = (constants[0] - top > -40.0) & (constants[0] != top)
+    size = jnp.maximum(jnp.abs(constants[0]), jnp.abs(top))
     max_size = jnp.max(jnp.where(matters, size, 0.0))
     error = ULP * (128 + 2 * steps + 64 * max_size)
     return jnp.sum(cost(rises, runs)), error
 
 
-def _best_restart_mask(
-    log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array
-):
+def _best_mask(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):
     """A mask that is true at the step of the best restart, bool[T].
 
     A restart after step k ignores all steps up to step k, and uses that the distance of
@@ -329,12 +317,12 @@ def _best_restart_mask(
     stride = -(-steps // _MAX_RESTARTS)
     pad = (-steps % stride, 0)
     grid = jnp.pad(log_w, pad, mode="edge").reshape(-1, stride)
-    max_log_w = jnp.max(grid, axis=1, keepdims=True)
-    w = jnp.exp(grid - max_log_w)
+    top = jnp.max(grid, axis=1, keepdims=True)
+    w = jnp.exp(grid - top)
     rise = jnp.sum(w * jnp.pad(s, pad).reshape(-1, stride), axis=1)
     run = jnp.sum(jnp.square(w * jnp.pad(tau, pad).reshape(-1, stride)), axis=1)
     rows = rise.shape[0]
-    minorants = suffix_minorants(step_blocks(max_log_w[:, 0], rise, jnp.sqrt(run)))
+    minorants = suffix_minorants(step_blocks(top[:, 0], rise, jnp.sqrt(run)))
     distance = jnp.full_like(rise, start)
     first_blocks = step_blocks(grid[:, -1], distance, jnp.zeros_like(rise))
     costs = costs_from(first_blocks, minorants)
@@ -359,14 +347,14 @@ def schedule_mu(
     by a larger diameter.
     """
     # The result does not depend on the scales, so that the scales need no derivative.
-    sensitivity_scale, noise_scale = (
+    unit, noise_scale = (
         jnp.where(largest > 0, largest, 1.0)
         for largest in jax.lax.stop_gradient((jnp.max(sensitivity), jnp.max(stddev)))
     )
     is_sensitive = jnp.any(sensitivity > 0)
     sensitivity, diameter = (
-        sensitivity / sensitivity_scale,
-        diameter / sensitivity_scale,
+        sensitivity / unit,
+        diameter / unit,
     )
     stddev = stddev / noise_scale
     diameter = jnp.where(diameter < HUGE, jnp.maximum(diameter, 1 / HUGE), jnp.inf)
@@ -374,18 +362,16 @@ def schedule_mu(
         finite = jnp.isfinite(diameter)
         start = jnp.where(finite, diameter, 1.0)
         constants = (_log_weights(lipschitz), sensitivity, stddev, start)
-        at_restart = _best_restart_mask(*jax.lax.stop_gradient(constants)) & finite
+        restarts = _best_mask(*jax.lax.stop_gradient(constants)) & finite
         # All steps up to the restart are replaced by one step without noise, whose
         # sensitivity is the diameter.
-        until_restart = jnp.cumsum(at_restart[::-1])[::-1] > 0
-        stddev = jnp.where(until_restart, 0.0, stddev)
-        sensitivity = jnp.where(
-            at_restart, start, jnp.where(until_restart, 0.0, sensitivity)
-        )
+        before = jnp.cumsum(restarts[::-1])[::-1] > 0
+        stddev = jnp.where(before, 0.0, stddev)
+        sensitivity = jnp.where(restarts, start, jnp.where(before, 0.0, sensitivity))
     square, error = _squared_mu(lipschitz, sensitivity, stddev)
     bound = square * (1 + error)
     regular = (bound > 0) & (bound < jnp.inf)
     mu = jnp.sqrt(jnp.where(regular, bound, 1.0)) * (1 + 4 * ULP)
     mu = jnp.where(regular, mu, jnp.where(bound == 0, 0.0, jnp.inf))  # NaN becomes inf
-    mu = mu * (sensitivity_scale / noise_scale) * (1 + 2 * ULP)
+    mu = mu * (unit / noise_scale) * (1 + 2 * ULP)
     return jnp.where(is_sensitive, jnp.maximum(mu, TINY), 0.0)

@@ -232,10 +232,10 @@ def _check_step(numbers: Numbers[ArrayLike], preserves_lipschitz: bool) -> None:
     if eta is None or regularization is None:
         return
     M = np.inf if M is None else M  # a traced smoothness cannot be checked
-    scaled_curvature = np.where(
+    curvature = np.where(
         np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + regularization), 0
     )
-    if np.any(scaled_curvature > 2 * (1 + 4 * ULP)):
+    if np.any(curvature > 2 * (1 + 4 * ULP)):
         _raise_value_error(
             numbers,
             "step_size",
@@ -319,9 +319,9 @@ def excess(
     high = step_size * upper - 2
     # For a step size of 2/M the product with M may be rounded to slightly above 2. The
     # product must still count as at most 2.
-    above_two = high > 8 * ULP
+    large = high > 8 * ULP
     high = jnp.where(
-        above_two, high + tolerance * upper, jnp.minimum(high + tolerance * upper, 0.0)
+        large, high + tolerance * upper, jnp.minimum(high + tolerance * upper, 0.0)
     )
     return jnp.maximum(low, high)
 
@@ -344,12 +344,10 @@ def clipped_excess(
     # At the boundary of the two cases the two formulas have the same value, so that
     # rounding errors in `touches` have little effect. x/(1 + sqrt(1 + x)) is
     # sqrt(1 + x) − 1 without cancellation.
-    ellipse_excess = square * (1 + 16 * ULP) / (1 + jnp.sqrt(1 + square))
-    curvature_excess = jnp.maximum(step_size * weak, step_size * upper - 2)
-    curvature_excess = curvature_excess + 4 * ULP * step_size * (weak + upper)
-    bound = jnp.where(
-        touches, jnp.maximum(ellipse_excess, curvature_excess), curvature_excess
-    )
+    ellipse = square * (1 + 16 * ULP) / (1 + jnp.sqrt(1 + square))
+    excess = jnp.maximum(step_size * weak, step_size * upper - 2)
+    excess = excess + 4 * ULP * step_size * (weak + upper)
+    bound = jnp.where(touches, jnp.maximum(ellipse, excess), excess)
     return jnp.where(jnp.isfinite(rho), bound, jnp.inf)
 
 

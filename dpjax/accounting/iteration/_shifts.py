@@ -137,16 +137,14 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
     c = jnp.where(usable, jnp.exp(steps.log_lipschitz) * (1 + 4 * ULP), 1.0)
 
     def mu_of_position(position: jax.Array) -> jax.Array:
-        uses_example = positions == position
-        square = jnp.sum(
-            jnp.where(uses_example, jnp.square(steps.shift / largest), 0.0)
-        )
-        is_positive = square > 0  # the square root has no derivative at 0
-        composition = largest * jnp.sqrt(jnp.where(is_positive, square, 1.0))
+        active = positions == position
+        square = jnp.sum(jnp.where(active, jnp.square(steps.shift / largest), 0.0))
+        positive = square > 0  # the square root has no derivative at 0
+        composition = largest * jnp.sqrt(jnp.where(positive, square, 1.0))
         composition = jnp.where(
-            is_positive, composition * (1 + (8 + unit.shape[0]) * ULP), 0.0
+            positive, composition * (1 + (8 + unit.shape[0]) * ULP), 0.0
         )
-        sensitivity = jnp.where(uses_example, shift, 0.0) * (1 + 8 * ULP)
+        sensitivity = jnp.where(active, shift, 0.0) * (1 + 8 * ULP)
         # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278.
         mu = schedule_mu(c, sensitivity, unit, diameter, bounded=assumed.bounded)
         return jnp.minimum(composition, jnp.where(usable, mu, jnp.inf))
@@ -240,20 +238,20 @@ def _epsilon64(mus: jax.Array, delta: jax.Array) -> jax.Array:
     constant_mus, target = jax.lax.stop_gradient((mus, delta))
     zero, start = jnp.zeros_like(delta), jnp.ones_like(delta)
 
-    def meets_target(epsilon: jax.Array) -> jax.Array:
+    def suffices(epsilon: jax.Array) -> jax.Array:
         return _mean_delta(constant_mus, epsilon) <= target
 
     # Double ε until its δ is at most the goal, then bisect. The goal has a derivative
     # only through the implicit function theorem below.
     high = jax.lax.while_loop(
-        lambda high: ~meets_target(high) & (high < jnp.inf),
+        lambda high: ~suffices(high) & (high < jnp.inf),
         lambda high: 2 * high,
         start,
     )
     finite = high < jnp.inf
     low = jnp.where(high > 1, high / 2, 0.0)
-    root = bisect(meets_target, low, jnp.where(finite, high, start), _HALVINGS)
-    root = jnp.where(meets_target(zero), zero, jnp.where(finite, root, jnp.inf))
+    root = bisect(suffices, low, jnp.where(finite, high, start), _HALVINGS)
+    root = jnp.where(suffices(zero), zero, jnp.where(finite, root, jnp.inf))
     on_curve = (root > 0) & finite & (target > 0)
     root = implicit_derivative(lambda e: _mean_delta(mus, e) - delta, root, on_curve)
     return jnp.where(delta > 0, root, jnp.inf)

@@ -25,17 +25,15 @@ def _ratio(c: jax.Array, count: jax.Array) -> jax.Array:
 def _contraction64(r, c, epochs, period):
     # Bok, Su and Altschuler (2024), Theorem 4.2 for full batches and Theorem 4.5 for
     # cyclic batches, https://arxiv.org/abs/2403.00278, and the limits at c = 1.
-    is_limit = c >= 1
-    safe_c = jnp.where(is_limit, 0.5, c)
-    full_batch_square = _ratio(safe_c, epochs) / _ratio(safe_c, jnp.ones_like(safe_c))
+    at_limit = c >= 1
+    safe_c = jnp.where(at_limit, 0.5, c)
+    full = _ratio(safe_c, epochs) / _ratio(safe_c, jnp.ones_like(safe_c))
     y = jnp.log(safe_c)
     run = jnp.expm1(period * y)
     earlier = -jnp.exp((2 * period - 2) * y) * jnp.expm1(2 * y) / (run * run)
-    cyclic_square = 1 + earlier * _ratio(safe_c, period * (epochs - 1))
+    cyclic = 1 + earlier * _ratio(safe_c, period * (epochs - 1))
     limit = 1 + (epochs - 1) / period
-    square = jnp.where(
-        is_limit, limit, jnp.where(period == 1, full_batch_square, cyclic_square)
-    )
+    square = jnp.where(at_limit, limit, jnp.where(period == 1, full, cyclic))
     return jnp.where(c <= 1, r * jnp.sqrt(square), jnp.inf)
 
 
@@ -54,10 +52,8 @@ def _expansion64(r, c, epochs, period):
     # use that is l steps before the next one costs r² θ(l) = r² / Σ_{i<l} c^{−2i}.
     y = -2 * jnp.log(c)
     safe_y = jnp.where(y == 0, 1.0, y)
-    power_sum = jnp.where(
-        y == 0, period, jnp.expm1(period * safe_y) / jnp.expm1(safe_y)
-    )
-    return r * jnp.sqrt((epochs - 1) / power_sum + 1)
+    powers = jnp.where(y == 0, period, jnp.expm1(period * safe_y) / jnp.expm1(safe_y))
+    return r * jnp.sqrt((epochs - 1) / powers + 1)
 
 
 def contraction_mu(
