@@ -662,10 +662,10 @@ def test_a_run_with_too_many_draws_is_refused():
 
 @pytest.mark.parametrize("slots", [2, 37, 5000])
 def test_the_count_of_a_quantile_clip_is_exact(slots):
-    from dpjax._plan.optimizer import _round_down_to_bits
+    from dpjax._plan.optimizer import _truncate
 
     for weight in (0.3, 1 / 3, 0.99999994, 1e-3):
-        held = _round_down_to_bits(weight, 22 - slots.bit_length())
+        held = _truncate(weight, 22 - slots.bit_length())
         assert weight * (1 - 2.0 ** -(21 - slots.bit_length())) <= held <= weight
         counts = np.arange(-slots, slots + 1, dtype=np.float32) / 2
         product = counts * np.float32(held)

@@ -17,7 +17,7 @@ _ASSUMPTIONS = (
     "released value is computed from these noisy sums alone, and no choice was made "
     "by looking at the data."
 )
-_NOISE_TEXTS = {
+_NOISE = {
     "independent": "each step's sum gets Gaussian noise of its own",
     "correlated": "the sums get Gaussian noise that is correlated as stated",
 }
@@ -26,9 +26,7 @@ _NOISE_TEXTS = {
 def show_plan(command: str, given: dict[str, Any], as_json: bool) -> str:
     """Make a plan from the options, and return its numbers as text or JSON."""
     planned = make_plan_from_options(command, given)
-    return (
-        _format_json(command, planned) if as_json else _format_table(command, planned)
-    )
+    return _json(command, planned) if as_json else _table(command, planned)
 
 
 def make_plan_from_options(command: str, given: dict[str, Any]) -> Plan:
@@ -95,7 +93,7 @@ def _count_steps(epochs: int, given: dict[str, Any]) -> int:
     return epochs * -(-n // size)
 
 
-def _format_json(command: str, planned: Plan) -> str:
+def _json(command: str, planned: Plan) -> str:
     """Format a plan as JSON.
 
     For the command `plan`, the JSON is the output of `plan.guarantee.to_json()`. For
@@ -111,7 +109,7 @@ def _format_json(command: str, planned: Plan) -> str:
     return json.dumps(numbers | to_plain(guarantee), indent=2)
 
 
-def _format_table(command: str, planned: Plan) -> str:
+def _table(command: str, planned: Plan) -> str:
     """Format a plan as text, with one property per line.
 
     The number that the caller left out, and that the plan computed, is first.
@@ -149,9 +147,7 @@ def _format_table(command: str, planned: Plan) -> str:
     )
     width = max(map(len, rows)) + 2
     lines = [f"{name:{width}}{value}" for name, value in rows.items()]
-    assumptions = _ASSUMPTIONS.format(
-        unit=planned.unit, noise=_NOISE_TEXTS[planned.noise]
-    )
+    assumptions = _ASSUMPTIONS.format(unit=planned.unit, noise=_NOISE[planned.noise])
     if planned.comparison is not None:
         lines += ["", str(planned.comparison)]
     return "\n".join([*lines, "", assumptions])

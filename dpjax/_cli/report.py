@@ -53,10 +53,8 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
             f"{path} must contain JSON; the parser reports: {error}."
         ) from error
     try:
-        names = _read_field(record, "versions", dict[str, str])
-        versions = ", ".join(
-            f"{x} {_read_field(names, x, str)}" for x in ("dpjax", "jax")
-        )
+        names = _read(record, "versions", dict[str, str])
+        versions = ", ".join(f"{x} {_read(names, x, str)}" for x in ("dpjax", "jax"))
         guarantee = guarantee_of(record)
         _check_claims(record, guarantee)
     except (ValueError, ArithmeticError) as error:
@@ -71,11 +69,8 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
             f"were computed again from the run's numbers in {path}."
         )
     delta = guarantee.plan.delta
-    output = {
-        "epsilon": guarantee.epsilon(delta),
-        "delta": delta,
-        "statement": statement,
-    }
+    epsilon = guarantee.epsilon(delta)
+    output = {"epsilon": epsilon, "delta": delta, "statement": statement}
     return json.dumps(to_plain(output), indent=2, ensure_ascii=False)
 
 
@@ -89,7 +84,7 @@ def guarantee_of(record: Any) -> RunGuarantee:
     Raises:
       ValueError: the argument is not a record, or no plan has the record's numbers.
     """
-    run = _read_field(record, "plan", RunParameters)
+    run = _read(record, "plan", RunParameters)
     arguments = {name: x for name, x in vars(run).items() if name not in _NOT_ARGUMENTS}
     arguments["clip_norm"] = run.quantile or run.clip_norm
     if run.sampling in SAMPLINGS and SAMPLINGS[run.sampling].overflows:
@@ -101,10 +96,10 @@ def guarantee_of(record: Any) -> RunGuarantee:
         raise ValueError(
             f"schedule must be one that dpjax.plan makes; got {run.schedule!r}."
         )
-    return planned.guarantee.at(_read_field(record, "num_steps", int))
+    return planned.guarantee.at(_read(record, "num_steps", int))
 
 
-def _read_field(record: Any, name: str, kind: Any) -> Any:
+def _read(record: Any, name: str, kind: Any) -> Any:
     """Read one field of a record, and convert it to the type `kind`.
 
     Args:
@@ -131,12 +126,11 @@ def _schedules_of(run: RunParameters) -> dict[str, Any]:
     """
     if not run.schedule:
         return {}
-    schedules: dict[str, Any] = {
-        "noise_schedule": lambda step: run.values_at(step).noise
-    }
+    values = run.values_at
+    schedules: dict[str, Any] = {"noise_schedule": lambda step: values(step).noise}
     # Not all plans allow a clip schedule or a batch schedule.
     if any(segment.clip != 1 for segment in run.schedule):
-        schedules["clip_schedule"] = lambda step: run.values_at(step).clip
+        schedules["clip_schedule"] = lambda step: values(step).clip
     if any(segment.batch_size != run.batch_size for segment in run.schedule):
         schedules["batch_schedule"] = lambda step: (
             run.values_at(step).batch_size / run.batch_size
@@ -160,11 +154,10 @@ def _check_claims(record: Any, computed: RunGuarantee) -> None:
         tolerance for rounding; or the record's privacy event differs from the event of
         `computed`.
     """
-    event = _read_field(record, "event", Event)
-    (claims, structure), (values, computed_structure) = map(
-        jax.tree.flatten, (event, computed.event)
-    )
-    if structure != computed_structure or not np.allclose(
+    event = _read(record, "event", Event)
+    claims, structure = jax.tree.flatten(event)
+    values, expected = jax.tree.flatten(computed.event)
+    if structure != expected or not np.allclose(
         claims, values, rtol=_TOLERANCE, atol=0
     ):
         raise ValueError(
@@ -172,11 +165,11 @@ def _check_claims(record: Any, computed: RunGuarantee) -> None:
         )
     of_attacks, follows = "attack_true_positive_rate_at_most", "clip_norm_follows"
     values, names = computed.record(), ("epsilon", "delta", "mu")
-    claims = {name: _read_field(record, name, float | None) for name in names}
-    claims |= _read_field(record, of_attacks, dict[str, float])
+    claims = {name: _read(record, name, float | None) for name in names}
+    claims |= _read(record, of_attacks, dict[str, float])
     values |= values[of_attacks]
     if values[follows]:
-        claims |= _read_field(record, follows, dict[str, float])
+        claims |= _read(record, follows, dict[str, float])
         values |= values[follows]
     for name, claim in claims.items():
         value = values.get(name)

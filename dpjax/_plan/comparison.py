@@ -104,18 +104,14 @@ class Comparison(NamedTuple):
         cells: list[tuple[str, ...]] = [(*header, "needs")]
         min_error = self.candidates[0].error
         for candidate in self.candidates:
-            row = (
-                f"{candidate.error / min_error:.3f}",
-                candidate.sampling,
-                candidate.strategy,
-            )
-            if candidate.plan is None:
-                cells.append(("-", *row[1:], "-", "-", candidate.reason))
+            error = f"{candidate.error / min_error:.3f}"
+            names, plan = (candidate.sampling, candidate.strategy), candidate.plan
+            if plan is None:
+                cells.append(("-", *names, "-", "-", candidate.reason))
                 continue
-            size = f"{candidate.plan.batch_size} ({candidate.plan.max_batch_size})"
-            cells.append(
-                (*row, f"{candidate.plan.noise_multiplier:.3f}", size, candidate.needs)
-            )
+            sigma, size = plan.noise_multiplier, plan.batch_size
+            size = f"{size} ({plan.max_batch_size})"
+            cells.append((error, *names, f"{sigma:.3f}", size, candidate.needs))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         return "\n".join(
             "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
@@ -146,15 +142,12 @@ def best_plan(plan: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         # `plan` accepts a capacity only for batches of random size.
         capacity = arguments["max_batch_size"] if mechanism.overflows else None
         correlates = "independent" if kind == "independent" else "correlated"
-        options = {
-            "sampling": sampling,
-            "noise": correlates,
-            "max_batch_size": capacity,
-        }
+        options: dict[str, Any] = {"sampling": sampling, "noise": correlates}
+        options["max_batch_size"] = capacity
         options["workload"] = workload if kind == "correlated" else None
         try:
             if kind == "tree":
-                options["strategy"] = _best_tree(mechanism, workload, arguments)
+                options["strategy"] = _tree(mechanism, workload, arguments)
             run = plan(**{**arguments, **options})
             remaining = error(run, workload)
         except ValueError as problem:
@@ -162,11 +155,10 @@ def best_plan(plan: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         return Candidate(sampling, kind, _NEEDS[sampling], run, remaining)
 
     candidates: list[Candidate] = []
+    n = arguments["num_examples"]
     for sampling in names:
         try:
-            mechanism = SAMPLINGS[sampling](
-                arguments["num_examples"], arguments["adjacency"]
-            )
+            mechanism = SAMPLINGS[sampling](n, arguments["adjacency"])
         except ValueError as problem:  # the sampling does not allow the adjacency
             needs = _NEEDS[sampling]
             candidates.append(Candidate(sampling, "any", needs, reason=str(problem)))
@@ -271,9 +263,7 @@ def _noise_kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
     return [kind for kind in kinds if kind in _NOISE_KINDS[noise]] or [noise]
 
 
-def _best_tree(
-    mechanism: Mechanism, workload: Workload, arguments: dict[str, Any]
-) -> Tree:
+def _tree(mechanism: Mechanism, workload: Workload, arguments: dict[str, Any]) -> Tree:
     """Return the tree strategy that leaves the least noise in the workload's outputs.
 
     The strategies are compared at equal privacy. A tree strategy belongs to the binary

@@ -222,19 +222,19 @@ class RunGuarantee:
         # An entry is included if one of its keywords names an event, a record, a
         # sampling or a kind of strategy of the run.
         run = self.plan.parameters()
-        run_keywords = {
+        words = {
             run.sampling,
             *_type_names(to_plain(self.event)),
             *_type_names(to_plain(run)),
         }
         if run.shape is not None:
             tree, poles = run.shape.tree_decay is not None, run.shape.denominator
-            run_keywords.add("tree" if tree else "rational" if poles else "banded")
+            words.add("tree" if tree else "rational" if poles else "banded")
         entries = [_LIBRARY.format(version=importlib.metadata.version("dpjax"))]
         papers = importlib.resources.files("dpjax._plan").joinpath("papers.bib")
         for entry in papers.read_text("utf-8").strip().split("\n\n"):
             entry, keywords, _ = re.split(r"  keywords = {(.*)},\n", entry)
-            if run_keywords & {*keywords.split(", ")}:
+            if words & {*keywords.split(", ")}:
                 entries.append(entry + "}")
         return "\n\n".join(entries)
 

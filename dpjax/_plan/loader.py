@@ -253,16 +253,13 @@ def _shard_reader(
 
     def read_whole(data: Any, batch: Batch) -> Examples:
         # Devices that hold the same slots (replicas) share one read.
-        parts = {
-            slot_range: read_range(data, batch, *slot_range)
-            for slot_range in set(ranges.values())
-        }
+        parts = {span: read_range(data, batch, *span) for span in set(ranges.values())}
 
         def join_shards(*leaves: np.ndarray) -> jax.Array:
-            piece_of_range = dict(zip(parts, leaves, strict=True))
+            piece_of = dict(zip(parts, leaves, strict=True))
             pieces = [
-                jax.device_put(piece_of_range[slot_range], device)
-                for device, slot_range in ranges.items()
+                jax.device_put(piece_of[span], device)
+                for device, span in ranges.items()
             ]
             shape = (size, *leaves[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces)

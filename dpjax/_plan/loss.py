@@ -48,7 +48,7 @@ class Alerts:
     def __init__(self) -> None:
         """Start in a state in which no warning has been issued."""
         # The parameters of which `warn_of_loss` warned; None before its first call.
-        self._warned_names: list[str] | None = None
+        self._warned: list[str] | None = None
         self._sum_checked = False
 
     def warn_of_loss(
@@ -71,7 +71,7 @@ class Alerts:
           batch: a pair: all examples, and their random keys. Both have a leading axis m
             of slots.
         """
-        if self._warned_names is not None:
+        if self._warned is not None:
             return
         # Shapes and dtypes suffice: the analysis traces the loss and runs nothing.
         avals = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
@@ -79,10 +79,8 @@ class Alerts:
             lambda kind: like(kind, kind.shape[1:], kind.dtype), avals
         )
         zero = _are_gradients_zero(loss_and_aux, parts.trained, example_and_keys)
-        self._warned_names = [
-            x for x, is_zero in zip(parts.names, zero, strict=True) if is_zero
-        ]
-        if not self._warned_names:
+        self._warned = [x for x, y in zip(parts.names, zero, strict=True) if y]
+        if not self._warned:
             return
         reason = _FROZEN
         # If the gradients are not zero in a batch of two, the loss compares examples.
@@ -95,7 +93,7 @@ class Alerts:
                     reason = _BATCH_OF_ONE
         # Level 4 of the stack calls the function that `Plan.value_and_grad` returned.
         warnings.warn(
-            f"the gradient of the loss with respect to {self._warned_names} of the "
+            f"the gradient of the loss with respect to {self._warned} of the "
             "model is zero for all data, but noise is added to this gradient in every "
             f"step. {reason}",
             stacklevel=4,
@@ -124,7 +122,7 @@ class Alerts:
             return
         self._sum_checked = True
         pairs = zip(names, jax.tree.leaves(sums), strict=True)
-        warned = self._warned_names or []
+        warned = self._warned or []
         zero = [x for x, total in pairs if x not in warned and not jnp.any(total)]
         if zero:
             warnings.warn(

@@ -85,14 +85,14 @@ def split_argument(x: Any) -> Parts:
         parts = _split_module(x)
         return dataclasses.replace(
             parts,
-            merge=lambda _, example_keys: parts.merge(parts.trained, example_keys),
+            merge=lambda _, keys: parts.merge(parts.trained, keys),
         )
     if is_key(x):
         return Parts(
-            lambda _, example_keys: example_keys,
+            lambda _, keys: keys,
             of_examples=lambda numbers: keys_of_examples(x, numbers),
         )
-    return Parts(lambda _, example_keys: x)
+    return Parts(lambda _, keys: x)
 
 
 def is_module(x: Any) -> bool:
@@ -144,8 +144,8 @@ def _split_tree(model: Any) -> Parts:
     trained = [x if is_trained(x) else None for x in leaves]
     names = [jax.tree_util.keystr(path) for path, x in paths if is_trained(x)]
 
-    def merge(trained: Any, example_keys: Any) -> Any:
-        del example_keys
+    def merge(trained: Any, keys: Any) -> Any:
+        del keys
         # None marks the leaves that are not trained.
         all_leaves = [
             x if new is None else new for x, new in zip(leaves, trained, strict=True)
@@ -164,9 +164,9 @@ def _split_module(model: Any) -> Parts:
     def of_examples(numbers: jax.Array) -> Any:
         return jax.tree.map(lambda key: keys_of_examples(key, numbers), keys)
 
-    def merge(trained: Any, example_keys: Any) -> Any:
+    def merge(trained: Any, keys: Any) -> Any:
         # A copy, so that the loss cannot change the caller's model.
-        return nnx.merge(graph, trained, example_keys, counters, other_state, copy=True)
+        return nnx.merge(graph, trained, keys, counters, other_state, copy=True)
 
     def check_unchanged(merged: Any) -> None:
         after = nnx.split(merged, nnx.Param, nnx.RngKey, nnx.RngCount, ...)[-1]

@@ -81,7 +81,7 @@ def _gaussian_noise(
 
 
 def _on_lattice(
-    plan: RunParameters, sensitivity: float, max_factor: float, key: jax.Array
+    plan: RunParameters, sensitivity: float, top: float, key: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
     """Make a transformation that adds discrete Gaussian noise to a step's sum.
 
@@ -91,7 +91,7 @@ def _on_lattice(
     Args:
       plan: the numbers of the run.
       sensitivity: the L2 sensitivity of a step's sum of floats.
-      max_factor: the maximum of `factor` over all steps.
+      top: the maximum of `factor` over all steps.
       key: one typed key for the run.
     """
     z = plan.noise_multiplier
@@ -105,9 +105,7 @@ def _on_lattice(
     ) -> tuple[Any, Any]:
         next_key, noise_key = jax.random.split(state.key)
         size = optax.tree.size(updates)
-        noise = _discrete.lattice_noise(
-            sensitivity, z * factor, size, most=z * max_factor
-        )
+        noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * top)
         noisy = _discrete.release_on_lattice(noise_key, updates, noise)
         return noisy, _gaussian.IndependentNoiseState(next_key)
 
@@ -190,34 +188,30 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     sensitivity. A schedule of the noise multiplier multiplies the standard deviation of
     the noise on these sums.
     """
-    quantile_clip, clip_norm = plan.quantile, plan.clip_norm
+    quantile, clip_norm = plan.quantile, plan.clip_norm
     sigma, count_noise = plan.noise_multiplier, 1.0
-    if quantile_clip:
-        sigma, count_noise = parameters.noise_of(quantile_clip, sigma, plan.batch_size)
-    sum_sensitivity = 1.0 if quantile_clip else clip_norm
+    if quantile:
+        sigma, count_noise = parameters.noise_of(quantile, sigma, plan.batch_size)
+    bound = 1.0 if quantile else clip_norm
     # The count is multiplied by σ / σ_b. Noise of standard deviation σ on the product
     # is noise of standard deviation σ_b on the count. The factor is rounded down, which
     # only lowers the sensitivity.
-    count_weight = rounding.round_down_float32(sigma / count_noise)
-    noise: Any = _gaussian_noise(
-        stddev_of_sum(sum_sensitivity, sigma, plan.batch_size), key
-    )
+    weight = rounding.round_down_float32(sigma / count_noise)
+    noise: Any = _gaussian_noise(stddev_of_sum(bound, sigma, plan.batch_size), key)
     if plan.arithmetic == "discrete":
         # With few digits, the product with a count (a multiple of 1/2) is exact.
-        count_weight = _round_down_to_bits(
-            float(count_weight), 22 - plan.max_batch_size.bit_length()
-        )
+        weight = _truncate(float(weight), 22 - plan.max_batch_size.bit_length())
         # The distance by which an example moves the sum and the scaled count together.
-        sensitivity = sigma * sum_sensitivity / plan.noise_multiplier * (1 + 2.0**-50)
-        max_factor = max(segment.noise for segment in plan.segments)
-        noise = _on_lattice(plan, sensitivity, max_factor, key)
+        sensitivity = sigma * bound / plan.noise_multiplier * (1 + 2.0**-50)
+        top = max(segment.noise for segment in plan.segments)
+        noise = _on_lattice(plan, sensitivity, top, key)
 
     def init(params: Any) -> VaryingState:
         start = jnp.asarray(clip_norm, jnp.float32)
         return VaryingState(jnp.zeros((), jnp.int32), start, noise.init(params))
 
     def update(updates: Any, state: Any) -> tuple[Any, VaryingState]:
-        if quantile_clip and not isinstance(updates, parameters.Bounded):
+        if quantile and not isinstance(updates, parameters.Bounded):
             raise ValueError(
                 "updates must be a dpjax.Bounded sum from value_and_grad of this "
                 "plan, because the clip norm follows a quantile; got "
@@ -226,17 +220,17 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
             )
         values = plan.values_at(state.step)
         released = dtypes.widen(updates)
-        if quantile_clip:
+        if quantile:
             # The sum and the scaled count are one Gaussian mechanism.
-            released = released._replace(within=released.within * count_weight)
+            released = released._replace(within=released.within * weight)
         noisy, noise_state = noise.update(released, state.noise, factor=values.noise)
         scale, next_norm = jnp.asarray(values.clip), state.clip_norm
-        if quantile_clip:
+        if quantile:
             # The mean is multiplied by the clip norm of this step's gradients.
-            count, noisy = noisy.within / count_weight, noisy.total
+            count, noisy = noisy.within / weight, noisy.total
             scale = state.clip_norm
             next_norm = parameters.next_clip_norm(
-                quantile_clip, scale, count, values.batch_size
+                quantile, scale, count, values.batch_size
             )
         mean = _scale_tree(noisy, scale / jnp.asarray(values.batch_size, jnp.float32))
         return mean, VaryingState(state.step + 1, next_norm, noise_state)
@@ -244,7 +238,7 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
     return _gaussian.transformation(init, update)
 
 
-def _round_down_to_bits(x: float, bits: int) -> float:
+def _truncate(x: float, bits: int) -> float:
     """Round a positive number down to `bits` significant binary digits.
 
     If bits is below 1, the result has one binary digit.

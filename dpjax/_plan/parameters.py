@@ -241,21 +241,19 @@ class RunParameters:
         does not change the privacy cost of a step.
         """
         counts: Counter[tuple[float, int]] = Counter()
-        for segment, length in zip(self.segments, self._segment_lengths(), strict=True):
+        for segment, length in zip(self.segments, self._lengths(), strict=True):
             if length:
                 counts[segment.noise, segment.batch_size] += length
         return counts
 
-    def _segment_lengths(self) -> list[int]:
+    def _lengths(self) -> list[int]:
         """The number of steps in each segment; 0 for a segment after the last step."""
         starts = [segment.start for segment in self.segments]
         return np.diff(np.minimum([*starts, self.num_steps], self.num_steps)).tolist()
 
     def noises(self) -> np.ndarray:
         """The noise of each step, in the units of a `Segment`, f64[num_steps]."""
-        return np.repeat(
-            [segment.noise for segment in self.segments], self._segment_lengths()
-        )
+        return np.repeat([segment.noise for segment in self.segments], self._lengths())
 
     def values_at(self, step: ArrayLike) -> StepValues:
         """Return the noise, clip norm and batch size of a step, in a segment's units.
@@ -358,10 +356,7 @@ def count_within_clip_norm(
 
 
 def next_clip_norm(
-    clip: QuantileClip,
-    clip_norm: jax.Array,
-    noisy_count: jax.Array,
-    batch_size: ArrayLike,
+    clip: QuantileClip, clip_norm: jax.Array, count: jax.Array, batch_size: ArrayLike
 ) -> jax.Array:
     """The next step's clip norm, f32[], from this step's clip norm and noisy count.
 
@@ -370,11 +365,11 @@ def next_clip_norm(
     Args:
       clip: the settings, of which the function uses quantile and learning_rate.
       clip_norm: this step's clip norm, f32[].
-      noisy_count: the noisy centered count of `count_within_clip_norm`, f[].
+      count: the noisy centered count of `count_within_clip_norm`, f[].
       batch_size: b, the expected batch size.
     """
     # Andrew et al. (2021), Algorithm 1: C ← C exp(−η (b̃ − γ)). Adding 1/2 undoes the
     # centering of the count.
-    fraction = noisy_count / jnp.asarray(batch_size, noisy_count.dtype) + 0.5
+    fraction = count / jnp.asarray(batch_size, count.dtype) + 0.5
     next_norm = clip_norm * jnp.exp(-clip.learning_rate * (fraction - clip.quantile))
     return jnp.clip(next_norm, MIN_CLIP_NORM, MAX_CLIP_NORM).astype(jnp.float32)

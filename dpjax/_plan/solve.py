@@ -294,17 +294,17 @@ def plan(
         ideal = run.parameters(
             max_batch_size=mechanism.population, delta=(1 - LEAST_SHARE) * delta
         )
-        solved = _solve_unknown(ideal, estimate)
+        solved = _solve(ideal, estimate)
         capacity = _search_capacity(solved, delta)
     else:
-        solved = _solve_unknown(run, estimate)
+        solved = _solve(run, estimate)
         # If the batch size is not random, every batch has exactly b slots.
         capacity = max_batch_size or solved.batch_size
     if run.quantile:
         # This raises if the noise of the count is too small for the noise of the sum.
         parameters.noise_of(run.quantile, solved.noise_multiplier, solved.batch_size)
     solved = solved.parameters(max_batch_size=capacity, delta=delta)
-    final_epsilon = _round_to_default_float(_compute_epsilon(solved), "up")
+    final_epsilon = _to_float(_epsilon_of(solved), "up")
     # For an extreme target, the bound on ε may grow with δ, although ε itself does not.
     if unknown != "epsilon" and final_epsilon > run.epsilon:
         raise ValueError(
@@ -336,7 +336,7 @@ def _check_sizes(run: RunParameters, mechanism: Mechanism, capacity: Any) -> Non
     validate.at_most("max_batch_size", capacity, n, "num_examples, ")
 
 
-def _round_to_default_float(epsilon: float, direction: Literal["up", "down"]) -> float:
+def _to_float(epsilon: float, direction: Literal["up", "down"]) -> float:
     """Round ε up or down to JAX's default float dtype, in which accountants return ε.
 
     The ε of a run is rounded up, so that it remains an upper bound. The target, the ε
@@ -348,7 +348,7 @@ def _round_to_default_float(epsilon: float, direction: Literal["up", "down"]) ->
         return float(cast(jnp.asarray(epsilon, jnp.float64), dtype, direction))
 
 
-def _compute_epsilon(run: RunParameters) -> float:
+def _epsilon_of(run: RunParameters) -> float:
     """Compute the ε of a run at run.delta, in float64, without reading run.epsilon."""
     # run.epsilon does not change the cost. It is set to inf, so that runs that differ
     # only in run.epsilon share one entry of the cache.
@@ -361,9 +361,7 @@ def _cached_epsilon(run: RunParameters) -> float:
         return float(profiles.of(released_event(run)).epsilon(run.delta))
 
 
-def _solve_unknown(
-    run: RunParameters, estimate: _amplified.Start | None
-) -> RunParameters:
+def _solve(run: RunParameters, estimate: _amplified.Start | None) -> RunParameters:
     """Compute the number that the caller of `dpjax.plan` has left out.
 
     Args:
@@ -377,7 +375,7 @@ def _solve_unknown(
     """
     unknown = run.solved_for
     if unknown == "epsilon":
-        return run.parameters(epsilon=_compute_epsilon(run))
+        return run.parameters(epsilon=_epsilon_of(run))
     # Steps and batch size are integers, and ε grows with them. ε falls with the noise.
     is_integer = unknown != "noise_multiplier"
     # Unless batches are in order, each evaluation of ε is slow.
@@ -385,19 +383,18 @@ def _solve_unknown(
         result = _search_noise(run, estimate or _estimate_noise(run))
         if result is not None:
             return result
+    start = 1.0 if is_integer else (estimate or _estimate_noise(run)).noise_multiplier
     value = calibrate.solve(
-        lambda x: jnp.asarray(_compute_epsilon(run.parameters(**{unknown: float(x)}))),
-        _round_to_default_float(run.epsilon, "down"),
+        lambda x: jnp.asarray(_epsilon_of(run.parameters(**{unknown: float(x)}))),
+        _to_float(run.epsilon, "down"),
         increasing=is_integer,
         integer=is_integer,
-        start=1.0
-        if is_integer
-        else (estimate or _estimate_noise(run)).noise_multiplier,
+        start=start,
         upper=run.max_batch_size if unknown == "batch_size" else float("inf"),
     )
     # The solver stops within a tolerance of the target, at a smaller ε. Compute this ε.
     solved = run.parameters(**{unknown: int(value) if is_integer else float(value)})
-    return solved.parameters(epsilon=_compute_epsilon(solved))
+    return solved.parameters(epsilon=_epsilon_of(solved))
 
 
 def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters | None:
@@ -413,19 +410,16 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
       target by at most `_TOLERANCE` times the target. None if `_MAX_SECANT_STEPS`
       evaluations of ε do not give such a noise multiplier.
     """
-    target = _round_to_default_float(run.epsilon, "down")
+    target = _to_float(run.epsilon, "down")
     candidate = run
 
     def excess(noise: float) -> float:
         # The excess is 0 in the middle of the accepted range of ε.
         nonlocal candidate
-        candidate = run.parameters(
-            noise_multiplier=_round_to_default_float(noise, "up")
-        )
-        candidate = candidate.parameters(epsilon=_compute_epsilon(candidate))
-        return (
-            math.log(max(candidate.epsilon, TINY) / max(target, TINY)) + _TOLERANCE / 2
-        )
+        candidate = run.parameters(noise_multiplier=_to_float(noise, "up"))
+        candidate = candidate.parameters(epsilon=_epsilon_of(candidate))
+        ratio = max(candidate.epsilon, TINY) / max(target, TINY)
+        return math.log(ratio) + _TOLERANCE / 2
 
     for point in itertools.islice(secants(excess, *start), _MAX_SECANT_STEPS):
         # ε itself is also compared, since the logarithm is rounded.
@@ -528,9 +522,7 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
         predicted = int(capacities[0] + np.searchsorted(-log_full, -target))
         capacity = predicted if tries < 8 else (low + high) // 2
         capacity = min(max(capacity, low + 1), high - 1)
-        epsilon = _compute_epsilon(
-            solved.parameters(max_batch_size=capacity, delta=delta)
-        )
+        epsilon = _epsilon_of(solved.parameters(max_batch_size=capacity, delta=delta))
         low, high = (low, capacity) if epsilon <= solved.epsilon else (capacity, high)
         index, tries = min(capacity - capacities[0], log_full.size - 1), tries + 1
         # The log of the increase of ε by overflow, divided by the allowed increase.

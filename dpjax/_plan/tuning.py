@@ -132,13 +132,13 @@ def tune(
     count, pick = _index_settings(settings, chunk_size)
     # This computes ε before anything reads the data.
     epsilon = float(selection.epsilon(event, delta, repetitions=repetitions))
-    selection_event = events.Selection(event, repetitions)
+    search = events.Selection(event, repetitions)
     # Each kind of draw has its own key.
     for_count, for_settings, for_runs, for_scores = (
         jax.random.fold_in(key, i) for i in range(4)
     )
     total = repetitions.sample(for_count)
-    digest = _hash_search(key, selection_event, count)
+    digest = _hash_search(key, search, count)
 
     def setting_of(run: ArrayLike) -> Any:
         setting_key = jax.random.fold_in(for_settings, run)
@@ -163,9 +163,8 @@ def tune(
             scores, outputs = run_chunk(first + np.arange(chunk))
 
         def output_of(i: int) -> Any:
-            return (
-                outputs if run_chunk is None else jax.tree.map(lambda x: x[i], outputs)
-            )
+            single = run_chunk is None
+            return outputs if single else jax.tree.map(lambda x: x[i], outputs)
 
         if saved is not None:
             best, saved = best._replace(output=_restore(saved, output_of(0))), None
@@ -179,9 +178,7 @@ def tune(
         if path is not None and done < total:
             _write_checkpoint(path, digest, done, best)
     setting = setting_of(best.run) if best.run >= 0 else None
-    return Tuned(
-        setting, best.output, best.score, selection_event, epsilon, float(delta)
-    )
+    return Tuned(setting, best.output, best.score, search, epsilon, float(delta))
 
 
 def _index_settings(

@@ -243,17 +243,15 @@ def _is_missing(owner: Any) -> bool:
 
 
 def user_loss(
-    loss_of_example: Callable[[Any, Any], tuple[jax.Array, Any]],
-    user: OfUser,
-    user_keys: Any,
+    loss: Callable[[Any, Any], tuple[jax.Array, Any]], user: OfUser, keys: Any
 ) -> tuple[jax.Array, Any]:
     """Compute the mean loss over a user's valid examples.
 
     Args:
-      loss_of_example: a function from one example and its random keys to the
+      loss: a function from one example and its random keys to the
         example's loss and auxiliary output.
       user: the user's examples, with a leading axis k.
-      user_keys: the user's random keys, from which each example gets its own keys.
+      keys: the user's random keys, from which each example gets its own keys.
 
     Returns:
       The mean loss, and the auxiliary outputs with a leading axis k.
@@ -261,6 +259,6 @@ def user_loss(
     mask = jnp.asarray(user.mask)
     numbers = jnp.arange(mask.size)
     # The k examples of a user must not share one dropout mask.
-    keys = jax.tree.map(lambda key: keys_of_examples(key, numbers), user_keys)
-    losses, aux = jax.vmap(loss_of_example)(user.examples, keys)
+    keys = jax.tree.map(lambda key: keys_of_examples(key, numbers), keys)
+    losses, aux = jax.vmap(loss)(user.examples, keys)
     return masked_mean(losses, mask), aux

@@ -206,9 +206,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     if inputs and len(values) == len(inputs) and {*shapes} <= {(), out.shape}:
         dtypes = [aval(v).dtype for v in eqn.invars]
         arrays = map(np.asarray, values, dtypes)
-        constant = _apply_to_constants(
-            lambda *xs: RULES[name](eqn.params)(*xs), *arrays
-        )
+        constant = _constant(lambda *xs: RULES[name](eqn.params)(*xs), *arrays)
         if constant is not None:
             return constant
     # 0 · x = 0, since unknown entries are assumed to be finite.
@@ -247,9 +245,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
     return None
 
 
-def _apply_to_constants(
-    function: Callable[..., Any], *arrays: np.ndarray
-) -> Term | None:
+def _constant(function: Callable[..., Any], *arrays: np.ndarray) -> Term | None:
     """Apply a function to arrays without axes, and return the result as a constant.
 
     The result is None if the function raises, or returns a complex number or an array
@@ -312,7 +308,7 @@ def _layout_term(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
             # The number of equal entries in each sum.
             count = before.size // max(after.size, 1)
             entry = np.asarray(x.factor, before.dtype)
-            return _apply_to_constants(lambda entry: entry * count, entry)
+            return _constant(lambda entry: entry * count, entry)
         return x
     if before.size != after.size:
         return None
@@ -338,9 +334,7 @@ def _convert_term(before: np.dtype, after: np.dtype, x: Term) -> Term | None:
       x: the symbolic value of the array.
     """
     if x.is_constant:
-        value = _apply_to_constants(
-            lambda x: x.astype(after), np.asarray(x.factor, before)
-        )
+        value = _constant(lambda x: x.astype(after), np.asarray(x.factor, before))
         # NumPy and XLA may differ where an integer dtype cannot represent the value.
         return None if jnp.issubdtype(after, jnp.integer) and value != x else value
     # Only a conversion to an equal or wider float dtype leaves all values unchanged.

@@ -173,10 +173,8 @@ def descend(
         if batch is None:
             batch_data, num_valid = data, num_examples
         else:
-            batch_data, num_valid = (
-                data.select(batch),
-                jnp.sum(batch.mask, dtype=jnp.int32),
-            )
+            batch_data = data.select(batch)
+            num_valid = jnp.sum(batch.mask, dtype=jnp.int32)
         total, loss, used = gradient_sum(
             loss_fn,
             params,

@@ -226,9 +226,8 @@ def dp_nsgd(
     curve = curve._replace(noise_norm=coordinate * jnp.sqrt(dimension * variance))
     momentum = "tree-aggregated momentum" if spec is None else f"momentum, C {spec}"
     mechanism = f"all {run.num_steps} iterates of {momentum}"
-    guarantee = Guarantee(
-        mechanism, profile, adjacency, _checks.assume_every_step(order)
-    )
+    assumptions = _checks.assume_every_step(order)
+    guarantee = Guarantee(mechanism, profile, adjacency, assumptions)
     # Rounding down ensures that the reported noise never exceeds the added noise.
     reported = _precision.to_float32(_precision.round_down(noise_multiplier))
     return Result(trained, curve, guarantee, run.num_steps, reported)

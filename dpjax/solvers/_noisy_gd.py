@@ -26,7 +26,7 @@ from dpjax.solvers._descent import Result
 from dpjax.solvers.prox import Prox, none
 
 
-class _Arguments(NamedTuple, Generic[Params]):
+class _Args(NamedTuple, Generic[Params]):
     """The caller's arguments that `noisy_gd` and the two other solvers share.
 
     `noise` is a noise multiplier, or the target (ε, δ) that determines the noise.
@@ -66,7 +66,7 @@ def _is_constant(values: ArrayLike) -> bool:
     return bool(np.min(values) == np.max(values))
 
 
-def _last_iterate_profile(run: _Run, noise_multipliers: np.ndarray) -> Gaussian:
+def _last_iterate_profile(run: _Run, sigmas: np.ndarray) -> Gaussian:
     """The GDP profile of the last iterate of a run on full or cyclic batches.
 
     There are three bounds: one for a constant step size and noise, one for schedules in
@@ -74,34 +74,28 @@ def _last_iterate_profile(run: _Run, noise_multipliers: np.ndarray) -> Gaussian:
     """
     order: _checks.Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
     step_size = run.setting["step_size"]
-    if _is_constant(step_size) and _is_constant(noise_multipliers):
+    if _is_constant(step_size) and _is_constant(sigmas):
         setting: Setting = {**run.setting, "step_size": np.max(step_size)}
         mu = iteration.noisy_cyclic_gd_mu(
-            noise_multipliers[0],
-            num_epochs=len(noise_multipliers) // run.period,
+            sigmas[0],
+            num_epochs=len(sigmas) // run.period,
             batches_per_epoch=run.period,
             batch_size=run.batch_size,
             order=order,
             **setting,
         )
         return Gaussian(mu)
-    scheduled_mu = iteration.scheduled_cyclic_gd_mu(
-        noise_multipliers,
-        batches_per_epoch=run.period,
-        batch_size=run.batch_size,
-        **run.setting,
-    )
+    sizes = {"batches_per_epoch": run.period, "batch_size": run.batch_size}
+    scheduled_mu = iteration.scheduled_cyclic_gd_mu(sigmas, **sizes, **run.setting)
     if order == "fixed":
         return Gaussian(scheduled_mu)
     # In a reshuffled order, an example may be in any step of an epoch. The bound uses
     # the minimum noise of each epoch, and composes the epochs as if every iterate were
     # released: Dong, Roth and Su (2022), Corollary 2, https://arxiv.org/abs/1905.02383.
-    min_noise = noise_multipliers.reshape(-1, run.period).min(axis=1)
+    least = sigmas.reshape(-1, run.period).min(axis=1)
     factor = run.setting["adjacency"].sensitivity_factor
     # Divide by 1 where the noise is 0, so that NumPy does not warn; μ is inf there.
-    mus = np.where(
-        min_noise > 0, factor / np.where(min_noise > 0, min_noise, 1), np.inf
-    )
+    mus = np.where(least > 0, factor / np.where(least > 0, least, 1), np.inf)
     return Gaussian(gdp.compose(mus))
 
 
@@ -110,38 +104,34 @@ def _last_iterate_profile(run: _Run, noise_multipliers: np.ndarray) -> Gaussian:
 _LEVELS = 4
 
 
-def _random_batch_profile(run: _Run, noise_multipliers: np.ndarray) -> FunctionProfile:
+def _random_batch_profile(run: _Run, sigmas: np.ndarray) -> FunctionProfile:
     """The profile ε(δ) of a run on random batches.
 
     With a constant step size and noise, the profile holds for the last iterate. With
     schedules, the profile holds for all iterates together.
     """
-    validate.positive("noise_multiplier", noise_multipliers)
-    constant_setting: Setting = {
-        **run.setting,
-        "step_size": np.max(run.setting["step_size"]),
-    }
+    validate.positive("noise_multiplier", sigmas)
+    step_size = np.max(run.setting["step_size"])
+    constant: Setting = {**run.setting, "step_size": step_size}
     # The call discards its value, and raises an error if the setting is out of range.
-    _setting.check(1.0, run.batch_size, constant_setting)
+    _setting.check(1.0, run.batch_size, constant)
 
     def epsilon(delta: ArrayLike) -> jax.Array:
-        if _is_constant(run.setting["step_size"]) and _is_constant(noise_multipliers):
+        if _is_constant(run.setting["step_size"]) and _is_constant(sigmas):
             return iteration.noisy_sgd_epsilon(
-                noise_multipliers[0],
+                sigmas[0],
                 delta,
-                num_steps=len(noise_multipliers),
+                num_steps=len(sigmas),
                 batch_size=run.batch_size,
                 num_examples=run.num_examples,
-                **constant_setting,
+                **constant,
             )
-        return pld.epsilon(
-            _compose_steps(noise_multipliers, run.batch_size / run.num_examples), delta
-        )
+        return pld.epsilon(_compose(sigmas, run.batch_size / run.num_examples), delta)
 
     return FunctionProfile(epsilon, functools.partial(profiles.search_delta, epsilon))
 
 
-def _compose_steps(noise_multipliers: np.ndarray, rate: float) -> pld.PLD:
+def _compose(sigmas: np.ndarray, rate: float) -> pld.PLD:
     """The privacy loss distribution of the composition of all steps.
 
     The noise of each step is rounded down to one of at most _LEVELS levels.
@@ -153,15 +143,13 @@ def _compose_steps(noise_multipliers: np.ndarray, rate: float) -> pld.PLD:
         return pld.compose(pld.subsampled_gdp(2 / group[0], rate), len(group))
 
     # After sorting, the first noise of each group is its minimum, which is the level.
-    groups = np.array_split(
-        np.sort(noise_multipliers), min(_LEVELS, len(noise_multipliers))
-    )
+    groups = np.array_split(np.sort(sigmas), min(_LEVELS, len(sigmas)))
     return functools.reduce(pld.convolve, map(compose_group, groups))
 
 
 def _noisy_descent(
     solver: str,
-    arguments: _Arguments[Params],
+    args: _Args[Params],
     batches: _checks.Batches,
     num_epochs: int,
     batch_size: int | None,
@@ -171,9 +159,9 @@ def _noisy_descent(
     For full batches, batch_size is None. With full batches or random batches, every
     epoch has a single step.
     """
-    setting = arguments.setting
+    setting = args.setting
     num_examples = _checks.check_last_iterate(
-        arguments.loss_fn, arguments.data, arguments.prox, arguments.key, setting
+        args.loss_fn, args.data, args.prox, args.key, setting
     )
     size = num_examples if batch_size is None else batch_size
     size = _checks.check_batch_size(size, num_examples)
@@ -185,7 +173,7 @@ def _noisy_descent(
             "strong_convexity is above 0, because a smaller last batch of an epoch "
             f"would have less curvature; got {size!r}."
         )
-    _checks.check_loss(arguments.loss_fn, setting)
+    _checks.check_loss(args.loss_fn, setting)
     # Every step draws a new random batch, so each step is an epoch.
     period = 1 if batches == "random" else -(-num_examples // size)
     num_steps = num_epochs * period
@@ -194,7 +182,7 @@ def _noisy_descent(
     run = _Run(batches, num_examples, size, period, setting)
     accountant = _random_batch_profile if batches == "random" else _last_iterate_profile
 
-    noise = arguments.noise
+    noise = args.noise
     if isinstance(noise, _checks.Target):
         ones, delta = np.ones(num_steps), noise.delta
         # The accountant raises its own error for an invalid setting before the search.
@@ -211,16 +199,16 @@ def _noisy_descent(
     by_epoch = (np.reshape(x, (-1, period)) for x in (setting["step_size"], stddevs))
     numbers = (*by_epoch, setting["gradient_norm"], setting["regularization"])
     last, curve = _descent.descend(
-        jax.tree.map(jnp.asarray, arguments.params),
-        _checks.mask_nonfinite(arguments.data),
+        jax.tree.map(jnp.asarray, args.params),
+        _checks.mask_nonfinite(args.data),
         *_precision.to_float32(numbers),
-        keys.stream(arguments.key, f"solvers.{solver}"),
-        loss_fn=arguments.loss_fn,
-        prox=none if arguments.prox is None else arguments.prox,
+        keys.stream(args.key, f"solvers.{solver}"),
+        loss_fn=args.loss_fn,
+        prox=none if args.prox is None else args.prox,
         clipped=bool(setting["clipped"]),
         batches=batches,
         batch_size=size,
-        microbatch_size=arguments.microbatch_size,
+        microbatch_size=args.microbatch_size,
     )
 
     guarantee = Guarantee(
@@ -232,7 +220,7 @@ def _noisy_descent(
     # The reported noise multiplier is rounded down to float32, so that it never exceeds
     # the noise multiplier of the added noise.
     noise = _precision.round_down(noise[0] if _is_constant(noise) else noise)
-    private = _descent.cast_like(last, arguments.params)
+    private = _descent.cast_like(last, args.params)
     return Result(private, curve, guarantee, num_steps, _precision.to_float32(noise))
 
 
@@ -317,10 +305,8 @@ def noisy_cyclic_gd(
     validate.one_of("order", order, ("fixed", "reshuffled"))
     epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     noise = _checks.check_noise(noise_multiplier, epsilon, delta)
-    arguments = _Arguments(
-        loss_fn, params, data, noise, key, prox, microbatch_size, setting
-    )
-    return _noisy_descent("noisy_cyclic_gd", arguments, order, epochs, batch_size)
+    args = _Args(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
+    return _noisy_descent("noisy_cyclic_gd", args, order, epochs, batch_size)
 
 
 def noisy_gd(
@@ -387,11 +373,9 @@ def noisy_gd(
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     noise = _checks.check_noise(noise_multiplier, epsilon, delta)
-    arguments = _Arguments(
-        loss_fn, params, data, noise, key, prox, microbatch_size, setting
-    )
+    args = _Args(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
     # With full batches, an epoch has one step.
-    return _noisy_descent("noisy_gd", arguments, "full", steps, None)
+    return _noisy_descent("noisy_gd", args, "full", steps, None)
 
 
 def noisy_sgd(
@@ -466,7 +450,5 @@ def noisy_sgd(
     """
     steps = validate.static_int("num_steps", num_steps, minimum=1)
     noise = _checks.check_noise(noise_multiplier, epsilon, delta)
-    arguments = _Arguments(
-        loss_fn, params, data, noise, key, prox, microbatch_size, setting
-    )
-    return _noisy_descent("noisy_sgd", arguments, "random", steps, batch_size)
+    args = _Args(loss_fn, params, data, noise, key, prox, microbatch_size, setting)
+    return _noisy_descent("noisy_sgd", args, "random", steps, batch_size)

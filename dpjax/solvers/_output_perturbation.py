@@ -253,9 +253,7 @@ def output_perturbation(
     noise_name = "noise of Gamma norm" if delta == 0 else "Gaussian noise"
     guarantee = profiles.Guarantee(
         f"the last of {num_steps} iterates of gradient descent, plus {noise_name}",
-        profiles.Pure(mu_or_epsilon)
-        if delta == 0
-        else profiles.Gaussian(mu_or_epsilon),
+        (profiles.Gaussian if delta else profiles.Pure)(mu_or_epsilon),
         setting["adjacency"],
         _checks.assume_last_iterate(_checks.PRECISION, setting),
     )

@@ -117,14 +117,12 @@ def stddev(
     """
     value = round_up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
     # A product above the range of float32 is rounded up to inf. The check refuses inf.
-    validate.nonnegative(
-        "noise_multiplier times the bound on gradients (clip_norm or gradient_norm)",
-        value,
-    )
+    name = "noise_multiplier times the bound on gradients (clip_norm or gradient_norm)"
+    validate.nonnegative(name, value)
     return value
 
 
-def to_float(value: ArrayLike) -> float:
+def number(value: ArrayLike) -> float:
     """Convert a scalar of a setting to a Python float, without rounding."""
     return float(np.asarray(value))
 
@@ -212,39 +210,27 @@ def bound_rounding(
     dtype: DTypeLike = np.float64,
 ) -> Rounding:
     """The distance that rounding in this dtype can add between two runs in a step."""
-    eta, regularization = (
-        to_float(setting["step_size"]),
-        to_float(setting["regularization"]),
-    )
-    bound, size = to_float(setting["gradient_norm"]), num_examples
-    curvature = max(
-        to_float(setting["smoothness"]), to_float(setting["weak_convexity"])
-    )
+    eta, regularization = map(number, (setting["step_size"], setting["regularization"]))
+    bound, size = number(setting["gradient_norm"]), num_examples
+    curvature = max(number(setting["smoothness"]), number(setting["weak_convexity"]))
     start = float(optax.tree.norm(params))
     prox_start = prox(params, jnp.asarray(eta, jnp.float32))
-    prox_distance = float(
-        optax.tree.norm(jax.tree.map(jnp.subtract, prox_start, params))
-    )
+    change = jax.tree.map(jnp.subtract, prox_start, params)
+    prox_distance = float(optax.tree.norm(change))
 
     # The bounds on the iterates must include rounding. The factor 1.05 covers it: in a
     # run that `MAX_FRACTION` permits, rounding adds less than a twentieth.
-    contraction = abs(1 - eta * regularization)
+    r = abs(1 - eta * regularization)
     step = 1.05 * (eta * (bound + regularization * start) + prox_distance)
-    steps = (
-        num_steps
-        if contraction == 1
-        else (1 - contraction**num_steps) / (1 - contraction)
-    )
-    diameter = to_float(setting["diameter"])
+    steps = num_steps if r == 1 else (1 - r**num_steps) / (1 - r)
+    diameter = number(setting["diameter"])
     # prox(x₀) and all later iterates are in a set of this diameter.
     radius = start + min(step * steps, 1.05 * (diameter + prox_distance))
 
-    dimension = optax.tree.size(params)
     # example_error is γ_k, for one example, and sum_error is γ_{n+k}, for the sum over
     # all examples.
-    example_error, sum_error = (
-        margin(2 * dimension + 64 + k, dtype) for k in (0, size)
-    )
+    k = 2 * optax.tree.size(params) + 64
+    example_error, sum_error = margin(k, dtype), margin(size + k, dtype)
     update = radius + eta * (bound + (curvature + regularization) * radius)
     error = eta * sum_error * bound + example_error * update
     shift = setting["adjacency"].sensitivity_factor * eta * bound / size

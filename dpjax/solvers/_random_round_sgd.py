@@ -223,15 +223,13 @@ def random_round_sgd(
     key = keys.stream(key, "solvers.random_round_sgd")
     bits = jax.random.bits(keys.stream(key, "rounds"), (), jnp.uint32)
     # Thresholds of 2³² exceed every 32-bit number, and do not fit into uint32.
-    inner_edges = edges[edges < 2**32].astype(np.uint32)
-    drawn_rounds = 1 + jnp.searchsorted(inner_edges, bits, side="right").astype(
-        jnp.int32
-    )
+    edges = edges[edges < 2**32].astype(np.uint32)
+    rounds = 1 + jnp.searchsorted(edges, bits, side="right").astype(jnp.int32)
     stddev = _precision.stddev(noise, clip_norm)
     last, curve = _train(
         jax.tree.map(jnp.asarray, params),
         _checks.mask_nonfinite(data),
-        drawn_rounds,
+        rounds,
         *_precision.to_float32((step_sizes, clip_norm, stddev)),
         key,
         loss_fn=loss_fn,
@@ -250,10 +248,6 @@ def random_round_sgd(
         _checks.assume_every_step("random"),
     )
     # Under jax.vmap over keys, the number of rounds is a tracer with one value per run.
-    num_rounds = (
-        cast(int, drawn_rounds)
-        if isinstance(drawn_rounds, Tracer)
-        else int(drawn_rounds)
-    )
+    num_rounds = cast(int, rounds) if isinstance(rounds, Tracer) else int(rounds)
     reported = _precision.to_float32(_precision.round_down(noise))
     return Result(last, curve, guarantee, num_rounds, reported)

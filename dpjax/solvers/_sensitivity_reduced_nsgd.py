@@ -84,25 +84,18 @@ def allot_noise(
       ['7.02', '16.81', '32.40']
     """
     # The minimum of Σ V s² for a given Σ A/s² has s⁴ ∝ A/V in each tree (Lagrange).
-    relative_noises: list[float] = []
-    for k, tree_variance in enumerate(variance):
+    noises: list[float] = []
+    for k, unit in enumerate(variance):
         # With infinite noise in the other two trees, μ² is the cost of this tree alone.
         multipliers = [math.inf] * 3
         multipliers[k] = 1.0
         cost = float(mu_of(multipliers)) ** 2
-        unused = cost == 0 or tree_variance == 0
-        relative_noises.append(
-            math.inf if unused else math.sqrt(math.sqrt(cost / tree_variance))
-        )
+        unused = cost == 0 or unit == 0
+        noises.append(math.inf if unused else math.sqrt(math.sqrt(cost / unit)))
     # μ is inversely proportional to a common factor of the three noises. MARGIN covers
     # the rounding errors of this computation.
-    scale = float(mu_of(relative_noises)) / target_mu * MARGIN
-    return Terms(
-        *(
-            _precision.round_up(relative_noise * scale)
-            for relative_noise in relative_noises
-        )
-    )
+    scale = float(mu_of(noises)) / target_mu * MARGIN
+    return Terms(*(_precision.round_up(noise * scale) for noise in noises))
 
 
 _Carry = tuple[jax.Array, ReducedMomentumState]  # the iterate, the momentum's state
@@ -151,9 +144,8 @@ def _train(
         losses, gradients = jax.vmap(jax.value_and_grad(loss))(points)
         # An example is left out if any of its three gradients is not finite.
         is_used = is_used & jnp.all(jnp.isfinite(gradients))
-        at_iterate, anchor, at_previous = (
-            clip(g, bounds.anchor, is_used)[0] for g in gradients
-        )
+        clipped = [clip(g, bounds.anchor, is_used)[0] for g in gradients]
+        at_iterate, anchor, at_previous = clipped
         change, change_norm = clip(anchor - at_previous, bounds.change, is_used)
         drift, drift_norm = clip(at_iterate - anchor, bounds.drift, is_used)
         # From the third epoch on, the window depends on F^Δ and F^G, and one tree
@@ -324,12 +316,10 @@ def sensitivity_reduced_nsgd(
         reduced_momentum_mu, **steps, decay=decay, adjacency=adjacency
     )
     variance = reduced_momentum.momentum_variance(**steps, decay=decay, refresh=refresh)
-    tree_variance = jax.tree.map(
-        lambda v, c: float(np.mean(v)) * c**2, variance, bounds
-    )
+    unit = jax.tree.map(lambda v, c: float(np.mean(v)) * c**2, variance, bounds)
     with _precision.now():
         mu = float(gdp.mu(target.epsilon, target.delta))
-        noise = allot_noise(mu, mu_of, tree_variance)
+        noise = allot_noise(mu, mu_of, unit)
         mu = mu_of(noise)
     # The multiplier of an unused tree is infinite, and this tree draws no noise.
     stddevs = jax.tree.map(
