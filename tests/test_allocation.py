@@ -34,7 +34,7 @@ def allocation_bound(name, num_steps, num_epochs=1, num_selected=1):
 def delta_lower(num_steps, num_epochs=1, num_selected=1):
     """A lower bound on δ, from the distribution of which `epsilon_lower` has the ε."""
     sizes = num_steps, num_selected, num_epochs
-    _, steps, epochs = allocation._single_participation_run(1.0, *sizes)
+    _, steps, epochs = allocation._single_run(1.0, *sizes)
 
     @jax.jit
     def bound(noise, epsilon):
@@ -44,7 +44,7 @@ def delta_lower(num_steps, num_epochs=1, num_selected=1):
         return cells.delta(law, epsilon, steps * epochs)
 
     return lambda noise, asked: float(
-        bound(allocation._single_participation_run(noise, *sizes)[0], asked)
+        bound(allocation._single_run(noise, *sizes)[0], asked)
     )
 
 

@@ -39,20 +39,16 @@ class Overflow(NamedTuple):
     epsilon_gap: float
 
 
-def _losses(
-    event: Any, *, exceeds_capacity: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
+def _losses(event: Any, *, overflows: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The privacy losses of one step and their probabilities, f[n] each.
 
-    `event` describes a Gaussian step on a random sample. If `exceeds_capacity` is true,
+    `event` describes a Gaussian step on a random sample. If `overflows` is true,
     the batch exceeds its capacity, so that the differing example displaces another
     example.
     """
     rate, fixed_size = event.sampling_rate, isinstance(event, FixedSizeGaussian)
     mu = (
-        event.mu
-        if fixed_size
-        else (1 + exceeds_capacity) / np.float64(event.noise_multiplier)
+        event.mu if fixed_size else (1 + overflows) / np.float64(event.noise_multiplier)
     )
     z = np.linspace(-9.0, 9.0 + mu, _OUTCOMES)
 
@@ -62,7 +58,7 @@ def _losses(
     loss = log_mixture(mu * z - mu * mu / 2)
     other_mass = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
     mass = other_mass * np.exp(loss)
-    if fixed_size or exceeds_capacity:  # the dominating pair of `pairs.fixed_size`
+    if fixed_size or overflows:  # the dominating pair of `pairs.fixed_size`
         loss, mass, other_mass = (x[z > mu / 2] for x in (loss, mass, other_mass))
         remainder = 1 - np.sum(mass + other_mass)
         return np.hstack([loss, -loss, 0.0]), np.hstack([mass, other_mass, remainder])
@@ -106,12 +102,12 @@ class _Run:
         """
         position = loss / self.losses[1]
         nearest = np.rint(position)
-        offset = position - nearest
-        # The weights of three grid points: sum 1, mean `offset`, second moment offset².
+        u = position - nearest
+        # The weights of three grid points: sum 1, mean u, second moment u².
         weights = (
-            (offset - 1) * offset / 2,
-            1 - offset * offset,
-            (offset + 1) * offset / 2,
+            (u - 1) * u / 2,
+            1 - u * u,
+            (u + 1) * u / 2,
         )
         points = np.hstack([nearest - 1, nearest, nearest + 1]).astype(int) % _GRID
         masses = np.hstack([mass * weight for weight in weights])
@@ -152,9 +148,7 @@ def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Ove
     run = _Run(steps, epsilon)
     sampled: Any = steps.steps
     step = max(sampled, key=lambda step: step.event.sampling_rate)
-    usual, overflowing = (
-        _losses(step.event, exceeds_capacity=x) for x in (False, True)
-    )
+    usual, overflowing = (_losses(step.event, overflows=x) for x in (False, True))
     # The batch of one step exceeds its capacity.
     ratio = run.transform_of_step(*overflowing) / run.transform_of_step(*usual)
     overflow_deltas = run.deltas_of(run.transform * ratio)

@@ -255,14 +255,14 @@ class Selected(NamedTuple):
         """An ε at which the best run is (ε, δ)-DP, for each δ in (0, 1), f[*b]."""
         validate.open_unit("delta", delta)
         leaves, structure = jax.tree.flatten(self)
-        traced_positions = [i for i, x in enumerate(leaves) if isinstance(x, Tracer)]
-        if not traced_positions:
+        positions = [i for i, x in enumerate(leaves) if isinstance(x, Tracer)]
+        if not positions:
             return _evaluate_each(self._epsilon, delta)
 
         def epsilons_at(*numbers: Any) -> jax.Array:
-            traced_numbers = dict(zip(traced_positions, numbers, strict=True))
+            traced = dict(zip(positions, numbers, strict=True))
             selected = structure.unflatten(
-                traced_numbers.get(i, x) for i, x in enumerate(leaves)
+                traced.get(i, x) for i, x in enumerate(leaves)
             )
             return _evaluate_each(selected._epsilon, delta)
 
@@ -292,7 +292,7 @@ class Selected(NamedTuple):
                 tangent_out += jnp.asarray(slope, value.dtype) * tangent
             return value, tangent_out
 
-        return differentiable_epsilon(*(leaves[i] for i in traced_positions))
+        return differentiable_epsilon(*(leaves[i] for i in positions))
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
         """A δ at which the best run is (ε, δ)-DP, for each ε >= 0, f[*b]."""
@@ -301,9 +301,7 @@ class Selected(NamedTuple):
 
     def _epsilon(self, delta: float) -> float:
         all_runs = profile_of_all_runs(self.profile, self.repetitions)
-        composed_epsilon = (
-            np.inf if all_runs is None else float(all_runs.epsilon(delta))
-        )
+        composed = np.inf if all_runs is None else float(all_runs.epsilon(delta))
         best_run_epsilon = np.inf
         for share in _TAILS:
             tail = share * delta / max(1.0, self.repetitions.mean)
@@ -311,7 +309,7 @@ class Selected(NamedTuple):
             best_run_epsilon = least_epsilon(bound, delta)
             if best_run_epsilon < np.inf:
                 break
-        return min(composed_epsilon, best_run_epsilon)
+        return min(composed, best_run_epsilon)
 
     def _delta(self, epsilon: float) -> float:
         epsilon = min(epsilon, _LARGEST)

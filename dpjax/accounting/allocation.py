@@ -230,7 +230,7 @@ def _noise_of_sum64(
     return noise_multiplier * scale
 
 
-def _single_participation_run(
+def _single_run(
     noise_multiplier: ArrayLike, t: int, k: int, num_epochs: int
 ) -> tuple[ArrayLike, int, int]:
     """The parameters of a run in which each example takes part once in an epoch.
@@ -286,7 +286,5 @@ def epsilon_lower(
     t, k = _check_epoch(noise_multiplier, num_steps, num_selected)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
     validate.open_unit("delta", delta)
-    noise_multiplier, t, num_epochs = _single_participation_run(
-        noise_multiplier, t, k, num_epochs
-    )
+    noise_multiplier, t, num_epochs = _single_run(noise_multiplier, t, k, num_epochs)
     return cells.epsilon_lower64(noise_multiplier, delta, t, num_epochs)

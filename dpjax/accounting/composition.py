@@ -302,19 +302,17 @@ def _mu_by_interval(
     fraction = np.linspace(0.0, 1.0, _FINE + 1)
     # (e^ε − e^start) / (e^stop − e^start) for equal steps in ε, without overflow.
     width = np.maximum(stop - start, TINY)
-    chord_fraction = (
+    part = (
         np.exp(-width * (1 - fraction)) * np.expm1(-width * fraction) / np.expm1(-width)
     )
-    chord = deltas[:-1, None] + (deltas[1:] - deltas[:-1])[:, None] * chord_fraction
-    required_deltas = (
-        np.maximum(chord[:, :-1] - slack, 0.0) / (1 - slack) * rounding.MARGIN
-    )
-    fine_epsilons = start + (stop - start) * fraction[1:]
-    solvable = (required_deltas > 0) & (required_deltas < 1) & (fine_epsilons > 0)
+    chord = deltas[:-1, None] + (deltas[1:] - deltas[:-1])[:, None] * part
+    required = np.maximum(chord[:, :-1] - slack, 0.0) / (1 - slack) * rounding.MARGIN
+    fine = start + (stop - start) * fraction[1:]
+    solvable = (required > 0) & (required < 1) & (fine > 0)
     mus = gdp.mu(
-        np.where(solvable, fine_epsilons, 1.0),
-        np.where(solvable, required_deltas, 1e-3),
+        np.where(solvable, fine, 1.0),
+        np.where(solvable, required, 1e-3),
     )
     mus = np.max(np.where(solvable, np.asarray(mus), 0.0), axis=1)
     # gdp.mu rounds down by far less than the caller's margin.
-    return np.where(np.any(required_deltas >= 1, axis=1), np.inf, mus)
+    return np.where(np.any(required >= 1, axis=1), np.inf, mus)

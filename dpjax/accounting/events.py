@@ -526,26 +526,22 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
                 1: _repetitions.Geometric,
                 math.inf: _repetitions.Poisson,
             }
-            negative_binomial = functools.partial(
-                _repetitions.TruncatedNegativeBinomial, shape
-            )
-            law = laws.get(shape, negative_binomial)(mean)
+            binomial = functools.partial(_repetitions.TruncatedNegativeBinomial, shape)
+            law = laws.get(shape, binomial)(mean)
             return Selection(from_dp_event(one, adjacency), law)
-    steps = tuple(_convert_steps(event, 1, adjacency))
+    steps = tuple(_steps(event, 1, adjacency))
     if isinstance(event, dp.ComposedDpEvent) or len(steps) != 1:
         return Composed(steps)
     return steps[0] if isinstance(event, dp.SelfComposedDpEvent) else steps[0].event
 
 
-def _convert_steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
+def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
     """Convert `count` runs of a `DpEvent` to events, without nested compositions."""
     dp = _dp_accounting()
     if isinstance(event, dp.ComposedDpEvent):
-        return [
-            x for part in event.events for x in _convert_steps(part, count, adjacency)
-        ]
+        return [x for part in event.events for x in _steps(part, count, adjacency)]
     if isinstance(event, dp.SelfComposedDpEvent):
-        return _convert_steps(event.event, event.count * count, adjacency)
+        return _steps(event.event, event.count * count, adjacency)
     return [Repeated(_convert_step(event, adjacency), count)]
 
 

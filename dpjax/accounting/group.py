@@ -91,14 +91,12 @@ def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
         total, log_delta = np.zeros(alpha.size), np.full(alpha.size, -np.inf)
         path_epsilons = np.zeros((size, alpha.size))
         for row in path_epsilons:
-            candidates = np.logaddexp(logs, slopes + alpha[:, None])
-            best = np.argmin(candidates, axis=1)
+            options = np.logaddexp(logs, slopes + alpha[:, None])
+            best = np.argmin(options, axis=1)
             # log of δ(ε_i) + e^{ε_i} D, for the intercept D of the path so far.
             log_delta = np.logaddexp(logs[best], slopes[best] + log_delta)
             total = total + slopes[best]
-            alpha = np.minimum(
-                np.take_along_axis(candidates, best[:, None], 1)[:, 0], 0.0
-            )
+            alpha = np.minimum(np.take_along_axis(options, best[:, None], 1)[:, 0], 0.0)
             row[:] = np.abs(slopes[best])
     # A rate is at most 1, so that the constant 1 is also a line above the rate.
     total, log_delta = np.append(-np.inf, total), np.append(0.0, log_delta)
@@ -278,10 +276,10 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
     target, dtype = float(np.asarray(epsilon)) * (1 - _MARGIN), default_float()
     with scope():
         # A path may use an ε_i above ε, and later slopes below 1.
-        sample_epsilon = float(profile.epsilon(1e-6))
+        sampled = float(profile.epsilon(1e-6))
         top = max(
             target,
-            size * sample_epsilon if math.isfinite(sample_epsilon) else 0.0,
+            size * sampled if math.isfinite(sampled) else 0.0,
             1e-6,
         )
         lowest = -top - 100.0

@@ -123,7 +123,7 @@ def search_delta(
 
 
 @float64("up")
-def _value_from_threshold64(
+def _from_threshold(
     threshold: jax.Array, argument: jax.Array, value: jax.Array, otherwise: jax.Array
 ) -> jax.Array:
     """`value` if `argument` is at least `threshold`, and otherwise `otherwise`."""
@@ -261,11 +261,9 @@ class LatticeProfile(NamedTuple):
         # jax_enable_x64.
         with scope():
             for share in SHARES_OF_LATTICE:
-                gaussian_epsilons = np.asarray(
-                    self.gaussian.epsilon((1 - share) * delta)
-                )
-                sufficient = self._delta_increase(gaussian_epsilons) <= share * delta
-                best = np.where(sufficient, np.minimum(best, gaussian_epsilons), best)
+                gaussians = np.asarray(self.gaussian.epsilon((1 - share) * delta))
+                sufficient = self._delta_increase(gaussians) <= share * delta
+                best = np.where(sufficient, np.minimum(best, gaussians), best)
                 if np.all(np.isfinite(best)):
                     break
             return cast(jnp.asarray(best), dtype, "up")
@@ -321,12 +319,8 @@ def of(event: events.Event) -> Profile:
         # The known ε holds for every δ at or above the known δ, and the known δ holds
         # for every ε at or above the known ε.
         return FunctionProfile(
-            lambda delta: _value_from_threshold64(
-                known_delta, delta, known_epsilon, jnp.inf
-            ),
-            lambda epsilon: _value_from_threshold64(
-                known_epsilon, epsilon, known_delta, 1.0
-            ),
+            lambda delta: _from_threshold(known_delta, delta, known_epsilon, jnp.inf),
+            lambda epsilon: _from_threshold(known_epsilon, epsilon, known_delta, 1.0),
         )
     if isinstance(event, events.Pure):
         return Pure(event.epsilon)
@@ -354,10 +348,8 @@ def tradeoff_curve(profile: Profile, rates: np.ndarray) -> np.ndarray:
     if not epsilons.size:
         return np.zeros_like(rates)
     # `fdp.tradeoff` evaluates the profile only at `epsilons`, where δ is `deltas`.
-    false_negative_rates = fdp.tradeoff(
-        lambda _: jnp.asarray(deltas), rates, epsilons=epsilons
-    )
-    return np.asarray(false_negative_rates, np.float64)
+    misses = fdp.tradeoff(lambda _: jnp.asarray(deltas), rates, epsilons=epsilons)
+    return np.asarray(misses, np.float64)
 
 
 def _proven_pairs(profile: Profile) -> tuple[np.ndarray, np.ndarray]:

@@ -33,10 +33,8 @@ def _epsilon64(pure: jax.Array, delta: jax.Array) -> jax.Array:
     # The same theorem, solved for ε: ε = p + log(1 − δ (1 + e^{−p})).
     scaled_delta = delta * (1 + jnp.exp(-pure)) * (1 - 8 * ULP)
     inside = scaled_delta < 1
-    log_factor = jnp.log1p(-jnp.where(inside, scaled_delta, 0.0)) * (1 - 8 * ULP)
-    epsilon = jnp.where(
-        inside, jnp.maximum(pure + log_factor + 4 * ULP * pure, 0.0), 0.0
-    )
+    gain = jnp.log1p(-jnp.where(inside, scaled_delta, 0.0)) * (1 - 8 * ULP)
+    epsilon = jnp.where(inside, jnp.maximum(pure + gain + 4 * ULP * pure, 0.0), 0.0)
     epsilon = jnp.where(delta > 0, epsilon, pure)
     return jnp.where((pure >= 0) & (delta >= 0), epsilon, jnp.inf)
 

@@ -135,19 +135,19 @@ _compiled_delta = jax.jit(delta)
 
 
 def _estimate_parameter(
-    fixed_parameter: float, delta: float, *, rounds: Rounds, sampling_rate: float
+    fixed: float, delta: float, *, rounds: Rounds, sampling_rate: float
 ) -> float:
     """Estimate ε at δ from the noise multiplier, or the noise multiplier from ε.
 
-    `fixed_parameter` is the noise multiplier or the ε from which the function computes
+    `fixed` is the noise multiplier or the ε from which the function computes
     the estimate. A search starts at the estimate, and only the time of the search
     depends on the estimate.
     """
     # R rounds at sampling rate q are about μ-GDP with μ = 2 q √R / noise_multiplier,
     # and δ(ε) is about e^{−(ε/μ)²/2}.
-    scaled_mu = 2 * sampling_rate * math.sqrt(rounds.largest[-1])
+    scaled = 2 * sampling_rate * math.sqrt(rounds.largest[-1])
     return min(
-        max(scaled_mu * math.sqrt(-2 * math.log(delta)) / fixed_parameter, SMALL),
+        max(scaled * math.sqrt(-2 * math.log(delta)) / fixed, SMALL),
         1 / SMALL,
     )
 

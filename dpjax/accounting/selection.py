@@ -25,9 +25,7 @@ from dpjax.accounting._repetitions import (
 from dpjax.accounting._selected import Profile, Selected
 
 
-def _profile_of_best_run(
-    mechanism: events.Event | Profile, repetitions: Repetitions
-) -> Selected:
+def _best_run(mechanism: events.Event | Profile, repetitions: Repetitions) -> Selected:
     """The profile of the best of K runs, given the event or the profile of one run."""
     _repetitions.check(repetitions)
     is_profile = callable(getattr(mechanism, "epsilon", None))
@@ -73,7 +71,7 @@ def epsilon(
       >>> print(f"{epsilon(run, 1e-5, repetitions=Geometric(10.0)):.3f}")
       1.541
     """
-    return _profile_of_best_run(mechanism, repetitions).epsilon(delta)
+    return _best_run(mechanism, repetitions).epsilon(delta)
 
 
 def delta(
@@ -101,4 +99,4 @@ def delta(
       >>> print(f"{bound:.1e}")
       1.3e-02
     """
-    return _profile_of_best_run(mechanism, repetitions).delta(epsilon)
+    return _best_run(mechanism, repetitions).delta(epsilon)

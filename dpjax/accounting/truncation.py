@@ -82,13 +82,11 @@ def poisson_gaussian(
     """
     n = validate.static_int("num_examples", num_examples, minimum=1)
     b = validate.static_int("max_batch_size", max_batch_size, minimum=1)
-    untruncated = pld.poisson_gaussian(
-        noise_multiplier, sampling_rate, adjacency=adjacency
-    )
+    usual = pld.poisson_gaussian(noise_multiplier, sampling_rate, adjacency=adjacency)
     truncated = events.TruncatedPoissonGaussian(
         noise_multiplier, sampling_rate, n, b, adjacency
     )
-    return pld.of(truncated) if b < n else untruncated
+    return pld.of(truncated) if b < n else usual
 
 
 def overflow_delta(

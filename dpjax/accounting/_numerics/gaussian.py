@@ -49,16 +49,14 @@ def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:
     # to e^{−40} at the upper end of the interval.
     a = jnp.expand_dims(a, -1)
     length = 80.0 / (a + jnp.sqrt(a * a + 80.0))
-    leading_axes = tuple(range(a.ndim - 1))
-    t = length * np.expand_dims(_NODES, leading_axes)
+    axes = tuple(range(a.ndim - 1))
+    t = length * np.expand_dims(_NODES, axes)
     integrand = jnp.exp(-a * t - 0.5 * t * t)
     if mu is not None:
         # The floor on μ gives the limit μ → 0 without 0 / 0.
         mu = jnp.broadcast_to(jnp.maximum(mu, 1e-290), a.shape[:-1])[..., None]
         integrand = integrand * (-jnp.expm1(-mu * t) / mu)
-    return length[..., 0] * jnp.sum(
-        integrand * np.expand_dims(_WEIGHTS, leading_axes), -1
-    )
+    return length[..., 0] * jnp.sum(integrand * np.expand_dims(_WEIGHTS, axes), -1)
 
 
 def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
@@ -195,10 +193,8 @@ def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     mu = nudge(lambda m: delta_of(m, epsilon_) <= delta_, mu, -1.0)
     unlimited = (epsilon == jnp.inf) | (delta >= 1)
     mu = jnp.where(regular, mu, jnp.where(unlimited, jnp.inf, 0.0))
-    differentiable = (mu > 0) & (mu < jnp.inf)
-    return implicit_derivative(
-        lambda m: delta_of(m, epsilon) - delta, mu, differentiable
-    )
+    smooth = (mu > 0) & (mu < jnp.inf)
+    return implicit_derivative(lambda m: delta_of(m, epsilon) - delta, mu, smooth)
 
 
 @jax.custom_jvp

@@ -271,14 +271,12 @@ def _window_sum(
         u = fixed(low + c * offset)
         weight = fixed(0.5 * weight * (end + 1.0 / end))
         z, y, log_ratio = _likelihood(u, sigma, q)
-        error_factor = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
-        u, weight, y, log_ratio, error_factor = _barrier(
-            (u, weight, y, log_ratio, error_factor)
-        )
+        errors = fixed(jnp.minimum(jnp.abs(y), 1.0) * (2.0 + jnp.abs(z)))
+        u, weight, y, log_ratio, errors = _barrier((u, weight, y, log_ratio, errors))
         exponent, mantissa = _integrand(y, log_ratio, a)
         term = weight * mantissa * jnp.exp(exponent - 0.5 * u * u - highest)
         # A bound on the rounding error of the term, in units of 8 ULP.
-        ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * error_factor
+        ulps = 64.0 + 4.0 / (fixed(a) - 1.0) + u * u + fixed(a) * errors
         return total + term * (1.0 + 8 * ULP * ulps), None
 
     total, _ = jax.lax.scan(body, jnp.zeros_like(highest), rule)
@@ -354,10 +352,10 @@ def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Arra
     # Above the range: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a. Where aσ⁻¹ is
     # small, E h is a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹.
     large_sigma = jnp.where(above, sigma, 1.0)
-    first_term = _gaussian(large_sigma, a) * jnp.where(
+    first = _gaussian(large_sigma, a) * jnp.where(
         a * _FIRST_TERM_RATIO <= large_sigma, q * q, 1.0
     )
-    value = jnp.where(above, first_term, value) * (1 + 16 * ULP) + SMALL
+    value = jnp.where(above, first, value) * (1 + 16 * ULP) + SMALL
     value = jnp.where(inside | below | above, value, jnp.inf)
     value = jnp.where(is_silent & (sigma >= 0), 0.0, value)
     return jnp.where(is_rate & is_order, value, jnp.inf)

@@ -63,7 +63,7 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     return Law(grid, Masses(*masses))
 
 
-def _restrict_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
+def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict likelihood ratios L = dP/dQ on about 2n cells to n adjacent cells.
 
     A cell is an interval of L, and `masses` may be a batch of distributions. Below the
@@ -98,20 +98,16 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     def combine(pair: Law, third: Masses, weights: jax.Array) -> Law:
         grid = pair.grid
 
-        def combine_one(x: tuple[Masses, jax.Array]) -> Masses:
-            masses, first_weight = x
-            moves = grids.to_nearest(first_weight, grid.spacing, n)
-            left = jnp.stack(
-                [first_weight * masses.weight, (1 - first_weight) * masses.mass]
-            )
+        def merge(x: tuple[Masses, jax.Array]) -> Masses:
+            masses, w = x
+            moves = grids.to_nearest(w, grid.spacing, n)
+            left = jnp.stack([w * masses.weight, (1 - w) * masses.mass])
             weight = grids.combine_pairs(left, jnp.stack(third), moves)
             mass = grids.combine_pairs(masses.mass[None], third.mass[None], moves)
             return Masses(mass, weight)
 
         fine = Grid(2 * grid.first, grid.spacing / 2)
-        return _restrict_to_window(
-            fine, jax.lax.map(combine_one, (pair.masses, weights)), tail, n
-        )
+        return _window(fine, jax.lax.map(merge, (pair.masses, weights)), tail, n)
 
     return grids.combine_copies(combine, law, law.masses, count)
 
@@ -126,13 +122,13 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     n = law.masses.mass.shape[-1]
 
     def combine(pair: Law, third: Masses, _: jax.Array) -> Law:
-        def combine_one(masses: Masses) -> Masses:
+        def merge(masses: Masses) -> Masses:
             return jax.tree.map(
                 lambda x, y: jnp.convolve(x, y, precision="highest"), masses, third
             )
 
         wide = Grid(2 * pair.grid.first, pair.grid.spacing)
-        return _restrict_to_window(wide, jax.lax.map(combine_one, pair.masses), tail, n)
+        return _window(wide, jax.lax.map(merge, pair.masses), tail, n)
 
     # The product of no copies is 1, in the cell whose label is nearest to log L = 0.
     index = jnp.clip(-law.grid.first, 0, n - 1)

@@ -227,7 +227,7 @@ class Moves(NamedTuple):
     fractions: jax.Array
 
 
-def _offsets(first_weight: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
+def _offsets(w: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
     Let h be the grid's spacing in log L, and let w = first_weight be the weight of the
@@ -235,12 +235,10 @@ def _offsets(first_weight: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     distance is log(w + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
     """
     distance = spacing * jnp.arange(-(n - 1.0), n)
-    return jnp.logaddexp(jnp.log(first_weight), jnp.log1p(-first_weight) + distance) / (
-        spacing / 2
-    )
+    return jnp.logaddexp(jnp.log(w), jnp.log1p(-w) + distance) / (spacing / 2)
 
 
-def to_neighbours(first_weight: jax.Array, spacing: jax.Array, n: int) -> Moves:
+def to_neighbours(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Split the mass of each pair of grid points between the neighbours of their mean.
 
     The grid points are likelihood ratios L, and first_weight is the weight of a pair's
@@ -248,27 +246,27 @@ def to_neighbours(first_weight: jax.Array, spacing: jax.Array, n: int) -> Moves:
     half the spacing that are next to this mean. The split does not change the mean
     of L.
     """
-    offset = _offsets(first_weight, spacing, n)
+    offset = _offsets(w, spacing, n)
     point = jnp.floor(offset)
     half = spacing / 2
-    upper_fraction = jnp.expm1(half * (offset - point)) / jnp.expm1(half)
-    even, zero = point % 2 == 0, jnp.zeros_like(upper_fraction)
+    up = jnp.expm1(half * (offset - point)) / jnp.expm1(half)
+    even, zero = point % 2 == 0, jnp.zeros_like(up)
     fractions = jnp.where(
         even,
-        jnp.stack([1 - upper_fraction, upper_fraction, zero]),
-        jnp.stack([zero, 1 - upper_fraction, upper_fraction]),
+        jnp.stack([1 - up, up, zero]),
+        jnp.stack([zero, 1 - up, up]),
     )
     return Moves(jnp.floor(point / 2).astype(jnp.int32), fractions.T)
 
 
-def to_nearest(first_weight: jax.Array, spacing: jax.Array, n: int) -> Moves:
+def to_nearest(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Move the mass of each pair of grid points to the point nearest to their mean.
 
     The grid points are likelihood ratios, and first_weight is the weight of a pair's
     first point in the mean of the pair. The nearest point is on a grid with half the
     spacing.
     """
-    point = jnp.round(_offsets(first_weight, spacing, n))
+    point = jnp.round(_offsets(w, spacing, n))
     odd = (point % 2).astype(point.dtype)
     fractions = jnp.stack([1 - odd, odd, jnp.zeros_like(odd)], axis=1)
     return Moves(jnp.floor(point / 2).astype(jnp.int32), fractions)

@@ -50,10 +50,10 @@ def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
     """
     log = grid.log(n)
     q, p = grids.normal(variance, log[0], n - 1, grid.spacing)
-    upper_fraction = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
+    up = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
     lower, upper = (
-        jnp.sum(q.nodes * (1 - upper_fraction), 0),
-        jnp.sum(q.nodes * upper_fraction, 0),
+        jnp.sum(q.nodes * (1 - up), 0),
+        jnp.sum(q.nodes * up, 0),
     )
     mass = jnp.pad(lower, (0, 1)) + jnp.pad(upper, (1, 0))
     # Below the grid, P's mass fixes how much of Q's mass moves to the first point; the
@@ -89,18 +89,16 @@ def _coarsen(mass: jax.Array, grid: Grid, factor: jax.Array) -> tuple[jax.Array,
     """
     m = mass.shape[1]
     point = grid.first + jnp.arange(m)
-    lower_point = jnp.floor(point / factor)
-    coarse = Grid(lower_point[0], grid.spacing * factor)
-    upper_fraction = jnp.expm1(
-        grid.spacing * (point - factor * lower_point)
-    ) / jnp.expm1(coarse.spacing)
-    index = (lower_point - lower_point[0]).astype(jnp.int32)
+    low = jnp.floor(point / factor)
+    coarse = Grid(low[0], grid.spacing * factor)
+    up = jnp.expm1(grid.spacing * (point - factor * low)) / jnp.expm1(coarse.spacing)
+    index = (low - low[0]).astype(jnp.int32)
     result = jnp.zeros((mass.shape[0], m + 1))
-    result = result.at[:, index].add((1 - upper_fraction)[None] * mass)
-    return result.at[:, index + 1].add(upper_fraction[None] * mass), coarse
+    result = result.at[:, index].add((1 - up)[None] * mass)
+    return result.at[:, index + 1].add(up[None] * mass), coarse
 
 
-def _restrict_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
+def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict likelihood ratios L = dP/dQ on about 2n grid points to n of the points.
 
     `masses` is a batch of distributions, and the n points are adjacent. Q has about the
@@ -136,7 +134,7 @@ def _restrict_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> 
 
 
 def _mean_of_two(
-    first: Masses, second: Masses, first_weight: jax.Array, spacing: jax.Array
+    first: Masses, second: Masses, w: jax.Array, spacing: jax.Array
 ) -> Masses:
     """The masses of the weighted mean of two independent likelihood ratios.
 
@@ -144,18 +142,13 @@ def _mean_of_two(
     and first_weight is the weight of the first ratio in the mean. The grid of the
     result has twice as many points, and half the spacing.
     """
-    moves = grids.to_neighbours(first_weight, spacing, first.mass.size)
+    moves = grids.to_neighbours(w, spacing, first.mass.size)
     mass = grids.combine_pairs(first.mass[None], second.mass[None], moves)
     # If one ratio is 0, the mean is w x, for the other ratio x with the weight w. This
     # mass moves to x with probability w, and to 0 otherwise.
-    from_zero = (
-        second.zero * first_weight * first.mass
-        + first.zero * (1 - first_weight) * second.mass
-    )
-    zero = first.zero * (second.zero + first_weight) + second.zero * (1 - first_weight)
-    infinite_mass = (
-        first_weight * first.infinite_mass + (1 - first_weight) * second.infinite_mass
-    )
+    from_zero = second.zero * w * first.mass + first.zero * (1 - w) * second.mass
+    zero = first.zero * (second.zero + w) + second.zero * (1 - w)
+    infinite_mass = w * first.infinite_mass + (1 - w) * second.infinite_mass
     return Masses(mass.at[::2].add(from_zero), zero, infinite_mass)
 
 
@@ -173,20 +166,18 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
         means = jax.lax.map(
             lambda x: _mean_of_two(x[0], third, x[1], spacing), (pair.masses, weights)
         )
-        return _restrict_to_window(Grid(2 * first, spacing / 2), means, tail, n)
+        return _window(Grid(2 * first, spacing / 2), means, tail, n)
 
     return grids.combine_copies(combine, law, law.masses, count)
 
 
-def _restrict_one_to_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
+def _one_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict one distribution on about 2n grid points to n adjacent points.
 
     The distribution is that of a likelihood ratio L = dP/dQ. Q has about the mass
     `tail` below the n points, and P has about this mass above them.
     """
-    grid, masses = _restrict_to_window(
-        grid, jax.tree.map(lambda x: x[None], masses), tail, n
-    )
+    grid, masses = _window(grid, jax.tree.map(lambda x: x[None], masses), tail, n)
     return Law(grid, jax.tree.map(lambda x: x[0], masses))
 
 
@@ -197,9 +188,9 @@ def double(law: Law, tail: jax.Array) -> Law:
     `tail` at each end moves to the grid's ends, to 0 and to infinity.
     """
     (first, spacing), masses = law
-    masses_of_mean = _mean_of_two(masses, masses, jnp.asarray(0.5), spacing)
-    return _restrict_one_to_window(
-        Grid(2 * first, spacing / 2), masses_of_mean, tail, masses.mass.size
+    mean_masses = _mean_of_two(masses, masses, jnp.asarray(0.5), spacing)
+    return _one_window(
+        Grid(2 * first, spacing / 2), mean_masses, tail, masses.mass.size
     )
 
 
@@ -218,17 +209,13 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     doublings = jnp.ceil(jnp.log2(2 * ends / (law.grid.spacing * (n - 2))))
     factor = jax.lax.stop_gradient(jnp.exp2(jnp.maximum(doublings, 0.0)))
     mass, grid = _coarsen(mass[None], law.grid, factor)
-    factor_grid = Grid(
-        jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing
-    )
-    factors = _lognormal(variance, factor_grid, n)
+    other = Grid(jax.lax.stop_gradient(jnp.floor(-ends / grid.spacing)), grid.spacing)
+    factors = _lognormal(variance, other, n)
     # Both grids have the same spacing, so the logs of products are on a grid with this
     # spacing, too.
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
     masses = Masses(product, zero + factors.zero, infinite_mass + factors.infinite_mass)
-    return _restrict_one_to_window(
-        Grid(grid.first + factor_grid.first, grid.spacing), masses, tail, n
-    )
+    return _one_window(Grid(grid.first + other.first, grid.spacing), masses, tail, n)
 
 
 def losses(law: Law, count: jax.Array) -> DiscreteLosses:

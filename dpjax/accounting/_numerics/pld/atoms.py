@@ -42,10 +42,10 @@ def two_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
     epsilon, delta = event.epsilon, getattr(event, "delta", jnp.zeros(()))
     # https://arxiv.org/abs/1311.0776: the masses of ε and −ε are
     # (1 − δ) e^ε / (1 + e^ε) and (1 − δ) / (1 + e^ε).
-    log_larger_mass = jnp.log1p(-delta) - jnp.log1p(jnp.exp(-epsilon))
+    larger = jnp.log1p(-delta) - jnp.log1p(jnp.exp(-epsilon))
     loss, log_mass = (
         jnp.stack([epsilon, -epsilon]),
-        jnp.stack([log_larger_mass, log_larger_mass - epsilon]),
+        jnp.stack([larger, larger - epsilon]),
     )
     error = jax.lax.stop_gradient(ULP * (16 + 4 * epsilon))
     return DiscreteLosses(loss[None], log_mass[None], delta[None], error)

@@ -31,7 +31,7 @@ _TRUNCATED = 3e-5  # the fraction of δ that may move to infinite losses
 SMALLEST = 1e-30  # the δ below which δ(ε) is no longer tight
 
 
-def mass_to_truncate(
+def rare_mass(
     delta: jax.Array, all_mechanisms: Sequence[object], count: ArrayLike
 ) -> jax.Array:
     """The mass that one mechanism may move to an infinite loss in each of its steps.
@@ -61,9 +61,7 @@ def compose(
             # Gaussian mechanisms compose exactly: the squares of their μ add up.
             variance += count * event.mu * event.mu
         else:
-            parts.append(
-                (losses_of(event, mass_to_truncate(delta, steps, count)), count)
-            )
+            parts.append((losses_of(event, rare_mass(delta, steps, count)), count))
     return parts, variance
 
 
@@ -87,15 +85,15 @@ def max_over_directions(bound: Callable[..., jax.Array], parts: Parts) -> jax.Ar
 
 
 def _log_delta(
-    parts: Parts, variance: jax.Array, chosen_tilt: Tilt
+    parts: Parts, variance: jax.Array, point: Tilt
 ) -> Callable[[jax.Array], jax.Array]:
     """A function from ε to an upper bound on log δ(ε), for a given tilt.
 
     `parts` has the discrete losses and the number of steps of each mechanism, for one
     order of the data sets, and variance is μ² of a Gaussian mechanism that is composed
-    with these losses. `chosen_tilt` has the parameters of the Fourier inversion.
+    with these losses. `point` has the parameters of the Fourier inversion.
     """
-    wave = inversion.spectrum(parts, variance, chosen_tilt)
+    wave = inversion.spectrum(parts, variance, point)
 
     def log_delta_at(epsilon: jax.Array) -> jax.Array:
         union = inversion.union_bound(parts, variance, epsilon)
@@ -166,7 +164,7 @@ def _truncate_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     """
     trimmed = []
     for losses, count in parts:
-        allowed_mass = mass_to_truncate(jnp.exp(log_delta), parts, count)
+        allowed_mass = rare_mass(jnp.exp(log_delta), parts, count)
         mass = jnp.where(losses.loss > 0, jnp.exp(losses.log_mass), 1.0)
         # Masses below a level are moved. The level is the largest of 16 candidates,
         # each half of the one before, whose masses add up to at most `allowed_mass`.
@@ -199,31 +197,29 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
         return gaussian.delta_of(jnp.sqrt(variance), epsilon)
 
     def bound(parts: Parts) -> jax.Array:
-        fixed, fixed_variance, fixed_epsilon = jax.lax.stop_gradient(
+        fixed, fixed_var, fixed_epsilon = jax.lax.stop_gradient(
             (parts, variance, safe_epsilon)
         )
 
         def evaluate(estimate: jax.Array) -> _Candidate:
             common = _truncate_rare_losses(fixed, estimate)
-            cumulants = tilt.cumulants(common, fixed_variance)
-            chosen_tilt = tilt.choose(
-                cumulants, fixed_variance, fixed_epsilon, estimate
-            )
-            log_bound = _log_delta(common, fixed_variance, chosen_tilt)(fixed_epsilon)
-            log_bound = jnp.maximum(log_bound, np.log(SMALLEST))
+            cumulants = tilt.cumulants(common, fixed_var)
+            point = tilt.choose(cumulants, fixed_var, fixed_epsilon, estimate)
+            log_value = _log_delta(common, fixed_var, point)(fixed_epsilon)
+            log_value = jnp.maximum(log_value, np.log(SMALLEST))
             # A bound far above the estimate may be loose because the estimate was too
             # low. The next estimate is then half-way between the bound and the
             # estimate.
-            middle = (log_bound + estimate) / 2
+            middle = (log_value + estimate) / 2
             next_estimate = jnp.where(
-                log_bound - estimate > _LARGE_GAP, middle, log_bound
+                log_value - estimate > _LARGE_GAP, middle, log_value
             )
-            converged = jnp.abs(log_bound - estimate) < _SMALL_GAP
+            converged = jnp.abs(log_value - estimate) < _SMALL_GAP
             next_estimate = jnp.where(converged, jnp.nan, next_estimate)
-            return _Candidate(log_bound, estimate, chosen_tilt, next_estimate)
+            return _Candidate(log_value, estimate, point, next_estimate)
 
         estimate = tilt.estimate_log_delta(
-            tilt.cumulants(fixed, fixed_variance), fixed_epsilon
+            tilt.cumulants(fixed, fixed_var), fixed_epsilon
         )
         best = _best_candidate(evaluate, jnp.maximum(estimate, np.log(SMALLEST)))
         common = _truncate_rare_losses(parts, best.estimate)
@@ -256,32 +252,30 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
         return gaussian.epsilon_of(jnp.sqrt(variance), delta)
 
     def bound(parts: Parts) -> jax.Array:
-        fixed, fixed_variance, fixed_target = jax.lax.stop_gradient(
-            (parts, variance, target)
-        )
-        cumulants = tilt.cumulants(fixed, fixed_variance)
+        fixed, fixed_var, goal = jax.lax.stop_gradient((parts, variance, target))
+        cumulants = tilt.cumulants(fixed, fixed_var)
 
         def evaluate(estimate: jax.Array) -> _Candidate:
-            chosen_tilt = tilt.choose(cumulants, fixed_variance, estimate, fixed_target)
-            log_delta = _log_delta(fixed, fixed_variance, chosen_tilt)
+            point = tilt.choose(cumulants, fixed_var, estimate, goal)
+            log_delta = _log_delta(fixed, fixed_var, point)
             epsilon = _smallest_epsilon(
-                lambda e: log_delta(e) - fixed_target, estimate + chosen_tilt.period / 4
+                lambda e: log_delta(e) - goal, estimate + point.period / 4
             )
             # Near the estimate −log δ has about the slope λ, elsewhere perhaps more.
-            steepness = jnp.maximum(chosen_tilt.rate, 5 / jnp.maximum(epsilon, 1e-3))
+            steepness = jnp.maximum(point.rate, 5 / jnp.maximum(epsilon, 1e-3))
             converged = steepness * jnp.abs(epsilon - estimate) < _SMALL_GAP
-            markov = tilt.markov_epsilon(cumulants, fixed_target)
+            markov = tilt.markov_epsilon(cumulants, goal)
             next_estimate = jnp.where(epsilon < jnp.inf, epsilon, markov)
             # A second evaluation for the same estimate would give the same bound.
             converged |= next_estimate == estimate
             next_estimate = jnp.where(converged, jnp.nan, next_estimate)
-            return _Candidate(epsilon, estimate, chosen_tilt, next_estimate)
+            return _Candidate(epsilon, estimate, point, next_estimate)
 
-        best = _best_candidate(evaluate, tilt.estimate_epsilon(cumulants, fixed_target))
+        best = _best_candidate(evaluate, tilt.estimate_epsilon(cumulants, goal))
         log_delta = _log_delta(parts, variance, best.tilt)
-        positive = (best.bound > 0) & (best.bound < jnp.inf)
+        solvable = (best.bound > 0) & (best.bound < jnp.inf)
         return implicit_derivative(
-            lambda e: log_delta(e) - target, best.bound, positive
+            lambda e: log_delta(e) - target, best.bound, solvable
         )
 
     value = max_over_directions(bound, parts)

@@ -72,7 +72,7 @@ class Spectrum(NamedTuple):
     infinite_mass: jax.Array
 
 
-class _CharacteristicFunction(NamedTuple):
+class _Factor(NamedTuple):
     """The tilted characteristic function φ of one mechanism, at all frequencies t_j.
 
     φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], with Y the loss of one step and λ the tilt.
@@ -109,9 +109,7 @@ def _powers_minus_one(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Arra
     return jax.lax.scan(multiply, start, length=count)[1]
 
 
-def _characteristic_function(
-    losses: DiscreteLosses, rate: jax.Array, step: jax.Array
-) -> _CharacteristicFunction:
+def _factor(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Factor:
     """The characteristic function φ of a step's privacy loss Y, tilted by λ = rate.
 
     φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], at the frequencies t = 0, step, 2 step, … in a
@@ -127,11 +125,9 @@ def _characteristic_function(
     weight = jnp.exp(exponent - total)
     units = step * np.array([1.0, SIDE])
     powers = _powers_minus_one(jnp.outer(units, losses.loss), SIDE)
-    (column_cos, row_cos), (column_sin, row_sin) = (
-        jnp.unstack(x, axis=1) for x in powers
-    )
-    columns = weight[None] * jnp.concatenate([column_cos, column_sin])
-    row_powers = jnp.concatenate([row_cos, row_sin])
+    (cos_c, cos_r), (sin_c, sin_r) = (jnp.unstack(x, axis=1) for x in powers)
+    columns = weight[None] * jnp.concatenate([cos_c, sin_c])
+    row_powers = jnp.concatenate([cos_r, sin_r])
     product = jnp.einsum("am,bm->ab", row_powers, columns, precision="highest")
     (cc, cs), (sc, ss) = (jnp.split(rows, 2, 1) for rows in jnp.split(product, 2))
     column_real, column_imaginary = jnp.split(jnp.sum(columns, axis=1), 2)
@@ -141,11 +137,11 @@ def _characteristic_function(
     # log |φ| comes from |φ|² − 1 where φ is near 1, and from |φ|² elsewhere. The floor
     # of 1e-280 keeps the logarithm finite where φ rounds to zero.
     squared = 2 * real + real * real + imaginary * imaginary  # |φ|² − 1
-    is_near_one = squared > -0.5
+    near_one = squared > -0.5
     direct = jnp.maximum((1 + real) ** 2 + imaginary**2, 1e-280)
-    log_square = jnp.log1p(jnp.where(is_near_one, squared, 0.0))
+    log_square = jnp.log1p(jnp.where(near_one, squared, 0.0))
     log_square = jnp.where(
-        is_near_one, log_square, jnp.log(jnp.where(is_near_one, 1.0, direct))
+        near_one, log_square, jnp.log(jnp.where(near_one, 1.0, direct))
     )
     # |e^{itY} − 1| is at most min(|tY|, 2), and `deviations` are the weighted sums of
     # these bounds. Rounding errors of φ − 1 are relative to these sums.
@@ -160,7 +156,7 @@ def _characteristic_function(
     # avoids a derivative that is NaN.
     is_zero = (real == -1) & (imaginary == 0)
     angle = jnp.arctan2(imaginary, jnp.where(is_zero, 1.0, 1 + real))
-    return _CharacteristicFunction(total, log_square / 2, angle, error)
+    return _Factor(total, log_square / 2, angle, error)
 
 
 @jax.jit  # JAX traces the second of two equal calls faster
@@ -177,15 +173,13 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     frequency = step * index
     variance = variance + tilt.variance
     gaussian, discrete = variance * (rate * rate + rate) / 2, jnp.zeros(())
-    total_log_abs, total_angle, log_upper, relative = (
-        jnp.zeros(index.shape) for _ in range(4)
-    )
+    sum_log, sum_angle, log_upper, relative = (jnp.zeros(index.shape) for _ in range(4))
     infinite_mass, scale = jnp.zeros(()), jnp.zeros(())
     for losses, count in parts:
-        factor = _characteristic_function(losses, rate, step)
+        factor = _factor(losses, rate, step)
         discrete += count * factor.log_sum
-        total_log_abs += count * factor.log_abs
-        total_angle += count * factor.angle
+        sum_log += count * factor.log_abs
+        sum_angle += count * factor.angle
         # The error of a product of powers: each factor is off by at most its error.
         upper = jnp.exp(factor.log_abs) + factor.error
         log_upper += count * jnp.log(upper)
@@ -194,14 +188,12 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
         scale += count * (losses.error + 2 * losses.loss.size * ULP)
     # e^{total_log_abs + i total_angle} minus the atom's mass. That mass is e^{−K},
     # where K is here the part of K(λ) that the discrete losses contribute.
-    half = jnp.sin(total_angle / 2)
-    outside_atom = -jnp.expm1(-discrete)
-    real = (
-        jnp.expm1(total_log_abs) * jnp.cos(total_angle) - 2 * half * half + outside_atom
-    )
-    imaginary = jnp.exp(total_log_abs) * jnp.sin(total_angle)
+    half = jnp.sin(sum_angle / 2)
+    others = -jnp.expm1(-discrete)
+    real = jnp.expm1(sum_log) * jnp.cos(sum_angle) - 2 * half * half + others
+    imaginary = jnp.exp(sum_log) * jnp.sin(sum_angle)
     error = jnp.exp(log_upper) * (
-        relative + 8 * ULP * (jnp.abs(total_log_abs) + jnp.abs(total_angle))
+        relative + 8 * ULP * (jnp.abs(sum_log) + jnp.abs(sum_angle))
     )
     # Multiply by the Gaussian loss's transform, divide by s (s + 1), and double the
     # values at t > 0 to count the values at −t.
@@ -212,7 +204,7 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     angle = phase - jnp.arctan2(frequency, rate) - jnp.arctan2(frequency, rate + 1)
     size = jnp.exp(log_size) * np.where(index == 0, 1.0, 2.0)
     cos, sin = size * jnp.cos(angle), size * jnp.sin(angle)
-    magnitude = jnp.abs(real) + jnp.abs(imaginary) + jnp.abs(outside_atom)
+    magnitude = jnp.abs(real) + jnp.abs(imaginary) + jnp.abs(others)
     error += ULP * (64 + 4 * jnp.abs(phase)) * magnitude
     # The truncated tail is at most Σ_{j ≥ J} 2 e^{−μ²t²/2} / t², where
     # Σ_{j ≥ J} j⁻² <= 1 / (J − 1). The factor 4 counts the atom's tail as well.
@@ -257,11 +249,9 @@ def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     )
     # δ is log-concave, so the ratio of successive terms decreases: a geometric series
     # bounds the terms above ε.
-    is_decreasing = second < first
-    ratio = jnp.where(
-        is_decreasing, jnp.exp(jnp.where(is_decreasing, second - first, 0.0)), 0.0
-    )
-    above = jnp.where(is_decreasing, jnp.exp(first) / (1 - ratio), jnp.inf)
+    falling = second < first
+    ratio = jnp.where(falling, jnp.exp(jnp.where(falling, second - first, 0.0)), 0.0)
+    above = jnp.where(falling, jnp.exp(first) / (1 - ratio), jnp.inf)
     # Two bounds on the terms below ε. First, δ is at most 1. Second, g is unimodal, so
     # a sum of its values is at most its maximum, which Markov's inequality bounds, plus
     # the integral of g divided by L.
@@ -272,9 +262,7 @@ def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     return jnp.exp(central) + above + jnp.minimum(geometric, unimodal)
 
 
-def inverse_transform(
-    transform: Spectrum, epsilon: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def invert(transform: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The discrete inverse Fourier transform of a `Spectrum` at ε, times the period.
 
     The result divided by the period approximates e^{λε} δ(ε) / E e^{λY}, where Y is the
@@ -301,7 +289,7 @@ def log_delta(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     The bound is never larger than the bound by Markov's inequality at the same tilt.
     """
     rate, period = transform.tilt.rate, transform.tilt.period
-    total, error = inverse_transform(transform, epsilon)
+    total, error = invert(transform, epsilon)
     total = (total + error) / period + _bound_atom(transform, epsilon)
     total = jnp.log(jnp.maximum(total, SMALL))
     exponent = transform.log_mass - rate * epsilon + transform.scale

@@ -93,9 +93,7 @@ def _other_terms(
     return jnp.exp(jnp.min(above)) + jnp.exp(jnp.minimum(jnp.min(below), trivial))
 
 
-def _lower_delta_of(
-    parts: Parts, variance: jax.Array, target: tuple[jax.Array, jax.Array]
-):
+def _delta_of(parts: Parts, variance: jax.Array, target: tuple[jax.Array, jax.Array]):
     """A function from ε to a lower bound on δ(ε) of composed losses.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
@@ -103,12 +101,12 @@ def _lower_delta_of(
     estimate of log δ(ε). The bound is tight near this ε.
     """
 
-    def simple_bound(epsilon: jax.Array) -> jax.Array:
+    def simple(epsilon: jax.Array) -> jax.Array:
         gaussian_bound = jnp.exp(_log_gaussian(variance, epsilon))
         return jnp.maximum(_one_step(parts, epsilon), gaussian_bound)
 
     if not parts:
-        return simple_bound
+        return simple
     cumulants = tilt.cumulants(parts, variance)
     chosen_tilt = tilt.choose(cumulants, variance, *target)
     spectrum = inversion.spectrum(parts, variance, chosen_tilt)
@@ -125,7 +123,7 @@ def _lower_delta_of(
 
     def lower_bound(epsilon: jax.Array) -> jax.Array:
         shifted = epsilon + shift
-        total, error = inversion.inverse_transform(spectrum, shifted)
+        total, error = inversion.invert(spectrum, shifted)
         atom = (
             _log_gaussian(spectrum.variance, shifted)
             + rate * shifted
@@ -143,9 +141,7 @@ def _lower_delta_of(
         # NaN occurs if losses overflow, and is replaced by the bound 0.
         value = jnp.exp(jnp.log(jnp.maximum(total, SMALL)) + exponent)
         value = jnp.where(total > 0, value, 0.0)
-        return jnp.maximum(
-            jnp.where(jnp.isnan(value), 0.0, value), simple_bound(epsilon)
-        )
+        return jnp.maximum(jnp.where(jnp.isnan(value), 0.0, value), simple(epsilon))
 
     return lower_bound
 
@@ -175,7 +171,7 @@ def _prepare_bound(
             distance += count * jnp.where(b < n, overflow * (1 + 1e-7) + SMALL, 0.0)
 
     def bound(parts: Parts) -> Callable[[jax.Array], jax.Array]:
-        finite_bound = _lower_delta_of(parts, variance, (epsilon, jnp.log(delta)))
+        finite_bound = _delta_of(parts, variance, (epsilon, jnp.log(delta)))
 
         def lower_bound(point: jax.Array) -> jax.Array:
             penalty = (
@@ -190,13 +186,11 @@ def _prepare_bound(
 
 def _delta(epsilon: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
-    safe_epsilon = jnp.where(inside, epsilon, 1.0)
-    upper = jnp.maximum(
-        composition.bound_delta(safe_epsilon, steps), composition.SMALLEST
-    )
-    parts, bound = _prepare_bound(steps, safe_epsilon, upper)
+    safe = jnp.where(inside, epsilon, 1.0)
+    upper = jnp.maximum(composition.bound_delta(safe, steps), composition.SMALLEST)
+    parts, bound = _prepare_bound(steps, safe, upper)
     lower = composition.max_over_directions(
-        lambda x: jnp.maximum(bound(x)(safe_epsilon), 0.0), parts
+        lambda x: jnp.maximum(bound(x)(safe), 0.0), parts
     )
     return jnp.where(inside, jnp.minimum(lower, upper), 0.0)
 

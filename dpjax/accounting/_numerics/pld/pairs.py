@@ -156,83 +156,77 @@ def split(
         return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
 
     loss, fraction = component(mu * ends - mu * mu / 2)
-    mirror_fraction = jnp.zeros_like(fraction)
+    back = jnp.zeros_like(fraction)
     if mirror:
-        mirror_loss, mirror_fraction = component(-mu * ends - mu * mu / 2)
+        mirror_loss, back = component(-mu * ends - mu * mu / 2)
         loss = loss - mirror_loss
 
-    def loss_growth(step: jax.Array) -> jax.Array:
+    def growth_of(step: jax.Array) -> jax.Array:
         """The increase of the loss when μz increases by `step`.
 
         Before the increase, z is the start of each cell. The computation does not
         subtract nearly equal numbers.
         """
         growth = jnp.log1p(fraction * jnp.expm1(step))
-        return (
-            growth - jnp.log1p(mirror_fraction * jnp.expm1(-step)) if mirror else growth
-        )
+        return growth - jnp.log1p(back * jnp.expm1(-step)) if mirror else growth
 
     nodes = ends[None, :-1] + width * _NODES
     mass = width * _WEIGHTS * ((1 - rate) * phi(nodes) + rate * phi(nodes - mu))
-    node_growth, cell_growth = (
-        loss_growth(mu * width * _NODES),
-        loss_growth(jnp.reshape(mu * width, (1, 1))),
+    at_nodes, of_cell = (
+        growth_of(mu * width * _NODES),
+        growth_of(jnp.reshape(mu * width, (1, 1))),
     )
-    max_distance = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
+    reach = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
     # One call of ndtr for all masses: special functions are slow to compile.
     centred, shifted = jnp.split(
         ndtr(jnp.stack([-stop, start, mu - stop, start - mu])), 2
     )
     outside = jnp.stack([(1 - rate) * centred + rate * shifted, centred])
-    return divide_masses(
-        loss, node_growth, cell_growth, mass, outside, width * max_distance
-    )
+    return divide_masses(loss, at_nodes, of_cell, mass, outside, width * reach)
 
 
 def divide_masses(
     loss: jax.Array,
-    node_growth: jax.Array,
-    cell_growth: jax.Array,
+    at_nodes: jax.Array,
+    of_cell: jax.Array,
     mass: jax.Array,
     outside: jax.Array,
-    relative_width: jax.Array,
+    relative: jax.Array,
 ) -> Cells:
     """The `Cells` of P and Q, from the losses and masses at Gauss-Legendre nodes.
 
     Args:
       loss: the losses at the ends of the m cells, f[m + 1].
-      node_growth: the growth of the loss from the start of a cell to each of 8 nodes,
+      at_nodes: the growth of the loss from the start of a cell to each of 8 nodes,
         f[8, m].
-      cell_growth: the growth of the loss over a cell, f[1, m].
+      of_cell: the growth of the loss over a cell, f[1, m].
       mass: P's mass at each node, f[8, m].
       outside: the masses above the last cell and below the first cell (columns), of P
         and of Q (rows), f[2, 2].
-      relative_width: the width of a cell times the largest distance of an outcome from
+      relative: the width of a cell times the largest distance of an outcome from
         the mean of a component of P or Q, f[].
     """
     # Doroshenko et al. (2022), https://arxiv.org/abs/2207.04380: of the mass at a loss
     # x in [a, b], the fraction (e^{−a} − e^{−x}) / (e^{−a} − e^{−b}) moves to the
     # upper end. Q's mass, which is P's times e^{−x}, then stays the same as well. The
     # code computes this fraction from x − a and b − a.
-    increases = cell_growth > 0
-    upper_fraction = jnp.expm1(-node_growth) / jnp.expm1(
-        -jnp.where(increases, cell_growth, 1.0)
-    )
+    increases = of_cell > 0
+    up = jnp.expm1(-at_nodes) / jnp.expm1(-jnp.where(increases, of_cell, 1.0))
     # If the loss is constant on an interval, every fraction is valid.
-    upper_fraction = jnp.where(increases, jnp.minimum(upper_fraction, 1.0), 1.0)
+    up = jnp.where(increases, jnp.minimum(up, 1.0), 1.0)
     upper, lower = (
-        jnp.sum(mass * upper_fraction, axis=0),
-        jnp.sum(mass * (1 - upper_fraction), axis=0),
+        jnp.sum(mass * up, axis=0),
+        jnp.sum(mass * (1 - up), axis=0),
     )
     masses = jnp.pad(upper, (1, 0)) + jnp.pad(lower, (0, 1))
     # Q's mass in a cell is the sum of P's masses times e^{−x}, with x relative to the
     # loss at the lower end.
     total = jnp.sum(mass, axis=0)
     divisor = jnp.where(total > 0, total, 1.0)
-    relative_change = jnp.sum(mass * jnp.expm1(-node_growth), axis=0) / divisor
+    relative_change = jnp.sum(mass * jnp.expm1(-at_nodes), axis=0) / divisor
     # The relative error of Gauss's rule is 1.7e-23 (Δz)^16 f^(16) / f for the density
     # f, and f^(16) / f is about the 16th power of the distance from a mean or of μ.
-    error = 64 * ULP + 1e-21 * relative_width**16
+    error = 64 * ULP + 1e-21 * relative**16
     merged = loss[:-1] - jnp.log1p(relative_change)
     error = jax.lax.stop_gradient(error)
     return Cells(loss, masses, merged, total, outside, error)
@@ -354,11 +348,9 @@ def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
     # weights add up to one. Elsewhere the logarithm is not small.
     capped = jnp.minimum(v, _DIRECT)
     excess = jnp.sum(weight * jnp.expm1(capped), axis=0)
-    is_near_one = (excess > -0.5) & (jnp.max(v, axis=0) <= _DIRECT)
+    near_one = (excess > -0.5) & (jnp.max(v, axis=0) <= _DIRECT)
     general = logsumexp(jnp.log(weight) + v, axis=0)
-    return jnp.where(
-        is_near_one, jnp.log1p(jnp.where(is_near_one, excess, 0.0)), general
-    )
+    return jnp.where(near_one, jnp.log1p(jnp.where(near_one, excess, 0.0)), general)
 
 
 def mixture_cells(event: Any, tail: jax.Array) -> Cells:
@@ -392,14 +384,12 @@ def mixture_cells(event: Any, tail: jax.Array) -> Cells:
         growth += fraction[i][None] * jnp.expm1(mean[i] * width * nodes)
         mass += weight[i] * phi(points - mean[i])
     growth = jnp.log1p(growth)
-    relative_width = width * (
-        jnp.max(mean) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
-    )
+    relative = width * (jnp.max(mean) + jnp.maximum(jnp.abs(start), jnp.abs(stop)))
     mass = width * _WEIGHTS * mass
     outside = weight[None] * ndtr(jnp.stack([mean - stop, start - mean]))
     centred = ndtr(jnp.stack([-stop, start]))
     outside = jnp.stack([jnp.sum(outside, axis=1), centred])
-    return divide_masses(loss, growth[:-1], growth[-1:], mass, outside, relative_width)
+    return divide_masses(loss, growth[:-1], growth[-1:], mass, outside, relative)
 
 
 def mixture(event: Any, tail: jax.Array) -> DiscreteLosses:
@@ -508,11 +498,11 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     # With X ~ Binomial(n, q), P[X < k] is P[n − X >= n − k + 1], and n − X is
     # Binomial(n, 1 − q). The integral gives the smaller of the two tails.
     rare = k >= (n + 1) * rate
-    tail_start, tail_rate = (
+    start, p = (
         jnp.where(rare, k, n - k + 1),
         jnp.where(rare, rate, 1 - rate),
     )
-    tail = _small_tail(tail_start, n, tail_rate)
+    tail = _small_tail(start, n, p)
     tail = jnp.where(rare, tail, 1 - tail)
     return jnp.where(inside, tail, jnp.where(certain, 1.0, 0.0))
 
@@ -532,7 +522,7 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     reveals nothing about this example, and a step without overflow reveals at least as
     much. If max_batch_size is at least num_examples, p is 0.
     """
-    usual_losses = poisson(event, tail)  # the losses without overflow
+    usual = poisson(event, tail)  # the losses without overflow
     n, b = event.num_examples, event.max_batch_size
     mu, rate = 1 / event.noise_multiplier, event.sampling_rate
     full = upper_tail(b, n - 1, rate)
@@ -555,13 +545,13 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
 
     # Each pair has its own relative error. The inversion weights masses by e^{λ loss},
     # which may favour the pair with less mass, so the larger error holds for both.
-    error = jnp.maximum(usual_losses.error, jnp.where(rare, 0.0, full_losses.error))
+    error = jnp.maximum(usual.error, jnp.where(rare, 0.0, full_losses.error))
     return DiscreteLosses(
-        join_columns(usual_losses.loss, full_losses.loss),
+        join_columns(usual.loss, full_losses.loss),
         join_columns(
-            usual_losses.log_mass + jnp.log(not_full), full_losses.log_mass + log_full
+            usual.log_mass + jnp.log(not_full), full_losses.log_mass + log_full
         ),
-        not_full * usual_losses.infinite_mass
+        not_full * usual.infinite_mass
         + jnp.where(rare, overflow, full * full_losses.infinite_mass),
         error,
     )

@@ -79,7 +79,7 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
     """
     rates = jnp.asarray(TILTS)
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
-    tilted_variance, rounding_scale = (
+    spread, scale = (
         jnp.full_like(rates, variance),
         jnp.zeros_like(rates),
     )
@@ -96,10 +96,10 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
         deviation = weight * jnp.minimum((1 + rate) * jnp.abs(loss), 1.0)
         square = weight * (loss - step_mean[:, None]) ** 2
         log_mass, mean = log_mass + count * total, mean + count * step_mean
-        tilted_variance = tilted_variance + count * jnp.sum(square, axis=1)
-        rounding_scale = rounding_scale + count * jnp.sum(deviation, axis=1)
-    log_rounding_scale = log_mass + jnp.log(jnp.maximum(rounding_scale, SMALL))
-    return Cumulants(log_mass, mean, tilted_variance, log_rounding_scale)
+        spread = spread + count * jnp.sum(square, axis=1)
+        scale = scale + count * jnp.sum(deviation, axis=1)
+    log_rounding_scale = log_mass + jnp.log(jnp.maximum(scale, SMALL))
+    return Cumulants(log_mass, mean, spread, log_rounding_scale)
 
 
 def _log_expectation(cumulants: Cumulants) -> jax.Array:
@@ -209,14 +209,12 @@ def choose(
     # The added variance multiplies the last term of the sum by e^{−negligible}, and δ
     # by about e^{cost}. The cost counts at the rate that determines δ: λ, or the
     # rate at which Markov's inequality is tightest (or tight enough).
-    added_variance = negligible * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
+    added = negligible * 2 * (period / (2 * np.pi * FREQUENCIES)) ** 2
     exponent = total + log_markov(rates) - rates * epsilon
     is_tight = exponent <= jnp.maximum(_minimum(exponent), log_delta)
     steepest = jnp.maximum(rates, _minimum(jnp.where(is_tight, rates, jnp.inf)))
-    rounding_scale = jnp.exp(cumulants.log_rounding_scale - rates * epsilon - log_delta)
-    rounding = _ROUNDING / (1 + rates) * rounding_scale
-    cost = steepest * (1 + steepest) * added_variance + rounding
-    rate, period, added_variance = _values_at_minimum(
-        cost, rates, period, added_variance
-    )
-    return Tilt(rate, period, jnp.maximum(added_variance - variance, 0.0))
+    scale = jnp.exp(cumulants.log_rounding_scale - rates * epsilon - log_delta)
+    rounding = _ROUNDING / (1 + rates) * scale
+    cost = steepest * (1 + steepest) * added + rounding
+    rate, period, added = _values_at_minimum(cost, rates, period, added)
+    return Tilt(rate, period, jnp.maximum(added - variance, 0.0))
