@@ -62,10 +62,7 @@ def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
 
 
 def momentum_sum(
-    decay: ArrayLike,
-    *,
-    learning_rates: ArrayLike = 1.0,
-    weight_decay: ArrayLike = 0.0,
+    decay: ArrayLike, *, learning_rates: ArrayLike = 1.0, weight_decay: ArrayLike = 0.0
 ) -> Workload:
     """The workload of SGD with momentum: without weight decay, the sums of η_t m_t.
 
@@ -94,10 +91,7 @@ def momentum_sum(
 
 
 def nesterov(
-    decay: ArrayLike,
-    *,
-    learning_rates: ArrayLike = 1.0,
-    weight_decay: ArrayLike = 0.0,
+    decay: ArrayLike, *, learning_rates: ArrayLike = 1.0, weight_decay: ArrayLike = 0.0
 ) -> Workload:
     """The workload of SGD with Nesterov's momentum: sums of η_t (β m_t + (1 − β) g_t).
 

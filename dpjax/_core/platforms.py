@@ -22,10 +22,7 @@ _NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 
 def on_platform(
-    name: str,
-    there: Callable[..., Out],
-    elsewhere: Callable[..., Out],
-    *args: Tree,
+    name: str, there: Callable[..., Out], elsewhere: Callable[..., Out], *args: Tree
 ) -> Out:
     """Call `there(*args)` on one platform, and `elsewhere(*args)` on all others.
 

@@ -68,9 +68,7 @@ def margin(terms: int, dtype: DTypeLike) -> float:
 
 
 def staged_sum(
-    x: jax.Array,
-    kept: int = 0,
-    term: Callable[[jax.Array], jax.Array] = lambda x: x,
+    x: jax.Array, kept: int = 0, term: Callable[[jax.Array], jax.Array] = lambda x: x
 ) -> tuple[jax.Array, int]:
     """The sum of term(x) over all axes but the first `kept` axes, and a number k.
 

@@ -282,9 +282,7 @@ class _Bracket(NamedTuple):
 
 
 def _while(
-    cond: Callable[[_State], jax.Array],
-    body: Callable[[_State], _State],
-    state: _State,
+    cond: Callable[[_State], jax.Array], body: Callable[[_State], _State], state: _State
 ) -> _State:
     """A while loop: `jax.lax.while_loop` if the state is traced, else a Python loop."""
     # A Python loop avoids compiling the function again within a larger program.
@@ -296,10 +294,7 @@ def _while(
 
 
 def bracket(
-    excess: _Function,
-    start: jax.Array,
-    increasing: bool,
-    ends: tuple[float, float],
+    excess: _Function, start: jax.Array, increasing: bool, ends: tuple[float, float]
 ) -> tuple[Point, Point]:
     """Find two parameters between which a monotone function changes its sign.
 

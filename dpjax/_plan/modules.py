@@ -84,8 +84,7 @@ def split_argument(x: Any) -> Parts:
     if is_nnx(x):
         parts = _split_module(x)
         return dataclasses.replace(
-            parts,
-            merge=lambda _, keys: parts.merge(parts.trained, keys),
+            parts, merge=lambda _, keys: parts.merge(parts.trained, keys)
         )
     if is_key(x):
         return Parts(

@@ -104,11 +104,7 @@ class _Run:
         nearest = np.rint(position)
         u = position - nearest
         # The weights of three grid points: sum 1, mean u, second moment u².
-        weights = (
-            (u - 1) * u / 2,
-            1 - u * u,
-            (u + 1) * u / 2,
-        )
+        weights = ((u - 1) * u / 2, 1 - u * u, (u + 1) * u / 2)
         points = np.hstack([nearest - 1, nearest, nearest + 1]).astype(int) % _GRID
         masses = np.hstack([mass * weight for weight in weights])
         return np.fft.rfft(np.bincount(points, masses, _GRID))

@@ -309,10 +309,7 @@ def _mu_by_interval(
     required = np.maximum(chord[:, :-1] - slack, 0.0) / (1 - slack) * rounding.MARGIN
     fine = start + (stop - start) * fraction[1:]
     solvable = (required > 0) & (required < 1) & (fine > 0)
-    mus = gdp.mu(
-        np.where(solvable, fine, 1.0),
-        np.where(solvable, required, 1e-3),
-    )
+    mus = gdp.mu(np.where(solvable, fine, 1.0), np.where(solvable, required, 1e-3))
     mus = np.max(np.where(solvable, np.asarray(mus), 0.0), axis=1)
     # gdp.mu rounds down by far less than the caller's margin.
     return np.where(np.any(required >= 1, axis=1), np.inf, mus)

@@ -43,10 +43,7 @@ def _tradeoff64(alpha: jax.Array, epsilons: jax.Array, deltas: jax.Array) -> jax
 
 
 def tradeoff(
-    delta_fn: Profile,
-    alpha: ArrayLike,
-    *,
-    epsilons: ArrayLike = EPSILONS,
+    delta_fn: Profile, alpha: ArrayLike, *, epsilons: ArrayLike = EPSILONS
 ) -> jax.Array:
     """A lower bound on the false-negative rate of any attack, from a privacy profile.
 
@@ -80,10 +77,7 @@ def tradeoff(
 
 
 def true_positive_rate(
-    delta_fn: Profile,
-    false_positive_rate: ArrayLike,
-    *,
-    epsilons: ArrayLike = EPSILONS,
+    delta_fn: Profile, false_positive_rate: ArrayLike, *, epsilons: ArrayLike = EPSILONS
 ) -> jax.Array:
     """An upper bound on the true-positive rate of any attack, from a privacy profile.
 

@@ -277,11 +277,7 @@ def delta(profile: Profile, epsilon: ArrayLike, size: int) -> jax.Array:
     with scope():
         # A path may use an ε_i above ε, and later slopes below 1.
         sampled = float(profile.epsilon(1e-6))
-        top = max(
-            target,
-            size * sampled if math.isfinite(sampled) else 0.0,
-            1e-6,
-        )
+        top = max(target, size * sampled if math.isfinite(sampled) else 0.0, 1e-6)
         lowest = -top - 100.0
         bound = _refine(profile, size, top, lambda x: _delta_at(x, target), lowest)
         return cast(jnp.asarray(min(bound * (1 + _MARGIN), 1.0)), dtype, "up")

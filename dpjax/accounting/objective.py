@@ -121,8 +121,7 @@ def _delta64(
         convex = epsilons[0, 0] ** 2 >= (square + square * square / 4) * margin
         m = jnp.where(convex & (epsilons[0, 0] > 0), m, m[0])
     total = jnp.sum(
-        gaussian.delta_of(jnp.broadcast_to(m, epsilons.shape), epsilons),
-        axis=1,
+        gaussian.delta_of(jnp.broadcast_to(m, epsilons.shape), epsilons), axis=1
     )
     bound = jnp.minimum(jnp.min(total) * (1 + 16 * ULP), 1.0)
     valid = (noise_multiplier > 0) & (curvature >= 0) & (other_mu >= 0)

@@ -104,10 +104,7 @@ def gaussian(mu: ArrayLike) -> PLD:
 
 
 def poisson_gaussian(
-    noise_multiplier: ArrayLike,
-    sampling_rate: ArrayLike,
-    *,
-    adjacency: Adjacency,
+    noise_multiplier: ArrayLike, sampling_rate: ArrayLike, *, adjacency: Adjacency
 ) -> PLD:
     """The privacy-loss distribution of the Gaussian mechanism on a Poisson sample.
 

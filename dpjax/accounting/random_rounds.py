@@ -146,10 +146,7 @@ def _estimate_parameter(
     # R rounds at sampling rate q are about μ-GDP with μ = 2 q √R / noise_multiplier,
     # and δ(ε) is about e^{−(ε/μ)²/2}.
     scaled = 2 * sampling_rate * math.sqrt(rounds.largest[-1])
-    return min(
-        max(scaled * math.sqrt(-2 * math.log(delta)) / fixed, SMALL),
-        1 / SMALL,
-    )
+    return min(max(scaled * math.sqrt(-2 * math.log(delta)) / fixed, SMALL), 1 / SMALL)
 
 
 def epsilon(

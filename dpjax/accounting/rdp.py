@@ -87,9 +87,7 @@ def gaussian(noise_multiplier: ArrayLike, orders: ArrayLike) -> jax.Array:
 
 
 def poisson_gaussian(
-    noise_multiplier: ArrayLike,
-    sampling_rate: ArrayLike,
-    orders: ArrayLike,
+    noise_multiplier: ArrayLike, sampling_rate: ArrayLike, orders: ArrayLike
 ) -> jax.Array:
     """The Rényi curve of the Gaussian mechanism on a Poisson sample.
 
@@ -179,11 +177,7 @@ def _epsilon_by_order(
     return numerics.epsilon64(*_align_axes(delta, curves=(curve, orders)))
 
 
-def epsilon(
-    curve: ArrayLike,
-    orders: ArrayLike,
-    delta: ArrayLike,
-) -> jax.Array:
+def epsilon(curve: ArrayLike, orders: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The least ε >= 0 at which the curve proves (ε, δ)-DP.
 
     Args:
@@ -208,11 +202,7 @@ def epsilon(
     return jnp.min(_epsilon_by_order(curve, orders, delta), axis=-1)
 
 
-def best_order(
-    curve: ArrayLike,
-    orders: ArrayLike,
-    delta: ArrayLike,
-) -> jax.Array:
+def best_order(curve: ArrayLike, orders: ArrayLike, delta: ArrayLike) -> jax.Array:
     """The order of the curve at which the bound on ε is smallest.
 
     `epsilon` returns the bound at this order. If the order is the smallest or the
@@ -239,11 +229,7 @@ def best_order(
     return jnp.asarray(orders, default_float())[best]
 
 
-def delta(
-    curve: ArrayLike,
-    orders: ArrayLike,
-    epsilon: ArrayLike,
-) -> jax.Array:
+def delta(curve: ArrayLike, orders: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     """The least δ at which the curve proves (ε, δ)-DP.
 
     Args:

@@ -87,9 +87,7 @@ class Line(NamedTuple):
 
 
 def guarantee_lines(
-    guarantees: Sequence[Any],
-    labels: Sequence[str] | None,
-    false_positive_rate: float,
+    guarantees: Sequence[Any], labels: Sequence[str] | None, false_positive_rate: float
 ) -> list[Line]:
     """Compute the trade-off curves of the given guarantees, as lines of a plot."""
     validate.scalar("false_positive_rate", false_positive_rate)

@@ -9,14 +9,7 @@ import optax
 from dpjax import sampling, workloads
 from dpjax._core import keys, validate
 from dpjax._core.rounding import MARGIN
-from dpjax._core.typing import (
-    Adjacency,
-    Key,
-    LossFn,
-    Params,
-    ScalarOrSchedule,
-    Tree,
-)
+from dpjax._core.typing import Adjacency, Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax._matrices.strategy import Scaled, StrategySpec, Toeplitz, spec_of
 from dpjax._matrices.strategy import Tree as TreeStrategy
 from dpjax.accounting import correlated, gdp

@@ -10,14 +10,7 @@ from jax.core import Tracer
 
 from dpjax import sampling
 from dpjax._core import dtypes, keys, validate
-from dpjax._core.typing import (
-    Adjacency,
-    Key,
-    LossFn,
-    Params,
-    ScalarOrSchedule,
-    Tree,
-)
+from dpjax._core.typing import Adjacency, Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax.accounting import profiles, random_rounds
 from dpjax.noise._gaussian import gaussian_like
 from dpjax.solvers import _checks, _descent, _precision
@@ -106,10 +99,7 @@ def _train(
         noise = gaussian_like(jax.random.fold_in(noise_key, k), total, stddev)
         scale = step_sizes[k] / batch_size
         params = jax.tree.map(
-            lambda x, g, z: x - scale.astype(x.dtype) * (g + z),
-            params,
-            total,
-            noise,
+            lambda x, g, z: x - scale.astype(x.dtype) * (g + z), params, total, noise
         )
         # The mean loss of no examples is NaN, and counts as 0.
         losses = jnp.where(used > 0, loss * used, 0.0).astype(jnp.float32)

@@ -32,14 +32,7 @@ from dpjax._core import validate
 from dpjax._core.dtypes import widen
 from dpjax._core.keys import stream
 from dpjax._core.rounding import MARGIN
-from dpjax._core.typing import (
-    Adjacency,
-    Key,
-    LossFn,
-    Params,
-    ScalarOrSchedule,
-    Tree,
-)
+from dpjax._core.typing import Adjacency, Key, LossFn, Params, ScalarOrSchedule, Tree
 from dpjax.accounting import gdp
 from dpjax.accounting.profiles import Gaussian, Guarantee
 from dpjax.accounting.tree import reduced_momentum_mu

@@ -256,10 +256,7 @@ def _epsilon(
     value = _epsilon_in_bins(run, target_delta, use_chain=use_chain, replace=replace)
     # Divergences are jointly convex, so that ε is at most the ε for an attacker who
     # knows the example's steps.
-    value = jnp.minimum(
-        value,
-        gaussian.epsilon_of(run.known_mu, target_delta),
-    )
+    value = jnp.minimum(value, gaussian.epsilon_of(run.known_mu, target_delta))
     # Balle, Barthe and Gaboardi (2018), https://arxiv.org/abs/1807.01647, by advanced
     # joint convexity: if a mechanism is (ε, δ)-DP for an example that takes part, the
     # mechanism is (log(1 + q(e^ε − 1)), qδ)-DP for an example that takes part with

@@ -130,11 +130,7 @@ def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> ja
 
 @float64("nearest", static=("num_steps",), vectors=(0, 1, 2), elementwise=True)
 def _error64(
-    strategy: Toeplitz,
-    factors: jax.Array,
-    workload: Workload,
-    *,
-    num_steps: int,
+    strategy: Toeplitz, factors: jax.Array, workload: Workload, *, num_steps: int
 ) -> jax.Array:
     return jnp.sqrt(square_error(strategy, factors, workload, num_steps))
 

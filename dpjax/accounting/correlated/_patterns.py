@@ -256,11 +256,7 @@ def _bound_by_state(
     last_size = num_steps - (num_epochs - 1) * n_b
     *_, u = weights
     value = start_value(
-        jnp.zeros(_GRID_POINTS),
-        tops[num_epochs - 1],
-        tops[num_epochs],
-        u,
-        last_size,
+        jnp.zeros(_GRID_POINTS), tops[num_epochs - 1], tops[num_epochs], u, last_size
     )
     value, _ = jax.lax.scan(
         lambda value, ends: (start_value(value, *ends, n_b), None),

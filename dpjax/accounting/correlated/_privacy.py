@@ -17,12 +17,7 @@ from dpjax.accounting.correlated import _bins
 from dpjax.accounting.correlated._patterns import SQUARED_SENSITIVITY, mu_of
 
 Sampling = Literal[
-    "fixed",
-    "reshuffled",
-    "separated",
-    "random_bins",
-    "fresh_bins",
-    "cyclic_poisson",
+    "fixed", "reshuffled", "separated", "random_bins", "fresh_bins", "cyclic_poisson"
 ]
 # The order of `mu` that allows every pattern of the bins. This order gives the μ for an
 # attacker who knows the example's steps.

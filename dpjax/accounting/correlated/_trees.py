@@ -70,11 +70,7 @@ def candidates(by_gap: jax.Array, n_b: jax.Array) -> Tree:
     # Settings that differ only in unused joins give the same tree. Such settings have
     # equal tuples, so that the set contains each tree only once.
     settings = {
-        (
-            joins,
-            min(flat, max(joins - 1, 0)),
-            decay if joins > flat + 1 else 0.5,
-        )
+        (joins, min(flat, max(joins - 1, 0)), decay if joins > flat + 1 else 0.5)
         for joins in range(_MAX_JOINS + 1)
         for flat in _FLAT_JOINS
         for decay in _DECAYS
@@ -117,10 +113,7 @@ def _multiply_lognormal(
     resolved = variance >= law.grid.spacing**2
     safe = jnp.where(resolved, variance, 1.0)
     law = jax.lax.cond(
-        resolved,
-        lambda x: spread.times_lognormal(x, safe, tail),
-        lambda x: x,
-        law,
+        resolved, lambda x: spread.times_lognormal(x, safe, tail), lambda x: x, law
     )
     return law, jnp.where(resolved, 0.0, variance)
 

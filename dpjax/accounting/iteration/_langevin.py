@@ -86,11 +86,7 @@ def _exponential64(lipschitz, strong, diameter):
     bounded = jnp.sqrt(D) * jnp.sqrt(jnp.where(helps, 2 * L - m * D, 1.0))
     unbounded = jnp.where(m > 0, L / jnp.sqrt(jnp.where(m > 0, m, 1.0)), jnp.inf)
     unbounded = jnp.where(L == 0, 0.0, unbounded)
-    return _finish(
-        jnp.where(helps, bounded, unbounded),
-        lipschitz,
-        valid,
-    )
+    return _finish(jnp.where(helps, bounded, unbounded), lipschitz, valid)
 
 
 def langevin_mu(

@@ -190,11 +190,7 @@ def costs_from(starts: Block, minorants: Minorants) -> jax.Array:
     def double(level: tuple[Minorants, Block], _: None):
         pools, last_edges = level
         later = take(pools, pools.following)
-        doubled = Minorants(
-            pool(pools.edge, later.edge),
-            later.following,
-            pools.cost,
-        )
+        doubled = Minorants(pool(pools.edge, later.edge), later.following, pools.cost)
         return (doubled, take(last_edges, pools.following)), level
 
     num_levels = steps.bit_length()
@@ -352,10 +348,7 @@ def schedule_mu(
         for largest in jax.lax.stop_gradient((jnp.max(sensitivity), jnp.max(stddev)))
     )
     is_sensitive = jnp.any(sensitivity > 0)
-    sensitivity, diameter = (
-        sensitivity / unit,
-        diameter / unit,
-    )
+    sensitivity, diameter = (sensitivity / unit, diameter / unit)
     stddev = stddev / noise_scale
     diameter = jnp.where(diameter < HUGE, jnp.maximum(diameter, 1 / HUGE), jnp.inf)
     if bounded:

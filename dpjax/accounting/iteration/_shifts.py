@@ -244,9 +244,7 @@ def _epsilon64(mus: jax.Array, delta: jax.Array) -> jax.Array:
     # Double ε until its δ is at most the goal, then bisect. The goal has a derivative
     # only through the implicit function theorem below.
     high = jax.lax.while_loop(
-        lambda high: ~suffices(high) & (high < jnp.inf),
-        lambda high: 2 * high,
-        start,
+        lambda high: ~suffices(high) & (high < jnp.inf), lambda high: 2 * high, start
     )
     finite = high < jnp.inf
     low = jnp.where(high > 1, high / 2, 0.0)

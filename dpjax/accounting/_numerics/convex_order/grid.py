@@ -252,9 +252,7 @@ def to_neighbours(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
     up = jnp.expm1(half * (offset - point)) / jnp.expm1(half)
     even, zero = point % 2 == 0, jnp.zeros_like(up)
     fractions = jnp.where(
-        even,
-        jnp.stack([1 - up, up, zero]),
-        jnp.stack([zero, 1 - up, up]),
+        even, jnp.stack([1 - up, up, zero]), jnp.stack([zero, 1 - up, up])
     )
     return Moves(jnp.floor(point / 2).astype(jnp.int32), fractions.T)
 

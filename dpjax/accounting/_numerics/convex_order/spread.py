@@ -51,10 +51,7 @@ def _lognormal(variance: jax.Array, grid: Grid, n: int) -> Masses:
     log = grid.log(n)
     q, p = grids.normal(variance, log[0], n - 1, grid.spacing)
     up = jnp.expm1(grid.spacing * grids.NODES) / jnp.expm1(grid.spacing)
-    lower, upper = (
-        jnp.sum(q.nodes * (1 - up), 0),
-        jnp.sum(q.nodes * up, 0),
-    )
+    lower, upper = (jnp.sum(q.nodes * (1 - up), 0), jnp.sum(q.nodes * up, 0))
     mass = jnp.pad(lower, (0, 1)) + jnp.pad(upper, (1, 0))
     # Below the grid, P's mass fixes how much of Q's mass moves to the first point; the
     # rest of Q's mass moves to 0. Above the grid, Q's mass fixes how much of P's mass

@@ -214,10 +214,7 @@ def divide_masses(
     up = jnp.expm1(-at_nodes) / jnp.expm1(-jnp.where(increases, of_cell, 1.0))
     # If the loss is constant on an interval, every fraction is valid.
     up = jnp.where(increases, jnp.minimum(up, 1.0), 1.0)
-    upper, lower = (
-        jnp.sum(mass * up, axis=0),
-        jnp.sum(mass * (1 - up), axis=0),
-    )
+    upper, lower = (jnp.sum(mass * up, axis=0), jnp.sum(mass * (1 - up), axis=0))
     masses = jnp.pad(upper, (1, 0)) + jnp.pad(lower, (0, 1))
     # Q's mass in a cell is the sum of P's masses times e^{−x}, with x relative to the
     # loss at the lower end.
@@ -498,10 +495,7 @@ def upper_tail(k: jax.Array, n: jax.Array, rate: jax.Array) -> jax.Array:
     # With X ~ Binomial(n, q), P[X < k] is P[n − X >= n − k + 1], and n − X is
     # Binomial(n, 1 − q). The integral gives the smaller of the two tails.
     rare = k >= (n + 1) * rate
-    start, p = (
-        jnp.where(rare, k, n - k + 1),
-        jnp.where(rare, rate, 1 - rate),
-    )
+    start, p = (jnp.where(rare, k, n - k + 1), jnp.where(rare, rate, 1 - rate))
     tail = _small_tail(start, n, p)
     tail = jnp.where(rare, tail, 1 - tail)
     return jnp.where(inside, tail, jnp.where(certain, 1.0, 0.0))

@@ -79,10 +79,7 @@ def cumulants(parts: Parts, variance: jax.Array) -> Cumulants:
     """
     rates = jnp.asarray(TILTS)
     log_mass, mean = variance * (rates * rates + rates) / 2, variance * (rates + 0.5)
-    spread, scale = (
-        jnp.full_like(rates, variance),
-        jnp.zeros_like(rates),
-    )
+    spread, scale = (jnp.full_like(rates, variance), jnp.zeros_like(rates))
     for losses, count in parts:
         # A row for each rate.
         rate, loss, mass = rates[:, None], losses.loss[None], losses.log_mass[None]
@@ -179,10 +176,7 @@ def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
 
 
 def choose(
-    cumulants: Cumulants,
-    variance: jax.Array,
-    epsilon: jax.Array,
-    log_delta: jax.Array,
+    cumulants: Cumulants, variance: jax.Array, epsilon: jax.Array, log_delta: jax.Array
 ) -> Tilt:
     """Choose the inversion parameters with the smallest estimated error of δ(ε).
 
