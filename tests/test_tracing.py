@@ -190,7 +190,7 @@ def test_auto_branch_for_tpu_matches_reference(loss, monkeypatch):
     monkeypatch.setattr(
         "dpjax.clipping._bookkeeping.evaluate.engine.on_platform", take_tpu_branch
     )
-    for name in ("squared_norms_from_rows", "sums_by_sites"):
+    for name in ("row_squares", "sums_by_sites"):
         monkeypatch.setattr(
             f"dpjax.clipping._bookkeeping.evaluate.at_component.{name}", None
         )

@@ -94,9 +94,9 @@ class ClippedGrad(Generic[Params]):
             # sum over the devices, and would be clipped as if it were the gradient of
             # one example.
             axes = varying_axes(self._trace(args)[0].out_avals[0])
-            parameter_numbers = _as_tuple(self.argnums)
+            numbers = _as_tuple(self.argnums)
             args = tuple(
-                add_varying_axes(x, axes) if i in parameter_numbers else x
+                add_varying_axes(x, axes) if i in numbers else x
                 for i, x in enumerate(args)
             )
         inputs = Inputs(self._leaves(args), batched, mask)
@@ -525,12 +525,8 @@ def clipped_grad(
         )
     if microbatch_size is not None:
         validate.static_int("microbatch_size", microbatch_size, minimum=1)
-    parameter_numbers, batch_numbers = _as_tuple(argnums), _as_tuple(batch_argnums)
-    if (
-        not parameter_numbers
-        or min(parameter_numbers) < 0
-        or len(set(parameter_numbers)) < len(parameter_numbers)
-    ):
+    parameters, batch_numbers = _as_tuple(argnums), _as_tuple(batch_argnums)
+    if not parameters or min(parameters) < 0 or len(set(parameters)) < len(parameters):
         raise ValueError(
             "argnums must be one or more integers, distinct and non-negative; "
             f"got {argnums!r}."
@@ -538,7 +534,7 @@ def clipped_grad(
     if (
         not batch_numbers
         or min(batch_numbers) < 0
-        or set(parameter_numbers) & set(batch_numbers)
+        or set(parameters) & set(batch_numbers)
     ):
         raise ValueError(
             "batch_argnums must be one or more non-negative integers, none of which is "
@@ -547,7 +543,7 @@ def clipped_grad(
     return ClippedGrad(
         loss_fn=loss_fn,
         clip_norm=clip_norm,
-        argnums=argnums if isinstance(argnums, int) else parameter_numbers,
+        argnums=argnums if isinstance(argnums, int) else parameters,
         batch_argnums=batch_numbers,
         has_aux=has_aux,
         engine=engine,

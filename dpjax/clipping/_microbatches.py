@@ -77,11 +77,9 @@ def in_microbatches(
 
     def step(sums: list[jax.Array], part: list[jax.Array]) -> Summed:
         mask, *examples = part
-        part_sums, per_example = sum_of(Inputs(leaves, examples, mask))
-        new_sums = [
-            a + b for a, b in zip(sums, add_varying_axes(part_sums, axes), strict=True)
-        ]
-        return new_sums, per_example
+        more, per_example = sum_of(Inputs(leaves, examples, mask))
+        total = [a + b for a, b in zip(sums, add_varying_axes(more, axes), strict=True)]
+        return total, per_example
 
     # A microbatch can be sharded only if the number of devices divides its size.
     microbatch_axis = batch_axis if size % num_shards(examples) == 0 else None

@@ -159,17 +159,15 @@ class Terms(NamedTuple):
 
     Attributes:
       size: an upper bound f[b] of the norm of the sum of the terms' absolute values.
-      num_roundings: a number k of roundings. The rounding error of the sum is at most
+      k: a number k of roundings. The rounding error of the sum is at most
         γ_k size, where γ_k = k u / (1 − k u) for the unit roundoff u.
     """
 
     size: jax.Array
-    num_roundings: int
+    k: int
 
 
-def upper_norm(
-    computed_norm: jax.Array, terms: Sequence[Terms], dtype: DTypeLike
-) -> jax.Array:
+def upper_norm(norm: jax.Array, terms: Sequence[Terms], dtype: DTypeLike) -> jax.Array:
     """An upper bound f[b] of the norm of each example's gradient, with rounding errors.
 
     One example's gradient is a sum of terms. This sum is computed twice: to compute its
@@ -178,19 +176,15 @@ def upper_norm(
     sum of all `Terms.size`.
 
     Args:
-      computed_norm: the computed norm f[b] of each example's gradient.
+      norm: the computed norm f[b] of each example's gradient.
       terms: bounds on the terms whose sum is the gradient.
       dtype: the least precise dtype in which the terms were rounded.
     """
     # The sum is formed twice: for the norm, and within the scaled sum over the batch.
     # Both computations have rounding errors, which gives the factor 2.
-    error = sum(
-        2 * margin(num_roundings + 4, dtype) * size for size, num_roundings in terms
-    )
+    error = sum(2 * margin(k + 4, dtype) * size for size, k in terms)
     size = sum(size for size, _ in terms)
-    return jnp.maximum(computed_norm + error, MIN_NORM_RATIO * size) * (
-        1 + margin(16, dtype)
-    )
+    return jnp.maximum(norm + error, MIN_NORM_RATIO * size) * (1 + margin(16, dtype))
 
 
 def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:

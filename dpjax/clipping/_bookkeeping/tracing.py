@@ -77,7 +77,7 @@ def inline(
     closed: jex.ClosedJaxpr,
     invariant: Sequence[bool],
     parametric: Sequence[bool],
-    stays_checkpointed: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
+    retained: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
 ) -> jex.ClosedJaxpr:
     """Replace each call that a parameter enters by the equations of the call's body.
 
@@ -88,7 +88,7 @@ def inline(
       closed: the jaxpr.
       invariant: for each input, whether it depends on no example.
       parametric: for each input, whether it depends on a parameter and on no example.
-      stays_checkpointed: a function that takes the equation of a rematerialised block
+      retained: a function that takes the equation of a rematerialised block
         that an example enters, and says whether the block stays checkpointed.
     """
     outer = closed.jaxpr
@@ -110,7 +110,7 @@ def inline(
             call = eqn.primitive.name in _INLINED
             # A block that no example enters has no sites inside, and is inlined.
             if eqs.is_rematerialised(eqn):
-                call = invariants.issuperset(variables) or not stays_checkpointed(eqn)
+                call = invariants.issuperset(variables) or not retained(eqn)
             if entered and call and body is not None:
                 inner = getattr(body, "jaxpr", body)
                 body_constants = dict(
@@ -177,7 +177,7 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], searched: _Searched) -> No
             _refuse_named_axes(eqn)
         custom = name.startswith("custom_")
         if custom and any(flags):
-            _search_derivative(eqn, flags, searched)
+            _search_eqn(eqn, flags, searched)
         # A shard_map binds the axis names that its body uses.
         if name != "shard_map":
             for inner in eqs.inner_jaxprs(eqn):
@@ -194,9 +194,7 @@ def _search(jaxpr: jex.Jaxpr, active: Sequence[bool], searched: _Searched) -> No
             depends.update(eqn.outvars)
 
 
-def _search_derivative(
-    eqn: jex.JaxprEqn, flags: Sequence[bool], searched: _Searched
-) -> None:
+def _search_eqn(eqn: jex.JaxprEqn, flags: Sequence[bool], searched: _Searched) -> None:
     """Raise ValueError if the custom derivative of an equation communicates.
 
     Communication is a collective over a named axis.
@@ -206,23 +204,21 @@ def _search_derivative(
       flags: for each input, whether it depends on a parameter.
       searched: the jaxprs and equations that were already searched.
     """
-    active_indices = [
-        i for i, v in enumerate(eqn.invars) if flags[i] and eqs.is_inexact(v)
-    ]
-    search_key = (id(eqn), *active_indices)
-    if not active_indices or search_key in searched:
+    active = [i for i, v in enumerate(eqn.invars) if flags[i] and eqs.is_inexact(v)]
+    search_key = (id(eqn), *active)
+    if not active or search_key in searched:
         return
     searched[search_key] = eqn
 
     def derivative(*inputs: jax.Array) -> list[jax.Array]:
         def function(*active_inputs: jax.Array) -> list[jax.Array]:
             all_inputs = list(inputs)
-            for i, x in zip(active_indices, active_inputs, strict=True):
+            for i, x in zip(active, active_inputs, strict=True):
                 all_inputs[i] = x
             # Integer outputs have no derivative.
             return [x for x in eqs.bind(eqn, all_inputs) if eqs.is_inexact(x)]
 
-        outs, vjp = jax.vjp(function, *(inputs[i] for i in active_indices))
+        outs, vjp = jax.vjp(function, *(inputs[i] for i in active))
         return list(vjp([jnp.ones_like(x) for x in outs]))
 
     closed = jax.make_jaxpr(derivative)(*(v.aval for v in eqn.invars))

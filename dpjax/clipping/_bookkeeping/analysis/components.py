@@ -229,11 +229,11 @@ def components(
             sources.update(dict.fromkeys(eqn.outvars, dependencies))
 
     result = []
-    for leaves, operand_indices in _connected_components(
+    for leaves, indices in _connected_components(
         [sources_of([v], sources) for v in jaxpr.outvars]
     ):
-        operands = [jaxpr.outvars[i] for i in operand_indices]
-        component_sites = tuple(sites[i] for i in operand_indices)
+        operands = [jaxpr.outvars[i] for i in indices]
+        component_sites = tuple(sites[i] for i in indices)
         component_groups = tuple(groups[i] for i in leaves)
         roots, reason = None, "no rule"
         if not any(site.has_operand_tap for site in component_sites):
@@ -247,13 +247,7 @@ def components(
         )
         result.append(
             Component(
-                leaves,
-                operand_indices,
-                component_sites,
-                path,
-                component_groups,
-                roots,
-                reason,
+                leaves, indices, component_sites, path, component_groups, roots, reason
             )
         )
     return result
@@ -273,15 +267,11 @@ def _connected_components(
         # The operand joins all components that share a leaf with it.
         joined = [part for part in parts if not leaves.isdisjoint(part[0])]
         parts = [part for part in parts if leaves.isdisjoint(part[0])]
-        operand_indices = [i for _, operands in joined for i in operands]
+        indices = [i for _, operands in joined for i in operands]
         leaves = leaves.union(*(part[0] for part in joined))
-        parts.append((leaves, [*operand_indices, operand]))
-    pairs = sorted(
-        (sorted(operand_indices), sorted(leaves)) for leaves, operand_indices in parts
-    )
-    return [
-        (tuple(leaves), tuple(operand_indices)) for operand_indices, leaves in pairs
-    ]
+        parts.append((leaves, [*indices, operand]))
+    pairs = sorted((sorted(indices), sorted(leaves)) for leaves, indices in parts)
+    return [(tuple(leaves), tuple(indices)) for indices, leaves in pairs]
 
 
 # For each computed variable, the index of its equation and the equation.
@@ -425,9 +415,9 @@ def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
     if name == "transpose":
         return tuple(eqn.params["permutation"])
     if name == "broadcast_in_dim" and math.prod(before.shape) == after.size:
-        output_axes = eqn.params["broadcast_dimensions"]
+        axes_out = eqn.params["broadcast_dimensions"]
         return tuple(
-            output_axes.index(i) if i in output_axes else -1 for i in range(after.ndim)
+            axes_out.index(i) if i in axes_out else -1 for i in range(after.ndim)
         )
     if name in {"reshape", "squeeze"}:
         if name == "reshape" and eqn.params.get("dimensions") is not None:

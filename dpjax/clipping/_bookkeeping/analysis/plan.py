@@ -35,7 +35,7 @@ from dpjax.clipping._bookkeeping.tracing import inline
 _ACCESS_COST = 16
 # Where per-example gradients are cheaper to compute than rows, the gradients may take
 # up to this many times the memory of the rows.
-_MAX_MEMORY_RATIO = 2
+_MAX_RATIO = 2
 
 
 class Form(NamedTuple):
@@ -204,20 +204,16 @@ def plan(
     ]
     inlined_ids: set[int] = set()
 
-    def stays_checkpointed(eqn: jex.JaxprEqn) -> bool:
+    def retained(eqn: jex.JaxprEqn) -> bool:
         return keep_blocks and id(eqn.params["jaxpr"]) not in inlined_ids
 
     # A block is inlined if its leaves also enter another part of the loss, because the
     # block's squared norms would miss cross terms. Afterwards, another block may share
     # leaves with the inlined equations. So the analysis is repeated.
     while True:
-        flat = inline(closed, invariant, parametric, stays_checkpointed)
+        flat = inline(closed, invariant, parametric, retained)
         scope, _ = analyse(
-            flat,
-            varying_scans,
-            parametric,
-            outputs=outputs,
-            stays_checkpointed=stays_checkpointed,
+            flat, varying_scans, parametric, outputs=outputs, retained=retained
         )
         sites = scope.all_sites()
         from_leaves = jax.make_jaxpr(functools.partial(operands, scope))(operand_inputs)
@@ -382,7 +378,7 @@ def _choose_form(component: Component) -> Form:
     pairs = products + sum(map(_rows_cost, sizes))
     # Rows must need less memory, and must be cheaper or save much memory.
     gram = stored < num_entries and (
-        pairs < gradients or num_entries > _MAX_MEMORY_RATIO * stored
+        pairs < gradients or num_entries > _MAX_RATIO * stored
     )
     # With more than MAX_ROWS rows, the bound on rounding errors would inflate norms.
     gram = gram and sum(s.rows for s in ruled) <= MAX_ROWS

@@ -216,7 +216,7 @@ def analyse(
     *,
     lengths: tuple[int, ...] = (),
     outputs: Sequence[int],
-    stays_checkpointed: StaysCheckpointed,
+    retained: StaysCheckpointed,
 ) -> tuple[Scope, dict[Site, frozenset[int]]]:
     """Find the sites of a jaxpr.
 
@@ -233,7 +233,7 @@ def analyse(
       outputs: the indices of the outputs that are differentiated. An equation on which
         none of these outputs depends has no site. If such an output is computed from
         parameters alone, it is itself a site.
-      stays_checkpointed: a function that says whether a rematerialised block inside a
+      retained: a function that says whether a rematerialised block inside a
         scan stays checkpointed. Outside scans, the blocks that do not stay checkpointed
         are already inlined.
 
@@ -271,9 +271,7 @@ def analyse(
             return Site(*where, name)
         return RuledSite(*where, f"{name} ({rule.name})", rule)
 
-    def is_applied_in_each_iteration(
-        eqn: jex.JaxprEqn, varying: frozenset[int]
-    ) -> bool:
+    def is_in_each_iteration(eqn: jex.JaxprEqn, varying: frozenset[int]) -> bool:
         """Whether the equation has a custom_vjp that must be applied in each iteration.
 
         This holds if the equation's inputs depend on a parameter and are the same in
@@ -286,7 +284,7 @@ def analyse(
 
     for index, eqn in enumerate(jaxpr.eqns):
         varying = scope.varying_scans_of(*eqn.invars)
-        if varying is not None and not is_applied_in_each_iteration(eqn, varying):
+        if varying is not None and not is_in_each_iteration(eqn, varying):
             # The outputs are batch-invariant. They have derivatives by the same inputs,
             # unless the equation stops the derivative.
             has_derivative = eqn.primitive.name != "stop_gradient"
@@ -300,15 +298,10 @@ def analyse(
             continue
         tapped: Iterable[int] = operands
         if eqn.primitive.name == "scan":
-            scope.scans[index], tapped, body_sources = _analyse_scan(
-                scope,
-                eqn,
-                operands,
-                lengths,
-                live_outputs_of_scan(eqn, live),
-                stays_checkpointed,
+            scope.scans[index], tapped, of_body = _analyse_scan(
+                scope, eqn, operands, lengths, live_outputs_of_scan(eqn, live), retained
             )
-            for inner, body_inputs in body_sources.items():
+            for inner, body_inputs in of_body.items():
                 origins[inner] = depends(*(eqn.invars[i] for i in body_inputs))
         # Rules need an equation that is linear in its operand. If an equation has two
         # operands, as in a product of two functions of a parameter, both are tapped.
@@ -332,7 +325,7 @@ def _analyse_scan(
     operands: Sequence[int],
     lengths: tuple[int, ...],
     outputs: Sequence[int],
-    stays_checkpointed: StaysCheckpointed,
+    retained: StaysCheckpointed,
 ) -> tuple[Scope, set[int], dict[Site, frozenset[int]]]:
     """Find the sites in a scan's body, and the scan's inputs to tap before the scan.
 
@@ -357,7 +350,7 @@ def _analyse_scan(
       operands: the indices of the equation's inputs that are operands.
       lengths: the lengths of the scans around this scan, the outermost first.
       outputs: the indices of the body's outputs that are differentiated.
-      stays_checkpointed: a function that says whether a rematerialised block in the
+      retained: a function that says whether a rematerialised block in the
         body stays checkpointed.
 
     Returns:
@@ -373,7 +366,7 @@ def _analyse_scan(
     ]
     invariant = [varying is not None for varying in varying_scans_of_inputs]
     parametric = [on and i in operands for i, on in enumerate(invariant)]
-    body = inline(eqn.params["jaxpr"], invariant, parametric, stays_checkpointed)
+    body = inline(eqn.params["jaxpr"], invariant, parametric, retained)
     depth = len(lengths)
     tapped_before = {i for i in operands if i in carried}
     # If a constant is tapped before the scan, other equations can become sites without
@@ -395,7 +388,7 @@ def _analyse_scan(
             ],
             lengths=(*lengths, eqn.params["length"]),
             outputs=outputs,
-            stays_checkpointed=stays_checkpointed,
+            retained=retained,
         )
         unruled = {
             source

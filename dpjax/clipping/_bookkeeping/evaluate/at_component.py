@@ -173,7 +173,7 @@ def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def squared_norms_from_rows(
+def row_squares(
     comparable: Comparable[Component], recorded: Records, clip_norm: ArrayLike
 ) -> list[jax.Array]:
     """Upper bounds f[b] of ‖gradient‖² / C² at each root, from inner products of rows.
@@ -341,20 +341,16 @@ def _sums_by_sites(
         if isinstance(site, BlockSite):
             sums.append(cotangent)
             continue
-        scaled_cotangent = _clip.apply_scales(cotangent.astype(dtype), scale, finite)
+        scaled = _clip.apply_scales(cotangent.astype(dtype), scale, finite)
         if isinstance(site, RuledSite):
             blocks = wide and uses_blocks(component, site)
             # The product of two float32 numbers is exact in float64.
-            factor_dtype = jnp.float64 if wide and not blocks else dtype
-            others = [x.astype(factor_dtype) if is_real(x) else x for x in others]
+            cast_dtype = jnp.float64 if wide and not blocks else dtype
+            others = [x.astype(cast_dtype) if is_real(x) else x for x in others]
             sum_over_batch = _product_of_blocks if blocks else transpose_sum
-            sums.append(
-                sum_over_batch(site, others, scaled_cotangent.astype(factor_dtype))
-            )
+            sums.append(sum_over_batch(site, others, scaled.astype(cast_dtype)))
         else:
-            sums.append(
-                jnp.sum(scaled_cotangent.astype(jnp.float64 if wide else dtype), axis=0)
-            )
+            sums.append(jnp.sum(scaled.astype(jnp.float64 if wide else dtype), axis=0))
     min_dtype = jnp.float64 if wide else jnp.float32
     sums_of_leaves = component.pull_back(recorded.inputs, sums, min_dtype)
     if component.is_leaf:

@@ -83,9 +83,7 @@ def clipped_sum(
             parts = _collect_parts(plan, recorded, rows=rows)
             squares, gradients = _bound_squares(parts, clip_norms, mask.shape)
             finite, scales, norm = _clip.clip_scales(squares, clip_norms, mask)
-            sums = _sum_gradients(
-                parts, gradients, recorded.inputs, scales, finite, wide=wide
-            )
+            sums = _sums(parts, gradients, recorded.inputs, scales, finite, wide=wide)
             return sums, norm
 
         if not by_platform:
@@ -141,7 +139,7 @@ def sums_alone(
     """
     parts = _collect_parts(plan, recorded, two_passes=True)
     leaves = recorded.inputs[: plan.num_leaves]
-    return _sum_gradients(parts, [None] * len(parts), leaves, scales, finite)
+    return _sums(parts, [None] * len(parts), leaves, scales, finite)
 
 
 def _collect_parts(
@@ -177,13 +175,11 @@ def _collect_parts(
         records, cotangents = zip(*canonical, strict=True)
         # With more than MAX_ROWS rows, the bound on the rounding errors of their sum
         # would increase the norms too much.
-        has_few_rows = all(
-            site.size.rows <= fac.MAX_ROWS for site in component.ruled_sites
-        )
+        few_rows = all(site.size.rows <= fac.MAX_ROWS for site in component.ruled_sites)
         gram = rows and form.gram
         bound = (
             bound_pull_back(component, inputs)
-            if two_passes and has_few_rows and not gram
+            if two_passes and few_rows and not gram
             else None
         )
         component_records = Records(records, cotangents, inputs)
@@ -205,7 +201,7 @@ def _bound_squares(
     squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
     gradients: list[list[jax.Array] | None] = []
     for part in parts:
-        component, recorded, component_gradients = part.component, part.recorded, None
+        component, recorded, formed = part.component, part.recorded, None
         bounds = [clip_norms[group] for group in component.distinct_groups]
         if component.is_in_blocks:
             # The cotangents of a checkpointed block's taps are its squared norms, with
@@ -213,18 +209,12 @@ def _bound_squares(
             sums = (staged_sum(x, kept=1) for x in recorded.cotangents)
             by_group = [[x * (1 + margin(terms + 2, x.dtype)) for x, terms in sums]]
         elif part.rows:
-            by_group = [
-                at.squared_norms_from_rows(Comparable(component), recorded, *bounds)
-            ]
+            by_group = [at.row_squares(Comparable(component), recorded, *bounds)]
         else:
-            component_gradients, squares_of_groups = at.form_gradients(
-                Comparable(component), recorded, bounds
-            )
-            pairs = zip(squares_of_groups, bounds, strict=True)
-            by_group = [
-                [_enlarge_squares(part, square, bound)] for square, bound in pairs
-            ]
-        gradients.append(component_gradients)
+            formed, totals = at.form_gradients(Comparable(component), recorded, bounds)
+            pairs = zip(totals, bounds, strict=True)
+            by_group = [[_enlarge(part, square, bound)] for square, bound in pairs]
+        gradients.append(formed)
         for group, component_squares in zip(
             component.distinct_groups, by_group, strict=True
         ):
@@ -232,7 +222,7 @@ def _bound_squares(
     return [upper_sum(group_squares) for group_squares in squares], gradients
 
 
-def _enlarge_squares(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
+def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     """Enlarge squared norms f[b] of a component's per-example gradients.
 
     If the component has a `Part.pull_back_bounds`, its sum is not the sum of these
@@ -265,7 +255,7 @@ def _enlarge_squares(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax
     return jnp.square(fac.upper_norm(jnp.sqrt(square), terms, dtype))
 
 
-def _sum_gradients(
+def _sums(
     parts: Sequence[Part],
     gradients: Sequence[list[jax.Array] | None],
     leaves: Arrays,
@@ -282,19 +272,19 @@ def _sum_gradients(
 
     - the component's per-example gradients in `gradients`, unless the entry is None;
     - one product over the batch for each equation, if the norms come from rows, or if
-      `_enlarge_squares` enlarged the norms to cover the rounding errors of these
+      `_enlarge` enlarged the norms to cover the rounding errors of these
       products;
     - otherwise per-example gradients, which are formed again.
     """
     total = {}
-    for part, component_gradients in zip(parts, gradients, strict=True):
+    for part, formed in zip(parts, gradients, strict=True):
         component = part.component
         # The gradients from which the norms were computed are summed. So the norms need
         # not include a bound on the rounding errors of products over the batch.
-        if component_gradients is not None:
+        if formed is not None:
             sums = [
                 _clip.sum_in_memory(x, scales[group], finite, wide=wide)
-                for x, group in zip(component_gradients, component.groups, strict=True)
+                for x, group in zip(formed, component.groups, strict=True)
             ]
         else:
             sum_scaled = at.sums_of_gradients

@@ -153,11 +153,9 @@ def _split_into_blocks(x: jax.Array) -> jax.Array:
         block_size = min(BLOCK, batch)
         x = _pad(x, 0, -batch % block_size).reshape(-1, block_size, groups, size)
         return x.swapaxes(1, 2)
-    blocks_per_example = -(-rows // ROWS)
-    x = _pad(x, 2, -rows % blocks_per_example).reshape(
-        batch, groups, blocks_per_example, -1, size
-    )
-    return x.swapaxes(1, 2).reshape(batch * blocks_per_example, groups, -1, size)
+    num_blocks = -(-rows // ROWS)
+    x = _pad(x, 2, -rows % num_blocks).reshape(batch, groups, num_blocks, -1, size)
+    return x.swapaxes(1, 2).reshape(batch * num_blocks, groups, -1, size)
 
 
 def _pad(x: jax.Array, axis: int, count: int) -> jax.Array:

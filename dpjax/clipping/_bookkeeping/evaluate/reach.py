@@ -98,12 +98,10 @@ def bound_pull_back(component: Component, inputs: Arrays) -> PullBackBounds | No
         return None
 
     # |J| applied to ones gives the row sums, and its transpose gives the column sums.
-    row_sums_of_operands = _apply_absolute(linear, [jnp.ones_like(x) for x in inputs])
+    row_sums_of_operands = _absolute(linear, [jnp.ones_like(x) for x in inputs])
     norms = []
     for k, row_sums in enumerate(row_sums_of_operands):
-        transpose = jax.linear_transpose(
-            lambda *xs: _apply_absolute(linear, xs)[k], *inputs
-        )
+        transpose = jax.linear_transpose(lambda *xs: _absolute(linear, xs)[k], *inputs)
         column_sums = transpose(jnp.ones_like(row_sums))
         maximum_sums = [jnp.max(x, initial=0.0) for x in (row_sums, *column_sums)]
         # The factor 1.05 covers the rounding errors of these sums.
@@ -144,7 +142,7 @@ def _count_operations(linear: jex.Jaxpr) -> int:
     return total
 
 
-def _apply_absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
+def _absolute(linear: jex.ClosedJaxpr, inputs: Arrays) -> list[jax.Array]:
     """Apply a linear map, with each coefficient replaced by its absolute value.
 
     Args:

@@ -137,25 +137,21 @@ def segments(scope: Scope) -> list[Segment]:
         last_use.update((v, index) for v in atoms if isinstance(v, jex.Var))
     parts = []
     for start, stop in itertools.pairwise(sorted({*starts, len(eqns)})):
-        segment_eqns = tuple(eqns[start:stop])
+        chunk = tuple(eqns[start:stop])
         # Dicts without values are ordered sets. The order matters, since it is part of
         # a segment's features.
-        computed = dict.fromkeys(v for eqn in segment_eqns for v in eqn.outvars)
-        read_variables = (
-            v for eqn in segment_eqns for v in eqn.invars if isinstance(v, jex.Var)
-        )
-        inputs = tuple(v for v in dict.fromkeys(read_variables) if v not in computed)
+        computed = dict.fromkeys(v for eqn in chunk for v in eqn.outvars)
+        read = (v for eqn in chunk for v in eqn.invars if isinstance(v, jex.Var))
+        inputs = tuple(v for v in dict.fromkeys(read) if v not in computed)
         outs = tuple(v for v in computed if last_use.get(v, -1) >= stop)
-        parts.append(
-            Segment(start, segment_eqns, scope.sites[start:stop], inputs, outs)
-        )
+        parts.append(Segment(start, chunk, scope.sites[start:stop], inputs, outs))
     return parts
 
 
-def _evaluate_segment(
+def _run_segment(
     comparable: eqs.Comparable[Segment], inputs: Arrays, taps: Arrays
 ) -> RunResult:
-    segment, remaining_taps = comparable.part, iter(taps)
+    segment, unused = comparable.part, iter(taps)
     values = dict(zip(segment.inputs, inputs, strict=True))
     records = []
     for eqn, sites in zip(segment.eqns, segment.sites, strict=True):
@@ -165,18 +161,18 @@ def _evaluate_segment(
             # At a site with a rule, the tap is added to the equation's output. At other
             # sites it is added to the operand, before the equation.
             if site.has_operand_tap:
-                args[site.position] = plus(args[site.position], next(remaining_taps))
+                args[site.position] = plus(args[site.position], next(unused))
             else:
                 ruled_position = site.position
         out = eqs.bind(eqn, args)
         if ruled_position is not None:
-            out[0] = plus(out[0], next(remaining_taps))
+            out[0] = plus(out[0], next(unused))
             records.append(tuple(x for i, x in enumerate(args) if i != ruled_position))
         values.update(zip(eqn.outvars, out, strict=True))
     return [values[v] for v in segment.outs], records
 
 
-_evaluate_segment_jitted = jax.jit(_evaluate_segment, static_argnums=0)
+_run_jitted = jax.jit(_run_segment, static_argnums=0)
 
 
 def run(
@@ -203,16 +199,14 @@ def run(
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
     # Segments have the order of their sites. So the taps of each segment come next.
-    remaining_taps, parts = (
+    unused, parts = (
         iter(taps),
         [eqs.Comparable(segment) for segment in segments(scope)],
     )
     counts = collections.Counter(parts)
     for comparable in parts:
         segment = comparable.part
-        segment_taps = list(
-            itertools.islice(remaining_taps, sum(map(len, segment.sites)))
-        )
+        tapped = list(itertools.islice(unused, sum(map(len, segment.sites))))
         body, block_sites = (
             scope.scans.get(segment.start),
             scope.block_sites(segment.start),
@@ -220,32 +214,26 @@ def run(
         body_sites = body.all_sites() if body is not None else []
         if not body_sites and not block_sites:
             # A segment that occurs only once is traced in place.
-            function = (
-                _evaluate_segment_jitted
-                if counts[comparable] > 1
-                else _evaluate_segment
-            )
-            out, new_records = function(
-                comparable, [values[v] for v in segment.inputs], segment_taps
-            )
+            function = _run_jitted if counts[comparable] > 1 else _run_segment
+            out, new = function(comparable, [values[v] for v in segment.inputs], tapped)
             values.update(zip(segment.outs, out, strict=True))
-            records += new_records
+            records += new
             continue
         (eqn,), (sites,) = segment.eqns, segment.sites
         args = [eqs.read(v, values) for v in eqn.invars]
         if body is None:
             assert at_block is not None
-            out = at_block(block_sites, args, segment_taps)
+            out = at_block(block_sites, args, tapped)
         else:
             # Some inputs of the scan are tapped before the scan (analysis.sites).
-            for site, tap in zip(sites, segment_taps, strict=True):
+            for site, tap in zip(sites, tapped, strict=True):
                 args[site.position] = plus(args[site.position], tap)
-            body_taps = list(itertools.islice(remaining_taps, len(body_sites)))
-            out, new_records = _scan(eqn, args, body, body_taps, at_block)
-            records += new_records
+            body_taps = list(itertools.islice(unused, len(body_sites)))
+            out, new = _scan(eqn, args, body, body_taps, at_block)
+            records += new
         values.update(zip(eqn.outvars, out, strict=True))
     outputs = [eqs.read(v, values) for v in scope.closed.jaxpr.outvars]
-    for site, tap in zip(scope.outputs, remaining_taps, strict=True):
+    for site, tap in zip(scope.outputs, unused, strict=True):
         outputs[site.position] = plus(outputs[site.position], tap)
     return outputs, records
 
@@ -280,10 +268,8 @@ def _scan(
     def iteration(
         carried: list[jax.Array], scanned: tuple[list[jax.Array], Arrays]
     ) -> tuple[list[jax.Array], RunResult]:
-        xs, iteration_taps = scanned
-        out, records = run(
-            body, [*inputs[:consts], *carried, *xs], iteration_taps, at_block
-        )
+        xs, body_taps = scanned
+        out, records = run(body, [*inputs[:consts], *carried, *xs], body_taps, at_block)
         return out[:carry], (out[carry:], records)
 
     final_carry, (ys, records) = jax.lax.scan(
@@ -408,11 +394,11 @@ def run_with_taps(
         def run_example(
             example: Arrays, example_taps: Arrays, request: Request
         ) -> RunResult:
-            remaining_taps = iter(example_taps)
+            unused = iter(example_taps)
             # Taps for sums have no batch axis. They are closed over, and not passed to
             # vmap, so that they may be sharded along the same mesh axes as examples.
             all_taps = [
-                tap if summed else next(remaining_taps)
+                tap if summed else next(unused)
                 for tap, summed in zip(taps, in_sum, strict=True)
             ]
             inputs = [*invariants, *example]

@@ -71,20 +71,18 @@ def clipped_sum_in_two_passes(
     in_blocks = BlockEvaluation(Request(clip_norms), outputs)
     (loss, *aux), recorded = record_sites(plan, leaves, examples, in_blocks)
     arrays = (leaves, examples)
-    compute_sharded_scales = let_compiler_shard(
+    sharded_scales = let_compiler_shard(
         compute_scales, arrays, jax.P(leading_axis(examples))
     )
-    finite, scales, norm = compute_sharded_scales(recorded, clip_norms, mask)
+    finite, scales, norm = sharded_scales(recorded, clip_norms, mask)
     # Because of the barrier, XLA treats the second pass as a different computation.
     # Otherwise XLA could reuse values of the first pass, and would store these values.
     leaves, scales = jax.lax.optimization_barrier((leaves, scales))
     in_blocks = BlockEvaluation(Request(clip_norms, scales, [finite]), outputs)
     _, recorded = record_sites(plan, leaves, examples, in_blocks)
     shardings = [spec_of(x) for x in leaves]
-    compute_sharded_sums = let_compiler_shard(
-        partial(sums_alone, plan), arrays, shardings
-    )
-    grads = compute_sharded_sums(recorded, scales, finite)
+    sharded_sums = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
+    grads = sharded_sums(recorded, scales, finite)
     return grads, PerExample(loss, norm, aux)
 
 
@@ -97,7 +95,7 @@ def _outputs_of_one_example(
 ) -> list[jax.Array]:
     """The outputs of a checkpointed block for one example, with a custom derivative.
 
-    Under vmap, a batching rule replaces this function by `_outputs_of_batch`, whose
+    Under vmap, a batching rule replaces this function by `_batch_outputs`, whose
     custom derivative is for the whole batch. A site of a block is one of the block's
     inputs, computed from parameters alone. A tap is an array of zeros for one site. The
     derivative returns norms or sums as the taps' cotangents.
@@ -138,15 +136,13 @@ def _outputs_of_one_example(
         size: int, mapped: Sequence[Any], *arguments: Any
     ) -> tuple[_Arrays, list[bool]]:
         invariants, example, taps, request = arguments
-        # `_outputs_of_batch` maps over all these inputs. So unmapped inputs get a batch
+        # `_batch_outputs` maps over all these inputs. So unmapped inputs get a batch
         # axis.
         examples = [
             x if on else jnp.broadcast_to(x, (size, *x.shape))
             for x, on in zip(example, mapped[1], strict=True)
         ]
-        outs = cast(
-            _Arrays, _outputs_of_batch(block, invariants, examples, taps, request)
-        )
+        outs = cast(_Arrays, _batch_outputs(block, invariants, examples, taps, request))
         return outs, [True] * len(outs)
 
     return outputs(invariants, example, list(taps), block_request)
@@ -157,7 +153,7 @@ def _evaluate_block(block: Block, invariants: _Arrays, example: _Arrays) -> _Arr
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _outputs_of_batch(
+def _batch_outputs(
     block: Block,
     invariants: _Arrays,
     examples: _Arrays,
@@ -178,7 +174,7 @@ def _forward(block: Block, *arguments: Any) -> tuple[_Arrays, _Saved]:
     # With symbolic_zeros, each argument is a pair of its value and a perturbed flag.
     values = jax.tree.map(lambda x: x.value, arguments)
     invariants, examples, _, request = values
-    return _outputs_of_batch(block, *values), (invariants, examples, request)
+    return _batch_outputs(block, *values), (invariants, examples, request)
 
 
 def _backward(
@@ -192,18 +188,18 @@ def _backward(
         i in block.outputs and isinstance(c, jax.Array) and eqs.is_inexact(c)
         for i, c in enumerate(cotangents)
     )
-    used_cotangents = [c for c, on in zip(cotangents, used, strict=True) if on]
+    used_cts = [c for c, on in zip(cotangents, used, strict=True) if on]
     # As in jax.checkpoint, XLA must not start the recomputation before the cotangents
     # exist, and must not merge it with the forward pass, which would store all values
     # inside the block. The barrier prevents both.
-    saved, used_cotangents = jax.lax.optimization_barrier((saved, used_cotangents))
+    saved, used_cts = jax.lax.optimization_barrier((saved, used_cts))
     of_examples, of_taps = _backward_on_batch(
-        eqs.Comparable(block), used, saved, used_cotangents
+        eqs.Comparable(block), used, saved, used_cts
     )
     return None, of_examples, of_taps, None
 
 
-_outputs_of_batch.defvjp(_forward, _backward, symbolic_zeros=True)
+_batch_outputs.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -228,7 +224,7 @@ def _backward_on_batch(
       For each input that depends on the example, its cotangent, or None if it has none.
       For each leaf of the block (`Block`), the sum of its scaled gradients if
       `Request.scales` is not empty, and otherwise squared norms f[b]
-      (`_squares_of_leaves`).
+      (`_squares`).
     """
     block, (invariants, examples, request) = comparable.part, saved
     inner_blocks = BlockEvaluation(
@@ -255,16 +251,13 @@ def _backward_on_batch(
         specs = [spec_of(x) for x in invariants[: block.plan.num_leaves]]
     else:
         batch = examples[0].shape[:1]
-        compute, arguments = (
-            partial(_squares_of_leaves, block, batch),
-            (request.clip_norms,),
-        )
+        compute, arguments = (partial(_squares, block, batch), (request.clip_norms,))
         specs = jax.P(leading_axis(examples))
     sharded_compute = let_compiler_shard(compute, (invariants, examples), specs)
     return of_inexact, sharded_compute(recorded, *arguments)
 
 
-def _squares_of_leaves(
+def _squares(
     block: Block,
     batch: tuple[int, ...],
     recorded: Records,
