@@ -76,7 +76,7 @@ def max_over_directions(bound: Callable[..., jax.Array], parts: Parts) -> jax.Ar
         return bound([])
     # Symmetric losses have one direction. They are broadcast to two directions if other
     # losses have two.
-    directions = max(losses.infinite_mass.size for losses, _ in parts)
+    directions = max(losses.inf_mass.size for losses, _ in parts)
 
     def broadcast(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (directions, *jnp.shape(x)[1:]))
@@ -143,11 +143,8 @@ def _best_candidate(
         evaluations, next_estimate, best = state
         candidate = evaluate(next_estimate)
         row = jnp.stack(jax.tree.leaves(candidate))
-        return (
-            evaluations + 1,
-            candidate.next_estimate,
-            jnp.where(candidate.bound < best[0], row, best),
-        )
+        best = jnp.where(candidate.bound < best[0], row, best)
+        return evaluations + 1, candidate.next_estimate, best
 
     worst = jnp.full(structure.num_leaves, jnp.inf)
     start = jnp.zeros((), jnp.int32), estimate, worst
@@ -173,11 +170,9 @@ def _truncate_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
         moved = jnp.sum(jnp.where(rare, mass[None], 0.0), axis=1)
         level = jnp.max(jnp.where(moved <= allowed_mass, limits[:, 0], 0.0))
         rare = mass < jax.lax.stop_gradient(level)
-        infinite_mass = losses.infinite_mass + jnp.sum(jnp.where(rare, mass, 0.0))
+        inf_mass = losses.inf_mass + jnp.sum(jnp.where(rare, mass, 0.0))
         log_mass = jnp.where(rare, -jnp.inf, losses.log_mass)
-        trimmed.append(
-            (losses._replace(log_mass=log_mass, infinite_mass=infinite_mass), count)
-        )
+        trimmed.append((losses._replace(log_mass=log_mass, inf_mass=inf_mass), count))
     return trimmed
 
 
@@ -211,23 +206,20 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             # low. The next estimate is then half-way between the bound and the
             # estimate.
             middle = (log_value + estimate) / 2
-            next_estimate = jnp.where(
-                log_value - estimate > _LARGE_GAP, middle, log_value
-            )
+            is_far = log_value - estimate > _LARGE_GAP
+            next_estimate = jnp.where(is_far, middle, log_value)
             converged = jnp.abs(log_value - estimate) < _SMALL_GAP
             next_estimate = jnp.where(converged, jnp.nan, next_estimate)
             return _Candidate(log_value, estimate, point, next_estimate)
 
-        estimate = tilt.estimate_log_delta(
-            tilt.cumulants(fixed, fixed_var), fixed_epsilon
-        )
+        cumulants = tilt.cumulants(fixed, fixed_var)
+        estimate = tilt.estimate_log_delta(cumulants, fixed_epsilon)
         best = _best_candidate(evaluate, jnp.maximum(estimate, np.log(SMALLEST)))
         common = _truncate_rare_losses(parts, best.estimate)
         log_delta = _log_delta(common, variance, best.tilt)
         # The result is the bound of the search, with the derivatives of log δ.
-        return jnp.exp(
-            implicit_derivative(lambda x: x - log_delta(safe_epsilon), best.bound)
-        )
+        log = implicit_derivative(lambda x: x - log_delta(safe_epsilon), best.bound)
+        return jnp.exp(log)
 
     # Where no evaluation succeeded, the bound is infinite.
     value = jnp.minimum(max_over_directions(bound, parts), 1.0)

@@ -227,10 +227,8 @@ def plan(
         if not shared:
             break
         inlined_ids |= shared
-    forms, blocks = (
-        [_choose_form(component) for component in parts],
-        _analyse_blocks(sites, parts),
-    )
+    forms = [_choose_form(component) for component in parts]
+    blocks = _analyse_blocks(sites, parts)
     return Plan(scope, sites, from_leaves, len(groups), parts, forms, blocks)
 
 

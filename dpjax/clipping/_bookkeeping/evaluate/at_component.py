@@ -191,12 +191,9 @@ def row_squares(
     squares = []
     for root in match_sites(comparable.part) or ():
         rows = []
-        for site_index, site, swapped in root:
-            left, right = factors_of(
-                Comparable(site),
-                recorded.records[site_index],
-                recorded.cotangents[site_index],
-            )
+        for k, site, swapped in root:
+            record, cotangent = recorded.records[k], recorded.cotangents[k]
+            left, right = factors_of(Comparable(site), record, cotangent)
             # If a site uses the transposed matrix, its left and right rows are
             # exchanged, so that they can be added to those of the root's other sites.
             if swapped and not isinstance(left, fac.OneHot):

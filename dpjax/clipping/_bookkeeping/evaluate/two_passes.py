@@ -244,10 +244,8 @@ def _backward_on_batch(
     pairs = zip(of_examples, examples, strict=True)
     of_inexact = [c if eqs.is_inexact(x) else None for c, x in pairs]
     if request.scales:
-        compute, arguments = (
-            partial(sums_alone, block.plan),
-            (request.scales, *request.finite),
-        )
+        compute = partial(sums_alone, block.plan)
+        arguments = (request.scales, *request.finite)
         specs = [spec_of(x) for x in invariants[: block.plan.num_leaves]]
     else:
         batch = examples[0].shape[:1]
