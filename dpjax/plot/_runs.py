@@ -211,9 +211,8 @@ def _draw_bars(
     positions = np.arange(len(values))
     # An infinite value has a text but no bar.
     lengths = [value if math.isfinite(value) else 0.0 for value in values]
-    bars = panel.barh(
-        positions, lengths, height=0.6, color="#c9d7e3", edgecolor="black"
-    )
+    style = {"height": 0.6, "color": "#c9d7e3", "edgecolor": "black"}
+    bars = panel.barh(positions, lengths, **style)
     panel.bar_label(bars, texts, padding=3, fontsize="small")
     # Leave space for the texts at the ends of the bars.
     panel.set_xlim(0, 1.35 * (max(lengths) or 1.0))

@@ -131,9 +131,8 @@ def _best_candidate(
     estimate. The first estimate is `estimate`. The search ends when the next estimate
     is NaN, or after _EVALUATIONS estimates.
     """
-    structure = jax.tree.structure(
-        _Candidate(estimate, estimate, Tilt(*[estimate] * 3), estimate)
-    )
+    example = _Candidate(estimate, estimate, Tilt(*[estimate] * 3), estimate)
+    structure = jax.tree.structure(example)
 
     def is_unfinished(state: tuple[jax.Array, ...]) -> jax.Array:
         evaluations, next_estimate, _ = state
@@ -187,20 +186,18 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
     Gaussian mechanism has μ² = variance.
     """
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
-    safe_epsilon = jnp.where(inside, epsilon, 1.0)
+    safe = jnp.where(inside, epsilon, 1.0)
     if not parts:
         return gaussian.delta_of(jnp.sqrt(variance), epsilon)
 
     def bound(parts: Parts) -> jax.Array:
-        fixed, fixed_var, fixed_epsilon = jax.lax.stop_gradient(
-            (parts, variance, safe_epsilon)
-        )
+        fixed, fixed_var, fixed_eps = jax.lax.stop_gradient((parts, variance, safe))
 
         def evaluate(estimate: jax.Array) -> _Candidate:
             common = _truncate_rare_losses(fixed, estimate)
             cumulants = tilt.cumulants(common, fixed_var)
-            point = tilt.choose(cumulants, fixed_var, fixed_epsilon, estimate)
-            log_value = _log_delta(common, fixed_var, point)(fixed_epsilon)
+            point = tilt.choose(cumulants, fixed_var, fixed_eps, estimate)
+            log_value = _log_delta(common, fixed_var, point)(fixed_eps)
             log_value = jnp.maximum(log_value, np.log(SMALLEST))
             # A bound far above the estimate may be loose because the estimate was too
             # low. The next estimate is then half-way between the bound and the
@@ -213,12 +210,12 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
             return _Candidate(log_value, estimate, point, next_estimate)
 
         cumulants = tilt.cumulants(fixed, fixed_var)
-        estimate = tilt.estimate_log_delta(cumulants, fixed_epsilon)
+        estimate = tilt.estimate_log_delta(cumulants, fixed_eps)
         best = _best_candidate(evaluate, jnp.maximum(estimate, np.log(SMALLEST)))
         common = _truncate_rare_losses(parts, best.estimate)
         log_delta = _log_delta(common, variance, best.tilt)
         # The result is the bound of the search, with the derivatives of log δ.
-        log = implicit_derivative(lambda x: x - log_delta(safe_epsilon), best.bound)
+        log = implicit_derivative(lambda x: x - log_delta(safe), best.bound)
         return jnp.exp(log)
 
     # Where no evaluation succeeded, the bound is infinite.
@@ -288,9 +285,8 @@ def _smallest_epsilon(
     # start or between start and 3 start.
     bad = Point(-start, jnp.full_like(start, 30))
     good = Point(3 * start, jnp.full_like(start, -30))
-    epsilon = close(
-        lambda e: excess(jnp.maximum(e, 0.0)), bad, good, start * _TOLERANCE
-    )
+    tolerance = start * _TOLERANCE
+    epsilon = close(lambda e: excess(jnp.maximum(e, 0.0)), bad, good, tolerance)
     return jnp.where(epsilon < 3 * start, jnp.maximum(epsilon, 0.0), jnp.inf)
 
 

@@ -233,9 +233,8 @@ def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     points = epsilon + period * np.arange(3.0)
     log_delta = gaussian.log_delta(deviation, points)
     size = rate * points + jnp.abs(transform.log_mass) + jnp.abs(log_delta)
-    central, first, second = (
-        rate * points - transform.log_mass + log_delta + 8 * ULP * size
-    )
+    log_terms = rate * points - transform.log_mass + log_delta + 8 * ULP * size
+    central, first, second = log_terms
     # δ is log-concave, so the ratio of successive terms decreases: a geometric series
     # bounds the terms above ε.
     falling = second < first

@@ -176,9 +176,8 @@ def split(
     of_cell = growth_of(jnp.reshape(mu * width, (1, 1)))
     reach = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
     # One call of ndtr for all masses: special functions are slow to compile.
-    centred, shifted = jnp.split(
-        ndtr(jnp.stack([-stop, start, mu - stop, start - mu])), 2
-    )
+    tails = ndtr(jnp.stack([-stop, start, mu - stop, start - mu]))
+    centred, shifted = jnp.split(tails, 2)
     outside = jnp.stack([(1 - rate) * centred + rate * shifted, centred])
     return divide_masses(loss, at_nodes, of_cell, mass, outside, width * reach)
 
@@ -415,9 +414,8 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))
     outside = jnp.stack([jnp.stack([cells.outside[0, 0], at_zero]), cells.outside[1]])
     loss, log_mass, inf_mass, error = end_losses(cells._replace(outside=outside))
-    return DiscreteLosses(
-        loss.reshape(1, -1), log_mass.reshape(1, -1), inf_mass[:1], error
-    )
+    loss, log_mass = loss.reshape(1, -1), log_mass.reshape(1, -1)
+    return DiscreteLosses(loss, log_mass, inf_mass[:1], error)
 
 
 def _stirling(n: jax.Array) -> jax.Array:
@@ -536,12 +534,11 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     # Each pair has its own relative error. The inversion weights masses by e^{λ loss},
     # which may favour the pair with less mass, so the larger error holds for both.
     error = jnp.maximum(usual.error, jnp.where(rare, 0.0, full_losses.error))
+    masses = usual.log_mass + jnp.log(not_full), full_losses.log_mass + log_full
+    overflow = jnp.where(rare, overflow, full * full_losses.inf_mass)
     return DiscreteLosses(
         join_columns(usual.loss, full_losses.loss),
-        join_columns(
-            usual.log_mass + jnp.log(not_full), full_losses.log_mass + log_full
-        ),
-        not_full * usual.inf_mass
-        + jnp.where(rare, overflow, full * full_losses.inf_mass),
+        join_columns(*masses),
+        not_full * usual.inf_mass + overflow,
         error,
     )

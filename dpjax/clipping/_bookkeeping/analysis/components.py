@@ -242,9 +242,8 @@ def components(
         # norm for each of several groups.
         if roots is not None and len(set(own)) > 1:
             roots, reason = None, "leaves of several groups"
-        path = _extract_path(
-            jaxpr, made_by, [jaxpr.invars[i] for i in leaves], operands
-        )
+        invars = [jaxpr.invars[i] for i in leaves]
+        path = _extract_path(jaxpr, made_by, invars, operands)
         result.append(Component(leaves, indices, own_sites, path, own, roots, reason))
     return result
 
