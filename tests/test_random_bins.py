@@ -128,7 +128,7 @@ def test_sums_of_coins_are_binomial(n):
 
 @functools.cache
 def jitted_heads():
-    one = functools.partial(_bins._heads, most=70_000)
+    one = functools.partial(_bins._heads, max_n=70_000)
     return jax.jit(jax.vmap(one, (0, None)))
 
 

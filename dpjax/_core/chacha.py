@@ -137,9 +137,9 @@ def numbers_of(grid: tuple[int, ...]) -> jax.Array:
     # shard.
     numbers = jnp.zeros(grid, jnp.uint32)
     for axis in range(len(grid)):
-        place = jax.lax.broadcasted_iota(jnp.uint32, grid, axis)
+        index = jax.lax.broadcasted_iota(jnp.uint32, grid, axis)
         # A stride of 2³² belongs to an axis of length 1, along which the position is 0.
-        numbers += place * np.uint32(math.prod(grid[axis + 1 :]) % 2**32)
+        numbers += index * np.uint32(math.prod(grid[axis + 1 :]) % 2**32)
     return numbers
 
 
@@ -152,8 +152,8 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
     only along those axes, each device computes whole blocks.
     """
     for axis in reversed(range(len(shape))):
-        blocks, left = divmod(math.prod(shape[axis:]), in_block)
-        if not left:
+        blocks, remainder = divmod(math.prod(shape[axis:]), in_block)
+        if not remainder:
             return *shape[:axis], blocks
     return (-(-math.prod(shape) // in_block),)
 

@@ -97,14 +97,14 @@ def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
     # x is in float64 and the dtype is float32. On GPUs, XLA would replace a cast to
     # float32 and back by x itself, but it does not change `reduce_precision`.
     back = jax.lax.reduce_precision(x, 8, 23)
-    y, least = back.astype(dtype), float(jnp.finfo(dtype).tiny)
+    y, tiny = back.astype(dtype), float(jnp.finfo(dtype).tiny)
     # A compiled program may have replaced a value between 0 and the least normal number
     # by 0. Then y would be rounded in the wrong direction.
     if direction == "up":
         y = jnp.where(back < x, jnp.nextafter(y, jnp.full_like(y, jnp.inf)), y)
-        return jnp.where((x > 0) & (x < least), least, y)
+        return jnp.where((x > 0) & (x < tiny), tiny, y)
     y = jnp.where(back > x, jnp.nextafter(y, jnp.full_like(y, -jnp.inf)), y)
-    return jnp.where((x < 0) & (x > -least), -least, y)
+    return jnp.where((x < 0) & (x > -tiny), -tiny, y)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -222,7 +222,7 @@ def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
     def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
         # Each vector's axis has a separate name, so that the lengths may differ.
         axes = [f"(k{i})" if i in vectors else "()" for i in range(len(args))]
-        one = functools.partial(core, **kwargs)
+        scalar_core = functools.partial(core, **kwargs)
         # Arguments of lower rank get leading axes of size 1 here. Otherwise a caller's
         # setting of jax_numpy_rank_promotion might refuse them.
         ranks = [x.ndim - (i in vectors) for i, x in enumerate(args)]
@@ -230,7 +230,7 @@ def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
             x.reshape((1,) * (max(ranks) - rank) + x.shape)
             for x, rank in zip(args, ranks, strict=True)
         )
-        return jnp.vectorize(one, signature=f"{','.join(axes)}->()")(*args)
+        return jnp.vectorize(scalar_core, signature=f"{','.join(axes)}->()")(*args)
 
     return evaluate_batch
 
@@ -240,12 +240,12 @@ def _loop_over_batch(scalar: Core) -> Core:
 
     @functools.wraps(scalar)
     def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
-        one = functools.partial(scalar, **kwargs)
+        scalar_core = functools.partial(scalar, **kwargs)
         shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in args))
         if shape == ():
-            return one(*args)
+            return scalar_core(*args)
         flat = [jnp.broadcast_to(x, shape).ravel() for x in args]
-        return jax.lax.map(lambda xs: one(*xs), flat).reshape(shape)
+        return jax.lax.map(lambda xs: scalar_core(*xs), flat).reshape(shape)
 
     return evaluate_batch
 
@@ -311,11 +311,11 @@ def _lift(
         # An argument that is not a JAX array is a constant. A constant is not an input
         # of the custom derivative, since JAX would round the constant to the caller's
         # dtype.
-        places = [i for i, x in enumerate(args) if isinstance(x, jax.Array)]
+        indices = [i for i, x in enumerate(args) if isinstance(x, jax.Array)]
 
         def merge(arrays: Sequence[jax.Array]) -> list[Any]:
             merged = list(args)
-            for i, x in zip(places, arrays, strict=True):
+            for i, x in zip(indices, arrays, strict=True):
                 merged[i] = x
             # NumPy converts integers of any size, and its arrays are on no device.
             return [
@@ -339,21 +339,21 @@ def _lift(
                 # NumPy arrays are constants also for the decorated partial derivative,
                 # and so for second derivatives.
                 inputs = merge(primals)
-            for place, primal, tangent in zip(places, primals, tangents, strict=True):
+            for index, primal, tangent in zip(indices, primals, tangents, strict=True):
                 # No derivative is compiled for an argument with a zero tangent.
                 floating = jnp.issubdtype(jnp.result_type(primal), jnp.floating)
                 if isinstance(tangent, SymbolicZero) or not floating:
                     continue
                 with scope():
-                    slope = partial(place)(*inputs, **kwargs).astype(dtype)
+                    slope = partial(index)(*inputs, **kwargs).astype(dtype)
                     if tangent.dtype != dtype:
                         tangent = jnp.asarray(tangent, dtype)
                 product = slope * jnp.broadcast_to(tangent, slope.shape)
-                total += jnp.sum(product, axis=-1) if place in vectors else product
+                total += jnp.sum(product, axis=-1) if index in vectors else product
             return out, total
 
         call.defjvp(call_jvp, symbolic_zeros=True)
-        return call(*(args[i] for i in places))
+        return call(*(args[i] for i in indices))
 
     return wrapper
 

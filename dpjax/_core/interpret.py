@@ -156,11 +156,11 @@ def _sequence(closed: jex.ClosedJaxpr) -> Program:
 
     Equations that call another jaxpr are replaced by the equations of that jaxpr.
     """
-    slots, known, steps = itertools.count(), dict[int, Any](), list[_Step]()
+    slots, constants, steps = itertools.count(), dict[int, Any](), list[_Step]()
 
     def constant(value: Any) -> int:
         slot = next(slots)
-        known[slot] = np.asarray(value)
+        constants[slot] = np.asarray(value)
         return slot
 
     def inline(called: Any, inputs: list[int]) -> list[int]:
@@ -192,25 +192,25 @@ def _sequence(closed: jex.ClosedJaxpr) -> Program:
     inputs = [next(slots) for _ in closed.in_avals]
     outputs = inline(closed, inputs)
     # Some equations are needed only for derivatives. XLA drops them as well.
-    needed, kept, seconds = set(outputs), [], 0.0
+    needed, retained, seconds = set(outputs), [], 0.0
     for step in reversed(steps):
         if needed.intersection(step.outputs):
             # No later equation needs these values. NumPy uses their memory again, which
             # is much faster than new memory.
-            dead = {*step.inputs, *step.outputs} - needed - known.keys()
+            dead = {*step.inputs, *step.outputs} - needed - constants.keys()
             needed.update(step.inputs)
             run, time = _program(step.eqn)
             several = step.eqn.primitive.multiple_results
-            kept.append((run, step.inputs, step.outputs, several, tuple(dead)))
+            retained.append((run, step.inputs, step.outputs, several, tuple(dead)))
             seconds += time
-    kept.reverse()
-    start = [known.get(slot) for slot in range(next(slots))]
+    retained.reverse()
+    start = [constants.get(slot) for slot in range(next(slots))]
 
     def run_all(*args: np.ndarray) -> list[Any]:
         values = start.copy()
         for slot, x in zip(inputs, args, strict=True):
             values[slot] = x
-        for fn, ins, outs, several, dead in kept:
+        for fn, ins, outs, several, dead in retained:
             result = fn(*[values[slot] for slot in ins])
             if several:
                 for slot, x in zip(outs, result, strict=True):

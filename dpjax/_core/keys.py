@@ -136,8 +136,8 @@ def stream(key: Key, consumer: str) -> Key:
     folded = np.asarray(jax.device_get(data))
     for word in pair:
         folded = fold(folded, word)
-    place = data.sharding if data.committed else None
-    put = jax.device_put(folded, place)
+    sharding = data.sharding if data.committed else None
+    put = jax.device_put(folded, sharding)
     return jax.random.wrap_key_data(put, impl=jax.random.key_impl(key))
 
 
@@ -265,13 +265,13 @@ def leaf_keys(key: Key, tree: object) -> list[Key]:
     dictionary's entries does not change the noise.
     """
     paths, _ = jax.tree.flatten_with_path(tree, is_leaf=_is_masked)
-    seen: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     pairs = []
     for path, leaf in paths:
         name = jax.tree_util.keystr(path)
-        seen[name] += 1  # a user-defined pytree node may give two leaves one path
+        counts[name] += 1  # a user-defined pytree node may give two leaves one path
         if not _is_masked(leaf):
-            pairs.append(words(f"leaf {seen[name]} {name}"))
+            pairs.append(words(f"leaf {counts[name]} {name}"))
     if not pairs:
         return []
     # One vmap covers all leaves, since folding leaf by leaf takes long to compile.

@@ -114,13 +114,13 @@ def sharded_zeros(
         the first axis of the zeros is sharded, over the mesh axes in `leading`. If mesh
         is None, the zeros have JAX's default sharding.
     """
-    wanted = like(aval, shape, aval.dtype, leading=leading)
-    sharding = wanted.sharding
+    target = like(aval, shape, aval.dtype, leading=leading)
+    sharding = target.sharding
     if sharding is None or not sharding.mesh.explicit_axes:
         sharding = mesh and jax.NamedSharding(mesh, jax.P(leading))
     # If the sharding is None, JAX's default applies, as for any array outside a mesh.
     with enter_mesh(sharding):
-        return jnp.zeros(wanted.shape, wanted.dtype, out_sharding=sharding)
+        return jnp.zeros(target.shape, target.dtype, out_sharding=sharding)
 
 
 def enter_mesh(
@@ -262,12 +262,12 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
     parameter's sharding. The function changes only leaves of traced parameters whose
     sharding the compiler chooses.
     """
-    places = dict(jax.tree_util.tree_flatten_with_path(params)[0])
+    by_path = dict(jax.tree_util.tree_flatten_with_path(params)[0])
 
     def shard_leaf(path: tuple[Any, ...], x: ArrayLike) -> ArrayLike:
         # The longest suffix of the path that is a parameter's path; it may be empty.
         ends = (path[i:] for i in range(len(path) + 1))
-        p = next((places[end] for end in ends if end in places), None)
+        p = next((by_path[end] for end in ends if end in by_path), None)
         if not _has_auto_axes(p) or jnp.shape(x) != jnp.shape(p):
             return x
         # Counters and keys cannot be selected from a floating-point parameter.
@@ -345,8 +345,8 @@ def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:
         # An axis index varies along its axis. If the type of the index does not say so,
         # types do not record varying axes at all, and shards could share noise
         # unnoticed.
-        known = axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
-        if not known and mesh.shape[axis] > 1:
+        concrete = axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
+        if not concrete and mesh.shape[axis] > 1:
             raise ValueError(
                 "check_vma must be True for a jax.shard_map in which noise is drawn "
                 f"(axis {axis!r}). With check_vma=False, or in jax.pmap, JAX does not "

@@ -28,8 +28,8 @@ class NotEvaluatedError(NotImplementedError):
 def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype.kind in "fc":
         return x / y
-    whole = ((x - np.fmod(x, y)) // y).astype(x.dtype)  # XLA rounds towards zero
-    return np.where(y == 0, ~np.zeros_like(x), whole)  # as XLA divides by zero
+    quotient = ((x - np.fmod(x, y)) // y).astype(x.dtype)  # XLA rounds towards zero
+    return np.where(y == 0, ~np.zeros_like(x), quotient)  # as XLA divides by zero
 
 
 def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -77,12 +77,12 @@ def _dot(params: Mapping[str, Any]) -> Function:
         if usual and x.ndim <= 2 and y.ndim <= 2 and left[0] == x.ndim - 1:
             return x @ y
         # The order of axes is: batch, own, contracted. Each kind is flattened into one.
-        own = [i for i in range(x.ndim) if i not in (*left, *batch)]
+        free = [i for i in range(x.ndim) if i not in (*left, *batch)]
         its = [i for i in range(y.ndim) if i not in (*right, *other)]
-        shape = [x.shape[i] for i in (*batch, *own)] + [y.shape[i] for i in its]
-        inner, many = (math.prod(x.shape[i] for i in axes) for axes in (left, batch))
-        x = x.transpose(*batch, *own, *left).reshape(many, -1, inner)
-        y = y.transpose(*other, *right, *its).reshape(many, inner, -1)
+        shape = [x.shape[i] for i in (*batch, *free)] + [y.shape[i] for i in its]
+        inner, batches = (math.prod(x.shape[i] for i in axes) for axes in (left, batch))
+        x = x.transpose(*batch, *free, *left).reshape(batches, -1, inner)
+        y = y.transpose(*other, *right, *its).reshape(batches, inner, -1)
         return np.matmul(x, y).reshape(shape)
 
     return dot
@@ -124,12 +124,12 @@ def _gather(params: Mapping[str, Any]) -> Function:
     fills = "FILL" in str(params["mode"]).upper()
     mapped, axes = dims.start_index_map, range(len(sizes))
     left_out = (*dims.collapsed_slice_dims, *batched)
-    kept = [axis for axis in axes if axis not in left_out]
+    retained = [axis for axis in axes if axis not in left_out]
     indexed = [axis for axis in axes if axis in left_out or axis in mapped]
     # The axes along which a window slides. The windows become new axes at the end.
-    wide = tuple(axis for axis in kept if axis in mapped)
+    wide = tuple(axis for axis in retained if axis in mapped)
     windows = tuple(sizes[axis] for axis in wide)
-    into = [len(axes) + wide.index(axis) if axis in wide else axis for axis in kept]
+    into = [len(axes) + wide.index(axis) if axis in wide else axis for axis in retained]
     # A slice along any other axis begins at 0.
     first = tuple(slice(None if i in indexed else sizes[i]) for i in axes)
 
@@ -149,7 +149,7 @@ def _gather(params: Mapping[str, Any]) -> Function:
         if fills and not inside.all():
             fill = params["fill_value"]
             fill = np.nan if fill is None else fill
-            out = np.where(inside.reshape(*batch, *[1] * len(kept)), out, fill)
+            out = np.where(inside.reshape(*batch, *[1] * len(retained)), out, fill)
         # The window's axes go to the positions that the operation's parameters give.
         out = out.astype(x.dtype, copy=False)
         return np.moveaxis(out, range(len(batch), out.ndim), dims.offset_dims)
@@ -209,18 +209,18 @@ def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
             outer = [i for i in range(updates.ndim) if i not in dims.update_window_dims]
             updates = updates.transpose(*outer, *dims.update_window_dims)
             left_out = (*dims.inserted_window_dims, *batched)
-            kept = [i for i in range(x.ndim) if i not in left_out]
-            window = _pairs(kept, updates.shape[len(batch) :])
+            retained = [i for i in range(x.ndim) if i not in left_out]
+            window = _pairs(retained, updates.shape[len(batch) :])
             # Indices into the flattened array, with which NumPy is much faster.
             flat, inside = np.zeros((), np.int64), np.ones((), bool)
             for axis, length in enumerate(x.shape):
                 start = _starts(axis, rows, dims.scatter_dims_to_operand_dims, batched)
-                start = np.reshape(start, (*batch, *[1] * len(kept)))
+                start = np.reshape(start, (*batch, *[1] * len(retained)))
                 # A window that extends beyond the array is dropped as a whole.
                 last = length - window.get(axis, 1)
                 inside = inside & (start >= 0) & (start <= last)
                 if axis in window:
-                    at = len(batch) + kept.index(axis)
+                    at = len(batch) + retained.index(axis)
                     start = start + _count_along(at, window[axis], start.ndim)
                 flat = flat * length + start
             if not inside.all():

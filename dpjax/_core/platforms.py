@@ -22,7 +22,7 @@ _NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 
 def on_platform(
-    name: str, there: Callable[..., Out], elsewhere: Callable[..., Out], *args: Tree
+    name: str, on_it: Callable[..., Out], elsewhere: Callable[..., Out], *args: Tree
 ) -> Out:
     """Call `there(*args)` on one platform, and `elsewhere(*args)` on all others.
 
@@ -31,14 +31,14 @@ def on_platform(
     platforms (`jax.export`).
     """
     if _is_staged_out():
-        return jax.lax.platform_dependent(*args, default=elsewhere, **{name: there})
+        return jax.lax.platform_dependent(*args, default=elsewhere, **{name: on_it})
     # Without staging, the function runs on the devices of its arrays, or on the default
     # backend if no argument is an array.
     arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
-    known = [x for x in arrays if not isinstance(x, jax.core.Tracer)]
-    platforms = {d.platform for x in known for d in x.devices()}
+    concrete = [x for x in arrays if not isinstance(x, jax.core.Tracer)]
+    platforms = {d.platform for x in concrete for d in x.devices()}
     is_there = name in (platforms or {jax.default_backend()})
-    return there(*args) if is_there else elsewhere(*args)
+    return on_it(*args) if is_there else elsewhere(*args)
 
 
 def _is_staged_out() -> bool:

@@ -173,10 +173,10 @@ def round_down_float32(x: ArrayLike) -> float | jax.Array:
 
 def _round_exact(exact: Fraction, towards: float) -> float:
     # The nearest float32, or its neighbour if the nearest is on the wrong side.
-    near = np.float32(float(exact))
-    off = Fraction(float(near)) - exact
+    nearest = np.float32(float(exact))
+    off = Fraction(float(nearest)) - exact
     beyond = off < 0 if towards > 0 else off > 0
-    return float(np.nextafter(near, np.float32(towards)) if beyond else near)
+    return float(np.nextafter(nearest, np.float32(towards)) if beyond else nearest)
 
 
 def _round_array(x: jax.Array, towards: float) -> jax.Array:
@@ -185,9 +185,9 @@ def _round_array(x: jax.Array, towards: float) -> jax.Array:
         # XLA would replace a cast to float32 and back by x itself, but it does not
         # change `reduce_precision`.
         wide = jax.lax.reduce_precision(x, 8, 23)
-        near = wide.astype(jnp.float32)
+        nearest = wide.astype(jnp.float32)
         beyond = wide < x if towards > 0 else wide > x
-        return jnp.where(beyond, _next(near, towards), near)
+        return jnp.where(beyond, _next(nearest, towards), nearest)
     # A narrower array may have been rounded from a number on either side, by less than
     # the distance to the next number of its precision.
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)

@@ -49,10 +49,10 @@ def newton(fn: _Function, start: jax.Array) -> jax.Array:
     def body(state):
         steps, x, _ = state
         value, slope = jax.jvp(fn, (x,), (jnp.ones_like(x),))
-        moved = x - value / slope
+        new = x - value / slope
         # Instead of a step that is not finite or leads below 0, x remains, and the loop
         # ends.
-        return steps + 1, jnp.where(jnp.isfinite(moved) & (moved >= 0), moved, x), x
+        return (steps + 1, jnp.where(jnp.isfinite(new) & (new >= 0), new, x), x)
 
     _, x, _ = jax.lax.while_loop(cond, body, (0, start, jnp.full_like(start, jnp.inf)))
     return x
@@ -129,13 +129,13 @@ def implicit_derivative(
         # finite.
         x = jnp.where(met, differentiable_root(*primals), jnp.ones_like(root))
         by_x = jax.jvp(lambda x: residual(x, *constants), (x,), (jnp.ones_like(x),))[1]
-        moved = jax.jvp(
+        shift = jax.jvp(
             lambda *c: residual(x, *c), tuple(constants), tuple(tangents[2:])
         )[1]
         # dx = −(∂residual/∂c · dc) / (∂residual/∂x). The inner `where` prevents a
         # division by zero in second derivatives.
         moves = met & (by_x != 0) & jnp.isfinite(by_x)
-        return root, jnp.where(moves, -moved / jnp.where(moves, by_x, 1.0), 0.0)
+        return root, jnp.where(moves, -shift / jnp.where(moves, by_x, 1.0), 0.0)
 
     # stop_gradient: derivatives must not go through the search that made the root.
     return differentiable_root(jax.lax.stop_gradient(root), met, *constants)
@@ -192,11 +192,11 @@ def secants(
                 slope = min(max(slope, 1.5 * secant), secant / 1.5)
             # Rounding, or a value clipped to ±_FAR, may give a wrong slope.
             slope = min(max(slope, _STEEPEST), _FLATTEST)
-        further = log - value / slope
-        further = further if low <= further <= high else (low + high) / 2
-        points.append(Seen(log, value, slope, further))
+        following = log - value / slope
+        following = following if low <= following <= high else (low + high) / 2
+        points.append(Seen(log, value, slope, following))
         yield points[-1]
-        log = further
+        log = following
 
 
 # A cap on the iterations, in case a descent does not converge.
@@ -220,8 +220,8 @@ def minimize(
         value, slope = map(np.asarray, value_and_grad(x, *args, **kwargs))
         # If a value or a gradient overflows, an infinite value makes the line search
         # take a shorter step. The zero gradient keeps NaN out of scipy's updates.
-        known = np.isfinite(value) and np.isfinite(slope).all()
-        return (float(value), slope) if known else (np.inf, np.zeros_like(slope))
+        is_finite = np.isfinite(value) and np.isfinite(slope).all()
+        return (float(value), slope) if is_finite else (np.inf, np.zeros_like(slope))
 
     minimum = minimize(
         usable, x, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}
@@ -315,8 +315,8 @@ def bracket(
     """
 
     def body(walk: _Walk) -> _Walk:
-        further = _next_point(walk, increasing, ends)
-        reached = Point(further, excess(further))
+        following = _next_point(walk, increasing, ends)
+        reached = Point(following, excess(following))
         return _Walk(walk.now, reached, walk.stride * walk.stride)
 
     walk = _while(_goes_on, body, _begin(Point(start, excess(start))))

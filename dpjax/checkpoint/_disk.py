@@ -66,11 +66,11 @@ def write_arrays(path: pathlib.Path, tree: Any) -> None:
       OSError: the arrays could not be written.
     """
     leaves = jax.tree.leaves(tree)
-    kept = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
+    arrays = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
     ocp = _orbax()
     try:
         with _checkpointer(ocp) as writer:
-            writer.save(path, args=ocp.args.StandardSave(kept))
+            writer.save(path, args=ocp.args.StandardSave(arrays))
     # Orbax raises exceptions of many types, and exception groups.
     except Exception as error:
         raise OSError(f"the arrays were not written to {path}: {error}") from error
@@ -84,11 +84,11 @@ def read_arrays(path: pathlib.Path, like: Any) -> Any:
       OSError: the disk failed, and the arrays may be intact.
     """
     leaves, structure = jax.tree.flatten(like)
-    wanted = {str(i): _place(x) for i, x in enumerate(leaves) if _nonempty(x)}
+    templates = {str(i): _place(x) for i, x in enumerate(leaves) if _nonempty(x)}
     ocp = _orbax()
     try:
         with _checkpointer(ocp) as reader:
-            arrays = reader.restore(path, args=ocp.args.StandardRestore(wanted))
+            arrays = reader.restore(path, args=ocp.args.StandardRestore(templates))
     # Orbax raises exceptions of many types for a damaged checkpoint.
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):

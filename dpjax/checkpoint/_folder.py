@@ -87,7 +87,7 @@ def save(
     record = rec.make_record(plan, run, data)
     # The comparison leaves out the time, since each process has its own clock.
     check_equal_across_processes(to_plain(record) | {"time": ""})
-    if on_primary_process(lambda: _is_kept(folder, plan, run, record)):
+    if on_primary_process(lambda: _needs_no_save(folder, plan, run, record)):
         return
     _write(folder, rec.tree_of(run), record)
     on_primary_process(lambda: _clear(folder, steps(folder)[-keep:], record.key))
@@ -263,7 +263,7 @@ def _read(folder: pathlib.Path, step: int) -> Record:
         ) from error
 
 
-def _is_kept(folder: pathlib.Path, plan: Plan, run: Run, record: Record) -> bool:
+def _needs_no_save(folder: pathlib.Path, plan: Plan, run: Run, record: Record) -> bool:
     """Whether the checkpoints in the folder make a checkpoint of a run unnecessary.
 
     The checkpoint, whose record is `record`, is unnecessary if the folder already has a
@@ -273,19 +273,19 @@ def _is_kept(folder: pathlib.Path, plan: Plan, run: Run, record: Record) -> bool
       ValueError: the folder belongs to another run, plan or data set, or has a
         checkpoint of this step whose arrays have another digest.
     """
-    kept = steps(folder)
-    if not kept:
+    saved = steps(folder)
+    if not saved:
         return False
-    newest = _read(folder, kept[-1])
+    newest = _read(folder, saved[-1])
     rec.refuse_another(folder, newest, plan, run, record.data)
     if newest.key != record.key:
         raise ValueError(
             f"run must be the run whose checkpoints are in {folder}, but its key "
             "differs. Use a separate folder for each run."
         )
-    if run.step not in kept:
+    if run.step not in saved:
         # A run that was resumed at an earlier step is compared at the next saved step.
-        return run.step < kept[-1]
+        return run.step < saved[-1]
     if _read(folder, run.step).arrays != record.arrays:
         raise ValueError(
             f"run must be the run of which {folder} contains step {run.step}, but its "
@@ -304,14 +304,14 @@ def _choose_step(folder: pathlib.Path, step: int | None) -> int:
     Raises:
       ValueError: the folder has no such checkpoint.
     """
-    kept = steps(folder)
-    if not kept or (step is not None and step not in kept):
+    saved = steps(folder)
+    if not saved or (step is not None and step not in saved):
         raise ValueError(
             "folder must contain a "
             f"checkpoint{'' if step is None else f' of step {step}'}; {folder} "
-            f"contains checkpoints of the steps {list(kept)}."
+            f"contains checkpoints of the steps {list(saved)}."
         )
-    return kept[-1] if step is None else int(step)
+    return saved[-1] if step is None else int(step)
 
 
 def _is_step(name: str) -> bool:
@@ -335,14 +335,14 @@ def _write(folder: pathlib.Path, tree: Any, record: Record) -> None:
         os.rename(target, final)
         sync(folder)
 
-    on_primary_process(lambda: _make_room(final, target))
+    on_primary_process(lambda: _make_folders(final, target))
     write_arrays(target / _ARRAYS, tree)
     # Sync all arrays to the disk before the record that makes them a checkpoint.
     everywhere(lambda: sync_all(target))
     on_primary_process(finish)
 
 
-def _make_room(final: pathlib.Path, target: pathlib.Path) -> None:
+def _make_folders(final: pathlib.Path, target: pathlib.Path) -> None:
     """Create the run's folder and an empty temporary folder, for the owner alone.
 
     Args:
@@ -379,8 +379,8 @@ def _is_ours(path: pathlib.Path) -> bool:
     )
 
 
-def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
-    """Remove unfinished folders, and a run's checkpoints of steps not in `kept`.
+def _clear(folder: pathlib.Path, saved: tuple[int, ...], key: str) -> None:
+    """Remove unfinished folders, and a run's checkpoints of steps not in `saved`.
 
     `key` is the digest of the run's key.
     """
@@ -389,7 +389,7 @@ def _clear(folder: pathlib.Path, kept: tuple[int, ...], key: str) -> None:
             shutil.rmtree(path)
     for step in steps(folder):
         path, target = folder / str(step), folder / f"{step}{_UNFINISHED}"
-        if step in kept or os.path.lexists(target) or not _is_of(path, step, key):
+        if step in saved or os.path.lexists(target) or not _is_of(path, step, key):
             continue
         # Rename first: a partly removed folder must not have the name of a checkpoint.
         os.rename(path, target)

@@ -144,8 +144,8 @@ def restore_leaf(leaf: Any, array: np.ndarray | jax.Array) -> Any:
     if isinstance(leaf, jax.Array):
         # Orbax restores a `jax.Array` with the requested sharding. A NumPy array must
         # still be transferred.
-        there = leaf.sharding if leaf.committed else None
-        put = array if isinstance(array, jax.Array) else jax.device_put(array, there)
+        sharding = leaf.sharding if leaf.committed else None
+        put = array if isinstance(array, jax.Array) else jax.device_put(array, sharding)
         if is_key(leaf):
             return jax.random.wrap_key_data(put, impl=jax.random.key_impl(leaf))
         return put
@@ -161,8 +161,8 @@ def fingerprint(plan: Plan, key: Key) -> str:
     The fingerprint covers the draws from a fixed key that is no secret, with the same
     generator as `key`. The fingerprint does not depend on the secret bits of `key`.
     """
-    found = {"plan": primary_fields(plan), "draws": describe_draws(plan, key)}
-    return digest_of(found)[:32]
+    fields = {"plan": primary_fields(plan), "draws": describe_draws(plan, key)}
+    return digest_of(fields)[:32]
 
 
 def primary_fields(run: RunParameters) -> dict[str, Any]:
@@ -237,19 +237,19 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
-def differences(kept: Any, given: Any, name: str) -> list[str]:
+def differences(saved: Any, given: Any, name: str) -> list[str]:
     """List the fields in which a saved and a given JSON value differ.
 
     Each line of the list has the name of a field, which begins with `name`, and both
     values of this field.
     """
-    if isinstance(kept, dict) and isinstance(given, dict):
+    if isinstance(saved, dict) and isinstance(given, dict):
         return [
             line
-            for key in sorted(kept.keys() | given.keys())
-            for line in differences(kept.get(key), given.get(key), f"{name}.{key}")
+            for key in sorted(saved.keys() | given.keys())
+            for line in differences(saved.get(key), given.get(key), f"{name}.{key}")
         ]
-    return [] if kept == given else [f"{name} (saved {kept!r}, given {given!r})"]
+    return [] if saved == given else [f"{name} (saved {saved!r}, given {given!r})"]
 
 
 _FORMAT = 1
@@ -311,8 +311,8 @@ def now() -> str:
 
 def encode_record(record: Record) -> bytes:
     """Encode a record and its digest as JSON, the content of the record's file."""
-    found = to_plain(record)
-    sealed = found | {"digest": digest_of(found)}
+    fields = to_plain(record)
+    sealed = fields | {"digest": digest_of(fields)}
     return json.dumps(sealed, indent=1, ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -323,17 +323,17 @@ def decode_record(content: bytes, step: int) -> Record:
       ValueError: the content is not JSON, or the digest, the format or the step of the
         record is wrong.
     """
-    found = json.loads(content)
-    if not isinstance(found, dict):
-        raise ValueError(f"its record is a {type(found).__name__}, not an object.")
-    if found.pop("digest", None) != digest_of(found):
+    fields = json.loads(content)
+    if not isinstance(fields, dict):
+        raise ValueError(f"its record is a {type(fields).__name__}, not an object.")
+    if fields.pop("digest", None) != digest_of(fields):
         raise ValueError("its record differs from the record that was written.")
-    if found.get("format") != _FORMAT:
+    if fields.get("format") != _FORMAT:
         raise ValueError(
-            f"its format is {found.get('format')!r}, but this version of dpjax reads "
+            f"its format is {fields.get('format')!r}, but this version of dpjax reads "
             f"format {_FORMAT}."
         )
-    record = from_plain(Record, found, "record")
+    record = from_plain(Record, fields, "record")
     if record.step != step:
         raise ValueError(f"its record is of step {record.step}, not of step {step}.")
     return record
@@ -364,20 +364,20 @@ def _leaves(tree: Any) -> dict[str, str]:
 
 
 def refuse_another(
-    folder: pathlib.Path, kept: Record, plan: Plan, run: Run, data: str
+    folder: pathlib.Path, saved: Record, plan: Plan, run: Run, data: str
 ) -> None:
-    """Raise a ValueError if a run differs from the run whose record is `kept`.
+    """Raise a ValueError if a run differs from the run whose record is `saved`.
 
     The function compares the plan, the name of the data set, the dtypes and shapes of
     the arrays, and how the key gives random draws. `folder` is for error messages.
     """
     changes = [
-        *differences(kept.data, data, "data"),
-        *differences(kept.leaves, _leaves(tree_of(run)), "leaves"),
-        *differences(primary_fields(kept.plan), primary_fields(plan), "plan"),
+        *differences(saved.data, data, "data"),
+        *differences(saved.leaves, _leaves(tree_of(run)), "leaves"),
+        *differences(primary_fields(saved.plan), primary_fields(plan), "plan"),
     ]
     if not changes:  # the plans are equal, so that their draws can be compared
-        changes = differences(kept.draws, describe_draws(plan, run.key), "draws")
+        changes = differences(saved.draws, describe_draws(plan, run.key), "draws")
     if changes:
         more = f", and {len(changes) - 8} more" if len(changes) > 8 else ""
         raise ValueError(

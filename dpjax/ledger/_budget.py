@@ -192,11 +192,11 @@ class Budget:
                 f"got {share!r}."
             )
         goal = self._mu if fixed else math.sqrt(share) * self.left.mu
-        asked = goal
+        aim = goal
         best: Plan | None = None
         for _ in range(_TRIALS):
             with scope():
-                target = float(gdp.epsilon(asked, self.delta)) if asked > 0 else 0.0
+                target = float(gdp.epsilon(aim, self.delta)) if aim > 0 else 0.0
             if not target > 0:
                 break
             trial = make_plan(
@@ -206,17 +206,17 @@ class Budget:
                 adjacency=self.adjacency,
                 unit=self.unit,
             )
-            used = self._used(trial.guarantee.event, slack)
+            mu = self._used(trial.guarantee.event, slack)
             # The run's part of μ² changes almost like that of a Gaussian mechanism.
-            if used <= goal:
+            if mu <= goal:
                 best = trial
-                if used >= goal * (1 - _UNUSED):
+                if mu >= goal * (1 - _UNUSED):
                     break
-            asked = asked * (goal * (1 - _UNUSED / 2) / used)
+            aim = aim * (goal * (1 - _UNUSED / 2) / mu)
         if best is None:
             raise ValueError(
-                f"share must be large enough for a plan; got {share!r} of the "
-                f"remaining budget of {self}"
+                "share must be large enough for a plan with the given arguments; got "
+                f"{share!r}. What remains is reported by print(budget)."
             )
         return best
 
@@ -341,15 +341,15 @@ class Budget:
         if isinstance(release, Plan):
             release = release.guarantee
         stated = getattr(release, "plan", release)
-        for name, own in (("adjacency", self.adjacency), ("unit", self.unit)):
-            found = {getattr(x, name, None) for x in (release, stated)} - {None}
-            if found - {own}:
+        for name, expected in (("adjacency", self.adjacency), ("unit", self.unit)):
+            values = {getattr(x, name, None) for x in (release, stated)} - {None}
+            if values - {expected}:
                 raise ValueError(
-                    f"{name} must be the budget's {name}, {own!r}; got {found} in "
-                    f"{release!r}."
+                    f"{name} must be the budget's {name}, {expected!r}; got "
+                    f"{', '.join(map(repr, values))} in {release!r}."
                 )
-        known = isinstance(release, Event)
-        event = release if known else getattr(release, "event", release)
+        is_event = isinstance(release, Event)
+        event = release if is_event else getattr(release, "event", release)
         _check_adjacency(event, self.adjacency)
         return event
 

@@ -348,18 +348,18 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
     validate.at_most("run.step", step, plan.num_steps, "the plan's num_steps, ")
     validate.flag("repeated", repeated)
     name, of_plan = run_name(run.key), fingerprint(plan, run.key)
-    found = digest(run.params)
+    params = digest(run.params)
     check_equal_across_processes(
-        {"key": name, "plan": of_plan, "step": step, "params": found}
+        {"key": name, "plan": of_plan, "step": step, "params": params}
     )
 
     def make(entries: list[Entry]) -> Release | None:
-        own = [x for x in entries if isinstance(x, Release) and x.run == name]
-        if any((x.plan, x.stop, x.released) == (of_plan, step, found) for x in own):
+        past = [x for x in entries if isinstance(x, Release) and x.run == name]
+        if any((x.plan, x.stop, x.released) == (of_plan, step, params) for x in past):
             return None  # the same release again
         # The ledger is locked during this check, so that no other process can add an
         # entry between the check and the new line.
-        wrong = _find_conflict(own, of_plan, step, run.released)
+        wrong = _find_conflict(past, of_plan, step, run.released)
         if wrong and not repeated:
             raise ValueError(
                 f"run must not be released: {wrong}. The same noise would hide two "
@@ -372,19 +372,19 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
             plan=of_plan,
             event=plan.guarantee.event,
             so_far=plan.guarantee.at(step).event,
-            start=own[-1].stop if own and not wrong else 0,
+            start=past[-1].stop if past and not wrong else 0,
             stop=step,
             epsilon=plan.epsilon,
             delta=plan.delta,
             adjacency=plan.adjacency,
             unit=plan.unit,
-            released=found,
+            released=params,
             repeated=bool(wrong),
             time=now(),
         )
 
     _append(path, make)
-    return run._replace(released=found)
+    return run._replace(released=params)
 
 
 def end(path: Path, key: Key, why: str) -> None:
@@ -427,10 +427,10 @@ def end(path: Path, key: Key, why: str) -> None:
         )
 
     def make(entries: list[Entry]) -> End:
-        own = [x for x in entries if isinstance(x, Release) and x.run == name]
-        if not own:
+        past = [x for x in entries if isinstance(x, Release) and x.run == name]
+        if not past:
             raise ValueError(f"key must be the key of a run in {path}; got {name}.")
-        last = max(own, key=lambda x: x.stop)
+        last = max(past, key=lambda x: x.stop)
         return End(name, last.so_far, last.stop, why, now())
 
     _append(path, make)
@@ -498,21 +498,21 @@ def _append(path: Path, make: Callable[[list[Entry]], Entry | None]) -> None:
     on_primary_process(lambda: _chain.append(pathlib.Path(path), line))
 
 
-def _find_conflict(own: list[Release], of_plan: str, step: int, before: str) -> str:
+def _find_conflict(past: list[Release], of_plan: str, step: int, before: str) -> str:
     """Return the reason why a run's parameters must not be released; "" for no reason.
 
     A run that has released parameters must continue from its last release.
 
     Args:
-      own: the ledger's earlier releases with the run's key.
+      past: the ledger's earlier releases with the run's key.
       of_plan: the fingerprint of the run's plan and random draws.
       step: the number of completed steps of the run.
       before: the digest of the parameters that the run released last.
     """
-    if not own:
+    if not past:
         return ""
     # Each release was compared with the one before it, so the last one suffices.
-    last = own[-1]
+    last = past[-1]
     if last.plan != of_plan:
         return "its key belongs to a run with another plan or with other draws"
     if last.stop >= step:

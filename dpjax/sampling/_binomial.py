@@ -40,7 +40,7 @@ class Table(NamedTuple):
     first: int
 
 
-def _tail(n: int, mode: int, taken: int, left: int) -> list[int]:
+def _tail(n: int, mode: int, p: int, q: int) -> list[int]:
     """Integer weights of the counts mode + 1, mode + 2, ... of a binomial distribution.
 
     The list ends with the first weight that is 0, or with the weight of n. The weights
@@ -51,13 +51,13 @@ def _tail(n: int, mode: int, taken: int, left: int) -> list[int]:
     weights, weight, k = [], 1 << _WEIGHT_BITS, mode
     # P(k + 1) / P(k) = (n − k) q / ((k + 1) (1 − q)) is at most 1 from the mode on.
     while weight and k < n:
-        weight = weight * (n - k) * taken // ((k + 1) * left)
+        weight = weight * (n - k) * p // ((k + 1) * q)
         weights.append(weight)
         k += 1
     return weights
 
 
-def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
+def _weights(n: int, p: int, q: int) -> tuple[int, list[int]]:
     """Integer weights proportional to the probabilities of a binomial distribution.
 
     The distribution is Binomial(n, taken / (taken + left)). The weight of the most
@@ -71,18 +71,18 @@ def _weights(n: int, taken: int, left: int) -> tuple[int, list[int]]:
       The smallest count that has a weight, and the weights of this count and of all
       larger ones, in ascending order of the counts.
     """
-    mode = min((n + 1) * taken // (taken + left), n)
-    above = _tail(n, mode, taken, left)
+    mode = min((n + 1) * p // (p + q), n)
+    above = _tail(n, mode, p, q)
     # If n − k of n coins are heads, k coins are tails.
-    below = _tail(n, n - mode, left, taken)
+    below = _tail(n, n - mode, q, p)
     return mode - len(below), [*below[::-1], 1 << _WEIGHT_BITS, *above]
 
 
 @functools.lru_cache(maxsize=256)
-def table(n: int, rate: float, most: int) -> Table:
+def table(n: int, rate: float, limit: int) -> Table:
     """Tabulate the distribution of min(Binomial(n, rate), most).
 
-    n is below 2³¹, and `most` is at most n. Each cumulative probability is rounded up
+    n is below 2³¹, and `limit` is at most n. Each cumulative probability is rounded up
     by less than 2⁻¹²⁷. So for every k, the probability that a drawn count exceeds k is
     at most the exact probability. Fewer than 2²⁰ cumulative probabilities are between
     2⁻¹²⁸ and 1 − 2⁻¹²⁸. So the distance from the exact distribution in total variation
@@ -90,19 +90,19 @@ def table(n: int, rate: float, most: int) -> Table:
     """
     # A float is exactly a fraction of two integers. So the rate is not rounded.
     exact = Fraction(rate)
-    taken, left = exact.numerator, exact.denominator - exact.numerator
-    start, weights = _weights(n, taken, left)
+    p, q = exact.numerator, exact.denominator - exact.numerator
+    start, weights = _weights(n, p, q)
     total = sum(weights)
     # A bound on the total weight lost by rounding down: 2³¹ weights lose less than 2³¹
     # each. For rates 0 and 1 there is one possible count, whose weight is exact.
-    below = 1 << 62 if taken and left else 0
+    below = 1 << 62 if p and q else 0
 
     # The lost weight is added to the smallest counts, so that every cumulative
     # probability is rounded up.
-    thresholds, first, passed = [], min(start, most), below
+    thresholds, first, passed = [], min(start, limit), below
     if first:  # all counts below the first weight share the smallest threshold
         first, thresholds = first - 1, [int(below > 0)]
-    for k, weight in enumerate(weights[: max(most - start, 0)], start):
+    for k, weight in enumerate(weights[: max(limit - start, 0)], start):
         passed += weight
         threshold = -(-(passed << _BITS) // total)  # division that rounds up
         if threshold >= 1 << _BITS:
@@ -116,9 +116,9 @@ def table(n: int, rate: float, most: int) -> Table:
     return Table(rows, first)
 
 
-def draw(key: jax.Array, n: int, rate: float, most: int) -> jax.Array:
+def draw(key: jax.Array, n: int, rate: float, limit: int) -> jax.Array:
     """Draw min(Binomial(n, rate), most), i32[], with one lookup in a `Table`."""
-    thresholds, first = table(n, rate, most)
+    thresholds, first = table(n, rate, limit)
     if not len(thresholds):
         return jnp.zeros((), jnp.int32)
     words = random_words(key, (4,))

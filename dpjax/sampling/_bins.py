@@ -37,10 +37,10 @@ from dpjax.sampling._samplers import Batch, check_number, check_sizes, sampler_k
 _DIGIT = 8
 
 
-def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
+def _heads(key: jax.Array, n: jax.Array, max_n: int) -> jax.Array:
     """The number of heads in n coin flips, which is Binomial(n, 1/2), i32[].
 
-    n is at most `most`, which is static and below 2³¹. Let a_0, a_1, ... be the digits
+    n is at most `max_n`, which is static and below 2³¹. Let a_0, a_1, ... be the digits
     of n in base 2⁸, from the last digit to the first. a_0 coins are flipped one by one,
     which is exact. For every k above 0, the other coins contain a_k groups of 2⁸ᵏ coins
     each. The number of heads in each group is drawn from a table with one row for each
@@ -49,15 +49,15 @@ def _heads(key: jax.Array, n: jax.Array, most: int) -> jax.Array:
     2⁻¹²⁸, and the error of the result is less than n 2⁻¹²⁷.
     """
     heads = jnp.zeros((), jnp.int32)
-    for shift in range(0, most.bit_length(), _DIGIT):
-        own, key = jax.random.split(key)
-        # `most` is static and n is not. So the shape is the largest digit, and a mask
+    for shift in range(0, max_n.bit_length(), _DIGIT):
+        row_key, key = jax.random.split(key)
+        # `max_n` is static and n is not. So the shape is the largest digit, and a mask
         # selects the number of groups that the digit of n gives.
-        times = min(most >> shift, 2**_DIGIT - 1)
+        times = min(max_n >> shift, 2**_DIGIT - 1)
         if shift:
-            sums = _binomial.draws(own, 2**shift, 0.5, times)
+            sums = _binomial.draws(row_key, 2**shift, 0.5, times)
         else:  # single coins
-            sums = (jax.random.bits(own, (times,), jnp.uint8) & 1).astype(jnp.int32)
+            sums = (jax.random.bits(row_key, (times,), jnp.uint8) & 1).astype(jnp.int32)
         first = jnp.arange(times) < (n >> shift) % 2**_DIGIT
         heads += jnp.sum(jnp.where(first, sums, 0), dtype=jnp.int32)
     return heads
@@ -84,21 +84,21 @@ def count_smaller(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Arr
     start = jax.random.fold_in(key, nothing), zero + n, cut + nothing, zero
 
     def is_undecided(carry: tuple[jax.Array, ...]) -> jax.Array:
-        _, left, rest, _ = carry
+        _, left, parts_left, _ = carry
         # Stop when the interval holds no number, or begins at the cut.
-        return (left > 0) & (rest > 0)
+        return (left > 0) & (parts_left > 0)
 
     def digit(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        key, left, rest, total = carry
+        key, left, parts_left, total = carry
         # From the interval's key, 0 and 1 give the halves' keys, and 2 the count's key.
         heads = _heads(jax.random.fold_in(key, 2), left, n)
         # If the next binary digit of rest / parts is one, the lower half is below the
         # cut and is counted, and the cut is in the upper half.
-        one = 2 * rest >= np.uint32(parts)
+        one = 2 * parts_left >= np.uint32(parts)
         return (
             jax.random.fold_in(key, one.astype(jnp.uint32)),
             jnp.where(one, left - heads, heads),
-            2 * rest - jnp.where(one, np.uint32(parts), np.uint32(0)),
+            2 * parts_left - jnp.where(one, np.uint32(parts), np.uint32(0)),
             total + jnp.where(one, heads, 0),
         )
 
@@ -126,8 +126,8 @@ def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
     fair = draws <= np.uint32(m * (2**32 // m) - 1)
     # argmax finds the first True. The last draw is always accepted.
     first = jnp.argmax(fair.at[-1].set(True), axis=0)
-    taken = jnp.take_along_axis(draws, first[None], axis=0)[0]
-    return (taken % np.uint32(m)).astype(jnp.int32)
+    choice = jnp.take_along_axis(draws, first[None], axis=0)[0]
+    return (choice % np.uint32(m)).astype(jnp.int32)
 
 
 def _bins(n: int, m: int, key: Key, epoch: ArrayLike) -> jax.Array:
@@ -153,15 +153,15 @@ def _members(
     # All steps of an epoch must see the same counts and the same order.
     count_key, order_key = two_keys(key)
     number = check_number("step", step)
-    there = number < m
+    in_epoch = number < m
     # The positions of bin `step` run from the count below cut `step` to the count below
     # cut `step + 1`.
-    cuts = jnp.where(there, number, 0) + jnp.arange(2, dtype=jnp.uint32)
+    cuts = jnp.where(in_epoch, number, 0) + jnp.arange(2, dtype=jnp.uint32)
     first, end = jax.lax.map(lambda cut: count_smaller(count_key, n, cut, m), cuts)
-    mask = there & (jnp.arange(b, dtype=jnp.int32) < end - first)
+    mask = in_epoch & (jnp.arange(b, dtype=jnp.int32) < end - first)
     # Padding uses position n − 1, which takes the fewest rounds to evaluate.
-    places = jnp.where(mask, first + jnp.arange(b, dtype=jnp.int32), n - 1)
-    examples = _order.examples_at(order_key, n, places.astype(jnp.uint32))
+    positions = jnp.where(mask, first + jnp.arange(b, dtype=jnp.int32), n - 1)
+    examples = _order.examples_at(order_key, n, positions.astype(jnp.uint32))
     # With the maximum int32, sorting puts padding after all examples.
     examples = jnp.sort(jnp.where(mask, examples, 2**31 - 1))
     return Batch(jnp.where(mask, examples, 0), mask)
@@ -223,9 +223,9 @@ def random_bins(
         (_bins(n, m, key, epoch), jnp.arange(n, dtype=jnp.int32)), is_stable=True
     )
     ends = jnp.searchsorted(bins, jnp.arange(m + 1, dtype=jnp.int32))
-    places = ends[:-1, None] + jnp.arange(b)[None, :]
-    mask = places < ends[1:, None]
-    return Batch(jnp.where(mask, examples[jnp.minimum(places, n - 1)], 0), mask)
+    positions = ends[:-1, None] + jnp.arange(b)[None, :]
+    mask = positions < ends[1:, None]
+    return Batch(jnp.where(mask, examples[jnp.minimum(positions, n - 1)], 0), mask)
 
 
 def random_bins_step(
@@ -344,7 +344,7 @@ def random_allocation_step(
     # the first j + 1, or j itself if this number was chosen before.
     for i, last in enumerate(range(m - k, m)):
         drawn = _choices(n, last + 1, jax.random.fold_in(key, i))
-        known = sum((drawn == x for x in selected), jnp.zeros(n, bool))
-        selected.append(jnp.where(known, last, drawn))
+        is_repeat = sum((drawn == x for x in selected), jnp.zeros(n, bool))
+        selected.append(jnp.where(is_repeat, last, drawn))
     mine = [x.astype(jnp.uint32) == number for x in selected]
     return _gather(functools.reduce(jnp.logical_or, mine), b)

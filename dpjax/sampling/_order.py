@@ -70,8 +70,8 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
         # With sort keys of 64 bits, equal keys are so rare that drawing again costs
         # almost no time. Equal keys would bias the order.
         high, low = random_words(key, (2, n))
-        places = jnp.arange(n, dtype=jnp.int32)
-        high, low, order = jax.lax.sort((high, low, places), num_keys=2)
+        positions = jnp.arange(n, dtype=jnp.int32)
+        high, low, order = jax.lax.sort((high, low, positions), num_keys=2)
         equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
         return order, ~jnp.any(equal)
 
@@ -92,8 +92,8 @@ def _draws(n: int, count: int, accepted: float) -> int:
     # The mean number of draws of a coupon collector, plus eight standard deviations and
     # a margin for small counts. The value affects the speed, not the distribution.
     mean = -n * math.log1p(-count / n) / accepted
-    least = accepted * (1 - count / n)
-    spread = math.sqrt(count * (1 - least)) / least
+    probability = accepted * (1 - count / n)
+    spread = math.sqrt(count * (1 - probability)) / probability
     return math.ceil(mean + 8 * spread) + 16
 
 
@@ -117,13 +117,15 @@ def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
         bits = random_words(key, (size,))
         fair = bits <= np.uint32(multiples - 1)
         number = jnp.where(fair, bits % np.uint32(n), np.uint32(n))
-        places = jnp.arange(size, dtype=jnp.int32)
-        number, places = jax.lax.sort((number, places), num_keys=1, is_stable=True)
+        positions = jnp.arange(size, dtype=jnp.int32)
+        number, positions = jax.lax.sort(
+            (number, positions), num_keys=1, is_stable=True
+        )
         new = jnp.concatenate([jnp.ones(1, bool), number[1:] != number[:-1]])
         new &= number < n  # the number n marks a rejected draw
         # Restore the order of the draws, with repeated and rejected draws at the end.
-        places = jnp.where(new, places, size)
-        _, number = jax.lax.sort((places, number), num_keys=1, is_stable=True)
+        positions = jnp.where(new, positions, size)
+        _, number = jax.lax.sort((positions, number), num_keys=1, is_stable=True)
         enough = jnp.sum(new, dtype=jnp.int32) >= count
         return number[:count].astype(jnp.int32), enough
 
@@ -185,7 +187,7 @@ def _mix(key: jax.Array, n: jax.Array, x: jax.Array, times: int) -> jax.Array:
     return jax.lax.scan(swap, x, (centres, words[2], words[3]))[0]
 
 
-def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
+def examples_at(key: jax.Array, n: int, positions: jax.Array) -> jax.Array:
     """The examples at given positions of a nearly uniform random order, i32[b].
 
     A position in the last half of the order takes `rounds(n)` rounds of random swaps. A
@@ -196,7 +198,7 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     Args:
       key: one typed key, which determines the order.
       n: the number of positions, static, below 2³¹.
-      places: the positions, u32[b], below n.
+      positions: the positions, u32[b], below n.
     """
     halves = [n]
     while halves[-1] > _SORTED:
@@ -204,8 +206,8 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     *halves, last = halves
     order = permutation(jax.random.fold_in(key, len(halves)), last)
     # The clamp makes every index valid. Its result is used only for the smallest part.
-    inner = order[jnp.minimum(places, np.uint32(last - 1))].astype(jnp.uint32)
-    x = jnp.where(places < last, inner, places)
+    inner = order[jnp.minimum(positions, np.uint32(last - 1))].astype(jnp.uint32)
+    x = jnp.where(positions < last, inner, positions)
     if not halves:
         return x.astype(jnp.int32)
     sizes, times = np.asarray(halves, np.uint32), rounds(n)
@@ -218,12 +220,12 @@ def examples_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
         first ⌈n / 2^k⌉ do not change.
         """
         which = len(halves) - 1 - i
-        own, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
-        moved = _mix(own, size, jnp.minimum(x, size - 1), times)
-        return jnp.where(places < size, moved, x)
+        level_key, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
+        image = _mix(level_key, size, jnp.minimum(x, size - 1), times)
+        return jnp.where(positions < size, image, x)
 
     # A part without any of the positions is skipped.
-    fits = jnp.min(places) < sizes
+    fits = jnp.min(positions) < sizes
     outer = len(halves) - jnp.sum(fits, dtype=jnp.int32)
     return jax.lax.fori_loop(outer, len(halves), level, x).astype(jnp.int32)
 
@@ -245,7 +247,7 @@ def _hash(x: jax.Array, key: jax.Array) -> jax.Array:
     return x ^ (x >> np.uint32(16))
 
 
-def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
+def values_at(key: jax.Array, n: int, positions: jax.Array) -> jax.Array:
     """The values at given positions of a pseudo-random permutation, i32[...].
 
     The permutation is of the numbers 0, ..., n − 1. For n up to 2¹⁴ (`SORTED`) the
@@ -260,10 +262,10 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
     Args:
       key: one typed key, which determines the permutation.
       n: the number of positions, static, below 2³¹.
-      places: the positions, u32[...], below n.
+      positions: the positions, u32[...], below n.
     """
     if n <= SORTED:
-        return permutation(key, n)[places]
+        return permutation(key, n)[positions]
 
     rows = math.isqrt(n - 1) + 1
     columns = -(-n // rows)
@@ -271,8 +273,8 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
 
     # Addition modulo `size` without a second division, since the sum is below 2 size.
     def add_modulo(x: jax.Array, by: jax.Array, size: int) -> jax.Array:
-        moved = x + by % np.uint32(size)
-        return jnp.where(moved >= size, moved - np.uint32(size), moved)
+        image = x + by % np.uint32(size)
+        return jnp.where(image >= size, image - np.uint32(size), image)
 
     def permute_cells(x: jax.Array) -> jax.Array:
         row, column = x // np.uint32(columns), x % np.uint32(columns)
@@ -287,6 +289,6 @@ def values_at(key: jax.Array, n: int, places: jax.Array) -> jax.Array:
         return jnp.where(x >= n, permute_cells(x), x)
 
     inside = jax.lax.while_loop(
-        lambda x: jnp.any(x >= n), walk_on, permute_cells(places)
+        lambda x: jnp.any(x >= n), walk_on, permute_cells(positions)
     )
     return inside.astype(jnp.int32)

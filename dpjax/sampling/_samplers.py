@@ -48,13 +48,13 @@ def check_number(name: str, value: ArrayLike) -> jax.Array:
     """
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
         raise ValueError(f"{name} must be one integer; got {value!r}.")
-    known = validate.concrete(value)
-    if known is None:
+    concrete = validate.concrete(value)
+    if concrete is None:
         # The value of a traced number is unknown here, and is used modulo 2³².
         return jnp.asarray(value).astype(jnp.uint32)
-    if not 0 <= known < 2**32:
+    if not 0 <= concrete < 2**32:
         raise ValueError(f"{name} must be from 0 to 2**32 - 1; got {value!r}.")
-    return jnp.asarray(known.astype(np.uint32))
+    return jnp.asarray(concrete.astype(np.uint32))
 
 
 def sampler_key(key: Key, consumer: str, name: str, number: ArrayLike) -> jax.Array:
@@ -152,18 +152,18 @@ def poisson(
     """
     n, b = check_sizes(num_examples=num_examples, max_batch_size=max_batch_size)
     validate.closed_unit("sampling_rate", sampling_rate)
-    own = sampler_key(key, "sampling.poisson", "step", step)
-    return _poisson(n, float(sampling_rate), b, own)
+    step_key = sampler_key(key, "sampling.poisson", "step", step)
+    return _poisson(n, float(sampling_rate), b, step_key)
 
 
 def _poisson(n: int, rate: float, b: int, key: jax.Array) -> Batch:
     """Sample each of n examples with probability `rate`; retain at most b of them."""
     count_key, order_key = jax.random.split(key)
-    most = min(n, b)
-    count = _binomial.draw(count_key, n, rate, most)
+    size = min(n, b)
+    count = _binomial.draw(count_key, n, rate, size)
     # The order is uniformly random. So its first `count` numbers are a uniformly random
     # subset. The shape is static, and `count` enters only through the mask.
-    order = jnp.pad(_order.distinct(order_key, n, most), (0, b - most))
+    order = jnp.pad(_order.distinct(order_key, n, size), (0, b - size))
     mask = jnp.arange(b, dtype=jnp.int32) < count
     return Batch(jnp.where(mask, order, 0), mask)
 
@@ -224,13 +224,13 @@ def cyclic_poisson(
     validate.closed_unit("sampling_rate", sampling_rate)
     p = validate.static_int("num_groups", num_groups, minimum=1)
     validate.at_most("num_groups", num_groups, n, "num_examples, ")
-    own = sampler_key(key, "sampling.cyclic_poisson", "step", step)
-    drawn = _poisson(-(-n // p), float(sampling_rate), b, own)
+    step_key = sampler_key(key, "sampling.cyclic_poisson", "step", step)
+    drawn = _poisson(-(-n // p), float(sampling_rate), b, step_key)
     # uint32 can hold ⌈n / p⌉ p, which may exceed int32.
     group = check_number("step", step) % np.uint32(p)
-    places = drawn.indices.astype(jnp.uint32) * np.uint32(p) + group
-    mask = drawn.mask & (places < n)
-    return Batch(jnp.where(mask, places, 0).astype(jnp.int32), mask)
+    positions = drawn.indices.astype(jnp.uint32) * np.uint32(p) + group
+    mask = drawn.mask & (positions < n)
+    return Batch(jnp.where(mask, positions, 0).astype(jnp.int32), mask)
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
@@ -252,13 +252,13 @@ def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
     A step after the epoch's last step has only padding.
     """
     number = check_number("step", step)
-    there = number < -(-n // b)
+    in_epoch = number < -(-n // b)
     # Step 0 replaces a step out of range. Otherwise the product could wrap around to
     # the position of an example.
-    first = jnp.where(there, number, 0) * np.uint32(b)
-    places = first + jnp.arange(b, dtype=jnp.uint32)
-    mask = there & (places < n)
-    return jnp.where(mask, places, 0), mask
+    first = jnp.where(in_epoch, number, 0) * np.uint32(b)
+    positions = first + jnp.arange(b, dtype=jnp.uint32)
+    mask = in_epoch & (positions < n)
+    return jnp.where(mask, positions, 0), mask
 
 
 def cyclic(num_examples: int, batch_size: int) -> Batch:
@@ -287,8 +287,8 @@ def cyclic(num_examples: int, batch_size: int) -> Batch:
       [[0, 1], [2, 3], [4, 0]] [ True False]
     """
     n, b = check_sizes(num_examples=num_examples, batch_size=batch_size)
-    places, mask = _epoch(n, b)
-    return Batch(places.astype(jnp.int32), mask)
+    positions, mask = _epoch(n, b)
+    return Batch(positions.astype(jnp.int32), mask)
 
 
 def cyclic_step(num_examples: int, batch_size: int, *, step: ArrayLike) -> Batch:
@@ -315,8 +315,8 @@ def cyclic_step(num_examples: int, batch_size: int, *, step: ArrayLike) -> Batch
       [4 0] [ True False]
     """
     n, b = check_sizes(num_examples=num_examples, batch_size=batch_size)
-    places, mask = _step(n, b, step)
-    return Batch(places.astype(jnp.int32), mask)
+    positions, mask = _step(n, b, step)
+    return Batch(positions.astype(jnp.int32), mask)
 
 
 def reshuffled(
@@ -391,11 +391,11 @@ def reshuffled_step(
 
 
 def _permuted_examples(
-    n: int, places: jax.Array, mask: jax.Array, key: Key, epoch: ArrayLike
+    n: int, positions: jax.Array, mask: jax.Array, key: Key, epoch: ArrayLike
 ) -> Batch:
     """The batch of the examples at given positions of an epoch's random order.
 
     `mask` is False for padding, whose indices become 0.
     """
     key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
-    return Batch(jnp.where(mask, _order.values_at(key, n, places), 0), mask)
+    return Batch(jnp.where(mask, _order.values_at(key, n, positions), 0), mask)
