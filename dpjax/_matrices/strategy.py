@@ -193,13 +193,14 @@ def check_workload(
         if size not in (1, num_steps):
             raise ValueError(
                 f"the workload's {name} must be one number, or one number for each of "
-                f"num_steps, {num_steps}; got {size} numbers."
+                f"the num_steps = {num_steps} steps; got {size} numbers."
             )
     if to_optimize:
         validate.concrete_numbers("workload", workload)
         if not np.any(np.asarray(workload.rates)):
             raise ValueError(
-                f"workload must have at least one rate above 0; got {workload!r}."
+                "workload must have at least one learning rate other than 0; got "
+                f"{workload!r}."
             )
     return workload
 
@@ -273,14 +274,14 @@ def check_strategy(strategy: Strategy, num_steps: int) -> Strategy:
             raise ValueError(f"strategy must have real coefficients; got {toeplitz!r}.")
     if toeplitz.num_vectors > num_steps:
         raise ValueError(
-            f"strategy must have at most num_steps, {num_steps}, coefficients after "
+            f"strategy must have at most num_steps = {num_steps} coefficients after "
             "the leading coefficient 1 of each polynomial; got "
             f"{toeplitz.num_vectors}."
         )
     if isinstance(strategy, Scaled) and np.shape(factors)[-1:] != (num_steps,):
         raise ValueError(
-            f"strategy must have one factor for each of num_steps, {num_steps}; "
-            f"got factors of shape {np.shape(factors)}."
+            "strategy must have one factor for each of the num_steps = "
+            f"{num_steps} steps; got factors of shape {np.shape(factors)}."
         )
     return strategy
 
@@ -327,7 +328,7 @@ def float32_decay(decay: ArrayLike) -> np.ndarray:
       ValueError: the decay is traced, not in [0, 1), or not exact in float32.
     """
     beta = _concrete("decay", decay, 0)
-    _check_float32("decay", beta, "in [0, 1), a number", (beta >= 0) & (beta < 1))
+    _check_float32("decay", beta, "in [0, 1)", (beta >= 0) & (beta < 1))
     return beta
 
 
@@ -344,8 +345,8 @@ def _concrete(name: str, given: object, ndim: int) -> np.ndarray:
 def _check_float32(name: str, x: np.ndarray, rule: str, good: np.ndarray) -> None:
     if not np.all(good & (x.astype(np.float32) == x)):
         raise ValueError(
-            f"the strategy's {name} must be {rule} that float32 represents exactly, "
-            f"as functions of dpjax.strategies return them; got {x!r}."
+            f"the strategy's {name} must be {rule}, and exact in float32, like the "
+            f"numbers of strategies that dpjax.strategies makes; got {x!r}."
         )
 
 

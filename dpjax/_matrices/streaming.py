@@ -2,8 +2,8 @@
 
 Steps count from 1. The function `draw` maps a step t to the independent Gaussian vector
 z_t, and gives the same z_t in every call with the same t. The noise of a step depends
-on draws of earlier steps. A stream either stores sums of earlier draws in a memory, or
-calls `draw` again for earlier steps. The memory is a pytree with the structure of the
+on draws of earlier steps. So a `NoiseStream` either stores sums of earlier draws in a
+memory, or calls `draw` again for earlier steps. The memory is a pytree with the structure of the
 parameters. Each leaf of the memory has an additional leading axis, whose entries are
 called rows.
 """
@@ -98,10 +98,10 @@ def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def rounding_gain(strategy: Strategy, num_steps: int) -> float:
-    """A bound on the rounding errors of the vectors from `forward_stream`.
+    """A bound on the rounding error of each coordinate of `forward_stream`'s vectors.
 
-    The bound is in units of u B. Here B bounds the magnitude of the sums that `draw`
-    returns, and u is the unit roundoff of the dtype.
+    The bound is in units of u B. Here B bounds the absolute value of each coordinate of
+    the sums that `draw` returns, and u is the unit roundoff of the dtype.
     """
     if isinstance(strategy, Scaled):
         smallest = float(np.min(float32_factors(strategy)))

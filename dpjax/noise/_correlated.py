@@ -52,9 +52,9 @@ class CorrelatedNoiseState(NamedTuple):
 
     Attributes:
       step: the number of steps done, i[].
-      memory: m buffers of earlier noise, from which the noise of later steps is
-        computed, f[m, ...] for each leaf, in float32 or wider; () if there are no
-        buffers, as with buffer="regenerate".
+      memory: m vectors, computed from the draws of earlier steps, from which the
+        noise of later steps is computed, f[m, ...] for each leaf, in float32 or wider;
+        () if m = 0, as with buffer="regenerate".
       key: the typed key from which `jax.random.fold_in` derives the key of each step.
       stddev: the standard deviation, per coordinate, of the independent noise that is
         drawn in each step, f[]. The standard deviation must not change during a run.
@@ -110,16 +110,17 @@ def correlated_noise(
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the
       result is cast to the incoming dtype. A step after num_steps steps raises
-      ValueError outside jit, and gives NaN updates inside jit. No guarantee holds if
-      stddev changes during the run (under `optax.inject_hyperparams`). Then the updates
-      are NaN with arithmetic="real". With "discrete", the change is not detected.
+      ValueError outside jit, and gives NaN updates inside jit. Updates are also NaN if
+      stddev changes during the run (under `optax.inject_hyperparams`), since no
+      guarantee holds then.
 
     Raises:
       ValueError: the strategy has more coefficients than num_steps, has coefficients
         that float32 cannot represent, or does not support "regenerate"; stddev is out
-        of range; num_steps is below 1 or traced; key is not a typed key; buffer or
-        arithmetic is unknown; an update is not real, or its shape differs from the
-        parameter's; inside `jax.shard_map`, check_vma is False. With "discrete" also:
+        of range; num_steps is traced, or not from 1 to 2³¹ − 2; key is not a typed key;
+        buffer or arithmetic is unknown; an update is not real, or its shape differs
+        from the parameter's; inside `jax.shard_map`, check_vma is False. With
+        "discrete" also:
         buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
@@ -464,9 +465,10 @@ def tree_momentum(
       no guarantee holds then.
 
     Raises:
-      ValueError: decay is outside [0, 1); stddev is out of range; num_steps is below 1
-        or traced; key is not a typed key; buffer is unknown; an update is not real;
-        inside `jax.shard_map`, check_vma is False.
+      ValueError: decay is outside [0, 1); stddev is out of range; num_steps is traced,
+        or not from 1 to 2³¹ − 2; key is not a typed key; buffer is unknown; an update
+        is not real, or its shape differs from the parameter's; inside `jax.shard_map`,
+        check_vma is False.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, even if each g_i depends on

@@ -18,9 +18,9 @@ and a random value from 0 to 2⁹⁸ − 1. If the value is below the threshold,
 gives the column's integer. Otherwise the draw gives the alias. The total variation of
 the table's distribution and D_512 is below 2⁻⁹⁸, and the accounting assumes 2⁻⁹⁷.
 
-**Draw.** 14 random bits select the column, and 98 random bits are the value. If the
-first 50 bits of the value differ from those of the threshold, these bits decide the
-comparison. Otherwise, with probability 2⁻⁵⁰, the other 48 bits are drawn, too.
+**Draw.** 14 random bits select the column, and 98 random bits are the value. The first
+50 bits of the value are drawn and compared with the first 50 bits of the threshold. If
+these 50 bits are equal, with probability 2⁻⁵⁰, the other 48 bits are drawn, too.
 """
 
 import decimal
@@ -336,7 +336,7 @@ def lattice_noise(
       The standard deviation of the noise, and the number of draws for one noise value.
 
     Raises:
-      ValueError: rounding would add more than the sensitivity itself.
+      ValueError: rounding would more than double the sensitivity.
     """
     # Let S be the sensitivity, z the noise multiplier, and a the number in `added`. The
     # rounded sums have the sensitivity R = S + a z R. So R = S / (1 − a z).
@@ -347,7 +347,8 @@ def lattice_noise(
     if most * added[draws] > 0.5:
         raise ValueError(
             f"noise_multiplier must be smaller for a lattice of {dimension} "
-            "coordinates, because rounding would add more than the sensitivity; got "
+            "coordinates, or the number of coordinates must be smaller, because "
+            "rounding would more than double the sensitivity of the sums; got "
             f"{most!r}."
         )
     factor = 1 - noise_multiplier * added[draws]

@@ -97,8 +97,8 @@ def check_steps_left(count: jax.Array, num_steps: int) -> None:
     if not isinstance(count, Tracer) and int(count) >= num_steps:
         raise ValueError(
             f"num_steps is {num_steps}, and all {num_steps} steps are done: a further "
-            "step has no privacy guarantee. Declare a larger num_steps from the "
-            "start."
+            "step has no privacy guarantee. For a longer run, choose a larger "
+            "num_steps before the first step."
         )
 
 
@@ -119,8 +119,8 @@ def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
     """Independent Gaussian noise shaped like the tree's leaves, in float32 or wider.
 
     Each leaf has its own key, derived from `key` and the leaf's path. No other draw may
-    use `key`; `dpjax._core.keys.stream` derives a key for one consumer of random
-    numbers. `stddev` is rounded up to float32, so that the noise is never smaller than
+    use `key`. (`dpjax._core.keys.stream` derives, from one key, a separate key for each
+    use.) `stddev` is rounded up to float32, so that the noise is never smaller than
     requested.
     """
     return _scale(_normal_like(key, tree), round_up_float32("stddev", stddev))
@@ -148,7 +148,8 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     Args:
       key: one typed key.
       tree: a pytree of real arrays. Only its structure, shapes and dtypes are used.
-      scale: the L2 sensitivity Δ of a value divided by ε, f[], at least 0.
+      scale: Δ / ε, f[], at least 0, where Δ is the L2 sensitivity of the value to which
+        the noise is added.
 
     Returns:
       Noise with the shapes of the tree's leaves, in float32 or wider.

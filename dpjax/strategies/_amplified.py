@@ -200,10 +200,10 @@ def _simplify(found: Amplified) -> Amplified:
 
 
 def _required_noise(goal: _Goal, strategy: Toeplitz, start: float) -> Amplified:
-    """Compute a strategy's minimum noise multiplier for ε, and its error in a workload.
+    """Compute the minimum noise multiplier for ε, and the error, of a strategy.
 
-    The search for the noise multiplier begins at `start`. The error is computed at the
-    minimum noise multiplier.
+    The search for the noise multiplier begins at `start`. The error is that in the
+    workload, at the minimum noise multiplier.
     """
     sigma = calibrate.solve(
         lambda noise: epsilon_of(strategy, noise, goal.delta, **goal.asked),

@@ -90,8 +90,8 @@ def banded(coefficients: ArrayLike) -> Toeplitz:
 
     Args:
       coefficients: c_0, ..., c_{p−1}, f[p], finite, with c_0 = 1. The noise is computed
-        by a recursion with these coefficients. If the polynomial Σ c_k x^k has a zero
-        within the unit circle, the noise grows from step to step. The caller must
+        by a recursion with these coefficients. If the polynomial Σ c_k y^k in a complex
+        number y has a zero within the unit circle, the noise grows from step to step. The caller must
         choose a polynomial without such zeros. This condition is not checked.
 
     Raises:
@@ -225,9 +225,10 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     # Rounding may move roots that are close together out of (−1, 1).
     if not np.all(np.abs(np.roots([1.0, *rounded])) < 1):
         raise ValueError(
-            f"{name} must stay in (-1, 1) after the coefficients of their polynomial "
-            "are rounded to float32, but they are too near to each other or to 1; "
-            f"got {roots!r}."
+            f"{name} must be farther from -1 and 1"
+            f"{' and from each other' * (known.size > 1)}, because rounding the "
+            "polynomial's coefficients to float32 moves a root out of (-1, 1); got "
+            f"{np.asarray(roots).tolist()!r}."
         )
     return rounded
 

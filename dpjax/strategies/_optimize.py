@@ -342,8 +342,8 @@ class Optimized(Toeplitz):
     def bound(self) -> float:
         """A lower bound on the attribute `product` of any strategy, or NaN.
 
-        The bound is NaN if the learning rates or the weight decay of the workload vary
-        with the step.
+        The bound is NaN if the attribute `run` is None, or if the learning rates or the
+        weight decay of the workload vary with the step.
         """
         # The lower bound is proven only for workloads with the same numbers in every
         # step.
@@ -374,17 +374,18 @@ def optimize(
     The search compares strategies at the same privacy.
 
     Args:
-      kind: "geometric" (stores no vector), "rational" (num_vectors poles), "banded" or
-        "banded_inverse" (num_vectors + 1 bands).
+      kind: "geometric", "rational" (num_vectors poles), "banded" or "banded_inverse"
+        (num_vectors + 1 bands).
       workload: the linear map that the optimizer applies to the gradient sums. Its
         numbers must be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.
       num_vectors: the number of vectors of the parameters' size that the noise may
-        store from step to step, from 1 to num_steps. For "geometric", num_vectors must
-        be 1, although the noise then stores no vector. For "rational", the result has
-        fewer poles if fewer poles give a smaller error after rounding to float32.
+        store from step to step, from 1 to num_steps. With buffer="regenerate", the
+        noise of "geometric" and "banded_inverse" stores no vector. For "geometric",
+        num_vectors must be 1. For "rational", the result has fewer poles if fewer poles
+        give a smaller error after rounding to float32.
 
     Returns:
       A strategy, with coefficients rounded to float32. Its `gap` is proven: at the same
@@ -398,8 +399,8 @@ def optimize(
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
 
-    Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. The first
-    strategy is near the square root of the workload's matrix.
+    Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. The search
+    starts at a strategy near the square root of the workload's matrix.
 
     Example:
       >>> from dpjax import workloads
@@ -464,7 +465,7 @@ def _columns(
     """Rescale the weights s of C = T diag(s) to sensitivity 1, f[num_steps].
 
     T is the Toeplitz strategy. The sensitivity is a bound on the distance by which one
-    example moves C x. For the order "fixed", the input s has one weight for each step.
+    example moves C x, where x are the gradient sums. For the order "fixed", the input s has one weight for each step.
     Each weight is divided by the sensitivity for the examples at the step's position in
     the epoch. For "reshuffled", the input s has one weight for each epoch, and all
     weights are divided by the same number.
@@ -483,8 +484,8 @@ def _in_closed_form(
 ) -> jax.Array:
     """The weights s for which C = diag(s) has the least error in a workload, f[T].
 
-    The weights are scaled such that one example moves C x by at most 1. The noise of
-    C = diag(s) is independent from step to step.
+    The weights are scaled such that one example moves C x by at most 1, where x are the
+    gradient sums. The noise of C = diag(s) is independent from step to step.
     """
     nothing = Toeplitz(jnp.zeros(0), jnp.zeros(0))
     # The squared error is Σ_t w_t f_t². So its derivative at f = 1 is 2 w, and the
@@ -509,9 +510,9 @@ def _error_and_grad(
     n_b: int,
     order: EpochOrder,
 ) -> tuple[jax.Array, jax.Array]:
-    """The logarithm of the error of C = T diag(s), f[], and its gradient by log s.
+    """The logarithm of the error of C = T diag(s), f[], and the logarithm's gradient.
 
-    T is the Toeplitz strategy. The positive weights s are first rescaled to sensitivity
+    T is the Toeplitz strategy. The gradient is with respect to log s. The positive weights s are first rescaled to sensitivity
     1 by `_columns`. The error is the root mean square of the noise in the workload.
     """
 
