@@ -173,21 +173,21 @@ def correlated_noise(
             )
         validate.positive("stddev", stddev)
         return correlated_lattice_noise(strategy, stddev, num_steps=num_steps, key=key)
-    make = (
+    make_stream = (
         streaming.buffered_stream if buffer == "stored" else streaming.recomputed_stream
     )
-    recipe = make(check_strategy(strategy, num_steps), num_steps)
+    generator = make_stream(check_strategy(strategy, num_steps), num_steps)
     # Rounding up to float32 can only increase the noise.
-    louder = round_up_float32("stddev", stddev)
+    float32_stddev = round_up_float32("stddev", stddev)
 
     def init(params: Leaves) -> CorrelatedNoiseState:
         return CorrelatedNoiseState(
             step=jnp.zeros((), jnp.int32),
-            memory=wide_zeros_like(params, (recipe.rows,)) if recipe.rows else (),
+            memory=wide_zeros_like(params, (generator.rows,)) if generator.rows else (),
             key=stream(key, "correlated noise"),
             # A copy, since the caller may donate the state's buffers, while the closure
             # still needs the original.
-            stddev=jnp.array(louder, jnp.float32, copy=True),
+            stddev=jnp.array(float32_stddev, jnp.float32, copy=True),
         )
 
     def update(updates: Leaves, state: Any) -> tuple[Leaves, CorrelatedNoiseState]:
@@ -195,20 +195,20 @@ def correlated_noise(
         # With the minimum, the counter stops at num_steps + 1 and never overflows.
         step = jnp.minimum(state.step, num_steps) + 1
         wide = widen(updates)
-        if recipe.rows:
-            jax.tree.map(_same_shape, wide, state.memory)
+        if generator.rows:
+            jax.tree.map(_check_shape, wide, state.memory)
 
         def draw(step: jax.Array) -> Leaves:
             """The independent Gaussian noise of a step, shaped like the updates."""
             key = jax.random.fold_in(state.key, step)
             return gaussian_like(key, wide, state.stddev)
 
-        noise, memory = recipe.noise(draw, step, state.memory)
-        promised = (step <= num_steps) & (state.stddev == louder)
+        noise, memory = generator.generate(draw, step, state.memory)
+        is_guaranteed = (step <= num_steps) & (state.stddev == float32_stddev)
         # Inside jit no exception can depend on a value. So NaN noise refuses the step.
-        refusal = jnp.where(promised, 0.0, jnp.nan)
+        nan_if_refused = jnp.where(is_guaranteed, 0.0, jnp.nan)
         private = jax.tree.map(
-            lambda w, n: w + (n + refusal.astype(n.dtype)), wide, noise
+            lambda w, n: w + (n + nan_if_refused.astype(n.dtype)), wide, noise
         )
         private = cast_like(private, updates)
         return private, state._replace(step=step, memory=memory)
@@ -216,7 +216,7 @@ def correlated_noise(
     return transformation(init, update)
 
 
-def _same_shape(update: jax.Array, memory: jax.Array) -> None:
+def _check_shape(update: jax.Array, memory: jax.Array) -> None:
     if update.shape != memory.shape[1:]:
         raise ValueError(
             "updates must have the shapes of the parameters that init received; got "
@@ -308,11 +308,11 @@ def effective_dimension(
     Returns:
       D, rounded up to an integer.
     """
-    moved, largest = lattice_roundings(strategy, num_steps, digits), 1.0
+    roundings, max_factor = lattice_roundings(strategy, num_steps, digits), 1.0
     if isinstance(strategy, Scaled):
         # NumPy computes the maximum, since JAX would trace the maximum under jit.
-        largest = max(float(np.max(np.asarray(strategy.factors))), 1.0)
-    return math.ceil(moved**2 * dimension * num_steps * largest**2)
+        max_factor = max(float(np.max(np.asarray(strategy.factors))), 1.0)
+    return math.ceil(roundings**2 * dimension * num_steps * max_factor**2)
 
 
 def correlated_lattice_noise(
@@ -358,24 +358,24 @@ def correlated_lattice_noise(
         noise = _discrete.discrete_gaussian_like(key, wide, DRAWS)
         with jax.enable_x64(True):
             q = jnp.asarray(spacing, jnp.float64)
-            promised = (step <= num_steps) & jnp.all(_split(q) == state.spacing)
+            is_guaranteed = (step <= num_steps) & jnp.all(_split(q) == state.spacing)
             # Inside jit no exception can depend on a value. So a NaN refuses the step.
-            refusal = jnp.where(promised, 0.0, jnp.nan)
-            in_units = jax.tree.map(
+            nan_if_refused = jnp.where(is_guaranteed, 0.0, jnp.nan)
+            clipped = jax.tree.map(
                 lambda x: _discrete.divide_and_clip(x, q, digits), wide
             )
-            rows, memory = forward.noise(
-                lambda _: in_units, step, jax.tree.map(_to_float64, state.sums)
+            rows, memory = forward.generate(
+                lambda _: clipped, step, jax.tree.map(_to_float64, state.sums)
             )
             sums = jax.tree.map(_to_words, memory)
 
-            def release(x: jax.Array, z: jax.Array, like: jax.Array) -> jax.Array:
-                released = _discrete.round_and_add(x, z) * q + refusal
-                return released.astype(like.dtype)
+            def release(x: jax.Array, z: jax.Array, wide_sum: jax.Array) -> jax.Array:
+                released = _discrete.round_and_add(x, z) * q + nan_if_refused
+                return released.astype(wide_sum.dtype)
 
             # All later results are functions of the released integers.
             lattice = jax.tree.map(release, rows, noise, wide)
-        private, released = inverse.noise(lambda _: lattice, step, state.released)
+        private, released = inverse.generate(lambda _: lattice, step, state.released)
         private = cast_like(private, updates)
         return private, CorrelatedLatticeState(
             step, sums, released, state.key, state.spacing
@@ -499,9 +499,9 @@ def tree_momentum(
     validate.half_open_unit("decay", decay)
     validate.typed_key("key", key)
     # Rounding the decay down does not increase μ, since μ grows with the decay.
-    slower = round_down_float32(decay)
+    float32_decay = round_down_float32(decay)
     noise = correlated_noise(
-        Tree(slower),
+        Tree(float32_decay),
         stddev,
         num_steps=num_steps,
         key=stream(key, "tree noise"),
@@ -514,7 +514,7 @@ def tree_momentum(
             momentum=wide_zeros_like(params),
             # A copy, since the caller may donate the state's buffers, while the closure
             # still needs the original.
-            decay=jnp.array(slower, jnp.float32, copy=True),
+            decay=jnp.array(float32_decay, jnp.float32, copy=True),
         )
 
     def update(updates: Leaves, state: Any) -> tuple[Leaves, TreeMomentumState]:
@@ -529,7 +529,7 @@ def tree_momentum(
             noisy,
         )
         # Inside jit no exception can depend on a value: a NaN factor refuses the step.
-        factor = jnp.where(beta == slower, 1.0 - beta, jnp.nan)
+        factor = jnp.where(beta == float32_decay, 1.0 - beta, jnp.nan)
         private = jax.tree.map(lambda m: factor.astype(m.dtype) * m, momentum)
         private = cast_like(private, updates)
         return private, state._replace(noise=noise_state, momentum=momentum)

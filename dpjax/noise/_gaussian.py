@@ -56,8 +56,8 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
 
     def update(updates: Tree, state: Any) -> tuple[Tree, LimitStepsState]:
         check_steps_left(state.step, num_steps)
-        passed, step = _scale_within_limit(updates, state.step, num_steps, scale)
-        return passed, LimitStepsState(step)
+        scaled, step = _scale_within_limit(updates, state.step, num_steps, scale)
+        return scaled, LimitStepsState(step)
 
     return transformation(lambda _: LimitStepsState(jnp.zeros((), jnp.int32)), update)
 
@@ -233,14 +233,14 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
 
     def update(updates: Tree, state: Any) -> tuple[Tree, IndependentNoiseState]:
         wide = widen(updates)
-        louder = round_up_float32("stddev", scale)
+        float32_stddev = round_up_float32("stddev", scale)
         # Outside jit and on one device, separate programs draw, scale and add the
         # noise. In a single program, the compiler could round them differently.
-        apart = all(map(is_on_one_device, (state.key, *jax.tree.leaves(wide))))
-        draw, scaled, add = _JITTED if apart else (_draw, _scale, _add)
-        noise, following = draw(state.key, wide)
-        noisy = add(updates, wide, scaled(noise, louder))
-        return noisy, IndependentNoiseState(following)
+        separate = all(map(is_on_one_device, (state.key, *jax.tree.leaves(wide))))
+        draw, scaled, add = _JITTED if separate else (_draw, _scale, _add)
+        noise, next_key = draw(state.key, wide)
+        noisy = add(updates, wide, scaled(noise, float32_stddev))
+        return noisy, IndependentNoiseState(next_key)
 
     return transformation(init, update)
 
@@ -248,8 +248,8 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
 def _draw(key: Key, tree: Shaped) -> tuple[Shaped, Key]:
     """Standard Gaussian noise shaped like the tree, and the key of the next step."""
     # The current key is used only once. So no later state reveals this noise.
-    following, current = jax.random.split(key)
-    return _normal_like(current, tree), following
+    next_key, current_key = jax.random.split(key)
+    return _normal_like(current_key, tree), next_key
 
 
 def _add(updates: Shaped, wide: Shaped, noise: Shaped) -> Shaped:
