@@ -122,7 +122,7 @@ def test_delta_of_each_direction_is_bracketed(order):
     losses, (q, p) = jax.tree.map(np.asarray, losses_and_masses()(noise))
     row = int(order == "add")
     over = -np.expm1(np.minimum(epsilon - losses.loss[row], 0.0))
-    upper = np.sum(np.exp(losses.log_mass[row]) * over) + losses.infinite_mass[row]
+    upper = np.sum(np.exp(losses.log_mass[row]) * over) + losses.inf_mass[row]
     q, p = (q, p) if order == "remove" else (p, q)
     lower = np.sum(np.maximum(p - np.exp(epsilon) * q, 0.0))
     assert lower <= exact * (1 + 1e-6) <= upper * (1 + 2e-6)

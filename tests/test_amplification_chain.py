@@ -35,7 +35,7 @@ def chain_delta_fn():
         limits = _chain._limits(chain, states, epsilon, 1)
         losses = _chain._losses(chain, states, limits)
         over = -jnp.expm1(jnp.minimum(epsilon - losses.loss, 0.0))
-        return jnp.sum(jnp.exp(losses.log_mass) * over, axis=1) + losses.infinite_mass
+        return jnp.sum(jnp.exp(losses.log_mass) * over, axis=1) + losses.inf_mass
 
     return lambda *numbers: np.asarray(delta(*map(jnp.float64, numbers)))
 

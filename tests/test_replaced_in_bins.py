@@ -132,7 +132,7 @@ def compute_losses(num_steps, noise):
 
 def delta_of_losses(found, epsilon):
     above = np.maximum(-np.expm1(epsilon - found.loss[0]), 0.0)
-    return np.sum(np.exp(found.log_mass[0]) * above) + found.infinite_mass[0]
+    return np.sum(np.exp(found.log_mass[0]) * above) + found.inf_mass[0]
 
 
 @pytest.mark.parametrize("noise", [0.7, pytest.param(1.6, marks=pytest.mark.matrix)])
@@ -146,7 +146,7 @@ def test_replacement_losses_bound_exact_delta(noise):
     np.testing.assert_allclose(got, exact, rtol=2e-3)
     # P's masses, and those of Q, are those of a distribution.
     p = np.exp(found.log_mass[0])
-    np.testing.assert_allclose(np.sum(p) + found.infinite_mass[0], 1.0, rtol=1e-9)
+    np.testing.assert_allclose(np.sum(p) + found.inf_mass[0], 1.0, rtol=1e-9)
     assert np.sum(p * np.exp(-found.loss[0])) <= 1 + 1e-9
     got = np.array([delta_of_losses(compute_losses(2, noise), e) for e in epsilons])
     moved = np.eye(2) / noise

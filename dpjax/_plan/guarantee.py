@@ -222,11 +222,8 @@ class RunGuarantee:
         # An entry is included if one of its keywords names an event, a record, a
         # sampling or a kind of strategy of the run.
         run = self.plan.parameters()
-        words = {
-            run.sampling,
-            *_type_names(to_plain(self.event)),
-            *_type_names(to_plain(run)),
-        }
+        words = {run.sampling, *_type_names(to_plain(self.event))}
+        words |= set(_type_names(to_plain(run)))
         if run.shape is not None:
             tree, poles = run.shape.tree_decay is not None, run.shape.denominator
             words.add("tree" if tree else "rational" if poles else "banded")

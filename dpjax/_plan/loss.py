@@ -293,9 +293,8 @@ def _make_gradient(
         def loss_and_aux(trained: Any, unit: Any) -> tuple[Any, Any]:
             data, own_keys = unit
             if isinstance(data, users.OfUser):
-                return users.user_loss(
-                    functools.partial(loss_of_example, trained), data, own_keys
-                )
+                loss = functools.partial(loss_of_example, trained)
+                return users.user_loss(loss, data, own_keys)
             return loss_of_example(trained, data, own_keys)
 
         gradient = clipped_grad(

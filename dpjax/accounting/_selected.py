@@ -123,9 +123,8 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for i in range(len(xs)):
         while len(vertices) > 1:
             a, b = vertices[-2:]
-            cross = (ys[b] - ys[a]) * (xs[i] - xs[a]) - (ys[i] - ys[a]) * (
-                xs[b] - xs[a]
-            )
+            dx, dy = xs[b] - xs[a], ys[b] - ys[a]
+            cross = dy * (xs[i] - xs[a]) - (ys[i] - ys[a]) * dx
             if cross < 0:
                 break
             vertices.pop()
@@ -285,10 +284,8 @@ class Selected(NamedTuple):
                 step = _STEP * float(numbers[i]) or -_STEP
                 with scope():
                     shifted = float(numbers[i]) - step
-                    shifted_epsilons = epsilons_at(
-                        *numbers[:i], shifted, *numbers[i + 1 :]
-                    )
-                    slope = (epsilons_at(*numbers) - shifted_epsilons) / step
+                    at_shifted = epsilons_at(*numbers[:i], shifted, *numbers[i + 1 :])
+                    slope = (epsilons_at(*numbers) - at_shifted) / step
                 tangent_out += jnp.asarray(slope, value.dtype) * tangent
             return value, tangent_out
 

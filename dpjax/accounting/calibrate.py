@@ -36,9 +36,8 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
         raise ValueError(f"upper must be at least {smallest!r}; got {upper!r}.")
     largest = dtype.type(min(upper, np.finfo(dtype).max))
     # The cast to the dtype may round up past upper.
-    largest = (
-        np.nextafter(largest, dtype.type(0)) if float(largest) > upper else largest
-    )
+    if float(largest) > upper:
+        largest = np.nextafter(largest, dtype.type(0))
     return _Ends(smallest, float(np.floor(largest) if integer else largest))
 
 
@@ -62,10 +61,8 @@ def _excess(epsilon: jax.Array, target: jax.Array) -> jax.Array:
     ratio = jnp.log(jnp.maximum(epsilon, 0.0)) - jnp.log(target)
     # The sign is that of ε − target. The logarithms may round a small difference to 0,
     # hence the least positive excess of 1e-12.
-    meets, misses = (
-        jnp.clip(ratio, -_MAX_EXCESS, 0.0),
-        jnp.clip(ratio, 1e-12, _MAX_EXCESS),
-    )
+    meets = jnp.clip(ratio, -_MAX_EXCESS, 0.0)
+    misses = jnp.clip(ratio, 1e-12, _MAX_EXCESS)
     meets = jnp.where(jnp.isnan(ratio), -_MAX_EXCESS, meets)  # ε and target are 0
     misses = jnp.where(jnp.isnan(ratio), _MAX_EXCESS, misses)
     return jnp.where(epsilon <= target, meets, misses)

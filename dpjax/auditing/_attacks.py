@@ -104,9 +104,8 @@ def plant(loss_fn: LossFn, norm: ArrayLike) -> Callable[..., jax.Array]:
         canary = jnp.asarray(marked.canary)
         # jnp.where evaluates both branches, and −1 must not index from the end.
         slot = planted.slots[jnp.maximum(canary, 0)]
-        return jnp.where(canary >= 0, norm * slot, ordinary_loss).astype(
-            ordinary_loss.dtype
-        )
+        loss = jnp.where(canary >= 0, norm * slot, ordinary_loss)
+        return loss.astype(ordinary_loss.dtype)
 
     return loss
 
@@ -231,9 +230,8 @@ def matched_filter(
     signal_norm = jnp.sqrt(jnp.sum(jnp.square(signal), axis=0))
     product = jnp.sum(signal * whitened, axis=0)
     # A canary without a signal gets the score 0 in place of 0 / 0.
-    return jnp.where(
-        signal_norm > 0, product / jnp.where(signal_norm > 0, signal_norm, 1.0), 0.0
-    )
+    safe_norm = jnp.where(signal_norm > 0, signal_norm, 1.0)
+    return jnp.where(signal_norm > 0, product / safe_norm, 0.0)
 
 
 def mixture_scores(
@@ -593,15 +591,12 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
         count = sum_over_others(jnp.ones_like(x))
         divisor = jnp.maximum(count, 1.0)
         mean = sum_over_others(x) / divisor
-        variance = jnp.maximum(
-            sum_over_others(x * x) / divisor - mean * mean, _MIN_VARIANCE
-        )
+        variance = sum_over_others(x * x) / divisor - mean * mean
+        variance = jnp.maximum(variance, _MIN_VARIANCE)
         return -((x - mean) ** 2) / (2 * variance) - jnp.log(variance) / 2, count >= 2
 
     # Carlini et al. (2022), Algorithm 1, https://arxiv.org/abs/2112.03570:
     # p(x | N(μ_in, σ²_in)) / p(x | N(μ_out, σ²_out)).
-    (inside, enough_inside), (outside, enough_outside) = (
-        log_density(included),
-        log_density(~included),
-    )
+    inside, enough_inside = log_density(included)
+    outside, enough_outside = log_density(~included)
     return jnp.where(enough_inside & enough_outside, inside - outside, 0.0)

@@ -202,38 +202,24 @@ def _findings(
         alone = np.arange(size) == i
         for name, others in {"all": alone | True, **halves, "alone": alone}.items():
             present = jnp.asarray(others | alone)
-            original_result = run(data, present)
-            result_without = run(data, present & ~alone)
-            yield measure_change(
-                f"{name}: left out", original_result, result_without, claimed, i
-            )
+            original = run(data, present)
+            without = run(data, present & ~alone)
+            yield measure_change(f"{name}: left out", original, without, claimed, i)
             # Except under REPLACE, one of two neighbours does not have the example.
-            for change_name, changed in _change_one_example(data, i):
-                changed_result = run(changed, present)
-                neighbour_result = (
-                    original_result
-                    if adjacency is Adjacency.REPLACE
-                    else result_without
-                )
-                yield measure_change(
-                    f"{name}: {change_name}",
-                    changed_result,
-                    neighbour_result,
-                    claimed,
-                    i,
-                )
+            for kind, changed in _change_one_example(data, i):
+                result = run(changed, present)
+                neighbour = original if adjacency is Adjacency.REPLACE else without
+                yield measure_change(f"{name}: {kind}", result, neighbour, claimed, i)
                 # The values of a masked example must not move the result.
                 masked = run(changed, present & ~alone)
-                yield measure_change(
-                    "masked: its values", masked, result_without, 0.0, i
-                )
-    original_result = run(data, full_mask)
+                yield measure_change("masked: its values", masked, without, 0.0, i)
+    original = run(data, full_mask)
     order = rng.permutation(size)
     reordered_result = run(jax.tree.map(lambda x: x[order], data), full_mask)
-    yield measure_change("the order", reordered_result, original_result, 0.0, 0)
+    yield measure_change("the order", reordered_result, original, 0.0, 0)
     longer = jax.tree.map(lambda x: jnp.concatenate([x, x[:2]]), data)
     padded = run(longer, jnp.arange(size + 2) < size)
-    yield measure_change("masked: two more slots", padded, original_result, 0.0, size)
+    yield measure_change("masked: two more slots", padded, original, 0.0, size)
 
 
 def _change_one_example(data: Any, i: int) -> Iterator[tuple[str, Any]]:

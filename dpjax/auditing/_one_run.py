@@ -110,10 +110,8 @@ def _mu64(
             new_h = jnp.maximum(h, ndtr(ndtri(rho) - mu))
             new_rho = jnp.minimum(rho + i / (r - i) * (new_h - h), 1.0)
             is_active = i < v
-            return (
-                jnp.where(is_active, new_h, h),
-                jnp.where(is_active, new_rho, rho),
-            ), None
+            h, rho = jnp.where(is_active, new_h, h), jnp.where(is_active, new_rho, rho)
+            return (h, rho), None
 
         start = (error * (r - v) / m, error * v / m)
         (h, rho), _ = jax.lax.scan(step, start, jnp.arange(r - 1.0, -1.0, -1.0))

@@ -214,9 +214,8 @@ def _epsilon_at64(
     hits, alarms = (jnp.sum(x > threshold) for x in (scores_in, scores_out))
     error = (1 - confidence) / 2
     false_positive = upper_bound(alarms, scores_out.size, error)
-    return _epsilon(
-        _Rates(false_positive, lower_bound(hits, scores_in.size, error)), delta
-    )
+    true_positive = lower_bound(hits, scores_in.size, error)
+    return _epsilon(_Rates(false_positive, true_positive), delta)
 
 
 # The threshold equals a score. If the threshold were rounded down, this score would be
@@ -451,22 +450,19 @@ def _gaussian_mu_lower64(
     # After subtracting an offset, rounding is relative to the range of the scores.
     offset = scores_out[0]
     scores_in, scores_out = scores_in - offset, scores_out - offset
-    largest_centered = jnp.maximum(
-        jnp.max(jnp.abs(scores_in)), jnp.max(jnp.abs(scores_out))
-    )
+    centered = jnp.maximum(*(jnp.max(jnp.abs(x)) for x in (scores_in, scores_out)))
     gap = jnp.mean(scores_in) - jnp.mean(scores_out)
     stddev = jnp.sqrt((n * jnp.var(scores_in) + m * jnp.var(scores_out)) / freedom)
     # If every score has an error of at most e, then the errors of the means and of the
     # standard deviation are at most about e. A float64 sum of k terms has a relative
     # error of at most k ULP / 2.
-    error = rounding * largest + (n + m + 16) * ULP * largest_centered
+    error = rounding * largest + (n + m + 16) * ULP * centered
     gap, stddev = gap - 2 * error, stddev + 2 * error
     gap_scale = np.sqrt(1 / n + 1 / m)
     # Without separation or without spread, t is a finite number that is not used.
     is_separated = (stddev > 0) & (gap > 0)
-    t = jnp.where(is_separated, gap, 1.0) / (
-        jnp.where(is_separated, stddev, 1.0) * gap_scale
-    )
+    safe_stddev = jnp.where(is_separated, stddev, 1.0)
+    t = jnp.where(is_separated, gap, 1.0) / (safe_stddev * gap_scale)
 
     # Owen (1968), https://doi.org/10.1080/00401706.1968.10490580: with w² = χ²_ν / ν
     # and θ = μ / √(1/n + 1/m), P((Z + θ) / w >= t) = E Φ(θ − t w). The logarithm x of

@@ -302,12 +302,9 @@ def _sum_of_blocks(x: jax.Array) -> jax.Array:
     # The last block is shorter, so that no gradient is copied for padding.
     whole_size = x.shape[0] - x.shape[0] % BLOCK
     blocks = x[:whole_size].reshape(-1, BLOCK, *x.shape[1:])
-    remainder_sum = block_sum(x[whole_size:]) if whole_size < x.shape[0] else None
-    total = (
-        block_sum(blocks[0])
-        if remainder_sum is None
-        else remainder_sum + block_sum(blocks[0])
-    )
+    total = block_sum(blocks[0])
+    if whole_size < x.shape[0]:
+        total = block_sum(x[whole_size:]) + total
     return jax.lax.scan(lambda s, b: (s + block_sum(b), None), total, blocks[1:])[0]
 
 

@@ -106,7 +106,7 @@ class ClippedGrad(Generic[Params]):
             grads, per_example = self._sum_in_float64(closed, groups, inputs)
         else:
             clip_norms = jax.tree.leaves(self.clip_norm)
-            sum_of = partial(self._select_engine(closed, groups).sum, clip_norms)
+            sum_of = partial(self._engine_for(closed, groups).sum, clip_norms)
             grads, per_example = in_microbatches(sum_of, self.microbatch_size, inputs)
         _warn_if_none_contributes(per_example.norm, mask)
         treedef = jax.tree.structure(self.parameters(args))
@@ -130,7 +130,7 @@ class ClippedGrad(Generic[Params]):
         """
         x64 = bool(default_float() == jnp.float64)
         with jax.enable_x64(True):
-            engine = self._select_engine(closed, groups)
+            engine = self._engine_for(closed, groups)
             h = bookkeeping.relative_error(engine.plan, inputs.mask.size)
             clip_norms = [c * (1 / (1 + h)) for c in jax.tree.leaves(self.clip_norm)]
             sum_of = partial(engine.sum, clip_norms, x64=x64)
@@ -143,7 +143,7 @@ class ClippedGrad(Generic[Params]):
             sums = [needs_one_order(x) for x in sums]
             return cast_like(sums, widen(inputs.leaves)), per_example
 
-    def _select_engine(
+    def _engine_for(
         self, closed: jex.ClosedJaxpr, groups: Sequence[int]
     ) -> "_SelectedEngine":
         """Choose the engine for a call with this loss.
@@ -175,9 +175,8 @@ class ClippedGrad(Generic[Params]):
 
         def sum_by_platform(clip_norms: Sequence[ArrayLike], inputs: Inputs) -> Summed:
             from_gradients = partial(one_pass, inlined_plan, clip_norms)
-            return on_platform(
-                "tpu", from_gradients, partial(two_passes, clip_norms), inputs
-            )
+            otherwise = partial(two_passes, clip_norms)
+            return on_platform("tpu", from_gradients, otherwise, inputs)
 
         return _SelectedEngine(sum_by_platform, plan)
 
@@ -211,11 +210,11 @@ class ClippedGrad(Generic[Params]):
         Raises:
           ValueError: the call has too few arguments.
         """
-        largest_number = max(*self.batch_argnums, *_as_tuple(self.argnums))
-        if largest_number >= len(args):
+        largest = max(*self.batch_argnums, *_as_tuple(self.argnums))
+        if largest >= len(args):
             raise ValueError(
                 f"argnums {self.argnums} and batch_argnums {self.batch_argnums} name "
-                f"argument {largest_number}, but the call has {len(args)} positional "
+                f"argument {largest}, but the call has {len(args)} positional "
                 "arguments."
             )
         examples = [args[i] for i in self.batch_argnums]

@@ -90,9 +90,7 @@ def epsilon_by_step(
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False, fontsize="small")
     has_markers = any(plan.guarantee.mu is None for plan in plans)
-    x_label = (
-        "steps taken (ε is computed at the markers)" if has_markers else "steps taken"
-    )
+    x_label = "steps taken" + has_markers * " (ε is computed at the markers)"
     return finish(ax, x_label, f"ε {_describe_deltas(deltas)}")
 
 
@@ -200,12 +198,7 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
         else f"{value:.2f} (σ = {_format_number(candidate.plan.noise_multiplier)})"
         for candidate, value in zip(candidates, values, strict=True)
     ]
-    _draw_bars(
-        ax,
-        values,
-        texts,
-        [f"{candidate.sampling}, {candidate.strategy}" for candidate in candidates],
-    )
+    _draw_bars(ax, values, texts, [f"{x.sampling}, {x.strategy}" for x in candidates])
     ax.axvline(1.0, color=GREY, linewidth=0.8)
     ax.set_title("noise left in the workload, least = 1", fontsize="medium", loc="left")
     return ax
@@ -218,9 +211,8 @@ def _draw_bars(
     positions = np.arange(len(values))
     # An infinite value has a text but no bar.
     lengths = [value if math.isfinite(value) else 0.0 for value in values]
-    bars = panel.barh(
-        positions, lengths, height=0.6, color="#c9d7e3", edgecolor="black"
-    )
+    style = {"height": 0.6, "color": "#c9d7e3", "edgecolor": "black"}
+    bars = panel.barh(positions, lengths, **style)
     panel.bar_label(bars, texts, padding=3, fontsize="small")
     # Leave space for the texts at the ends of the bars.
     panel.set_xlim(0, 1.35 * (max(lengths) or 1.0))

@@ -115,9 +115,8 @@ def draw_curves(
 ) -> "Axes":
     """Draw the given lines, lines for perfect and for no privacy, and a legend."""
     for number, (rates, false_negative, label, marked) in enumerate(lines):
-        ax.plot(
-            rates, false_negative, **strokes(number), label=label, markevery=[marked]
-        )
+        style = {**strokes(number), "label": label, "markevery": [marked]}
+        ax.plot(rates, false_negative, **style)
     ax.plot([0, 1], [1, 0], ":", color=GREY, linewidth=1, label="perfect privacy")
     no_privacy = {"color": GREY, "linewidth": 3, "alpha": 0.5, "label": "no privacy"}
     ax.plot([0, 0, 1], [1, 0, 0], **no_privacy)
@@ -281,10 +280,8 @@ def _line(
     Returns:
       A `Line` through the corners of a step function from (0, 1) to (1, 0).
     """
-    false_positive, false_negative = (
-        np.asarray(false_positive),
-        np.asarray(false_negative),
-    )
+    false_positive = np.asarray(false_positive)
+    false_negative = np.asarray(false_negative)
     order = np.argsort(false_positive, kind="stable")
     false_positive = np.concatenate([[0.0], false_positive[order], [1.0]])
     false_negative = np.concatenate([[1.0], false_negative[order], [0.0]])

@@ -226,9 +226,8 @@ def quantile(
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.at_most("num_steps", num_steps, 52)
     # The margin covers the rounding of the root, the sum and the contributions.
-    norm = float(np.linalg.norm(np.maximum(share_vector, 1 - share_vector))) * (
-        1 + 2.0**-40
-    )
+    norm = float(np.linalg.norm(np.maximum(share_vector, 1 - share_vector)))
+    norm *= 1 + 2.0**-40
     return _release.release(
         "quantile",
         _quantile,

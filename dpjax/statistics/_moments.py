@@ -165,9 +165,8 @@ def sum(  # noqa: A001  (read as `statistics.sum`)
 def _sum(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
     """Compute the noisy sum of clipped rows, divided by params.num_examples."""
     norm = params.clip_norm
-    noisy = noise(
-        _release.sum_exactly(lambda x: _unit_rows(x, norm), _flatten_rows(data))
-    )
+    total = _release.sum_exactly(lambda x: _unit_rows(x, norm), _flatten_rows(data))
+    noisy = noise(total)
     return (noisy * norm / params.num_examples).reshape(data.shape[1:])
 
 
@@ -497,9 +496,9 @@ def standardize(
     gaussian = events.Gaussian(_release.divide_up(adjacency.sensitivity_factor, z))
     parts = center.event, variances.event
     variations = [x.total_variation for x in parts if isinstance(x, events.OnLattice)]
-    event = (
-        events.OnLattice(gaussian, math.fsum(variations)) if variations else gaussian
-    )
+    event: events.Event = gaussian
+    if variations:
+        event = events.OnLattice(gaussian, math.fsum(variations))
     return Released(Standardization(center.value, scale), event, adjacency)
 
 

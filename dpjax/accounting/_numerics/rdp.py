@@ -352,9 +352,8 @@ def poisson_gaussian64(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Arra
     # Above the range: h(y) is at most a (a − 1)/2 y² max(1, 1 + y)^a. Where aσ⁻¹ is
     # small, E h is a (a − 1)/2 q²σ⁻² up to a relative error of about aσ⁻¹.
     large_sigma = jnp.where(above, sigma, 1.0)
-    first = _gaussian(large_sigma, a) * jnp.where(
-        a * _FIRST_TERM_RATIO <= large_sigma, q * q, 1.0
-    )
+    scale = jnp.where(a * _FIRST_TERM_RATIO <= large_sigma, q * q, 1.0)
+    first = _gaussian(large_sigma, a) * scale
     value = jnp.where(above, first, value) * (1 + 16 * ULP) + SMALL
     value = jnp.where(inside | below | above, value, jnp.inf)
     value = jnp.where(is_silent & (sigma >= 0), 0.0, value)

@@ -126,9 +126,8 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     covariances = jax.lax.cummax(g, reverse=True)[gaps] if epochs > 1 else jnp.zeros(0)
     # The number of ordered pairs of epochs that are 1, 2, … epochs apart.
     num_pairs = 2.0 * np.arange(epochs - 1, 0, -1)
-    return Covariances(
-        _by_gap_on_circle(g[:n_b], n_b), jnp.sum(num_pairs * covariances)
-    )
+    across_epochs = jnp.sum(num_pairs * covariances)
+    return Covariances(_by_gap_on_circle(g[:n_b], n_b), across_epochs)
 
 
 def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Array]:
@@ -284,7 +283,6 @@ def epsilon64(
     one factor for all steps, f[1].
     """
     run = _run(strategy, factors, noise_multiplier, schedule=schedule)
-    use_chain = (
-        min(schedule.num_steps, schedule.steps_per_epoch) <= _chain.MAX_POSITIONS
-    )
+    positions = min(schedule.num_steps, schedule.steps_per_epoch)
+    use_chain = positions <= _chain.MAX_POSITIONS
     return _epsilon(run, delta, use_chain=use_chain, replace=schedule.factor > 1)

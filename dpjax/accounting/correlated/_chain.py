@@ -145,9 +145,8 @@ def _round_to_neighbours(
     down, up = jnp.sum(cells.nodes * (1 - NODES), 0), jnp.sum(cells.nodes * NODES, 0)
     mass = jnp.pad(down, (0, 1)) + jnp.pad(up, (1, 0))
     excess = jnp.exp(centre + variance / 2) * tilted.above
-    return Rounded(
-        mass.at[0].add(cells.below).at[-1].add(cells.above), cells.below, excess
-    )
+    mass = mass.at[0].add(cells.below).at[-1].add(cells.above)
+    return Rounded(mass, cells.below, excess)
 
 
 def _states(chain: Chain, tail: jax.Array) -> Grid:
@@ -246,9 +245,8 @@ def _ratio_bound(chain: Chain, states: Grid, spacing: jax.Array) -> RatioBound:
 
     start = jnp.zeros((_STATES, _SUMS)).at[:, 0].set(initial.mass)
     carry = start, initial.mass, initial.below, initial.excess, jnp.zeros(())
-    mass, _, below, excess, decrease = jax.lax.fori_loop(
-        0, size.astype(int), visit, carry
-    )
+    carry = jax.lax.fori_loop(0, size.astype(int), visit, carry)
+    mass, _, below, excess, decrease = carry
     # A value y of position i above the last state, `top`, is replaced by `top`. The
     # replacement reduces the mean of the term of position i + j by at most
     # θ_j e^{−aθ_j²/2} (e^y − e^top) / n, with θ_j = ρ^j and n positions.
@@ -346,9 +344,8 @@ def smaller_epsilon(
     usable &= (num_epochs <= 1) | (gaussian > 0)
     # In all other cases, the chain's coarse grids increase ε by more than the chain's
     # covariances reduce ε.
-    usable &= (chain.size < _FEW_POSITIONS) | (
-        _log_square(chain) < _MAX_RATIO * tree_square
-    )
+    better = _log_square(chain) < _MAX_RATIO * tree_square
+    usable &= (chain.size < _FEW_POSITIONS) | better
 
     def chain_epsilon() -> jax.Array:
         # The tree's ε determines the last point of the chain's grid of L.
@@ -357,8 +354,8 @@ def smaller_epsilon(
         # Rounding to states makes the mean of L larger than one. The mass truncated in
         # one epoch is therefore multiplied by the means of all other epochs.
         mean = jnp.maximum(jnp.sum(jnp.exp(losses.log_mass), axis=1), 1.0)
-        infinite_mass = losses.infinite_mass * mean ** (num_epochs - 1)
-        losses = losses._replace(infinite_mass=infinite_mass)
+        inf_mass = losses.inf_mass * mean ** (num_epochs - 1)
+        losses = losses._replace(inf_mass=inf_mass)
         return epsilon_of([(losses, num_epochs)], gaussian, delta)
 
     helps = usable & (tree_epsilon < _MAX_TREE_EPSILON)

@@ -315,15 +315,13 @@ def _bound_by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
         """
         distance = (f - epochs)[:, None]
         pair_weights = (weights[f] * weights)[:, None]
-        return jnp.where(
-            distance >= 2, pair_weights * bounds(jnp.maximum(distance, 2)), 0.0
-        )
+        terms = pair_weights * bounds(jnp.maximum(distance, 2))
+        return jnp.where(distance >= 2, terms, 0.0)
 
     def add_later_epoch(total: jax.Array, f: jax.Array) -> tuple[jax.Array, None]:
         g = gram(f)
-        return total + distant(
-            f, lambda distance: entry_at(g, distance * n_b - last[None])
-        ), None
+        more = distant(f, lambda distance: entry_at(g, distance * n_b - last[None]))
+        return total + more, None
 
     def add_epoch(
         best: jax.Array, inputs: tuple[jax.Array, jax.Array]
@@ -382,9 +380,8 @@ def mu_of(
     participations = -(-num_steps // n_b)
     if max_participations is not None and max_participations < participations:
         largest = jax.lax.cummax(jnp.broadcast_to(weights, (num_steps,)), reverse=True)
-        largest = jnp.where(
-            jnp.arange(participations) < max_participations, largest[::n_b], 0.0
-        )
+        used = jnp.arange(participations) < max_participations
+        largest = jnp.where(used, largest[::n_b], 0.0)
         few = few_reshuffled_steps if order == "reshuffled" else few_separated_steps
         # The bound for a whole pattern also holds for every subset of the pattern.
         square = jnp.minimum(square, few(strategy, largest, num_steps, n_b))

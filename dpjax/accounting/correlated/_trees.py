@@ -195,9 +195,8 @@ def ratio(
         pending = pending + by_join[k] - following[k]
         return _multiply_lognormal(spread.double(law, tail), pending, tail)
 
-    law, pending = jax.lax.fori_loop(
-        0, tree.joins, add_join, (law, jnp.zeros_like(leaf))
-    )
+    start = law, jnp.zeros_like(leaf)
+    law, pending = jax.lax.fori_loop(0, tree.joins, add_join, start)
     law = spread.mean(law, jnp.maximum(tree.copies, 1), tail)
     return law, pending + across
 

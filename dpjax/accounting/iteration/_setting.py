@@ -320,9 +320,8 @@ def excess(
     # For a step size of 2/M the product with M may be rounded to slightly above 2. The
     # product must still count as at most 2.
     large = high > 8 * ULP
-    high = jnp.where(
-        large, high + tolerance * upper, jnp.minimum(high + tolerance * upper, 0.0)
-    )
+    high = high + tolerance * upper
+    high = jnp.where(large, high, jnp.minimum(high, 0.0))
     return jnp.maximum(low, high)
 
 

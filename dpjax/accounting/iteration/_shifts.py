@@ -127,9 +127,8 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
     diameter = jnp.min(numbers.diameter)
     # If the constant of some step is unknown, overflows or underflows, the minorant is
     # not used, and only composition remains.
-    usable = jnp.all(steps.finite_lipschitz) & jnp.all(
-        (unit > 0) & (unit < jnp.inf) & (shift > 0)
-    )
+    usable = jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
+    usable &= jnp.all(steps.finite_lipschitz)
     # Shifts are divided by the largest shift, so that no square overflows.
     largest = jax.lax.stop_gradient(jnp.max(steps.shift))
     largest = jnp.where((largest > 0) & (largest < jnp.inf), largest, 1.0)
@@ -141,9 +140,8 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
         square = jnp.sum(jnp.where(active, jnp.square(steps.shift / largest), 0.0))
         positive = square > 0  # the square root has no derivative at 0
         composition = largest * jnp.sqrt(jnp.where(positive, square, 1.0))
-        composition = jnp.where(
-            positive, composition * (1 + (8 + unit.shape[0]) * ULP), 0.0
-        )
+        composition *= 1 + (8 + unit.shape[0]) * ULP
+        composition = jnp.where(positive, composition, 0.0)
         sensitivity = jnp.where(active, shift, 0.0) * (1 + 8 * ULP)
         # Bok, Su and Altschuler (2024), Theorem C.3, https://arxiv.org/abs/2403.00278.
         mu = schedule_mu(c, sensitivity, unit, diameter, bounded=assumed.bounded)

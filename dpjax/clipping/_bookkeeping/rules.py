@@ -246,9 +246,8 @@ class Convolution(Rule):
         and p the output features of a group.
         """
         read = self._make_reader(others[0])
-        patches = jnp.concatenate(
-            [read(start) for start in self._window_starts()], axis=-1
-        )
+        windows = [read(start) for start in self._window_starts()]
+        patches = jnp.concatenate(windows, axis=-1)
         return Factors(patches, self._pixels(cotangent))
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:

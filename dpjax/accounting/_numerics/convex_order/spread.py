@@ -31,12 +31,12 @@ class Masses(NamedTuple):
     Attributes:
       mass: Q's mass at each point, f[*b, n].
       zero: Q's mass where L is 0, f[*b].
-      infinite_mass: P's mass where L is infinite, f[*b].
+      inf_mass: P's mass where L is infinite, f[*b].
     """
 
     mass: jax.Array
     zero: jax.Array
-    infinite_mass: jax.Array
+    inf_mass: jax.Array
 
 
 Law = grids.Law[Masses]
@@ -104,7 +104,7 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     of L stays the same. If the restriction needs more than n points, the spacing of the
     grid is doubled first.
     """
-    mass, zero, infinite_mass = masses
+    mass, zero, inf_mass = masses
     x = jnp.exp(grid.log(mass.shape[1]))[None]
     # Truncation below the window loses Q's mass. Truncation above the window loses P's
     # mass, which is Q's mass times L.
@@ -124,10 +124,8 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     mass = mass.at[:, 0].add(jnp.sum(before * (x / first), axis=1))
     mass = mass.at[:, -1].add(jnp.sum(beyond, axis=1))
     zero = zero + jnp.sum(before * jnp.maximum(1 - x / first, 0.0), axis=1)
-    infinite_mass = infinite_mass + jnp.sum(beyond * jnp.maximum(x - last, 0.0), axis=1)
-    return Law(
-        Grid(grid.first + start, grid.spacing), Masses(mass, zero, infinite_mass)
-    )
+    inf_mass = inf_mass + jnp.sum(beyond * jnp.maximum(x - last, 0.0), axis=1)
+    return Law(Grid(grid.first + start, grid.spacing), Masses(mass, zero, inf_mass))
 
 
 def _mean_of_two(
@@ -145,8 +143,8 @@ def _mean_of_two(
     # mass moves to x with probability w, and to 0 otherwise.
     from_zero = second.zero * w * first.mass + first.zero * (1 - w) * second.mass
     zero = first.zero * (second.zero + w) + second.zero * (1 - w)
-    infinite_mass = w * first.infinite_mass + (1 - w) * second.infinite_mass
-    return Masses(mass.at[::2].add(from_zero), zero, infinite_mass)
+    inf_mass = w * first.inf_mass + (1 - w) * second.inf_mass
+    return Masses(mass.at[::2].add(from_zero), zero, inf_mass)
 
 
 def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
@@ -186,9 +184,8 @@ def double(law: Law, tail: jax.Array) -> Law:
     """
     (first, spacing), masses = law
     mean_masses = _mean_of_two(masses, masses, jnp.asarray(0.5), spacing)
-    return _one_window(
-        Grid(2 * first, spacing / 2), mean_masses, tail, masses.mass.size
-    )
+    grid = Grid(2 * first, spacing / 2)
+    return _one_window(grid, mean_masses, tail, masses.mass.size)
 
 
 def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
@@ -199,7 +196,7 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     h is the spacing of the law's grid. About the mass `tail` at each end moves to the
     grid's ends, to 0 and to infinity.
     """
-    mass, zero, infinite_mass = law.masses
+    mass, zero, inf_mass = law.masses
     n = mass.size
     # Widen the grid until the lognormal has at most n points on it.
     ends = variance / 2 + jnp.sqrt(variance) * tail_quantile(tail)
@@ -211,7 +208,7 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     # Both grids have the same spacing, so the logs of products are on a grid with this
     # spacing, too.
     product = jnp.convolve(mass[0], factors.mass, precision="highest")
-    masses = Masses(product, zero + factors.zero, infinite_mass + factors.infinite_mass)
+    masses = Masses(product, zero + factors.zero, inf_mass + factors.inf_mass)
     return _one_window(Grid(grid.first + other.first, grid.spacing), masses, tail, n)
 
 
@@ -222,13 +219,13 @@ def losses(law: Law, count: jax.Array) -> DiscreteLosses:
     and of Q against P. The bound on rounding errors grows with `count`, the number of
     independent copies from which the law was computed.
     """
-    (mass, zero, infinite_mass), n = law.masses, law.masses.mass.size
+    (mass, zero, inf_mass), n = law.masses, law.masses.mass.size
     # OFF makes every loss larger by the bound on the error of log L.
     log, log_mass = law.grid.log(n), jnp.log(jnp.maximum(mass, SMALL))
     return DiscreteLosses(
         jnp.stack([log, -log]) + grids.LOG_ERROR,
         jnp.stack([log_mass + log, log_mass]),
-        jnp.stack([infinite_mass, zero]),
+        jnp.stack([inf_mass, zero]),
         grids.rounding(n, count),
     )
 
@@ -250,7 +247,7 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     The bound on rounding errors grows with `count`, the number of independent copies
     from which the law was computed.
     """
-    (mass, zero, infinite_mass), n = law.masses, law.masses.mass.size
+    (mass, zero, inf_mass), n = law.masses, law.masses.mass.size
     # Cumulative masses from both ends, each with relative precision in its own tail.
     lower = jnp.append(zero, zero + jnp.cumsum(mass))
     upper = jnp.cumsum(mass[::-1])
@@ -270,7 +267,7 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     return DiscreteLosses(
         jnp.stack([distance, -distance]).reshape(1, -1) + 2 * grids.LOG_ERROR,
         jnp.where(is_positive, log_mass, -jnp.inf).reshape(1, -1),
-        (infinite_mass + paired_mass)[None],
+        (inf_mass + paired_mass)[None],
         grids.rounding(n, count) + 8 * n * ULP,
     )
 
@@ -307,14 +304,12 @@ def epsilon(law: Law, delta: jax.Array) -> jax.Array:
     The argument law is the distribution of a likelihood ratio L, and δ(ε) is the larger
     of E(L − e^ε)₊ and E(1 − e^ε L)₊. The result is negative if δ(0) is less than delta.
     """
-    mass, zero, infinite_mass = law.masses
+    mass, zero, inf_mass = law.masses
     weight = mass * jnp.exp(law.grid.log(mass.size))
     # Both means are the largest of linear functions of e^ε, one for each grid point:
     # the means over L at or above the point, and those over L at or below it.
-    above, slope_above = (
-        jnp.cumsum(weight[::-1]) + infinite_mass,
-        jnp.cumsum(mass[::-1]),
-    )
+    above = jnp.cumsum(weight[::-1]) + inf_mass
+    slope_above = jnp.cumsum(mass[::-1])
     below, slope_below = jnp.cumsum(mass) + zero, jnp.cumsum(weight)
     totals = jnp.concatenate([above, below]) - delta
     slopes = jnp.maximum(jnp.concatenate([slope_above, slope_below]), SMALL)

@@ -43,10 +43,8 @@ def two_losses(event: Any, tail: jax.Array) -> DiscreteLosses:
     # https://arxiv.org/abs/1311.0776: the masses of ε and −ε are
     # (1 − δ) e^ε / (1 + e^ε) and (1 − δ) / (1 + e^ε).
     larger = jnp.log1p(-delta) - jnp.log1p(jnp.exp(-epsilon))
-    loss, log_mass = (
-        jnp.stack([epsilon, -epsilon]),
-        jnp.stack([larger, larger - epsilon]),
-    )
+    loss = jnp.stack([epsilon, -epsilon])
+    log_mass = jnp.stack([larger, larger - epsilon])
     error = jax.lax.stop_gradient(ULP * (16 + 4 * epsilon))
     return DiscreteLosses(loss[None], log_mass[None], delta[None], error)
 
@@ -219,12 +217,9 @@ def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
         # of the group (`pairs`).
         decrease = jnp.expm1(-(size - j) * slope)
         fraction = jnp.minimum(decrease / jnp.expm1(-size * slope), 1.0)
-        return (
-            j + 1,
-            mass + weight,
-            upper_part + weight * fraction,
-            mass_difference + weight * decrease,
-        )
+        upper_part = upper_part + weight * fraction
+        mass_difference = mass_difference + weight * decrease
+        return j + 1, mass + weight, upper_part, mass_difference
 
     zero = jnp.zeros(GROUPS)
     _, mass, upper_part, mass_difference = jax.lax.while_loop(

@@ -76,7 +76,7 @@ def max_over_directions(bound: Callable[..., jax.Array], parts: Parts) -> jax.Ar
         return bound([])
     # Symmetric losses have one direction. They are broadcast to two directions if other
     # losses have two.
-    directions = max(losses.infinite_mass.size for losses, _ in parts)
+    directions = max(losses.inf_mass.size for losses, _ in parts)
 
     def broadcast(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (directions, *jnp.shape(x)[1:]))
@@ -131,9 +131,8 @@ def _best_candidate(
     estimate. The first estimate is `estimate`. The search ends when the next estimate
     is NaN, or after _EVALUATIONS estimates.
     """
-    structure = jax.tree.structure(
-        _Candidate(estimate, estimate, Tilt(*[estimate] * 3), estimate)
-    )
+    example = _Candidate(estimate, estimate, Tilt(*[estimate] * 3), estimate)
+    structure = jax.tree.structure(example)
 
     def is_unfinished(state: tuple[jax.Array, ...]) -> jax.Array:
         evaluations, next_estimate, _ = state
@@ -143,11 +142,8 @@ def _best_candidate(
         evaluations, next_estimate, best = state
         candidate = evaluate(next_estimate)
         row = jnp.stack(jax.tree.leaves(candidate))
-        return (
-            evaluations + 1,
-            candidate.next_estimate,
-            jnp.where(candidate.bound < best[0], row, best),
-        )
+        best = jnp.where(candidate.bound < best[0], row, best)
+        return evaluations + 1, candidate.next_estimate, best
 
     worst = jnp.full(structure.num_leaves, jnp.inf)
     start = jnp.zeros((), jnp.int32), estimate, worst
@@ -173,11 +169,9 @@ def _truncate_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
         moved = jnp.sum(jnp.where(rare, mass[None], 0.0), axis=1)
         level = jnp.max(jnp.where(moved <= allowed_mass, limits[:, 0], 0.0))
         rare = mass < jax.lax.stop_gradient(level)
-        infinite_mass = losses.infinite_mass + jnp.sum(jnp.where(rare, mass, 0.0))
+        inf_mass = losses.inf_mass + jnp.sum(jnp.where(rare, mass, 0.0))
         log_mass = jnp.where(rare, -jnp.inf, losses.log_mass)
-        trimmed.append(
-            (losses._replace(log_mass=log_mass, infinite_mass=infinite_mass), count)
-        )
+        trimmed.append((losses._replace(log_mass=log_mass, inf_mass=inf_mass), count))
     return trimmed
 
 
@@ -192,42 +186,37 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
     Gaussian mechanism has μ² = variance.
     """
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
-    safe_epsilon = jnp.where(inside, epsilon, 1.0)
+    safe = jnp.where(inside, epsilon, 1.0)
     if not parts:
         return gaussian.delta_of(jnp.sqrt(variance), epsilon)
 
     def bound(parts: Parts) -> jax.Array:
-        fixed, fixed_var, fixed_epsilon = jax.lax.stop_gradient(
-            (parts, variance, safe_epsilon)
-        )
+        fixed, fixed_var, fixed_eps = jax.lax.stop_gradient((parts, variance, safe))
 
         def evaluate(estimate: jax.Array) -> _Candidate:
             common = _truncate_rare_losses(fixed, estimate)
             cumulants = tilt.cumulants(common, fixed_var)
-            point = tilt.choose(cumulants, fixed_var, fixed_epsilon, estimate)
-            log_value = _log_delta(common, fixed_var, point)(fixed_epsilon)
+            point = tilt.choose(cumulants, fixed_var, fixed_eps, estimate)
+            log_value = _log_delta(common, fixed_var, point)(fixed_eps)
             log_value = jnp.maximum(log_value, np.log(SMALLEST))
             # A bound far above the estimate may be loose because the estimate was too
             # low. The next estimate is then half-way between the bound and the
             # estimate.
             middle = (log_value + estimate) / 2
-            next_estimate = jnp.where(
-                log_value - estimate > _LARGE_GAP, middle, log_value
-            )
+            is_far = log_value - estimate > _LARGE_GAP
+            next_estimate = jnp.where(is_far, middle, log_value)
             converged = jnp.abs(log_value - estimate) < _SMALL_GAP
             next_estimate = jnp.where(converged, jnp.nan, next_estimate)
             return _Candidate(log_value, estimate, point, next_estimate)
 
-        estimate = tilt.estimate_log_delta(
-            tilt.cumulants(fixed, fixed_var), fixed_epsilon
-        )
+        cumulants = tilt.cumulants(fixed, fixed_var)
+        estimate = tilt.estimate_log_delta(cumulants, fixed_eps)
         best = _best_candidate(evaluate, jnp.maximum(estimate, np.log(SMALLEST)))
         common = _truncate_rare_losses(parts, best.estimate)
         log_delta = _log_delta(common, variance, best.tilt)
         # The result is the bound of the search, with the derivatives of log δ.
-        return jnp.exp(
-            implicit_derivative(lambda x: x - log_delta(safe_epsilon), best.bound)
-        )
+        log = implicit_derivative(lambda x: x - log_delta(safe), best.bound)
+        return jnp.exp(log)
 
     # Where no evaluation succeeded, the bound is infinite.
     value = jnp.minimum(max_over_directions(bound, parts), 1.0)
@@ -296,9 +285,8 @@ def _smallest_epsilon(
     # start or between start and 3 start.
     bad = Point(-start, jnp.full_like(start, 30))
     good = Point(3 * start, jnp.full_like(start, -30))
-    epsilon = close(
-        lambda e: excess(jnp.maximum(e, 0.0)), bad, good, start * _TOLERANCE
-    )
+    tolerance = start * _TOLERANCE
+    epsilon = close(lambda e: excess(jnp.maximum(e, 0.0)), bad, good, tolerance)
     return jnp.where(epsilon < 3 * start, jnp.maximum(epsilon, 0.0), jnp.inf)
 
 

@@ -69,7 +69,7 @@ class Spectrum(NamedTuple):
     imaginary: jax.Array
     error: tuple[jax.Array, jax.Array]
     scale: jax.Array
-    infinite_mass: jax.Array
+    inf_mass: jax.Array
 
 
 class _Factor(NamedTuple):
@@ -140,9 +140,8 @@ def _factor(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Factor
     near_one = squared > -0.5
     direct = jnp.maximum((1 + real) ** 2 + imaginary**2, 1e-280)
     log_square = jnp.log1p(jnp.where(near_one, squared, 0.0))
-    log_square = jnp.where(
-        near_one, log_square, jnp.log(jnp.where(near_one, 1.0, direct))
-    )
+    log_direct = jnp.log(jnp.where(near_one, 1.0, direct))
+    log_square = jnp.where(near_one, log_square, log_direct)
     # |e^{itY} − 1| is at most min(|tY|, 2), and `deviations` are the weighted sums of
     # these bounds. Rounding errors of φ − 1 are relative to these sums.
     frequencies = (units[:, None] * np.arange(float(SIDE))[None]).ravel()
@@ -174,7 +173,7 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     variance = variance + tilt.variance
     gaussian, discrete = variance * (rate * rate + rate) / 2, jnp.zeros(())
     sum_log, sum_angle, log_upper, relative = (jnp.zeros(index.shape) for _ in range(4))
-    infinite_mass, scale = jnp.zeros(()), jnp.zeros(())
+    inf_mass, scale = jnp.zeros(()), jnp.zeros(())
     for losses, count in parts:
         factor = _factor(losses, rate, step)
         discrete += count * factor.log_sum
@@ -184,7 +183,7 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
         upper = jnp.exp(factor.log_abs) + factor.error
         log_upper += count * jnp.log(upper)
         relative += count * factor.error / upper
-        infinite_mass += count * losses.infinite_mass
+        inf_mass += count * losses.inf_mass
         scale += count * (losses.error + 2 * losses.loss.size * ULP)
     # e^{total_log_abs + i total_angle} minus the atom's mass. That mass is e^{−K},
     # where K is here the part of K(λ) that the discrete losses contribute.
@@ -192,9 +191,8 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     others = -jnp.expm1(-discrete)
     real = jnp.expm1(sum_log) * jnp.cos(sum_angle) - 2 * half * half + others
     imaginary = jnp.exp(sum_log) * jnp.sin(sum_angle)
-    error = jnp.exp(log_upper) * (
-        relative + 8 * ULP * (jnp.abs(sum_log) + jnp.abs(sum_angle))
-    )
+    relative += 8 * ULP * (jnp.abs(sum_log) + jnp.abs(sum_angle))
+    error = jnp.exp(log_upper) * relative
     # Multiply by the Gaussian loss's transform, divide by s (s + 1), and double the
     # values at t > 0 to count the values at −t.
     phase = variance * frequency * (2 * rate + 1) / 2
@@ -218,17 +216,8 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
     total_error = jnp.sum(size * error) + tail + rounding
     errors = total_error, 8 * ULP * jnp.sum(terms * frequency)
     log_mass = gaussian + discrete
-    return Spectrum(
-        tilt,
-        log_mass,
-        variance,
-        discrete,
-        real,
-        imaginary,
-        errors,
-        scale,
-        infinite_mass,
-    )
+    terms = discrete, real, imaginary, errors, scale, inf_mass
+    return Spectrum(tilt, log_mass, variance, *terms)
 
 
 def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
@@ -244,9 +233,8 @@ def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     points = epsilon + period * np.arange(3.0)
     log_delta = gaussian.log_delta(deviation, points)
     size = rate * points + jnp.abs(transform.log_mass) + jnp.abs(log_delta)
-    central, first, second = (
-        rate * points - transform.log_mass + log_delta + 8 * ULP * size
-    )
+    log_terms = rate * points - transform.log_mass + log_delta + 8 * ULP * size
+    central, first, second = log_terms
     # δ is log-concave, so the ratio of successive terms decreases: a geometric series
     # bounds the terms above ε.
     falling = second < first
@@ -296,7 +284,7 @@ def log_delta(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     scale = ULP * (64 + 4 * (jnp.abs(transform.log_mass) + rate * jnp.abs(epsilon)))
     return jnp.logaddexp(
         jnp.minimum(total, tilts.log_markov(rate)) + exponent + scale,
-        jnp.log(jnp.maximum(transform.infinite_mass, SMALL)),
+        jnp.log(jnp.maximum(transform.inf_mass, SMALL)),
     )
 
 
@@ -315,16 +303,16 @@ def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Ar
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     epsilon_per_step = epsilon / jnp.maximum(steps, 1.0)
-    total, largest_loss, infinite_mass = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
+    total, largest_loss, inf_mass = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
     for losses, count in parts:
         excess = -jnp.expm1(jnp.minimum(epsilon_per_step - losses.loss, 0.0))
-        step_delta = jnp.sum(jnp.exp(losses.log_mass) * excess) + losses.infinite_mass
+        step_delta = jnp.sum(jnp.exp(losses.log_mass) * excess) + losses.inf_mass
         total += count * step_delta * (1 + losses.error + 2 * losses.loss.size * ULP)
         largest_loss += count * jnp.max(losses.loss)
-        infinite_mass += count * losses.infinite_mass
+        inf_mass += count * losses.inf_mass
     # Losses above ε are at most `largest_loss`, and (1 − e^{ε − x})₊ grows with x.
     # The margin exceeds the rounding errors of the losses and of their sum.
     excess = -jnp.expm1(jnp.minimum(epsilon - largest_loss * (1 + 64 * ULP), 0.0))
-    total = jnp.minimum(total, excess * (1 + 16 * ULP) + infinite_mass * (1 + 64 * ULP))
+    total = jnp.minimum(total, excess * (1 + 16 * ULP) + inf_mass * (1 + 64 * ULP))
     total = jnp.where(variance > 0, jnp.inf, jnp.maximum(total, SMALL))
     return jnp.log(total)

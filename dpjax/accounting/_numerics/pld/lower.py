@@ -109,35 +109,29 @@ def _delta_of(parts: Parts, variance: jax.Array, target: tuple[jax.Array, jax.Ar
         return simple
     cumulants = tilt.cumulants(parts, variance)
     chosen_tilt = tilt.choose(cumulants, variance, *target)
-    spectrum = inversion.spectrum(parts, variance, chosen_tilt)
+    wave = inversion.spectrum(parts, variance, chosen_tilt)
     rate, added = chosen_tilt.rate, chosen_tilt.variance
     markov = tilt.log_markov(rate)
     # The second term is e^{K − λ(ε + c)} times the maximum of Markov's inequality and
     # times Φ(−z), with c = v/2 + λv + z√v. z is chosen such that this term is small
     # compared with δ.
     epsilon, log_delta = target
-    log_ratio = log_delta - spectrum.log_mass + rate * epsilon - markov
+    log_ratio = log_delta - wave.log_mass + rate * epsilon - markov
     z = jnp.sqrt(2 * (_SECOND_TERM + jnp.maximum(-log_ratio, 0.0)))
     shift = added * (0.5 + rate) + z * jnp.sqrt(added)
     second_term = jnp.where(added > 0, jnp.exp(markov) * ndtr(-z), 0.0)
 
     def lower_bound(epsilon: jax.Array) -> jax.Array:
         shifted = epsilon + shift
-        total, error = inversion.invert(spectrum, shifted)
-        atom = (
-            _log_gaussian(spectrum.variance, shifted)
-            + rate * shifted
-            - spectrum.log_mass
-        )
-        size = jnp.abs(spectrum.log_mass) + rate * shifted
+        total, error = inversion.invert(wave, shifted)
+        atom = _log_gaussian(wave.variance, shifted) + rate * shifted - wave.log_mass
+        size = jnp.abs(wave.log_mass) + rate * shifted
         atom = jnp.exp(atom - 16 * ULP * size)
         errors = error / chosen_tilt.period + second_term
-        errors += _other_terms(cumulants, chosen_tilt, spectrum.log_mass, shifted)
+        errors += _other_terms(cumulants, chosen_tilt, wave.log_mass, shifted)
         total = total / chosen_tilt.period + atom
         total = total - errors * (1 + _MARGIN) - ULP * 64 * (jnp.abs(total) + atom)
-        exponent = (
-            spectrum.log_mass - rate * shifted - spectrum.scale - ULP * (64 + 8 * size)
-        )
+        exponent = wave.log_mass - rate * shifted - wave.scale - ULP * (64 + 8 * size)
         # NaN occurs if losses overflow, and is replaced by the bound 0.
         value = jnp.exp(jnp.log(jnp.maximum(total, SMALL)) + exponent)
         value = jnp.where(total > 0, value, 0.0)
@@ -158,9 +152,9 @@ def _prepare_bound(
     parts, variance = composition.compose(steps, delta, mechanisms.lower_losses)
     log_finite, distance = jnp.zeros(2)
     for losses, count in parts:
-        log_finite += count * jnp.log1p(-losses.infinite_mass[0])
+        log_finite += count * jnp.log1p(-losses.inf_mass[0])
     # Each infinite loss is independent of the others, hence 1 − Π (1 − δ_i).
-    infinite_mass = -jnp.expm1(log_finite) * (1 - _MARGIN)
+    inf_mass = -jnp.expm1(log_finite) * (1 - _MARGIN)
     # A bound on the total variation distance between the events and these losses.
     for event, count in ((step.event, step.count) for step in steps):
         if isinstance(event, events.TruncatedPoissonGaussian):
@@ -174,10 +168,9 @@ def _prepare_bound(
         finite_bound = _delta_of(parts, variance, (epsilon, jnp.log(delta)))
 
         def lower_bound(point: jax.Array) -> jax.Array:
-            penalty = (
-                (1 + jnp.exp(jnp.minimum(point, 700.0))) * distance * (1 + _MARGIN)
-            )
-            return (finite_bound(point) + infinite_mass) * (1 - _MARGIN) - penalty
+            penalty = (1 + jnp.exp(jnp.minimum(point, 700.0))) * distance
+            penalty *= 1 + _MARGIN
+            return (finite_bound(point) + inf_mass) * (1 - _MARGIN) - penalty
 
         return lower_bound
 

@@ -63,9 +63,8 @@ def _allocation_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:
             sigma, num_steps, spread.replacement_tail(tail)
         )
         return spread.replacement_losses(law, num_steps)
-    return spread.losses(
-        spread.allocation_upper_bound(sigma, num_steps, tail), num_steps
-    )
+    law = spread.allocation_upper_bound(sigma, num_steps, tail)
+    return spread.losses(law, num_steps)
 
 
 def _fixed_size_losses(event: Any, tail: jax.Array) -> pairs.DiscreteLosses:

@@ -67,13 +67,13 @@ class DiscreteLosses(NamedTuple):
     Attributes:
       loss: m losses in each of d directions, f[d, m].
       log_mass: the log of the first distribution's mass on each loss, f[d, m].
-      infinite_mass: the first distribution's mass on an infinite loss, f[d].
+      inf_mass: the first distribution's mass on an infinite loss, f[d].
       error: a bound on the relative rounding error of each mass, f[].
     """
 
     loss: jax.Array
     log_mass: jax.Array
-    infinite_mass: jax.Array
+    inf_mass: jax.Array
     error: jax.Array
 
 
@@ -172,15 +172,12 @@ def split(
 
     nodes = ends[None, :-1] + width * _NODES
     mass = width * _WEIGHTS * ((1 - rate) * phi(nodes) + rate * phi(nodes - mu))
-    at_nodes, of_cell = (
-        growth_of(mu * width * _NODES),
-        growth_of(jnp.reshape(mu * width, (1, 1))),
-    )
+    at_nodes = growth_of(mu * width * _NODES)
+    of_cell = growth_of(jnp.reshape(mu * width, (1, 1)))
     reach = jnp.abs(mu) + jnp.maximum(jnp.abs(start), jnp.abs(stop))
     # One call of ndtr for all masses: special functions are slow to compile.
-    centred, shifted = jnp.split(
-        ndtr(jnp.stack([-stop, start, mu - stop, start - mu])), 2
-    )
+    tails = ndtr(jnp.stack([-stop, start, mu - stop, start - mu]))
+    centred, shifted = jnp.split(tails, 2)
     outside = jnp.stack([(1 - rate) * centred + rate * shifted, centred])
     return divide_masses(loss, at_nodes, of_cell, mass, outside, width * reach)
 
@@ -329,11 +326,9 @@ def poisson(
     # is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
     mu, rate = 1 / event.noise_multiplier, event.sampling_rate
     mirror = event.adjacency is Adjacency.REPLACE
-    loss, log_mass, infinite_mass, error = losses_of(
-        poisson_cells(mu, rate, tail, mirror)
-    )
+    loss, log_mass, inf_mass, error = losses_of(poisson_cells(mu, rate, tail, mirror))
     count = 1 if mirror else 2  # the number of directions
-    return DiscreteLosses(loss[:count], log_mass[:count], infinite_mass[:count], error)
+    return DiscreteLosses(loss[:count], log_mass[:count], inf_mass[:count], error)
 
 
 def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
@@ -418,10 +413,9 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
     # direction. The mass at a loss of zero is in place of the mass below the cells.
     at_zero = (1 - rate) * erf(mu / np.sqrt(8))
     outside = jnp.stack([jnp.stack([cells.outside[0, 0], at_zero]), cells.outside[1]])
-    loss, log_mass, infinite_mass, error = end_losses(cells._replace(outside=outside))
-    return DiscreteLosses(
-        loss.reshape(1, -1), log_mass.reshape(1, -1), infinite_mass[:1], error
-    )
+    loss, log_mass, inf_mass, error = end_losses(cells._replace(outside=outside))
+    loss, log_mass = loss.reshape(1, -1), log_mass.reshape(1, -1)
+    return DiscreteLosses(loss, log_mass, inf_mass[:1], error)
 
 
 def _stirling(n: jax.Array) -> jax.Array:
@@ -540,12 +534,11 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     # Each pair has its own relative error. The inversion weights masses by e^{λ loss},
     # which may favour the pair with less mass, so the larger error holds for both.
     error = jnp.maximum(usual.error, jnp.where(rare, 0.0, full_losses.error))
+    masses = usual.log_mass + jnp.log(not_full), full_losses.log_mass + log_full
+    overflow = jnp.where(rare, overflow, full * full_losses.inf_mass)
     return DiscreteLosses(
         join_columns(usual.loss, full_losses.loss),
-        join_columns(
-            usual.log_mass + jnp.log(not_full), full_losses.log_mass + log_full
-        ),
-        not_full * usual.infinite_mass
-        + jnp.where(rare, overflow, full * full_losses.infinite_mass),
+        join_columns(*masses),
+        not_full * usual.inf_mass + overflow,
         error,
     )

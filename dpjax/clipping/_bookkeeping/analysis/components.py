@@ -233,23 +233,18 @@ def components(
         [sources_of([v], sources) for v in jaxpr.outvars]
     ):
         operands = [jaxpr.outvars[i] for i in indices]
-        component_sites = tuple(sites[i] for i in indices)
-        component_groups = tuple(groups[i] for i in leaves)
+        own_sites = tuple(sites[i] for i in indices)
+        own = tuple(groups[i] for i in leaves)
         roots, reason = None, "no rule"
-        if not any(site.has_operand_tap for site in component_sites):
+        if not any(site.has_operand_tap for site in own_sites):
             roots, reason = _find_roots(made_by, operands, sources)
         # A norm at a root adds up entries of all leaves. So it cannot give a separate
         # norm for each of several groups.
-        if roots is not None and len(set(component_groups)) > 1:
+        if roots is not None and len(set(own)) > 1:
             roots, reason = None, "leaves of several groups"
-        path = _extract_path(
-            jaxpr, made_by, [jaxpr.invars[i] for i in leaves], operands
-        )
-        result.append(
-            Component(
-                leaves, indices, component_sites, path, component_groups, roots, reason
-            )
-        )
+        invars = [jaxpr.invars[i] for i in leaves]
+        path = _extract_path(jaxpr, made_by, invars, operands)
+        result.append(Component(leaves, indices, own_sites, path, own, roots, reason))
     return result
 
 

@@ -199,9 +199,8 @@ def plan(
     parametric = [i < len(groups) for i in inputs]
     varying_scans = [frozenset() if on else None for on in invariant]
     # Operands do not depend on the examples. None stands for each leaf of the example.
-    operand_inputs = [
-        x if on else None for x, on in zip(closed.in_avals, invariant, strict=True)
-    ]
+    pairs = zip(closed.in_avals, invariant, strict=True)
+    constants = [x if on else None for x, on in pairs]
     inlined_ids: set[int] = set()
 
     def retained(eqn: jex.JaxprEqn) -> bool:
@@ -216,7 +215,7 @@ def plan(
             flat, varying_scans, parametric, outputs=outputs, retained=retained
         )
         sites = scope.all_sites()
-        from_leaves = jax.make_jaxpr(functools.partial(operands, scope))(operand_inputs)
+        from_leaves = jax.make_jaxpr(functools.partial(operands, scope))(constants)
         parts = components(from_leaves, sites, groups)
         shared = {
             id(site.eqn.params["jaxpr"])
@@ -227,10 +226,8 @@ def plan(
         if not shared:
             break
         inlined_ids |= shared
-    forms, blocks = (
-        [_choose_form(component) for component in parts],
-        _analyse_blocks(sites, parts),
-    )
+    forms = [_choose_form(component) for component in parts]
+    blocks = _analyse_blocks(sites, parts)
     return Plan(scope, sites, from_leaves, len(groups), parts, forms, blocks)
 
 

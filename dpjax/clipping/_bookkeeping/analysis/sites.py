@@ -379,13 +379,11 @@ def _analyse_scan(
             else varying.union([] if i < consts else [depth])
             for i, varying in enumerate(varying_scans_of_inputs)
         ]
+        inputs = range(len(varying_scans))
         scope, origins = analyse(
             body,
             varying_scans,
-            [
-                i in operands and i not in tapped_before
-                for i in range(len(varying_scans))
-            ],
+            [i in operands and i not in tapped_before for i in inputs],
             lengths=(*lengths, eqn.params["length"]),
             outputs=outputs,
             retained=retained,

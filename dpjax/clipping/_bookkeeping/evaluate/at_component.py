@@ -34,6 +34,9 @@ from dpjax.clipping._bookkeeping.evaluate.float64_sums import sum_in_blocks, use
 from dpjax.clipping._bookkeeping.evaluate.run import Records
 from dpjax.clipping._bookkeeping.rules import Rule
 
+# A component whose compiled program is shared by all components with equal equations.
+Shared = Comparable[Component]
+
 Out = TypeVar("Out")
 
 
@@ -57,9 +60,8 @@ def canonicalize(
 def _canonicalize(
     comparable: Comparable[RuledSite], records: Arrays, cotangent: jax.Array
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    return _map_rule(comparable.part, comparable.part.rule.canonicalize)(
-        records, cotangent
-    )
+    site = comparable.part
+    return _map_rule(site, site.rule.canonicalize)(records, cotangent)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -174,7 +176,7 @@ def widen_floats(xs: Arrays) -> tuple[jax.Array, ...]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def row_squares(
-    comparable: Comparable[Component], recorded: Records, clip_norm: ArrayLike
+    comparable: Shared, recorded: Records, clip_norm: ArrayLike
 ) -> list[jax.Array]:
     """Upper bounds f[b] of ‖gradient‖² / C² at each root, from inner products of rows.
 
@@ -191,12 +193,9 @@ def row_squares(
     squares = []
     for root in match_sites(comparable.part) or ():
         rows = []
-        for site_index, site, swapped in root:
-            left, right = factors_of(
-                Comparable(site),
-                recorded.records[site_index],
-                recorded.cotangents[site_index],
-            )
+        for k, site, swapped in root:
+            record, cotangent = recorded.records[k], recorded.cotangents[k]
+            left, right = factors_of(Comparable(site), record, cotangent)
             # If a site uses the transposed matrix, its left and right rows are
             # exchanged, so that they can be added to those of the root's other sites.
             if swapped and not isinstance(left, fac.OneHot):
@@ -208,9 +207,7 @@ def row_squares(
 
 @functools.partial(jax.jit, static_argnums=0)
 def form_gradients(
-    comparable: Comparable[Component],
-    recorded: Records,
-    clip_norms: Sequence[ArrayLike],
+    comparable: Shared, recorded: Records, clip_norms: Sequence[ArrayLike]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Per-example gradients of a component's leaves, and bounds of their squared norms.
 
@@ -226,15 +223,12 @@ def form_gradients(
     """
     gradients = per_example_gradients(comparable, recorded)
     groups = comparable.part.group_indices
-    return gradients, _clip.group_squares(
-        gradients, groups, clip_norms, num_batch_axes=1
-    )
+    squares = _clip.group_squares(gradients, groups, clip_norms, num_batch_axes=1)
+    return gradients, squares
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def per_example_gradients(
-    comparable: Comparable[Component], recorded: Records
-) -> list[jax.Array]:
+def per_example_gradients(comparable: Shared, recorded: Records) -> list[jax.Array]:
     """Per-example gradients f[b, ...] of the parameter leaves of a component.
 
     `comparable` holds the leaves and the equations that use them. `recorded` holds the
@@ -261,10 +255,7 @@ def per_example_gradients(
 
 @functools.partial(jax.jit, static_argnums=0)
 def sums_of_gradients(
-    comparable: Comparable[Component],
-    recorded: Records,
-    scales: Arrays,
-    finite: jax.Array,
+    comparable: Shared, recorded: Records, scales: Arrays, finite: jax.Array
 ) -> list[jax.Array]:
     """The sum of scaled gradients for each leaf, from per-example gradients.
 
@@ -285,7 +276,7 @@ def sums_of_gradients(
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="wide")
 def sums_by_sites(
-    comparable: Comparable[Component],
+    comparable: Shared,
     recorded: Records,
     scales: Arrays,
     finite: jax.Array,

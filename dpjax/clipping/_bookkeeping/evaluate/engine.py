@@ -177,11 +177,8 @@ def _collect_parts(
         # would increase the norms too much.
         few_rows = all(site.size.rows <= fac.MAX_ROWS for site in component.ruled_sites)
         gram = rows and form.gram
-        bound = (
-            bound_pull_back(component, inputs)
-            if two_passes and few_rows and not gram
-            else None
-        )
+        bounded = two_passes and few_rows and not gram
+        bound = bound_pull_back(component, inputs) if bounded else None
         component_records = Records(records, cotangents, inputs)
         parts.append(Part(component, component_records, gram, bound))
     return parts
@@ -291,9 +288,8 @@ def _sums(
             if part.rows or part.pull_back_bounds is not None:
                 sum_scaled = partial(at.sums_by_sites, wide=wide)
             group_scales = [scales[group] for group in component.distinct_groups]
-            sums = sum_scaled(
-                Comparable(component), part.recorded, group_scales, finite
-            )
+            shared = Comparable(component)
+            sums = sum_scaled(shared, part.recorded, group_scales, finite)
         total.update(zip(component.leaves, sums, strict=True))
     dtypes = [jnp.float64 if wide else at_least_float32(x.dtype) for x in leaves]
     # A leaf that no component contains does not enter the loss. Its sum is zero.

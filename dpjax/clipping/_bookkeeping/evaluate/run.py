@@ -199,18 +199,14 @@ def run(
     values = eqs.values_of_inputs(scope.closed, inputs)
     records: list[tuple[jax.Array, ...]] = []
     # Segments have the order of their sites. So the taps of each segment come next.
-    unused, parts = (
-        iter(taps),
-        [eqs.Comparable(segment) for segment in segments(scope)],
-    )
+    unused = iter(taps)
+    parts = [eqs.Comparable(segment) for segment in segments(scope)]
     counts = collections.Counter(parts)
     for comparable in parts:
         segment = comparable.part
         tapped = list(itertools.islice(unused, sum(map(len, segment.sites))))
-        body, block_sites = (
-            scope.scans.get(segment.start),
-            scope.block_sites(segment.start),
-        )
+        body = scope.scans.get(segment.start)
+        block_sites = scope.block_sites(segment.start)
         body_sites = body.all_sites() if body is not None else []
         if not body_sites and not block_sites:
             # A segment that occurs only once is traced in place.
@@ -392,9 +388,9 @@ def run_with_taps(
 
     def forward(taps: Arrays, examples: Arrays) -> RunResult:
         def run_example(
-            example: Arrays, example_taps: Arrays, request: Request
+            example: Arrays, own_taps: Arrays, request: Request
         ) -> RunResult:
-            unused = iter(example_taps)
+            unused = iter(own_taps)
             # Taps for sums have no batch axis. They are closed over, and not passed to
             # vmap, so that they may be sharded along the same mesh axes as examples.
             all_taps = [
@@ -408,12 +404,10 @@ def run_with_taps(
             ruled = [isinstance(site, RuledSite) for site in plan.sites]
             return outputs, [next(remaining_records) if on else () for on in ruled]
 
-        example_taps = [
-            tap for tap, summed in zip(taps, in_sum, strict=True) if not summed
-        ]
+        own_taps = [tap for tap, summed in zip(taps, in_sum, strict=True) if not summed]
         # Only the clip norms have no batch axis.
         axes = 0, 0, Request._make([None, 0, 0])
         batched = jax.vmap(run_example, in_axes=axes, axis_size=batch)
-        return batched(list(examples), example_taps, request)
+        return batched(list(examples), own_taps, request)
 
     return taps, forward

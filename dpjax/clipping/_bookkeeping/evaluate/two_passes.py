@@ -71,9 +71,8 @@ def clipped_sum_in_two_passes(
     in_blocks = BlockEvaluation(Request(clip_norms), outputs)
     (loss, *aux), recorded = record_sites(plan, leaves, examples, in_blocks)
     arrays = (leaves, examples)
-    sharded_scales = let_compiler_shard(
-        compute_scales, arrays, jax.P(leading_axis(examples))
-    )
+    sharding = jax.P(leading_axis(examples))
+    sharded_scales = let_compiler_shard(compute_scales, arrays, sharding)
     finite, scales, norm = sharded_scales(recorded, clip_norms, mask)
     # Because of the barrier, XLA treats the second pass as a different computation.
     # Otherwise XLA could reuse values of the first pass, and would store these values.
@@ -193,9 +192,8 @@ def _backward(
     # exist, and must not merge it with the forward pass, which would store all values
     # inside the block. The barrier prevents both.
     saved, used_cts = jax.lax.optimization_barrier((saved, used_cts))
-    of_examples, of_taps = _backward_on_batch(
-        eqs.Comparable(block), used, saved, used_cts
-    )
+    shared = eqs.Comparable(block)
+    of_examples, of_taps = _backward_on_batch(shared, used, saved, used_cts)
     return None, of_examples, of_taps, None
 
 
@@ -227,9 +225,8 @@ def _backward_on_batch(
       (`_squares`).
     """
     block, (invariants, examples, request) = comparable.part, saved
-    inner_blocks = BlockEvaluation(
-        request, partial(_outputs_of_one_example, block.plan.blocks)
-    )
+    evaluate = partial(_outputs_of_one_example, block.plan.blocks)
+    inner_blocks = BlockEvaluation(request, evaluate)
     axes = frozenset().union(*(varying_axes(jax.typeof(x)) for x in cotangents))
     taps, forward = run_with_taps(block.plan, invariants, examples, axes, inner_blocks)
 
@@ -244,10 +241,8 @@ def _backward_on_batch(
     pairs = zip(of_examples, examples, strict=True)
     of_inexact = [c if eqs.is_inexact(x) else None for c, x in pairs]
     if request.scales:
-        compute, arguments = (
-            partial(sums_alone, block.plan),
-            (request.scales, *request.finite),
-        )
+        compute = partial(sums_alone, block.plan)
+        arguments = (request.scales, *request.finite)
         specs = [spec_of(x) for x in invariants[: block.plan.num_leaves]]
     else:
         batch = examples[0].shape[:1]
