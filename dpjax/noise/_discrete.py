@@ -347,10 +347,10 @@ def lattice_noise(
         draws = 2 if maximum * added[2] <= 2.0**-8 else 3
     if maximum * added[draws] > 0.5:
         raise ValueError(
-            f"noise_multiplier must be smaller for a lattice of {dimension} "
-            "coordinates, or the number of coordinates must be smaller, because "
+            "noise_multiplier, or the number of coordinates (for correlated noise, also "
+            f"of steps), must be smaller for a lattice of dimension {dimension}, because "
             "rounding would more than double the sensitivity of the sums; got "
-            f"{maximum!r}."
+            f"noise_multiplier {maximum!r}."
         )
     factor = 1 - noise_multiplier * added[draws]
     # The margin covers the float32 rounding errors of these four operations.

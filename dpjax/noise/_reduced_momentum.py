@@ -86,17 +86,17 @@ class Ring(NamedTuple):
     noiseless: jax.Array
 
 
-def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
+def _level_rows(window: int) -> tuple[np.ndarray, np.ndarray]:
     """For each level of a `Ring`, the number of rows and the index of the first row."""
-    slots = np.array([window >> k for k in range(window.bit_length())], np.int32)
-    return slots, np.concatenate([[0], np.cumsum(slots)[:-1]]).astype(np.int32)
+    num_rows = np.array([window >> k for k in range(window.bit_length())], np.int32)
+    return num_rows, np.concatenate([[0], np.cumsum(num_rows)[:-1]]).astype(np.int32)
 
 
 def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
     """A `Ring` of zeros, for windows of `window` steps and vectors f[dimension]."""
-    slots, _ = _layout(window)
-    nodes = jnp.zeros((slots.sum(), dimension), dtype)
-    return Ring(nodes, jnp.zeros((len(slots), dimension), dtype))
+    num_rows, _ = _level_rows(window)
+    nodes = jnp.zeros((num_rows.sum(), dimension), dtype)
+    return Ring(nodes, jnp.zeros((len(num_rows), dimension), dtype))
 
 
 def _level_decays(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
@@ -136,12 +136,12 @@ def push(
     Returns:
       The ring buffer after step t.
     """
-    slots, first_rows = (jnp.asarray(x) for x in _layout(window))
-    factors = _level_decays(decay, len(slots), ring.nodes.dtype)
+    num_rows, first_rows = (jnp.asarray(x) for x in _level_rows(window))
+    factors = _level_decays(decay, len(num_rows), ring.nodes.dtype)
     # The bit operations below need an int32.
     step, value = jnp.asarray(step, jnp.int32), value.astype(ring.nodes.dtype)
     key = stream(key, "windows")
-    num_completed = jnp.minimum(node_level(step) + 1, len(slots))
+    num_completed = jnp.minimum(node_level(step) + 1, len(num_rows))
 
     # The nodes that end at step t have the levels from 0 to the number of trailing zero
     # bits of t. The loop starts at level 0. A right child ends where its parent ends.
@@ -152,7 +152,7 @@ def push(
         index = step >> level
         noise = node_noise(key, level, index, value, stddev)
         # The new node replaces the oldest node of its level, which is no longer needed.
-        row = first_rows[level] + (index - 1) % slots[level]
+        row = first_rows[level] + (index - 1) % num_rows[level]
         nodes = jax.lax.dynamic_update_index_in_dim(nodes, value + noise, row, 0)
         left = jax.lax.dynamic_index_in_dim(noiseless, level, keepdims=False)
         noiseless = jax.lax.dynamic_update_index_in_dim(noiseless, value, level, 0)
@@ -187,8 +187,8 @@ def query(
     Returns:
       The sum, f[d].
     """
-    slots, first_rows = (jnp.asarray(x) for x in _layout(window))
-    factors = _level_decays(decay, len(slots), ring.nodes.dtype)
+    num_rows, first_rows = (jnp.asarray(x) for x in _level_rows(window))
+    factors = _level_decays(decay, len(num_rows), ring.nodes.dtype)
     step = jnp.asarray(step, jnp.int32)
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
@@ -203,7 +203,7 @@ def query(
         start, total = carry
         max_level = 31 - jax.lax.clz(step - start)  # ⌊log₂(step − start)⌋
         level = jnp.minimum(node_level(start), max_level)
-        row = first_rows[level] + (start >> level) % slots[level]
+        row = first_rows[level] + (start >> level) % num_rows[level]
         node = jax.lax.dynamic_index_in_dim(ring.nodes, row, keepdims=False)
         return start + (1 << level), factors[level] * total + node
 
