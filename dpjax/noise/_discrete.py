@@ -347,8 +347,8 @@ def lattice_noise(
         draws = 2 if maximum * added[2] <= 2.0**-8 else 3
     if maximum * added[draws] > 0.5:
         raise ValueError(
-            "noise_multiplier, or the number of coordinates (for correlated noise, also "
-            f"of steps), must be smaller for a lattice of dimension {dimension}, because "
+            "noise_multiplier or the number of coordinates (for correlated noise, also "
+            f"of steps) must be smaller for a lattice of dimension {dimension}: "
             "rounding would more than double the sensitivity of the sums; got "
             f"noise_multiplier {maximum!r}."
         )
