@@ -195,7 +195,7 @@ def _same_in_a_level(whole: Callable[..., Any], weights: Any) -> Any:
 
     def noise(draw: Callable[..., Any], step: jax.Array, memory: Any) -> Any:
         # The first node of a level ends at the step that is the lowest bit alone.
-        return stream.noise(lambda t: draw(t & -t), step, memory)
+        return stream.generate(lambda t: draw(t & -t), step, memory)
 
     return stream._replace(noise=noise)
 

@@ -143,7 +143,7 @@ def test_first_parameters_of_a_float_run():
 def test_first_parameters_of_a_discrete_run():
     run, step = first_step("discrete")
     z = run.noise_multiplier
-    stddev = _discrete.lattice_noise(run.clip_norm, z, 50, most=z).stddev
+    stddev = _discrete.lattice_noise(run.clip_norm, z, 50, maximum=z).stddev
     q = float(noise.lattice_spacing(stddev))
     for seed in range(10):
         data = np.random.default_rng(seed).standard_normal((64, 50)) * 10.0 ** (
@@ -462,7 +462,7 @@ def all_draws(monkeypatch):
     monkeypatch.setattr(_discrete, "word_pairs", all_words)
     # Ties of the first bits are decided by the last bits of thresholds, all zero.
     monkeypatch.setattr(
-        _discrete, "_settle_ties", lambda key, below, tied, column: below
+        _discrete, "_compare_tied_draws", lambda key, below, tied, column: below
     )
     return np.asarray(jax.jit(lambda: _discrete.draw_table(KEY, words.shape))())
 
@@ -606,7 +606,7 @@ def test_examples_of_data_sets_stay_in_their_random_slots():
 @pytest.mark.parametrize("dimension", [1, 10**4, 10**9])
 @pytest.mark.parametrize("z", [0.5, 3.0, 40.0])
 def test_noise_covers_the_rounded_sums(dimension, z):
-    drawn = _discrete.lattice_noise(2.0, z, dimension, most=z)
+    drawn = _discrete.lattice_noise(2.0, z, dimension, maximum=z)
     q = Fraction(float(noise.lattice_spacing(*drawn)))
     # The table's σ² is 512² (1 + 256² + ...), and 4 of it makes up for the rounding.
     variance = 512**2 * sum(256 ** (2 * i) for i in range(drawn.draws)) - 4
@@ -750,7 +750,7 @@ def test_recursion_on_sums_is_exact_to_its_stated_rounding(name):
         def run(sums):
             def step(memory, x):
                 t, s = x
-                return stream.noise(lambda _: s, t, memory)[::-1]
+                return stream.generate(lambda _: s, t, memory)[::-1]
 
             memory = jnp.zeros((stream.rows, 3))
             return jax.lax.scan(step, memory, (jnp.arange(1, STEPS + 1), sums))[1]

@@ -307,7 +307,7 @@ def test_lower_bound_holds_for_all_matrices(decay, shape, monkeypatch):
     lags = np.subtract.outer(np.arange(steps), np.arange(steps))
     a = a @ np.tril((1 - decay) * decay ** np.maximum(lags, 0.0))
     bound = _optimize.lower_bound(workload, steps, n_b)
-    monkeypatch.setattr(_optimize, "_DENSE", 0)
+    monkeypatch.setattr(_optimize, "_MAX_DENSE_SIZE", 0)
     quick = _optimize.lower_bound(workload, steps, n_b)
     assert 0 < quick <= bound * (1 + 1e-9)
     # CᵀC = (AᵀA)^{1/2} is optimal where every example takes part once.

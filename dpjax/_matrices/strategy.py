@@ -90,7 +90,7 @@ def times(p: ArrayLike, q: ArrayLike) -> jax.Array:
     return jnp.convolve(p, q)[1:]
 
 
-def product(roots: ArrayLike) -> jax.Array:
+def expand_roots(roots: ArrayLike) -> jax.Array:
     """The coefficients of Π_k (1 − r_k L) after the leading 1, for the roots r, f[p].
 
     The roots r_k are the reciprocals of the zeros of this polynomial in L. The result
@@ -113,14 +113,14 @@ def series(numerator: ArrayLike, denominator: ArrayLike, n: int) -> jax.Array:
 
     # h_t = n_t − Σ_k d_k h_{t−k}. Powers of the recursion's companion matrix would need
     # fewer sequential steps, but their terms cancel where poles are close together.
-    def step(last: jax.Array, driven: jax.Array) -> tuple[jax.Array, jax.Array]:
-        now = driven - bottom @ last
-        return jnp.concatenate([now[None], last[:-1]]), now
+    def step(earlier: jax.Array, n_t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h_t = n_t - bottom @ earlier
+        return jnp.concatenate([h_t[None], earlier[:-1]]), h_t
 
-    def short_step(last: tuple[jax.Array, ...], driven: jax.Array):
-        products = (d * h for d, h in zip(taps, last, strict=True))
-        now = driven - functools.reduce(operator.add, products)
-        return (now, *last[:-1]), now
+    def short_step(earlier: tuple[jax.Array, ...], n_t: jax.Array):
+        products = (d * h for d, h in zip(taps, earlier, strict=True))
+        h_t = n_t - functools.reduce(operator.add, products)
+        return (h_t, *earlier[:-1]), h_t
 
     if bottom.size > _SHORT:
         return jax.lax.scan(step, jnp.zeros_like(bottom), top)[1]
@@ -146,10 +146,10 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     # A step of the recursion has at most bottom.size + 4 roundings. These roundings are
     # relative to the sizes of the step's terms, which the norms below bound.
     unit = (bottom.size + 4) * jnp.finfo(h.dtype).eps
-    taps = 2 + jnp.sum(jnp.abs(bottom))
+    gain = 2 + jnp.sum(jnp.abs(bottom))
     top = jnp.linalg.norm(jnp.asarray(strategy.numerator, h.dtype)) + 1
-    r = unit * (taps * jnp.linalg.norm(h) + top)
-    s = unit * (taps * jnp.sum(jnp.abs(g)) + 1)
+    r = unit * (gain * jnp.linalg.norm(h) + top)
+    s = unit * (gain * jnp.sum(jnp.abs(g)) + 1)
     inverse = jnp.sum(jnp.abs(g)) / (1 - s)
     # The factor 1.1 covers the rounding of the sums in this bound itself. The geometric
     # series 1 / (1 − s) needs s < 1. From s = 1/2 on, the bound is infinite.
@@ -193,13 +193,14 @@ def check_workload(
         if size not in (1, num_steps):
             raise ValueError(
                 f"the workload's {name} must be one number, or one number for each of "
-                f"num_steps, {num_steps}; got {size} numbers."
+                f"the num_steps = {num_steps} steps; got {size} numbers."
             )
     if to_optimize:
         validate.concrete_numbers("workload", workload)
         if not np.any(np.asarray(workload.rates)):
             raise ValueError(
-                f"workload must have at least one rate above 0; got {workload!r}."
+                "workload must have at least one learning rate other than 0; got "
+                f"{workload!r}."
             )
     return workload
 
@@ -273,14 +274,14 @@ def check_strategy(strategy: Strategy, num_steps: int) -> Strategy:
             raise ValueError(f"strategy must have real coefficients; got {toeplitz!r}.")
     if toeplitz.num_vectors > num_steps:
         raise ValueError(
-            f"strategy must have at most num_steps, {num_steps}, coefficients after "
+            f"strategy must have at most num_steps = {num_steps} coefficients after "
             "the leading coefficient 1 of each polynomial; got "
             f"{toeplitz.num_vectors}."
         )
     if isinstance(strategy, Scaled) and np.shape(factors)[-1:] != (num_steps,):
         raise ValueError(
-            f"strategy must have one factor for each of num_steps, {num_steps}; "
-            f"got factors of shape {np.shape(factors)}."
+            "strategy must have one factor for each of the num_steps = "
+            f"{num_steps} steps; got factors of shape {np.shape(factors)}."
         )
     return strategy
 
@@ -301,12 +302,12 @@ def float32_polynomials(strategy: Toeplitz) -> list[np.ndarray]:
     Raises:
       ValueError: a coefficient is traced, not finite, or not exact in float32.
     """
-    known: list[np.ndarray] = []
-    for name, given in zip(Toeplitz._fields, strategy, strict=True):
-        x = _concrete(name, given, 1)
-        _check_float32(name, x, "finite numbers", np.isfinite(x))
-        known.append(x)
-    return known
+    polynomials: list[np.ndarray] = []
+    for name, coefficients in zip(Toeplitz._fields, strategy, strict=True):
+        x = _require_concrete(name, coefficients, 1)
+        _require_float32(name, x, "finite numbers", np.isfinite(x))
+        polynomials.append(x)
+    return polynomials
 
 
 def float32_factors(strategy: Scaled) -> np.ndarray:
@@ -315,8 +316,8 @@ def float32_factors(strategy: Scaled) -> np.ndarray:
     Raises:
       ValueError: the factors are traced, out of range, or not exact in float32.
     """
-    f = _concrete("factors", strategy.factors, 1)
-    _check_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
+    f = _require_concrete("factors", strategy.factors, 1)
+    _require_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))
     return f.astype(np.float32)
 
 
@@ -326,26 +327,26 @@ def float32_decay(decay: ArrayLike) -> np.ndarray:
     Raises:
       ValueError: the decay is traced, not in [0, 1), or not exact in float32.
     """
-    beta = _concrete("decay", decay, 0)
-    _check_float32("decay", beta, "in [0, 1), a number", (beta >= 0) & (beta < 1))
+    beta = _require_concrete("decay", decay, 0)
+    _require_float32("decay", beta, "in [0, 1)", (beta >= 0) & (beta < 1))
     return beta
 
 
-def _concrete(name: str, given: object, ndim: int) -> np.ndarray:
-    x = validate.concrete(given)
+def _require_concrete(name: str, value: object, ndim: int) -> np.ndarray:
+    x = validate.concrete(value)
     if x is None or x.ndim != ndim:
         kind = "vector" if ndim else "number"
         raise ValueError(
-            f"the strategy's {name} must be a concrete {kind}; got {given!r}."
+            f"the strategy's {name} must be a concrete {kind}; got {value!r}."
         )
     return x
 
 
-def _check_float32(name: str, x: np.ndarray, rule: str, good: np.ndarray) -> None:
-    if not np.all(good & (x.astype(np.float32) == x)):
+def _require_float32(name: str, x: np.ndarray, rule: str, valid: np.ndarray) -> None:
+    if not np.all(valid & (x.astype(np.float32) == x)):
         raise ValueError(
-            f"the strategy's {name} must be {rule} that float32 represents exactly, "
-            f"as functions of dpjax.strategies return them; got {x!r}."
+            f"the strategy's {name} must be {rule}, and exact in float32, like the "
+            f"numbers of strategies that dpjax.strategies makes; got {x!r}."
         )
 
 
@@ -398,10 +399,10 @@ class StrategySpec(NamedTuple):
             " ".join(["1", *(f"{x:+.9g} L^{k}" for k, x in enumerate(row, 1))])
             for row in self[:2]
         )
-        by_step = ", with its columns divided by a factor for each step" * bool(
+        scaling = ", with its columns divided by a factor for each step" * bool(
             self.factors
         )
-        return f"({top}) / ({bottom}), where L is the shift by one step{by_step}"
+        return f"({top}) / ({bottom}), where L is the shift by one step{scaling}"
 
 
 def spec_of(strategy: Strategy, num_steps: int) -> StrategySpec:

@@ -2,10 +2,10 @@
 
 Steps count from 1. The function `draw` maps a step t to the independent Gaussian vector
 z_t, and gives the same z_t in every call with the same t. The noise of a step depends
-on draws of earlier steps. A stream either stores sums of earlier draws in a memory, or
-calls `draw` again for earlier steps. The memory is a pytree with the structure of the
-parameters. Each leaf of the memory has an additional leading axis, whose entries are
-called rows.
+on draws of earlier steps. So a `NoiseStream` either stores sums of earlier draws in a
+memory, or calls `draw` again for earlier steps. The memory is a pytree with the
+structure of the parameters. Each leaf of the memory has an additional leading axis,
+whose entries are called rows.
 """
 
 from collections.abc import Callable
@@ -39,12 +39,12 @@ class NoiseStream(NamedTuple):
     Attributes:
       rows: the number of vectors of the parameters' size in the memory; 0 without
         memory.
-      noise: a function of `draw`, the step and the memory. The function returns the
+      generate: a function of `draw`, the step and the memory. The function returns the
         step's noise and the memory for the next step.
     """
 
     rows: int
-    noise: Callable[[Draw, jax.Array, Leaves], tuple[Leaves, Leaves]]
+    generate: Callable[[Draw, jax.Array, Leaves], tuple[Leaves, Leaves]]
 
 
 def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
@@ -83,37 +83,37 @@ def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     """Make a stream of the vectors (C s)_t, for a strategy C and sums s_t of gradients.
 
-    Here the stream's argument `draw` maps a step t to the sum s_t, and is called for
-    the current step only. The memory has the dtype of the sums. The memory depends on
-    the data and is not private.
+    Here `NoiseStream.generate` returns (C s)_t in place of noise. The stream's argument
+    `draw` maps a step t to the sum s_t, and is called for the current step only. The
+    memory has the dtype of the sums. The memory depends on the data and is not private.
     """
     if isinstance(strategy, Scaled):
         return _divide_stream(forward_stream(strategy.strategy, num_steps), strategy)
     if isinstance(strategy, Tree):
         weights = tree_weights(strategy.decay, num_steps)
-        return buffered_tree(-weights, keeps_result=True)
+        return buffered_tree(-weights, stores_result=True)
     numerator, denominator = float32_polynomials(strategy)
     # C = N(L) / D(L): the filter of C⁻¹ with its polynomials exchanged.
     return _buffered_recursion(denominator, numerator)
 
 
 def rounding_gain(strategy: Strategy, num_steps: int) -> float:
-    """A bound on the rounding errors of the vectors from `forward_stream`.
+    """A bound on the rounding error of each coordinate of `forward_stream`'s vectors.
 
-    The bound is in units of u B. Here B bounds the magnitude of the sums that `draw`
-    returns, and u is the unit roundoff of the dtype.
+    The bound is in units of u B. Here B bounds the absolute value of each coordinate of
+    the sums that `draw` returns, and u is the unit roundoff of the dtype.
     """
     if isinstance(strategy, Scaled):
-        smallest = float(np.min(float32_factors(strategy)))
+        min_factor = float(np.min(float32_factors(strategy)))
         # Dividing a sum by its factor rounds once, and changes the largest magnitude.
-        return (rounding_gain(strategy.strategy, num_steps) + 1) / smallest
+        return (rounding_gain(strategy.strategy, num_steps) + 1) / min_factor
     if isinstance(strategy, Tree):
         weights = np.abs(np.asarray(tree_weights(strategy.decay, num_steps)))
         # Σ_i β^i bounds a result, and also the total effect of an error at each node.
         decay = float(float32_decay(strategy.decay))
         powers = decay ** np.arange(min(num_steps, 2**20))
-        largest = float(np.sum(powers)) * (1 + 1e-6)
-        return 3 * (weights.size + 1) * largest**2 + 1
+        sum_of_powers = float(np.sum(powers)) * (1 + 1e-6)
+        return 3 * (weights.size + 1) * sum_of_powers**2 + 1
     from scipy.signal import lfilter  # here, since importing SciPy takes long
 
     numerator, denominator = float32_polynomials(strategy)
@@ -122,38 +122,38 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
     impulse[0] = 1.0
     # A result is at most Σ |c_k| B, for the coefficients c_k of N / D. The filter 1 / D
     # turns errors in the memory into errors of the results.
-    result = np.sum(np.abs(lfilter(n, d, impulse)))
-    spread = np.sum(np.abs(lfilter([1.0], d, impulse)))
-    memory = np.sum(np.abs(n[1:])) + np.sum(np.abs(d[1:])) * result
+    result_gain = np.sum(np.abs(lfilter(n, d, impulse)))
+    error_gain = np.sum(np.abs(lfilter([1.0], d, impulse)))
+    memory_gain = np.sum(np.abs(n[1:])) + np.sum(np.abs(d[1:])) * result_gain
     order = max(numerator.size, denominator.size)
     # A row is a sum of three terms, with four roundings; a result has two more.
-    return float(4 * order * memory * spread + 2 * result + 1)
+    return float(4 * order * memory_gain * error_gain + 2 * result_gain + 1)
 
 
-def _divide_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
+def _divide_stream(generator: NoiseStream, strategy: Scaled) -> NoiseStream:
     """Change a stream: the input `draw(t)` is divided by the strategy's factor f_t."""
     factors = float32_factors(strategy)
 
-    def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
-        def divided(step: jax.Array) -> Leaves:
+    def generate(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
+        def draw_divided(step: jax.Array) -> Leaves:
             factor = jnp.asarray(factors)[step - 1]
             return jax.tree.map(lambda s: s / factor.astype(s.dtype), draw(step))
 
-        return recipe.noise(divided, step, memory)
+        return generator.generate(draw_divided, step, memory)
 
-    return recipe._replace(noise=noise)
+    return generator._replace(generate=generate)
 
 
-def _scale_stream(recipe: NoiseStream, strategy: Scaled) -> NoiseStream:
+def _scale_stream(generator: NoiseStream, strategy: Scaled) -> NoiseStream:
     """Change a stream: the noise of step t is scaled by the strategy's factor f_t."""
     factors = float32_factors(strategy)
 
-    def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
-        noise, memory = recipe.noise(draw, step, memory)
+    def generate(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
+        noise, memory = generator.generate(draw, step, memory)
         factor = jnp.asarray(factors)[step - 1]
         return jax.tree.map(lambda y: factor.astype(y.dtype) * y, noise), memory
 
-    return recipe._replace(noise=noise)
+    return generator._replace(generate=generate)
 
 
 def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> NoiseStream:
@@ -168,14 +168,14 @@ def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Noise
     # Both polynomials get the longer length, so that one row update serves both.
     n, d = (np.pad(x, (0, order - x.size)) for x in (numerator, denominator))
 
-    def remember(z: jax.Array, y: jax.Array, memory: jax.Array) -> jax.Array:
+    def next_memory(z: jax.Array, y: jax.Array, memory: jax.Array) -> jax.Array:
         # Coefficients vary along the rows' axis and broadcast over the leaf's own axes.
         column = (order,) + (1,) * z.ndim
         d_k, n_k = (x.reshape(column).astype(z.dtype) for x in (d, n))
-        moved = jnp.concatenate([memory[1:], jnp.zeros_like(memory[:1])])
-        return (moved + d_k * z[None] - n_k * y[None]).astype(memory.dtype)
+        shifted = jnp.concatenate([memory[1:], jnp.zeros_like(memory[:1])])
+        return (shifted + d_k * z[None] - n_k * y[None]).astype(memory.dtype)
 
-    def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
+    def generate(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         z = draw(step)
         if not order:
             return z, memory
@@ -188,9 +188,9 @@ def _buffered_recursion(numerator: np.ndarray, denominator: np.ndarray) -> Noise
         one = jnp.where(step > 0, jnp.float32(1), jnp.nan)
         z = jax.tree.map(lambda z: z / one.astype(z.dtype), z)
         y = jax.tree.map(lambda z, m: (z + m[0]) / one.astype(z.dtype), z, memory)
-        return y, jax.tree.map(remember, z, y, memory)
+        return y, jax.tree.map(next_memory, z, y, memory)
 
-    return NoiseStream(order, noise)
+    return NoiseStream(order, generate)
 
 
 def _recomputed_sum(denominator: np.ndarray) -> NoiseStream:
@@ -200,18 +200,18 @@ def _recomputed_sum(denominator: np.ndarray) -> NoiseStream:
     """
     weights = np.append(1.0, denominator).astype(np.float32)
 
-    def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
+    def generate(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         def add(k: jax.Array, noise: Leaves) -> Leaves:
             # For steps before step 1, the loop makes a draw with weight 0.
             weight = jnp.where(k < step, jnp.asarray(weights)[k], 0.0)
-            return _plus(noise, weight, draw(step - k))
+            return _add_weighted(noise, weight, draw(step - k))
 
         return jax.lax.fori_loop(1, weights.size, add, draw(step)), memory
 
-    return NoiseStream(0, noise)
+    return NoiseStream(0, generate)
 
 
-def _plus(noise: Leaves, weight: jax.Array, z: Leaves) -> Leaves:
+def _add_weighted(noise: Leaves, weight: jax.Array, z: Leaves) -> Leaves:
     def add(y: jax.Array, z: jax.Array) -> jax.Array:
         return (y + weight.astype(y.dtype) * z).astype(y.dtype)
 
@@ -250,7 +250,7 @@ def node_level(step: jax.Array) -> jax.Array:
 
 
 def buffered_tree(
-    weights: np.ndarray | jax.Array, *, keeps_result: bool = False
+    weights: np.ndarray | jax.Array, *, stores_result: bool = False
 ) -> NoiseStream:
     """Make a stream of the noise y_t = z_t + Σ_{i<j} w_i z_{t−2^i} of a binary tree.
 
@@ -260,11 +260,11 @@ def buffered_tree(
     level in the run has no row, since it has a single node, and no later step needs the
     noise of this node. This noise overwrites the last row, which no later step reads.
 
-    With `keeps_result`, the rows store y_t in place of z_t. The stream is then
+    With `stores_result`, the rows store y_t in place of z_t. The stream is then
     y_t = z_t + Σ_{i<j} w_i y_{t−2^i}.
     """
 
-    def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
+    def generate(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         z, level = draw(step), node_level(step)
         if not weights.size:
             return z, memory
@@ -273,7 +273,7 @@ def buffered_tree(
             row = jax.tree.map(
                 lambda m: jax.lax.dynamic_index_in_dim(m, i, keepdims=False), memory
             )
-            return _plus(noise, jnp.asarray(weights)[i], row)
+            return _add_weighted(noise, jnp.asarray(weights)[i], row)
 
         y = jax.lax.fori_loop(0, jnp.minimum(level, weights.size), add, z)
         # For the highest level of the run, the index `level` is out of range, and JAX
@@ -283,10 +283,10 @@ def buffered_tree(
                 m, z.astype(m.dtype), level, 0
             ),
             memory,
-            y if keeps_result else z,
+            y if stores_result else z,
         )
 
-    return NoiseStream(weights.size, noise)
+    return NoiseStream(weights.size, generate)
 
 
 def _recomputed_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
@@ -295,13 +295,13 @@ def _recomputed_tree(weights: np.ndarray | jax.Array) -> NoiseStream:
     A step repeats one earlier draw on average.
     """
 
-    def noise(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
+    def generate(draw: Draw, step: jax.Array, memory: Leaves) -> tuple[Leaves, Leaves]:
         def add(i: jax.Array, noise: Leaves) -> Leaves:
-            return _plus(noise, jnp.asarray(weights)[i], draw(step - (1 << i)))
+            return _add_weighted(noise, jnp.asarray(weights)[i], draw(step - (1 << i)))
 
         if not weights.size:
             return draw(step), memory
         levels = jnp.minimum(node_level(step), weights.size)
         return jax.lax.fori_loop(0, levels, add, draw(step)), memory
 
-    return NoiseStream(0, noise)
+    return NoiseStream(0, generate)

@@ -105,7 +105,7 @@ def _on_lattice(
     ) -> tuple[Any, Any]:
         next_key, noise_key = jax.random.split(state.key)
         size = optax.tree.size(updates)
-        noise = _discrete.lattice_noise(sensitivity, z * factor, size, most=z * top)
+        noise = _discrete.lattice_noise(sensitivity, z * factor, size, maximum=z * top)
         noisy = _discrete.release_on_lattice(noise_key, updates, noise)
         return noisy, _gaussian.IndependentNoiseState(next_key)
 
@@ -134,7 +134,7 @@ def _correlated_mean_on_lattice(
             strategy, optax.tree.size(params), plan.num_steps, digits
         )
         stddev = _discrete.lattice_noise(
-            plan.clip_norm, z, dimension, most=z, draws=_correlated.DRAWS
+            plan.clip_norm, z, dimension, maximum=z, draws=_correlated.DRAWS
         ).stddev
         return _correlated.correlated_lattice_noise(
             strategy, stddev, num_steps=plan.num_steps, key=key, digits=digits

@@ -13,7 +13,7 @@ The public functions are `dpjax.add_gaussian_noise`,
    of tree aggregation.
 2. `tree` draws the noise of tree aggregation.
 3. `_reduced_momentum` computes private sums over sliding windows. From private sums of
-   the changes of gradients, the module computes a private momentum.
+   the changes of gradients, `_reduced_momentum` computes a private momentum.
 4. `_optimizers` chains noise, division by the expected batch size and an optimizer.
 """
 

@@ -52,9 +52,9 @@ class CorrelatedNoiseState(NamedTuple):
 
     Attributes:
       step: the number of steps done, i[].
-      memory: m buffers of earlier noise, from which the noise of later steps is
-        computed, f[m, ...] for each leaf, in float32 or wider; () if there are no
-        buffers, as with buffer="regenerate".
+      memory: m vectors, computed from the draws of earlier steps, from which the
+        noise of later steps is computed, f[m, ...] for each leaf, in float32 or wider;
+        () if m = 0, as with buffer="regenerate".
       key: the typed key from which `jax.random.fold_in` derives the key of each step.
       stddev: the standard deviation, per coordinate, of the independent noise that is
         drawn in each step, f[]. The standard deviation must not change during a run.
@@ -110,16 +110,17 @@ def correlated_noise(
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the
       result is cast to the incoming dtype. A step after num_steps steps raises
-      ValueError outside jit, and gives NaN updates inside jit. No guarantee holds if
-      stddev changes during the run (under `optax.inject_hyperparams`). Then the updates
-      are NaN with arithmetic="real". With "discrete", the change is not detected.
+      ValueError outside jit, and gives NaN updates inside jit. Updates are also NaN if
+      stddev changes during the run (under `optax.inject_hyperparams`), since no
+      guarantee holds then.
 
     Raises:
       ValueError: the strategy has more coefficients than num_steps, has coefficients
         that float32 cannot represent, or does not support "regenerate"; stddev is out
-        of range; num_steps is below 1 or traced; key is not a typed key; buffer or
-        arithmetic is unknown; an update is not real, or its shape differs from the
-        parameter's; inside `jax.shard_map`, check_vma is False. With "discrete" also:
+        of range; num_steps is traced, or not from 1 to 2³¹ − 2; key is not a typed key;
+        buffer or arithmetic is unknown; an update is not real, or its shape differs
+        from the parameter's; inside `jax.shard_map`, check_vma is False. With
+        "discrete" also:
         buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
@@ -172,21 +173,21 @@ def correlated_noise(
             )
         validate.positive("stddev", stddev)
         return correlated_lattice_noise(strategy, stddev, num_steps=num_steps, key=key)
-    make = (
+    make_stream = (
         streaming.buffered_stream if buffer == "stored" else streaming.recomputed_stream
     )
-    recipe = make(check_strategy(strategy, num_steps), num_steps)
+    generator = make_stream(check_strategy(strategy, num_steps), num_steps)
     # Rounding up to float32 can only increase the noise.
-    louder = round_up_float32("stddev", stddev)
+    float32_stddev = round_up_float32("stddev", stddev)
 
     def init(params: Leaves) -> CorrelatedNoiseState:
         return CorrelatedNoiseState(
             step=jnp.zeros((), jnp.int32),
-            memory=wide_zeros_like(params, (recipe.rows,)) if recipe.rows else (),
+            memory=wide_zeros_like(params, (generator.rows,)) if generator.rows else (),
             key=stream(key, "correlated noise"),
             # A copy, since the caller may donate the state's buffers, while the closure
             # still needs the original.
-            stddev=jnp.array(louder, jnp.float32, copy=True),
+            stddev=jnp.array(float32_stddev, jnp.float32, copy=True),
         )
 
     def update(updates: Leaves, state: Any) -> tuple[Leaves, CorrelatedNoiseState]:
@@ -194,20 +195,20 @@ def correlated_noise(
         # With the minimum, the counter stops at num_steps + 1 and never overflows.
         step = jnp.minimum(state.step, num_steps) + 1
         wide = widen(updates)
-        if recipe.rows:
-            jax.tree.map(_same_shape, wide, state.memory)
+        if generator.rows:
+            jax.tree.map(_check_shape, wide, state.memory)
 
         def draw(step: jax.Array) -> Leaves:
             """The independent Gaussian noise of a step, shaped like the updates."""
             key = jax.random.fold_in(state.key, step)
             return gaussian_like(key, wide, state.stddev)
 
-        noise, memory = recipe.noise(draw, step, state.memory)
-        promised = (step <= num_steps) & (state.stddev == louder)
+        noise, memory = generator.generate(draw, step, state.memory)
+        is_guaranteed = (step <= num_steps) & (state.stddev == float32_stddev)
         # Inside jit no exception can depend on a value. So NaN noise refuses the step.
-        refusal = jnp.where(promised, 0.0, jnp.nan)
+        nan_if_refused = jnp.where(is_guaranteed, 0.0, jnp.nan)
         private = jax.tree.map(
-            lambda w, n: w + (n + refusal.astype(n.dtype)), wide, noise
+            lambda w, n: w + (n + nan_if_refused.astype(n.dtype)), wide, noise
         )
         private = cast_like(private, updates)
         return private, state._replace(step=step, memory=memory)
@@ -215,7 +216,7 @@ def correlated_noise(
     return transformation(init, update)
 
 
-def _same_shape(update: jax.Array, memory: jax.Array) -> None:
+def _check_shape(update: jax.Array, memory: jax.Array) -> None:
     if update.shape != memory.shape[1:]:
         raise ValueError(
             "updates must have the shapes of the parameters that init received; got "
@@ -307,11 +308,11 @@ def effective_dimension(
     Returns:
       D, rounded up to an integer.
     """
-    moved, largest = lattice_roundings(strategy, num_steps, digits), 1.0
+    roundings, max_factor = lattice_roundings(strategy, num_steps, digits), 1.0
     if isinstance(strategy, Scaled):
         # NumPy computes the maximum, since JAX would trace the maximum under jit.
-        largest = max(float(np.max(np.asarray(strategy.factors))), 1.0)
-    return math.ceil(moved**2 * dimension * num_steps * largest**2)
+        max_factor = max(float(np.max(np.asarray(strategy.factors))), 1.0)
+    return math.ceil(roundings**2 * dimension * num_steps * max_factor**2)
 
 
 def correlated_lattice_noise(
@@ -357,24 +358,24 @@ def correlated_lattice_noise(
         noise = _discrete.discrete_gaussian_like(key, wide, DRAWS)
         with jax.enable_x64(True):
             q = jnp.asarray(spacing, jnp.float64)
-            promised = (step <= num_steps) & jnp.all(_split(q) == state.spacing)
+            is_guaranteed = (step <= num_steps) & jnp.all(_split(q) == state.spacing)
             # Inside jit no exception can depend on a value. So a NaN refuses the step.
-            refusal = jnp.where(promised, 0.0, jnp.nan)
-            in_units = jax.tree.map(
+            nan_if_refused = jnp.where(is_guaranteed, 0.0, jnp.nan)
+            clipped = jax.tree.map(
                 lambda x: _discrete.divide_and_clip(x, q, digits), wide
             )
-            rows, memory = forward.noise(
-                lambda _: in_units, step, jax.tree.map(_to_float64, state.sums)
+            rows, memory = forward.generate(
+                lambda _: clipped, step, jax.tree.map(_to_float64, state.sums)
             )
             sums = jax.tree.map(_to_words, memory)
 
-            def release(x: jax.Array, z: jax.Array, like: jax.Array) -> jax.Array:
-                released = _discrete.round_and_add(x, z) * q + refusal
-                return released.astype(like.dtype)
+            def release(x: jax.Array, z: jax.Array, wide_sum: jax.Array) -> jax.Array:
+                released = _discrete.round_and_add(x, z) * q + nan_if_refused
+                return released.astype(wide_sum.dtype)
 
             # All later results are functions of the released integers.
             lattice = jax.tree.map(release, rows, noise, wide)
-        private, released = inverse.noise(lambda _: lattice, step, state.released)
+        private, released = inverse.generate(lambda _: lattice, step, state.released)
         private = cast_like(private, updates)
         return private, CorrelatedLatticeState(
             step, sums, released, state.key, state.spacing
@@ -464,9 +465,10 @@ def tree_momentum(
       no guarantee holds then.
 
     Raises:
-      ValueError: decay is outside [0, 1); stddev is out of range; num_steps is below 1
-        or traced; key is not a typed key; buffer is unknown; an update is not real;
-        inside `jax.shard_map`, check_vma is False.
+      ValueError: decay is outside [0, 1); stddev is out of range; num_steps is traced,
+        or not from 1 to 2³¹ − 2; key is not a typed key; buffer is unknown; an update
+        is not real, or its shape differs from the parameter's; inside `jax.shard_map`,
+        check_vma is False.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, even if each g_i depends on
@@ -497,9 +499,9 @@ def tree_momentum(
     validate.half_open_unit("decay", decay)
     validate.typed_key("key", key)
     # Rounding the decay down does not increase μ, since μ grows with the decay.
-    slower = round_down_float32(decay)
+    float32_decay = round_down_float32(decay)
     noise = correlated_noise(
-        Tree(slower),
+        Tree(float32_decay),
         stddev,
         num_steps=num_steps,
         key=stream(key, "tree noise"),
@@ -512,7 +514,7 @@ def tree_momentum(
             momentum=wide_zeros_like(params),
             # A copy, since the caller may donate the state's buffers, while the closure
             # still needs the original.
-            decay=jnp.array(slower, jnp.float32, copy=True),
+            decay=jnp.array(float32_decay, jnp.float32, copy=True),
         )
 
     def update(updates: Leaves, state: Any) -> tuple[Leaves, TreeMomentumState]:
@@ -527,7 +529,7 @@ def tree_momentum(
             noisy,
         )
         # Inside jit no exception can depend on a value: a NaN factor refuses the step.
-        factor = jnp.where(beta == slower, 1.0 - beta, jnp.nan)
+        factor = jnp.where(beta == float32_decay, 1.0 - beta, jnp.nan)
         private = jax.tree.map(lambda m: factor.astype(m.dtype) * m, momentum)
         private = cast_like(private, updates)
         return private, state._replace(noise=noise_state, momentum=momentum)

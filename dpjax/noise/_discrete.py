@@ -18,9 +18,9 @@ and a random value from 0 to 2⁹⁸ − 1. If the value is below the threshold,
 gives the column's integer. Otherwise the draw gives the alias. The total variation of
 the table's distribution and D_512 is below 2⁻⁹⁸, and the accounting assumes 2⁻⁹⁷.
 
-**Draw.** 14 random bits select the column, and 98 random bits are the value. If the
-first 50 bits of the value differ from those of the threshold, these bits decide the
-comparison. Otherwise, with probability 2⁻⁵⁰, the other 48 bits are drawn, too.
+**Draw.** 14 random bits select the column, and 98 random bits are the value. The first
+50 bits of the value are drawn and compared with the first 50 bits of the threshold. If
+these 50 bits are equal, with probability 2⁻⁵⁰, the other 48 bits are drawn, too.
 """
 
 import decimal
@@ -52,8 +52,8 @@ _THRESHOLD_BITS = 98
 _SECOND, _LAST = 32, 48
 # Fixed-point numbers with 256 binary digits make the weights.
 _WEIGHT_DIGITS = 256
-# Sums are clipped to integers of this many binary digits, or to fewer digits where the
-# caller knows that the sums have fewer.
+# Sums are clipped to integers of this many binary digits, or of fewer digits if the
+# caller has a smaller bound on the sums.
 DIGITS = 40
 # A bound on the total variation of a draw and D_512. The bound covers the rounding of
 # 2¹⁴ weights to multiples of 2⁻¹¹², and the mass outside the table.
@@ -95,19 +95,20 @@ def integer_weights() -> list[int]:
     """
     half = _COLUMNS // 2
     # w(z + 1) / w(z) = e^{−(2z + 1) / 2σ²}, which is a geometric sequence in z.
-    ratio, fade = _exp_fixed(2 * WIDTH**2), _exp_fixed(WIDTH**2)
+    ratio, ratio_of_ratios = _exp_fixed(2 * WIDTH**2), _exp_fixed(WIDTH**2)
     masses = [1 << _WEIGHT_DIGITS]
     for _ in range(half):
         masses.append(masses[-1] * ratio >> _WEIGHT_DIGITS)
-        ratio = ratio * fade >> _WEIGHT_DIGITS
-    both = masses[:0:-1] + masses[:half]
-    total, all_weights = sum(both), 1 << (_COLUMN_BITS + _THRESHOLD_BITS)
-    weights = [mass * all_weights // total for mass in both]
-    # Rounding down loses less than 1 per weight. So `left` is below the number of
-    # weights. The `left` weights around zero, which are the largest, increase by 1.
-    left = all_weights - sum(weights)
-    for i in range(left):
-        weights[half - left // 2 + i] += 1
+        ratio = ratio * ratio_of_ratios >> _WEIGHT_DIGITS
+    all_masses = masses[:0:-1] + masses[:half]
+    total, weight_total = sum(all_masses), 1 << (_COLUMN_BITS + _THRESHOLD_BITS)
+    weights = [mass * weight_total // total for mass in all_masses]
+    # Rounding down lowers each weight by less than 1. So the remainder is below the
+    # number of weights. As many weights around zero, which are the largest, increase
+    # by 1.
+    remainder = weight_total - sum(weights)
+    for i in range(remainder):
+        weights[half - remainder // 2 + i] += 1
     return weights
 
 
@@ -117,15 +118,15 @@ def alias_table() -> AliasTable:
     capacity = 1 << _THRESHOLD_BITS
     thresholds, aliases = [0] * _COLUMNS, list(range(_COLUMNS))
     # Vose (1991): a column that is not full gets weight from a column that overflows.
-    rest = integer_weights()
-    small = [i for i, w in enumerate(rest) if w < capacity]
-    large = [i for i, w in enumerate(rest) if w >= capacity]
-    while small:
-        column, donor = small.pop(), large[-1]
-        thresholds[column], aliases[column] = rest[column], donor
-        rest[donor] -= capacity - rest[column]
-        if rest[donor] < capacity:
-            small.append(large.pop())
+    unassigned = integer_weights()
+    below_capacity = [i for i, w in enumerate(unassigned) if w < capacity]
+    full = [i for i, w in enumerate(unassigned) if w >= capacity]
+    while below_capacity:
+        column, donor = below_capacity.pop(), full[-1]
+        thresholds[column], aliases[column] = unassigned[column], donor
+        unassigned[donor] -= capacity - unassigned[column]
+        if unassigned[donor] < capacity:
+            below_capacity.append(full.pop())
     # The remaining columns are full, so that their alias is their own number.
     shift = _SECOND + _LAST
     packed = [
@@ -143,8 +144,8 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
     variation of at most 2⁻⁹⁷. The draws use Walker's alias method (`AliasTable`).
     """
     table = alias_table()
-    for_words, for_ties = jax.random.split(stream(key, "table"))
-    word, bits = word_pairs(for_words, shape)
+    word_key, tie_key = jax.random.split(stream(key, "table"))
+    word, bits = word_pairs(word_key, shape)
     column = (word & (_COLUMNS - 1)).astype(jnp.int32)
     first = word >> _COLUMN_BITS
     # One lookup of a row of the table gives both packed and second.
@@ -156,14 +157,14 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
     # An array of b draws has a tie with probability b 2⁻⁵⁰.
     below = jax.lax.cond(
         jnp.any(tied),
-        lambda: _settle_ties(for_ties, below, tied, column),
+        lambda: _compare_tied_draws(tie_key, below, tied, column),
         lambda: below,
     )
     alias = (packed & (_COLUMNS - 1)).astype(jnp.int32)
     return jnp.where(below, column, alias) - _COLUMNS // 2
 
 
-def _settle_ties(
+def _compare_tied_draws(
     key: Key, below: jax.Array, tied: jax.Array, column: jax.Array
 ) -> jax.Array:
     """Compare the last bits of tied draws with the thresholds of Walker's alias method.
@@ -189,21 +190,21 @@ def _settle_ties(
         return below
     last = jnp.asarray(alias_table().last)
     shape, columns = column.shape, column.reshape(-1)
-    places = jnp.arange(columns.size, dtype=jnp.uint32)
+    positions = jnp.arange(columns.size, dtype=jnp.uint32)
 
-    def settle(flags: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def compare_one(flags: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         below, tied = flags
-        place = jax.lax.argmax(tied, 0, jnp.uint32)
-        high, low = jax.random.bits(jax.random.fold_in(key, place), (2,), jnp.uint32)
+        position = jax.lax.argmax(tied, 0, jnp.uint32)
+        high, low = jax.random.bits(jax.random.fold_in(key, position), (2,), jnp.uint32)
         # A sum with `jnp.where` replaces indexing, so that devices of a mesh exchange
         # only scalars.
-        here = places == place
-        upper, lower = last[jnp.sum(jnp.where(here, columns, 0), dtype=jnp.int32)]
+        selected = positions == position
+        upper, lower = last[jnp.sum(jnp.where(selected, columns, 0), dtype=jnp.int32)]
         is_below = (high < upper) | ((high == upper) & (low < lower))
-        return jnp.where(here, is_below, below), tied & ~here
+        return jnp.where(selected, is_below, below), tied & ~selected
 
     flags = below.reshape(-1), tied.reshape(-1)
-    below, _ = jax.lax.while_loop(lambda flags: jnp.any(flags[1]), settle, flags)
+    below, _ = jax.lax.while_loop(lambda flags: jnp.any(flags[1]), compare_one, flags)
     return below.reshape(shape)
 
 
@@ -232,19 +233,19 @@ def discrete_gaussian(
     for three draws.
     """
 
-    def add(key: Key) -> jax.Array:
+    def sample(key: Key) -> jax.Array:
         # The draws are made one after the other, so that the generator is compiled
         # only once.
         keys = jax.random.split(key, draws)
-        drawn = jax.lax.map(lambda key: draw_table(key, shape), keys)
+        draws_of_table = jax.lax.map(lambda key: draw_table(key, shape), keys)
         factors = SCALE ** jnp.arange(draws, dtype=jnp.int32)
-        return jnp.tensordot(factors, drawn, axes=1)
+        return jnp.tensordot(factors, draws_of_table, axes=1)
 
     if out_sharding is None:
-        return add(key)
+        return sample(key)
     # The compiler decides the sharding of intermediate results.
     axes = out_sharding.mesh.explicit_axes
-    sharded: Any = jax.sharding.auto_axes(add, axes=axes, out_sharding=out_sharding)
+    sharded: Any = jax.sharding.auto_axes(sample, axes=axes, out_sharding=out_sharding)
     return sharded(key)
 
 
@@ -280,10 +281,10 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
     validate.nonnegative("stddev", stddev)
     if draws not in (2, 3) or not isinstance(draws, int):
         raise ValueError(f"draws must be 2 or 3; got {draws!r}.")
-    return round_up_float32("stddev", stddev) / _deviation(draws)
+    return round_up_float32("stddev", stddev) / _unit_stddev(draws)
 
 
-def _deviation(draws: int) -> float:
+def _unit_stddev(draws: int) -> float:
     """The accounted noise standard deviation, divided by the spacing of the lattice.
 
     The value is √(σ² − 4), rounded down, for σ = `width(draws)`. The reason is that
@@ -313,7 +314,7 @@ def lattice_noise(
     noise_multiplier: ArrayLike,
     dimension: int,
     *,
-    most: float,
+    maximum: float,
     draws: int | None = None,
 ) -> LatticeNoise:
     """Compute the noise that rounded sums need for a given noise multiplier.
@@ -328,7 +329,7 @@ def lattice_noise(
       noise_multiplier: the noise multiplier of the accountant; may be traced.
       dimension: d for independent noise. Correlated noise, whose result depends on the
         rounded sums of all T steps, needs at least d T (see `effective_dimension`).
-      most: the maximum value of the noise multiplier, a number that is not traced.
+      maximum: the maximum value of noise_multiplier, a number that is not traced.
       draws: 2 for a coarse lattice, or 3 for a fine lattice. With None, the function
         chooses 2 if rounding then adds at most 0.4 % to the sensitivity, and else 3.
 
@@ -336,19 +337,20 @@ def lattice_noise(
       The standard deviation of the noise, and the number of draws for one noise value.
 
     Raises:
-      ValueError: rounding would add more than the sensitivity itself.
+      ValueError: rounding would more than double the sensitivity.
     """
     # Let S be the sensitivity, z the noise multiplier, and a the number in `added`. The
     # rounded sums have the sensitivity R = S + a z R. So R = S / (1 − a z).
-    added = {n: math.sqrt(dimension) * (1 + 2.0**-11) / _deviation(n) for n in (2, 3)}
+    added = {n: math.sqrt(dimension) * (1 + 2.0**-11) / _unit_stddev(n) for n in (2, 3)}
     if draws is None:
         # Three draws take less than twice the time of two.
-        draws = 2 if most * added[2] <= 2.0**-8 else 3
-    if most * added[draws] > 0.5:
+        draws = 2 if maximum * added[2] <= 2.0**-8 else 3
+    if maximum * added[draws] > 0.5:
         raise ValueError(
-            f"noise_multiplier must be smaller for a lattice of {dimension} "
-            "coordinates, because rounding would add more than the sensitivity; got "
-            f"{most!r}."
+            "noise_multiplier or the number of coordinates (for correlated noise, also "
+            f"of steps) must be smaller for a lattice of dimension {dimension}: "
+            "rounding would more than double the sensitivity of the sums; got "
+            f"noise_multiplier {maximum!r}."
         )
     factor = 1 - noise_multiplier * added[draws]
     # The margin covers the float32 rounding errors of these four operations.
@@ -456,9 +458,9 @@ def add_discrete_gaussian_noise(
 
     def update(updates: Tree, state: Any) -> tuple[Tree, IndependentNoiseState]:
         # The current key is used only once. So no later state reveals this noise.
-        following, current = jax.random.split(state.key)
-        noisy = release_on_lattice(current, updates, LatticeNoise(stddev, draws))
-        return noisy, IndependentNoiseState(following)
+        next_key, current_key = jax.random.split(state.key)
+        noisy = release_on_lattice(current_key, updates, LatticeNoise(stddev, draws))
+        return noisy, IndependentNoiseState(next_key)
 
     return transformation(init, update)
 
@@ -507,8 +509,8 @@ def divide_and_clip(x: jax.Array, q: jax.Array, digits: int) -> jax.Array:
 
     The result is NaN where x is not finite. The caller must enable 64-bit types.
     """
-    most = 2.0**digits
-    clipped = jnp.clip(x.astype(jnp.float64) / q, -most, most)
+    limit = 2.0**digits
+    clipped = jnp.clip(x.astype(jnp.float64) / q, -limit, limit)
     return jnp.where(jnp.isfinite(x), clipped, jnp.nan)
 
 
@@ -518,6 +520,6 @@ def round_and_add(x: jax.Array, noise: jax.Array) -> jax.Array:
     The caller must enable 64-bit types.
     """
     finite = jnp.isfinite(x)
-    nearest = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64)
-    total = nearest + noise.astype(jnp.int64)
+    rounded = jnp.rint(jnp.where(finite, x, 0.0)).astype(jnp.int64)
+    total = rounded + noise.astype(jnp.int64)
     return jnp.where(finite, total.astype(jnp.float64), jnp.nan)

@@ -56,8 +56,8 @@ def limit_steps(num_steps: int, scale: ArrayLike = 1.0) -> optax.GradientTransfo
 
     def update(updates: Tree, state: Any) -> tuple[Tree, LimitStepsState]:
         check_steps_left(state.step, num_steps)
-        passed, step = _scale_within_limit(updates, state.step, num_steps, scale)
-        return passed, LimitStepsState(step)
+        scaled, step = _scale_within_limit(updates, state.step, num_steps, scale)
+        return scaled, LimitStepsState(step)
 
     return transformation(lambda _: LimitStepsState(jnp.zeros((), jnp.int32)), update)
 
@@ -97,8 +97,8 @@ def check_steps_left(count: jax.Array, num_steps: int) -> None:
     if not isinstance(count, Tracer) and int(count) >= num_steps:
         raise ValueError(
             f"num_steps is {num_steps}, and all {num_steps} steps are done: a further "
-            "step has no privacy guarantee. Declare a larger num_steps from the "
-            "start."
+            "step has no privacy guarantee. For a longer run, choose a larger "
+            "num_steps before the first step."
         )
 
 
@@ -119,8 +119,8 @@ def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
     """Independent Gaussian noise shaped like the tree's leaves, in float32 or wider.
 
     Each leaf has its own key, derived from `key` and the leaf's path. No other draw may
-    use `key`; `dpjax._core.keys.stream` derives a key for one consumer of random
-    numbers. `stddev` is rounded up to float32, so that the noise is never smaller than
+    use `key`. (`dpjax._core.keys.stream` derives, from one key, a separate key for each
+    use.) `stddev` is rounded up to float32, so that the noise is never smaller than
     requested.
     """
     return _scale(_normal_like(key, tree), round_up_float32("stddev", stddev))
@@ -148,7 +148,8 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     Args:
       key: one typed key.
       tree: a pytree of real arrays. Only its structure, shapes and dtypes are used.
-      scale: the L2 sensitivity Δ of a value divided by ε, f[], at least 0.
+      scale: Δ / ε, f[], at least 0, where Δ is the L2 sensitivity of the value to which
+        the noise is added.
 
     Returns:
       Noise with the shapes of the tree's leaves, in float32 or wider.
@@ -232,14 +233,14 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
 
     def update(updates: Tree, state: Any) -> tuple[Tree, IndependentNoiseState]:
         wide = widen(updates)
-        louder = round_up_float32("stddev", scale)
+        float32_stddev = round_up_float32("stddev", scale)
         # Outside jit and on one device, separate programs draw, scale and add the
         # noise. In a single program, the compiler could round them differently.
-        apart = all(map(is_on_one_device, (state.key, *jax.tree.leaves(wide))))
-        draw, scaled, add = _JITTED if apart else (_draw, _scale, _add)
-        noise, following = draw(state.key, wide)
-        noisy = add(updates, wide, scaled(noise, louder))
-        return noisy, IndependentNoiseState(following)
+        separate = all(map(is_on_one_device, (state.key, *jax.tree.leaves(wide))))
+        draw, scaled, add = _JITTED if separate else (_draw, _scale, _add)
+        noise, next_key = draw(state.key, wide)
+        noisy = add(updates, wide, scaled(noise, float32_stddev))
+        return noisy, IndependentNoiseState(next_key)
 
     return transformation(init, update)
 
@@ -247,8 +248,8 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
 def _draw(key: Key, tree: Shaped) -> tuple[Shaped, Key]:
     """Standard Gaussian noise shaped like the tree, and the key of the next step."""
     # The current key is used only once. So no later state reveals this noise.
-    following, current = jax.random.split(key)
-    return _normal_like(current, tree), following
+    next_key, current_key = jax.random.split(key)
+    return _normal_like(current_key, tree), next_key
 
 
 def _add(updates: Shaped, wide: Shaped, noise: Shaped) -> Shaped:

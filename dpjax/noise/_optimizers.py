@@ -297,13 +297,13 @@ def dp_nsgd(
       [-0.3 -0.4]
     """
     stddev = stddev_of_sum(clip_norm, noise_multiplier, expected_batch_size)
-    given = {"num_steps": num_steps, "key": key, "buffer": buffer}
+    arguments = {"num_steps": num_steps, "key": key, "buffer": buffer}
     if strategy is None:
-        momentum = tree_momentum(decay, stddev, **given)
+        momentum = tree_momentum(decay, stddev, **arguments)
     else:
         validate.half_open_unit("decay", decay)
         momentum = optax.chain(
-            correlated_noise(strategy, stddev, **given),
+            correlated_noise(strategy, stddev, **arguments),
             # Normalisation removes the scale. So the bias of ema needs no correction.
             cast_updates_to_float32(optax.ema(decay, debias=False)),
         )

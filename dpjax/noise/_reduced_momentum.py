@@ -78,25 +78,25 @@ class Ring(NamedTuple):
 
     Attributes:
       nodes: the released sums, with noise, level by level, f[rows, d].
-      open: for each level, the sum, without noise, of the latest complete node,
+      noiseless: for each level, the sum, without noise, of the latest complete node,
         f[levels, d]. The sum of the node's parent is computed from this sum.
     """
 
     nodes: jax.Array
-    open: jax.Array
+    noiseless: jax.Array
 
 
-def _layout(window: int) -> tuple[np.ndarray, np.ndarray]:
+def _level_rows(window: int) -> tuple[np.ndarray, np.ndarray]:
     """For each level of a `Ring`, the number of rows and the index of the first row."""
-    slots = np.array([window >> k for k in range(window.bit_length())], np.int32)
-    return slots, np.concatenate([[0], np.cumsum(slots)[:-1]]).astype(np.int32)
+    num_rows = np.array([window >> k for k in range(window.bit_length())], np.int32)
+    return num_rows, np.concatenate([[0], np.cumsum(num_rows)[:-1]]).astype(np.int32)
 
 
 def empty_ring(window: int, dimension: int, dtype: DTypeLike = float) -> Ring:
     """A `Ring` of zeros, for windows of `window` steps and vectors f[dimension]."""
-    slots, _ = _layout(window)
-    nodes = jnp.zeros((slots.sum(), dimension), dtype)
-    return Ring(nodes, jnp.zeros((len(slots), dimension), dtype))
+    num_rows, _ = _level_rows(window)
+    nodes = jnp.zeros((num_rows.sum(), dimension), dtype)
+    return Ring(nodes, jnp.zeros((len(num_rows), dimension), dtype))
 
 
 def _level_decays(decay: jax.Array, levels: int, dtype: DTypeLike) -> jax.Array:
@@ -136,32 +136,32 @@ def push(
     Returns:
       The ring buffer after step t.
     """
-    slots, begins = (jnp.asarray(x) for x in _layout(window))
-    factors = _level_decays(decay, len(slots), ring.nodes.dtype)
+    num_rows, first_rows = (jnp.asarray(x) for x in _level_rows(window))
+    factors = _level_decays(decay, len(num_rows), ring.nodes.dtype)
     # The bit operations below need an int32.
     step, value = jnp.asarray(step, jnp.int32), value.astype(ring.nodes.dtype)
     key = stream(key, "windows")
-    completed = jnp.minimum(node_level(step) + 1, len(slots))
+    num_completed = jnp.minimum(node_level(step) + 1, len(num_rows))
 
     # The nodes that end at step t have the levels from 0 to the number of trailing zero
     # bits of t. The loop starts at level 0. A right child ends where its parent ends.
     # The parent's value is the left child's value times β^{2^k}, plus the right child's
     # value, where 2^k is the length of the right child.
     def complete(level: jax.Array, carry: _Vectors) -> _Vectors:
-        nodes, opened, value = carry
+        nodes, noiseless, value = carry
         index = step >> level
         noise = node_noise(key, level, index, value, stddev)
         # The new node replaces the oldest node of its level, which is no longer needed.
-        row = begins[level] + (index - 1) % slots[level]
+        row = first_rows[level] + (index - 1) % num_rows[level]
         nodes = jax.lax.dynamic_update_index_in_dim(nodes, value + noise, row, 0)
-        left = jax.lax.dynamic_index_in_dim(opened, level, keepdims=False)
-        opened = jax.lax.dynamic_update_index_in_dim(opened, value, level, 0)
-        return nodes, opened, factors[level] * left + value
+        left = jax.lax.dynamic_index_in_dim(noiseless, level, keepdims=False)
+        noiseless = jax.lax.dynamic_update_index_in_dim(noiseless, value, level, 0)
+        return nodes, noiseless, factors[level] * left + value
 
     # If the count is 0, the loop leaves the ring unchanged and draws no noise.
-    count = jnp.where(active, completed, 0)
-    nodes, opened, _ = jax.lax.fori_loop(0, count, complete, (*ring, value))
-    return Ring(nodes, opened)
+    count = jnp.where(active, num_completed, 0)
+    nodes, noiseless, _ = jax.lax.fori_loop(0, count, complete, (*ring, value))
+    return Ring(nodes, noiseless)
 
 
 def query(
@@ -187,8 +187,8 @@ def query(
     Returns:
       The sum, f[d].
     """
-    slots, begins = (jnp.asarray(x) for x in _layout(window))
-    factors = _level_decays(decay, len(slots), ring.nodes.dtype)
+    num_rows, first_rows = (jnp.asarray(x) for x in _level_rows(window))
+    factors = _level_decays(decay, len(num_rows), ring.nodes.dtype)
     step = jnp.asarray(step, jnp.int32)
     start = jnp.where(active, jnp.maximum(step - window, 0), step)
 
@@ -196,19 +196,19 @@ def query(
     # https://arxiv.org/abs/2210.06328): choose the largest node that begins at
     # start + 1 and ends by t. Multiply the sum so far by β^{2^k}, for the node's length
     # 2^k.
-    def more(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def is_incomplete(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return carry[0] < step
 
-    def read(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def add_node(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, total = carry
-        fits = 31 - jax.lax.clz(step - start)  # ⌊log₂(step − start)⌋
-        level = jnp.minimum(node_level(start), fits)
-        row = begins[level] + (start >> level) % slots[level]
+        max_level = 31 - jax.lax.clz(step - start)  # ⌊log₂(step − start)⌋
+        level = jnp.minimum(node_level(start), max_level)
+        row = first_rows[level] + (start >> level) % num_rows[level]
         node = jax.lax.dynamic_index_in_dim(ring.nodes, row, keepdims=False)
         return start + (1 << level), factors[level] * total + node
 
     zero = jnp.zeros(ring.nodes.shape[1], ring.nodes.dtype)
-    return jax.lax.while_loop(more, read, (start, zero))[1]
+    return jax.lax.while_loop(is_incomplete, add_node, (start, zero))[1]
 
 
 def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
@@ -234,11 +234,11 @@ def window_variance(num_steps: int, window: int, decay: float) -> np.ndarray:
     # The loop of `query` for all steps at once. The weight of a node that ends at z is
     # β^{t − z}.
     while np.any(start < step):
-        left = step - start
+        num_left = step - start
         # The exponent of frexp minus 1 is exactly the floor of the base-2 logarithm.
-        fits = np.where(left > 0, 1 << (np.frexp(left)[1] - 1), 0)
+        max_size = np.where(num_left > 0, 1 << (np.frexp(num_left)[1] - 1), 0)
         # start & −start is the largest power of two that divides start > 0.
-        size = np.where(start > 0, np.minimum(fits, start & -start), fits)
+        size = np.where(start > 0, np.minimum(max_size, start & -start), max_size)
         start = start + size
         weight = np.power(float(decay), 2.0 * (step - start))
         total += np.where(size > 0, weight, 0.0)
@@ -378,7 +378,7 @@ def update(
     # Steps at the same position in different epochs use the same row.
     row = (step - 1) % n
 
-    def inherit(
+    def update_row(
         rows: jax.Array, factor: jax.Array, new: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         # The new row is read from the updated array. If the old row were used twice,
@@ -389,9 +389,9 @@ def update(
 
     # P_t = (1 − γ) P_{t−n} + Ĥ, but P_t = Ĝ for t < 2n, and M_t = β^n M_{t−n} + P_t.
     # See the recursion in the module's docstring. The row holds P and M of step t − n.
-    keep = jnp.where(first, 0.0, 1 - refresh)
-    estimate, windows = inherit(state.windows, keep, from_anchor + from_change)
-    total, totals = inherit(state.totals, jnp.power(decay, n), estimate)
+    old_weight = jnp.where(first, 0.0, 1 - refresh)
+    estimate, windows = update_row(state.windows, old_weight, from_anchor + from_change)
+    total, totals = update_row(state.totals, jnp.power(decay, n), estimate)
 
     def draw(step: jax.Array) -> jax.Array:
         key = jax.random.fold_in(keys.drift, step)
@@ -401,7 +401,7 @@ def update(
     weights = tree_weights(decay.astype(jnp.float32), 1 << state.nodes.shape[0])
     noise: Any
     nodes: Any
-    noise, nodes = buffered_tree(weights).noise(draw, step, state.nodes)
+    noise, nodes = buffered_tree(weights).generate(draw, step, state.nodes)
     drift = decay * state.drift + terms.drift + noise
     # (2): m̂_t = α Ĝ_{[1, t]} + α r̂_{[1, t]} with α = 1 − β.
     momentum = (1 - decay) * (total + drift)
@@ -434,26 +434,26 @@ def momentum_variance(
       array([1.   , 1.   , 1.312, 1.322, 1.657, 1.205])
     """
     n = steps_per_epoch
-    fresh = window_variance(num_steps, n, decay).reshape(-1, n)
+    variances = window_variance(num_steps, n, decay).reshape(-1, n)
     first = (np.arange(1, num_steps + 1) < 2 * n).reshape(-1, n)
-    keep, fade = 1 - refresh, float(decay) ** n
+    keep, beta_n = 1 - refresh, float(decay) ** n
 
     # Var P, Var M and Cov(M, P) follow from their values one epoch before, since
     # P_{t−n} and M_{t−n} have no node in common with the window of step t.
-    def variance(fresh_of: np.ndarray) -> np.ndarray:
-        rows, p, m, both = [], np.zeros(n), np.zeros(n), np.zeros(n)
-        for row, base in zip(fresh_of, first, strict=True):
-            inherit = np.where(base, 0.0, keep)
-            p = inherit**2 * p + row
+    def variance(window_variances: np.ndarray) -> np.ndarray:
+        rows, var_p, var_m, covariance = [], np.zeros(n), np.zeros(n), np.zeros(n)
+        for row, is_first in zip(window_variances, first, strict=True):
+            factors = np.where(is_first, 0.0, keep)
+            var_p = factors**2 * var_p + row
             # Cov(β^n M, P_t) = β^n (1 − γ) Cov(M, P), where M and P are of step t − n.
-            m = fade**2 * m + 2 * fade * inherit * both + p
-            both = fade * inherit * both + p
-            rows.append(m)
+            var_m = beta_n**2 * var_m + 2 * beta_n * factors * covariance + var_p
+            covariance = beta_n * factors * covariance + var_p
+            rows.append(var_m)
         return np.concatenate(rows)
 
     steps = np.arange(1, num_steps + 1)
     return Terms(
-        anchor=variance(np.where(first, fresh, 0.0)),
-        change=variance(np.where(first, 0.0, fresh)),
+        anchor=variance(np.where(first, variances, 0.0)),
+        change=variance(np.where(first, 0.0, variances)),
         drift=np.asarray(prefix_variance(steps, decay), np.float64),
     )

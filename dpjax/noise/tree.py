@@ -52,9 +52,9 @@ def compose(start: int, end: int) -> tuple[tuple[int, int], ...]:
     while start <= end:
         # The largest 2^k that divides start − 1, with an interval that ends by `end`.
         # Every power of two divides start − 1 = 0.
-        fits = 1 << ((end - start + 1).bit_length() - 1)
-        aligned = (start - 1) & -(start - 1) or fits
-        size = min(fits, aligned)
+        max_size = 1 << ((end - start + 1).bit_length() - 1)
+        aligned = (start - 1) & -(start - 1) or max_size
+        size = min(max_size, aligned)
         intervals.append((start, start + size - 1))
         start += size
     return tuple(intervals)

@@ -292,7 +292,9 @@ def _lattice_stddev(
         )
     # The sensitivity is at least 1. So a factor that suffices for a sensitivity of 1
     # also suffices for the actual sensitivity.
-    noise = _discrete.lattice_noise(1.0, per_sum, dimension, most=per_sum, draws=_DRAWS)
+    noise = _discrete.lattice_noise(
+        1.0, per_sum, dimension, maximum=per_sum, draws=_DRAWS
+    )
     return rounding.round_up_float32("noise_multiplier", noise.stddev)
 
 

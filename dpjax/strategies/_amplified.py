@@ -31,17 +31,18 @@ from dpjax.accounting.events import Composed, PoissonGaussian, Repeated
 from dpjax.strategies import _making, _optimize
 
 Sampling = Literal["cyclic_poisson", "random_bins", "fresh_bins"]
-# The coarse grid has _COARSE values of λ. The logarithms of their distances 1 − λ are
-# evenly spaced, from distance 1 to _NEAREST. The second grid is _FINER times finer.
-_COARSE, _NEAREST, _FINER = 6, 0.02, 2
-# Strategies are compared once |log ε − log target| is at most about _NEAR. Each
-# evaluation of ε runs an accountant. So the secant method gets at most _LOOKS
+# The coarse grid has _GRID_SIZE values of λ. The logarithms of the distances 1 − λ are
+# evenly spaced, from distance 1 to _MIN_DISTANCE. The second grid is _REFINEMENT times
+# finer.
+_GRID_SIZE, _MIN_DISTANCE, _REFINEMENT = 6, 0.02, 2
+# Strategies are compared once |log ε − log target| is at most about _TOLERANCE. Each
+# evaluation of ε runs an accountant. So the secant method gets at most _MAX_EVALUATIONS
 # evaluations.
-_NEAR, _LOOKS = 1e-3, 10
-_LARGEST = 100.0  # the largest ε for which `refine` uses estimates of ε
+_TOLERANCE, _MAX_EVALUATIONS = 1e-3, 10
+_MAX_EPSILON = 100.0  # the largest ε for which `refine` uses estimates of ε
 # The ratio of the mean slope of log ε between two evaluations to the slope at one of
 # the two is assumed to be in this range.
-_LEAST_SLOPE, _MOST_SLOPE = 0.7, 1.5
+_MIN_SLOPE, _MAX_SLOPE = 0.7, 1.5
 
 
 class Amplified(NamedTuple):
@@ -70,13 +71,13 @@ class _Goal(NamedTuple):
       workload: the workload in which errors are measured.
       epsilon: the target of ε.
       delta: δ.
-      asked: the other arguments, which are those of `accounting.correlated.epsilon`.
+      run: the other arguments, which are those of `accounting.correlated.epsilon`.
     """
 
     workload: Workload
     epsilon: float
     delta: float
-    asked: dict[str, Any]
+    run: dict[str, Any]
 
 
 class Start(NamedTuple):
@@ -149,30 +150,30 @@ def amplified(
     epsilon = validate.positive_float("epsilon", epsilon)
     validate.open_unit("delta", delta)
     workload = check_workload(workload, num_steps)
-    asked = {
+    run = {
         "num_steps": num_steps,
         "steps_per_epoch": n_b,
         "sampling": sampling,
         "adjacency": validate.adjacency(adjacency),
     }
-    goal = _Goal(workload, epsilon, delta, asked)
+    goal = _Goal(workload, epsilon, delta, run)
     best, start = _search(goal)
     return _simplify(_required_noise(goal, best.strategy, start.noise_multiplier))
 
 
 def estimate(
-    workload: Workload, *, epsilon: float, delta: float, **asked: Any
+    workload: Workload, *, epsilon: float, delta: float, **run: Any
 ) -> tuple[Amplified, Start]:
     """Estimate the result of `amplified`, in less time.
 
     At the estimated noise multiplier, ε differs from the target by about 0.1 % or less.
-    `asked` has the other arguments of `amplified`, which are not checked.
+    `run` has the other arguments of `amplified`, which are not checked.
 
     Returns:
       The estimate, and the first point of a search for the exact noise multiplier.
     """
-    workload = check_workload(workload, asked["num_steps"])
-    best, start = _search(_Goal(workload, epsilon, delta, asked))
+    workload = check_workload(workload, run["num_steps"])
+    best, start = _search(_Goal(workload, epsilon, delta, run))
     return _simplify(best), start
 
 
@@ -182,8 +183,8 @@ def _search(goal: _Goal) -> tuple[Amplified, Start]:
     Returns:
       The estimate, and the first point of a search for the exact noise multiplier.
     """
-    sampling, num_steps = goal.asked["sampling"], goal.asked["num_steps"]
-    n_b = goal.asked["steps_per_epoch"]
+    sampling, num_steps = goal.run["sampling"], goal.run["num_steps"]
+    n_b = goal.run["steps_per_epoch"]
     # In random bins, an example takes part in the same step of all epochs.
     repeats = num_steps / n_b if sampling == "random_bins" else 1.0
     start = central_limit(
@@ -193,25 +194,25 @@ def _search(goal: _Goal) -> tuple[Amplified, Start]:
     return search(goal, start)
 
 
-def _simplify(found: Amplified) -> Amplified:
+def _simplify(result: Amplified) -> Amplified:
     """Replace a strategy whose coefficients are all 0 by `strategies.independent()`."""
-    known = any(np.any(x) for x in found.strategy)
-    return found if known else found._replace(strategy=_making.independent())
+    is_correlated = any(np.any(x) for x in result.strategy)
+    return result if is_correlated else result._replace(strategy=_making.independent())
 
 
 def _required_noise(goal: _Goal, strategy: Toeplitz, start: float) -> Amplified:
-    """Compute a strategy's minimum noise multiplier for ε, and its error in a workload.
+    """Compute the minimum noise multiplier for ε, and the error, of a strategy.
 
-    The search for the noise multiplier begins at `start`. The error is computed at the
-    minimum noise multiplier.
+    The search for the noise multiplier begins at `start`. The error is that in the
+    workload, at the minimum noise multiplier.
     """
     sigma = calibrate.solve(
-        lambda noise: epsilon_of(strategy, noise, goal.delta, **goal.asked),
+        lambda noise: epsilon_of(strategy, noise, goal.delta, **goal.run),
         goal.epsilon,
         start=start,
     )
-    left = sigma * error(strategy, goal.workload, goal.asked["num_steps"])
-    return Amplified(strategy, float(sigma), float(left))
+    strategy_error = sigma * error(strategy, goal.workload, goal.run["num_steps"])
+    return Amplified(strategy, float(sigma), float(strategy_error))
 
 
 def central_limit(
@@ -233,13 +234,13 @@ def central_limit(
       repeats: r; a number below 1 counts as 1.
     """
     square = max(repeats, 1.0)
-    log = -math.log(delta)
-    mu = math.sqrt(2) * (math.sqrt(epsilon + log) - math.sqrt(log))
+    neg_log_delta = -math.log(delta)
+    mu = math.sqrt(2) * (math.sqrt(epsilon + neg_log_delta) - math.sqrt(neg_log_delta))
     ratio = mu * mu / (num_steps / square * rate * rate)
     # For extreme targets, the clamp prevents a division by zero and overflow.
-    told = math.log1p(min(max(ratio, 1e-9), 1e9))  # s²/σ²
+    exponent = math.log1p(min(max(ratio, 1e-9), 1e9))  # s²/σ²
     # Measured: log ε falls about 1.3 times as fast as log (e^{s²/σ²} − 1) / 2.
-    return Start(math.sqrt(square / told), 1.3 * told / math.expm1(-told))
+    return Start(math.sqrt(square / exponent), 1.3 * exponent / math.expm1(-exponent))
 
 
 def refine(
@@ -252,39 +253,39 @@ def refine(
     run of Poisson-sampled Gaussian steps.
     """
     # The grid of an estimate is too coarse for a very large ε.
-    if epsilon > _LARGEST:
+    if epsilon > _MAX_EPSILON:
         return start
 
     def excess(noise: float) -> float:
-        found = _estimates.epsilon(event(noise), delta, epsilon)
+        estimated = _estimates.epsilon(event(noise), delta, epsilon)
         # The bounds of `pld` are about 6e-6 above the estimates, and a plan's search
         # ends up to 2e-5 below the target.
-        return math.log(max(TINY, found) / epsilon) + 1.5e-5
+        return math.log(max(TINY, estimated) / epsilon) + 1.5e-5
 
-    for seen in itertools.islice(secants(excess, *start), _LOOKS):
-        start = Start(math.exp(seen.log), seen.slope)
-        if abs(seen.excess) < 2e-6:
+    for point in itertools.islice(secants(excess, *start), _MAX_EVALUATIONS):
+        start = Start(math.exp(point.log), point.slope)
+        if abs(point.excess) < 2e-6:
             break
     return start
 
 
-class _Look(NamedTuple):
+class _Evaluation(NamedTuple):
     """The evaluation of the geometric strategy C = 1 / (1 − λL) for one λ.
 
     L is the shift by one step.
 
     Attributes:
       x: −log(1 − λ).
-      unit: the GDP parameter μ at noise multiplier 1, for an attacker who knows the
+      unit_mu: the GDP parameter μ at noise multiplier 1, for an attacker who knows the
         steps in which an example takes part.
-      found: the strategy, with estimates of its noise multiplier and of its error.
+      result: the strategy, with estimates of its noise multiplier and of its error.
       start: the estimate of the noise multiplier σ, and the derivative of log ε with
         respect to log σ at this estimate.
     """
 
     x: float
-    unit: float
-    found: Amplified
+    unit_mu: float
+    result: Amplified
     start: Start
 
 
@@ -307,24 +308,25 @@ def _estimate_noise(
     Returns:
       The estimate, and the start of a search for a similar strategy.
     """
-    unit = float(error(strategy, goal.workload, goal.asked["num_steps"]))
+    # The error is proportional to the noise multiplier.
+    ratio = float(error(strategy, goal.workload, goal.run["num_steps"]))
 
     def excess(noise: float) -> float:
-        found = float(epsilon_of(strategy, noise, goal.delta, **goal.asked))
-        return math.log(max(found, TINY) / goal.epsilon)
+        epsilon = float(epsilon_of(strategy, noise, goal.delta, **goal.run))
+        return math.log(max(epsilon, TINY) / goal.epsilon)
 
     # The relative error of the slope. The first slope comes from a similar strategy.
     # Each later slope comes from a secant, and its error is about the last excess.
-    unsure = 0.3
-    for seen in itertools.islice(secants(excess, *start), _LOOKS):
-        steepest = seen.slope * (_MOST_SLOPE if seen.excess > 0 else _LEAST_SLOPE)
-        least = math.exp(seen.log - seen.excess / steepest)
-        off, unsure = abs(seen.excess) * unsure, abs(seen.excess)
-        if off < _NEAR or least * unit > limit:
-            noise = math.exp(seen.next)
-            return Amplified(strategy, noise, noise * unit), Start(noise, seen.slope)
-    found = _required_noise(goal, strategy, start.noise_multiplier)
-    return found, Start(found.noise_multiplier, start.slope)
+    slope_error = 0.3
+    for point in itertools.islice(secants(excess, *start), _MAX_EVALUATIONS):
+        slope_bound = point.slope * (_MAX_SLOPE if point.excess > 0 else _MIN_SLOPE)
+        min_noise = math.exp(point.log - point.excess / slope_bound)
+        error_estimate, slope_error = abs(point.excess) * slope_error, abs(point.excess)
+        if error_estimate < _TOLERANCE or min_noise * ratio > limit:
+            noise = math.exp(point.next)
+            return Amplified(strategy, noise, noise * ratio), Start(noise, point.slope)
+    result = _required_noise(goal, strategy, start.noise_multiplier)
+    return result, Start(result.noise_multiplier, start.slope)
 
 
 def _estimate_banded(
@@ -334,14 +336,14 @@ def _estimate_banded(
 
     First, `refine` improves the start of the search, which saves evaluations of ε.
     """
-    n_b, adjacency = goal.asked["steps_per_epoch"], goal.asked["adjacency"]
+    n_b, adjacency = goal.run["steps_per_epoch"], goal.run["adjacency"]
     bands = 1 + np.size(strategy.numerator)
     norm = float(np.linalg.norm(np.append(1.0, strategy.numerator)))
 
     def event(noise: float) -> Composed:
         # As in `accounting.correlated.epsilon`.
         step = PoissonGaussian(noise / norm, min(1.0, bands / n_b), adjacency)
-        return Composed((Repeated(step, -(-goal.asked["num_steps"] // bands)),))
+        return Composed((Repeated(step, -(-goal.run["num_steps"] // bands)),))
 
     start = refine(start, event, goal.epsilon, goal.delta)
     return _estimate_noise(goal, strategy, start, limit)
@@ -360,10 +362,10 @@ def _best_bands(goal: _Goal, start: Start) -> tuple[Amplified, Start]:
       The strategy with its noise multiplier and error, and the start of a search for a
       similar strategy.
     """
-    num_steps = goal.asked["num_steps"]
+    num_steps = goal.run["num_steps"]
     best, start = _estimate_banded(goal, _making.independent(), start)
-    worse, bands = 0, 2
-    while worse < 2 and bands <= min(goal.asked["steps_per_epoch"], num_steps):
+    num_worse, bands = 0, 2
+    while num_worse < 2 and bands <= min(goal.run["steps_per_epoch"], num_steps):
         # If an example takes part in two steps that are at least as far apart as the
         # number of bands, the steps affect different rows of C x. So the sensitivity
         # per step is the norm of a column of C, as if every example took part once.
@@ -375,9 +377,9 @@ def _best_bands(goal: _Goal, start: Start) -> tuple[Amplified, Start]:
             steps_per_epoch=num_steps,
             num_vectors=bands - 1,
         )
-        found, near = _estimate_banded(goal, Toeplitz(*strategy), start, best.error)
-        worse = 0 if found.error < best.error else worse + 1
-        best, start = (found, near) if found.error < best.error else (best, start)
+        new, new_start = _estimate_banded(goal, Toeplitz(*strategy), start, best.error)
+        num_worse = 0 if new.error < best.error else num_worse + 1
+        best, start = (new, new_start) if new.error < best.error else (best, start)
         bands *= 2
     return best, start
 
@@ -397,37 +399,39 @@ def _best_decay(goal: _Goal, start: Start) -> tuple[Amplified, Start]:
       The strategy with its noise multiplier and error, and the start of a search for a
       similar strategy.
     """
-    sizes = {name: x for name, x in goal.asked.items() if name != "sampling"}
-    order = "fixed" if goal.asked["sampling"] == "random_bins" else "reshuffled"
-    looks: list[_Look] = []
+    run = {name: x for name, x in goal.run.items() if name != "sampling"}
+    order = "fixed" if goal.run["sampling"] == "random_bins" else "reshuffled"
+    evaluations: list[_Evaluation] = []
 
-    def best() -> _Look:
-        return min(looks, key=lambda look: look.found.error)
+    def best() -> _Evaluation:
+        return min(evaluations, key=lambda e: e.result.error)
 
-    def look(x: float) -> None:
+    def evaluate(x: float) -> None:
         # The strategy with λ = 0 has the same array shapes as all others, so that one
         # compiled program evaluates all of them.
         strategy = _making.geometric(-np.expm1(-x))
-        unit = float(mu(strategy, 1.0, order=order, **sizes))
-        near, limit = start, math.inf
-        if looks:
+        unit_mu = float(mu(strategy, 1.0, order=order, **run))
+        first, limit = start, math.inf
+        if evaluations:
             # The noise per unit of μ, as estimated from the two nearest results.
-            one, *others = sorted(looks, key=lambda look: abs(look.x - x))
-            log = math.log(one.start.noise_multiplier / one.unit)
-            for other in others[:1]:
-                rise = math.log(other.start.noise_multiplier / other.unit) - log
-                log += rise * (x - one.x) / (other.x - one.x)
-            near = one.start._replace(noise_multiplier=math.exp(log) * unit)
-            limit = best().found.error
-        looks.append(_Look(x, unit, *_estimate_noise(goal, strategy, near, limit)))
+            nearest, *more = sorted(evaluations, key=lambda e: abs(e.x - x))
+            log = math.log(nearest.start.noise_multiplier / nearest.unit_mu)
+            for second in more[:1]:
+                rise = math.log(second.start.noise_multiplier / second.unit_mu) - log
+                log += rise * (x - nearest.x) / (second.x - nearest.x)
+            first = nearest.start._replace(noise_multiplier=math.exp(log) * unit_mu)
+            limit = best().result.error
+        evaluations.append(
+            _Evaluation(x, unit_mu, *_estimate_noise(goal, strategy, first, limit))
+        )
 
-    step = -np.log(_NEAREST) / (_COARSE - 1)
-    for k in range(_COARSE):
-        look(k * step)
-        if best().x < looks[-2:][0].x:  # neither of the last two is the best
+    step = -np.log(_MIN_DISTANCE) / (_GRID_SIZE - 1)
+    for k in range(_GRID_SIZE):
+        evaluate(k * step)
+        if best().x < evaluations[-2:][0].x:  # neither of the last two is the best
             break
-    top = best().x
-    for x in top + step * np.arange(1 - _FINER, _FINER) / _FINER:
-        if x >= 0 and x != top:
-            look(x)
-    return best().found, best().start
+    best_x = best().x
+    for x in best_x + step * np.arange(1 - _REFINEMENT, _REFINEMENT) / _REFINEMENT:
+        if x >= 0 and x != best_x:
+            evaluate(x)
+    return best().result, best().start

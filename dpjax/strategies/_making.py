@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
-from dpjax._matrices.strategy import LEAST, MOST, Scaled, Toeplitz, Tree, product
+from dpjax._matrices.strategy import LEAST, MOST, Scaled, Toeplitz, Tree, expand_roots
 
 
 def independent() -> Toeplitz:
@@ -45,9 +45,9 @@ def geometric(decay: ArrayLike) -> Toeplitz:
     """
     validate.scalar("decay", decay)
     validate.half_open_unit("decay", decay)
-    known = validate.concrete(decay)
+    concrete_decay = validate.concrete(decay)
     # A traced decay is neither checked nor rounded. [None] makes a vector of one root.
-    pole = jnp.asarray(decay)[None] if known is None else known[None]
+    pole = jnp.asarray(decay)[None] if concrete_decay is None else concrete_decay[None]
     return Toeplitz(np.zeros(0), _polynomial("decay", pole))
 
 
@@ -90,9 +90,10 @@ def banded(coefficients: ArrayLike) -> Toeplitz:
 
     Args:
       coefficients: c_0, ..., c_{p−1}, f[p], finite, with c_0 = 1. The noise is computed
-        by a recursion with these coefficients. If the polynomial Σ c_k x^k has a zero
-        within the unit circle, the noise grows from step to step. The caller must
-        choose a polynomial without such zeros. This condition is not checked.
+        by a recursion with these coefficients. If the polynomial Σ c_k y^k in a complex
+        number y has a zero within the unit circle, the noise grows from step to step.
+        The caller must choose a polynomial without such zeros. This condition is not
+        checked.
 
     Raises:
       ValueError: the coefficients are not a finite vector that begins with 1.
@@ -103,7 +104,7 @@ def banded(coefficients: ArrayLike) -> Toeplitz:
       >>> print(banded([1.0, 0.5]).inverse_coefficients(4))
       [ 1.    -0.5    0.25  -0.125]
     """
-    return Toeplitz(_after_one("coefficients", coefficients), np.zeros(0))
+    return Toeplitz(_drop_leading_one("coefficients", coefficients), np.zeros(0))
 
 
 def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
@@ -124,7 +125,7 @@ def banded_inverse(coefficients: ArrayLike) -> Toeplitz:
       >>> print(banded_inverse([1.0, -0.5]).coefficients(4))
       [1.    0.5   0.25  0.125]
     """
-    return Toeplitz(np.zeros(0), _after_one("coefficients", coefficients))
+    return Toeplitz(np.zeros(0), _drop_leading_one("coefficients", coefficients))
 
 
 def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
@@ -146,10 +147,10 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
     """
     if not isinstance(strategy, Toeplitz):
         raise ValueError(f"strategy must be a Toeplitz strategy; got {strategy!r}.")
-    known = validate.real_vector("factors", factors)
-    if known is None:
+    values = validate.real_vector("factors", factors)
+    if values is None:
         return Scaled(strategy, jnp.asarray(factors))
-    rounded = _round_float32(known)
+    rounded = _round_float32(values)
     if rounded.size == 0 or not np.all((rounded >= LEAST) & (rounded <= MOST)):
         raise ValueError(f"factors must be from 2**-20 to 2**20; got {factors!r}.")
     return Scaled(strategy, rounded)
@@ -180,28 +181,28 @@ def tree(decay: ArrayLike) -> Tree:
     """
     validate.scalar("decay", decay)
     validate.half_open_unit("decay", decay)
-    known = validate.concrete(decay)
-    if known is None:
+    concrete_decay = validate.concrete(decay)
+    if concrete_decay is None:
         return Tree(jnp.asarray(decay))
-    rounded = _round_float32(known)
+    rounded = _round_float32(concrete_decay)
     # A decay below 1 in float64 may round up to 1. The tree is not defined for 1.
     if rounded == 1:
         raise ValueError(f"decay must be below 1 in float32, too; got {decay!r}.")
     return Tree(rounded)
 
 
-def _after_one(name: str, coefficients: ArrayLike) -> ArrayLike:
+def _drop_leading_one(name: str, coefficients: ArrayLike) -> ArrayLike:
     """The coefficients without the leading 1; concrete coefficients become float32.
 
     Raises:
       ValueError: concrete coefficients do not begin with 1, or are not finite in
         float32; or the coefficients are not a vector of real numbers.
     """
-    known = validate.real_vector(name, coefficients)
-    if known is None:
+    values = validate.real_vector(name, coefficients)
+    if values is None:
         return jnp.asarray(coefficients)[1:]
-    rounded = _round_float32(known)
-    if rounded.size == 0 or known[0] != 1 or not np.all(np.isfinite(rounded)):
+    rounded = _round_float32(values)
+    if rounded.size == 0 or values[0] != 1 or not np.all(np.isfinite(rounded)):
         raise ValueError(
             f"{name} must be finite in float32 and begin with 1; got {coefficients!r}."
         )
@@ -214,25 +215,26 @@ def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     For concrete roots, the function checks the roots, and rounds the coefficients to
     float32. For traced roots, the function does neither.
     """
-    known = validate.real_vector(name, roots)
-    if known is None:
-        return product(jnp.asarray(roots))
-    if known.size == 0 or not np.all(np.abs(known) < 1):
+    concrete_roots = validate.real_vector(name, roots)
+    if concrete_roots is None:
+        return expand_roots(jnp.asarray(roots))
+    if concrete_roots.size == 0 or not np.all(np.abs(concrete_roots) < 1):
         raise ValueError(
             f"{name} must be one or more numbers in (-1, 1); got {roots!r}."
         )
-    rounded = _round_float32(np.poly(known)[1:])
+    rounded = _round_float32(np.poly(concrete_roots)[1:])
     # Rounding may move roots that are close together out of (−1, 1).
     if not np.all(np.abs(np.roots([1.0, *rounded])) < 1):
         raise ValueError(
-            f"{name} must stay in (-1, 1) after the coefficients of their polynomial "
-            "are rounded to float32, but they are too near to each other or to 1; "
-            f"got {roots!r}."
+            f"{name} must be farther from -1 and 1"
+            f"{' and from each other' * (concrete_roots.size > 1)}, because rounding "
+            "the polynomial's coefficients to float32 moves a root out of (-1, 1); got "
+            f"{np.asarray(roots).tolist()!r}."
         )
     return rounded
 
 
-def _round_float32(known: np.ndarray) -> np.ndarray:
+def _round_float32(values: np.ndarray) -> np.ndarray:
     # A number beyond float32 becomes infinite, and the callers' checks refuse it.
     with np.errstate(over="ignore"):
-        return known.astype(np.float32).astype(np.float64)
+        return values.astype(np.float32).astype(np.float64)

@@ -69,7 +69,7 @@ from dpjax.strategies import _making
 
 # The nuclear norm is computed for matrices up to this size, since it takes cubic time.
 # For larger matrices, only the lower bound by circulants is used.
-_DENSE = 1024
+_MAX_DENSE_SIZE = 1024
 # More than the relative rounding error of the bounds in float64. The bound is lowered
 # by this fraction, so that it remains a lower bound.
 _ROUNDING = 1e-9
@@ -99,8 +99,8 @@ def ratio(top: np.ndarray, bottom: np.ndarray, n: int) -> np.ndarray:
     # The coefficients solve a triangular band system. `scipy.signal.lfilter` gives the
     # same numbers, but importing `scipy.signal` takes long.
     band = np.repeat(bottom[:, None], n, axis=1)
-    driven = np.append(top, np.zeros(n))[:n]
-    return blas.dtbsv(bottom.size - 1, band, driven, lower=1)  # pyright: ignore
+    right_side = np.append(top, np.zeros(n))[:n]
+    return blas.dtbsv(bottom.size - 1, band, right_side, lower=1)  # pyright: ignore
 
 
 def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
@@ -136,7 +136,7 @@ def lower_bound(workload: Workload, num_steps: int, n_b: int) -> float:
     # The bound holds for every θ. So an inexact maximum only loosens the bound.
     best = np.asarray(fminbound(lambda x: -bound(x), 0.0, 1.0)).item()
     bounds = [bound(0.0), bound(best)]
-    if a.size <= _DENSE:
+    if a.size <= _MAX_DENSE_SIZE:
         bounds.append(_nuclear_norm(a, n_b, best))
     return float(max(bounds) * (1 - _ROUNDING) / np.sqrt(num_steps))
 
@@ -193,7 +193,7 @@ Kind = Literal["geometric", "rational", "banded", "banded_inverse"]
 _STATIC = ("kind", "num_steps", "steps_per_epoch", "order")
 # A descent needs 5 to 50 evaluations, and compiling one of them takes 0.4 to 2 s. NumPy
 # is faster if its estimated time is below this limit, for up to about 600 steps.
-_MOST_SECONDS = 0.05
+_MAX_SECONDS = 0.05
 
 
 @without_compiler
@@ -205,7 +205,7 @@ def _roots(x: jax.Array | np.ndarray) -> jax.Array:
     return -jnp.expm1(-jax.nn.softplus(x))
 
 
-def _free(distance: np.ndarray) -> np.ndarray:
+def _free_roots(distance: np.ndarray) -> np.ndarray:
     """The real numbers x, f[k], that `_roots` maps to 1 − distance."""
     # The distances 0 and 1 would give infinite parameters.
     p = -np.log(np.clip(distance, 1e-9, 1 - 1e-9))
@@ -262,7 +262,7 @@ def _strategy(kind: Kind, x: jax.Array | np.ndarray) -> Toeplitz:
     return _making.rational(roots[: x.size // 2], roots[x.size // 2 :])
 
 
-@functools.partial(without_compiler, static=_STATIC, max_seconds=_MOST_SECONDS)
+@functools.partial(without_compiler, static=_STATIC, max_seconds=_MAX_SECONDS)
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def _value_and_grad(
     x: jax.Array,
@@ -296,7 +296,9 @@ def _value_and_grad(
     return jax.value_and_grad(value)(x)
 
 
-def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndarray:
+def _start_point(
+    kind: Kind, size: int, workload: Workload, num_steps: int
+) -> np.ndarray:
     """The unconstrained parameters of a strategy, at which the search starts.
 
     The result is f[2 size] for the kind "rational", and f[size] for all other kinds.
@@ -316,14 +318,14 @@ def _start(kind: Kind, size: int, workload: Workload, num_steps: int) -> np.ndar
     poles = np.abs(np.roots(np.append(1.0, np.asarray(workload.denominator))))
     # The slowest decay of the workload. Poles nearer to 1 than 1 / T make no difference
     # in a run of T steps.
-    slowest = np.max(np.append(poles, np.mean(np.asarray(workload.keep))))
-    nearest = max(1 - float(slowest), 1 / num_steps)
+    max_decay = np.max(np.append(poles, np.mean(np.asarray(workload.keep))))
+    min_distance = max(1 - float(max_decay), 1 / num_steps)
     if kind == "geometric":
-        return _free(np.array([math.sqrt(nearest)]))
+        return _free_roots(np.array([math.sqrt(min_distance)]))
     # Poles and zeros alternate. The logarithms of their distances from 1 are evenly
     # spaced, as in rational approximations of a square root.
-    distances = nearest ** (1 - np.arange(2 * size) / (2 * size))
-    return np.concatenate([_free(distances[1::2]), _free(distances[::2])])
+    distances = min_distance ** (1 - np.arange(2 * size) / (2 * size))
+    return np.concatenate([_free_roots(distances[1::2]), _free_roots(distances[::2])])
 
 
 class Optimized(Toeplitz):
@@ -342,8 +344,8 @@ class Optimized(Toeplitz):
     def bound(self) -> float:
         """A lower bound on the attribute `product` of any strategy, or NaN.
 
-        The bound is NaN if the learning rates or the weight decay of the workload vary
-        with the step.
+        The bound is NaN if the attribute `run` is None, or if the learning rates or the
+        weight decay of the workload vary with the step.
         """
         # The lower bound is proven only for workloads with the same numbers in every
         # step.
@@ -374,17 +376,18 @@ def optimize(
     The search compares strategies at the same privacy.
 
     Args:
-      kind: "geometric" (stores no vector), "rational" (num_vectors poles), "banded" or
-        "banded_inverse" (num_vectors + 1 bands).
+      kind: "geometric", "rational" (num_vectors poles), "banded" or "banded_inverse"
+        (num_vectors + 1 bands).
       workload: the linear map that the optimizer applies to the gradient sums. Its
         numbers must be concrete, not traced.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
       order: how examples take part, as for `accounting.correlated.mu`.
       num_vectors: the number of vectors of the parameters' size that the noise may
-        store from step to step, from 1 to num_steps. For "geometric", num_vectors must
-        be 1, although the noise then stores no vector. For "rational", the result has
-        fewer poles if fewer poles give a smaller error after rounding to float32.
+        store from step to step, from 1 to num_steps. With buffer="regenerate", the
+        noise of "geometric" and "banded_inverse" stores no vector. For "geometric",
+        num_vectors must be 1. For "rational", the result has fewer poles if fewer poles
+        give a smaller error after rounding to float32.
 
     Returns:
       A strategy, with coefficients rounded to float32. Its `gap` is proven: at the same
@@ -398,8 +401,8 @@ def optimize(
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
 
-    Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. The first
-    strategy is near the square root of the workload's matrix.
+    Reference: L-BFGS-B (scipy) minimizes the product of μ and the error. The search
+    starts at a strategy near the square root of the workload's matrix.
 
     Example:
       >>> from dpjax import workloads
@@ -419,84 +422,84 @@ def optimize(
             "num_vectors must be 1 for kind 'geometric', and at most num_steps, "
             f"{num_steps}, for other kinds; got {num_vectors!r} for {kind!r}."
         )
-    asked = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
+    run = {"num_steps": num_steps, "steps_per_epoch": n_b, "order": order}
     with scope():
-        candidates = _candidates(kind, size, workload, asked)
+        candidates = _candidates(kind, size, workload, run)
         best = min(candidates, key=lambda strategy: strategy.product)
     best.run = workload, num_steps, n_b
     return best
 
 
 def _candidates(
-    kind: Kind, size: int, workload: Workload, asked: dict[str, Any]
+    kind: Kind, size: int, workload: Workload, run: dict[str, Any]
 ) -> Iterator[Optimized]:
     """Yield the strategies that the searches find, rounded to float32.
 
     For the kind "rational" there is one search for each number of poles up to `size`,
-    since more poles may be worse after the coefficients are rounded. `asked` has the
+    since more poles may be worse after the coefficients are rounded. `run` has the
     values of num_steps, steps_per_epoch and order.
     """
-    num_steps = asked["num_steps"]
-    for fewer in range(1 if kind == "rational" else size, size + 1):
-        start = _start(kind, fewer, workload, num_steps)
-        x = minimize(_value_and_grad, start, workload, kind=kind, **asked)
+    num_steps = run["num_steps"]
+    for count in range(1 if kind == "rational" else size, size + 1):
+        start = _start_point(kind, count, workload, num_steps)
+        x = minimize(_value_and_grad, start, workload, kind=kind, **run)
         try:
             strategy = Optimized(*_strategy(kind, x))
         except ValueError:  # rounding to float32 moved a root out of (−1, 1)
-            if fewer == 1:
+            if count == 1:
                 raise
             continue
         # This is the product of the rounded strategy, with μ from the accountant.
-        cost = mu(strategy, 1.0, **asked, adjacency=Adjacency.ZERO_OUT)
-        strategy.product = float(cost) * float(error(strategy, workload, num_steps))
+        gdp_mu = mu(strategy, 1.0, **run, adjacency=Adjacency.ZERO_OUT)
+        strategy.product = float(gdp_mu) * float(error(strategy, workload, num_steps))
         yield strategy
 
 
 EpochOrder = Literal["fixed", "reshuffled"]
 # The minimum w, relative to the maximum. A step with w = 0 may have any noise. With
 # this clamp, such a step has 1000 times the least noise, since s is w to the power 1/4.
-_LEAST = 1e-12
+_MIN_RATIO = 1e-12
 
 
-def _columns(
+def _rescale_weights(
     strategy: Toeplitz, s: jax.Array, num_steps: int, n_b: int, order: EpochOrder
 ) -> jax.Array:
     """Rescale the weights s of C = T diag(s) to sensitivity 1, f[num_steps].
 
     T is the Toeplitz strategy. The sensitivity is a bound on the distance by which one
-    example moves C x. For the order "fixed", the input s has one weight for each step.
-    Each weight is divided by the sensitivity for the examples at the step's position in
-    the epoch. For "reshuffled", the input s has one weight for each epoch, and all
-    weights are divided by the same number.
+    example moves C x, where x are the gradient sums. For the order "fixed", the input s
+    has one weight for each step. Each weight is divided by the sensitivity for the
+    examples at the step's position in the epoch. For "reshuffled", the input s has one
+    weight for each epoch, and all weights are divided by the same number.
     """
     if order == "fixed":
         c = strategy.coefficients(num_steps)
-        moved = _patterns.squares_by_position(c, s, n_b)
-        return s / jnp.sqrt(moved[jnp.arange(num_steps) % n_b])
+        squares = _patterns.squares_by_position(c, s, n_b)
+        return s / jnp.sqrt(squares[jnp.arange(num_steps) % n_b])
     s = jnp.repeat(s, n_b)[:num_steps]
     return s / jnp.sqrt(_patterns.reshuffled_order(strategy, s, num_steps, n_b))
 
 
 @functools.partial(jax.jit, static_argnames=("num_steps", "n_b", "order"))
-def _in_closed_form(
+def _closed_form_weights(
     workload: Workload, *, num_steps: int, n_b: int, order: EpochOrder
 ) -> jax.Array:
     """The weights s for which C = diag(s) has the least error in a workload, f[T].
 
-    The weights are scaled such that one example moves C x by at most 1. The noise of
-    C = diag(s) is independent from step to step.
+    The weights are scaled such that one example moves C x by at most 1, where x are the
+    gradient sums. The noise of C = diag(s) is independent from step to step.
     """
-    nothing = Toeplitz(jnp.zeros(0), jnp.zeros(0))
+    identity = Toeplitz(jnp.zeros(0), jnp.zeros(0))
     # The squared error is Σ_t w_t f_t². So its derivative at f = 1 is 2 w, and the
-    # factor 2 cancels in _columns.
-    w = jax.grad(lambda f: square_error(nothing, f, workload, num_steps))(
+    # factor 2 cancels in _rescale_weights.
+    w = jax.grad(lambda f: square_error(identity, f, workload, num_steps))(
         jnp.ones(num_steps)
     )
     if order == "reshuffled":
         # All steps of an epoch share one s. So their w add up.
         w = jnp.sum(jnp.pad(w, (0, -num_steps % n_b)).reshape(-1, n_b), axis=1)
-    s = jnp.power(jnp.maximum(w, _LEAST * jnp.max(w)), 0.25)
-    return _columns(nothing, s, num_steps, n_b, order)
+    s = jnp.power(jnp.maximum(w, _MIN_RATIO * jnp.max(w)), 0.25)
+    return _rescale_weights(identity, s, num_steps, n_b, order)
 
 
 @functools.partial(jax.jit, static_argnames=("num_steps", "n_b", "order"))
@@ -509,14 +512,15 @@ def _error_and_grad(
     n_b: int,
     order: EpochOrder,
 ) -> tuple[jax.Array, jax.Array]:
-    """The logarithm of the error of C = T diag(s), f[], and its gradient by log s.
+    """The logarithm of the error of C = T diag(s), f[], and the logarithm's gradient.
 
-    T is the Toeplitz strategy. The positive weights s are first rescaled to sensitivity
-    1 by `_columns`. The error is the root mean square of the noise in the workload.
+    T is the Toeplitz strategy. The gradient is with respect to log s. The positive
+    weights s are first rescaled to sensitivity 1 by `_rescale_weights`. The error is
+    the root mean square of the noise in the workload.
     """
 
     def value(log_s: jax.Array) -> jax.Array:
-        s = _columns(strategy, jnp.exp(log_s), num_steps, n_b, order)
+        s = _rescale_weights(strategy, jnp.exp(log_s), num_steps, n_b, order)
         return jnp.log(square_error(strategy, 1 / s, workload, num_steps)) / 2
 
     return jax.value_and_grad(value)(log_s)
@@ -576,15 +580,15 @@ def scheduled(
     validate.concrete_numbers("strategy", strategy)
     check_workload(workload, num_steps, to_optimize=True)
     # A plain Toeplitz: the product and bound of `Optimized` hold without factors only.
-    shape = Toeplitz(*strategy)
-    given = {"num_steps": num_steps, "n_b": min(n_b, num_steps), "order": order}
+    matrix = Toeplitz(*strategy)
+    run = {"num_steps": num_steps, "n_b": min(n_b, num_steps), "order": order}
     with scope():
-        if not shape.num_vectors:
-            s = _in_closed_form(workload, **given)
+        if not matrix.num_vectors:
+            s = _closed_form_weights(workload, **run)
         else:
-            size = num_steps if order == "fixed" else -(-num_steps // given["n_b"])
-            log_s = minimize(_error_and_grad, np.zeros(size), shape, workload, **given)
-            s = _columns(shape, jnp.exp(jnp.asarray(log_s)), **given)
+            size = num_steps if order == "fixed" else -(-num_steps // run["n_b"])
+            log_s = minimize(_error_and_grad, np.zeros(size), matrix, workload, **run)
+            s = _rescale_weights(matrix, jnp.exp(jnp.asarray(log_s)), **run)
         s = np.asarray(s)
     # Only ratios of factors matter, since the noise multiplier sets the noise's scale.
-    return _making.scaled(shape, np.sqrt(np.mean(np.square(s))) / s)
+    return _making.scaled(matrix, np.sqrt(np.mean(np.square(s))) / s)
