@@ -123,9 +123,8 @@ def _use_option_values(message: str) -> str:
     """
     # "add_remove" replaces both Adjacency.ADD_REMOVE and ADD_REMOVE.
     for adjacency in Adjacency:
-        message = message.replace(repr(adjacency), adjacency.name).replace(
-            adjacency.name, adjacency.value
-        )
+        message = message.replace(repr(adjacency), adjacency.value)
+        message = message.replace(adjacency.name, adjacency.value)
     return message
 
 

@@ -257,10 +257,7 @@ def _shard_reader(
 
         def join_shards(*leaves: np.ndarray) -> jax.Array:
             piece_of = dict(zip(parts, leaves, strict=True))
-            pieces = [
-                jax.device_put(piece_of[span], device)
-                for device, span in ranges.items()
-            ]
+            pieces = [jax.device_put(piece_of[r], d) for d, r in ranges.items()]
             shape = (size, *leaves[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 

@@ -75,9 +75,7 @@ class Alerts:
             return
         # Shapes and dtypes suffice: the analysis traces the loss and runs nothing.
         avals = jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), batch)
-        example_and_keys = jax.tree.map(
-            lambda kind: like(kind, kind.shape[1:], kind.dtype), avals
-        )
+        example_and_keys = jax.tree.map(lambda x: like(x, x.shape[1:], x.dtype), avals)
         zero = _are_gradients_zero(loss_and_aux, parts.trained, example_and_keys)
         self._warned = [x for x, y in zip(parts.names, zero, strict=True) if y]
         if not self._warned:

@@ -229,9 +229,8 @@ def _varying_mean(plan: RunParameters, key: jax.Array) -> optax.GradientTransfor
             # The mean is multiplied by the clip norm of this step's gradients.
             count, noisy = noisy.within / weight, noisy.total
             scale = state.clip_norm
-            next_norm = parameters.next_clip_norm(
-                quantile, scale, count, values.batch_size
-            )
+            size = values.batch_size
+            next_norm = parameters.next_clip_norm(quantile, scale, count, size)
         mean = _scale_tree(noisy, scale / jnp.asarray(values.batch_size, jnp.float32))
         return mean, VaryingState(state.step + 1, next_norm, noise_state)
 

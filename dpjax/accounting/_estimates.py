@@ -47,9 +47,8 @@ def _losses(event: Any, *, overflows: bool = False) -> tuple[np.ndarray, np.ndar
     example.
     """
     rate, fixed_size = event.sampling_rate, isinstance(event, FixedSizeGaussian)
-    mu = (
-        event.mu if fixed_size else (1 + overflows) / np.float64(event.noise_multiplier)
-    )
+    sigma = None if fixed_size else np.float64(event.noise_multiplier)
+    mu = event.mu if sigma is None else (1 + overflows) / sigma
     z = np.linspace(-9.0, 9.0 + mu, _OUTCOMES)
 
     def log_mixture(v: np.ndarray) -> np.ndarray:

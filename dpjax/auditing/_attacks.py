@@ -362,9 +362,8 @@ def train_many(
             # depends on no key.
             return jax.vmap(run_on_data)(keys)
         size = min(batch_size, num_runs)
-        return jax.jit(functools.partial(jax.lax.map, run_on_data, batch_size=size))(
-            keys
-        )
+        run_all = functools.partial(jax.lax.map, run_on_data, batch_size=size)
+        return jax.jit(run_all)(keys)
 
     return Outputs(run_all(data, keys[:num_runs]), run_all(neighbour, keys[num_runs:]))
 

@@ -59,10 +59,9 @@ def lower_bound(successes: ArrayLike, trials: int, error: ArrayLike) -> jax.Arra
     k = jnp.asarray(successes, jnp.float64)
     # Clopper and Pearson (1934), https://doi.org/10.1093/biomet/26.4.404: the largest p
     # for which P(Bin(n, p) >= k) is at most the error.
+    n = jnp.asarray(trials, k.dtype)
     p = bisect(
-        lambda p: (
-            _binomial_tail(k, jnp.asarray(trials, k.dtype), p) <= error * (1 - _MARGIN)
-        ),
+        lambda p: _binomial_tail(k, n, p) <= error * (1 - _MARGIN),
         jnp.ones_like(k),
         jnp.zeros_like(k),
         times=64,

@@ -191,9 +191,8 @@ def achieved_lines(
         jnp.searchsorted(x, thresholds, side="right") / x.size
         for x in (inside, outside)
     )
-    observed = _line(
-        1 - true_negative, false_negative, "the attack reached", false_positive_rate
-    )
+    name = "the attack reached"
+    observed = _line(1 - true_negative, false_negative, name, false_positive_rate)
     false_positive, true_positive = bounds
     name = f"proven, {100 * confidence:g} %"
     return observed, _line(false_positive, 1 - true_positive, name, false_positive_rate)

@@ -118,9 +118,8 @@ def distinct(key: jax.Array, n: int, count: int) -> jax.Array:
         fair = bits <= np.uint32(multiples - 1)
         number = jnp.where(fair, bits % np.uint32(n), np.uint32(n))
         positions = jnp.arange(size, dtype=jnp.int32)
-        number, positions = jax.lax.sort(
-            (number, positions), num_keys=1, is_stable=True
-        )
+        pairs = number, positions
+        number, positions = jax.lax.sort(pairs, num_keys=1, is_stable=True)
         new = jnp.concatenate([jnp.ones(1, bool), number[1:] != number[:-1]])
         new &= number < n  # the number n marks a rejected draw
         # Restore the order of the draws, with repeated and rejected draws at the end.

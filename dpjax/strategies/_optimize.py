@@ -287,9 +287,8 @@ def _value_and_grad(
         if order == "fixed":  # the exact value for C >= 0, otherwise an upper bound
             square = _patterns.fixed_order_bound(strategy, num_steps, steps_per_epoch)
         else:
-            square = _patterns.SQUARED_SENSITIVITY[order](
-                strategy, one, num_steps, steps_per_epoch
-            )
+            squared = _patterns.SQUARED_SENSITIVITY[order]
+            square = squared(strategy, one, num_steps, steps_per_epoch)
         error = square_error(strategy, one, workload, num_steps)
         return (jnp.log(square) + jnp.log(error)) / 2
 

@@ -266,9 +266,8 @@ def _squared_mu(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array)
     edges = _edge_of_step(*constants)
     # Weights are divided by the largest weight of their block, which does not change
     # rise²/run.
-    top = jax.ops.segment_max(constants[0], edges, steps, indices_are_sorted=True)[
-        edges
-    ]
+    top = jax.ops.segment_max(constants[0], edges, steps, indices_are_sorted=True)
+    top = top[edges]
     w = jnp.exp(log_w - top)
 
     def sum_by_edge(x: jax.Array) -> jax.Array:

@@ -232,9 +232,8 @@ def _check_step(numbers: Numbers[ArrayLike], preserves_lipschitz: bool) -> None:
     if eta is None or regularization is None:
         return
     M = np.inf if M is None else M  # a traced smoothness cannot be checked
-    curvature = np.where(
-        np.isfinite(M), eta * (np.where(np.isfinite(M), M, 0) + regularization), 0
-    )
+    finite = np.isfinite(M)
+    curvature = np.where(finite, eta * (np.where(finite, M, 0) + regularization), 0)
     if np.any(curvature > 2 * (1 + 4 * ULP)):
         _raise_value_error(
             numbers,

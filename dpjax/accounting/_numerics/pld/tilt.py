@@ -141,9 +141,8 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
     excess = log_mass - rates * mean + _log_expectation(cumulants) - log_delta
     # With u the distance of ε from the tilted mean, solve u²/2K″ + λu = excess.
     root = jnp.sqrt(jnp.maximum(rates * rates + 2 * excess / variance, 0.0))
-    (estimate,) = _values_at_minimum(
-        jnp.abs(excess), mean + 2 * excess / (rates + root)
-    )
+    estimates = mean + 2 * excess / (rates + root)
+    (estimate,) = _values_at_minimum(jnp.abs(excess), estimates)
     return jnp.clip(estimate, 0.0, markov_epsilon(cumulants, log_delta))
 
 

@@ -182,9 +182,8 @@ class Component(NamedTuple):
         if self.is_leaf:
             (leaf,), (cotangent,) = leaves, cotangents
             return [cotangent.astype(leaf.dtype).reshape(leaf.shape)]
-        forward = self.forward(
-            inputs[num_leaves:], min_dtype=min_dtype if has_roots else None
-        )
+        widest = min_dtype if has_roots else None
+        forward = self.forward(inputs[num_leaves:], min_dtype=widest)
         outs, vjp = jax.vjp(forward, *leaves)
         # The vjp expects each cotangent in the dtype and shape of its output.
         cast_cotangents = [
@@ -411,9 +410,8 @@ def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
         return tuple(eqn.params["permutation"])
     if name == "broadcast_in_dim" and math.prod(before.shape) == after.size:
         axes_out = eqn.params["broadcast_dimensions"]
-        return tuple(
-            axes_out.index(i) if i in axes_out else -1 for i in range(after.ndim)
-        )
+        axes = range(after.ndim)
+        return tuple(axes_out.index(i) if i in axes_out else -1 for i in axes)
     if name in {"reshape", "squeeze"}:
         if name == "reshape" and eqn.params.get("dimensions") is not None:
             return None
