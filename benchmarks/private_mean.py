@@ -1,15 +1,17 @@
-"""What a private mean of the features is worth to a linear model on full batches.
+"""Measure how much a private mean of the features improves a linear model.
 
     python benchmarks/private_mean.py [--results FOLDER]
 
-scikit-learn's digits, pixels scaled by their known range; softmax regression by
-`dpjax.plan` on full batches, with independent noise, at δ = 1e-5 under REPLACE. One run
-spends all of ε on training. The other spends 10 % of μ² on the mean of the features,
-subtracts the mean, and spends the rest on training: in all both have the same ε.
+The data are scikit-learn's digits, with pixels scaled by their declared range.
+`dpjax.plan` trains softmax regression on full batches, with independent noise, at
+δ = 1e-5 under REPLACE. One run spends all of ε on training. The other run spends 10 %
+of μ² on the mean of the features, subtracts the mean, and spends the rest of μ² on
+training. Both runs have the same ε in total.
 
-No setting was searched for: 80 steps and the learning rate 1 are those that `tune.py`
-found for a network on full batches at ε = 1, for both runs and at every ε, and rows are
-clipped to half of the largest norm that pixels in [0, 1] allow.
+No settings were searched for. The 80 steps and the learning rate 1 are the settings
+that `tune.py` found for a network on full batches at ε = 1. Both runs use these
+settings at every ε. Rows are clipped to half of the largest norm that pixels in [0, 1]
+allow.
 """
 
 import math

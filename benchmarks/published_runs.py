@@ -1,9 +1,9 @@
-"""Privacy of published runs: the ε that was printed, and the ε that dpjax computes.
+"""Compare the published ε of training runs with the ε that dpjax computes.
 
     python benchmarks/published_runs.py
 
-The parameters are those of sources that docs/published-runs.md links to; nothing is
-trained. A few seconds.
+The sources of the parameters are linked in docs/published-runs.md. The script trains
+nothing, and takes a few seconds.
 """
 
 import math

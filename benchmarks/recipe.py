@@ -1,22 +1,25 @@
-"""Accuracy of whole private pipelines by one recipe, without a search.
+"""Measure the accuracy of whole private pipelines by one recipe, without a search.
 
     python benchmarks/recipe.py [--data FOLDER] [--sets NAME ...] [--ways NAME ...]
 
-The pipeline: features of one example at a time, a private mean of them, features less
-this mean divided by their norm, and softmax regression on full batches. All that reads
-the training data draws from one `dpjax.budget` at δ = 1e-5 under REPLACE, and all
-numbers are those of `dpjax.recipe`, which reads public sizes only. Beside it stand the
-same recipe without a mean, the same on raw pixels or scaled columns, training without
-clipping and noise, and a plan for the same model on raw pixels or scaled columns, whose
-clip norm and learning rate are the best of 16 pairs on a fifth of the training data
-that was held out. This search is not within its ε.
+The pipeline computes features of one example at a time and a private mean of the
+features, subtracts the mean, normalizes the features, and trains softmax regression on
+full batches. Every step that reads the training data draws from one `dpjax.budget` at
+δ = 1e-5 under REPLACE. All numbers come from `dpjax.recipe`, which reads public sizes
+only. The script compares this pipeline with the same recipe without a mean, with the
+same recipe on raw pixels or scaled columns, with training without clipping and noise,
+and with a plan for the same model on raw pixels or scaled columns. The clip norm and
+the learning rate of this plan are the best of 16 pairs on a held-out fifth of the
+training data. The plan's ε does not count this search.
 
-Images have 4 × 4 cells of 8 orientations. A numeric column has `features.bins` with
-`features.decimal_edges` of its declared range if all columns then have at most one
-feature for 40 training examples, and else its value, scaled to [−1, 1] by that range.
-Other columns are one-hot. The recipe and this rule were set on held-out training
-examples of digits, Bank and Wine. Test examples chose nothing. Without --data there are
-the digits of scikit-learn alone. With --ways, the other rows of a result stay.
+Images have 4 × 4 cells of 8 orientations. A numeric column is binned by
+`features.bins`, with `features.decimal_edges` of its declared range, if all columns
+then have at most one feature for every 40 training examples. Otherwise the column's
+value is scaled to [−1, 1] by its declared range. Other columns are one-hot. The recipe
+and this rule were set on held-out training examples of digits, Bank and Wine;
+docs/recipe.md lists the decisions that test examples influenced. Without --data, only
+the digits of scikit-learn are used. With --ways, the rows of all other methods in a
+result do not change.
 """
 
 import functools

@@ -1,20 +1,20 @@
-"""Accuracy with several views of each example, and with averages of the parameters.
+"""Measure the accuracy with several views of each example, and with averaged parameters.
 
     python benchmarks/recipes.py [--seeds 16] [--results FOLDER]
 
 A network with one hidden layer is trained on scikit-learn's digits by SGD on Poisson
-batches at ε = 4 and δ = 1e-5 for examples that are added or removed. It is tried
+batches, at ε = 4 and δ = 1e-5 under ADD_REMOVE. There are two variants:
 
-  with views     an example's loss is the mean over K shifted images of it, so that its
-                 gradient is the mean over its views and is clipped once
-  with averages  an average of the parameters of many steps is tested
+  with views     an example's loss is the mean over K shifted images of the example, so
+                 that its gradient is the mean over the views and is clipped once
+  with averages  the tested parameters are an average over many steps
 
-Accuracies are those on images as they are and on images that are moved at random, as
-the views are. The learning rate is chosen for each accuracy by the same search, over
-six rates: on four fifths of the training images, in batches that are four fifths as
-large, so that noise and steps are those of the run, it is scored on the last fifth.
-Nothing else is tuned. The search reads private images, but no test images, and no ε
-here counts it.
+Accuracies are measured on unchanged images, and on images that are shifted at random
+like the views. For each accuracy, the same search chooses the learning rate from six
+rates. The search trains on four fifths of the training images, in batches that are
+four fifths as large, so that noise and steps are those of the final run. The search
+evaluates each rate on the last fifth. No other setting is tuned. The search reads
+private images but no test images, and the stated ε do not count the search.
 """
 
 import functools

@@ -1,15 +1,17 @@
-"""Time and noise of momentum with reduced sensitivity beside the plain tree.
+"""Measure time and noise of momentum with reduced sensitivity against the plain tree.
 
     python benchmarks/reduced_momentum.py [--only times|noise]
 
-Times a step of the compiled scan (vectors of 100) for 2^8 to 2^14 steps: at a fixed
-number of steps per epoch, where direct reconstruction would take time in proportion to
-the number of epochs, and with it growing. Then the noise in the momentum beside that of
-dp_nsgd at the same privacy, steps and decay, at the parameters of Theorem 9 of Tran and
-Cutkosky (2022) and around them: root mean square over coordinates and steps, in units
-of the clip norm, batches of one, loss of smoothness L = G = 1 (so no clip is active,
-and noise is all the error that privacy adds). Nothing here is random but the noise that
-is drawn for the times. Times and noise are results of their own.
+The first table has the time of one step of the compiled scan (vectors of length 100),
+for 2^8 to 2^14 steps. The number of steps per epoch is fixed in some rows, where direct
+reconstruction would take time in proportion to the number of epochs, and grows in the
+other rows. The second table compares the noise in the momentum with the noise of
+dp_nsgd at the same privacy, number of steps and decay, at the parameters of Theorem 9
+of Tran and Cutkosky (2022) and near them. The noise is the root mean square over
+coordinates and steps, in units of the clip norm, for batches of one example and a loss
+of smoothness L = G = 1. No gradient is clipped in this setting, so that noise is the
+only error due to privacy. Only the noise in the time measurements is random. Times and
+noise are written into separate results.
 """
 
 import functools

@@ -1,12 +1,13 @@
-"""The tables of the documents, from the results.
+"""Write the tables of the documents from the results.
 
     python benchmarks/report.py [--check]
 
-Fills in, in each of DOCUMENTS, what stands between a line such as
-`<!-- clipping: milliseconds -->` and the next `<!-- end -->`: the table of that name in
-`results/clipping.json`, what `setting` says (versions and how times were taken), or a
-view of several results that is defined here. With --check nothing is written, and it
-fails if a document is not what the results say.
+In each of DOCUMENTS, the script replaces the text between a line such as
+`<!-- clipping: milliseconds -->` and the next `<!-- end -->`. The new text is the table
+of that name in `results/clipping.json`; for the name `setting`, the versions and the
+way in which times were measured; or a view of several results that this script defines.
+With --check the script writes nothing, and fails if a document differs from the
+results.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Searches by `dpjax.tune`: how tight their ε is, and what they find on digits.
+"""Measure how tight the ε of `dpjax.tune` is, and which settings a search on digits finds.
 
     python benchmarks/selection.py [--part attack|digits]
 
-The attack on a search is in `_searches.py`, which the tests have, too.
+The attack on a search is in `_searches.py`. The tests use the same attack.
 """
 
 import functools

@@ -1,13 +1,14 @@
-"""Batches of a plan from data sets that do not fit into memory.
+"""Measure the batches of a plan from data sets that do not fit into memory.
 
     python benchmarks/streaming.py [--rows 1000000000] [--batch 1024]
 
-What it takes to read a batch, and a step that trains for 20 ms somewhere else, with and
-without reading ahead; and how much a process grows from the first batch to the last
-(Linux says so). Files are sparse, ten numbers a row: no disk is read, so that what is
-measured is drawing, finding, copying and stacking. A data set of Hugging Face, mapped
-into memory by Arrow, and one of grain over the same rows are measured where these
-libraries are installed. Each case has a process of its own.
+The script measures the time to read a batch and to run a step that trains for 20 ms on
+another device, with and without reading ahead. The script also measures by how much the
+memory of a process grows from the first batch to the last batch, as Linux reports. The
+files are sparse and have ten numbers in each row, so that nothing is read from a disk:
+the measured work is drawing, looking up, copying and stacking rows. If the libraries
+are installed, a data set of Hugging Face (mapped into memory by Arrow) and a data set
+of grain over the same rows are measured too. Each case has its own process.
 """
 
 import importlib.util

@@ -2,10 +2,10 @@
 
     python benchmarks/train.py [--data FOLDER] [--out FOLDER] [--results FOLDER]
 
-Without --data it takes the 1,797 handwritten digits that scikit-learn ships. With it,
-the folder must hold the MNIST test files (t10k, gzipped idx, names with or without a
-leading "mnist-"); 8,000 images train and 2,000 test. The same network is trained, at
-the same (ε, δ) under replacement of one example, by
+Without --data, the script uses the 1,797 handwritten digits of scikit-learn. With
+--data, the folder must contain the MNIST test files (t10k, gzipped idx, names with or
+without a leading "mnist-"); 8,000 images train and 2,000 test. The same network is
+trained at the same (ε, δ) under REPLACE by these methods:
 
   DP-SGD, Poisson        every example in each step with the same probability
   DP-Adam, Poisson       the same, with Adam on the noisy gradients
@@ -14,20 +14,21 @@ the same (ε, δ) under replacement of one example, by
   dp_nsgd (tree)         tree-aggregated momentum on fixed batches (Tran and Cutkosky
                          2022, Algorithm 1)
   momentum, geometric noise
-                         SGD with momentum on fixed batches, with the geometric noise
-                         that is best for its sums and of which nothing is stored
+                         SGD with momentum on fixed batches, with the geometric
+                         strategy that is best for the momentum's sums and stores
+                         no noise
   non-private            SGD on shuffled batches, no clipping, no noise
 
-and beside this network
+The script compares the network with another model:
 
-  recipe                 softmax regression on gradient histograms less a private mean,
-                         by the numbers of `dpjax.recipe`: no search, and all that reads
-                         the training images is within ε
+  recipe                 softmax regression on gradient histograms minus a private mean,
+                         with the numbers of `dpjax.recipe`: there is no search, and ε
+                         covers everything that reads the training images
 
-Batch sizes, epochs, momenta and learning rates are those in the file that --tuned
-names, which `tune.py` chose for all networks alike, on training images only. That
-choice is not part of the privacy guarantee. Picture and result go to out/; those of the
-README are made with `--out docs --results benchmarks/results`.
+The file of --tuned has the batch sizes, epochs, momenta and learning rates. `tune.py`
+chose these settings by the same search for each method, on training images only. The
+privacy guarantee does not cover this choice. The picture and the result are written to
+out/. The README shows those of `--out docs --results benchmarks/results`.
 """
 
 import math

@@ -1,14 +1,14 @@
-"""Choose the settings of every way of training in `train.py`, each by the same search.
+"""Choose the settings of every training method in `train.py` by the same search.
 
     python benchmarks/tune.py [--data FOLDER] [--seeds 2] [--results FOLDER]
 
-A fifth of the training images is held out; test images are not looked at. At each ε
-every way of training has a grid of as many settings: 6 pairs of batch size and epochs
-(for full batches 6 numbers of epochs), 2 momenta and 6 learning rates, a factor of
-about two apart (`WAYS` in `_train_methods.py`). The setting with the best mean accuracy
-over seeds on the held-out images is chosen; of equal ones the first.
+The search holds out a fifth of the training images, and reads no test images. At each
+ε, the grids of all methods have the same size: 6 pairs of batch size and epochs (for
+full batches, 6 numbers of epochs), 2 momenta, and 6 learning rates at a factor of about
+two (`WAYS` in `_train_methods.py`). The search chooses the setting with the best mean
+accuracy over seeds on the held-out images, and the first of equally good settings.
 
-The search reads the private images hundreds of times, and no ε here counts that.
+The search reads the private images hundreds of times. No stated ε counts the search.
 """
 
 import itertools

@@ -1,14 +1,15 @@
-"""Values of the library, bit for bit, to show that a change of its code changes none.
+"""Compare values of the library bit for bit before and after a change of its code.
 
     python benchmarks/values.py --write before.json
     python benchmarks/values.py --against before.json [--except PREFIX ...]
 
 The command calls accountants, plans and strategies at fixed arguments, and trains tiny
-models with fixed keys. `--write` records what they return: a number as `float.hex`, and
-an array of several numbers as the digest of its bytes. `--against` computes the values
-again, prints each that differs, and ends with status 1 if any does. The same machine
-and versions give the same bits; other ones may not. A call that raises has the name of
-its exception for a value. The command takes a few minutes, and needs no extra.
+models with fixed keys. `--write` records the results: a number as `float.hex`, and an
+array of several numbers as the digest of its bytes. `--against` computes the values
+again, prints each value that differs, and ends with status 1 if a value differs. The
+same machine and versions give the same bits; other machines or versions may give other
+bits. For a call that raises an error, the value is the name of the exception. The
+command takes a few minutes, and needs no extra.
 """
 
 import argparse

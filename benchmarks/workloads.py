@@ -1,16 +1,17 @@
-"""Which workload noise should be designed for: accuracies by design and optimizer.
+"""Measure for which workload noise should be designed: accuracies by noise and optimizer.
 
     python benchmarks/workloads.py --data FOLDER [--seeds 16] [--results FOLDER]
 
-scikit-learn's digits (a network with one hidden layer), MNIST's test images, Adult and
-Bank (logistic regression, on 4,000 rows of each; the folder holds the files) are
-trained on in a fixed order, at δ = 1e-5 under replacement of one example. Rational
-strategies with two vectors, optimised for each workload of `_workload_runs.py`, stand
-beside independent noise and the tree.
+The data are scikit-learn's digits (a network with one hidden layer), MNIST's test
+images, Adult and Bank (logistic regression, on 4,000 rows of each; the folder contains
+the files). Training uses a fixed order, at δ = 1e-5 under REPLACE. The script compares
+rational strategies with two vectors, optimized for each workload of
+`_workload_runs.py`, with independent noise and with the tree.
 
-Learning rate and clip norm are chosen for each noise by the same search (`RATES`,
-`CLIP_NORMS`), by the mean accuracy of some seeds on a fifth of the training data; then
-runs on all of it are tested. The search reads private data, and no ε here counts that.
+For each noise, the same search chooses the learning rate and the clip norm (`RATES`,
+`CLIP_NORMS`) by the mean accuracy over some seeds on a held-out fifth of the training
+data. Then runs on all of the training data are tested. The search reads private data,
+and no stated ε counts the search.
 """
 
 import itertools
