@@ -1,12 +1,11 @@
-"""What a clipped sum costs: time, memory and compilation beside a plain gradient.
+"""Measure time, memory and compilation of a clipped sum against a plain gradient.
 
     pip install -e '.[bench]'
     python benchmarks/clipping.py [mlp cnn wide_resnet transformer rematerialised]
         [--without-peers]
 
-Each network has a result of its own, and Opacus, measured by `opacus_ghost.py` in a
-process of its own, one for each network too but the last. All of it takes about 9
-minutes on two cores.
+Each network has its own result. `opacus_ghost.py` measures Opacus in a separate process
+for each network but the last. The whole script takes about 9 minutes on two cores.
 """
 
 import importlib

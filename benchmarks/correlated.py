@@ -1,12 +1,12 @@
-"""Noise shaped for the optimizer: its error beside the best, and its times.
+"""Measure the error of noise that is optimized for an optimizer, and the times.
 
     python benchmarks/correlated.py [--part error|schedule|optimize|step]
                                     [--without-peers]
 
 An error is μ times the root mean square of the noise in a workload, in a fixed order,
-over a lower bound for any strategy. Needs the extra `bench` for jax_privacy's
-strategies: dense ones are optimised for the workload, the others for prefix sums, as it
-has them.
+divided by a lower bound for all strategies. The strategies of jax_privacy need the
+extra `bench`. jax_privacy optimizes dense strategies for the workload, and all its
+other strategies for prefix sums.
 """
 
 import itertools

@@ -1,11 +1,13 @@
-"""Noise, memory and long sequences on a mesh of virtual devices of one CPU.
+"""Measure noise, memory and long sequences on a mesh of virtual devices of one CPU.
 
     python benchmarks/devices.py [--size 4194304]
 
-What a step of each kind of noise computes and stores on each of 1, 2, 4 and 8 devices,
-read from the compiled program, and its time, which shares the cores of one machine and
-so cannot fall; the memory that a device needs for 10⁸ parameters over 8 devices; the
-temporaries of a clipped gradient at long sequences over those of the plain gradient.
+The first table has, for each kind of noise, the computation and the memory of a step on
+each of 1, 2, 4 and 8 devices, read from the compiled program, and the step's time. The
+devices share the cores of one machine, so that the time cannot fall. The second table
+has the memory of a device for 10⁸ parameters over 8 devices. The third table has the
+temporaries of a clipped gradient at long sequences, divided by those of the plain
+gradient.
 """
 
 import functools

@@ -1,28 +1,31 @@
-"""Private empirical risk minimisation: excess loss and time of every solver.
+"""Measure excess loss and time of every solver for private empirical risk minimisation.
 
     pip install -e '.[erm]'
     python benchmarks/erm.py --data FOLDER [--seeds 3] [--without-peers]
     python benchmarks/erm.py --data FOLDER --methods NAME ... [--seeds 10]
     python benchmarks/erm.py --draw --out docs
 
-Logistic regression on Bank, Adult and CreditCard, Huber regression on Wine and Bike, as
-in Zhang, Zheng, Mou and Wang (2017), Tables 2 and 3: δ = 0.001, replacement of one
-example, without a regulariser and with (μ/2)‖w‖². Features as in `_erm_data.py`, which
-says what is declared. The paper's loss is read as log(1 + exp(−y⟨w, x⟩)), its Huber
-threshold as 1 in the label's own unit, labels as they are in the files.
+The problems are logistic regression on Bank, Adult and CreditCard, and Huber regression
+on Wine and Bike, as in Zhang, Zheng, Mou and Wang (2017), Tables 2 and 3. δ is 0.001
+under REPLACE, and the loss has no regulariser or the regulariser (μ/2)‖w‖².
+`_erm_data.py` declares the features. The paper's loss is interpreted as
+log(1 + exp(−y⟨w, x⟩)), the paper's Huber threshold as 1 in the unit of the label, and
+labels are those of the files.
 
-Excess loss is F(w) − min F on all of the data, in float64; the minimum is found by
-Newton's method. It is the mean over seeds. A time is the median over seeds of one call
-of the solver with its noise known, after a first call that compiles and calibrates;
-methods take turns. diffprivlib and scikit-learn are timed as they are.
-Learning rates, epochs and clip norms were set once by hand for all of the data sets and
-ε. The steps of output perturbation and noisy GD follow from a guess of the radius, in
-which no data went but for Bike's, lowered once (from 1000 to 300) to save time.
-"scaled" features are divided by their root mean squares, and "whitened" ones multiplied
-by the inverse root of their second moments. Both are private releases that cost a tenth
-of μ², and all else follows rules in n, d, ε and that release alone. The rules of the
-whitened plan were set on Bank, and on Wine and Bike with labels cut at 6 and 100.
-With --methods, these methods alone are measured, and only their losses are written.
+The excess loss is F(w) − min F on all of the data, in float64, where Newton's method
+computes the minimum. The table has the mean over seeds. A time is the median over seeds
+of one call of the solver with a given noise multiplier, after a first call that
+compiles and calibrates. The methods are called in turn. diffprivlib and scikit-learn
+are timed without changes. Learning rates, epochs and clip norms were set once by hand
+for all data sets and all ε. The numbers of steps of output perturbation and noisy GD
+follow from a guess of the radius. The guesses used no data, except the guess for Bike,
+which was lowered once (from 1000 to 300) to save time. "scaled" features are divided by
+their root mean squares, and "whitened" features are multiplied by the inverse root of
+their second moments. Both kinds of statistics are private releases that cost a tenth of
+μ². All other settings of these methods follow rules in n, d, ε and this release alone.
+The rules of the whitened plan were set on Bank, and on Wine and Bike with labels cut at
+6 and 100. With --methods, the script measures only these methods, and writes only their
+losses.
 """
 
 import itertools

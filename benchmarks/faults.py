@@ -1,9 +1,10 @@
-"""Faults that the tests try, and how many of them the library survives.
+"""Count the faults that the tests cause, and how many of them the library survives.
 
     python benchmarks/faults.py
 
-Runs the tests of each kind of fault, and counts their cases from what pytest says. Of
-processes that are killed it is the kills that count, which the test is told.
+The script runs the tests of each kind of fault, and counts the cases in pytest's
+output. For killed processes, the script counts the kills, and passes their number to
+the test.
 """
 
 import pathlib

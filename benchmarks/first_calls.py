@@ -1,13 +1,14 @@
-"""What the first calls cost: CPU seconds, compiled programs and memory.
+"""Measure CPU seconds, compiled programs and memory of the first calls of a process.
 
     pip install -e .
     python benchmarks/first_calls.py [calls] [steps]
 
-Each call is the first of its kind in a process of its own. A program counts as compiled
-where XLA compiles it: nothing is read from a cache. Then for each network of
-`clipping.py`, and for one of 48 equal blocks, the time to trace and lower the private
-step, and to compile it, beside the plain step. CPU seconds are those of all threads.
-All of it takes about 5 minutes on two cores.
+Each call is the first call of its kind in a process of its own. A program counts as
+compiled if XLA compiles the program; nothing is read from a cache. For each network of
+`clipping.py`, and for a network of 48 equal blocks, the script then measures the time
+to trace and lower the private step, and the time to compile the step, compared with the
+plain step. CPU seconds are summed over all threads. The whole script takes about 5
+minutes on two cores.
 """
 
 import json

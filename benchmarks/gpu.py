@@ -1,14 +1,15 @@
-"""What private training costs on an accelerator: steps, noise and accountants.
+"""Measure steps, noise and accountants of private training on an accelerator.
 
     pip install -e '.[bench]' 'jax[cuda12]'
     python benchmarks/gpu.py [PART ...] [--small]
 
 The parts are the networks (`mlp`, `cnn`, `wide_resnet`, and a transformer of GPT-2's
-smallest sizes in bfloat16 at three lengths of sequence, trained whole as `gpt2_256` and
-by adapters as `lora_256`), noise for 10⁶ to 10⁸ parameters (`noise_6`), and
-`accountants`. Each part has a process and a result of its own: what a device reports as
-its peak of memory is that of a process. On a CPU this script measures nothing;
-`--small` rehearses it there, with tiny sizes, and writes no result into this folder.
+smallest sizes in bfloat16 at three sequence lengths, with all parameters trained as
+`gpt2_256` and with adapters trained as `lora_256`), noise for 10⁶ to 10⁸ parameters
+(`noise_6`), and `accountants`. Each part has its own process and its own result,
+because a device reports the peak of memory of a process. On a CPU this script measures
+nothing; with `--small` it runs there with tiny sizes as a rehearsal, and writes no
+result into this folder.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""Published tables of amplification by iteration, reproduced, and what the bounds cost.
+"""Reproduce published tables of amplification by iteration, and time the bounds.
 
     python benchmarks/iteration.py [--only tables|times] [--plot docs/iteration.png]
 
-What is in the tables, `_iteration_tables.py` says.
+`_iteration_tables.py` describes the tables.
 """
 
 import pathlib

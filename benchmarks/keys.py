@@ -1,11 +1,11 @@
-"""Times of normal numbers by generator, and of a step of noise on many leaves.
+"""Measure the time of normal numbers by generator, and of a step of noise on many leaves.
 
     python benchmarks/keys.py
 
-A compiled function of a key draws normal numbers in float32, 10,000 to 10 million of
-them. A step of `dpjax.add_gaussian_noise` derives a key for each of 50 leaves of
-different shapes, a million numbers together. The generators are called in turn. The
-time to compile is that of one compilation.
+A compiled function of a key draws 10,000 to 10 million normal numbers in float32. A
+step of `dpjax.add_gaussian_noise` derives a key for each of 50 leaves of different
+shapes, with a million numbers in total. The generators are called in turn. The compile
+time is the time of one compilation.
 """
 
 import functools

@@ -1,11 +1,11 @@
-"""Which mechanism leaves the least noise: a map, by optimizer, epochs, batches and ε.
+"""Compare the noise that mechanisms leave, by optimizer, epochs, batches and ε.
 
     python benchmarks/mechanisms.py [--results FOLDER]
 
-At each setting a plan compares seven mechanisms under ZERO_OUT, at δ = 1e-6 on 60,000
-examples. Poisson samples and bins cost the same under ADD_REMOVE, where the others are
-not allowed. What is compared is the root mean square of the noise in the parameters, by
-formula; nothing is trained. Some minutes.
+In each setting a plan compares seven mechanisms under ZERO_OUT, at δ = 1e-6 on 60,000
+examples. Poisson samples and bins have the same ε under ADD_REMOVE, which the other
+mechanisms do not allow. The compared number is the root mean square of the noise in the
+parameters, computed by a formula; nothing is trained. The script takes some minutes.
 """
 
 import itertools

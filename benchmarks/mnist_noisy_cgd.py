@@ -1,22 +1,24 @@
-"""MNIST by noisy descent on cyclic batches, as published and as it is sound.
+"""Train on MNIST by noisy cyclic descent, as published and with a sound guarantee.
 
     python benchmarks/mnist_noisy_cgd.py --data FOLDER [--seeds 3]
 
-Bok, Su and Altschuler (2024), section 4.4 and appendix D.2: softmax regression with
-features clipped to norm 8, per-example gradients clipped to 5, η = 0.05, λ in {0.002,
-0.004}, noise of standard deviation 0.01 on the mean gradient, 50, 100 and 200 epochs,
-δ = 1e-5. The paper has 60,000 training images in batches of 1,500. Here 8,000 of the
-10,000 test images train, in 40 batches of 200, as many batches as there, and 2,000
-test. The noise on the mean of a batch 7.5 times smaller is 7.5 times larger, 0.075, so
-that the noise multiplier is 3 as in the paper, and ε the same.
+The setting is that of Bok, Su and Altschuler (2024), section 4.4 and appendix D.2:
+softmax regression with features clipped to norm 8, per-example gradients clipped to 5,
+η = 0.05, λ in {0.002, 0.004}, noise of standard deviation 0.01 on the mean gradient,
+50, 100 and 200 epochs, and δ = 1e-5. The paper has 60,000 training images in batches of
+1,500. Here 8,000 of the 10,000 test images train, in 40 batches of 200, which is the
+paper's number of batches, and 2,000 images test. A batch is 7.5 times smaller, and the
+noise on the mean of a batch is 7.5 times larger, 0.075. So the noise multiplier is 3 as
+in the paper, and ε is equal.
 
-Three rows for each number of epochs, each with what its guarantee rests on:
+There are three rows for each number of epochs:
 
-  as published   gradients clipped, a step taken as a contraction, c = 1 − ηλ. That is
-                 NOT IMPLIED for softmax with clipping: it is printed to compare with.
-  clipped        the same run, with the constant that holds: no contraction.
-  bounded        nothing clipped but the features: ‖x‖ <= B = 5/√2 gives gradients of
-                 norm at most 5, and c = 1 − ηλ holds. The noise is the same.
+  as published   gradients are clipped, and a step counts as a contraction, c = 1 − ηλ.
+                 For softmax with clipping, this ε is NOT IMPLIED by a proof. The row
+                 serves as a comparison.
+  clipped        the same run, with the constant that is proven: no contraction.
+  bounded        only the features are clipped: ‖x‖ <= B = 5/√2 gives gradients of norm
+                 at most 5, and c = 1 − ηλ is proven. The noise is the same.
 """
 
 import itertools

@@ -1,11 +1,11 @@
-"""What tree-aggregated momentum costs, in noise and in time.
+"""Measure the noise and the time of tree-aggregated momentum.
 
     python benchmarks/momentum.py [--size 10000000]
 
-The noise that exact accounting needs beside the published constant, the time of the
-accountant, the time of a step beside that of independent noise, and the measured
-variance of the noise beside its formula. Memory of the stored buffer is ⌊log₂ T⌋ + 1
-times that of the parameters.
+The script compares the noise that exact accounting needs with the published constant,
+times the accountant, compares the time of a step with the time of a step with
+independent noise, and compares the measured variance of the noise with its formula. The
+stored buffer has ⌊log₂ T⌋ + 1 times the memory of the parameters.
 """
 
 import math

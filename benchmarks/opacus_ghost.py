@@ -1,8 +1,8 @@
-"""Opacus's ghost clipping on the networks of `_networks.py`, beside its plain step.
+"""Measure Opacus's ghost clipping on the networks of `_networks.py`, and its plain step.
 
     python benchmarks/opacus_ghost.py [mlp cnn wide_resnet transformer]
 
-`clipping.py` runs it. Each network has a result of its own.
+`clipping.py` runs this script. Each network has its own result.
 """
 
 import copy

@@ -1,11 +1,12 @@
-"""What a plan costs a step beside the same script by hand, and batches of very many.
+"""Compare a plan's step with the same script by hand, and time batches of large data sets.
 
     python benchmarks/overhead.py
 
-By hand is what a plan puts together: `sampling.poisson`, `clipped_grad`, `noisy_mean`
-and optax's Adam, for an MLP of 784, 256 and 10 units. A step is a jitted function, and
-a scan of 20 steps another; the two scripts are called in turn. Then for each sampler a
-jitted step of 1,000 examples of a million, of a billion and of 2^31 - 1.
+The script by hand combines the parts of a plan: `sampling.poisson`, `clipped_grad`,
+`noisy_mean` and optax's Adam, for an MLP of 784, 256 and 10 units. One step is a jitted
+function, and so is a scan of 20 steps. The two versions are called in turn. Then, for
+each sampler, the script times a jitted step that draws 1,000 examples out of a million,
+a billion and 2^31 - 1.
 """
 
 import functools

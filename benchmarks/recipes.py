@@ -1,4 +1,4 @@
-"""Measure the accuracy with several views of each example, and with averaged parameters.
+"""Measure accuracy with several views of each example, and with averaged parameters.
 
     python benchmarks/recipes.py [--seeds 16] [--results FOLDER]
 

@@ -1,4 +1,4 @@
-"""Measure how tight the ε of `dpjax.tune` is, and which settings a search on digits finds.
+"""Measure how tight the ε of `dpjax.tune` is, and what a search on digits finds.
 
     python benchmarks/selection.py [--part attack|digits]
 

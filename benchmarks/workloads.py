@@ -1,4 +1,4 @@
-"""Measure for which workload noise should be designed: accuracies by noise and optimizer.
+"""Measure for which workload to design noise: accuracies by noise and optimizer.
 
     python benchmarks/workloads.py --data FOLDER [--seeds 16] [--results FOLDER]
 
