@@ -1,4 +1,4 @@
-"""Compare features with a linear model and a convolutional network at equal ε, on MNIST.
+"""Compare features and a linear model with a convolutional network at equal ε, MNIST.
 
     python benchmarks/handcrafted.py --data FOLDER [--epsilons 1 3] [--ways NAME ...]
 

@@ -1,4 +1,4 @@
-"""Measure the time of normal numbers by generator, and of a step of noise on many leaves.
+"""Measure the time of normal numbers by generator, and of noise on many leaves.
 
     python benchmarks/keys.py
 

@@ -1,4 +1,4 @@
-"""Measure Opacus's ghost clipping on the networks of `_networks.py`, and its plain step.
+"""Measure Opacus's ghost clipping and plain step on the networks of `_networks.py`.
 
     python benchmarks/opacus_ghost.py [mlp cnn wide_resnet transformer]
 

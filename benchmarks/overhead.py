@@ -1,4 +1,4 @@
-"""Compare a plan's step with the same script by hand, and time batches of large data sets.
+"""Compare a plan's step with the same script by hand, and time batches of large data.
 
     python benchmarks/overhead.py
 
