@@ -146,8 +146,6 @@ def random_round_sgd(
       delta: the target δ, in (0, 1).
       noise_multiplier: the standard deviation of the noise in a batch's sum of
         gradients, divided by clip_norm; positive. None if epsilon and delta are given.
-        The paper's value, for batches of one example and up to n² rounds, is
-        `published.random_round_noise_multiplier`.
       adjacency: `REPLACE`.
       max_rounds: N, the maximum of R, at least 1. Zhang et al. have N = n².
       batch_size: b, from 1 to n. The paper has b = 1.
