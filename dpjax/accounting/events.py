@@ -418,7 +418,7 @@ def from_dict(values: dict[str, Any]) -> Event:
 
 
 def _dp_accounting() -> Any:
-    """Import and return the module dp_accounting, which is an optional dependency."""
+    """Import and return `dp_accounting.dp_event`, from an optional dependency."""
     from dp_accounting import dp_event
 
     return dp_event

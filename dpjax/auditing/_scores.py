@@ -502,11 +502,13 @@ def gaussian_mu_lower(
 
     Returns:
       A lower bound μ, f[*b], rounded down. In exact arithmetic, the method's bound
-      exceeds the true μ with a probability of exactly 1 − confidence. The returned
-      bound is slightly lower, since it allows each score an error of two units in the
-      last place of the largest score. If all scores_in are equal and all scores_out are
-      equal, the bound is inf if scores_in exceed scores_out by more than such errors
-      can explain, and 0 otherwise. If a score is NaN, the bound is 0.
+      exceeds the difference of the scores' means, divided by their standard deviation,
+      with a probability of exactly 1 − confidence. This quotient is at most the μ of
+      the mechanism. The returned bound is slightly lower, since it allows each score an
+      error of two units in the last place of the largest score. If all scores_in are
+      equal and all scores_out are equal, the bound is inf if scores_in exceed
+      scores_out by more than such errors can explain, and 0 otherwise. If a score is
+      NaN, the bound is 0.
 
     Raises:
       ValueError: an argument is out of range, or there are too few scores.

@@ -136,7 +136,7 @@ def _nonempty(leaf: object) -> bool:
 def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
     """Describe for orbax how to restore a leaf.
 
-    Orbax restores a leaf that is committed to devices with the leaf's sharding. Orbax
+    If a leaf is committed to devices, orbax restores the leaf with its sharding. Orbax
     restores any other leaf as a NumPy array.
     """
     as_array = _as_orbax_array(leaf)

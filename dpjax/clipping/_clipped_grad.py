@@ -438,9 +438,9 @@ def clipped_grad(
         "vmap", which both retain it. In this case "auto" is "vmap" if two conditions
         hold: no parameter is sharded along an explicit mesh axis, and the gradient of
         one example has no more entries than the activations and cotangents of this
-        example that "ghost" stores at once. In code lowered for a TPU, "auto" always
-        forms all per-example gradients. If "auto" would be "ghost" elsewhere, this code
-        uses one pass, and does not retain rematerialisation.
+        example that "ghost" stores at once. On a TPU, "auto" computes all norms from
+        per-example gradients. If "auto" is "ghost" on other devices, "auto" uses one
+        pass on a TPU, and does not retain rematerialisation.
       microbatch_size: the maximum number of examples to process at a time. Any size
         works with any b; the result is the same up to rounding.
       arithmetic: "real" for a sum whose sensitivity holds in real arithmetic.

@@ -208,8 +208,9 @@ class Ledger:
             or unit; or two releases used the same noise.
 
         Privacy: with "adaptive" composition, the budget's ε and δ hold for all releases
-        together, provided that each release was drawn from the budget before it was
-        made. Outputs of earlier runs may then determine a plan.
+        together, provided that the budget still covered each release, together with all
+        earlier releases, before the release was made. Outputs of earlier runs may then
+        determine a plan.
         """
         if any(isinstance(x, Release) and x.repeated for x in self.entries):
             raise ValueError(

@@ -78,7 +78,7 @@ def _train(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Params, Curve]:
-    """Train for `rounds` rounds, and return the last iterate and the curve."""
+    """Train for `rounds` rounds; return the last iterate and a `Curve`."""
     noise_key, batch_key = keys.stream(key, "noise"), keys.stream(key, "batches")
 
     # The curve has the sums of losses and of omitted examples over the rounds so far.

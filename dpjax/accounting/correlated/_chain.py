@@ -315,9 +315,10 @@ def smaller_epsilon(
 ) -> jax.Array:
     """The smaller of two upper bounds on the ε of a run with random positions, f[].
 
-    A position is the step of an epoch in which an example takes part. Both bounds
-    replace the covariances of positions by larger covariances: the covariances of a
-    tree (`_trees`) or of a Gaussian chain. The likelihood ratio of the chain, without
+    A position is the step of an epoch in which an example takes part. Each position has
+    a Gaussian variable in the exponent of the likelihood ratio. Both bounds replace the
+    covariances of these variables by larger covariances: the covariances of a tree
+    (`_trees`) or of a Gaussian chain. The likelihood ratio of the chain, without
     the factor that all its positions share, is composed over the epochs. The shared
     factors of all epochs are one Gaussian mechanism with μ² = num_epochs · chain.shared
     + shared.

@@ -383,12 +383,12 @@ def _choose_form(component: Component) -> Form:
 
 
 def _gradient_cost(size: Size) -> int:
-    """The number of multiplications to form one example's gradient at one equation.
+    """The cost of forming one example's gradient at one equation, in multiplications.
 
     The gradient is a sum of outer products of rows. `size` has the sizes of the rows.
     """
     # One-hot rows need no multiplication. But each right row is added to a row of a
-    # table, and the time to read and write these numbers is converted.
+    # table. The time to read and write these numbers is converted to multiplications.
     cost_per_entry = _ACCESS_COST if size.one_hot else size.left
     return size.groups * size.rows * size.right * cost_per_entry
 

@@ -12,10 +12,10 @@ the terms is at most ‖|J|‖ ‖g‖. So a bound on ‖|J|‖ gives bounds on 
 rounding errors.
 
 This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum), for two kinds of
-maps: maps that only move entries, and maps whose primitives only multiply, add and move
-real numbers in float32 or wider. Such primitives round by the model in
-`_core.rounding`. For any other map, and for maps with more than `MAX_ROWS` operations,
-the gradient of each example is pulled back separately.
+linear maps J: maps that only move entries, and maps whose linearised program only
+multiplies, adds and moves real numbers in float32 or wider. Such operations round by
+the model in `_core.rounding`. For any other map, and for maps with more than `MAX_ROWS`
+operations, the gradient of each example is pulled back separately.
 """
 
 from typing import NamedTuple
