@@ -197,7 +197,7 @@ def _same_in_a_level(whole: Callable[..., Any], weights: Any) -> Any:
         # The first node of a level ends at the step that is the lowest bit alone.
         return stream.generate(lambda t: draw(t & -t), step, memory)
 
-    return stream._replace(noise=noise)
+    return stream._replace(generate=noise)
 
 
 def _independent_scores(factor: float, sums: float = 1.0) -> Callable[..., jax.Array]:
