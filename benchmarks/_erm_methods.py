@@ -193,7 +193,7 @@ def whitened_plan(problem, epsilon, key, known=None):
     whiten = (vectors / np.sqrt(values + least)) @ vectors.T
     squares = np.sum(values / (values + least))  # the mean square of a row's norm
     left = (1 - SCALE_SHARE) ** 0.5 * mu
-    # With less noise, fewer gradients are clipped, at the clip norm c. At c = 1 only the
+    # With less noise, the larger clip norm c clips fewer gradients. At c = 1 only the
     # gradients of long rows are clipped.
     c = min(1.0, 0.5 * (n * left / squares / 150) ** (1 / 3))
     clip_norm = c * squares**0.5
