@@ -243,9 +243,9 @@ def _reduced_by(
         num_epochs=2,
         batch_size=2 * OTHERS,
         learning_rate=rate,
-        refresh=1.0,  # constant gradients do not change
+        refresh=1.0,  # the changes of constant gradients are zero
         change_clip_norm=CLIP_NORM,
-        drift_clip_norm=1e-4 * CLIP_NORM,  # one step an epoch has no drift
+        drift_clip_norm=1e-4 * CLIP_NORM,  # no drift at one step per epoch
         key=key,
     )
 

@@ -1,7 +1,7 @@
-"""Define the methods that `erm.py` compares: dpjax's solvers and other libraries.
+"""Define the methods that `erm.py` compares, with the benchmark's settings.
 
-The other libraries are diffprivlib and scikit-learn. A method takes a problem with its
-δ, ε, a key, and the noise that an earlier call found, if any. A method returns
+The methods are those of dpjax, diffprivlib and scikit-learn. A method takes a problem
+with its δ, ε, a key, and the noise that an earlier call found, if any. A method returns
 parameters and the noise.
 """
 
@@ -88,8 +88,8 @@ def objective_perturbation(problem, epsilon, key, known=None):
 def scale(problem, epsilon, key):
     """Estimate the root mean squares of features, for a share of μ².
 
-    Noise alone makes the largest of d zero mean squares about some threshold. A mean
-    square below this threshold is replaced by the threshold. Returns the scales, a
+    A mean square below a threshold is replaced by the threshold. The threshold is about
+    the largest of d mean squares that consist of noise alone. Returns the scales, a
     bound on the norm of the scaled features, and the μ spent.
     """
     spent = SCALE_SHARE**0.5 * float(gdp.mu(epsilon, problem.delta))
@@ -197,9 +197,9 @@ def whitened_plan(problem, epsilon, key, known=None):
     # gradients of long rows are clipped.
     c = min(1.0, 0.5 * (n * left / squares / 150) ** (1 / 3))
     clip_norm = c * squares**0.5
-    # The rate is the smaller of two rates. At one, noise alone moves a score by 2
-    # standard deviations of logits. The other is four times the inverse of the largest
-    # curvature.
+    # The rate is the smaller of two rates. At the first rate, noise alone moves a score
+    # by 2 standard deviations of logits. The second rate is four times the inverse of
+    # the largest curvature.
     rate = 2 * 3**0.5 * left * n / (2 * clip_norm * PLAN_STEPS * squares**0.5)
     rate = min(rate, 16.0)
     # Features are in units of the clip norm, so that all releases share one program.
@@ -355,7 +355,7 @@ def diffprivlib(problem, epsilon, key, known=None):
     """Run diffprivlib's objective perturbation: pure ε, logistic regression only."""
     from diffprivlib.models import LogisticRegression
 
-    # Without a regulariser diffprivlib has no guarantee, and C is its default.
+    # Without a regulariser diffprivlib has no guarantee. C = 1 is diffprivlib's default.
     C = 1 / (problem.n * problem.mu) if problem.mu else 1.0
     model = LogisticRegression(
         epsilon=epsilon,

@@ -90,8 +90,8 @@ def wide_resnet(batch: int = 16, depth: int = 16, width: int = 4) -> Any:
 
     GroupNorm precedes relu. WRN-16-4, of 2.7e6 parameters, is the usual network for
     private training on CIFAR-10 (De et al., *Unlocking High-Accuracy Differentially
-    Private Image Classification through Scale*, 2022). This network omits their weight
-    standardisation.
+    Private Image Classification through Scale*, 2022). This network omits the weight
+    standardisation of De et al.
     """
     stages = [16, *(width * c for c in (16, 32, 64))]
     seeds = itertools.count()

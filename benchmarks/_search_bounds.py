@@ -19,7 +19,7 @@ from dpjax.accounting import events, selection
 from dpjax.accounting._repetitions import Repetitions
 
 _ATOMS = 512
-_WIDTH = 9.0  # standard deviations, beyond which all outputs are one atom
+_WIDTH = 9.0  # in standard deviations; all outputs beyond are one atom
 
 
 class Pair(NamedTuple):
@@ -123,8 +123,9 @@ def delta_lower(pair: Pair, epsilon: float, repetitions: Repetitions) -> float:
         longer, value = value, np.zeros(n - size + 1)
         value[:-1] = np.diagonal(above, size) + longer
         value[1:] = np.maximum(value[1:], np.diagonal(below, size + 1) + longer)
-    # The bets add up at most 4 n values of G, each within 8 ULP (1 + E[K]) of exact.
-    # K is drawn within a total variation τ of its law, on both data sets.
+    # The sum over the bets has at most 4 n values of G, each with an error of at most
+    # 8 ULP (1 + E[K]). On both data sets, the sampler's distribution of K is within a
+    # total variation τ of the law.
     lost = 32 * n * ULP * (1 + repetitions.mean) + repetitions.total_variation
     return float(np.max(value) - (1 + power) * lost)
 

@@ -122,7 +122,7 @@ def many_searches(
         outputs = np.asarray(jax.vmap(run, (0, None))(of_searches[i : i + size], mean))
         ranks = attack.rank[np.searchsorted(attack.edges, outputs.astype(np.float64))]
         ranks[np.arange(ranks.shape[1]) >= part[:, None]] = -1
-        best = np.argmax(ranks, axis=1)  # the first one of equal scores
+        best = np.argmax(ranks, axis=1)  # the first run of equal scores
         found.append(outputs[np.arange(len(part)), best])
     return np.concatenate(found)
 

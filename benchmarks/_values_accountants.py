@@ -71,7 +71,8 @@ def times(x, values):
     return x * jnp.asarray(values, jnp.result_type(float))
 
 
-# For each accountant, a function of one number, and the numbers that are its arguments.
+# For each accountant, a function of one number, and the numbers that are the function's
+# arguments; in the tuples below, None means the usual numbers.
 OF_NUMBER: dict[str, tuple[Callable[[Any], Any], tuple[float, ...]]] = {
     name: (function, points or (0.9, 1.7))
     for name, function, points in (
@@ -242,7 +243,7 @@ OF_SETTING: dict[str, Callable[..., Any]] = {
     ),
 }
 
-# Accountants whose derivatives take longest, and are similar to other accountants.
+# The slowest derivatives; other accountants of the same kind are differentiated.
 NOT_DIFFERENTIATED = {"pld.compose", "pld.convolve", "pld.gaussian", "allocation.delta"}
 NOT_DIFFERENTIATED |= {"noisy_sgd_epsilon"}
 
