@@ -355,7 +355,7 @@ def diffprivlib(problem, epsilon, key, known=None):
     """Run diffprivlib's objective perturbation: pure ε, logistic regression only."""
     from diffprivlib.models import LogisticRegression
 
-    # Without a regulariser diffprivlib has no guarantee. C = 1 is diffprivlib's default.
+    # Without a regulariser diffprivlib has no guarantee. Its default is C = 1.
     C = 1 / (problem.n * problem.mu) if problem.mu else 1.0
     model = LogisticRegression(
         epsilon=epsilon,

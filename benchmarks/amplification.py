@@ -1,14 +1,14 @@
-"""Measure bounds on ε for random allocation and for correlated noise in random bins.
+"""Measure tightness and time of bounds for random allocation and random bins.
 
     pip install -e '.[bench]'
     python benchmarks/amplification.py [--samples 200000] [--without-peers]
 
-The tables show lower and upper bounds on ε for random allocation, noise multipliers and
-times. The noise multiplier that dpjax's bound for random bins requires is compared with
-a Monte Carlo estimate of the least noise multiplier, and with the noise multiplier for
-a fixed order. The last table estimates the time that jax_privacy's simulation would
-take to guarantee the same noise multiplier. The script takes a few minutes on two
-cores.
+The first table shows lower and upper bounds on ε for random allocation. The second
+table shows noise multipliers for correlated noise. The noise multiplier that dpjax's
+bound for random bins requires is compared with a Monte Carlo estimate of the least
+noise multiplier, and with the noise multiplier for a fixed order. The other tables show
+times, and estimate the time that jax_privacy's simulation would take to guarantee the
+same noise multiplier. The script takes a few minutes on two cores.
 """
 
 import contextlib
