@@ -1,7 +1,8 @@
-"""What is audited: every mechanism as it is, and some with one thing broken.
+"""Define the mechanisms that audits attack, and versions with a deliberate error.
 
-Sums of 12 steps, three epochs, in which each canary has a coordinate of its own. It
-takes part at the epoch's first step, where the accountant's bound is attained.
+Each mechanism releases sums of 12 steps, which are three epochs. Each canary has a
+coordinate of its own. A canary participates at the first step of each epoch, where the
+mechanism attains the accountant's bound.
 """
 
 import contextlib
@@ -32,19 +33,20 @@ STRATEGIES = {
     "geometric": strategies.geometric(0.8),
     "rational": strategies.rational([0.2, 0.4], [0.3, 0.9]),
     "banded": strategies.banded([1.0, 0.6, 0.3]),
-    # More noise from step to step, so that the first of an epoch is the worst.
+    # The noise grows from step to step, so that participation in the first step of an
+    # epoch costs most privacy.
     "scaled": strategies.scaled(strategies.geometric(0.8), np.linspace(0.5, 3, STEPS)),
     "tree": strategies.tree(DECAY),
 }
 
 
 class Mechanism(NamedTuple):
-    """How a mechanism is made, attacked and accounted for.
+    """How a mechanism is constructed, attacked and accounted for.
 
     Attributes:
-      make: from a noise multiplier and a key to the transformation.
-      mu: from a noise multiplier to what is reported.
-      white: what makes its noise white; None if nothing does.
+      make: maps a noise multiplier and a key to the gradient transformation.
+      mu: maps a noise multiplier to the reported μ.
+      white: the linear map that makes the mechanism's noise white; None if no map does.
     """
 
     make: Callable[[float, jax.Array], Any]
@@ -70,7 +72,7 @@ def _correlated(name: str, buffer: str) -> Mechanism:
 
 
 def white_by_tree(decay: float) -> auditing.Whiten:
-    """A linear map that whitens the noise of `tree_momentum`."""
+    """Return a linear map that whitens the noise of `tree_momentum`."""
     white = auditing.white_by_strategy(strategies.tree(decay))
 
     def of_momentum(m: jax.Array) -> jax.Array:
@@ -100,7 +102,7 @@ def _independent(chain: Callable[..., Any], white: Any, **options: Any) -> Mecha
 
 
 _AS_IT_IS = auditing.white_by_strategy(STRATEGIES["independent"])
-# Without momentum's recursion m_t = 0.9 m_{t−1} + y_t: y_t = m_t − 0.9 m_{t−1}.
+# Invert momentum's recursion m_t = 0.9 m_{t−1} + y_t: y_t = m_t − 0.9 m_{t−1}.
 _WITHOUT_MOMENTUM = auditing.white_by_strategy(strategies.banded([1.0, -0.9]))
 MECHANISMS = {
     "add_gaussian_noise": Mechanism(
@@ -108,7 +110,7 @@ MECHANISMS = {
         _mu("independent"),
         _AS_IT_IS,
     ),
-    # Rounding a coordinate to the lattice moves μ by about 1e-5 of itself.
+    # Rounding a coordinate to the lattice changes μ by about 1e-5 of μ.
     "add_discrete_gaussian_noise": Mechanism(
         lambda sigma, key: dpjax.add_discrete_gaussian_noise(
             sigma * CLIP_NORM, key=key
@@ -156,7 +158,10 @@ MECHANISMS = {
 
 
 def canary_sums(num_in: int, num_out: int) -> jax.Array:
-    """The sums of all steps, f[T, k]: canaries take part, and then none does."""
+    """Return the sums of all steps, f[T, k].
+
+    The first num_in canaries participate; the other num_out do not.
+    """
     there = np.arange(num_in + num_out) < num_in
     return jnp.asarray(CLIP_NORM * PART[:, None] * there, jnp.float32)
 
@@ -164,12 +169,13 @@ def canary_sums(num_in: int, num_out: int) -> jax.Array:
 def white_box(
     mechanism: Mechanism, mu: float, *, num_in: int, num_out: int, key: jax.Array
 ) -> auditing.Outputs:
-    """Scores of canaries by all that one run of a μ-GDP mechanism released."""
+    """Score canaries by all outputs of one run of a μ-GDP mechanism."""
     sigma = float(mechanism.mu(1.0)) / mu
     make = functools.partial(mechanism.make, sigma)
     seen = auditing.released(make(key), canary_sums(num_in, num_out))
     if mechanism.white is None:
-        # Against the gradient: what such optimizers do where the canary takes part.
+        # Adam and normalised steps move against the gradient where the canary
+        # participates.
         scores = auditing.matched_filter(seen, -jnp.asarray(PART)[:, None])
     else:
         silent = mechanism.make(0.0, key)
@@ -178,7 +184,7 @@ def white_box(
     return auditing.Outputs(scores[:num_in], scores[num_in:])
 
 
-# --- broken, from outside
+# --- deliberate errors, mostly introduced by a patch
 
 
 def _same_for_all_leaves(key: jax.Array, of: Any) -> list[jax.Array]:
@@ -190,18 +196,23 @@ def _half(whole: Callable[..., Any], *args: Any) -> Any:
 
 
 def _same_in_a_level(whole: Callable[..., Any], weights: Any) -> Any:
-    """The tree's noise stream in which all nodes of a level are the first one."""
+    """Return the tree's noise stream with equal noise in all nodes of a level."""
     stream = whole(weights)
 
     def noise(draw: Callable[..., Any], step: jax.Array, memory: Any) -> Any:
-        # The first node of a level ends at the step that is the lowest bit alone.
+        # The first node of a level ends at the step whose only bit is the lowest bit
+        # of t.
         return stream.generate(lambda t: draw(t & -t), step, memory)
 
     return stream._replace(generate=noise)
 
 
 def _independent_scores(factor: float, sums: float = 1.0) -> Callable[..., jax.Array]:
-    """Of independent noise times a factor, and of gradients that are too long."""
+    """Return a function that scores canaries under independent noise.
+
+    The standard deviation of the noise is multiplied by `factor`, and each canary's
+    gradient by `sums`.
+    """
 
     def scores(sigma: float, key: jax.Array, num: int) -> jax.Array:
         tx = dpjax.add_gaussian_noise(factor * sigma * CLIP_NORM, key=key)
@@ -212,7 +223,7 @@ def _independent_scores(factor: float, sums: float = 1.0) -> Callable[..., jax.A
 
 
 def _of_two_leaves(sigma: float, key: jax.Array, num: int) -> jax.Array:
-    """Canaries along (1, −1) / √2 of two leaves, and their difference."""
+    """Score canaries along (1, −1) / √2 in two leaves by the leaves' difference."""
     tx = dpjax.add_gaussian_noise(sigma * CLIP_NORM, key=key)
     half = canary_sums(num, num) / np.sqrt(2)
     seen = auditing.released(tx, {"a": half, "b": -half})
@@ -222,7 +233,10 @@ def _of_two_leaves(sigma: float, key: jax.Array, num: int) -> jax.Array:
 
 
 def _of_two_nodes(sigma: float, key: jax.Array, num: int) -> jax.Array:
-    """The node of step 1, which a canary is in, less that of step 3."""
+    """Score canaries by the node of step 1 minus the node of step 3.
+
+    A canary contributes to the node of step 1.
+    """
     tx = _tree("stored").make(sigma, key)
     white = white_by_tree(DECAY)
     nodes = white(auditing.released(tx, canary_sums(num, num)))
@@ -230,7 +244,10 @@ def _of_two_nodes(sigma: float, key: jax.Array, num: int) -> jax.Array:
 
 
 def _of_a_resumed_run(sigma: float, key: jax.Array, num: int) -> jax.Array:
-    """After step 2 the state is made anew: step 1 less step 3."""
+    """Score canaries by step 1 minus step 3.
+
+    After step 2 the transformation's state is initialized again.
+    """
     tx = dpjax.add_gaussian_noise(sigma * CLIP_NORM, key=key)
     sums = canary_sums(num, num)
     first, second = (auditing.released(tx, x) for x in (sums[:2], sums[2:]))
@@ -238,12 +255,14 @@ def _of_a_resumed_run(sigma: float, key: jax.Array, num: int) -> jax.Array:
 
 
 class Twin(NamedTuple):
-    """One thing broken, and the scores that find it.
+    """A mechanism with one deliberate error, and the scores that detect the error.
 
     Attributes:
-      mechanism: whose noise multiplier and μ are claimed.
-      scores: of num canaries that take part and as many that do not.
-      patch: what breaks it from outside, a module, a name and what is there instead.
+      mechanism: the mechanism whose noise multiplier and μ are claimed.
+      scores: returns the scores of num canaries that participate, followed by the
+        scores of num canaries that do not.
+      patch: the patch that introduces the error: a module, a name in the module, and
+        the replacement. None if `scores` contains the error.
     """
 
     mechanism: Mechanism
@@ -283,7 +302,7 @@ TWINS = {
 def of_twin(
     twin: Twin, mu: float, *, num: int, key: jax.Array, broken: bool = True
 ) -> auditing.Outputs:
-    """Scores of canaries in one run, of a mechanism that is claimed to be μ-GDP."""
+    """Score canaries in one run of a mechanism that is claimed to be μ-GDP."""
     sigma = float(twin.mechanism.mu(1.0)) / mu
     patched = contextlib.nullcontext()
     if broken and twin.patch:
@@ -294,7 +313,10 @@ def of_twin(
 
 
 def canaries_needed(twin: Twin, mu: float, sizes: list[int], key: jax.Array) -> int:
-    """The fewest, of these numbers, from which on the claim is refuted at 99 %."""
+    """Return the least size from which on an audit refutes the claim.
+
+    The audit has confidence 99 %, and refutes the claim at this and all larger `sizes`.
+    """
     inside, outside = of_twin(twin, mu, num=max(sizes), key=key)
     found = [
         auditing.gaussian_mu_lower(inside[:n], outside[:n], confidence=0.99) > mu
@@ -303,7 +325,7 @@ def canaries_needed(twin: Twin, mu: float, sizes: list[int], key: jax.Array) -> 
     return next(n for i, n in enumerate(sizes) if all(found[i:]))
 
 
-# --- broken in what a check finds, without noise
+# --- deliberate errors that `auditing.check` detects, without noise
 
 
 def _clipped(data: jax.Array, mask: jax.Array) -> jax.Array:
@@ -328,7 +350,7 @@ CHECKED = {
 
 
 def checked(name: str) -> tuple[auditing.Report, int]:
-    """The report on a sum of clipped rows, and how many calls it took."""
+    """Return the check's report on a sum of clipped rows, and the number of calls."""
     calls = 0
 
     def counted(data: Any, mask: jax.Array) -> jax.Array:
@@ -345,5 +367,5 @@ def checked(name: str) -> tuple[auditing.Report, int]:
 
 
 def epsilon(mu: Any, delta: float) -> float:
-    """Of a Gaussian mechanism."""
+    """Return ε of a μ-GDP Gaussian mechanism at δ."""
     return float(gdp.epsilon(mu, delta)) if mu > 0 else 0.0

@@ -1,9 +1,9 @@
-"""Mechanisms that accountants know by an event, and private statistics, under attack.
+"""Define attacks on mechanisms known by an event, and on private statistics.
 
 Each mechanism runs many times on two neighbouring data sets that are a hard case for
-its privacy. Functions of dpjax are called where dpjax has the mechanism. Laplace noise,
-randomised response and selections are written here by their definitions, since dpjax
-only accounts for them.
+its privacy. Where dpjax implements a mechanism, the attack calls dpjax. dpjax only
+accounts for Laplace noise, randomised response and selections, so this module
+implements these mechanisms by their definitions.
 """
 
 import functools
@@ -26,13 +26,14 @@ class Mechanism(NamedTuple):
     """A mechanism, the event that accounts for it, and an attack.
 
     Attributes:
-      event: what is claimed.
-      score: one run: from a data set, a key and a factor of the noise to a score.
+      event: the claimed event.
+      score: runs the mechanism once: maps a data set, a key and a factor of the noise
+        to a score.
       inside: the data set under which scores are large.
-      outside: its neighbour.
-      threshold: the attack's, fixed before any run; None where scores are Gaussian with
-        one variance; inf where all thresholds are tried.
-      delta: δ at which ε is asked for.
+      outside: the neighbour of `inside`.
+      threshold: the attack's threshold, fixed before any run; None where scores are
+        Gaussian with one variance; inf where the audit tries all thresholds.
+      delta: the δ at which ε is computed.
     """
 
     event: events.Event
@@ -43,7 +44,7 @@ class Mechanism(NamedTuple):
     delta: float = DELTA
 
 
-# --- noise on a number: 1 or 0, times the sensitivity
+# --- noise on a number: the sensitivity on one data set, 0 on its neighbour
 
 SCALE, STDDEV, CHANGE = 0.7, 1.3, 700
 
@@ -53,13 +54,15 @@ def _laplace(x: float, key: jax.Array, factor: float) -> jax.Array:
 
 
 def _discrete_laplace(x: float, key: jax.Array, factor: float) -> jax.Array:
-    # An exponential number rounded down is geometric; the difference of two is this.
+    # An exponential variable rounded down is geometric. The difference of two geometric
+    # variables is discrete Laplace.
     two = jnp.floor(factor * 2 * SCALE * jax.random.exponential(key, (2,)))
     return x + two[0] - two[1]
 
 
 def _discrete_gaussian(x: float, key: jax.Array, factor: float) -> jax.Array:
-    # The library's table of σ = 512. Half of a number is a whole number again.
+    # The noise comes from dpjax's table with σ = 512. The noise times the factor is
+    # rounded down to a whole number.
     return x + jnp.floor(factor * _discrete.draw_table(key, ()))
 
 
@@ -68,7 +71,7 @@ def _gaussian(x: jax.Array, key: jax.Array, factor: float) -> jax.Array:
     return auditing.released(noise, jnp.reshape(x, 1))[0]
 
 
-# --- the Gaussian mechanism on a random batch: 1 for the example, −1 for all others
+# --- the Gaussian mechanism on a random batch of examples
 
 SIZE, BATCH, RATE, USER_RATE = 8, 3, 0.9, 0.3
 
@@ -94,11 +97,11 @@ def _fixed_size(key: jax.Array) -> sampling.Batch:
 
 
 def _examples(count: int, others: float) -> np.ndarray:
-    """Examples of 1, of which there are so many, and others."""
+    """Return SIZE values: the first `count` are 1, the rest equal `others`."""
     return np.where(np.arange(SIZE) < count, 1, others).astype(np.float32)
 
 
-# --- answers: whether the answer is one that the data set `True` makes likely
+# --- responses: the score is whether the data set `True` makes the answer likely
 
 PARAMETER, BUCKETS, EPSILON = 0.5, 4, 1.5
 
@@ -122,8 +125,9 @@ def _four_answers(own: bool, key: jax.Array, factor: float) -> jax.Array:
     return jnp.where(open_, own, _two_answers(own, keys[1], factor))
 
 
-# --- selections at the temperature 1: whether the option 0 is selected. All scores
-# change by 1 between the two data sets: that of the option 0 falls, all others rise.
+# --- selections at temperature 1: the attack's score is whether option 0 is selected.
+# All options' scores change by 1 between the two data sets: the score of option 0
+# falls, and all other scores rise.
 
 
 def _exponential(scores: np.ndarray, key: jax.Array, factor: float) -> jax.Array:
@@ -131,7 +135,8 @@ def _exponential(scores: np.ndarray, key: jax.Array, factor: float) -> jax.Array
 
 
 def _permute_and_flip(scores: np.ndarray, key: jax.Array, factor: float) -> jax.Array:
-    # The first option, in a random order, whose coin comes up. The best one's does.
+    # The mechanism selects the first option, in a random order, whose coin shows heads.
+    # The coin of the best option always shows heads.
     order, coins = jax.random.split(key)
     rank = jax.random.permutation(order, len(scores))
     heads = jax.random.uniform(coins, len(scores)) < jnp.exp(
@@ -148,19 +153,23 @@ def _noisy_max(draw: Callable[..., jax.Array]):
 
 
 def _scores(gap: float, options: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of which the first is below the others by gap, and then by gap + 2."""
+    """Return the scores of all options on two neighbouring data sets.
+
+    The first option's score is below the other scores by gap on one data set, and by
+    gap + 2 on the other.
+    """
     first = np.arange(options) == 0
     return tuple(np.where(first, -x, x) / 2.0 for x in (gap, gap + 2))
 
 
-# --- sparse vector: several scores that are low, and two that are high
+# --- sparse vector: five low scores, then two high scores
 
 THRESHOLD_SCALE, SCORE_SCALE, POSITIVE = 1.5, 4.0, 2
 LOW_THEN_HIGH = np.array([0.0] * 5 + [2.0] * POSITIVE)
 
 
 def _sparse_vector(scores: np.ndarray, key: jax.Array, factor: float) -> jax.Array:
-    """Whether the answers are `no` for the low scores, and `yes` for the high ones."""
+    """Return whether all low scores get `no` and all high scores `yes`."""
     keys = jax.random.split(key)
     threshold = factor * THRESHOLD_SCALE * jax.random.laplace(keys[0])
     noise = factor * SCORE_SCALE * jax.random.laplace(keys[1], scores.shape)
@@ -170,8 +179,8 @@ def _sparse_vector(scores: np.ndarray, key: jax.Array, factor: float) -> jax.Arr
 
 
 def _mechanisms() -> dict[str, Mechanism]:
-    """The mechanisms that only events know."""
-    # Of a user's two examples none, one or both take part.
+    """Return the mechanisms that dpjax knows only by an event."""
+    # None, one or both of a user's two examples participate.
     weights = (
         (1 - USER_RATE) ** 2,
         2 * USER_RATE * (1 - USER_RATE),
@@ -261,9 +270,9 @@ def _mechanisms() -> dict[str, Mechanism]:
     }
 
 
-# --- private statistics. The scores are linear in the noise, and so Gaussian, or nearly
-# so: where a score is not exactly linear, all thresholds are tried. A row of NaN
-# contributes zero, as an example that is not there.
+# --- private statistics. Most scores are linear in the noise, and so Gaussian. Where a
+# score is only nearly linear, the audit tries all thresholds. A row of NaN contributes
+# zero, as an absent example does.
 
 Z, CLIP_NORM, SHARE = 1.3, 0.7, 0.3
 REPLACE = {"adjacency": Adjacency.REPLACE}
@@ -274,7 +283,7 @@ CLIP = {"clip_norm": CLIP_NORM}
 def _rows(
     first: tuple[float, ...], *others: tuple[float, ...], times: int = 1
 ) -> np.ndarray:
-    """Rows, in clip norms: one of them, and the others so many times."""
+    """Return `first` and `times` copies of `others`, in units of the clip norm."""
     rows = np.concatenate([[first], np.tile(others, (times, 1))])
     return (CLIP_NORM * rows).astype(np.float32)
 
@@ -286,7 +295,7 @@ def _statistic(
     outside: Any,
     threshold: float | None = None,
 ) -> Mechanism:
-    """A statistic whose event is what it says of itself."""
+    """Return a statistic as a mechanism whose event is the one that it reports."""
 
     def one(data: Any, key: jax.Array, factor: float) -> jax.Array:
         return score(release(data, noise_multiplier=factor * Z, key=key).value)
@@ -298,11 +307,12 @@ def _statistic(
 
 
 def _auc_data(place: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and labels: one negative example in a place, and others in both bins.
+    """Return scores and labels with one negative example at the score `place`.
 
-    There are 100 positive examples to each negative one, so that the noise of their
-    counts hardly moves the area. The area then grows with the count of the first bin of
-    negative ones as it falls with that of the second.
+    Each of the two bins contains 200 further negative examples. There are 20,000
+    positive examples, so that the noise of the positive counts hardly changes the area
+    under the curve. The area then grows with the count of negative examples in the
+    first bin as it falls with the count of negative examples in the second bin.
     """
     scores = np.concatenate([[place], np.repeat([0.2, 0.7], 200), np.full(20_000, 0.7)])
     labels = np.concatenate([np.zeros(401, int), np.ones(20_000, int)])
@@ -310,19 +320,20 @@ def _auc_data(place: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _statistics() -> dict[str, Mechanism]:
-    """The functions of `dpjax.statistics`."""
+    """Return the functions of `dpjax.statistics` as mechanisms."""
     absent, x, y = np.nan, (1.0, 0.0), (0.0, 1.0)
     diagonal, other_diagonal = (0.5**0.5, 0.5**0.5), (0.5**0.5, -(0.5**0.5))
     mean = functools.partial(statistics.mean, **CLIP, **REPLACE)
-    # Without a center, a row u adds S(u) − 2 m u to the variance, where m is the mean.
-    # At m = 1/2 the row −1 adds 2, by both parts of its contribution equally.
+    # Without a center, a row u adds S(u) − 2 m u to the variance, where S(u) holds
+    # products of u's entries and m is the mean. At m = 1/2 the row −1 adds 2, of which
+    # both terms contribute 1.
     beside_half = {"times": 2000}
     variance = functools.partial(statistics.variance, **CLIP, **ZERO_OUT)
     covariance = functools.partial(statistics.covariance, **CLIP, **ZERO_OUT)
     standardize = functools.partial(statistics.standardize, **CLIP, **ZERO_OUT)
 
     def center_and_scale(scaling: statistics.Standardization) -> jax.Array:
-        # The weights of the matched filter, for shares of μ².
+        # The matched filter weights both estimates by their shares of μ².
         first, second = scaling.center[0] / CLIP_NORM, scaling.scale[0] / CLIP_NORM
         return SHARE * first + (1 - SHARE) * second**2
 
@@ -383,7 +394,7 @@ def _statistics() -> dict[str, Mechanism]:
             np.array([0, 1, 1, 2]),
             np.array([2, 1, 1, 2]),
         ),
-        # The example moves all four bisections in one direction.
+        # The example moves all four bisection steps in the same direction.
         "quantile": _statistic(
             lambda data, **terms: statistics.quantile(
                 data, 0.5, lower=0.0, upper=1.0, num_steps=4, **REPLACE, **terms
@@ -419,7 +430,7 @@ def _statistics() -> dict[str, Mechanism]:
 
 @functools.cache
 def all_mechanisms() -> dict[str, Mechanism]:
-    """Everything that is audited, by name."""
+    """Return all mechanisms that are audited, by name."""
     statistics_by_name = {f"statistics.{k}": v for k, v in _statistics().items()}
     return _mechanisms() | statistics_by_name
 
@@ -434,7 +445,10 @@ def _runs(score: Any, factor: float, num: int, data: Any, key: jax.Array) -> jax
 def of_event(
     name: str, *, num: int, key: jax.Array, broken: bool = False
 ) -> auditing.Outputs:
-    """Scores of so many runs on each data set; a broken twin has half of the noise."""
+    """Score num runs on each of the two data sets.
+
+    If broken, the mechanism has half of the noise.
+    """
     mechanism = all_mechanisms()[name]
     factor = 0.5 if broken else 1.0
     return auditing.Outputs(
@@ -450,13 +464,13 @@ def of_event(
 
 
 def reported(name: str) -> float:
-    """The ε of the event."""
+    """Return the ε of the event."""
     mechanism = all_mechanisms()[name]
     return float(profiles.of(mechanism.event).epsilon(mechanism.delta))
 
 
 def proven(name: str, scores: auditing.Outputs, *, confidence: float) -> float:
-    """A lower bound on ε that holds with this confidence."""
+    """Return a lower bound on ε that holds with the given confidence."""
     mechanism = all_mechanisms()[name]
     threshold, delta = mechanism.threshold, mechanism.delta
     if threshold is None:

@@ -1,9 +1,10 @@
-"""Who takes part is drawn: samplers, and a whole plan, as they are and broken.
+"""Define audits of samplers and of a whole plan, correct and with deliberate errors.
 
-Sums of 12 steps in which each canary has a coordinate of its own. Its steps are drawn
-by the library's sampler, and the attack knows how, but not which: it scores by the
-exact likelihood ratio of all that was released. For independent noise, and for cyclic
-Poisson sampling, that pair of distributions is what the accountant's ε is made of.
+The mechanism releases sums of 12 steps, in which each canary has a coordinate of its
+own. A sampler of dpjax draws the steps in which a canary participates. The attack knows
+the sampler's distribution, but not the sample. The score is the exact likelihood ratio
+of all outputs. For independent noise and for cyclic Poisson sampling, the accountant
+computes ε from the same pair of distributions.
 """
 
 import functools
@@ -28,15 +29,18 @@ Draw = Callable[[jax.Array, jax.Array], sampling.Batch]
 
 
 class Sampled(NamedTuple):
-    """A way of taking part at random, and how it is attacked.
+    """A sampler, and the attack on it.
 
     Attributes:
-      draw: from how many examples there are to the batch of a key and a step.
-      score: of white noise f[T, k], once a clip norm is 1, to f[k].
-      reported: ε by δ.
-      strategy: what correlates the noise.
-      every: of so many examples one is a canary: the first of each group.
-      tight: whether ε is that of just this pair of distributions.
+      draw: maps the number of examples to a function that maps a key and a step to a
+        batch.
+      score: maps whitened outputs f[T, k], in units of the clip norm, to scores f[k].
+      reported: maps δ to the reported ε.
+      strategy: the strategy that correlates the noise.
+      every: the size of a group of examples; the first example of each group is a
+        canary.
+      tight: whether the accountant computes ε from exactly the pair of distributions
+        that the attack distinguishes.
     """
 
     draw: Callable[[int], Draw]
@@ -48,7 +52,7 @@ class Sampled(NamedTuple):
 
 
 def _room(count: int, rate: float) -> int:
-    """Of a batch that overflows with probability below 1e-15."""
+    """Return a maximal batch size, exceeded with probability below 1e-15."""
     return min(count, int(count * rate + 8 * np.sqrt(count * rate) + 8))
 
 
@@ -87,7 +91,7 @@ def _in_order(count: int) -> Draw:
 def _mixture(
     cases: Any, rates: Any, sigma: float = SIGMA
 ) -> Callable[[jax.Array], jax.Array]:
-    """The score of one block of steps."""
+    """Return the likelihood-ratio score of one block of steps."""
     cases, rates = (np.asarray(x, np.float32) for x in (cases, rates))
     return lambda y: auditing.mixture_scores(y, cases, rates, sigma)
 
@@ -95,7 +99,7 @@ def _mixture(
 def _blocks(
     size: int, score: Callable[[jax.Array], jax.Array], y: jax.Array
 ) -> jax.Array:
-    """Of steps that are independent but for those of one block."""
+    """Sum the scores of blocks of steps; steps of different blocks are independent."""
     return jnp.sum(jax.vmap(score)(y.reshape(-1, size, y.shape[1])), axis=0)
 
 
@@ -108,7 +112,10 @@ def _now_or_not(
 
 
 def _patterns(strategy: Any) -> np.ndarray:
-    """What each bin adds to C x, where it is kept in all epochs, f[bins, T]."""
+    """Return what each bin contributes to C x, f[bins, T].
+
+    An example stays in the same bin in all epochs.
+    """
     steps = np.tile(np.eye(BINS), STEPS // BINS).astype(np.float32)
     return np.asarray(auditing.white_by_strategy(strategy)(steps.T)).T
 
@@ -168,7 +175,10 @@ SAMPLED = {
 
 
 def _all_ways(strategy: Any, rate: float) -> Callable[[jax.Array], jax.Array]:
-    """Of Poisson samples whose contributions overlap: all 2^T ways."""
+    """Return the score for Poisson samples whose contributions overlap.
+
+    The score is a mixture of all 2^T patterns of participation in the T steps.
+    """
     bits = (np.arange(2**STEPS)[:, None] >> np.arange(STEPS) & 1).astype(np.float32)
     rates = np.prod(np.where(bits > 0, rate, 1 - rate), axis=1)
     cases = np.asarray(auditing.white_by_strategy(strategy)(bits.T)).T
@@ -181,7 +191,8 @@ def _all_ways(strategy: Any, rate: float) -> Callable[[jax.Array], jax.Array]:
     return in_parts
 
 
-# What is drawn instead, and the attack that looks for it; what is claimed stays.
+# By error: the sampler whose ε is claimed, the sampler that draws instead, and the
+# attack that looks for the difference.
 BROKEN = {
     "the same Poisson sample in every step": (
         "poisson",
@@ -213,7 +224,7 @@ BROKEN = {
 
 @functools.partial(jax.jit, static_argnames=("draw", "count"))
 def _taking_part(draw: Draw, key: jax.Array, *, count: int) -> jax.Array:
-    """Who takes part in which step, f[T, count]."""
+    """Return the number of times each example is in each step's batch, f[T, count]."""
 
     def at(t: jax.Array) -> jax.Array:
         batch = draw(key, t)
@@ -230,7 +241,7 @@ def of_sampled(
     draw: Callable[[int], Draw] | None = None,
     score: Callable[[jax.Array], jax.Array] | None = None,
 ) -> auditing.Outputs:
-    """Scores of so many canaries, and as many that are not there, in one run."""
+    """Score num canaries that participate and num that do not, in one run."""
     keys = jax.random.split(key)
     count = num * sampled.every
     drawn = (draw or sampled.draw)(count)
@@ -246,9 +257,10 @@ def of_sampled(
 
 
 def of_broken(name: str, *, num: int, key: jax.Array) -> auditing.Outputs:
-    """Likewise, with something else drawn than is claimed."""
+    """Score canaries as `of_sampled`, with a sampler other than the claimed one."""
     claimed, draw, score = BROKEN[name]
-    # In the data's order, the first batch is known to be.
+    # Where batches are in the data's order, the attack knows the first batch. Only the
+    # first 1/BINS of the examples are in that batch.
     found = of_sampled(
         SAMPLED[claimed],
         num=num * (BINS if draw is _in_order else 1),
@@ -268,19 +280,19 @@ PLAN = {"num_examples": 400, "batch_size": 100, "num_steps": 8, "clip_norm": CLI
 
 @functools.cache
 def whole_plan() -> dpjax.Plan:
-    """Poisson samples and independent noise."""
+    """Return a plan with Poisson samples and independent noise."""
     return dpjax.plan(**PLAN, noise_multiplier=PLAN_SIGMA, delta=1e-2)
 
 
 def of_plan(*, num_runs: int, key: jax.Array, in_order: bool = False):
-    """Scores of all examples of as many runs of a plan, each of which is a canary.
+    """Score all examples in num_runs runs of a plan; each example is a canary.
 
-    In order: batches come from a loop that goes through the data, not from the plan.
+    If in_order, a loop over the data in order draws the batches, instead of the plan.
     """
     plan = whole_plan()
     n, steps = plan.num_examples, plan.num_steps
     loss = auditing.plant(lambda w, x: jnp.vdot(w, x), 10.0)
-    # One example at a time: the loss has no batch axis.
+    # The loss takes one example at a time, without a batch axis.
     gradient = plan.value_and_grad(loss, batched=False)
     data = auditing.Marked(jnp.ones((n, 2)), jnp.arange(n))
 
@@ -312,9 +324,9 @@ def of_plan(*, num_runs: int, key: jax.Array, in_order: bool = False):
     updates = jax.jit(functools.partial(jax.lax.map, run, batch_size=20))(
         jax.random.split(key, num_runs)
     )
-    # Steps are −(sum + noise) / b.
+    # An update is −(sum + noise) / b, where b is the batch size.
     seen = -updates * plan.batch_size / CLIP_NORM
-    if in_order:  # of the first batch
+    if in_order:  # the canaries are the examples of the first batch
         inside = seen[:, :, : plan.batch_size], seen[:, :, n : n + plan.batch_size]
         score = _mixture([np.arange(steps) % BINS == 0], [1.0], PLAN_SIGMA)
     else:

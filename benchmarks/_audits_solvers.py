@@ -1,8 +1,9 @@
-"""Solvers from the outside: thousands of runs, of which the last iterate is seen.
+"""Define attacks on the last iterates of solvers, over thousands of runs.
 
-The neighbouring data sets are bad ones: one example's gradient is the longest there may
-be, in all steps the same, and opposite on the other side. Losses are linear, so that it
-is known what the last iterate is: sums of these and of the noise.
+The two neighbouring data sets are a hard case for privacy. One example's gradient has
+the largest possible norm, is equal in all steps, and has the opposite sign on the
+neighbouring data set. Losses are linear, except for objective perturbation, so that the
+last iterate is a known function of the gradients and of the noise.
 """
 
 import contextlib
@@ -41,17 +42,17 @@ EPOCHS |= {"decay": DECAY, "clip_norm": CLIP_NORM}
 
 
 class Solver(NamedTuple):
-    """A solver with a setting, on two data sets.
+    """A solver with its settings, and two neighbouring data sets.
 
     Attributes:
-      run: from a loss, data and a key to a `Result`.
-      data: with the example, whose gradient is along the first axis.
-      neighbour: with another one in its place.
-      parts: what to break from outside, and how.
-      score: from a result to a number.
-      gaussian: whether scores are, with one variance.
-      delta: δ at which ε is asked for.
-      broken: what the parts break, in words.
+      run: maps a loss, data and a key to a `Result`.
+      data: a data set with the example, whose gradient is along the first axis.
+      neighbour: the data set with another example in its place.
+      parts: the patches that introduce the deliberate error.
+      score: maps a result to a number.
+      gaussian: whether scores are Gaussian with one variance.
+      delta: the δ at which ε is computed.
+      broken: a description of the deliberate error.
     """
 
     run: Callable[..., solvers.Result]
@@ -65,7 +66,11 @@ class Solver(NamedTuple):
 
 
 def _data(size: int, place: int, others: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """One example against −1 of the clip norm in its place, in one dimension."""
+    """Return two data sets in one dimension that differ in the example at `place`.
+
+    The example is the clip norm in the first data set, and minus the clip norm in the
+    second. All other examples equal `others`.
+    """
     without = np.full((size, 1), others, np.float32)
     without[place] = -CLIP_NORM
     inside = without.copy()
@@ -83,7 +88,7 @@ def _halved(module: Any, name: str) -> tuple[Any, str, Callable[..., Any]]:
 
 
 def _always_first(num_examples: int, batch_size: int, **_: Any) -> sampling.Batch:
-    """A batch that is not random, in which the first example always is."""
+    """Return a batch that is not random and always contains the first example."""
     return sampling.Batch(jnp.arange(batch_size), jnp.ones(batch_size, bool))
 
 
@@ -125,9 +130,10 @@ def _perturbed(epsilon: float, delta: float) -> Callable[..., solvers.Result]:
 
 
 def _objective(_: Any, data: np.ndarray, key: jax.Array) -> solvers.Result:
-    """Huber losses of examples 1 and of labels far away: gradients of the data's size.
+    """Minimise Huber losses of features 1 with labels far from all scores.
 
-    An example of 0 has a feature of 0, and no gradient.
+    The gradients then have the size of the data. An example of 0 has a feature of 0,
+    and no gradient.
     """
     return solvers.objective_perturbation(
         solvers.losses.huber(CLIP_NORM, feature_norm=1.0),
@@ -141,7 +147,7 @@ def _objective(_: Any, data: np.ndarray, key: jax.Array) -> solvers.Result:
     )
 
 
-# --- a random number of rounds, which is seen, too
+# --- a random number of rounds, which the solver also releases
 
 ROUNDS, SIZE = 3, 4
 
@@ -163,9 +169,11 @@ def _random_rounds(loss: Any, data: np.ndarray, key: jax.Array) -> solvers.Resul
 
 
 def _by_rounds(result: solvers.Result) -> jax.Array:
-    """The likelihood ratio of k draws of the example among R, and of none.
+    """Score a run by a log-likelihood ratio for the number of draws of the example.
 
-    In clip norms the sum of all steps is N(−R + 2k, σ²R), k ~ Bin(R, 1/n).
+    The ratio compares a binomial number k of draws in R rounds with no draw. In units
+    of the clip norm the sum of all steps is N(−R + 2k, σ²R), with k ~ Bin(R, 1/n),
+    where n is the number of examples and σ the noise multiplier.
     """
     rounds = jnp.asarray(result.num_steps, jnp.float32)
     moved = -result.params[0] / CLIP_NORM + rounds
@@ -178,9 +186,9 @@ def _by_rounds(result: solvers.Result) -> jax.Array:
     return logsumexp(jnp.where(k <= rounds, log_rate + ratio, -jnp.inf))
 
 
-# --- normalised steps: other examples pull along the second axis, so that the angle of
-# a step says how long the momentum is along the first. Step sizes are the attack's
-# weights.
+# --- normalised steps: the other examples' gradients are along the second axis, so that
+# the angle of a step reveals the momentum's component along the first axis. The attack
+# uses the step sizes as its weights.
 
 OTHERS = 64
 
@@ -210,7 +218,7 @@ def _dp_nsgd(loss: Any, data: np.ndarray, key: jax.Array) -> solvers.Result:
 
 @functools.cache
 def _tree_weights() -> optax.Schedule:
-    """What makes the last iterate the matched filter of all steps."""
+    """Return step sizes whose last iterate is a matched filter of all steps."""
     silent = dpjax.tree_momentum(DECAY, 0.0, num_steps=4, key=jax.random.key(0))
     alone = jnp.array([[1.0], [0.0], [1.0], [0.0]])
     white = _audits.white_by_tree(DECAY)
@@ -235,19 +243,24 @@ def _reduced_by(
         num_epochs=2,
         batch_size=2 * OTHERS,
         learning_rate=rate,
-        refresh=1.0,  # constant gradients have no change to be hidden
+        refresh=1.0,  # the changes of constant gradients are zero
         change_clip_norm=CLIP_NORM,
-        drift_clip_norm=1e-4 * CLIP_NORM,  # one step an epoch has no drift
+        drift_clip_norm=1e-4 * CLIP_NORM,  # no drift at one step per epoch
         key=key,
     )
 
 
 @functools.cache
 def _reduced_weights() -> optax.Schedule:
-    """Of two steps, P₁ / s₁² + P₂ / s₂² of the windows m₁ and m₂ − βm₁ are made of."""
+    """Return step sizes for two steps of `sensitivity_reduced_nsgd`.
+
+    The last iterate is then P₁ / s₁² + P₂ / s₂². P₁ = m₁ and P₂ = m₂ − βm₁ are the
+    windows that the momenta m₁ and m₂ of the two steps consist of, β is the decay, and
+    s₁ and s₂ are the noise multipliers of the windows.
+    """
     result = _reduced_by(1.0, linear, _normalised_data()[0], jax.random.key(0))
     first, second = (float(x) ** -2 for x in result.noise_multiplier[:2])
-    # Lengths of the momentum, up to a factor: 1 and 1 + β.
+    # Up to a factor, the norms of the two momenta are 1 and 1 + β.
     weights = np.array([first - DECAY * second, second * (1 + DECAY)], np.float32)
     return lambda step: jnp.asarray(weights)[step]
 
@@ -312,18 +325,18 @@ SOLVERS = {
 
 
 def linear(w: jax.Array, x: jax.Array) -> jax.Array:
-    """A loss whose gradient is the example."""
+    """Return a loss whose gradient is the example."""
     return jnp.vdot(w, x)
 
 
 def of_solver(
     name: str, *, num_runs: int, key: jax.Array, broken: bool = False
 ) -> auditing.Outputs:
-    """Scores of runs on both data sets; all of a solver is under `jax.vmap`."""
+    """Score runs on both data sets; the whole solver runs under `jax.vmap`."""
     solver = SOLVERS[name]
 
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
-        return linear(w, x)  # another function, so that nothing compiled is used again
+        return linear(w, x)  # a new function, so that JAX compiles again
 
     with contextlib.ExitStack() as patched:
         for part in solver.parts if broken else ():
@@ -338,7 +351,7 @@ def of_solver(
 
 
 def reported(name: str) -> float:
-    """The ε that a solver says of its run."""
+    """Return the ε that a solver reports for its run."""
     solver = SOLVERS[name]
     result = solver.run(linear, solver.data, jax.random.key(0))
     return float(result.guarantee.epsilon(solver.delta))

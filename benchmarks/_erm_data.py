@@ -1,10 +1,10 @@
-"""The five data sets of Zhang, Zheng, Mou and Wang (2017), and their printed results.
+"""Load the five data sets of Zhang, Zheng, Mou and Wang (2017), with published results.
 
-Nothing here is fitted to the data. Categories and ranges are declared below; a category
-that is not listed is dropped, a number beyond its range is clipped. Categorical columns
-become one-hot, numbers are scaled to [0, 1], a constant 1 is added for the intercept,
-and every row is divided by the square root of the number of columns it came from, so
-that no row is longer than 1.
+Nothing in this module is fitted to the data. The module declares all categories and
+ranges. Categories that are not listed are dropped, and numbers outside their range are
+clipped. Categorical columns become one-hot, numbers are scaled to [0, 1], and a
+constant 1 is added for the intercept. Every row is divided by the square root of the
+number of columns that the row came from, so that its norm is at most 1.
 """
 
 import csv
@@ -36,23 +36,23 @@ JOBS = (
 
 
 def numbers(first, last):
-    """The whole numbers from first to last, as they are written."""
+    """Return the whole numbers from first to last, as strings."""
     return tuple(str(i) for i in range(first, last + 1))
 
 
 def words(text):
-    """Categories separated by spaces."""
+    """Split a text into categories at spaces."""
     return tuple(text.split())
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A data set: its files, its columns, its label, and what was printed of it.
+    """A data set: its files, its columns, its label, and its published results.
 
-    Columns map a name to a pair of numbers (a range) or to categories. Strong holds
-    μ for the second half of the printed rows. Printed is, for each (μ, ε), the error of
-    output perturbation, that of private SGD (Bassily et al.), and both run times in
-    seconds, from Table 3.
+    `columns` maps a name to a pair of numbers (a range) or to categories. `strong` is μ
+    for the second half of the published rows. `printed` holds, for each (μ, ε), the
+    error of output perturbation, that of private SGD (Bassily et al.), and both run
+    times in seconds, from Table 3.
     """
 
     name: str
@@ -186,7 +186,7 @@ WINE = DataSet(
     },
     label="quality",
     positive=None,
-    radius=10.0,  # quality is between 0 and 10
+    radius=10.0,  # the quality is between 0 and 10
     strong=0.5,
     printed=(
         (0.6061, 6.1755, 0.1672, 6.3859),
@@ -235,7 +235,7 @@ DATA_SETS = (BANK, ADULT, CREDIT, WINE, BIKE)
 
 
 def read(data_set, folder):
-    """The rows of all files as dictionaries; "file" is the file's number."""
+    """Read the rows of all files as dictionaries; "file" is the file's number."""
     rows = []
     for number, name in enumerate(data_set.files):
         with (pathlib.Path(folder) / name).open(newline="") as file:
@@ -249,7 +249,7 @@ def read(data_set, folder):
 
 
 def load(data_set, folder):
-    """Features f32[n, d] in the unit ball and labels f32[n]."""
+    """Return features f32[n, d] in the unit ball and labels f32[n]."""
     rows = read(data_set, folder)
     parts = [np.ones((len(rows), 1))]
     for column, domain in data_set.columns.items():
@@ -271,5 +271,5 @@ def load(data_set, folder):
         target = np.array(labels, np.float64)
     else:
         target = np.where(np.array(labels) == data_set.positive, 1.0, -1.0)
-    order = np.random.default_rng(0).permutation(len(rows))  # it ignores the data
+    order = np.random.default_rng(0).permutation(len(rows))  # independent of the data
     return features[order].astype(np.float32), target[order].astype(np.float32)

@@ -1,7 +1,8 @@
-"""The solvers, set as the benchmark sets them, diffprivlib and scikit-learn.
+"""Define the methods that `erm.py` compares, with the benchmark's settings.
 
-A method takes a problem with its δ, ε, a key, and the noise that an earlier call found,
-if any. It returns parameters and the noise.
+The methods are those of dpjax, diffprivlib and scikit-learn. A method takes a problem
+with its δ, ε, a key, and the noise that an earlier call found, if any. A method returns
+parameters and the noise.
 """
 
 import functools
@@ -19,20 +20,23 @@ from dpjax import Adjacency, solvers, statistics
 from dpjax.accounting import calibrate, gdp, iteration, pld
 from dpjax.solvers import choose_num_steps
 
-BATCH, EPOCHS = 50, 3  # of noisy SGD and RRPSGD; the paper has batches of 50
+BATCH, EPOCHS = 50, 3  # for noisy SGD and RRPSGD; the paper has batches of 50
 STEPS_PER_EPOCH, NSGD_EPOCHS, DECAY = 50, 10, 0.9
-SCALE_SHARE = 0.1  # of μ², for the units of features
+SCALE_SHARE = 0.1  # the share of μ² for the units of features
 PLAN_STEPS = 60
-NOISE = {}  # of RRPSGD, by number of examples and ε
+NOISE = {}  # the noise of RRPSGD, by number of examples and ε
 
 
 def output_perturbation(problem, epsilon, key, known=None):
-    """Gradient descent, then noise; the number of steps by the theorems."""
+    """Run gradient descent for the theorems' number of steps, then add noise."""
     return _perturb_output(problem, epsilon, key, None).params, known
 
 
 def published_output_perturbation(problem, epsilon, key, known=None):
-    """The same with the noise of the paper, from the ε at which that much is needed."""
+    """Run output perturbation with the noise of the paper.
+
+    The solver gets the ε at which dpjax needs that much noise.
+    """
     if known is None:
         result = _perturb_output(problem, epsilon, key, None)
         scale = output_perturbation_scale(
@@ -64,7 +68,10 @@ def _perturb_output(problem, epsilon, key, num_steps):
 
 
 def objective_perturbation(problem, epsilon, key, known=None):
-    """The minimum of the perturbed objective; λ = μ, or by its rule where μ = 0."""
+    """Minimise the perturbed objective.
+
+    The regularisation λ is μ, or follows the solver's rule where μ = 0.
+    """
     result = solvers.objective_perturbation(
         problem.loss,
         problem.start,
@@ -79,10 +86,11 @@ def objective_perturbation(problem, epsilon, key, known=None):
 
 
 def scale(problem, epsilon, key):
-    """Features in units of their root mean squares, which cost a share of μ².
+    """Estimate the root mean squares of features, for a share of μ².
 
-    A mean square below what noise alone makes of the largest of d zeros is replaced by
-    that. Returns the scales, a bound on the norm of features, and the μ spent.
+    A mean square below a threshold is replaced by the threshold. The threshold is about
+    the largest of d mean squares that consist of noise alone. Returns the scales, a
+    bound on the norm of the scaled features, and the μ spent.
     """
     spent = SCALE_SHARE**0.5 * float(gdp.mu(epsilon, problem.delta))
     noise = 2**0.5 / spent  # under REPLACE a variance with a center has μ = √2 / z
@@ -102,10 +110,10 @@ def scale(problem, epsilon, key):
 
 
 def scaled_objective_perturbation(problem, epsilon, key, known=None):
-    """The same for features in private units: `scale`."""
+    """Minimise the perturbed objective of features in the units of `scale`."""
     key, scale_key = jax.random.split(key)
     scales, bound, spent = scale(problem, epsilon, scale_key)
-    # In units of the bound, so that one program serves all releases.
+    # Features are in units of the bound, so that all releases share one program.
     scales = scales * bound
     result = solvers.objective_perturbation(
         problem.loss,
@@ -122,7 +130,7 @@ def scaled_objective_perturbation(problem, epsilon, key, known=None):
 
 @functools.cache
 def _whitened_run(num_examples, epsilon, delta):
-    """A compiled run on full batches of gradients that are clipped to norm 1."""
+    """Compile a run on full batches, with gradients clipped to norm 1."""
     left = (1 - SCALE_SHARE) ** 0.5 * float(gdp.mu(epsilon, delta))
     plan = dpjax.plan(
         num_examples=num_examples,
@@ -140,7 +148,7 @@ def _whitened_run(num_examples, epsilon, delta):
     def run(key, rate, params, examples):
         rates = optax.linear_schedule(rate, 0.0, PLAN_STEPS)
         optimizer = plan.optimizer(optax.sgd(rates), key=key)
-        # A full batch is the same in each step.
+        # A full batch is equal in all steps.
         batch = plan.load(examples, 0, key)
 
         def step(carry, _):
@@ -162,10 +170,10 @@ def _logistic(w, examples):
 
 
 def whitened_plan(problem, epsilon, key, known=None):
-    """Full batches of features whose private second moments are about 1.
+    """Train on full batches of features whose private second moments are about 1.
 
-    All numbers follow rules in n, d, ε and the released moments. The rules were set on
-    Bank, and on Wine and Bike with labels cut in two.
+    All hyperparameters follow rules in n, d, ε and the released moments. The rules were
+    set on Bank, and on Wine and Bike with labels divided into two classes.
     """
     key, scale_key = jax.random.split(key)
     n, d, mu = problem.n, problem.d, float(gdp.mu(epsilon, problem.delta))
@@ -180,19 +188,21 @@ def whitened_plan(problem, epsilon, key, known=None):
     )
     values, vectors = np.linalg.eigh(np.asarray(moments.value, np.float64))
     values = np.maximum(values, 0)
-    # The noise of the matrix has eigenvalues of at most about 1.4 of this.
+    # The eigenvalues of the matrix's noise are at most about 1.4 times `least`.
     least = noise / n * d**0.5
     whiten = (vectors / np.sqrt(values + least)) @ vectors.T
     squares = np.sum(values / (values + least))  # the mean square of a row's norm
     left = (1 - SCALE_SHARE) ** 0.5 * mu
-    # The less noise, the fewer gradients are clipped: at c = 1 those of long rows only.
+    # With less noise, the larger clip norm c clips fewer gradients. At c = 1 only the
+    # gradients of long rows are clipped.
     c = min(1.0, 0.5 * (n * left / squares / 150) ** (1 / 3))
     clip_norm = c * squares**0.5
-    # Noise alone moves a score by 2 standard deviations of logits, or the rate is four
-    # times the inverse of the largest curvature.
+    # The rate is the smaller of two rates. At the first rate, noise alone moves a score
+    # by 2 standard deviations of logits. The second rate is four times the inverse of
+    # the largest curvature.
     rate = 2 * 3**0.5 * left * n / (2 * clip_norm * PLAN_STEPS * squares**0.5)
     rate = min(rate, 16.0)
-    # In units of the clip norm, so that one program serves all releases.
+    # Features are in units of the clip norm, so that all releases share one program.
     x = (problem.x @ (whiten / clip_norm)).astype(np.float32)
     run = _whitened_run(n, epsilon, problem.delta)
     params = run(key, rate * clip_norm**2, problem.start, (x, problem.data[1]))
@@ -200,7 +210,7 @@ def whitened_plan(problem, epsilon, key, known=None):
 
 
 def noisy_gd(problem, epsilon, key, known=None):
-    """As many steps as output perturbation takes."""
+    """Run as many steps of noisy gradient descent as output perturbation takes."""
     steps = choose_num_steps(
         epsilon,
         DELTA,
@@ -225,7 +235,7 @@ def noisy_gd(problem, epsilon, key, known=None):
 
 
 def noisy_sgd(problem, epsilon, key, known=None):
-    """Private SGD on random batches, accounted for by its last iterate."""
+    """Run private SGD on random batches, accounted for by its last iterate."""
     steps = EPOCHS * problem.n // BATCH
     setting = {**problem.setting, "step_size": _rate(problem, steps)}
     known = known or _noise_of_sgd(problem.n, steps, epsilon, setting)
@@ -243,10 +253,11 @@ def noisy_sgd(problem, epsilon, key, known=None):
 
 
 def _noise_of_sgd(n, steps, epsilon, setting):
-    """Noise that the last iterate's bound allows, within about 1 % of the least.
+    """Return a noise multiplier that the last iterate's bound allows.
 
-    From what composition allows, three steps along the slope of log ε. The solver's own
-    calibration closes the gap, in four times the time.
+    The noise multiplier is within about 1 % of the least. The search starts from the
+    noise multiplier of composition, and takes three steps along the slope of log ε. The
+    solver's own calibration closes the remaining gap, in four times the time.
     """
 
     def composed(noise):
@@ -274,7 +285,7 @@ def _noise_of_sgd(n, steps, epsilon, setting):
 
 
 def random_round_sgd(problem, epsilon, key, known=None):
-    """RRPSGD on batches of 50, for at most as many steps as noisy SGD."""
+    """Run RRPSGD on batches of 50, for at most as many steps as noisy SGD."""
     steps = EPOCHS * problem.n // BATCH
     known = known or NOISE.get((problem.n, epsilon))
     target = {"noise_multiplier": known} if known else _target(epsilon)
@@ -291,13 +302,14 @@ def random_round_sgd(problem, epsilon, key, known=None):
         key=key,
         **target,
     )
-    # With one step size the rounds are uniform: the noise is the same for every μ.
+    # With one step size the number of rounds is uniform, so the noise is equal for
+    # every μ.
     NOISE[problem.n, epsilon] = known = float(result.noise_multiplier)
     return result.params, known
 
 
 def dp_nsgd(problem, epsilon, key, known=None):
-    """Normalised steps along a tree-aggregated momentum."""
+    """Take normalised steps along a tree-aggregated momentum."""
     result = solvers.dp_nsgd(
         problem.whole_loss,
         problem.start,
@@ -317,7 +329,7 @@ def dp_nsgd(problem, epsilon, key, known=None):
 
 
 def sensitivity_reduced_nsgd(problem, epsilon, key, known=None):
-    """The same steps along the momentum of reduced sensitivity."""
+    """Take normalised steps along the momentum of reduced sensitivity."""
     clip_norm = 2.0 if problem.mu else 1.0
     result = solvers.sensitivity_reduced_nsgd(
         problem.whole_loss,
@@ -340,10 +352,10 @@ def sensitivity_reduced_nsgd(problem, epsilon, key, known=None):
 
 
 def diffprivlib(problem, epsilon, key, known=None):
-    """Objective perturbation, pure ε; logistic regression only."""
+    """Run diffprivlib's objective perturbation: pure ε, logistic regression only."""
     from diffprivlib.models import LogisticRegression
 
-    # Without a regulariser it has no guarantee: its default then, as is.
+    # Without a regulariser diffprivlib has no guarantee. Its default is C = 1.
     C = 1 / (problem.n * problem.mu) if problem.mu else 1.0
     model = LogisticRegression(
         epsilon=epsilon,
@@ -360,7 +372,7 @@ def diffprivlib(problem, epsilon, key, known=None):
 
 
 def scikit_learn(problem, epsilon, key, known=None):
-    """Without privacy."""
+    """Fit scikit-learn's model, without privacy."""
     from sklearn.linear_model import LogisticRegression, SGDRegressor
 
     with warnings.catch_warnings():
@@ -403,18 +415,18 @@ def _target(epsilon):
 
 
 def _rate(problem, steps):
-    """Steps that cover a few times the radius, at most 1/(β + 2μ)."""
+    """Return a step size, at most 1/(β + 2μ), that covers a few times the radius."""
     return min(problem.step_size, 4 * problem.data_set.radius / steps**0.5)
 
 
 def _distance(problem):
-    """How far to go: the radius, or with a regulariser L/μ where that is less."""
+    """Return the distance to cover: the radius, or L/μ if regularised and smaller."""
     far = problem.data_set.radius
     return min(far, problem.loss.gradient_norm / problem.mu) if problem.mu else far
 
 
 @functools.cache
 def _lengths(distance):
-    """Step lengths that fall to zero and add up to twice the distance."""
+    """Return step lengths that fall to zero and add up to twice the distance."""
     steps = NSGD_EPOCHS * STEPS_PER_EPOCH
     return optax.linear_schedule(4 * distance / steps, 0.0, steps)

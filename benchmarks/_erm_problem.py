@@ -1,4 +1,4 @@
-"""Regularised regression on one data set: the objective and its minimum."""
+"""Define regularised regression on one data set: the objective and its minimum."""
 
 import functools
 
@@ -41,7 +41,7 @@ class Problem:
         self.at_start = self.objective(self.start) - self.best
 
     def _parts(self, w):
-        """Objective, derivative by the scores, and curvature along them."""
+        """Return the objective, its derivative by the scores, and its curvature."""
         scores = self.x @ w
         if self.linear:
             r = scores - self.y
@@ -54,11 +54,11 @@ class Problem:
         return value, -self.y * p, p * (1 - p)
 
     def objective(self, w):
-        """F(w) in float64."""
+        """Return the objective F(w) in float64."""
         return self._parts(np.asarray(w, np.float64))[0]
 
     def _minimum(self):
-        """Newton's method with a line search."""
+        """Minimise the objective by Newton's method with a line search."""
         w = np.zeros(self.d)
         for _ in range(200):
             value, slope, curvature = self._parts(w)

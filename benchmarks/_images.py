@@ -1,4 +1,4 @@
-"""Images to train on: digits that scikit-learn ships, and the test files of MNIST."""
+"""Load images to train on: scikit-learn's digits and the test files of MNIST."""
 
 import gzip
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def load_digits():
-    """The digits of scikit-learn: pixels scaled by their known range, 0 to 16."""
+    """Load scikit-learn's digits, with pixels scaled by their known range, 0 to 16."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -15,7 +15,7 @@ def load_digits():
 
 
 def load_mnist(folder):
-    """The MNIST test files: pixels scaled by their known range, 0 to 255."""
+    """Load the MNIST test files, with pixels scaled by their known range, 0 to 255."""
 
     def read(name, header):
         for path in (folder / name, folder / f"mnist-{name}"):
@@ -30,7 +30,7 @@ def load_mnist(folder):
 
 
 def load(folder):
-    """Train and test sets, split by a permutation that ignores the data."""
+    """Load train and test sets, split by a permutation that ignores the data."""
     images, labels, size = load_mnist(folder) if folder else load_digits()
     order = np.random.default_rng(0).permutation(len(images))
     data = jnp.asarray(images[order]), jnp.asarray(labels[order], jnp.int32)

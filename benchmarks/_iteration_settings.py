@@ -1,4 +1,4 @@
-"""The settings of the published tables, as arguments of `accounting.iteration`."""
+"""Define the settings of published tables as arguments of `accounting.iteration`."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ SMOOTH = {
 
 
 def contracting(lipschitz):
-    """A strongly convex loss with that Lipschitz constant of a step."""
+    """Return a strongly convex loss whose step has the given Lipschitz constant."""
     return SMOOTH | {
         "step_size": 1.0,
         "smoothness": 1.0,
@@ -28,7 +28,7 @@ def contracting(lipschitz):
 
 
 def logistic(regularization):
-    """Clipped, regularised logistic regression on images of norm at most 8."""
+    """Return clipped, regularised logistic regression on images of norm at most 8."""
     return SMOOTH | {
         "step_size": 0.05,
         "gradient_norm": 5.0,
@@ -51,7 +51,7 @@ def logistic_mu(epochs, regularization):
 
 
 def rdp_epsilon(mu, delta):
-    """ε by way of the Renyi divergences a μ²/2, the best of many orders."""
+    """Convert μ to ε by the Rényi divergences a μ²/2, at the best of many orders a."""
     a = 1 + np.logspace(-3, 4, 4000)
     loss = np.log1p(-1 / a) - (np.log(delta) + np.log(a)) / (a - 1)
     return max(0.0, float(np.min(a * float(mu) ** 2 / 2 + loss)))

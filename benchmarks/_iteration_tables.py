@@ -1,7 +1,8 @@
-"""Published tables of amplification by iteration, beside what `accounting` gives.
+"""Compare published tables of amplification by iteration with dpjax's `accounting`.
 
-Tables are those of Bok, Su and Altschuler (2024), as "paper / ours / difference"; the
-bounds of Kong and Ribero (2024) stand beside composition and beside the minorant.
+The tables of Bok, Su and Altschuler (2024) are compared as "paper / dpjax /
+difference". The bounds of Kong and Ribero (2024) are compared with composition and with
+the minorant.
 """
 
 import math
@@ -14,18 +15,18 @@ from dpjax.accounting.iteration import published as printed
 
 
 def beside(paper, ours, digits):
-    """Paper, ours, difference, and a mark where a digit differs."""
+    """Return both values, their difference, and a mark if the digits differ."""
     off = abs(round(float(ours), digits) - paper) > 0.5 * 10**-digits
     return [paper, ours, ours - paper, " (differs)" if off else ""]
 
 
 def pair(digits):
-    """The template of what stands beside a paper's number."""
+    """Return the template of a cell that compares a paper's value with dpjax's."""
     return f"{{:.{digits}f}} / {{:.{digits}f}} / {{:+.4f}}{{}}"
 
 
 def tables_1_3_4():
-    """μ and ε of logistic regression, and what conversion by RDP makes of our μ."""
+    """Compare μ and ε of logistic regression, and ε from dpjax's μ by way of RDP."""
     published_mu = {
         50: (4.71, 0.99, 0.99),
         100: (6.67, 1.24, 1.22),
@@ -62,7 +63,7 @@ def tables_1_3_4():
 
 
 def figure_1():
-    """ε at δ = 1e-5, m = 1, M = 10, η = 0.05, L/(nσ) = 0.1."""
+    """Compare ε at δ = 1e-5, m = 1, M = 10, η = 0.05, L/(nσ) = 0.1."""
     rows = []
     for steps in (10, 20, 40, 80, 160):
         bounds = iteration.noisy_gd_bounds(
@@ -81,7 +82,7 @@ def figure_1():
 
 
 def table_7():
-    """μ of noisy GD, L/(nσ) = 0.1."""
+    """Compare μ of noisy GD at L/(nσ) = 0.1."""
     constants = (0.92, 0.96, 0.98, 0.99, 0.995)
     papers = {
         10: (0.316, 0.308, 0.314, 0.316, 0.316, 0.316),
@@ -104,12 +105,12 @@ def table_7():
 
 
 def stops_growing(mu_of, limit):
-    """The number of epochs from which on composition is above the limit."""
-    return math.ceil((limit / mu_of) ** 2 * (1 - 1e-6))  # of float32 numbers
+    """Return the number of epochs from which on composition exceeds the limit."""
+    return math.ceil((limit / mu_of) ** 2 * (1 - 1e-6))  # tolerance for float32
 
 
 def table_8():
-    """(t*, μ*) of noisy GD on a set of diameter 1, σ = 8."""
+    """Compare (t*, μ*) of noisy GD on a set of diameter 1, with σ = 8."""
     papers = {
         0.25: ((80, 0.280), (160, 0.395), (320, 0.559)),
         0.5: ((40, 0.395), (80, 0.559), (160, 0.791)),
@@ -135,7 +136,7 @@ def table_8():
 
 
 def table_9():
-    """μ of noisy cyclic GD, L/(bσ) = 0.2."""
+    """Compare μ of noisy cyclic GD at L/(bσ) = 0.2."""
     papers = {
         5: (0.447, 0.229, 0.233, 0.235, 0.211, 0.215, 0.217, 0.202, 0.205, 0.208),
         50: (1.414, 0.270, 0.334, 0.410, 0.216, 0.237, 0.275, 0.203, 0.208, 0.219),
@@ -169,9 +170,10 @@ def table_9():
 
 
 def tables_10_to_12():
-    """(E*, μ*) of noisy cyclic GD on a set of diameter 1, σ = 3.
+    """Compare (E*, μ*) of noisy cyclic GD on a set of diameter 1, with σ = 3.
 
-    E* is corrected: the first E at which composition is no better.
+    E* is corrected: E* is the first number E of epochs at which composition is no
+    better.
     """
     papers = {  # E* and μ*
         10: (
@@ -214,10 +216,10 @@ def tables_10_to_12():
 
 
 def kong_ribero():
-    """RDP of order 2 of clipped cyclic descent on weakly convex losses.
+    """Compare RDP of order 2 of clipped cyclic descent on weakly convex losses.
 
-    C/b = 1, M = 1, noise multiplier 2, η = 1/(2(M + m)), E = 20. The printed Theorem
-    4.5 uses a constant of the step that is false.
+    The setting is C/b = 1, M = 1, noise multiplier 2, η = 1/(2(M + m)) and E = 20. The
+    published Theorem 4.5 uses a false constant of the step.
     """
     order, noise, epochs, rows = 2.0, 2.0, 20, []
     for weak in (0.0, 0.01, 0.1, 1.0):

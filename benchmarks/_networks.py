@@ -1,4 +1,4 @@
-"""The networks that clipping is measured on: loss, parameters and a batch."""
+"""Define the networks for measurements of clipping: loss, parameters and a batch."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ def _cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def mlp(batch: int = 256, sizes: tuple[int, ...] = (784, 1024, 1024, 10)) -> Any:
-    """Dense layers with relu."""
+    """Return a network of dense layers with relu."""
     params = [
         (_normal(i, m, n, fan_in=m), jnp.zeros(n))
         for i, (m, n) in enumerate(itertools.pairwise(sizes))
@@ -62,7 +62,7 @@ def _group_norm(x: jax.Array, affine: Any, groups: int) -> jax.Array:
 
 
 def cnn(batch: int = 64, channels: tuple[int, ...] = (3, 32, 64, 64)) -> Any:
-    """Three convolutions, GroupNorm of 8 groups, relu, pooling; 32x32 images."""
+    """Return three convolutions, GroupNorm of 8 groups, relu, pooling; 32x32 images."""
     blocks = [
         {"kernel": _kernel(i, 3, m, n), **_affine(n)}
         for i, (m, n) in enumerate(itertools.pairwise(channels))
@@ -86,11 +86,12 @@ def cnn(batch: int = 64, channels: tuple[int, ...] = (3, 32, 64, 64)) -> Any:
 
 
 def wide_resnet(batch: int = 16, depth: int = 16, width: int = 4) -> Any:
-    """A wide residual network, GroupNorm of 16 groups before relu; 32x32 images.
+    """Return a wide residual network with GroupNorm of 16 groups, for 32x32 images.
 
-    WRN-16-4, of 2.7e6 parameters, is the usual network for private training on
-    CIFAR-10 (De et al., *Unlocking High-Accuracy Differentially Private Image
-    Classification through Scale*, 2022; here without weight standardisation).
+    GroupNorm precedes relu. WRN-16-4, of 2.7e6 parameters, is the usual network for
+    private training on CIFAR-10 (De et al., *Unlocking High-Accuracy Differentially
+    Private Image Classification through Scale*, 2022). This network omits the weight
+    standardisation of De et al.
     """
     stages = [16, *(width * c for c in (16, 32, 64))]
     seeds = itertools.count()
@@ -145,10 +146,10 @@ def transformer(
     scanned: bool = False,
     dtype: Any = jnp.float32,
 ) -> Any:
-    """A causal language model with pre-norm blocks and tied embeddings.
+    """Return a causal language model with pre-norm blocks and tied embeddings.
 
-    Its blocks are one after the other, or one that is scanned over and rematerialised.
-    Products are in `dtype`; norms, softmax and the loss are in float32.
+    The blocks are separate, or one block that is scanned over and rematerialised.
+    Matrix products are in `dtype`; norms, softmax and the loss are in float32.
     """
 
     def narrow(x: jax.Array) -> jax.Array:
@@ -188,7 +189,7 @@ def transformer(
 
     def project(x: jax.Array, p: Any, name: str) -> jax.Array:
         y = jnp.einsum("td,dhk->htk", x, narrow(p[name]))
-        if f"{name}_in" in p:  # an adapter beside the weight
+        if f"{name}_in" in p:  # an adapter is added to the weight
             low = x @ narrow(p[f"{name}_in"])
             y = y + jnp.einsum("tr,rhk->htk", low, narrow(p[f"{name}_out"]))
         return y
@@ -227,17 +228,18 @@ def transformer(
 
 
 def gpt2(batch: int = 8, length: int = 1024, **smaller: int) -> Any:
-    """GPT-2's smallest sizes, 124e6 parameters in float32, and products in bfloat16."""
+    """Return GPT-2's smallest size: 124e6 float32 parameters, bfloat16 products."""
     sizes = {"width": 768, "layers": 12, "vocabulary": 50_257, "heads": 12}
     sizes |= {"batch": batch, "length": length} | smaller
     return transformer(dtype=jnp.bfloat16, **sizes)
 
 
 def adapters(rank: int = 8, **sizes: int) -> Any:
-    """GPT-2 frozen in bfloat16, and trained adapters of queries and values (LoRA).
+    """Return GPT-2, frozen in bfloat16, with trained adapters (LoRA).
 
-    Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, 2022. The frozen
-    parameters are a further argument of the loss, and the fourth of what is returned.
+    The adapters act on queries and values. Hu et al., *LoRA: Low-Rank Adaptation of
+    Large Language Models*, 2022. The frozen parameters are an additional argument of
+    the loss, and the fourth returned value.
     """
     whole, base, ids = gpt2(**sizes)
     base = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
@@ -258,5 +260,5 @@ def adapters(rank: int = 8, **sizes: int) -> Any:
 
 
 def rematerialised() -> Any:
-    """The same, deeper, with a vocabulary that leaves memory to the blocks."""
+    """Return a deeper `transformer` with scanned blocks and a small vocabulary."""
     return transformer(layers=12, vocabulary=1000, scanned=True)

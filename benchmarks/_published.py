@@ -1,4 +1,4 @@
-"""The constants that papers publish, for comparison with the noise that is needed."""
+"""Compute the noise that papers publish, to compare with the noise that is needed."""
 
 import math
 
@@ -6,7 +6,10 @@ import numpy as np
 
 
 def dp_nsgd_noise_multiplier(mu, *, num_steps, steps_per_epoch):
-    """Tran and Cutkosky (2022), Algorithm 1 and Theorem 4, for μ-GDP under REPLACE."""
+    """Return the noise multiplier of Tran and Cutkosky (2022), for μ-GDP under REPLACE.
+
+    The source is their Algorithm 1 and Theorem 4.
+    """
     # V of their Algorithm 1, https://arxiv.org/abs/2210.06328. At a level whose nodes
     # are no longer than an epoch, T / N nodes contain the example; at a higher level
     # all nodes do. Noise of variance 16 α² G² V / μ² is 4 sqrt(V) / μ in units of αG.
@@ -17,7 +20,7 @@ def dp_nsgd_noise_multiplier(mu, *, num_steps, steps_per_epoch):
 
 
 def output_perturbation_scale(epsilon, delta, *, num_steps, num_examples, **setting):
-    """Zhang et al. (2017), Algorithm 1: the scale of the noise."""
+    """Return the noise scale of Zhang et al. (2017), Algorithm 1."""
     lam = float(np.max(setting["regularization"]))
     mu = lam + float(np.max(setting["strong_convexity"]))
     beta = lam + float(np.max(setting["smoothness"]))

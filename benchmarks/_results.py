@@ -1,11 +1,12 @@
-"""Results as data: what a script measured, on what, with which versions.
+"""Write and read results: what a script measured, on what device, with which versions.
 
-A result is a file NAME.json: date, versions, device, arguments, how times were taken,
-and tables of numbers. A column has a template of `str.format`, by which the script
-prints a cell and `report.py` shows it in a document; a cell of several numbers, as a
-mean and its spread, is a list. What can be measured in parts has a file for each part,
-NAME.PART.json: measuring one again leaves the others as they are, with the versions of
-their day.
+A result is a file NAME.json, with the date, versions, device, arguments, how times were
+measured, and tables of numbers. Each column has a template of `str.format`. The script
+prints the column's cells by this template, and `report.py` shows the cells in a
+document by the same template. A cell of several numbers, such as a mean and its spread,
+is a list. A script that can measure in parts writes a file NAME.PART.json for each
+part. Measuring one part again leaves the files of the other parts unchanged, with the
+versions that measured them.
 """
 
 import argparse
@@ -23,14 +24,14 @@ OURS = ("jax", "jaxlib", "optax")
 
 
 class Table(NamedTuple):
-    """Rows of numbers, and for each column's heading its template."""
+    """Rows of numbers, and a template for each column's heading."""
 
     name: str
     columns: dict[str, str]
     rows: list[list[Any]]
 
     def markdown(self) -> str:
-        """The table as it is shown."""
+        """Return the table in Markdown, as documents show it."""
         lines = [list(self.columns), ["---"] * len(self.columns)]
         for row in self.rows:
             pairs = zip(self.columns.values(), row, strict=True)
@@ -39,21 +40,21 @@ class Table(NamedTuple):
 
 
 def shown(template: str, cell: Any) -> str:
-    """A cell: nothing for None, words as they are, numbers by the template."""
+    """Format a cell: nothing for None, strings unchanged, numbers by the template."""
     if cell is None or isinstance(cell, str):
         return cell or ""
     return template.format(*cell if isinstance(cell, list) else [cell])
 
 
 def parser(doc: str, folder: pathlib.Path = FOLDER) -> argparse.ArgumentParser:
-    """The arguments that all scripts have."""
+    """Return a parser with the arguments that all scripts have."""
     options = argparse.ArgumentParser(description=doc.splitlines()[0])
     options.add_argument("--results", type=pathlib.Path, default=folder)
     return options
 
 
 def require(peers: Sequence[str], without: bool) -> list[str]:
-    """The peers (modules) that are installed, all of them unless fewer will do."""
+    """Return the installed modules of peers; unless `without`, exit if some miss."""
     found = [name for name in peers if importlib.util.find_spec(name)]
     missing = sorted(set(peers) - set(found))
     if missing and not without:
@@ -65,7 +66,7 @@ def require(peers: Sequence[str], without: bool) -> list[str]:
 
 
 def print_tables(*tables: Table) -> None:
-    """For who runs a script."""
+    """Print tables for the person who runs a script."""
     for table in tables:
         print(f"\n{table.name}\n\n{table.markdown()}", flush=True)
 
@@ -79,7 +80,7 @@ def write(
     device: str | None = None,
     times: str | None = None,
 ) -> None:
-    """Put a result into the folder that the arguments name."""
+    """Write a result into the folder that the arguments name."""
     import jax
 
     result = {
@@ -93,7 +94,7 @@ def write(
         "arguments": {
             key: value
             for key, value in vars(arguments).items()
-            if not isinstance(value, pathlib.Path)  # where it ran is nobody's business
+            if not isinstance(value, pathlib.Path)  # do not publish local paths
         },
         "times": times,
         "tables": {
@@ -108,14 +109,14 @@ def write(
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """A result, its tables as `Table`s by name."""
+    """Read a result, with its tables as `Table`s by name."""
     result = json.loads(path.read_text(encoding="utf-8"))
     tables = {name: Table(name, **table) for name, table in result["tables"].items()}
     return {**result, "tables": tables}
 
 
 def rounded(value: Any) -> Any:
-    """Numbers of any library as Python's, to eight digits."""
+    """Convert numbers of any library to Python's, rounded to eight digits."""
     if isinstance(value, Mapping):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -126,12 +127,12 @@ def rounded(value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """JSON on one line."""
+    """Return JSON on one line."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def text(value: Any, indent: str = "") -> str:
-    """JSON with a row of a table on one line."""
+    """Return JSON with each row of a table on one line."""
     deeper = indent + " "
     if isinstance(value, dict) and value:
         items = [f"{written(k)}: {text(v, deeper)}" for k, v in value.items()]

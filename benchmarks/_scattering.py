@@ -1,7 +1,7 @@
-"""A scattering transform of order 2 in JAX: what two layers of fixed wavelets see.
+"""Compute a scattering transform of order 2 in JAX: two layers of fixed wavelets.
 
-Reference: Bruna and Mallat (2013), https://arxiv.org/abs/1203.1513, with Morlet
-wavelets. Each image is mapped by itself.
+Reference: Bruna and Mallat (2013), https://arxiv.org/abs/1203.1513. The wavelets are
+Morlet wavelets. The transform maps each image separately.
 """
 
 import functools
@@ -18,7 +18,7 @@ CHANNELS = 1 + SCALES * ANGLES + ANGLES**2 * math.comb(SCALES, 2)
 
 
 def _gabor(size, width, frequency, angle, slant):
-    """A periodic Gaussian window times a wave along an angle."""
+    """Return a periodic Gaussian window times a wave along an angle."""
     places = np.arange(size)
     found = np.zeros((size, size), complex)
     for down, right in itertools.product(range(-2, 3), repeat=2):
@@ -32,7 +32,7 @@ def _gabor(size, width, frequency, angle, slant):
 
 @functools.cache
 def _filters(size):
-    """Fourier transforms: wavelets [scale][angle, size, size], and the average."""
+    """Return Fourier transforms of wavelets [scale][angle, size, size] and average."""
     wavelets = []
     for scale in range(SCALES):
         width, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
@@ -41,7 +41,7 @@ def _filters(size):
             angle = number * math.pi / ANGLES
             wave = _gabor(size, width, frequency, angle, 4 / ANGLES)
             still = _gabor(size, width, 0.0, angle, 4 / ANGLES)
-            # A wavelet does not see a constant.
+            # A wavelet has mean zero.
             row.append(np.fft.fft2(wave - still * wave.sum() / still.sum()))
         wavelets.append(np.array(row, np.complex64))
     average = np.fft.fft2(_gabor(size, 0.8 * 2 ** (SCALES - 1), 0.0, 0.0, 1.0))
@@ -49,13 +49,16 @@ def _filters(size):
 
 
 def scattering(image):
-    """The coefficients f[channels, h / 4, w / 4] of one square image, h / 4 whole."""
+    """Return the coefficients f[channels, h / 4, w / 4] of one square image.
+
+    h / 4 must be a whole number.
+    """
     pad = STRIDE // 2
     padded = jnp.pad(image, pad, mode="reflect")
     wavelets, average = _filters(len(padded))
 
     def averaged(transforms):
-        """Smoothed and sampled at the middle of each cell."""
+        """Smooth the transforms, and sample at the middle of each cell."""
         smooth = jnp.fft.ifft2(transforms * average).real
         return smooth[..., STRIDE::STRIDE, STRIDE::STRIDE]
 
@@ -71,7 +74,7 @@ def scattering(image):
 
 
 def grouped(coefficients, groups):
-    """Group normalization of one image's channels, as one vector of norm at most 1."""
+    """Normalise one image's channels in groups, as one vector of norm at most 1."""
     x = coefficients.reshape(groups, -1)
     x = x - x.mean(axis=1, keepdims=True)
     x = x / jnp.sqrt(jnp.mean(x**2, axis=1, keepdims=True) + 1e-5)
@@ -79,11 +82,11 @@ def grouped(coefficients, groups):
 
 
 def of_images(images, groups=27):
-    """Normalised coefficients f[n, d] of square images f[n, h · w]."""
+    """Return normalised coefficients f[n, d] of square images f[n, h · w]."""
     side = math.isqrt(images.shape[1])
 
     def of_one(image):
         return grouped(scattering(image.reshape(side, side)), groups)
 
-    # In parts, since wavelets need 80 times the memory of an image.
+    # Images are mapped in parts, since wavelets need 80 times the memory of an image.
     return jax.jit(lambda x: jax.lax.map(of_one, x, batch_size=64))(images)

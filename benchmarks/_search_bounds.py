@@ -1,11 +1,11 @@
-"""Attacks on the best of K runs, as lower bounds on its δ(ε) and ε(δ).
+"""Bound δ(ε) and ε(δ) of the best of K runs from below, by attacks.
 
-An attacker who chooses the score chooses the order of the outputs. The order and the
-outputs on which the attacker bets give a lower bound on δ(ε), as in the equation of
-`accounting._selected`. Orders are built from the lowest score on. At each step the
-outputs so far have likelihood ratios in an interval, which grows at either end. A
-dynamic programme finds the best of these orders, and of the bets. On small examples no
-other order is better.
+An attacker who chooses the score chooses the order of the outputs. This order, together
+with the outputs on which the attacker bets, gives a lower bound on δ(ε), as in the
+equation of `accounting._selected`. The attack builds an order from the lowest score to
+the highest. At each step the likelihood ratios of the outputs so far form an interval,
+which grows at either end. A dynamic programme finds the best order of this kind, and
+the best bets. On small examples no other order is better.
 """
 
 import math
@@ -19,15 +19,16 @@ from dpjax.accounting import events, selection
 from dpjax.accounting._repetitions import Repetitions
 
 _ATOMS = 512
-_WIDTH = 9.0  # standard deviations, beyond which all outputs are one atom
+_WIDTH = 9.0  # in standard deviations; all outputs beyond are one atom
 
 
 class Pair(NamedTuple):
-    """Two laws on atoms, in the order of their likelihood ratios, from the lowest.
+    """Two laws on atoms, where the atoms are in increasing order of likelihood ratio.
 
     Attributes:
-      below_first: the probability under P of the atoms before each, f64[n + 1].
-      below_second: the same under Q.
+      below_first: the probability under the first law P of the atoms before each atom,
+        f64[n + 1].
+      below_second: the same probability under the second law Q.
     """
 
     below_first: np.ndarray
@@ -35,9 +36,9 @@ class Pair(NamedTuple):
 
 
 def pairs_of(event: events.Event) -> list[Pair]:
-    """Pairs of laws that the mechanism attains on some neighbouring data sets.
+    """Return pairs of laws that the mechanism attains on some neighbouring data sets.
 
-    Outputs are grouped into atoms, which is post-processing.
+    Outputs are grouped into atoms; this grouping is post-processing.
 
     Raises:
       ValueError: no pair is known for this event.
@@ -71,12 +72,12 @@ def pairs_of(event: events.Event) -> list[Pair]:
 
 
 def _number(x: ArrayLike) -> float:
-    """A number that is known, as a Python float."""
+    """Convert a concrete number to a Python float."""
     return float(np.asarray(x))
 
 
 def _mu(event: events.Event) -> float:
-    """The GDP parameter of a composition of Gaussian mechanisms."""
+    """Return the GDP parameter of a composition of Gaussian mechanisms."""
     match event:
         case events.Gaussian(mu):
             return _number(mu)
@@ -91,7 +92,7 @@ def _mu(event: events.Event) -> float:
 
 
 def generating_function(law: Repetitions, x: np.ndarray) -> np.ndarray:
-    """G(x) = E x^K, for x in [0, 1]."""
+    """Return the generating function G(x) = E x^K, for x in [0, 1]."""
     if isinstance(law, selection.Fixed):
         return x**law.count
     if isinstance(law, selection.Poisson):
@@ -105,36 +106,40 @@ def generating_function(law: Repetitions, x: np.ndarray) -> np.ndarray:
 
 
 def delta_lower(pair: Pair, epsilon: float, repetitions: Repetitions) -> float:
-    """The δ of the best attack, rounded down, at one ε."""
+    """Return the δ of the best attack at one ε, rounded down."""
     # Entry [i, j] is G at the probability of the atoms i, …, j − 1.
     first, second = (
         generating_function(repetitions, np.maximum(x - x[:, None], 0.0)) for x in pair
     )
     power, n = np.exp(epsilon), len(first) - 1
     # The best run is in an atom with probability G(v + p) − G(v) under P, and
-    # G(u + q) − G(u) under Q. The attacker bets on the atom if that pays.
+    # G(u + q) − G(u) under Q. The attacker bets on the atom if the bet increases δ.
     score = first - power * second
-    above = np.maximum(score[:, 1:] - score[:, :-1], 0.0)  # the atom j comes next
-    below = np.maximum(score[:-1] - score[1:], 0.0)  # the atom i − 1 comes next
+    above = np.maximum(score[:, 1:] - score[:, :-1], 0.0)  # the next atom is j
+    below = np.maximum(score[:-1] - score[1:], 0.0)  # the next atom is i − 1
     value = np.zeros(1)
     for size in range(n - 1, -1, -1):
         # The intervals of this size start at 0, …, n − size.
         longer, value = value, np.zeros(n - size + 1)
         value[:-1] = np.diagonal(above, size) + longer
         value[1:] = np.maximum(value[1:], np.diagonal(below, size + 1) + longer)
-    # The bets add up at most 4 n values of G, each within 8 ULP (1 + E[K]) of exact.
-    # K is drawn within a total variation τ of its law, on both data sets.
+    # The sum over the bets has at most 4 n values of G, each with an error of at most
+    # 8 ULP (1 + E[K]). On both data sets, the sampler's distribution of K is within a
+    # total variation τ of the law.
     lost = 32 * n * ULP * (1 + repetitions.mean) + repetitions.total_variation
     return float(np.max(value) - (1 + power) * lost)
 
 
 def epsilon_lower(event: events.Event, delta: float, repetitions: Repetitions) -> float:
-    """An ε below which an attack on one of the event's pairs has more than δ."""
+    """Return an ε below which an attack on one of the event's pairs exceeds δ."""
     return max(_epsilon_lower(pair, delta, repetitions) for pair in pairs_of(event))
 
 
 def _epsilon_lower(pair: Pair, delta: float, repetitions: Repetitions) -> float:
-    """An ε >= 0 below which the attack has more than δ, within 1e-4 of the largest."""
+    """Return an ε >= 0 below which the attack exceeds δ.
+
+    The returned ε is within 1e-4 of the largest such ε.
+    """
 
     def succeeds(epsilon: float) -> bool:
         return delta_lower(pair, epsilon, repetitions) > delta

@@ -1,9 +1,9 @@
-"""Attacks on the best of several runs, of which only the best one is released.
+"""Attack the best of several runs, of which only the best run's output is released.
 
-A run releases a number with Gaussian noise of standard deviation 1, moved by μ if the
-example is there. The attacker chooses the score, as an order of the outputs in which
-the best run gives away most, and bets on some of the outputs. Both come from the
-dynamic programme of `_search_bounds`.
+A run releases a number with Gaussian noise of standard deviation 1. The mean is shifted
+by μ if the example participates. The attacker chooses the score, which is an order of
+the outputs for which the best run reveals most, and bets on some of the outputs. The
+dynamic programme of `_search_bounds` computes the order and the bets.
 """
 
 import functools
@@ -24,10 +24,12 @@ class Attack(NamedTuple):
     """An order of outputs and a bet.
 
     Attributes:
-      edges: between the atoms of the outputs, f64[n − 1].
-      rank: the place of each atom in the order, f64[n]; the last is the best score.
-      bets: the atoms on which the attacker bets, bool[n].
-      rates: the probability to win the bet with the example, and without it.
+      edges: the boundaries between the atoms of the outputs, f64[n − 1].
+      rank: the place of each atom in the order, f64[n]; the last place has the best
+        score.
+      bets: whether the attacker bets on each atom, bool[n].
+      rates: the probabilities of winning the bet with the example and without the
+        example.
     """
 
     edges: np.ndarray
@@ -37,7 +39,7 @@ class Attack(NamedTuple):
 
 
 def best_attack(mu: float, epsilon: float, law: selection.Geometric) -> Attack:
-    """The attack with the largest δ at one ε, by the recursion of `delta_lower`."""
+    """Return the attack of largest δ at one ε, by the recursion of `delta_lower`."""
     (pair,) = _search_bounds.pairs_of(events.Gaussian(mu))
     # Entry [i, j] is G at the probability of the atoms i, …, j − 1.
     first, second = (
@@ -46,15 +48,15 @@ def best_attack(mu: float, epsilon: float, law: selection.Geometric) -> Attack:
     )
     score = first - np.exp(epsilon) * second
     n = len(score) - 1
-    above = np.maximum(score[:, 1:] - score[:, :-1], 0)  # the atom j comes next
-    below = np.maximum(score[:-1] - score[1:], 0)  # the atom i − 1 comes next
+    above = np.maximum(score[:, 1:] - score[:, :-1], 0)  # the next atom is j
+    below = np.maximum(score[:-1] - score[1:], 0)  # the next atom is i − 1
     value, goes_up = np.zeros(1), {}
     for size in range(n - 1, -1, -1):
         up, down = np.full((2, n - size + 1), -np.inf)
         up[:-1] = np.diagonal(above, size) + value
         down[1:] = np.diagonal(below, size + 1) + value
         value, goes_up[size] = np.maximum(up, down), up >= down
-    # From the best first atom on, along the better of both steps.
+    # Start at the best first atom, and take the better of both steps.
     low = high = int(np.argmax(value))
     rank, bets, rates = np.zeros(n), np.zeros(n, bool), np.zeros(2)
     for size in range(n):
@@ -65,7 +67,7 @@ def best_attack(mu: float, epsilon: float, law: selection.Geometric) -> Attack:
         won = np.array([x[low, high] - x[old] for x in (first, second)])
         bets[atom] = won[0] > np.exp(epsilon) * won[1]
         rates += won * bets[atom]
-    # `pairs_of` has its atoms between these edges.
+    # The atoms of `pairs_of` have these edges.
     width = _search_bounds._WIDTH
     edges = np.linspace(-width, mu + width, n - 1)
     return Attack(edges, rank, bets, (float(rates[0]), float(rates[1])))
@@ -74,7 +76,7 @@ def best_attack(mu: float, epsilon: float, law: selection.Geometric) -> Attack:
 def search(
     attack: Attack, law: selection.Geometric, mean: float, key: jax.Array
 ) -> float:
-    """What `dpjax.tune` releases, for the score of the attack."""
+    """Return the output that `dpjax.tune` releases, for the attack's score."""
     best = dpjax.tune(
         [None],
         lambda setting, key: mean + jax.random.normal(key),
@@ -89,7 +91,7 @@ def search(
 
 @functools.partial(jax.jit, static_argnames="num_runs")
 def _outputs(key: jax.Array, mean: float, *, num_runs: int) -> jax.Array:
-    """The outputs of the first runs of a search, from the key of `tune`."""
+    """Return the outputs of the first runs of a search, from the key of `tune`."""
     of_runs = jax.random.fold_in(keys.stream(key, "tune"), 2)
 
     def output(run: jax.Array) -> jax.Array:
@@ -100,7 +102,7 @@ def _outputs(key: jax.Array, mean: float, *, num_runs: int) -> jax.Array:
 
 @jax.jit
 def _bits(key: jax.Array) -> jax.Array:
-    """The bits from which `tune` draws the number of runs."""
+    """Return the bits from which `tune` draws the number of runs."""
     of_count = jax.random.fold_in(keys.stream(key, "tune"), 0)
     return jax.random.bits(of_count, (4,), jnp.uint32)
 
@@ -108,7 +110,7 @@ def _bits(key: jax.Array) -> jax.Array:
 def many_searches(
     attack: Attack, law: selection.Geometric, mean: float, of_searches: jax.Array
 ) -> np.ndarray:
-    """What `search` releases for each key, f32[n], computed for all keys together."""
+    """Return the output of `search` for each key, f32[n], computed together."""
     words = np.asarray(jax.vmap(_bits)(of_searches)).astype(np.float64)
     uniform = (words[:, 3] * 2.0**32 + words[:, 2]) / 2.0**64
     # P(K <= k) is 1 − (1 − 1/mean)^k.
@@ -120,7 +122,7 @@ def many_searches(
         outputs = np.asarray(jax.vmap(run, (0, None))(of_searches[i : i + size], mean))
         ranks = attack.rank[np.searchsorted(attack.edges, outputs.astype(np.float64))]
         ranks[np.arange(ranks.shape[1]) >= part[:, None]] = -1
-        best = np.argmax(ranks, axis=1)  # the first one of equal scores
+        best = np.argmax(ranks, axis=1)  # the first run of equal scores
         found.append(outputs[np.arange(len(part)), best])
     return np.concatenate(found)
 
@@ -128,7 +130,10 @@ def many_searches(
 def of_searches(
     attack: Attack, law: selection.Geometric, mu: float, *, num: int, key: jax.Array
 ) -> auditing.Outputs:
-    """Whether the bet is won, in so many searches with the example and without it."""
+    """Return whether each of the searches wins the bet.
+
+    There are num searches with the example and num searches without the example.
+    """
     sides = []
     for mean, of_side in zip((mu, 0.0), jax.random.split(key), strict=True):
         released = many_searches(attack, law, mean, jax.random.split(of_side, num))

@@ -1,9 +1,10 @@
-"""Times of functions that take turns.
+"""Measure times of functions that are called in turn.
 
-A shared machine is now fast, now slow. Functions that are compared are therefore
-called in turn, so that whatever else it does falls on all of them alike, and a time is
-a median. A call ends when its result is there. The first call, which may compile and
-fills caches, is timed apart; of what can be jitted, `compiled` times just that.
+The speed of a shared machine changes with its load. The compared functions are
+therefore called in turn, so that the load affects all of them equally, and a time is a
+median. A call ends when its result is available. The first call may compile and fills
+caches, so its time is separate. `compiled` measures only the time to trace and compile
+a function that can be jitted.
 """
 
 import math
@@ -18,7 +19,7 @@ from _results import Table
 
 
 class Times(NamedTuple):
-    """Seconds: of the first call, and what all the later ones came to."""
+    """Times in seconds: of the first call, and statistics of all later calls."""
 
     first: float
     median: float
@@ -30,14 +31,14 @@ class Times(NamedTuple):
 def compiled(
     fn: Callable[..., Any], *args: Any, donated: Sequence[int] = ()
 ) -> tuple[Any, float]:
-    """The compiled function, and the seconds to trace and compile it."""
+    """Return the compiled function, and the seconds to trace and compile it."""
     start = time.perf_counter()
     program = jax.jit(fn, donate_argnums=donated).lower(*args).compile()
     return program, time.perf_counter() - start
 
 
 def once(fn: Callable[[], Any]) -> float:
-    """The seconds until what fn() returns is there."""
+    """Return the seconds until the result of fn() is available."""
     start = time.perf_counter()
     jax.block_until_ready(fn())
     return time.perf_counter() - start
@@ -49,10 +50,11 @@ def take_turns(
     rounds: int,
     seconds: float | None = None,
 ) -> dict[str, Times]:
-    """Times of functions, each called without arguments, once to begin with.
+    """Measure times of functions, each called without arguments.
 
-    In each of the rounds every function has a turn: one call, or calls for its share
-    of the seconds. One whose call takes longer than all of them is called once only.
+    Each function is first called once. In each round every function then has a turn:
+    one call, or as many calls as fit into its share of the seconds. A function whose
+    call takes longer than all of the seconds is called only once after the first call.
     """
     share, limit = (0.0, math.inf) if seconds is None else (seconds / rounds, seconds)
     first = {name: once(fn) for name, fn in functions.items()}
@@ -76,7 +78,10 @@ def take_turns(
 def steps_in_turn(
     candidates: Mapping[str, Any], states: dict[str, Any], size: int, rounds: int
 ) -> Table:
-    """Times of a step of each transformation over the first one's, state donated."""
+    """Measure a step of each transformation, also relative to the first transformation.
+
+    Each step donates the state's buffers.
+    """
     gradient, functions = jnp.ones(size), {}
     for name, tx in candidates.items():
         update = jax.jit(tx.update, donate_argnums=1)
@@ -85,7 +90,7 @@ def steps_in_turn(
             out, states[name] = update(gradient, states[name])
             return out, states[name]
 
-        step()  # what comes out may be of other types than what went in
+        step()  # the types of the returned state may differ from the input's
         functions[name] = step
     times = take_turns(functions, rounds=rounds)
     base = next(iter(times.values())).median
@@ -99,7 +104,7 @@ def steps_in_turn(
 
 
 def said(rounds: int, seconds: float | None = None) -> str:
-    """What `take_turns` does, for whom its times are shown."""
+    """Describe the method of `take_turns`, for readers of its times."""
     if seconds is None:
         return (
             f"A time is the median of {rounds} calls. The compared functions are "

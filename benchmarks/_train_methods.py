@@ -1,8 +1,9 @@
-"""A small network, and the ways of training it that `tune.py` and `train.py` compare.
+"""Define a small network, and the methods of training that scripts compare.
 
-Ways with independent noise are made by `dpjax.plan`, momentum by an aggregation tree by
-its solver, and noise that is designed for the sums of a momentum by `correlated_noise`;
-all at δ = 1e-5 where one example is replaced.
+The scripts are `tune.py` and `train.py`. `dpjax.plan` constructs the methods with
+independent noise, and the solver `dp_nsgd` the momentum with an aggregation tree.
+`correlated_noise` adds the noise that is optimized for the sums of a momentum. All
+private methods have δ = 1e-5 under replacement of one example.
 """
 
 import dataclasses
@@ -24,23 +25,26 @@ HIDDEN = 32
 
 
 class Shape(NamedTuple):
-    """What a program is compiled for; a batch size of None takes all examples."""
+    """The sizes that a program is compiled for; batch size None means all examples."""
 
     batch_size: int | None
     num_epochs: int
 
 
 class Way(NamedTuple):
-    """A way of training, and what is tried for it.
+    """A method of training, and the settings that a search tries for the method.
 
     Attributes:
-      runner: `runner(way, data, shape, epsilon)` gives `run(key, noise_multiplier,
-        momentum, learning_rate)`, which returns parameters, and the noise multiplier.
-      shapes: what is tried.
-      momenta: what is tried; for Adam it is that of the first moment.
-      learning_rates: what is tried; for `dp_nsgd` they are lengths of a step.
+      runner: `runner(way, data, shape, epsilon)` returns a function and the noise
+        multiplier. The function `run(key, noise_multiplier, momentum, learning_rate)`
+        returns parameters.
+      shapes: the shapes that a search tries.
+      momenta: the momenta that a search tries; for Adam, the momentum is that of the
+        first moment.
+      learning_rates: the learning rates that a search tries; for `dp_nsgd` a learning
+        rate is the length of a step.
       sampling: as for `dpjax.plan`.
-      inner: the optimizer, of learning rate and momentum.
+      inner: maps learning rate and momentum to the optimizer.
       arithmetic: as for `dpjax.plan`.
     """
 
@@ -54,7 +58,7 @@ class Way(NamedTuple):
 
 
 def initial_params(key, num_inputs):
-    """A network with one hidden layer."""
+    """Return initial parameters of a network with one hidden layer."""
     first, second = jax.random.split(key)
     return {
         "w1": jax.random.normal(first, (num_inputs, HIDDEN)) / math.sqrt(num_inputs),
@@ -65,12 +69,12 @@ def initial_params(key, num_inputs):
 
 
 def logits(params, images):
-    """The network, on one image or many."""
+    """Apply the network to one image or many."""
     return jnp.tanh(images @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
 
 
 def loss(params, examples):
-    """Mean cross-entropy of a batch; of one example too."""
+    """Return the mean cross-entropy of a batch or of one example."""
     images, labels = examples
     scores = logits(params, images)
     return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
@@ -78,31 +82,31 @@ def loss(params, examples):
 
 @jax.jit
 def accuracy(params, data):
-    """The share of images whose label the network finds."""
+    """Return the share of images that the network classifies correctly."""
     return jnp.mean(jnp.argmax(logits(params, data[0]), -1) == data[1])
 
 
 def start(key, data):
-    """The initial parameters of a seed, and the key of its run."""
+    """Return the initial parameters of a seed, and the key of its run."""
     params_key, key = jax.random.split(key)
     return initial_params(params_key, data[0].shape[1]), key
 
 
 def sizes(data, shape):
-    """How many examples a step takes, and how many steps there are."""
+    """Return the number of examples in a step, and the number of steps."""
     size = min(shape.batch_size or len(data[0]), len(data[0]))
     return size, shape.num_epochs * -(-len(data[0]) // size)
 
 
 def lengths(data, shape):
-    """How many steps there are, and how many an epoch takes."""
+    """Return the number of steps, and the number of steps in an epoch."""
     _, num_steps = sizes(data, shape)
     return num_steps, num_steps // shape.num_epochs
 
 
 @functools.cache
 def plan_of(sampling, num_examples, size, steps, epsilon, arithmetic="real"):
-    """The plan of a run."""
+    """Return the plan of a run."""
     return dpjax.plan(
         num_examples=num_examples,
         batch_size=size,
@@ -117,14 +121,15 @@ def plan_of(sampling, num_examples, size, steps, epsilon, arithmetic="real"):
 
 
 def planned(way, data, shape, epsilon):
-    """Independent noise, by a plan."""
+    """Train with independent noise, by a plan."""
     asked = len(data[0]), *sizes(data, shape), epsilon, way.arithmetic
     plan = plan_of(way.sampling, *asked)
     loss_and_grad = plan.value_and_grad(loss)
 
     def run(key, noise_multiplier, momentum, learning_rate):
         params, key = start(key, data)
-        # A search changes it, and compiles once; in a run it is the plan's own.
+        # A search varies the noise multiplier and compiles once. A final run uses the
+        # plan's own noise multiplier.
         noisy = dataclasses.replace(plan, noise_multiplier=noise_multiplier)
         optimizer = noisy.optimizer(way.inner(learning_rate, momentum), key=key)
 
@@ -142,7 +147,10 @@ def planned(way, data, shape, epsilon):
 
 @functools.cache
 def design(decay, num_steps, steps_per_epoch):
-    """The best geometric noise for a momentum's sums, and μ at noise multiplier 1."""
+    """Return the best geometric noise for the sums of a momentum, and its μ.
+
+    μ is that of noise multiplier 1.
+    """
     asked = {"num_steps": num_steps, "steps_per_epoch": steps_per_epoch}
     strategy = strategies.optimize("geometric", workloads.momentum_sum(decay), **asked)
     cost = {"order": "fixed", "adjacency": Adjacency.REPLACE}
@@ -150,7 +158,7 @@ def design(decay, num_steps, steps_per_epoch):
 
 
 def designed(way, data, shape, epsilon):
-    """Noise for the one momentum that the way has, on fixed batches."""
+    """Train on fixed batches, with noise optimized for the method's only momentum."""
     (decay,), (size, _) = way.momenta, sizes(data, shape)
     num_steps, each = lengths(data, shape)
     strategy, mu = design(decay, num_steps, each)
@@ -186,7 +194,7 @@ def designed(way, data, shape, epsilon):
 
 
 def plain(way, data, shape, _):
-    """No clipping and no noise, on batches that are shuffled in every epoch."""
+    """Train without clipping or noise, on batches reshuffled in every epoch."""
     num_examples, (size, num_steps) = len(data[0]), sizes(data, shape)
     each = num_steps // shape.num_epochs
 
@@ -215,7 +223,7 @@ def plain(way, data, shape, _):
 
 
 def solved(data, shape, epsilon, key, momentum, learning_rate):
-    """Tree-aggregated momentum, by its solver: parameters, noise and guarantee."""
+    """Run the solver of tree-aggregated momentum; return its `Result`."""
     params, key = start(key, data)
     return solvers.dp_nsgd(
         loss,
@@ -235,12 +243,12 @@ def solved(data, shape, epsilon, key, momentum, learning_rate):
 
 
 def adam(learning_rate, momentum):
-    """Adam, its second moment with optax's default."""
+    """Return Adam, with optax's default for its second moment."""
     return optax.adam(learning_rate, b1=momentum)
 
 
 def averaged(learning_rate, momentum):
-    """SGD along a mean of the gradients so far, in which the recent ones weigh most."""
+    """Return SGD along an average of past gradients that weights recent ones most."""
     return optax.chain(optax.ema(momentum, debias=False), optax.scale(-learning_rate))
 
 
@@ -253,7 +261,7 @@ NON_PRIVATE, NSGD = "non-private", "dp_nsgd (tree)"
 POISSON_SGD, POISSON_ADAM = "DP-SGD, Poisson", "DP-Adam, Poisson"
 FIXED, FULL = "DP-SGD, fixed batches", "DP-SGD, full batch"
 GEOMETRIC = "momentum, geometric noise"
-# The same number of settings for each.
+# Each method has the same number of settings.
 WAYS = {
     NON_PRIVATE: Way(plain, BATCHES, (0.0, 0.9), RATES),
     POISSON_SGD: Way(planned, BATCHES, (0.0, 0.9), RATES, "poisson"),

@@ -1,4 +1,4 @@
-"""What `values.py` asks of accountants: calls by name, at fixed arguments."""
+"""Define the calls of accountants in `values.py`, by name, at fixed arguments."""
 
 import functools
 import itertools
@@ -71,7 +71,8 @@ def times(x, values):
     return x * jnp.asarray(values, jnp.result_type(float))
 
 
-# A function of one number for each accountant, and the numbers; None for usual ones.
+# For each accountant, a function of one number, and the numbers that are the function's
+# arguments; in the tuples below, None means the usual numbers.
 OF_NUMBER: dict[str, tuple[Callable[[Any], Any], tuple[float, ...]]] = {
     name: (function, points or (0.9, 1.7))
     for name, function, points in (
@@ -205,7 +206,7 @@ OF_NUMBER: dict[str, tuple[Callable[[Any], Any], tuple[float, ...]]] = {
         ),
     )
 }
-# Functions of a noise multiplier and of all that is assumed of a loss and its steps.
+# Functions of a noise multiplier and of all assumptions about a loss and its steps.
 OF_SETTING: dict[str, Callable[..., Any]] = {
     "noisy_gd_mu": functools.partial(
         iteration.noisy_gd_mu, num_steps=9, num_examples=50
@@ -242,20 +243,21 @@ OF_SETTING: dict[str, Callable[..., Any]] = {
     ),
 }
 
-# What differentiating costs most time, beside others of the same kind.
+# The slowest derivatives; other accountants of the same kind are differentiated.
 NOT_DIFFERENTIATED = {"pld.compose", "pld.convolve", "pld.gaussian", "allocation.delta"}
 NOT_DIFFERENTIATED |= {"noisy_sgd_epsilon"}
 
 
 def accountants() -> Iterator[Call]:
-    """Calls of accountants, as numbers of 64 bits."""
+    """Return calls of accountants in 64-bit arithmetic."""
     for name, (function, points) in OF_NUMBER.items():
         for x in points:
             yield f"{name}, {x}", functools.partial(function, x)
         if name not in NOT_DIFFERENTIATED:
             yield f"{name}, derivative", functools.partial(slope, function, points[-1])
     for (name, function), setting in itertools.product(OF_SETTING.items(), SETTINGS):
-        # This one compiles for long, and is the least of `noisy_sgd_bounds`.
+        # `noisy_sgd_epsilon` takes long to compile, and is the least of
+        # `noisy_sgd_bounds`.
         if name != "noisy_sgd_epsilon" or setting in ("regularised", "clipped"):
             call = functools.partial(function, 1.7, **SETTINGS[setting])
             yield f"iteration.{name}, {setting}", call
@@ -267,13 +269,13 @@ def accountants() -> Iterator[Call]:
 
 
 def in_float32() -> Iterator[Call]:
-    """Calls of accountants whose callers have numbers of 32 bits."""
+    """Return calls of accountants by callers that compute in 32-bit arithmetic."""
     for name, (function, points) in OF_NUMBER.items():
         yield f"{name}, float32", functools.partial(function, points[0])
 
 
 def slope(function, x):
-    """The derivative of the sum of what a function returns."""
+    """Return the derivative of the sum of a function's results."""
 
     def total(x):
         return sum(jnp.sum(y) for y in jax.tree.leaves(function(x)))
@@ -282,7 +284,7 @@ def slope(function, x):
 
 
 def of_adjacency() -> Iterator[Call]:
-    """Privacy-loss distributions, trees and allocations by adjacency."""
+    """Return privacy-loss distributions, trees and allocations by adjacency."""
     for adjacency in Adjacency:
         distributions = {
             "composed": functools.partial(composed, 1.7, adjacency=adjacency),

@@ -1,4 +1,4 @@
-"""What `values.py` asks of strategies, plans, audits and solvers' searches."""
+"""Define the calls of strategies, plans, audits and solvers in `values.py`."""
 
 import functools
 import itertools
@@ -49,14 +49,14 @@ WORKLOADS = {
 
 
 def mechanisms() -> Iterator[Call]:
-    """Calls of all but plans, as numbers of 64 bits."""
+    """Return all calls except those of plans, in 64-bit arithmetic."""
     yield from of_strategies()
     yield from of_scores()
     yield from of_solvers()
 
 
 def of_strategies() -> Iterator[Call]:
-    """What strategies are, cost and leave in a workload, and the best of them."""
+    """Return strategies' properties, costs and errors, and optimal strategies."""
     for name, strategy in STRATEGIES.items():
         for order, adjacency in itertools.product(
             ("fixed", "reshuffled", "separated"), (ZERO, REPLACE)
@@ -100,7 +100,10 @@ def of_strategies() -> Iterator[Call]:
 
 
 def amplified(where):
-    """The strategy, its noise and its error; a strategy's own arrays are leaves."""
+    """Return the strategy's coefficients, its noise multiplier and its error.
+
+    A strategy's own arrays are leaves.
+    """
     found = strategies.amplified(
         WORKLOADS["prefix sum"],
         epsilon=2.0,
@@ -113,12 +116,12 @@ def amplified(where):
 
 
 def coefficients(strategy):
-    """The first ones of C and of its inverse."""
+    """Return the first 8 coefficients of C and of its inverse."""
     return strategy.coefficients(8), strategy.inverse_coefficients(8)
 
 
 def of_scores() -> Iterator[Call]:
-    """Lower bounds from scores that are drawn with a fixed seed."""
+    """Return lower bounds from scores drawn with a fixed seed."""
     draw = np.random.default_rng(3)
     ins, outs = draw.normal(1.5, 1, 200), draw.normal(0, 1, 200)
     scores = np.concatenate([ins, outs])
@@ -146,7 +149,7 @@ def of_scores() -> Iterator[Call]:
 
 
 def of_solvers() -> Iterator[Call]:
-    """What solvers compute before they train, and their guarantees."""
+    """Return what solvers compute before they train, and their guarantees."""
     rounds = {"rounds": ROUNDS, "sampling_rate": 0.05}
     profiles = {
         "Gaussian": Gaussian(1.7),
@@ -190,7 +193,7 @@ def of_solvers() -> Iterator[Call]:
     )
 
 
-# How a plan may draw its examples: with noise of which strategies, for which adjacency.
+# Samplings of a plan, each with a noise strategy and the allowed adjacencies.
 MECHANISMS = (
     ("poisson", None, tuple(Adjacency)),
     ("fixed_size", None, (REPLACE,)),
@@ -209,14 +212,14 @@ NUMBERS = {"num_steps": 12, "batch_size": 100, "noise_multiplier": 1.7}
 
 
 def plans() -> Iterator[Call]:
-    """Plans for what each of four numbers is left out."""
+    """Return plans, each of which omits one of four numbers."""
     for where, strategy, adjacencies in MECHANISMS:
         unknowns = ["epsilon", "noise_multiplier"]
         if where == "poisson":
             unknowns += ["num_steps", "batch_size"]
         for adjacency, unknown in itertools.product(adjacencies, unknowns):
             if "bins" in where and (adjacency, unknown) == (ZERO, "noise_multiplier"):
-                continue  # which takes long, and repeats what ADD_REMOVE has
+                continue  # slow, and repeats the call with ADD_REMOVE
             names = f"{where}, {strategy}, {adjacency.name}, {unknown}"
             yield (
                 f"dpjax.plan, {names}",
@@ -243,7 +246,7 @@ def plans() -> Iterator[Call]:
 
 
 def planned(where, strategy, adjacency, unknown, workload=None, epsilon=2.0):
-    """The numbers of a plan and what it promises."""
+    """Return the numbers of a plan and its guarantee."""
     run = dpjax.plan(
         num_examples=400,
         delta=DELTA,

@@ -1,4 +1,4 @@
-"""What `values.py` trains: a few steps of tiny models with fixed keys, by name."""
+"""Define the training runs in `values.py`: a few steps of tiny models, fixed keys."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -26,14 +26,14 @@ SCALED = strategies.scaled(strategies.geometric(0.7), np.linspace(0.5, 3, STEPS)
 
 
 def loss(params, example):
-    """The logistic loss of a network with one hidden layer on one example."""
+    """Return the logistic loss of a network with one hidden layer on one example."""
     x, y = example
     hidden = jnp.tanh(x @ params["w"] + params["b"])
     return jnp.log1p(jnp.exp(-y * (hidden @ params["v"])))
 
 
 def by_transformation(tx, *, engine: Any = "auto", microbatch_size=None):
-    """The parameters after steps on clipped sums, in a chain."""
+    """Return the parameters after steps of a chain on clipped sums."""
     gradient = dpjax.clipped_grad(
         loss, MEAN["clip_norm"], engine=engine, microbatch_size=microbatch_size
     )
@@ -55,7 +55,10 @@ def by_transformation(tx, *, engine: Any = "auto", microbatch_size=None):
 
 
 def by_plan(inner=None, *, data=(X, Y), accumulated=None, **changed):
-    """The parameters after a plan's steps; accumulated, from the host in parts."""
+    """Return the parameters after a plan's steps.
+
+    If accumulated, the host loads each batch in parts.
+    """
     given: dict[str, Any] = {
         "num_examples": 40,
         "batch_size": 14,
@@ -88,7 +91,7 @@ def by_plan(inner=None, *, data=(X, Y), accumulated=None, **changed):
 
 
 def by_user():
-    """A plan whose unit is a user with several examples."""
+    """Return the result of a plan whose unit is a user with several examples."""
     users = dpjax.by_user((X, Y), np.arange(40) % 16, max_examples=2)
     return by_plan(
         data=users.stacked(), num_examples=len(users), batch_size=5, unit="user"
@@ -96,7 +99,7 @@ def by_user():
 
 
 def by_window():
-    """Sums over a sliding window of steps."""
+    """Return sums over a sliding window of steps."""
     ring = reduced_momentum.empty_ring(3, 3, np.float32)
     given = {"window": 3, "decay": jnp.float32(0.8)}
     found = []
@@ -109,7 +112,7 @@ def by_window():
 
 
 def by_reduced_momentum():
-    """Momenta from sums of anchor terms, changes and drifts."""
+    """Return momenta computed from sums of anchor terms, changes and drifts."""
     terms = reduced_momentum.Terms
     state = reduced_momentum.init(8, 2, 3, np.float32)
     keys, found = reduced_momentum.tree_keys(KEY), []
@@ -139,7 +142,7 @@ ROUNDS = {"max_rounds": 8, "batch_size": 4, "smoothness": 1.0, "noise_multiplier
 ROUNDS |= {"step_size": 0.5, "clip_norm": 1.0, "adjacency": Adjacency.REPLACE}
 REDUCED = {"refresh": 0.2, "clip_norm": 1.0, "change_clip_norm": 0.1}
 REDUCED |= {"drift_clip_norm": 0.1}
-# Each solver by the name of its run, with what it is given.
+# Each run's solver and its arguments, by the name of the run.
 SOLVERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "tree momentum, solver dp_nsgd": (
         solvers.dp_nsgd,
@@ -175,13 +178,16 @@ SOLVERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 def by_solver(solver, given):
-    """A solver's parameters, its noise, and what each step's loss was."""
+    """Return a solver's parameters, its noise, and the loss of each step."""
     result = solver(LOGISTIC, np.zeros(3, np.float32), (X, Y), **given, key=KEY)
     return result.params, result.noise_multiplier, result.curve.loss
 
 
 def runs() -> Iterator[Call]:
-    """All runs; the names of those with the noise of `tree_momentum` begin with it."""
+    """Return all runs.
+
+    The names of runs with the noise of `tree_momentum` begin with "tree momentum".
+    """
     for engine in ("auto", "bookkeeping", "ghost", "vmap"):
         for size in (None, 3):
             yield (

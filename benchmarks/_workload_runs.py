@@ -1,8 +1,9 @@
-"""What `workloads.py` trains: data, models, optimizers, and noise as a matrix.
+"""Define the training runs of `workloads.py`: data, models, optimizers and noise.
 
-Everything is drawn in a fixed order, at δ = 1e-5 where one example is replaced. The
-noise of all steps is C⁻¹z with z white, by a product of matrices, which
-`dpjax.correlated_noise` makes step by step: one compiled program then serves every C.
+All batches are drawn in a fixed order, at δ = 1e-5 under replacement of one example.
+The noise of all steps is C⁻¹z with z white, computed by a product of matrices. One
+compiled program then serves every strategy C. `dpjax.correlated_noise` computes the
+same noise step by step.
 """
 
 import functools
@@ -24,7 +25,7 @@ from dpjax import Adjacency, accounting, sampling, strategies, workloads
 from dpjax.strategies import _optimize
 
 DELTA = 1e-5
-# Of a run of plain SGD, for which a tree of sums is one whose decay is nearly 1.
+# The decay of the tree for plain SGD: a tree of sums is a tree with decay nearly 1.
 NEARLY_ONE = 1 - 2.0**-20
 
 
@@ -32,12 +33,12 @@ class Problem(NamedTuple):
     """Data and a model.
 
     Attributes:
-      data: features f[n, k] and labels i[n] to train on.
-      test: the same, to test on.
-      batch_size: examples in a step.
-      num_epochs: how often each is seen.
-      initial: parameters from a key.
-      scores: of features f[n, k], f[n, classes].
+      data: features f[n, k] and labels i[n] for training.
+      test: features and labels for the test.
+      batch_size: the number of examples in a step.
+      num_epochs: how often the run sees each example.
+      initial: maps a key to initial parameters.
+      scores: maps parameters and features f[n, k] to scores f[n, classes].
     """
 
     data: Any
@@ -49,7 +50,7 @@ class Problem(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Of a run: T, and n_b."""
+    """The number T of steps in a run, and the number n_b of steps in an epoch."""
 
     num_steps: int
     steps_per_epoch: int
@@ -64,22 +65,22 @@ class Design(NamedTuple):
 
 
 def linear(params, features):
-    """Logistic regression."""
+    """Return the scores of logistic regression."""
     return features @ params["w"] + params["b"]
 
 
 def zeros(num_features, num_classes, _):
-    """Where it starts."""
+    """Return the initial parameters of logistic regression."""
     return {"w": jnp.zeros((num_features, num_classes)), "b": jnp.zeros(num_classes)}
 
 
 def split(data, size):
-    """The first examples, and all others."""
+    """Split the data into the first `size` examples and all others."""
     return tuple(tuple(x[part] for x in data) for part in (np.s_[:size], np.s_[size:]))
 
 
 def digits(_):
-    """scikit-learn's digits, and the network of `train.py`."""
+    """Return scikit-learn's digits with the network of `train.py`."""
     data, test = _images.load(None)
     initial = functools.partial(
         _train_methods.initial_params, num_inputs=data[0].shape[1]
@@ -88,7 +89,7 @@ def digits(_):
 
 
 def mnist(folder, size=4000):
-    """MNIST's test images, as means of 2 by 2 pixels."""
+    """Return MNIST's test images, averaged over squares of 2 by 2 pixels."""
     (images, labels) = map(jnp.concatenate, zip(*_images.load(folder), strict=True))
     pixels = images.reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196)
     initial = functools.partial(zeros, 196, 10)
@@ -96,9 +97,10 @@ def mnist(folder, size=4000):
 
 
 def table(data_set, folder, size=4000):
-    """Rows of a data set in the unit ball, by turns of one class and of the other.
+    """Return rows of a data set in the unit ball, alternating between both classes.
 
-    As many as there are of both, since nine in ten clients of Bank are of one class.
+    Both classes have equally many rows, since nine in ten clients of Bank are of one
+    class.
     """
     features, labels = _erm_data.load(data_set, folder)
     classes = [np.flatnonzero(labels == label) for label in (-1, 1)]
@@ -117,7 +119,7 @@ PROBLEMS = {
 
 
 def normalised(rate, decay):
-    """Steps of one length along the momentum."""
+    """Return an optimizer that takes steps of one length along the momentum."""
     return optax.chain(
         optax.ema(decay, debias=False),
         optax.normalize_by_update_norm(),
@@ -125,7 +127,7 @@ def normalised(rate, decay):
     )
 
 
-# Of learning rate and momentum.
+# Functions of learning rate and momentum.
 OPTIMIZERS = {
     "SGD": lambda rate, _: optax.sgd(rate),
     "momentum": _train_methods.averaged,
@@ -135,13 +137,16 @@ OPTIMIZERS = {
 
 
 def shape_of(problem, data):
-    """How long a run on this data is."""
+    """Return the shape of a run on this data."""
     steps_per_epoch = -(-len(data[0]) // problem.batch_size)
     return Shape(problem.num_epochs * steps_per_epoch, steps_per_epoch)
 
 
 def workloads_of(decay):
-    """Workloads by name. Without momentum prefix sums are the sums, all the same."""
+    """Return workloads by name.
+
+    Without momentum, prefix sums equal the sums; both names are kept.
+    """
     of_sums = functools.partial(workloads.momentum_sum, decay)
     return {
         "prefix sums": workloads.prefix_sum(),
@@ -153,19 +158,19 @@ def workloads_of(decay):
 
 
 def weights(workload, num_steps):
-    """The workload as a matrix, f[T, T]."""
+    """Return the workload as a matrix, f[T, T]."""
     row = _optimize.coefficients(workload, num_steps)
     return toeplitz(row, np.zeros(num_steps))
 
 
 def predicted(design, workload):
-    """The root mean square of the noise in a workload at μ = 1."""
+    """Return the root mean square of a workload's noise at μ = 1."""
     error = accounting.correlated.error(design.strategy, workload, len(design.matrix))
     return design.mu * float(error)
 
 
 def of_strategy(strategy, shape):
-    """C⁻¹, and the privacy of C."""
+    """Return C⁻¹ and the privacy parameter μ of a strategy C."""
     mu = accounting.correlated.mu(
         strategy, 1.0, **shape._asdict(), order="fixed", adjacency=Adjacency.REPLACE
     )
@@ -175,7 +180,10 @@ def of_strategy(strategy, shape):
 
 @functools.cache
 def designs(decay, shape):
-    """Noise by what it is designed for; without momentum, each kind once."""
+    """Return noise designs by the workload that each is optimized for.
+
+    Without momentum, equal designs are computed only once.
+    """
     found = {
         name: strategies.optimize("rational", w, num_vectors=2, **shape._asdict())
         for name, w in workloads_of(decay).items()
@@ -187,27 +195,28 @@ def designs(decay, shape):
 
 
 def multiplier(design, epsilon):
-    """The noise multiplier: μ is proportional to its inverse."""
+    """Return the noise multiplier, to which μ is inversely proportional."""
     return design.mu / float(accounting.gdp.mu(epsilon, DELTA))
 
 
 def noise(matrix, key, size):
-    """C⁻¹z, f[T, size]."""
+    """Return the noise C⁻¹z, f[T, size]."""
     z = jax.random.normal(jax.random.fold_in(key, 1), (len(matrix), size))
     return jnp.asarray(matrix, jnp.float32) @ z
 
 
 def size_of(problem):
-    """How many parameters there are."""
+    """Return the number of parameters."""
     params = jax.eval_shape(problem.initial, jax.random.key(0))
     return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def trainer(problem, optimizer, data, judged):
-    """The accuracy on what is judged of a run: of a key, C⁻¹z, σ, C, η and β.
+    """Return a function that trains, and returns the accuracy on `judged`.
 
-    Sums are taken in units of the clip norm, so that a learning rate means the same
-    whatever it is.
+    The function's arguments are a key, C⁻¹z, the noise multiplier σ, the clip norm C,
+    the learning rate η and the momentum β. Sums are in units of the clip norm, so that
+    a learning rate has the same meaning for all clip norms.
     """
     shape = shape_of(problem, data)
 

@@ -1,11 +1,13 @@
-"""dpjax's accountants beside dp-accounting, Opacus and prv-accountant, in one run.
+"""Compare dpjax's accountants with dp-accounting, Opacus and prv-accountant.
 
     pip install -e '.[bench]'
     python benchmarks/accountants.py [--points 1000] [--without-peers]
 
-ε of the Poisson-subsampled Gaussian by every accountant, and times. The peers run one
-point at a time: that is their interface. Over the grid they pass once, and what would
-take more than a minute is timed on its first points. A few minutes on two cores.
+The script computes ε of the Poisson-subsampled Gaussian by every accountant, and
+measures times, in one run. The other libraries compute one point at a time, because
+their interface takes one point. Each of the other libraries runs over the grid once. A
+library that would take more than a minute is timed on the grid's first points. The
+script takes a few minutes on two cores.
 """
 
 import contextlib
@@ -81,7 +83,7 @@ def their_opacus(sigma, q, steps, delta):
 
 
 def their_prv(sigma, q, steps, delta):
-    """Its lower and upper bound."""
+    """Return prv-accountant's lower and upper bound."""
     accountant = PRVAccountant(
         prvs=PoissonSubsampledGaussianMechanism(
             sampling_probability=q, noise_multiplier=sigma
@@ -94,7 +96,7 @@ def their_prv(sigma, q, steps, delta):
     return [low, high]
 
 
-EPSILONS = {  # an accountant, the module that it needs, how its ε is shown
+EPSILONS = {  # by accountant: function, required module, template of ε
     "dpjax rdp": (our_rdp, None, "{:.4f}"),
     "dp-accounting rdp": (google_rdp, "dp_accounting", "{:.4f}"),
     "opacus rdp": (their_opacus, "opacus", "{:.4f}"),
@@ -105,7 +107,11 @@ EPSILONS = {  # an accountant, the module that it needs, how its ε is shown
 
 
 def attempt(name, setting, found):
-    """An accountant's ε, nothing where it is not installed, or why there is none."""
+    """Return an accountant's ε.
+
+    Returns None if the accountant is not installed, and the name of the error if the
+    accountant fails.
+    """
     fn, module, _ = EPSILONS[name]
     if module not in found:
         return None
@@ -116,7 +122,7 @@ def attempt(name, setting, found):
 
 
 def accuracy(found):
-    """ε by Rényi curves, and by privacy-loss distributions."""
+    """Compare ε by Rényi curves and by privacy-loss distributions."""
     columns = SETTING | {name: template for name, (_, _, template) in EPSILONS.items()}
     rows = [
         [*setting, *(attempt(name, setting, found) for name in EPSILONS)]
@@ -126,7 +132,11 @@ def accuracy(found):
 
 
 def grid_speed(points, found):
-    """Rényi ε of many points (σ, q, steps); seconds are those of all the points."""
+    """Measure Rényi ε of many points (σ, q, steps).
+
+    The points are noise multipliers σ, sampling rates q, and numbers of steps. Seconds
+    are those of all points together.
+    """
     rng = np.random.default_rng(0)
     sigma, q = 10 ** rng.uniform(-0.3, 1, points), 10 ** rng.uniform(-4, -0.5, points)
     steps = np.round(10 ** rng.uniform(1, 5, points))
@@ -160,7 +170,7 @@ def grid_speed(points, found):
 
 
 def one_point(found, seconds):
-    """One ε by privacy-loss distributions, and its derivative."""
+    """Measure one ε by privacy-loss distributions, and its derivative."""
     value, slope = jax.jit(our_pld), jax.jit(jax.grad(our_pld))
     names = ["dpjax", "dpjax, dε/dσ", "dp-accounting", "prv-accountant"]
     rows = []
@@ -184,7 +194,7 @@ def one_point(found, seconds):
 
 
 def calibration(found, seconds):
-    """The noise multiplier for ε = 2 by privacy-loss distributions."""
+    """Measure the noise multiplier for ε = 2 by privacy-loss distributions."""
     columns = {"q": "{}", "steps": "{}", "δ": "{}", "dpjax, s": "{:.2f}"}
     columns |= {"dpjax, σ": "{:.5f}", "dp-accounting, s": "{:.1f}"}
     columns |= {"dp-accounting, σ": "{:.5f}", "ratio of times": "{:.0f}"}
@@ -220,14 +230,14 @@ def calibration(found, seconds):
 
 
 def main():
-    """Measure everything; tables are printed as they are done."""
+    """Measure everything, and print each table when it is complete."""
     options = parser(__doc__)
     options.add_argument("--points", type=int, default=1000)
     options.add_argument("--seconds", type=float, default=3.0, help="for each function")
     options.add_argument("--without-peers", action="store_true")
     arguments = options.parse_args()
     peers = require(PEERS, arguments.without_peers)
-    found = [None, *peers]  # ours need no module
+    found = [None, *peers]  # dpjax's accountants need no module
     tables = []
     for measure in (
         functools.partial(accuracy, found),

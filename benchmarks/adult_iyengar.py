@@ -1,19 +1,20 @@
-"""Logistic regression and SVM on Adult from ε = 0.01 to 10: test accuracies.
+"""Compare test accuracies of logistic regression and SVM on Adult, ε = 0.01 to 10.
 
     pip install -e '.[erm]'
     python benchmarks/adult_iyengar.py --data FOLDER [--seeds 3]
 
 The setting is that of the code of Iyengar et al. (2019), "Towards Practical
 Differentially Private Convex Optimization", github.com/sunblaze-ucb/dpml-benchmark:
-its seven ε, four fifths of the rows for training, δ = 1/n², replacement of one example.
-Their rows are those of adult.data and adult.test; here all are of adult.data, with the
-features that `_erm_data.py` declares. The loss of the SVM is the hinge loss, smoothed
-on |1 − y⟨w, x⟩| <= h, with h = 0.1.
+seven values of ε, four fifths of the rows for training, δ = 1/n², and replacement of
+one example. Iyengar et al. use the rows of adult.data and adult.test. This script uses
+all rows of adult.data, with the features that `_erm_data.py` declares. The loss of the
+SVM is the hinge loss, smoothed on |1 − y⟨w, x⟩| <= h, with h = 0.1.
 
-No setting was searched for, where Iyengar et al. search a grid: the steps, batches and
-learning rates below are the same at every ε. Objective perturbation and the whitened
-plan are those of `erm.py`. The rules of the whitened plan were set for the logistic
-loss, and it has no row for the SVM. Two minutes on two cores.
+The script searches no hyperparameters, whereas Iyengar et al. search a grid. The steps,
+batches and learning rates below are equal for every ε. The methods objective
+perturbation and whitened plan are those of `erm.py`. The rules of the whitened plan
+were set for the logistic loss, so the table has no row of the whitened plan for the
+SVM. The script takes two minutes on two cores.
 """
 
 import dataclasses
@@ -35,13 +36,14 @@ from dpjax import Adjacency, solvers
 from dpjax.solvers import losses
 
 EPSILONS = [10 ** (half / 2) for half in range(-4, 3)]
-# Of output perturbation and noisy GD; a guess of the length of the minimiser.
+# For output perturbation and noisy GD: the regularisation, and a guess of the
+# minimiser's norm.
 REGULARIZATION, RADIUS = 1e-3, 10.0
 WIDTH = 0.1  # h
 
 
 def smooth_hinge(score, label):
-    """The hinge loss max(0, 1 − z) of z = y⟨w, x⟩, smoothed on |1 − z| <= h."""
+    """Return the hinge loss max(0, 1 − z), z = y⟨w, x⟩, smoothed on |1 − z| <= h."""
     below = 1 - label * score
     inside = (below + WIDTH) ** 2 / (4 * WIDTH)
     return jnp.where(jnp.abs(below) <= WIDTH, inside, jnp.maximum(below, 0.0))
@@ -55,7 +57,7 @@ LOSSES = {"logistic": LOGISTIC, "SVM": SVM}
 
 
 def make_problem(loss, data):
-    """What the methods read: rows for training, a loss with its setting, and δ."""
+    """Return the methods' inputs: training rows, a loss with its setting, and δ."""
     n, d = data[0].shape
     return types.SimpleNamespace(
         loss=loss,
@@ -65,8 +67,8 @@ def make_problem(loss, data):
         d=d,
         start=jnp.zeros(d),
         delta=n**-2,
-        mu=0.0,  # no regulariser but the one that privacy adds
-        setting={  # of output perturbation and noisy GD
+        mu=0.0,  # the only regulariser is the one that privacy requires
+        setting={  # for output perturbation and noisy GD
             **loss.setting,
             "regularization": REGULARIZATION,
             "diameter": float("inf"),
@@ -77,7 +79,10 @@ def make_problem(loss, data):
 
 
 def output_perturbation(problem, epsilon, keys):
-    """Gradient descent on the regularised loss for at most 300 steps, then noise."""
+    """Run gradient descent on the regularised loss, then add noise.
+
+    Gradient descent takes at most 300 steps.
+    """
     steps = solvers.choose_num_steps(
         epsilon,
         problem.delta,
@@ -101,7 +106,7 @@ def output_perturbation(problem, epsilon, keys):
 
 
 def noisy_gd(problem, epsilon, keys):
-    """Noisy steps on all of the data, of which only the last iterate is released."""
+    """Take noisy steps on all of the data, and release only the last iterate."""
     target = {"epsilon": epsilon, "delta": problem.delta}
     for key in keys:
         result = solvers.noisy_gd(
@@ -118,7 +123,10 @@ def noisy_gd(problem, epsilon, keys):
 
 
 def planned(sampling, batch_size, num_steps, rate, problem, epsilon, keys):
-    """DP-SGD with momentum 0.9, by a plan; all of the data where batch_size is None."""
+    """Run DP-SGD with momentum 0.9, by a plan.
+
+    If batch_size is None, each step takes all of the data.
+    """
     plan = dpjax.plan(
         num_examples=problem.n,
         batch_size=batch_size or problem.n,
@@ -148,7 +156,7 @@ def planned(sampling, batch_size, num_steps, rate, problem, epsilon, keys):
 
 
 def in_turn(method, problem, epsilon, keys):
-    """The parameters that a method of `erm.py` returns for each key."""
+    """Return the parameters that a method of `erm.py` returns for each key."""
     return (method(problem, epsilon, key)[0] for key in keys)
 
 
@@ -168,13 +176,13 @@ METHODS = {
 
 
 def accuracy(w, data):
-    """The share of rows, in percent, whose label the sign of the score is."""
+    """Return the percentage of rows whose label is the sign of the score."""
     x, y = data
     return 100 * float(np.mean(np.sign(x @ np.asarray(w)) == y))
 
 
 def references(data, held_out):
-    """Test accuracy of the more frequent label, and of scikit-learn."""
+    """Return test accuracies of the more frequent label and of scikit-learn."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import LinearSVC
 
@@ -193,7 +201,7 @@ def references(data, held_out):
 
 
 def main():
-    """Train, print, write."""
+    """Train, print the accuracies and write the results."""
     options = parser(__doc__)
     options.add_argument("--data", type=pathlib.Path, required=True)
     options.add_argument("--seeds", type=int, default=3)

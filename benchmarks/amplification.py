@@ -1,11 +1,14 @@
-"""Random allocation and correlated noise in random bins: how tight, and how fast.
+"""Measure tightness and time of bounds for random allocation and random bins.
 
     pip install -e '.[bench]'
     python benchmarks/amplification.py [--samples 200000] [--without-peers]
 
-Brackets of ε for random allocation; the noise that bins ask for beside what Monte Carlo
-says is needed and what a fixed order asks for; times, and what jax_privacy's simulation
-would take to promise the same noise. A few minutes on two cores.
+The first table shows lower and upper bounds on ε for random allocation. The second
+table shows noise multipliers for correlated noise. The noise multiplier that dpjax's
+bound for random bins requires is compared with a Monte Carlo estimate of the least
+noise multiplier, and with the noise multiplier for a fixed order. The other tables show
+times, and estimate the time that jax_privacy's simulation would take to guarantee the
+same noise multiplier. The script takes a few minutes on two cores.
 """
 
 import contextlib
@@ -40,7 +43,7 @@ DELTA, ROUNDS = 1e-5, 7
 
 
 def brackets():
-    """ε of random allocation from both sides, and their times."""
+    """Measure lower and upper bounds on ε for random allocation, and their times."""
     rows = []
     for sigma, steps, epochs, delta in SETTINGS:
         sizes = {"num_steps": steps, "num_epochs": epochs}
@@ -67,11 +70,14 @@ def brackets():
 
 @functools.cache
 def simulation(decay, epsilon, samples):
-    """From a noise multiplier to δ of the cheaper order, and its standard error.
+    """Return a function from a noise multiplier to δ and the standard error of δ.
 
-    Under P the pattern is drawn first, and X is N(K e, K). For half of the samples it
-    is N((1 + a) K e, K), where the pattern's own ratio alone would decide δ; weights
-    are those of the mixture of both, which are at most two.
+    δ is that of the cheaper order of the two distributions P and Q. X holds the scores
+    of the n_b patterns, and K is the patterns' Gram matrix divided by the variance of
+    the noise. Under P the pattern is drawn first, as a unit vector e, and X is N(K e,
+    K). For half of the samples, X is instead drawn from N((1 + a) K e, K), where the
+    drawn pattern's likelihood ratio alone would decide δ. The importance weights are
+    those of the mixture of both normal distributions, and are at most two.
     """
     steps, n_b = BINS["num_steps"], BINS["steps_per_epoch"]
     comb = np.convolve(decay ** np.arange(steps), np.arange(steps) % n_b == 0)[:steps]
@@ -97,12 +103,12 @@ def simulation(decay, epsilon, samples):
 
 
 def simulated(delta):
-    """The least noise multiplier, and its standard error in percent."""
+    """Return the least noise multiplier, and its standard error in percent."""
     low, high = 0.5, 40.0
     for _ in range(12):
         middle = np.sqrt(low * high)
         low, high = (low, middle) if delta(middle)[0] <= DELTA else (middle, high)
-    # How far one standard error of δ is in the noise.
+    # Convert the standard error of δ to a standard error of the noise multiplier.
     slope = np.log(delta(high * 1.01)[0] / delta(high)[0]) / 0.01
     error = delta(high)[1] / delta(high)[0] / abs(slope)
     return [high, 100 * error]
@@ -119,12 +125,12 @@ def bins(sampling):
 
 @functools.cache
 def needed(decay, epsilon):
-    """The noise multiplier that bins ask for."""
+    """Return the noise multiplier that the bound for random bins requires."""
     return float(calibrate.solve(lambda s: bins("random_bins")(decay, s), epsilon))
 
 
 def noise(samples):
-    """Noise multipliers for a target ε, by what they are from."""
+    """Compare noise multipliers for a target ε, by the method that computes them."""
     rows = []
     for decay, epsilon in CASES:
         ours = needed(decay, epsilon)
@@ -145,7 +151,7 @@ def noise(samples):
 
 
 def times():
-    """One ε, compiled."""
+    """Measure the time of one ε, compiled."""
     rows = []
     for steps, n_b in ((1_000, 100), (10_000, 1_000)):
         sizes = {**BINS, "num_steps": steps, "steps_per_epoch": n_b}
@@ -168,10 +174,12 @@ def times():
 
 
 def peers(samples, found):
-    """What jax_privacy's simulation needs to promise what bins do at our noise.
+    """Estimate the time of jax_privacy's simulation at dpjax's noise multiplier.
 
-    It may promise DELTA if it finds no more than what is true there, by its own count
-    of samples, each in both orders. A time is that of 20 samples times their number.
+    The simulation may guarantee DELTA if its estimate of δ is at most the true δ at
+    this noise multiplier. jax_privacy computes the number of samples, each in both
+    orders of the two distributions. The estimated time is the time of 20 samples,
+    scaled to the number of samples.
     """
     rows = []
     for decay, epsilon in CASES:
@@ -204,7 +212,7 @@ def peers(samples, found):
 
 
 def main():
-    """Measure everything; tables are printed as they are done."""
+    """Measure everything, and print each table when it is complete."""
     options = parser(__doc__)
     options.add_argument("--samples", type=int, default=200_000)
     options.add_argument("--without-peers", action="store_true")

@@ -1,10 +1,11 @@
-"""Which cases of jax_privacy's tests of its auditing we answer, and whether alike.
+"""Compare dpjax's answers with the test cases of jax_privacy's auditing.
 
     python benchmarks/audit_cases.py FILE  # its tests/auditing_test.py
 
-Its cases are counted by running its test file's loader. Those that ask something of an
-attack's scores are asked of us, with the same numbers; each row says how many cases a
-group of its tests has, what they ask, and what came of it.
+The script counts jax_privacy's cases by running the loader of the test file. dpjax
+answers the cases that ask for a property of an attack's scores, with the same numbers.
+Each row shows the number of cases in a group of jax_privacy's tests, the question, and
+the number of equal answers.
 """
 
 import importlib.util
@@ -26,18 +27,19 @@ RATIOS = (0.5, 1.0, 1.5)
 
 
 def normal(mean, count):
-    """Quantiles of N(mean, 1)."""
+    """Return `count` quantiles of N(mean, 1)."""
     return scipy.stats.norm.ppf((np.arange(count) + 0.5) / count) + mean
 
 
 def counted(file):
-    """How many cases each of its tests has, by name without what is parametrised."""
+    """Return each jax_privacy test's number of cases, by name without parameters."""
     spec = importlib.util.spec_from_file_location("auditing_test", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     of_class = module.CanaryScoreAuditorTest
-    # A parametrised test is many, whose names end in a number or in a name of theirs.
+    # A parametrised test has many cases, whose names are the test's name followed by a
+    # number or by the case's name.
     source = file.read_text(encoding="utf-8")
     names = [
         line.split("(")[0][6:] for line in source.splitlines() if "def test_" in line
@@ -50,7 +52,7 @@ def counted(file):
 
 
 def clopper_pearson():
-    """Its limit of a rate by successes, for each number of them."""
+    """Compare upper limits of a rate, for several numbers of successes."""
     import jax_privacy.auditing as peer
 
     for n in (10, 100, 1000):
@@ -63,7 +65,7 @@ def clopper_pearson():
 
 
 def at_a_threshold():
-    """ε at a threshold given beforehand."""
+    """Compare ε at a threshold that is fixed in advance."""
     for n in (100, 1000):
         for ratio in RATIOS:
             for t in (0.0, 0.5, 1.0):
@@ -74,14 +76,18 @@ def at_a_threshold():
                 found = auditing.epsilon_at(
                     inside, outside, 0.0, threshold=t - 1e-6, confidence=0.9
                 )
-                # Ours looks at the other error, too, and takes the better of both.
+                # dpjax also bounds ε by the other error rate, and takes the larger of
+                # both bounds.
                 other = np.log(max((1 - a) / (1 - b), 1.0))
                 expected = max(np.log(max(b / a, 1.0)), other)
                 yield np.isclose(float(found), expected, rtol=1e-5, atol=1e-6)
 
 
 def all_thresholds(size, mus):
-    """ε at δ = 0.1 from scores of a Gaussian mechanism: below the truth, by 20 %."""
+    """Check ε at δ = 0.1 from scores of a Gaussian mechanism.
+
+    ε must be at most the true ε, and at least the true ε minus 20 %.
+    """
     for mu in mus:
         for ratio in RATIOS:
             found = auditing.epsilon_lower(
@@ -92,7 +98,7 @@ def all_thresholds(size, mus):
 
 
 def of_gaussians():
-    """ε of a Gaussian mechanism that is known to be one."""
+    """Check ε of a mechanism that is known to be Gaussian."""
     rng = np.random.default_rng(0)
     for mu in (0.1, 0.3, 1.0, 3.0):
         for ratio in RATIOS:
@@ -103,7 +109,7 @@ def of_gaussians():
 
 
 def rates():
-    """True-positive rates of the worst, a best, and a random attack."""
+    """Check true-positive rates of a best and of a random attack."""
     for ratio in RATIOS:
         n = int(30 * ratio)
         for _ in range(2):
@@ -117,7 +123,7 @@ def rates():
 
 
 def areas():
-    """Areas of a best and of a random attack."""
+    """Check areas under the ROC curve of a best, a random and a circular attack."""
     rng = np.random.default_rng(0)
     for ratio in RATIOS:
         yield float(auditing.auroc(np.ones(30), np.zeros(int(30 * ratio)))) == 1.0
@@ -125,16 +131,18 @@ def areas():
         for ratio in RATIOS:
             scores = rng.uniform(size=n), rng.uniform(size=int(n * ratio))
             yield np.isclose(float(auditing.auroc(*scores)), 0.5, rtol=0.05)
-    for ratio in RATIOS:  # a quarter of a circle
+    for ratio in RATIOS:  # the ROC curve is a quarter of a circle
         arc = np.sqrt(1 - np.linspace(0, 1, 10_000) ** 2)
         found = auditing.auroc(arc, np.linspace(0, 1, int(1e4 * ratio)))
         yield np.isclose(float(found), np.pi / 4, atol=5e-4)
 
 
 def p_values(naive):
-    """Whether guesses refute ε: theirs by a probability p, ours by the ε at 1 − p.
+    """Check whether guesses refute ε.
 
-    Nothing is asked where p is no confidence of ours, which are above a half.
+    jax_privacy computes a probability p, and dpjax computes the ε at confidence 1 − p.
+    dpjax accepts only confidences above a half, so cases with other values of 1 − p are
+    omitted.
     """
     for m in (10, 100, 1000):
         for r in (1, 10, 100):
@@ -170,10 +178,12 @@ def p_values(naive):
 
 
 def one_run():
-    """Bounds from one run at all thresholds: theirs are ε = 1.13, 2.31, 4.40 and so on.
+    """Compare bounds from one run.
 
-    Ours are at a number of guesses that is given: the best of a few, each with its
-    share of the error, is to be within a tenth of theirs, or above.
+    jax_privacy uses all thresholds, and its bounds are ε = 1.13, 2.31, 4.40 and so on.
+    dpjax's bounds use a fixed number of guesses. The best of a few dpjax bounds, each
+    with its share of the error probability, must be at least 0.9 times jax_privacy's
+    bound.
     """
     known = {1: (1.13346, 2.164749), 2: (2.311945, 4.7218075), 4: (4.395568, 9.133752)}
     numbers = (20, 200, 1000, 4000)
@@ -197,13 +207,17 @@ def one_run():
         yield in_epsilon >= 0.9 * theirs[1]
 
 
-# Of each group of theirs: its tests, the question, our answers (None where there are
-# none to give), and what is different.
+# The row of jax_privacy's cases that ask other questions.
 ELSE = "other questions"
 
 
 def groups(naive):
-    """What is compared."""
+    """Return the groups of jax_privacy's tests that are compared.
+
+    Each group has its tests, the question, a function that yields whether dpjax's
+    answers are equal (None where dpjax can give no answer), and the difference between
+    both libraries.
+    """
     return [
         (("test_clopper_pearson_upper",), "the limit of a rate", clopper_pearson, ""),
         (

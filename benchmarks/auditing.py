@@ -1,10 +1,12 @@
-"""What audits prove of every mechanism, how soon they find what is broken, and when.
+"""Measure the lower bounds on ε from audits, and how audits detect deliberate errors.
 
     python benchmarks/auditing.py [--part one_run|mechanisms|samplers|solvers|...]
 
-What is attacked and what is broken is in `_audits.py` (noise), `_audits_samplers.py`
-(who takes part), `_audits_solvers.py` and `_audits_events.py` (mechanisms known by
-their events, and statistics), which the tests have, too.
+The script measures the bounds for every mechanism, the size of an audit that detects
+each deliberate error, and times. The attacks and the deliberate errors are in
+`_audits.py` (noise), `_audits_samplers.py` (sampling of examples), `_audits_solvers.py`
+and `_audits_events.py` (mechanisms known by their events, and statistics). The tests
+use these modules, too.
 """
 
 import statistics
@@ -28,7 +30,7 @@ CANARIES, EMPTY = 10_000, 90_000
 KEYS = 101
 EXAMPLES, FEATURES, STEPS = 1000, 10, 100
 SIZES = [16, 32, 64, 128, 256, 512, 1024]
-# Where scores are no Gaussians: at a δ that so many of them resolve.
+# Where scores are not Gaussian, δ is large enough for this number of scores to resolve.
 LARGE_DELTA, SAMPLED_CANARIES, PLAN_RUNS = 1e-2, 300_000, 300
 RUNS, GAUSSIAN_RUNS, BROKEN_RUNS = 200_000, 10_000, 3 * 2048
 EVENT_RUNS = 100_000
@@ -36,19 +38,22 @@ MANY = [2**k for k in range(6, 14)]
 
 
 def logistic(w, example):
-    """The loss of a linear score."""
+    """Return the logistic loss of a linear score."""
     x, y = example
     return jax.nn.softplus(-y * (x @ w))
 
 
 def data(size, features):
-    """Labels by the first feature."""
+    """Return normal features, with labels given by the sign of the first feature."""
     x = np.random.default_rng(0).standard_normal((size, features)).astype(np.float32)
     return x, np.sign(x[:, 0])
 
 
 def pipeline(sigma, num_steps=4, size=200, clip_norm=0.7):
-    """A run of private descent with canaries: from a key and who is in to scores."""
+    """Return a run of private gradient descent with canaries.
+
+    The run maps a key and a mask of the participating canaries to scores.
+    """
     gradient = dpjax.clipped_grad(auditing.plant(logistic, 10.0), clip_norm)
     x, y = data(size, 5)
     x = np.concatenate([x, np.zeros((CANARIES, 5), np.float32)])
@@ -81,7 +86,10 @@ def pipeline(sigma, num_steps=4, size=200, clip_norm=0.7):
 
 
 def one_run():
-    """Lower bounds by one run, over what is true: medians, and how often 0.9 is met."""
+    """Measure lower bounds on ε by one run, relative to the true ε.
+
+    The table shows medians, and how often the ratio is at least 0.9.
+    """
     rows = []
     for epsilon in (1.0, 4.0, 8.0):
         mu = float(gdp.mu(epsilon, DELTA))
@@ -134,7 +142,7 @@ def one_run():
 
 
 def mechanisms():
-    """What one run, or some thousand, prove of each."""
+    """Measure the lower bound on ε for each mechanism by one run with canaries."""
     rows = []
     for name, mechanism in _audits.MECHANISMS.items():
         scores = _audits.white_box(
@@ -160,7 +168,10 @@ def mechanisms():
 
 
 def proven(scores, delta):
-    """An ε at 99 %, at a threshold that half of the scores chose for the others."""
+    """Return a lower bound on ε with confidence 99 %.
+
+    One half of the scores chooses the threshold for the other half.
+    """
     half = len(scores.inside) // 2
     first, second = (
         jax.tree.map(lambda x, c=c: x[c], scores)
@@ -172,7 +183,7 @@ def proven(scores, delta):
 
 
 def samplers():
-    """What all releases give away of canaries that take part by chance."""
+    """Measure bounds on ε from all outputs, for canaries drawn by samplers."""
     rows = []
     for name, sampled in _audits_samplers.SAMPLED.items():
         scores = _audits_samplers.of_sampled(
@@ -198,7 +209,7 @@ def samplers():
 
 
 def solvers():
-    """What the last iterate gives away, on data that are bad for each solver."""
+    """Measure bounds on ε from the last iterate, on a hard case for each solver."""
     rows = []
     for name, solver in _audits_solvers.SOLVERS.items():
         runs = GAUSSIAN_RUNS if solver.gaussian else RUNS
@@ -222,7 +233,10 @@ def solvers():
 
 
 def events():
-    """What is proven of each event's mechanism, and of a twin with half the noise."""
+    """Measure bounds on ε for the mechanism of each event.
+
+    Each mechanism is audited with its noise and with half of its noise.
+    """
     rows = []
     for name, mechanism in _audits_events.all_mechanisms().items():
         found, of_twin = (
@@ -246,7 +260,11 @@ def events():
 
 
 def needed(scores, said, delta):
-    """From how many scores on a bound at 99 % exceeds what is said, of three audits."""
+    """Return, as text, the number of scores from which on a bound exceeds `said`.
+
+    `said` is the reported ε, and the bound has confidence 99 %. The number counts the
+    scores on both sides, and is the median of three audits.
+    """
     found, size = [], len(scores.inside) // 3
     sizes = [n for n in MANY if n <= size]
     for k in range(3):
@@ -266,7 +284,7 @@ def needed(scores, said, delta):
 
 
 def broken_at_random():
-    """The same of what is drawn, and of solvers."""
+    """Measure the sizes of audits that detect errors in samplers and solvers."""
     rows = []
     for name, (claimed, _, _) in _audits_samplers.BROKEN.items():
         scores = _audits_samplers.of_broken(
@@ -296,7 +314,7 @@ def broken_at_random():
 
 
 def broken():
-    """How many canaries, or calls, find what is broken."""
+    """Measure the numbers of canaries or calls that detect deliberate errors."""
     rows = []
     for name, twin in _audits.TWINS.items():
         keys = jax.random.split(jax.random.key(2), 5)
@@ -317,7 +335,7 @@ def broken():
 
 
 def trainings():
-    """The time of a thousand trainings, half of them on a neighbour."""
+    """Measure the time of a thousand trainings, half of them on a neighbour."""
     x, y = data(EXAMPLES, FEATURES)
     x[0] = 3 * np.eye(FEATURES)[1]
     gradient = dpjax.clipped_grad(logistic, 1.0, engine="vmap")
@@ -380,7 +398,7 @@ PARTS = (
 
 
 def main():
-    """Run one measurement, or all."""
+    """Run one measurement, or all measurements."""
     options = parser(__doc__)
     parts = {x.__name__: x for x in PARTS}
     options.add_argument("--part", choices=parts)

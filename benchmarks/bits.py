@@ -1,12 +1,13 @@
-"""What a guarantee for the bits that are released costs: noise, steps and accuracy.
+"""Measure the cost of a guarantee for released bits: noise, steps and accuracy.
 
     python benchmarks/bits.py [noise] [steps] [accuracy]
 
-Noise on a lattice (`dpjax.add_discrete_gaussian_noise`) is compared with normal numbers
-of JAX and with `dpjax.add_gaussian_noise`. Clipped sums whose floats have a proven
-sensitivity are compared with those of real arithmetic, on four networks. The functions
-of a table are called in turn. Accuracy is that of the plans of `train.py` on
-handwritten digits, with the settings that `tune.py` chose in real arithmetic.
+The table `noise` compares noise on a lattice (`dpjax.add_discrete_gaussian_noise`) with
+JAX's normal numbers and with `dpjax.add_gaussian_noise`. The table `steps` compares
+clipped sums whose floats have a proven sensitivity with clipped sums in real
+arithmetic, on four networks. The functions in a table are called in turn. The table
+`accuracy` trains with the plans of `train.py` on handwritten digits, with the settings
+that `tune.py` chose in real arithmetic.
 """
 
 import functools
@@ -30,25 +31,25 @@ from dpjax.noise._discrete import lattice_noise
 
 ROUNDS = 15
 SEEDS = 16
-# The numbers of parameters, and of draws from the table for one draw of the noise.
+# By number of parameters: the number of table draws for one draw of the noise.
 SIZES = {10**4: 2, 10**6: 2, 10**7: 3, 10**8: 3}
 NETWORKS = "mlp", "transformer", "cnn", "wide_resnet"
 CLIP_NORM = 1.0
 
 
 def normal_numbers(key, zeros):
-    """As many normal numbers as there are zeros."""
+    """Return as many normal numbers as there are zeros."""
     return jax.random.normal(key, zeros.shape, zeros.dtype)
 
 
 def noise_step(make, key, zeros):
-    """One step of a transformation that adds noise."""
+    """Run one step of a transformation that adds noise."""
     tx = make(1.0, key=key)
     return tx.update(zeros, tx.init(zeros))[0]
 
 
 def noise():
-    """Times of noise by number of parameters."""
+    """Measure times of noise by number of parameters."""
     rows = []
     for size, draws in SIZES.items():
         discrete = functools.partial(dpjax.add_discrete_gaussian_noise, draws=draws)
@@ -85,7 +86,10 @@ def noise():
 
 
 def steps():
-    """Times of clipped sums in both arithmetics, and what discrete arithmetic loses."""
+    """Measure times of clipped sums in both arithmetics.
+
+    The table also shows the noise that discrete arithmetic requires.
+    """
     rows = []
     for name in NETWORKS:
         loss, params, batch = getattr(_networks, name)()[:3]
@@ -116,7 +120,7 @@ def steps():
 
 
 def accuracy():
-    """Test accuracies of the same plans in both arithmetics."""
+    """Compare test accuracies of the same plans in both arithmetics."""
     data, test = load(None)
     rows = []
     for name, target, shape, momentum, rate in settings(FOLDER / "tuned.json", None):
@@ -126,7 +130,7 @@ def accuracy():
         for arithmetic in ("real", "discrete"):
             way = WAYS[name]._replace(arithmetic=arithmetic)
             run, noise = planned(way, data, shape, target)
-            # The noise of a plan is a constant: a lattice depends on the number.
+            # The noise multiplier is a constant, because the lattice depends on it.
             train = jax.jit(functools.partial(run, noise_multiplier=noise))
             keys = [jax.random.key(seed) for seed in range(SEEDS)]
             params = [train(key, momentum=momentum, learning_rate=rate) for key in keys]
@@ -141,7 +145,7 @@ def accuracy():
 
 
 def main():
-    """Measure, and say how busy the machine was."""
+    """Run the measurements, and write how busy the machine was."""
     tables = {"noise": noise, "steps": steps, "accuracy": accuracy}
     options = parser(__doc__)
     options.add_argument("tables", nargs="*", metavar="TABLE", default=list(tables))

@@ -1,19 +1,21 @@
-"""Does the mechanism that a plan chooses train best? Accuracies beside every other.
+"""Compare accuracies of the mechanism that a plan chooses with all other mechanisms.
 
     python benchmarks/choice.py --data FOLDER [--only digits] [--results FOLDER]
 
-scikit-learn's digits (a network with one hidden layer) and 4,000 of MNIST's test images
-(logistic regression; the folder holds the files), at δ = 1e-5 under ADD_REMOVE, where
-Poisson samples and random bins are allowed. Trained are SGD with momentum on Poisson
-samples with independent noise, in random bins with what noise is best for its
-parameters, and with what `dpjax.plan` chooses of the two; and Adam on Poisson samples.
+The data sets are scikit-learn's digits (a network with one hidden layer) and 4,000 of
+MNIST's test images (logistic regression). FOLDER holds the files of MNIST. The privacy
+guarantee has δ = 1e-5 under ADD_REMOVE, for which Poisson samples and random bins are
+allowed. The methods are SGD with momentum on Poisson samples with independent noise,
+SGD with momentum in random bins with the noise that is best for its parameters, SGD
+with the mechanism of these two that `dpjax.plan` chooses, and Adam on Poisson samples.
 
-The learning rate is chosen for each at each ε by the same search (and so would several
-batch sizes and numbers of epochs be, of which `SHAPES` has one for each data set): on
-four fifths of the training data, in batches that are four fifths as large, so that
-noise and steps are those of the run, it is scored on the last fifth. Then runs on all
-of it are tested. A plan chooses by sizes alone. The search reads private data, and no
-ε here counts that.
+The same search chooses the learning rate for each method at each ε. The search would
+also choose among several batch sizes and numbers of epochs, but `SHAPES` has only one
+of each for each data set. The search trains on four fifths of the training data, in
+batches that are four fifths as large, so that noise and steps equal those of the run.
+The search computes the accuracy on the last fifth. Then runs on all of the training
+data are tested. A plan chooses only by sizes. The search reads private data, and no ε
+in the results includes the privacy cost of the search.
 """
 
 import dataclasses
@@ -37,7 +39,7 @@ from dpjax import workloads
 
 DELTA, CLIP_NORM = 1e-5, 1.0
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-# Batch size and epochs. Four fifths of a batch are a whole number.
+# Batch size and number of epochs. Four fifths of a batch are a whole number.
 SHAPES = {"digits": ((65, 20),), "MNIST": ((200, 15),)}
 MOMENTUM = 0.9
 SEARCH_SEEDS = 2
@@ -46,7 +48,7 @@ CHOICE = "the plan's choice"
 
 
 class Method(NamedTuple):
-    """How to train, and the learning rates that are tried."""
+    """A method of training, and the learning rates that the search tries."""
 
     sampling: str
     inner: Any = averaged
@@ -65,7 +67,7 @@ OF_SAMPLING = {
 
 
 class Setting(NamedTuple):
-    """What a search chose, and its accuracy on what was held out."""
+    """The setting that a search chose, and its accuracy on the held-out data."""
 
     shape: tuple[int, int]
     rate: float
@@ -74,7 +76,7 @@ class Setting(NamedTuple):
 
 @functools.cache
 def compared(num_examples, shape, epsilon):
-    """The plan that is chosen at a setting, with what it was chosen from."""
+    """Return the plan chosen at a setting, with the plan's candidates."""
     size, epochs = shape
     return dpjax.plan(
         num_examples=num_examples,
@@ -90,19 +92,19 @@ def compared(num_examples, shape, epsilon):
 
 
 def plan_of(sampling, *setting):
-    """The plan of one sampling, with the noise that is best for it."""
+    """Return the plan of one sampling, with the noise that is best for the sampling."""
     rows = compared(*setting).comparison.candidates
     return next(one.plan for one in rows if one.sampling == sampling)
 
 
 def decay_of(plan):
-    """λ of geometric noise, 0 of independent."""
+    """Return the decay λ of geometric noise; 0 for independent noise."""
     denominator = plan.shape.denominator if plan.shape else ()
     return -denominator[0] if denominator else 0.0
 
 
 def geometric_noise(stddev, decay, key):
-    """Noise stddev (z_t − λ z_{t−1}), for a λ that a search changes."""
+    """Add noise stddev (z_t − λ z_{t−1}), where a search may vary λ."""
 
     def update(updates, step, params=None):
         def z(step):
@@ -122,7 +124,10 @@ def geometric_noise(stddev, decay, key):
 
 
 def trainer(problem, data, judged, plan, optimizer_of):
-    """The accuracy of a run: of a key, and what `optimizer_of` takes beside one."""
+    """Return a function that trains, and returns the accuracy on `judged`.
+
+    The function's arguments are a key and the further arguments of `optimizer_of`.
+    """
 
     def loss(params, examples):
         features, labels = examples
@@ -151,7 +156,7 @@ def trainer(problem, data, judged, plan, optimizer_of):
 
 
 def part_of(plan, num_examples):
-    """The same noise, rate and steps on a part of the data."""
+    """Return a plan on a part of the data, with equal noise, rate and steps."""
     size = plan.batch_size * num_examples // plan.num_examples
     part = dataclasses.replace(plan, num_examples=num_examples, batch_size=size)
     steps = [x.mechanism.steps_per_epoch(x.batch_size) for x in (part, plan)]
@@ -160,13 +165,13 @@ def part_of(plan, num_examples):
 
 
 def searched(problem, method, shapes, keys):
-    """Accuracies f[shape, ε, rate] on what is held out, mean over seeds."""
+    """Return accuracies f[shape, ε, rate] on held-out data, averaged over seeds."""
     n = len(problem.data[0])
     kept, held_out = split(problem.data, n - round(HELD_OUT * n))
     found = []
     for shape in shapes:
         plans = [plan_of(method.sampling, n, shape, epsilon) for epsilon in EPSILONS]
-        # One program for all of them, with room for the largest batch of any.
+        # One program serves all plans, with room for the largest batch of any plan.
         roomy = max(plans, key=lambda plan: plan.max_batch_size)
         roomy = part_of(roomy, len(kept[0]))
 
@@ -188,13 +193,13 @@ def searched(problem, method, shapes, keys):
 
 
 def best(method, shapes, found):
-    """For one ε: the setting of the largest accuracy f[shape, rate]."""
+    """Return the setting of the largest accuracy f[shape, rate], for one ε."""
     s, r = np.unravel_index(np.argmax(found), found.shape)
     return Setting(shapes[s], method.rates[r], float(found[s, r]))
 
 
 def chosen_only(found, n, shapes):
-    """Accuracies of what the plan chooses at each setting."""
+    """Return the accuracies of the plan's choice at each setting."""
     out = np.empty_like(found["SGD, Poisson"])
     for (s, shape), (e, epsilon) in itertools.product(
         enumerate(shapes), enumerate(EPSILONS)
@@ -204,7 +209,10 @@ def chosen_only(found, n, shapes):
 
 
 def tested(problem, plan, method, rate, keys, done):
-    """Accuracies by seed, f[seeds], of a plan; what ran already is not run again."""
+    """Return a plan's accuracies by seed, f[seeds].
+
+    Accuracies that are in `done` are not computed again.
+    """
     asked = plan, method, rate
     if asked not in done:
 
@@ -218,7 +226,7 @@ def tested(problem, plan, method, rate, keys, done):
 
 
 def compare(name, problem, num_seeds):
-    """Rows: ε, method, setting, what the plan is, accuracies."""
+    """Yield rows of data set, ε, method, setting, plan and accuracies."""
     key = jax.random.fold_in(jax.random.key(2027), list(PROBLEMS).index(name))
     few, many = (
         jax.random.split(k, n)
@@ -244,19 +252,23 @@ def compare(name, problem, num_seeds):
 
 
 def mean_and_error(values):
-    """A mean and its standard error."""
+    """Return a mean and its standard error."""
     return [float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5)]
 
 
 def as_tables(runs):
-    """Accuracies, how far the choice is from the others, and the settings."""
+    """Return three tables of the runs.
+
+    The tables show accuracies, differences between the choice and the other methods,
+    and settings.
+    """
     cells = {(name, e, label): scores for name, e, label, _, _, scores in runs}
     names = [CHOICE, *METHODS]
     accuracy, against, settings = [], [], []
     for name, e in dict.fromkeys(run[:2] for run in runs):
         each = {label: cells[name, e, label] for label in names}
         accuracy.append([name, e, *map(mean_and_error, each.values())])
-        # The same seeds for all.
+        # All methods have the same seeds.
         gains = [100 * (each[CHOICE] - each[label]) for label in METHODS]
         against.append([name, e, *map(mean_and_error, gains)])
     for name, e, label, setting, plan, _ in runs:
@@ -275,7 +287,7 @@ def as_tables(runs):
 
 
 def main():
-    """Search, train, compare."""
+    """Search, train and compare."""
     options = parser(__doc__)
     options.add_argument("--data", type=pathlib.Path, required=True)
     options.add_argument("--only", nargs="+", choices=SHAPES, default=list(SHAPES))
