@@ -117,16 +117,17 @@ def log_delta(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
 def delta_of(mu: jax.Array, epsilon: jax.Array) -> jax.Array:
     """An upper bound on δ(ε) under μ-GDP.
 
-    The result is 0 for μ = 0 or ε = ∞. For all other arguments outside of 0 < μ < ∞ and
-    0 <= ε < ∞, and for NaN, the result is 1.
+    The result is 0 for μ = 0 or ε = ∞, if the other argument is at least 0. For all
+    other arguments outside of 0 < μ < ∞ and 0 <= ε < ∞, and for NaN, the result is 1.
     """
     regular = (mu > 0) & (mu < jnp.inf) & (epsilon >= 0) & (epsilon < jnp.inf)
     mu_, epsilon_ = jnp.where(regular, mu, 1.0), jnp.where(regular, epsilon, 1.0)
     value = jnp.maximum(jnp.exp(log_delta(mu_, epsilon_)), TINY)
-    # μ = 0 or ε = ∞ gives δ = 0. μ = ∞, ε < 0 or a NaN gives no guarantee, so δ = 1.
-    # All other arguments give a positive δ, at least TINY.
-    corner = jnp.where((mu == 0) | (epsilon == jnp.inf), 0.0, 1.0)
-    return jnp.where(regular, value, corner)
+    # μ = 0 or ε = ∞ gives δ = 0, unless the other argument is negative or NaN. μ = ∞, a
+    # negative number or a NaN gives no guarantee, so δ = 1. All other arguments give a
+    # positive δ, at least TINY.
+    free = ((mu == 0) & (epsilon >= 0)) | ((epsilon == jnp.inf) & (mu >= 0))
+    return jnp.where(regular, value, jnp.where(free, 0.0, 1.0))
 
 
 @delta_of.defjvp
@@ -147,8 +148,8 @@ def _delta_jvp(primals, tangents):
 def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
     """An upper bound on ε(δ) under μ-GDP.
 
-    The result is 0 for δ >= 1 or μ = 0. For all other arguments outside of 0 < μ < ∞
-    and 0 < δ < 1, and for NaN, the result is inf.
+    The result is 0 for δ >= 1 or μ = 0, if the other argument is at least 0. For all
+    other arguments outside of 0 < μ < ∞ and 0 < δ < 1, and for NaN, the result is inf.
     """
     regular = (mu > 0) & (mu < jnp.inf) & (delta > 0) & (delta < 1)
     mu_, delta_ = jnp.where(regular, mu, 1.0), jnp.where(regular, delta, 0.5)
@@ -163,7 +164,7 @@ def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
     root = jnp.where(delta_of(mu_, jnp.zeros_like(mu_)) <= delta_, 0.0, root)
     # Rounding may leave the last iterate on the wrong side by a few ulps.
     root = nudge(lambda e: delta_of(mu_, e) <= delta_, root, 1.0)
-    free = (mu == 0) | (delta >= 1)
+    free = ((delta >= 1) & (mu >= 0)) | ((mu == 0) & (delta >= 0))
     root = jnp.where(regular, root, jnp.where(free, 0.0, jnp.inf))
     met = (root > 0) & (root < jnp.inf)
     return implicit_derivative(lambda e: delta_of(mu, e) - delta, root, met)
