@@ -48,7 +48,7 @@ class NoiseStream(NamedTuple):
 
 
 def buffered_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
-    """Make a stream of a strategy's noise that stores earlier draws in a memory.
+    """Make a stream of a strategy's noise, with a memory of sums of earlier draws.
 
     The stream draws one Gaussian vector in each step.
     """

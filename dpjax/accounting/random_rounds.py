@@ -139,9 +139,10 @@ def _estimate_parameter(
 ) -> float:
     """Estimate ε at δ from the noise multiplier, or the noise multiplier from ε.
 
-    `fixed` is the noise multiplier or the ε from which the function computes
-    the estimate. A search starts at the estimate, and only the time of the search
-    depends on the estimate.
+    `fixed` is the number from which the function computes the other number. One formula
+    serves both directions, because the product of ε and the noise multiplier depends
+    only on the other arguments. A search starts at the estimate, and only the time of
+    the search depends on the estimate.
     """
     # R rounds at sampling rate q are about μ-GDP with μ = 2 q √R / noise_multiplier,
     # and δ(ε) is about e^{−(ε/μ)²/2}.

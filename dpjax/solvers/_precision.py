@@ -95,7 +95,7 @@ def round_up(value: float) -> float: ...
 @overload
 def round_up(value: ArrayLike) -> float | np.ndarray: ...
 def round_up(value: ArrayLike) -> float | np.ndarray:
-    """Round a positive number up to float32 or inf; returns a float or f64[...]."""
+    """Round a positive number up to the next float32, as a float or f64[...]."""
     return _round_float32(value, np.inf)
 
 
@@ -104,7 +104,7 @@ def round_down(value: float) -> float: ...
 @overload
 def round_down(value: ArrayLike) -> float | np.ndarray: ...
 def round_down(value: ArrayLike) -> float | np.ndarray:
-    """Round a positive number down to float32; returns a float or f64[...]."""
+    """Round a positive number down to the next float32, as a float or f64[...]."""
     return _round_float32(value, -np.inf)
 
 

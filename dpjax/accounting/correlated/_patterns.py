@@ -310,8 +310,9 @@ def _bound_by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
 
         The result has a row for each epoch e and a column for each interval of
         positions. The rows for e > f − 2 are 0. The term of a pair is an entry of CᵀC,
-        multiplied by the weights of both epochs. The function bounds maps the
-        distances f − e, f[E, 1], to bounds on the entry for each interval.
+        multiplied by the weights of both epochs. The argument `bounds` is a function.
+        From the distances f − e, an array of shape (E, 1) for E epochs, the function
+        computes upper bounds on the entry of CᵀC for each interval.
         """
         distance = (f - epochs)[:, None]
         pair_weights = (weights[f] * weights)[:, None]

@@ -177,9 +177,10 @@ def ratio(
     two positions by their distance around the circle of n_b positions, divided by the
     square of the noise multiplier.
 
-    If the variance of a join is below the resolution of the grid, the variance is added
-    to the variance of the next join, which a larger group shares. This addition only
-    increases covariances.
+    Each join multiplies the ratio by a lognormal factor, which all positions of the
+    join share. If the variance of this factor's log is below the resolution of the
+    grid, the variance is added to the variance of the next join's factor, which more
+    positions share. This addition only increases covariances.
     """
     by_join, across = _covariances(tree, by_gap, n_b)
     following = jnp.append(by_join[1:], across)

@@ -14,11 +14,12 @@ is the distribution of a likelihood ratio.
 2. `cells`: lower bounds. The mass in a cell (an interval of likelihood ratios) moves to
    the conditional mean of the cell. The lower bound on ε of random allocation uses this
    module.
-3. `grid`: functions that compute the mean of two independent ratios from all pairs of
-   grid points, and the mean or product of many independent ratios. Let h be the spacing
-   of the grid. The mean of the points e^{hi} and e^{hj} is e^{hi} times a factor that
-   depends on j − i alone. The pairs with the same difference j − i are therefore added
-   together, by products of whole arrays.
+3. `grid`: functions that compute the distribution of the average of two independent
+   ratios, from all pairs of grid points, and the distribution of the average or product
+   of many independent ratios. Let h be the spacing of the grid. The mean of the points
+   e^{hi} and e^{hj} is e^{hi} times a factor that depends on j − i alone. The pairs
+   with the same difference j − i are therefore added together, by products of whole
+   arrays.
 
 All sums have nonnegative terms, so that the rounding error of each mass is small
 relative to the mass.

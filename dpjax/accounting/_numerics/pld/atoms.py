@@ -234,7 +234,8 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
 
     The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is the
     event's `stddev`. With the event's sensitivity k, the loss at z is (k² − 2kz) / 2σ².
-    About the mass `tail` at each end moves to an infinite loss or to the smallest loss.
+    Outcomes with a total probability of about `tail` are cut off at each end. One end
+    gets an infinite loss, and the other end gets the smallest loss.
     """
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)

@@ -43,10 +43,11 @@ from dpjax.accounting._numerics.pld.tilt import FREQUENCIES, SIDE, Parts, Tilt
 class Spectrum(NamedTuple):
     """The Fourier transform of e^{λε} δ(ε), divided by E e^{λY}, without an atom.
 
-    Y is the sum of all losses, K(λ) = log E e^{λY}, and λ is the tilt. The transform of
-    the atom is subtracted. The atom is the case that all discrete losses are 0 and only
-    Gaussian losses remain. The frequency t_j is in row j // SIDE and column j % SIDE of
-    the arrays f[SIDE, SIDE], where SIDE is a constant.
+    Y is the sum of all losses, K(λ) = log E e^{λY}, and λ is the rate of the tilt. The
+    atom is the event that all discrete losses are 0, so that only Gaussian losses
+    remain. The transform of the atom's part of δ is subtracted. The frequency t_j is in
+    row j // SIDE and column j % SIDE of the arrays f[SIDE, SIDE], where SIDE is a
+    constant.
 
     Attributes:
       tilt: the tilt λ, the period and the added Gaussian variance, f[] each.
@@ -58,7 +59,7 @@ class Spectrum(NamedTuple):
       error: two numbers x and y, f[] each. The error of the inverse transform at ε, a
         sum over all frequencies, is at most x + y |ε|.
       scale: a bound on the relative error of e^{K(λ)}, f[].
-      lost: the probability of an infinite loss, f[].
+      inf_mass: the probability of an infinite loss, f[].
     """
 
     tilt: Tilt
@@ -223,10 +224,10 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
 def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     """An upper bound on the part of Σ_k g(ε + kL) e^{−K(λ)} that a `Spectrum` omits.
 
-    The omitted part, an atom, is the case that all discrete losses are 0 and only the
-    Gaussian loss remains. Here g(ε) is e^{λε} δ(ε), where δ(ε) belongs to the Gaussian
-    loss alone, and K(λ) is log E e^{λY} for the sum Y of all losses. λ is the rate of
-    the tilt, and L is its period.
+    A `Spectrum` omits the atom: the event that all discrete losses are 0, so that only
+    the Gaussian loss remains. Let g(ε) = e^{λε} δ(ε), with the δ(ε) of the Gaussian
+    loss alone, and K(λ) = log E e^{λY} for the sum Y of all losses. k is any integer.
+    λ and L are the `rate` and the `period` of `Tilt`.
     """
     rate, period = transform.tilt.rate, transform.tilt.period
     deviation = jnp.sqrt(transform.variance)

@@ -4,9 +4,9 @@ An operand is a value that is computed from parameter leaves alone, for example 
 transpose, a cast or weight normalisation, and that meets the example in an equation.
 This equation is the operand's site (`analysis.sites`). Leaves and operands that such
 computations connect form a component. The path of a component is the computation from
-its leaves to its operands. The root of an operand is the earliest array on this path
-from which changes of layout alone make the operand. The layout is the order of axes,
-the axes of size one, and the dtype. Several operands may have the same root.
+its leaves to its operands. The layout of an array is the order of its axes, its axes of
+size one, and its dtype. The root of an operand is the earliest array on this path that
+differs from the operand only in layout. Several operands may have the same root.
 
 In some components the path only moves the entries of the leaves into the roots, each
 entry to one position at most. The squared norm of the gradient over the leaves is then

@@ -442,7 +442,7 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """How the book-keeping engine computes the norms and the sum of each parameter.
+    """How the engine computes norms and the sum of gradients for each parameter.
 
     The repr is a table.
 

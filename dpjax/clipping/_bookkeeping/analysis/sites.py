@@ -123,9 +123,9 @@ class RuledSite(Site):
 
 @dataclasses.dataclass(eq=False)
 class BlockSite(Site):
-    """An input of a rematerialised block that stays checkpointed.
+    """An operand that enters a `jax.checkpoint` block which is not inlined.
 
-    The input is an operand: a value computed from parameters alone. The engine
+    An operand is a value computed from parameters alone. The engine
     evaluates the block as a function with a custom derivative. For each operand, this
     function has an additional argument, an array of zeros called a tap. The derivative
     computes the block's gradient norms or clipped sums, and returns them as the
