@@ -4,8 +4,9 @@
     python benchmarks/clipping.py [mlp cnn wide_resnet transformer rematerialised]
         [--without-peers]
 
-Each network has its own result. `opacus_ghost.py` measures Opacus in a separate process
-for each network but the last. The whole script takes about 9 minutes on two cores.
+Each network has its own result. `opacus_ghost.py` measures Opacus in one separate
+process, on all networks but the last. The whole script takes about 9 minutes on two
+cores.
 """
 
 import importlib
@@ -50,7 +51,7 @@ def optax_aggregate(loss: Any, size: int) -> Callable[..., Any]:
 def contenders(
     loss: Any, size: int, peers: list[str]
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The plain step first; b is the batch."""
+    """Yield names and functions, the plain gradient first; b is the batch size."""
     yield "plain gradient", plain(loss)
     for engine in ("bookkeeping", "ghost", "vmap"):
         fn = dpjax.clipped_grad(loss, CLIP_NORM, engine=engine)
@@ -79,7 +80,7 @@ def contenders(
 
 
 def measure(name: str, peers: list[str], seconds: float) -> list[Table]:
-    """Time, memory and compilation of all contenders on a network."""
+    """Measure time, memory and compilation of all functions on one network."""
     loss, params, batch = getattr(_networks, name)()
     size = jax.tree.leaves(batch)[0].shape[0]
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -113,7 +114,7 @@ def measure(name: str, peers: list[str], seconds: float) -> list[Table]:
 
 
 def main() -> None:
-    """Measure the networks that are named, one after the other."""
+    """Measure the named networks, one after the other."""
     options = parser(__doc__)
     options.add_argument("networks", nargs="*", metavar="NETWORK", default=NETWORKS)
     options.add_argument("--seconds", type=float, default=4.0, help="for each function")

@@ -3,10 +3,10 @@
     python benchmarks/correlated.py [--part error|schedule|optimize|step]
                                     [--without-peers]
 
-An error is μ times the root mean square of the noise in a workload, in a fixed order,
-divided by a lower bound for all strategies. The strategies of jax_privacy need the
-extra `bench`. jax_privacy optimizes dense strategies for the workload, and all its
-other strategies for prefix sums.
+In the table of errors, an error is μ times the root mean square of the noise in a
+workload, in a fixed order, divided by a lower bound for all strategies. The strategies
+of jax_privacy need the extra `bench`. jax_privacy optimizes dense strategies for the
+workload, and all its other strategies for prefix sums.
 """
 
 import itertools
@@ -28,13 +28,14 @@ from dpjax.strategies import _optimize
 
 KEY = jax.random.key(0)
 ROUNDS = 21
-NUM_STEPS = 2000  # of a step that is timed
-# Steps an epoch, epochs, decay.
+NUM_STEPS = 2000  # the number of steps for which the timed noise is made
+# Steps per epoch, number of epochs, and decay of the momentum.
 SETTINGS = [(100, 10, 0.9), (23, 20, 0.95), (100, 10, 0.99), (1000, 8, 0.999)]
 WORKLOADS = {"momentum": workloads.momentum, "its sums": workloads.momentum_sum}
-# jax_privacy's dense strategies take minutes; of more steps than that, hours.
+# The search of jax_privacy for a dense strategy takes minutes for at most DENSE steps,
+# and hours for more steps.
 DENSE, DENSE_ITERATIONS = 500, 500
-# Steps, steps an epoch, kind and vectors of what is optimised.
+# Steps, steps per epoch, and the kind and number of vectors of the strategy.
 SEARCHES = [
     (2000, 200, "banded", 31),
     (2000, 200, "rational", 1),
@@ -45,7 +46,7 @@ SEARCHES = [
 
 
 def ours(workload, **asked):
-    """Strategies by name."""
+    """Return dpjax's strategies by name."""
     return {
         "independent": strategies.independent(),
         "geometric, no vector": strategies.optimize("geometric", workload, **asked),
@@ -59,7 +60,7 @@ def ours(workload, **asked):
 
 
 def peers(workload, *, num_steps, steps_per_epoch):
-    """jax_privacy's strategies by name, as coefficients f[T] or matrices f[T, T]."""
+    """Yield jax_privacy's strategies by name: coefficients f[T] or matrices f[T, T]."""
     from jax_privacy.matrix_factorization import buffered_toeplitz, dense
     from jax_privacy.matrix_factorization import toeplitz as banded
 
@@ -79,7 +80,8 @@ def peers(workload, *, num_steps, steps_per_epoch):
             a = toeplitz(
                 _optimize.coefficients(workload, num_steps), np.zeros(num_steps)
             )
-            # Its search ends at a gradient of 1e-3, so that numbers must not be small.
+            # The search for a dense strategy ends at a gradient of 1e-3. The factor of
+            # 100 keeps the numbers from being too small for this limit.
             c = dense.optimize(
                 num_steps,
                 epochs=epochs,
@@ -90,7 +92,7 @@ def peers(workload, *, num_steps, steps_per_epoch):
 
 
 def of_theirs(c, workload, *, num_steps, steps_per_epoch):
-    """μ times error, from coefficients (all c >= 0) or from a matrix."""
+    """Return μ times the error of coefficients (all c >= 0) or of a matrix."""
     a = _optimize.coefficients(workload, num_steps)
     if c.ndim == 2:
         gram = np.abs(c.T @ c)
@@ -106,14 +108,14 @@ def of_theirs(c, workload, *, num_steps, steps_per_epoch):
 
 
 def of_ours(strategy, workload, **asked):
-    """The same by the accountant."""
+    """Return μ times the error of one of dpjax's strategies, by the accountant."""
     order = {"order": "fixed", "adjacency": Adjacency.ZERO_OUT}
     mu = correlated.mu(strategy, 1.0, **asked, **order)
     return mu * correlated.error(strategy, workload, asked["num_steps"])
 
 
 def of_tree(decay, **asked):
-    """That of the tree, in the momentum of its own decay."""
+    """Return μ times the error of the tree, in the momentum with the tree's decay."""
     order = {"order": "fixed", "adjacency": Adjacency.ZERO_OUT}
     mu = momentum_mu(1.0, decay=decay, **asked, **order)
     variance = tree.prefix_variance(np.arange(1, asked["num_steps"] + 1), decay)
@@ -121,7 +123,7 @@ def of_tree(decay, **asked):
 
 
 def errors(with_peers):
-    """Every strategy's error over the bound, in both workloads."""
+    """Compute the error of all strategies over the lower bound, in both workloads."""
     rows = []
     for (n_b, epochs, decay), name in itertools.product(SETTINGS, WORKLOADS):
         workload = WORKLOADS[name](decay)
@@ -144,7 +146,10 @@ def errors(with_peers):
 
 
 def schedules():
-    """μ times error with the same noise in all steps, and with what each best has."""
+    """Compare equal noise in all steps with the best factor of the noise in each step.
+
+    The compared number is μ times the error.
+    """
     num_steps, n_b = 1000, 100
     asked = {"num_steps": num_steps, "steps_per_epoch": n_b}
     steps = np.arange(num_steps)
@@ -175,7 +180,7 @@ def schedules():
 
 
 def searches(with_peers):
-    """Seconds to optimise for sums of momentum, first (it compiles) and again."""
+    """Time two searches for sums of momentum; the first search also compiles."""
     rows = []
     for num_steps, n_b, kind, vectors in SEARCHES:
         taken = []
@@ -206,7 +211,7 @@ def searches(with_peers):
 
 
 def step_time(size):
-    """A step of each against one of independent noise, state donated."""
+    """Time a step of each noise against independent noise; the state is donated."""
     gradient = jnp.ones(size)
     given = {"num_steps": NUM_STEPS, "key": KEY}
     geometric, one = strategies.geometric(0.9), strategies.rational([0.5], [0.95])
@@ -224,7 +229,7 @@ def step_time(size):
 
 
 def main():
-    """Run one measurement, or all."""
+    """Run one measurement, or all measurements."""
     options = parser(__doc__)
     options.add_argument("--part", choices=("error", "schedule", "optimize", "step"))
     options.add_argument("--size", type=int, default=10_000_000)

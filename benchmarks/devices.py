@@ -48,7 +48,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
 
 
 def divided(count, size):
-    """A vector's type, in equal parts on so many devices."""
+    """Return the type of a vector that is divided equally over `count` devices."""
     mesh = jax.make_mesh(
         (count,), ("data",), (AxisType.Auto,), devices=jax.devices()[:count]
     )
@@ -57,11 +57,11 @@ def divided(count, size):
 
 
 def compiled_step(make, vector):
-    """The compiled init and update of noise, and the type of its state."""
+    """Return the compiled init and update of a noise transformation."""
     tx = make()
     init = jax.jit(tx.init).lower(vector).compile()
 
-    def laid_out(x, sharding):  # a counter or a key is no device's own
+    def laid_out(x, sharding):  # counters and keys are not divided
         return x.update(sharding=sharding) if x.ndim else x
 
     state = jax.tree.map(
@@ -72,7 +72,7 @@ def compiled_step(make, vector):
 
 
 def stepping(update, state, zeros):
-    """Steps of noise, one after the other."""
+    """Return a function that runs the next step of the noise."""
     held = [state]
 
     def step():
@@ -83,7 +83,10 @@ def stepping(update, state, zeros):
 
 
 def noise(size):
-    """What a device does in a step, and whether noise depends on their number."""
+    """Measure the work of a device in a step, and compare the noise.
+
+    The noise on each number of devices is compared with the noise on one device.
+    """
     rows = []
     for kind, make in KINDS.items():
         values, functions, found = {}, {}, {}
@@ -111,7 +114,7 @@ def noise(size):
 
 
 def memory(size=10**8, count=8):
-    """Of each device, for that many parameters: compiled, not run."""
+    """Return the memory of each device; programs are compiled but not run."""
     rows = []
     for kind, make in KINDS.items():
         init, update = compiled_step(make, divided(count, size))
@@ -130,7 +133,10 @@ WIDTH, HEADS, WORDS, LAYERS = 256, 4, 1000, 2
 
 
 def attention(q, k, v, block=512):
-    """Causal, for f[h, t, d], a block of queries at a time: nothing is t x t."""
+    """Compute causal attention of f[h, t, d] with queries in blocks.
+
+    No array has the size t x t.
+    """
     heads, length, width = q.shape
     queries = q.reshape(heads, -1, block, width).swapaxes(0, 1)
 
@@ -146,7 +152,10 @@ def attention(q, k, v, block=512):
 
 
 def transformer(params, ids, recompute=False):
-    """The loss of one sequence i32[t]; layers are kept for the derivative, or not."""
+    """Return the loss of one sequence i32[t].
+
+    The derivative uses stored values of the layers, or recomputes the values.
+    """
 
     def layer(x, w):
         y = x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * w["gain"]
@@ -162,7 +171,7 @@ def transformer(params, ids, recompute=False):
 
 
 def shapes():
-    """The transformer's parameters, as types."""
+    """Return the types of the transformer's parameters."""
 
     def array(*shape):
         return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -176,7 +185,7 @@ def shapes():
 
 
 def gradients(loss):
-    """The plain gradient of the mean loss, and clipped ones."""
+    """Return the plain gradient of the mean loss, and clipped gradients, by name."""
     return {
         "plain": jax.grad(lambda p, i: jax.vmap(loss, (None, 0))(p, i).mean()),
         "auto": clipped_grad(loss, 1.0),
@@ -190,7 +199,7 @@ def gradients(loss):
 
 
 def sequences():
-    """Temporaries of a clipped gradient over those of the plain one."""
+    """Compare the temporaries of clipped gradients with those of the plain gradient."""
     rows = []
     for length, batch, recompute in [
         (2048, 2, False),

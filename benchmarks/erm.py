@@ -12,20 +12,21 @@ under REPLACE, and the loss has no regulariser or the regulariser (μ/2)‖w‖�
 log(1 + exp(−y⟨w, x⟩)), the paper's Huber threshold as 1 in the unit of the label, and
 labels are those of the files.
 
-The excess loss is F(w) − min F on all of the data, in float64, where Newton's method
-computes the minimum. The table has the mean over seeds. A time is the median over seeds
-of one call of the solver with a given noise multiplier, after a first call that
-compiles and calibrates. The methods are called in turn. diffprivlib and scikit-learn
+The excess loss is F(w) − min F in float64, where F is the mean loss on all of the data
+plus the regulariser. Newton's method computes the minimum. The table has the mean over
+seeds. A time is the median over seeds of one call of the solver with a given noise
+multiplier, after a first call that compiles and calibrates. The methods are called in
+turn. diffprivlib and scikit-learn
 are timed without changes. Learning rates, epochs and clip norms were set once by hand
 for all data sets and all ε. The numbers of steps of output perturbation and noisy GD
 follow from a guess of the radius. The guesses used no data, except the guess for Bike,
 which was lowered once (from 1000 to 300) to save time. "scaled" features are divided by
 their root mean squares, and "whitened" features are multiplied by the inverse root of
 their second moments. Both kinds of statistics are private releases that cost a tenth of
-μ². All other settings of these methods follow rules in n, d, ε and this release alone.
-The rules of the whitened plan were set on Bank, and on Wine and Bike with labels cut at
-6 and 100. With --methods, the script measures only these methods, and writes only their
-losses.
+μ², where this μ is the parameter of Gaussian DP. All other settings of these methods
+follow rules in n, d, ε and this release alone. The rules of the whitened plan were set
+on Bank, and on Wine and Bike with labels cut at 6 and 100. With --methods, the script
+measures only these methods, and writes only their losses.
 """
 
 import itertools
@@ -54,14 +55,17 @@ DRAWN = (WHITENED, SCALED, "published", "diffprivlib")
 
 
 class Found(NamedTuple):
-    """Mean excess loss and median seconds of a method."""
+    """The mean excess loss and the median seconds of a method."""
 
     excess: float
     seconds: float
 
 
 def calls(problem, name, epsilon):
-    """A method to be called in turn, each time with another key, and what it finds."""
+    """Return a call of a method, and the list of the parameters that calls found.
+
+    Each call has another key. The first call calibrates the noise.
+    """
     seeds, found, known = itertools.chain([1000], itertools.count()), [], None
 
     def call():
@@ -75,7 +79,7 @@ def calls(problem, name, epsilon):
 
 
 def measure(problem, names, epsilon, seeds):
-    """Every method at one ε; the first call compiles and calibrates."""
+    """Measure all methods at one ε; the first call compiles and calibrates."""
     methods = {name: calls(problem, name, epsilon) for name in names}
     times = take_turns(
         {name: call for name, (call, _) in methods.items()}, rounds=seeds
@@ -90,10 +94,10 @@ def measure(problem, names, epsilon, seeds):
 
 
 def suited(problem, peers):
-    """The methods that there are for a problem.
+    """Return the names of the methods that can solve a problem.
 
-    diffprivlib has no Huber regression. Scaled features change a regulariser. The rules
-    of "plan, whitened" are for logistic losses.
+    diffprivlib has no Huber regression. Scaled or whitened features would change a
+    regulariser. The rules of "plan, whitened" are for logistic losses.
     """
     absent = {"diffprivlib"} - (set() if problem.linear else set(peers))
     if problem.mu:
@@ -104,7 +108,7 @@ def suited(problem, peers):
 
 
 def draw(path):
-    """Excess loss against ε without a regulariser, a panel for each data set."""
+    """Plot excess loss against ε without a regulariser, a panel for each data set."""
     plt.style.use(plot.style)
     table = excess()
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -135,7 +139,7 @@ def _printed(problem):
 
 
 def excess_table(problems, results, methods):
-    """Excess loss beside what is printed."""
+    """Return a table of excess losses with the published values."""
     rows = []
     for problem in problems:
         for epsilon, printed in zip(EPSILONS, _printed(problem), strict=True):
@@ -151,7 +155,7 @@ def excess_table(problems, results, methods):
 
 
 def seconds_table(problems, results):
-    """The range of times over ε."""
+    """Return a table of the least and the greatest time over all ε."""
     rows = []
     for problem in problems:
         row = [problem.data_set.name, problem.mu]
@@ -167,7 +171,7 @@ def seconds_table(problems, results):
 
 
 def claims_table(problems, results):
-    """In how many rows what the paper claims of output perturbation is so."""
+    """Count the rows in which the paper's claims on output perturbation hold."""
     at_most = telling = loss = sooner = both = 0
     for problem in problems:
         for epsilon, printed in zip(EPSILONS, _printed(problem), strict=True):
@@ -192,7 +196,7 @@ def claims_table(problems, results):
 
 
 def main():
-    """Run everything, print the tables, draw the picture."""
+    """Measure and print the tables, or draw the picture."""
     options = parser(__doc__)
     options.add_argument("--data", type=pathlib.Path)
     options.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"))
@@ -212,7 +216,7 @@ def main():
     peers = []
     try:
         import diffprivlib as peer
-    except ImportError as error:  # also where it does not suit scikit-learn
+    except ImportError as error:  # also if scikit-learn's version does not fit
         if not arguments.without_peers:
             raise SystemExit(f"diffprivlib: {error}; or use --without-peers") from error
     else:
@@ -233,7 +237,7 @@ def main():
                 first = results.get((problem, EPSILONS[0]))
                 if (
                     first and "scikit-learn" in names
-                ):  # what is not private does not depend on ε
+                ):  # scikit-learn is not private and does not depend on ε
                     names.remove("scikit-learn")
                 results[problem, epsilon] = measure(
                     problem, names, epsilon, arguments.seeds

@@ -39,7 +39,7 @@ KILLS = re.compile(r"kill_and_resume\(tmp_path, plan, random\.Random\(2\), (\d+)
 
 
 def counted(file, name):
-    """How many cases there are, and how many pass."""
+    """Return the number of cases of a test, and the number of passed cases."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-n", "0", "-q", TESTS / file]
@@ -56,7 +56,7 @@ def counted(file, name):
 
 
 def main():
-    """Run the tests."""
+    """Run the tests, print and write the table."""
     arguments = parser(__doc__).parse_args()
     rows = [[kind, *counted(*test)] for kind, test in KINDS.items()]
     columns = {"fault": "{}", "cases": "{}", "survived": "{}"}

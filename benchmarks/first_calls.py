@@ -5,10 +5,10 @@
 
 Each call is the first call of its kind in a process of its own. A program counts as
 compiled if XLA compiles the program; nothing is read from a cache. For each network of
-`clipping.py`, and for a network of 48 equal blocks, the script then measures the time
-to trace and lower the private step, and the time to compile the step, compared with the
-plain step. CPU seconds are summed over all threads. The whole script takes about 5
-minutes on two cores.
+`clipping.py` but the last, and for a network of 48 equal blocks, the script then
+measures the CPU seconds to trace and lower the private step, and the CPU seconds to
+compile the step, compared with the plain step. CPU seconds are summed over all threads.
+The whole script takes about 5 minutes on two cores.
 """
 
 import json
@@ -55,7 +55,7 @@ for batch in plan.batches(data, key=key):
     w = optax.apply_updates(w, updates)
 print(plan.guarantee)
 """
-# For each row what comes before the clock starts, and what is measured.
+# For each row, the code before the clock starts, and the measured code.
 CALLS = {
     "import dpjax.plan, beyond optax": ("import optax", "import dpjax; dpjax.plan"),
     "gdp.epsilon": ("", "gdp.epsilon(1.0, 1e-5)"),
@@ -97,7 +97,7 @@ print(json.dumps([seconds, len(programs), peak]))
 
 
 def first_call(before: str, measured: str) -> list[float]:
-    """CPU seconds, programs and the peak memory in MiB, of one fresh process."""
+    """Return CPU seconds, number of programs and peak MiB of one fresh process."""
     if not measured.startswith("import"):
         before = IMPORTS + before
     out = subprocess.run(
@@ -111,7 +111,7 @@ def first_call(before: str, measured: str) -> list[float]:
 
 
 def calls() -> Table:
-    """The first call of each kind, the median of some processes."""
+    """Measure the first call of each kind: medians of `ROUNDS` processes."""
     rows = []
     for name, code in CALLS.items():
         found = [first_call(*code) for _ in range(ROUNDS)]
@@ -122,7 +122,7 @@ def calls() -> Table:
 
 
 def equal_blocks(blocks: int = 48, width: int = 128, batch: int = 64):
-    """A residual network of dense blocks: loss, parameters and a batch."""
+    """Return loss, parameters and batch of a residual network of dense blocks."""
     import jax
     import jax.numpy as jnp
     from _networks import _normal
@@ -143,7 +143,7 @@ def equal_blocks(blocks: int = 48, width: int = 128, batch: int = 64):
 
 
 def steps() -> Table:
-    """Seconds to trace, lower and compile a private step and a plain one."""
+    """Measure CPU seconds to trace, lower and compile a private and a plain step."""
     import _networks
     import jax
     from clipping import CLIP_NORM, plain
@@ -170,7 +170,7 @@ def steps() -> Table:
     for name, make in networks.items():
         loss, *args = make()
         both = [], []
-        # The first round fills JAX's own caches and does not count.
+        # The first round fills JAX's own caches and is not counted.
         for _ in range(ROUNDS + 1):
             for found, fn in zip(
                 both, (plain(loss), dpjax.clipped_grad(loss, CLIP_NORM)), strict=True
@@ -190,7 +190,7 @@ def steps() -> Table:
 
 
 def main() -> None:
-    """Measure the tables that are named, each with a result of its own."""
+    """Measure the named tables; each table has its own result."""
     tables = {"calls": calls, "steps": steps}
     options = parser(__doc__)
     options.add_argument("tables", nargs="*", metavar="TABLE", default=list(tables))

@@ -8,8 +8,8 @@ smallest sizes in bfloat16 at three sequence lengths, with all parameters traine
 `gpt2_256` and with adapters trained as `lora_256`), noise for 10⁶ to 10⁸ parameters
 (`noise_6`), and `accountants`. Each part has its own process and its own result,
 because a device reports the peak of memory of a process. On a CPU this script measures
-nothing; with `--small` it runs there with tiny sizes as a rehearsal, and writes no
-result into this folder.
+nothing. With `--small` the script runs with tiny sizes as a rehearsal, also on a CPU,
+and writes no result into `benchmarks/results`.
 """
 
 import functools
@@ -33,12 +33,12 @@ from dpjax.accounting import pld
 CLIP_NORM, NOISE_MULTIPLIER, DELTA = 1.0, 1.1, 1e-5
 ROUNDS, NUM_STEPS = 20, 4096
 MEBIBYTE = 2**20
-REFUSED = 2  # the exit status of argparse's errors
+REFUSED = 2  # the exit status of argparse for wrong arguments
 TINY = {"width": 32, "layers": 2, "vocabulary": 64, "heads": 2}
 
 
 class Network(NamedTuple):
-    """A loss of (parameters, example, *frozen), and arrays or types of arrays."""
+    """A loss of (parameters, example, *frozen), and its arrays or their types."""
 
     loss: Callable[..., Any]
     params: Any
@@ -47,12 +47,12 @@ class Network(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of examples."""
+        """Return the number of examples in the batch."""
         return jax.tree.leaves(self.batch)[0].shape[0]
 
 
 def languages() -> dict[str, tuple[Callable[..., Any], dict, dict]]:
-    """The transformers: 8,192 tokens a batch, whatever their number in a sequence."""
+    """Return the transformers; each batch has 8,192 tokens at full size."""
     found = {}
     for name, make in (("gpt2", _networks.gpt2), ("lora", _networks.adapters)):
         for length in (256, 512, 1024):
@@ -62,7 +62,7 @@ def languages() -> dict[str, tuple[Callable[..., Any], dict, dict]]:
     return found
 
 
-NETWORKS = {  # what makes each, its full sizes and its small ones
+NETWORKS = {  # the function that makes the network, its full sizes, its small sizes
     "mlp": (_networks.mlp, {"batch": 1024}, {"batch": 8, "sizes": (16, 32, 10)}),
     "cnn": (_networks.cnn, {"batch": 512}, {"batch": 4, "channels": (3, 8, 8)}),
     "wide_resnet": (
@@ -75,14 +75,14 @@ NETWORKS = {  # what makes each, its full sizes and its small ones
 
 
 def network(name: str, small: bool = False) -> Network:
-    """A network with its arrays."""
+    """Return a network with its arrays."""
     make, *sizes = NETWORKS[name]
     loss, params, batch, *frozen = make(**sizes[small])
     return Network(loss, params, batch, tuple(frozen))
 
 
 def outline(name: str, small: bool = False) -> Network:
-    """The same with types in place of arrays: nothing is computed."""
+    """Return a network with types in place of arrays; nothing is computed."""
     losses = []
 
     def arrays() -> Any:
@@ -101,13 +101,13 @@ class Step(NamedTuple):
     step: Callable[..., Any]
 
     def example_arguments(self, net: Network) -> tuple[Any, ...]:
-        """The types of the step's arguments."""
+        """Return the types of the step's arguments."""
         state = jax.eval_shape(self.init, net.params)
         return net.params, state, net.batch, *net.frozen
 
 
 def plain_step(net: Network) -> Step:
-    """A step of Adam by the gradient of the mean loss."""
+    """Return a step of Adam with the gradient of the mean loss."""
     tx = optax.adam(1e-3)
 
     def mean_loss(params: Any, batch: Any, *frozen: Any) -> jax.Array:
@@ -123,9 +123,10 @@ def plain_step(net: Network) -> Step:
 
 
 def private_step(net: Network, noisy: bool = True) -> Step:
-    """The same by the clipped sum and noise, with the mask of a sampled batch.
+    """Return a step of Adam with the clipped sum and noise.
 
-    Without noise, only for counting, it is the sum over the number of examples.
+    The step has the mask of a sampled batch. Without noise, which serves only for
+    counting, the gradient is the clipped sum divided by the number of examples.
     """
     clipped = dpjax.clipped_grad(net.loss, CLIP_NORM)
     mean = dpjax.noisy_mean(
@@ -146,14 +147,14 @@ def private_step(net: Network, noisy: bool = True) -> Step:
 
 
 def peak() -> float | None:
-    """Mebibytes, the most that the device held in this process; None if unreported."""
+    """Return the device's peak MiB in this process; None if JAX does not report it."""
     stats = jax.local_devices()[0].memory_stats() or {}
     used = stats.get("peak_bytes_in_use")
     return None if used is None else used / MEBIBYTE
 
 
 def in_place(program: Callable[..., Any], held: list[Any], *rest: Any) -> Any:
-    """A call that replaces what is held by what the program makes of it."""
+    """Return a call that replaces the arrays in `held` by the program's results."""
 
     def call() -> Any:
         held[:] = program(*held, *rest)
@@ -163,15 +164,15 @@ def in_place(program: Callable[..., Any], held: list[Any], *rest: Any) -> Any:
 
 
 def start(step: Step, net: Network) -> list[Any]:
-    """The parameters on the device, for a step that takes their memory, and state."""
+    """Return new parameters and state on the device, for a step that donates both."""
     params = jax.tree.map(jnp.array, net.params)
     return [params, step.init(params)]
 
 
 def measure_network(name: str, small: bool, rounds: int) -> list[Table]:
-    """Time, memory and compilation of the plain and the private step."""
+    """Measure time, memory and compilation of the plain and the private step."""
     net = network(name, small)
-    net = net._replace(params=jax.device_get(net.params))  # each step has its own
+    net = net._replace(params=jax.device_get(net.params))  # each step has a copy
     given = net.batch, *net.frozen
     steps = {"plain": plain_step(net), "private": private_step(net)}
     programs, build, peaks = {}, {}, {}
@@ -211,12 +212,12 @@ def measure_network(name: str, small: bool, rounds: int) -> list[Table]:
 
 
 def times_columns() -> dict[str, str]:
-    """The columns of a median and its spread."""
+    """Return the columns of median, minimum and maximum."""
     return {"ms": "{:.3g}", "least": "{:.3g}", "most": "{:.3g}"}
 
 
 def normal() -> optax.GradientTransformation:
-    """The updates plus `jax.random.normal`, which every kind of noise has to draw."""
+    """Add `jax.random.normal` to the updates; each kind of noise needs normals."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         drawn = jax.random.normal(
@@ -228,7 +229,7 @@ def normal() -> optax.GradientTransformation:
 
 
 def kinds() -> Mapping[str, Any]:
-    """Every kind of noise; the first is what the others are compared with."""
+    """Return all kinds of noise; the other kinds are compared with the first kind."""
     given = {"num_steps": NUM_STEPS, "key": jax.random.key(0)}
     one = strategies.rational([0.5], [0.95])
     correlated = functools.partial(dpjax.correlated_noise, **given)
@@ -246,7 +247,7 @@ def kinds() -> Mapping[str, Any]:
 
 
 def measure_noise(size: int, rounds: int) -> list[Table]:
-    """Time of a step of each kind of noise, and what it stores."""
+    """Measure the time of a step and the stored state of each kind of noise."""
     zeros = jnp.zeros(size)
     functions, stored = {}, {}
     for label, tx in kinds().items():
@@ -260,7 +261,7 @@ def measure_noise(size: int, rounds: int) -> list[Table]:
             return out, held[0]
 
         functions[label] = call
-        call()  # what comes out may be of other types than what went in
+        call()  # the output state may have other types than the first state
     times = take_turns(functions, rounds=rounds)
     base = times["jax.random.normal"].median
     rows = [
@@ -279,19 +280,22 @@ def measure_noise(size: int, rounds: int) -> list[Table]:
 
 
 def epsilon(noise_multiplier: jax.Array) -> jax.Array:
-    """ε of 1,000 Poisson batches of a hundredth, by privacy-loss distributions."""
+    """Return ε of 1,000 Poisson batches at rate 0.01, by privacy-loss distributions."""
     step = pld.poisson_gaussian(noise_multiplier, 0.01, adjacency=Adjacency.ADD_REMOVE)
     return pld.epsilon(pld.compose(step, 1_000), DELTA)
 
 
 def several(noise_multipliers: jax.Array) -> jax.Array:
-    """The same of many, at most 100 at a time: a thousand would take 25 GiB."""
+    """Return ε of many noise multipliers, at most 100 at a time.
+
+    A thousand at a time would need 25 GiB.
+    """
     most = min(100, noise_multipliers.size)
     return jax.lax.map(epsilon, noise_multipliers, batch_size=most)
 
 
 def measure_accountants(count: int, rounds: int) -> list[Table]:
-    """Time of ε for one noise multiplier, of its derivative, and of many ε."""
+    """Measure the time of ε, of its derivative, and of ε for many noise multipliers."""
     many = jnp.linspace(0.6, 3.0, count)
     cases = {
         "ε": (1, epsilon, jnp.float32(1.0)),
@@ -318,7 +322,7 @@ PARTS = [*NETWORKS, *NOISE, "accountants"]
 
 
 def measure(part: str, small: bool, rounds: int) -> list[Table]:
-    """The tables of a part."""
+    """Measure the tables of a part."""
     if part in NETWORKS:
         return measure_network(part, small, rounds)
     if part in NOISE:
@@ -327,7 +331,7 @@ def measure(part: str, small: bool, rounds: int) -> list[Table]:
 
 
 def about_device() -> Table:
-    """What was measured on, as JAX names it."""
+    """Return a table of the device, with the names that JAX gives."""
     device = jax.local_devices()[0]
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit")
@@ -338,14 +342,14 @@ def about_device() -> Table:
 
 
 def drivers() -> list[str]:
-    """The packages by which JAX uses an accelerator, where there are any."""
+    """Return the installed packages by which JAX uses an accelerator."""
     starts = ("jax-cuda", "jax-rocm", "nvidia-cudnn", "libtpu")
     names = {d.metadata["Name"] for d in importlib.metadata.distributions()}
     return sorted(name for name in names if name and name.startswith(starts))
 
 
 def measure_apart(parts: list[str], given: list[str]) -> None:
-    """Each part in a process of its own; one that fails leaves the others."""
+    """Measure each part in its own process; other parts run even if a part fails."""
     failed = []
     for part in parts:
         status = subprocess.run([sys.executable, __file__, part, *given]).returncode
@@ -357,7 +361,7 @@ def measure_apart(parts: list[str], given: list[str]) -> None:
 
 
 def main() -> None:
-    """Measure one part here, or several in processes of their own."""
+    """Measure one part in this process, or several parts in a process each."""
     options = parser(__doc__)
     options.add_argument("parts", nargs="*", metavar="PART", default=PARTS)
     options.add_argument("--rounds", type=int, default=ROUNDS, help="at least 10")

@@ -36,7 +36,7 @@ import dpjax
 GRADIENTS, SCATTERING, CNN = "gradients, linear", "scattering, linear", "CNN"
 WAYS = GRADIENTS, SCATTERING, CNN
 BATCH, EPOCHS, RATE, CLIP_NORM = 512, 40, 0.5, 0.1
-SHAPES = {  # weights as of `conv_general_dilated` and `matmul`
+SHAPES = {  # of the weights, as for `conv_general_dilated` and `matmul`
     "first": (16, 1, 8, 8),
     "second": (32, 16, 4, 4),
     "hidden": (512, 32),
@@ -45,7 +45,7 @@ SHAPES = {  # weights as of `conv_general_dilated` and `matmul`
 
 
 def init(key):
-    """Uniform weights and biases within one over the root of the inputs."""
+    """Draw weights and biases uniformly within ±1 / √(number of a unit's inputs)."""
     params = {}
     for number, (name, shape) in enumerate(SHAPES.items()):
         inputs = math.prod(shape[1:]) if len(shape) == 4 else shape[0]
@@ -60,7 +60,7 @@ def init(key):
 
 
 def logits(params, images):
-    """The network on images f[b, 784]."""
+    """Return the network's scores for images f[b, 784]."""
 
     def convolved(x, layer, pad):
         x = jax.lax.conv_general_dilated(x, layer["w"], (2, 2), [(pad, pad)] * 2)
@@ -77,14 +77,14 @@ def logits(params, images):
 
 
 def loss(params, examples):
-    """Mean cross-entropy."""
+    """Return the mean cross-entropy."""
     images, labels = examples
     scores = logits(params, images)
     return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
 
 
 def by_network(data, test, epsilon, keys):
-    """Test accuracies of the network by a plan, and the ε that was spent."""
+    """Train the network by a plan; return test accuracies and the spent ε."""
     n = len(data[0])
     plan = dpjax.plan(
         num_examples=n,
@@ -97,7 +97,8 @@ def by_network(data, test, epsilon, keys):
     )
     loss_and_grad = plan.value_and_grad(loss)
 
-    # One program a step: XLA compiles convolutions within a loop to slow code on CPUs.
+    # Each step is a call of a program, not a step of a compiled loop: on CPUs, XLA
+    # compiles convolutions within a loop to slow code.
     @jax.jit
     def step(params, state, number, key):
         optimizer = plan.optimizer(optax.sgd(RATE, momentum=0.9), key=key)
@@ -117,7 +118,7 @@ def by_network(data, test, epsilon, keys):
 
 
 def by_features(of_pixels, data, test, epsilon, keys):
-    """Test accuracies of the recipe on features, and the ε that was spent."""
+    """Train the recipe on features; return test accuracies and the spent ε."""
     images, labels = (jnp.concatenate(pair) for pair in zip(data, test, strict=True))
     scores, account = private_scores(
         of_pixels(images), labels, len(data[0]), epsilon, keys, with_mean=True
@@ -133,7 +134,7 @@ RUNS = {
 
 
 def main():
-    """Train, print, write."""
+    """Train the methods, print and write the table."""
     options = parser(__doc__)
     options.add_argument("--data", type=pathlib.Path, required=True)
     options.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 3.0])

@@ -28,7 +28,7 @@ ROUNDS = 11
 
 
 def timings():
-    """What the bounds cost."""
+    """Measure the times of the bounds."""
     steps = 1_000_000
     rng = np.random.default_rng(0)
     contractive = np.full(steps, 0.9999)
@@ -82,7 +82,7 @@ def timings():
 
 
 def plot(path):
-    """ε against epochs: composition, RDP, minorant."""
+    """Plot ε against epochs: composition, conversion by RDP, and dpjax's bound."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -115,7 +115,7 @@ def plot(path):
 
 
 def main():
-    """Tables and picture, then times: results of their own."""
+    """Make the tables and the picture, then the times, as two separate results."""
     options = parser(__doc__)
     options.add_argument("--plot", type=pathlib.Path, default="docs/iteration.png")
     options.add_argument("--only", choices=["tables", "times"])

@@ -22,24 +22,24 @@ from dpjax._core.keys import generator_of
 ROUNDS = 21
 SIZES = 10**4, 10**6, 10**7
 GENERATORS = "threefry2x32", "rbg", "chacha20"
-# 50 leaves of 64 by 64 to 64 by 554.
+# The shapes of 50 leaves, from 64 by 64 to 64 by 554.
 SHAPES = [(64, 64 + 10 * i) for i in range(50)]
 
 
 def draw(size, key):
-    """So many normal numbers in float32."""
+    """Draw `size` normal numbers in float32."""
     return jax.random.normal(key, (size,), jnp.float32)
 
 
 def noise_step(key):
-    """One step of independent noise on leaves of zeros."""
+    """Run one step of independent noise on leaves of zeros."""
     zeros = [jnp.zeros(shape) for shape in SHAPES]
     tx = dpjax.add_gaussian_noise(1.0, key=key)
     return tx.update(zeros, tx.init(zeros))[0]
 
 
 def measured(what, function):
-    """Rows of a table: one function of a key, by generator."""
+    """Measure a function of a key; return a row of the table for each generator."""
     programs, seconds, temporaries = {}, {}, {}
     for name in GENERATORS:
         key = jax.random.key(0, impl=generator_of(name))
@@ -56,7 +56,7 @@ def measured(what, function):
 
 
 def generators():
-    """Times and compilations of all draws."""
+    """Measure times and compilations of all draws."""
     rows = []
     for size in SIZES:
         rows += measured(f"{size:,} normals", functools.partial(draw, size))
@@ -68,7 +68,7 @@ def generators():
 
 
 def main():
-    """Measure, and say how busy the machine was."""
+    """Measure, and record the load average of the machine."""
     arguments = parser(__doc__).parse_args()
     before = os.getloadavg()[0]
     table = generators()

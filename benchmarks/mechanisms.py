@@ -18,10 +18,11 @@ from dpjax import Adjacency, workloads
 
 NUM_EXAMPLES, DELTA = 60_000, 1e-6
 DECAYS = {"SGD": 0.0, "momentum 0.9": 0.9}
-# Epochs, and steps in each.
+# Number of epochs, and steps per epoch.
 LENGTHS = ((5, 20), (50, 20), (5, 200))
 EPSILONS = (1.0, 8.0)
-# A loss pulls back what went away from its minimum.
+# The workload's weight decay: it models a loss that pulls the parameters back to its
+# minimum.
 FADING = 1 / 100
 COLUMNS = {
     "Poisson, independent": ("poisson", "independent"),
@@ -36,7 +37,7 @@ SAMPLINGS = tuple(dict.fromkeys(sampling for sampling, _ in COLUMNS.values()))
 
 
 def compared(decay, epochs, steps, epsilon):
-    """The candidates at a setting, by sampling and noise."""
+    """Return the candidates at a setting, by sampling and noise."""
     run = dpjax.plan(
         num_examples=NUM_EXAMPLES,
         batch_size=NUM_EXAMPLES // steps,
@@ -53,7 +54,7 @@ def compared(decay, epochs, steps, epsilon):
 
 
 def main():
-    """Compare, print, write."""
+    """Compare the mechanisms, print and write the tables."""
     options = parser(__doc__)
     options.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     arguments = options.parse_args()

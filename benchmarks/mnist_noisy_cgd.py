@@ -40,7 +40,7 @@ BATCHES, TRAIN = 40, 8000
 
 
 def settings(regularization):
-    """For each variant the loss and the setting that is true, or claimed, of it."""
+    """Return for each variant the loss, and the setting that is true for the loss."""
     shared = {
         "step_size": STEP,
         "regularization": regularization,
@@ -57,7 +57,10 @@ def settings(regularization):
 
 
 def published_mu(num_epochs, regularization):
-    """Theorem 4.5 for a loss of one score, which softmax is not."""
+    """Return μ of Theorem 4.5, for a loss of one linear score.
+
+    Softmax is not a loss of one linear score, so no proof implies this μ.
+    """
     _, setting = settings(regularization)["clipped"]
     return iteration.noisy_cyclic_gd_mu(
         NOISE,
@@ -70,12 +73,12 @@ def published_mu(num_epochs, regularization):
 
 
 def accuracy(w, data):
-    """The share of images whose label has the largest score."""
+    """Return the share of images whose label has the largest score."""
     return float(jnp.mean(jnp.argmax(data[0] @ w, -1) == data[1]))
 
 
 def run(variant, regularization, num_epochs, data):
-    """Runs with keys of their own, to be called in turn, and their accuracies."""
+    """Return a function that trains with a new key, and the list of its results."""
     loss, setting = settings(regularization)[variant]
     seeds, results = itertools.count(), []
 
@@ -99,7 +102,7 @@ def run(variant, regularization, num_epochs, data):
 
 
 def main():
-    """Train every variant and print the table."""
+    """Train all variants, print and write the table."""
     options = parser(__doc__)
     options.add_argument("--data", type=pathlib.Path, required=True)
     options.add_argument("--seeds", type=int, default=3)
@@ -107,7 +110,7 @@ def main():
     arguments = options.parse_args()
     images, labels, _ = load_mnist(arguments.data)
     images = np.concatenate([images, np.ones((len(images), 1), np.float32)], axis=1)
-    order = np.random.default_rng(0).permutation(len(images))  # it ignores the data
+    order = np.random.default_rng(0).permutation(len(images))  # does not use the data
     images, labels = jnp.asarray(images[order]), jnp.asarray(labels[order], jnp.int32)
     train = images[:TRAIN], labels[:TRAIN]
     test = images[TRAIN:], labels[TRAIN:]
@@ -119,7 +122,8 @@ def main():
             variant: run(variant, regularization, num_epochs, train)
             for variant in ("clipped", "bounded")
         }
-        # The first call, whose time is not counted, is the first of the seeds.
+        # The first call has the first seed. The time of the first call is not counted,
+        # but its accuracy is.
         times = take_turns(
             {name: fn for name, (fn, _) in runs.items()}, rounds=arguments.seeds - 1
         )

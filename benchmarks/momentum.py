@@ -22,12 +22,12 @@ from dpjax.accounting.tree import momentum_mu
 from dpjax.noise import tree
 
 KEY = jax.random.key(0)
-FIRST_STEP = 2730  # binary 101010101010
+FIRST_STEP = 2730  # in binary 101010101010
 ROUNDS = 21
 
 
 def noise_at_equal_privacy():
-    """Node noise over clip norm at μ = 1 under REPLACE."""
+    """Compare the noise of a node over the clip norm, at μ = 1 under REPLACE."""
     rows = []
     for n_b, epochs, decay in [(100, 10, 0.99), (32, 32, 0.99), (1000, 8, 0.999)]:
         fixed, reshuffled = (
@@ -54,7 +54,7 @@ def noise_at_equal_privacy():
 
 
 def accountant_time():
-    """momentum_mu for 100,000 steps, n_b = 1,000."""
+    """Time momentum_mu for 100,000 steps, 1,000 steps per epoch."""
     functions, build = {}, {}
     for order in ("fixed", "reshuffled"):
         program, build[order] = compiled(
@@ -83,7 +83,7 @@ def accountant_time():
 
 
 def step_time(size):
-    """A step of tree momentum against one of independent noise, state donated."""
+    """Time a step of tree momentum and of independent noise; the state is donated."""
     gradient = jnp.ones(size)
     candidates = {
         "add_gaussian_noise": add_gaussian_noise(1.3, key=KEY),
@@ -93,13 +93,13 @@ def step_time(size):
         ),
     }
     states = {name: tx.init(gradient) for name, tx in candidates.items()}
-    for name in list(states)[1:]:  # a stretch of steps with typical bit counts
+    for name in list(states)[1:]:  # steps with typical numbers of binary ones
         states[name] = states[name]._replace(step=jnp.asarray(FIRST_STEP))
     return steps_in_turn(candidates, states, size, ROUNDS)
 
 
 def measured_variance():
-    """Sample variance of the momentum's noise at many steps against the formula."""
+    """Compare the sample variance of the momentum's noise with the formula."""
     size, num_steps, decay, stddev = 20_000, 1025, 0.97, 2.5
     tx = tree_momentum(decay, stddev, num_steps=num_steps, key=KEY)
 
@@ -118,7 +118,7 @@ def measured_variance():
         for k in (3, 6, 8, 10)
         for t in (2**k - 1, 2**k, 2**k + 1)
     ]
-    # A bound of 5 on all 1025 steps fails by chance once in 1,700 runs.
+    # By chance, the largest of the 1025 values of |z| is above 5 once in 1,700 runs.
     rows.append(["largest of all, absolute", None, None, np.max(np.abs(z))])
     columns = {"t": "{}", "measured": "{:.6f}", "formula": "{:.6f}", "z": "{:+.2f}"}
     return Table("variance", columns, rows)

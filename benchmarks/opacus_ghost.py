@@ -25,7 +25,7 @@ NETWORKS = ["mlp", "cnn", "wide_resnet", "transformer"]
 
 
 class Block(nn.Module):
-    """One pre-norm block; its attention is of layers that Opacus can hook."""
+    """A pre-norm block whose attention consists of layers that Opacus can hook."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows b, t, width in and out."""
+        """Map f[b, t, width] to f[b, t, width]."""
         y = self.one(x)
         split = [
             layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -49,7 +49,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Its embeddings are not tied: Opacus's ghost norms miss the cross terms."""
+    """A transformer without tied embeddings.
+
+    For tied embeddings, Opacus's ghost norms omit the cross terms.
+    """
 
     def __init__(self, width: int = 256, vocabulary: int = 8000) -> None:
         super().__init__()
@@ -60,7 +63,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits b, t, vocabulary."""
+        """Return logits f[b, t, vocabulary]."""
         places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
         x = self.embedding(ids) + self.position(places)
         return self.head(self.norm(self.blocks(x)))
@@ -83,7 +86,7 @@ def cnn() -> Any:
 
 
 class Residual(nn.Module):
-    """Two convolutions after GroupNorm and relu, beside a skip."""
+    """Two convolutions, each after GroupNorm and relu, added to a skip connection."""
 
     def __init__(self, m: int, n: int, stride: int, project: bool) -> None:
         super().__init__()
@@ -93,7 +96,7 @@ class Residual(nn.Module):
         self.skip = nn.Conv2d(m, n, 1, stride, bias=False) if project else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images b, c, h, w in and out."""
+        """Map images f[b, c, h, w] to images."""
         y = functional.relu(self.norms[0](x))
         x = x if self.skip is None else self.skip(y)
         return x + self.two(functional.relu(self.norms[1](self.one(y))))
@@ -114,7 +117,7 @@ def transformer() -> Any:
 
 
 def steps(name: str) -> dict[str, Callable[[], None]]:
-    """PyTorch's plain step and Opacus's, each on a copy of the network."""
+    """Return PyTorch's plain step and Opacus's step, on two copies of the network."""
     net, x, y = (part.to(DEVICE) for part in globals()[name]())
     criterion = nn.CrossEntropyLoss()
     private = GradSampleModuleFastGradientClipping(
@@ -150,7 +153,7 @@ def steps(name: str) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    """Measure the networks that are named, one after the other."""
+    """Measure the named networks, one after the other."""
     options = parser(__doc__)
     options.add_argument("networks", nargs="*", metavar="NETWORK", default=NETWORKS)
     options.add_argument("--seconds", type=float, default=4.0, help="for each function")

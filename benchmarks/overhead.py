@@ -28,14 +28,14 @@ SAMPLED = 1_000
 
 
 def loss(params, batch):
-    """Of a batch or, for `clipped_grad`, of one example."""
+    """Return the mean loss of a batch; `clipped_grad` uses batches of one example."""
     x, y = batch
     x = jax.nn.relu(x @ params["w"] + params["b"]) @ params["v"]
     return optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
 
 
 def problem():
-    """Parameters and data that only have a shape to them."""
+    """Return random parameters and data; only the shapes matter for the times."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(N, 784)).astype(np.float32)
     w, v = (0.05 * rng.normal(size=s) for s in ((784, 256), (256, 10)))
@@ -45,7 +45,7 @@ def problem():
 
 
 def by_plan(plan):
-    """The step as a plan has it."""
+    """Return the optimizer's init and a step, made by a plan."""
     tx = plan.optimizer(optax.adam(1e-3), key=KEY)
     value_and_grad = plan.value_and_grad(loss)
 
@@ -59,7 +59,7 @@ def by_plan(plan):
 
 
 def by_hand(plan):
-    """The same step of dpjax's parts."""
+    """Return the optimizer's init and the same step, made of dpjax's parts."""
 
     def of_one(params, example):
         x, y = example
@@ -91,7 +91,7 @@ def by_hand(plan):
 
 
 def overhead():
-    """Times of the two scripts in turn."""
+    """Time the plan's script and the script by hand in turn."""
     plan = dpjax.plan(
         num_examples=N,
         batch_size=BATCH,
@@ -132,7 +132,7 @@ def overhead():
 
 
 def samplers(n):
-    """For n examples and a step, batches of a thousand."""
+    """Return functions of a step that draw about 1,000 of n examples."""
     room = SAMPLED + 200
     common = {"max_batch_size": room, "key": KEY}
     poisson = functools.partial(sampling.poisson, n, SAMPLED / n, **common)
@@ -147,7 +147,7 @@ def samplers(n):
 
 
 def batches():
-    """Time and memory of a step's draw."""
+    """Measure time and memory of drawing the examples of a step."""
     rows = []
     for n in (10**6, 10**9, 2**31 - 1):
         functions, used = {}, {}
@@ -164,7 +164,7 @@ def batches():
 
 
 def main():
-    """Run the two measurements."""
+    """Run both measurements."""
     arguments = parser(__doc__).parse_args()
     tables = [overhead(), batches()]
     print_tables(*tables)
