@@ -249,8 +249,10 @@ def _noise_kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
     """List the kinds of noise that a comparison combines with one sampling.
 
     The kinds are "independent", "correlated" and "tree", as in `Candidate.noise`. The
-    argument `noise` of `dpjax.plan` selects some kinds. If the sampling allows none of
-    the selected kinds, the only kind is `noise`, and `dpjax.plan` then raises an error.
+    argument `noise` of `dpjax.plan` selects some kinds. For cyclic Poisson sampling,
+    "correlated" includes independent noise, so "independent" is not listed. If no
+    selected kind remains, the only kind is `noise`, and `dpjax.plan` either makes this
+    plan or raises an error.
     """
     kinds = ["correlated"] if mechanism.supports_correlation else []
     # Here "correlated" includes independent noise, which is a strategy with one band.

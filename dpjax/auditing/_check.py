@@ -169,9 +169,11 @@ def _findings(
 ) -> Iterator[Finding]:
     """Change the batch in many ways, and yield the distance that each change causes.
 
-    If a change removes or replaces an example, the result may move by at most
-    `claimed`. Three kinds of changes must not move the result: other values at masked
-    positions, another order of the batch, and more masked positions.
+    Without an example, the result may differ from the original result by at most
+    `claimed`. If an example is replaced, the result may differ by at most `claimed`
+    from the original result under REPLACE, and from the result without the example
+    under any other adjacency. Three kinds of changes must not move the result: other
+    values at masked positions, another order of the batch, and more masked positions.
     """
     size = len(jax.tree.leaves(data)[0])
     indices = np.unique(np.linspace(0, size - 1, min(size, _MAX_CHANGED)).astype(int))

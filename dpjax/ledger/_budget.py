@@ -285,11 +285,12 @@ class Budget:
             return composition.epsilon(events, self.delta)
 
     def _used(self, event: Event, slack: float | None) -> float:
-        """The GDP parameter that `plan` compares with the budget's GDP parameter.
+        """The GDP parameter that `plan` compares with its target.
 
         With adaptive composition, the result is the GDP parameter of the event alone.
-        With fixed composition, the result is the GDP parameter of the event and all
-        draws together.
+        With fixed composition, the result is the μ of the Gaussian mechanism that has
+        the same ε, at the budget's δ, as the event and all draws together. The event
+        and the draws need not be μ-GDP for this μ.
         """
         if self.composition == "adaptive":
             return self._bound(event, slack).mu

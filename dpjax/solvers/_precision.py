@@ -209,7 +209,7 @@ def bound_rounding(
     setting: Setting,
     dtype: DTypeLike = np.float64,
 ) -> Rounding:
-    """The distance that rounding in this dtype can add between two runs in a step."""
+    """Bounds on what rounding in this dtype adds to the distance of two runs."""
     eta, regularization = map(number, (setting["step_size"], setting["regularization"]))
     bound, size = number(setting["gradient_norm"]), num_examples
     curvature = max(number(setting["smoothness"]), number(setting["weak_convexity"]))

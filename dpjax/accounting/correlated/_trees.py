@@ -121,7 +121,7 @@ def _multiply_lognormal(
 def _covariances(
     tree: Tree, by_gap: jax.Array, n_b: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The covariances of two positions under a tree, which are upper bounds.
+    """Upper bounds on the covariance of two positions, from a tree.
 
     Positions are steps of an epoch. A join of the tree combines two parts, and the tree
     has copies around the circle of the n_b positions. The covariances are the entries

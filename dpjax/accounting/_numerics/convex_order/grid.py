@@ -230,7 +230,7 @@ class Moves(NamedTuple):
 def _offsets(w: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
-    Let h be the grid's spacing in log L, and let w = first_weight be the weight of the
+    Let h be the grid's spacing in log L, and let w be the weight of the
     first point in the mean. The second point is d grid points away, −n < d < n. The
     distance is log(w + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
     """
@@ -241,7 +241,7 @@ def _offsets(w: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
 def to_neighbours(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Split the mass of each pair of grid points between the neighbours of their mean.
 
-    The grid points are likelihood ratios L, and first_weight is the weight of a pair's
+    The grid points are likelihood ratios L, and w is the weight of a pair's
     first point in the mean of the pair. The mass moves to the two points of a grid with
     half the spacing that are next to this mean. The split does not change the mean
     of L.
@@ -260,7 +260,7 @@ def to_neighbours(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
 def to_nearest(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Move the mass of each pair of grid points to the point nearest to their mean.
 
-    The grid points are likelihood ratios, and first_weight is the weight of a pair's
+    The grid points are likelihood ratios, and w is the weight of a pair's
     first point in the mean of the pair. The nearest point is on a grid with half the
     spacing.
     """
