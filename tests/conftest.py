@@ -6,6 +6,10 @@ import pathlib
 import time
 import zlib
 
+# The tests run on the CPU, also on a machine with a GPU: some tests need four devices,
+# and two workers cannot both reserve most of the memory of one GPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 import hypothesis
 import jax
 import jaxlib
