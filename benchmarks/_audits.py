@@ -318,11 +318,11 @@ def canaries_needed(twin: Twin, mu: float, sizes: list[int], key: jax.Array) -> 
     The audit has confidence 99 %, and refutes the claim at this and all larger `sizes`.
     """
     inside, outside = of_twin(twin, mu, num=max(sizes), key=key)
-    found = [
+    result = [
         auditing.gaussian_mu_lower(inside[:n], outside[:n], confidence=0.99) > mu
         for n in sizes
     ]
-    return next(n for i, n in enumerate(sizes) if all(found[i:]))
+    return next(n for i, n in enumerate(sizes) if all(result[i:]))
 
 
 # --- deliberate errors that `auditing.check` detects, without noise

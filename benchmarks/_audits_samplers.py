@@ -261,14 +261,14 @@ def of_broken(name: str, *, num: int, key: jax.Array) -> auditing.Outputs:
     claimed, draw, score = BROKEN[name]
     # Where batches are in the data's order, the attack knows the first batch. Only the
     # first 1/BINS of the examples are in that batch.
-    found = of_sampled(
+    result = of_sampled(
         SAMPLED[claimed],
         num=num * (BINS if draw is _in_order else 1),
         key=key,
         draw=draw,
         score=score,
     )
-    return auditing.Outputs(*(x[:num] for x in found))
+    return auditing.Outputs(*(x[:num] for x in result))
 
 
 # --- a whole plan: batches, gradients, optimizer
@@ -306,10 +306,10 @@ def of_plan(*, num_runs: int, key: jax.Array, in_order: bool = False):
             if in_order:
                 places = sampling.cyclic_step(n, plan.batch_size, step=t % BINS)
                 rows = jax.tree.map(lambda x: x[places.indices], data)
-                room = plan.max_batch_size - plan.batch_size
+                capacity = plan.max_batch_size - plan.batch_size
                 examples = examples._replace(
                     data=jax.tree.map(
-                        lambda x: jnp.pad(x, [(0, room)] + [(0, 0)] * (x.ndim - 1)),
+                        lambda x: jnp.pad(x, [(0, capacity)] + [(0, 0)] * (x.ndim - 1)),
                         rows,
                     ),
                     mask=jnp.arange(plan.max_batch_size) < plan.batch_size,

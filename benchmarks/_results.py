@@ -55,14 +55,14 @@ def parser(doc: str, folder: pathlib.Path = FOLDER) -> argparse.ArgumentParser:
 
 def require(peers: Sequence[str], without: bool) -> list[str]:
     """Return the installed modules of peers; unless `without`, exit if some miss."""
-    found = [name for name in peers if importlib.util.find_spec(name)]
-    missing = sorted(set(peers) - set(found))
+    result = [name for name in peers if importlib.util.find_spec(name)]
+    missing = sorted(set(peers) - set(result))
     if missing and not without:
         raise SystemExit(
             f"{', '.join(missing)} not installed: install the extra that this script's "
             "first lines name, or leave cells empty by --without-peers."
         )
-    return found
+    return result
 
 
 def print_tables(*tables: Table) -> None:

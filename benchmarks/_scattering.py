@@ -20,14 +20,14 @@ CHANNELS = 1 + SCALES * ANGLES + ANGLES**2 * math.comb(SCALES, 2)
 def _gabor(size, width, frequency, angle, slant):
     """Return a periodic Gaussian window times a wave along an angle."""
     places = np.arange(size)
-    found = np.zeros((size, size), complex)
+    result = np.zeros((size, size), complex)
     for down, right in itertools.product(range(-2, 3), repeat=2):
         y, x = np.meshgrid(places + down * size, places + right * size, indexing="ij")
         along = x * math.cos(angle) + y * math.sin(angle)
         across = -x * math.sin(angle) + y * math.cos(angle)
         window = np.exp(-(along**2 + (slant * across) ** 2) / (2 * width**2))
-        found += window * np.exp(1j * frequency * along)
-    return found * slant / (2 * math.pi * width**2)
+        result += window * np.exp(1j * frequency * along)
+    return result * slant / (2 * math.pi * width**2)
 
 
 @functools.cache

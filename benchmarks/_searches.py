@@ -115,7 +115,7 @@ def many_searches(
     uniform = (words[:, 3] * 2.0**32 + words[:, 2]) / 2.0**64
     # P(K <= k) is 1 − (1 − 1/mean)^k.
     counts = 1 + np.floor(np.log1p(-uniform) / np.log1p(-1 / law.mean)).astype(int)
-    found, size = [], 20_000
+    result, size = [], 20_000
     for i in range(0, len(counts), size):
         part = counts[i : i + size]
         run = functools.partial(_outputs, num_runs=int(8 * np.ceil(part.max() / 8)))
@@ -123,8 +123,8 @@ def many_searches(
         ranks = attack.rank[np.searchsorted(attack.edges, outputs.astype(np.float64))]
         ranks[np.arange(ranks.shape[1]) >= part[:, None]] = -1
         best = np.argmax(ranks, axis=1)  # the first run of equal scores
-        found.append(outputs[np.arange(len(part)), best])
-    return np.concatenate(found)
+        result.append(outputs[np.arange(len(part)), best])
+    return np.concatenate(result)
 
 
 def of_searches(

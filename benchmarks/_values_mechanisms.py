@@ -104,7 +104,7 @@ def amplified(where):
 
     A strategy's own arrays are leaves.
     """
-    found = strategies.amplified(
+    result = strategies.amplified(
         WORKLOADS["prefix sum"],
         epsilon=2.0,
         delta=DELTA,
@@ -112,7 +112,7 @@ def amplified(where):
         adjacency=ZERO,
         **EPOCHS,
     )
-    return coefficients(found.strategy), found.noise_multiplier, found.error
+    return coefficients(result.strategy), result.noise_multiplier, result.error
 
 
 def coefficients(strategy):

@@ -102,20 +102,20 @@ def by_window():
     """Return sums over a sliding window of steps."""
     ring = reduced_momentum.empty_ring(3, 3, np.float32)
     given = {"window": 3, "decay": jnp.float32(0.8)}
-    found = []
+    result = []
     for step in range(1, 8):
         ring = reduced_momentum.push(
             ring, X[step], jnp.float32(1.7), KEY, step=jnp.int32(step), **given
         )
-        found.append(reduced_momentum.query(ring, jnp.int32(step), **given))
-    return ring, found
+        result.append(reduced_momentum.query(ring, jnp.int32(step), **given))
+    return ring, result
 
 
 def by_reduced_momentum():
     """Return momenta computed from sums of anchor terms, changes and drifts."""
     terms = reduced_momentum.Terms
     state = reduced_momentum.init(8, 2, 3, np.float32)
-    keys, found = reduced_momentum.tree_keys(KEY), []
+    keys, result = reduced_momentum.tree_keys(KEY), []
     for step in range(1, 9):
         momentum, state = reduced_momentum.update(
             state,
@@ -127,8 +127,8 @@ def by_reduced_momentum():
             stddevs=terms(*map(jnp.float32, (0.5, 0.7, 0.9))),
             keys=keys,
         )
-        found.append(momentum)
-    return found
+        result.append(momentum)
+    return result
 
 
 LOGISTIC = solvers.losses.logistic(feature_norm=2.0)

@@ -184,14 +184,14 @@ def designs(decay, shape):
 
     Without momentum, equal designs are computed only once.
     """
-    found = {
+    result = {
         name: strategies.optimize("rational", w, num_vectors=2, **shape._asdict())
         for name, w in workloads_of(decay).items()
         if decay or name.startswith("sums")
     }
-    found["independent"] = strategies.independent()
-    found["tree"] = strategies.tree(decay or NEARLY_ONE)
-    return {name: of_strategy(strategy, shape) for name, strategy in found.items()}
+    result["independent"] = strategies.independent()
+    result["tree"] = strategies.tree(decay or NEARLY_ONE)
+    return {name: of_strategy(strategy, shape) for name, strategy in result.items()}
 
 
 def multiplier(design, epsilon):

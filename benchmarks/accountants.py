@@ -237,13 +237,13 @@ def main():
     options.add_argument("--without-peers", action="store_true")
     arguments = options.parse_args()
     peers = require(PEERS, arguments.without_peers)
-    found = [None, *peers]  # dpjax's accountants need no module
+    result = [None, *peers]  # dpjax's accountants need no module
     tables = []
     for measure in (
-        functools.partial(accuracy, found),
-        functools.partial(grid_speed, arguments.points, found),
-        functools.partial(one_point, found, arguments.seconds),
-        functools.partial(calibration, found, arguments.seconds),
+        functools.partial(accuracy, result),
+        functools.partial(grid_speed, arguments.points, result),
+        functools.partial(one_point, result, arguments.seconds),
+        functools.partial(calibration, result, arguments.seconds),
     ):
         tables.append(measure())
         print_tables(tables[-1])

@@ -221,8 +221,8 @@ def main():
             row = [epsilon]
             for name, method in methods.items():
                 start = time.perf_counter()
-                found = [accuracy(w, held_out) for w in method(problem, epsilon, keys)]
-                row.append([float(np.mean(found)), float(np.std(found, ddof=1))])
+                result = [accuracy(w, held_out) for w in method(problem, epsilon, keys)]
+                row.append([float(np.mean(result)), float(np.std(result, ddof=1))])
                 print(f"{model}, {epsilon:.3g}, {name}: {row[-1]}", end=", ")
                 print(f"{time.perf_counter() - start:.1f} s", flush=True)
             rows.append(row)

@@ -217,17 +217,17 @@ def main():
     options.add_argument("--samples", type=int, default=200_000)
     options.add_argument("--without-peers", action="store_true")
     arguments = options.parse_args()
-    found = require(["jax_privacy"], arguments.without_peers)
+    result = require(["jax_privacy"], arguments.without_peers)
     tables = []
     for measure in (
         brackets,
         functools.partial(noise, arguments.samples),
         times,
-        functools.partial(peers, arguments.samples, found),
+        functools.partial(peers, arguments.samples, result),
     ):
         tables.append(measure())
         print_tables(tables[-1])
-    packages = [*OURS, "numpy", *found]
+    packages = [*OURS, "numpy", *result]
     write("amplification", arguments, tables, packages=packages, times=said(ROUNDS))
 
 

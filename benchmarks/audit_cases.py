@@ -44,11 +44,11 @@ def counted(file):
     names = [
         line.split("(")[0][6:] for line in source.splitlines() if "def test_" in line
     ]
-    found = Counter()
+    result = Counter()
     for name in unittest.TestLoader().getTestCaseNames(of_class):
         fits = [base for base in names if name == base or name.startswith(base)]
-        found[max(fits, key=len)] += 1
-    return found, module
+        result[max(fits, key=len)] += 1
+    return result, module
 
 
 def clopper_pearson():
@@ -73,14 +73,14 @@ def at_a_threshold():
                 hits, alarms = np.sum(inside >= t), np.sum(outside >= t)
                 b = scipy.stats.beta.ppf(0.05, hits, n - hits + 1)
                 a = scipy.stats.beta.isf(0.05, alarms + 1, len(outside) - alarms)
-                found = auditing.epsilon_at(
+                result = auditing.epsilon_at(
                     inside, outside, 0.0, threshold=t - 1e-6, confidence=0.9
                 )
                 # dpjax also bounds ε by the other error rate, and takes the larger of
                 # both bounds.
                 other = np.log(max((1 - a) / (1 - b), 1.0))
                 expected = max(np.log(max(b / a, 1.0)), other)
-                yield np.isclose(float(found), expected, rtol=1e-5, atol=1e-6)
+                yield np.isclose(float(result), expected, rtol=1e-5, atol=1e-6)
 
 
 def all_thresholds(size, mus):
@@ -90,11 +90,11 @@ def all_thresholds(size, mus):
     """
     for mu in mus:
         for ratio in RATIOS:
-            found = auditing.epsilon_lower(
+            result = auditing.epsilon_lower(
                 normal(mu, size), normal(0, int(size * ratio)), 0.1, confidence=0.8
             )
             truth = float(gdp.epsilon(mu, 0.1))
-            yield truth * 0.8 - 1e-3 <= float(found) <= truth
+            yield truth * 0.8 - 1e-3 <= float(result) <= truth
 
 
 def of_gaussians():
@@ -103,8 +103,8 @@ def of_gaussians():
     for mu in (0.1, 0.3, 1.0, 3.0):
         for ratio in RATIOS:
             scores = rng.normal(mu, 1, 500_000), rng.normal(0, 1, int(5e5 * ratio))
-            found = auditing.gaussian_mu_lower(*scores, confidence=0.9)
-            epsilon, truth = (float(gdp.epsilon(x, 0.05)) for x in (found, mu))
+            result = auditing.gaussian_mu_lower(*scores, confidence=0.9)
+            epsilon, truth = (float(gdp.epsilon(x, 0.05)) for x in (result, mu))
             yield np.isclose(epsilon, truth, rtol=0.05, atol=1e-3)
 
 
@@ -118,8 +118,8 @@ def rates():
     rng = np.random.default_rng(0)
     for ratio in RATIOS:
         scores = rng.uniform(size=100_000), rng.uniform(size=int(1e5 * ratio))
-        found = auditing.true_positive_rate(*scores, 4 / 9)
-        yield np.isclose(float(found), 4 / 9, rtol=0.05)
+        result = auditing.true_positive_rate(*scores, 4 / 9)
+        yield np.isclose(float(result), 4 / 9, rtol=0.05)
 
 
 def areas():
@@ -133,8 +133,8 @@ def areas():
             yield np.isclose(float(auditing.auroc(*scores)), 0.5, rtol=0.05)
     for ratio in RATIOS:  # the ROC curve is a quarter of a circle
         arc = np.sqrt(1 - np.linspace(0, 1, 10_000) ** 2)
-        found = auditing.auroc(arc, np.linspace(0, 1, int(1e4 * ratio)))
-        yield np.isclose(float(found), np.pi / 4, atol=5e-4)
+        result = auditing.auroc(arc, np.linspace(0, 1, int(1e4 * ratio)))
+        yield np.isclose(float(result), np.pi / 4, atol=5e-4)
 
 
 def p_values(naive):
@@ -288,10 +288,10 @@ def main():
     count, module = counted(arguments.file)
     rows, answered = [], set()
     for names, question, answers, difference in groups(module._one_run_p_value_naive):
-        found = list(answers())
+        result = list(answers())
         theirs = sum(count[name] for name in names)
         answered.update(names)
-        asked = [bool(x) for x in found if x is not None]
+        asked = [bool(x) for x in result if x is not None]
         rows.append([question, theirs, len(asked), sum(asked), difference])
         print(*rows[-1], flush=True)
     rest = sum(count[name] for name in count if name not in answered)

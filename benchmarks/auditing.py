@@ -94,30 +94,30 @@ def one_run():
     for epsilon in (1.0, 4.0, 8.0):
         mu = float(gdp.mu(epsilon, DELTA))
         run = pipeline(sigma=2.0 / mu)  # four steps
-        found = {name: [] for name in ("95", "99", "any", "of coins", "epsilon")}
+        result = {name: [] for name in ("95", "99", "any", "of coins", "epsilon")}
         taken = []
         for key in jax.random.split(jax.random.key(0), KEYS):
             start = time.perf_counter()
             scores = run(key, jnp.ones(CANARIES, bool))
             pair = scores[:CANARIES], scores[CANARIES:]
-            found["95"].append(auditing.gaussian_mu_lower(*pair, confidence=0.95))
-            jax.block_until_ready(found["95"][-1])
+            result["95"].append(auditing.gaussian_mu_lower(*pair, confidence=0.95))
+            jax.block_until_ready(result["95"][-1])
             taken.append(time.perf_counter() - start)
-            found["99"].append(auditing.gaussian_mu_lower(*pair, confidence=0.99))
-            found["any"].append(auditing.mu_lower(*pair, confidence=0.95))
+            result["99"].append(auditing.gaussian_mu_lower(*pair, confidence=0.99))
+            result["any"].append(auditing.mu_lower(*pair, confidence=0.95))
             coins = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, (CANARIES,))
             scores = run(key, coins)[:CANARIES]
             at = {"guess_in": 250, "guess_out": 250, "confidence": 0.95}
-            found["of coins"].append(auditing.one_run_mu_lower(scores, coins, **at))
-            found["epsilon"].append(
+            result["of coins"].append(auditing.one_run_mu_lower(scores, coins, **at))
+            result["epsilon"].append(
                 auditing.one_run_epsilon_lower(scores, coins, DELTA, **at)
             )
         ratios = {
             name: [_audits.epsilon(m, DELTA) / epsilon for m in mus]
-            for name, mus in found.items()
+            for name, mus in result.items()
             if name != "epsilon"
         }
-        ratios["epsilon"] = [float(e) / epsilon for e in found["epsilon"]]
+        ratios["epsilon"] = [float(e) / epsilon for e in result["epsilon"]]
         met = np.mean([x >= 0.9 for x in ratios["95"]])
         rows.append(
             [
@@ -149,10 +149,10 @@ def mechanisms():
             mechanism, 1.5, num_in=CANARIES, num_out=EMPTY, key=jax.random.key(1)
         )
         bound = auditing.gaussian_mu_lower if mechanism.white else auditing.mu_lower
-        found = _audits.epsilon(bound(*scores, confidence=0.99), DELTA)
+        result = _audits.epsilon(bound(*scores, confidence=0.99), DELTA)
         said = _audits.epsilon(1.5, DELTA)
         what = "all updates, " + ("matched filter" if mechanism.white else "their sum")
-        rows.append([name, what, f"{CANARIES:,} canaries", said, found, found / said])
+        rows.append([name, what, f"{CANARIES:,} canaries", said, result, result / said])
         print(*rows[-1], flush=True)
     columns = {
         "mechanism": "{}",
@@ -178,8 +178,8 @@ def proven(scores, delta):
         for c in (slice(None, half), slice(half, None))
     )
     threshold = auditing.best_threshold(*first, delta, confidence=0.99)
-    found = auditing.epsilon_at(*second, delta, threshold=threshold, confidence=0.99)
-    return float(found)
+    result = auditing.epsilon_at(*second, delta, threshold=threshold, confidence=0.99)
+    return float(result)
 
 
 def samplers():
@@ -217,10 +217,10 @@ def solvers():
         said, delta = _audits_solvers.reported(name), solver.delta
         if solver.gaussian:
             mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
-            found = _audits.epsilon(mu, delta)
+            result = _audits.epsilon(mu, delta)
         else:
-            found = proven(scores, delta)
-        rows.append([name, f"{2 * runs:,} runs", delta, said, found, found / said])
+            result = proven(scores, delta)
+        rows.append([name, f"{2 * runs:,} runs", delta, said, result, result / said])
         print(*rows[-1], flush=True)
     columns = {
         "solver": "{}",
@@ -239,7 +239,7 @@ def events():
     """
     rows = []
     for name, mechanism in _audits_events.all_mechanisms().items():
-        found, of_twin = (
+        result, of_twin = (
             _audits_events.proven(
                 name,
                 _audits_events.of_event(
@@ -250,7 +250,7 @@ def events():
             for broken in (False, True)
         )
         said = _audits_events.reported(name)
-        rows.append([name, mechanism.delta, said, found, found / said, of_twin])
+        rows.append([name, mechanism.delta, said, result, result / said, of_twin])
         print(*rows[-1], flush=True)
     columns = {"mechanism": "{}", "δ": "{:g}", "ε reported": "{:.2f}"}
     columns |= {"lower bound on ε": "{:.2f}", "bound / reported ε": "{:.2f}"}
@@ -265,7 +265,7 @@ def needed(scores, said, delta):
     `said` is the reported ε, and the bound has confidence 99 %. The number counts the
     scores on both sides, and is the median of three audits.
     """
-    found, size = [], len(scores.inside) // 3
+    result, size = [], len(scores.inside) // 3
     sizes = [n for n in MANY if n <= size]
     for k in range(3):
         some = [x[k * size : (k + 1) * size] for x in scores]
@@ -273,13 +273,13 @@ def needed(scores, said, delta):
             auditing.epsilon_lower(*(x[:n] for x in some), delta, confidence=0.99)
             for n in sizes
         ]
-        found.append(
+        result.append(
             next(
                 (n for i, n in enumerate(sizes) if all(b > said for b in bounds[i:])),
                 np.inf,
             )
         )
-    many = 2 * statistics.median(found)
+    many = 2 * statistics.median(result)
     return f"{many:,.0f}" if many < np.inf else f"more than {2 * max(sizes):,}"
 
 

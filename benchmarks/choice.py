@@ -168,7 +168,7 @@ def searched(problem, method, shapes, keys):
     """Return accuracies f[shape, ε, rate] on held-out data, averaged over seeds."""
     n = len(problem.data[0])
     kept, held_out = split(problem.data, n - round(HELD_OUT * n))
-    found = []
+    result = []
     for shape in shapes:
         plans = [plan_of(method.sampling, n, shape, epsilon) for epsilon in EPSILONS]
         # One program serves all plans, with room for the largest batch of any plan.
@@ -188,8 +188,8 @@ def searched(problem, method, shapes, keys):
         many = jax.jit(many, compiler_options=QUICKLY)
         rates = jnp.asarray(method.rates)
         rows = [many(keys, p.noise_multiplier, decay_of(p), rates) for p in plans]
-        found.append(np.mean(rows, axis=-1))
-    return np.stack(found)
+        result.append(np.mean(rows, axis=-1))
+    return np.stack(result)
 
 
 def best(method, shapes, found):
@@ -232,16 +232,16 @@ def compare(name, problem, num_seeds):
         jax.random.split(k, n)
         for k, n in zip(jax.random.split(key), (SEARCH_SEEDS, num_seeds), strict=True)
     )
-    shapes, found = SHAPES[name], {}
+    shapes, result = SHAPES[name], {}
     for label, method in METHODS.items():
         start = time.perf_counter()
-        found[label] = searched(problem, method, shapes, few)
+        result[label] = searched(problem, method, shapes, few)
         print(f"{name}, {label}: {time.perf_counter() - start:.0f} s", flush=True)
     n = len(problem.data[0])
-    found[CHOICE] = chosen_only(found, n, shapes)
+    result[CHOICE] = chosen_only(result, n, shapes)
     done = {}
     for e, epsilon in enumerate(EPSILONS):
-        for label, scores in found.items():
+        for label, scores in result.items():
             method = METHODS.get(label, METHODS["SGD, Poisson"])
             setting = best(method, shapes, scores[:, e])
             plan = compared(n, setting.shape, epsilon)

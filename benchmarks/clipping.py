@@ -121,8 +121,8 @@ def main() -> None:
     options.add_argument("--without-peers", action="store_true")
     arguments = options.parse_args()
     beside_opacus = [name for name in arguments.networks if name != "rematerialised"]
-    wanted = ["jax_privacy", *(["opacus"] if beside_opacus else [])]
-    peers = require(wanted, arguments.without_peers)
+    expected = ["jax_privacy", *(["opacus"] if beside_opacus else [])]
+    peers = require(expected, arguments.without_peers)
     for name in arguments.networks:
         tables = measure(name, peers, arguments.seconds)
         print(f"\n{name}")

@@ -128,16 +128,16 @@ def errors(with_peers):
     for (n_b, epochs, decay), name in itertools.product(SETTINGS, WORKLOADS):
         workload = WORKLOADS[name](decay)
         asked = {"num_steps": n_b * epochs, "steps_per_epoch": n_b}
-        found = {
+        result = {
             label: of_ours(strategy, workload, **asked)
             for label, strategy in ours(workload, **asked).items()
         }
         if name == "momentum":
-            found["tree"] = of_tree(decay, **asked)
+            result["tree"] = of_tree(decay, **asked)
         for label, c in peers(workload, **asked) if with_peers else ():
-            found[label] = of_theirs(c, workload, **asked)
+            result[label] = of_theirs(c, workload, **asked)
         bound = _optimize.lower_bound(workload, n_b * epochs, n_b)
-        for label, product in found.items():
+        for label, product in result.items():
             rows.append([name, n_b, epochs, decay, label, product / bound])
             print(*rows[-1], flush=True)
     columns = dict.fromkeys(("workload", "steps an epoch", "epochs", "decay"), "{}")
@@ -235,14 +235,14 @@ def main():
     options.add_argument("--size", type=int, default=10_000_000)
     options.add_argument("--without-peers", action="store_true")
     arguments = options.parse_args()
-    found = require(["jax_privacy"], arguments.without_peers)
+    result = require(["jax_privacy"], arguments.without_peers)
     parts = {
-        "error": lambda: errors(bool(found)),
+        "error": lambda: errors(bool(result)),
         "schedule": schedules,
-        "optimize": lambda: searches(bool(found)),
+        "optimize": lambda: searches(bool(result)),
         "step": lambda: step_time(arguments.size),
     }
-    packages = [*OURS, *(p for p in found)]
+    packages = [*OURS, *(p for p in result)]
     for part in [arguments.part] if arguments.part else parts:
         table = parts[part]()
         print_tables(table)

@@ -89,14 +89,14 @@ def noise(size):
     """
     rows = []
     for kind, make in KINDS.items():
-        values, functions, found = {}, {}, {}
+        values, functions, result = {}, {}, {}
         for count in DEVICES:
             vector = divided(count, size)
             init, update = compiled_step(make, vector)
             zeros = jax.device_put(jnp.zeros(size), vector.sharding)
             values[count] = np.asarray(update(zeros, init(zeros))[0])
             text = update.as_text()
-            found[count] = (
+            result[count] = (
                 max(int(n) for n in re.findall(r"[uf]32\[(\d+)\]", text)),
                 sum(text.count(f" {name}") for name in COLLECTIVES),
                 update.memory_analysis().temp_size_in_bytes / MEBIBYTE,
@@ -106,7 +106,7 @@ def noise(size):
         for count in DEVICES:
             same = "yes" if np.array_equal(values[count], values[1]) else "no"
             milliseconds = 1e3 * times[count].median
-            rows.append([kind, count, *found[count], same, milliseconds])
+            rows.append([kind, count, *result[count], same, milliseconds])
     columns = {"noise": "{}", "devices": "{}", "numbers drawn by each device": "{:,}"}
     columns |= {"collectives": "{}", "temporaries of each device, MiB": "{:.1f}"}
     columns |= {"same values as on one device": "{}", "ms": "{:.0f}"}

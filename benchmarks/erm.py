@@ -66,16 +66,16 @@ def calls(problem, name, epsilon):
 
     Each call has another key. The first call calibrates the noise.
     """
-    seeds, found, known = itertools.chain([1000], itertools.count()), [], None
+    seeds, result, known = itertools.chain([1000], itertools.count()), [], None
 
     def call():
         nonlocal known
         key = jax.random.key(next(seeds))
         params, known = METHODS[name](problem, epsilon, key, known=known)
-        found.append(params)
+        result.append(params)
         return params
 
-    return call, found
+    return call, result
 
 
 def measure(problem, names, epsilon, seeds):
@@ -86,10 +86,10 @@ def measure(problem, names, epsilon, seeds):
     )
     return {
         name: Found(
-            float(np.mean([problem.objective(w) - problem.best for w in found[1:]])),
+            float(np.mean([problem.objective(w) - problem.best for w in result[1:]])),
             times[name].median,
         )
-        for name, (_, found) in methods.items()
+        for name, (_, result) in methods.items()
     }
 
 
@@ -114,10 +114,10 @@ def draw(path):
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     figure, axes = plt.subplots(3, 1, figsize=(5.4, 8.4), sharex=True)
     for axis, name in zip(axes, ("Bank", "Adult", "CreditCard"), strict=True):
-        found = [row for row in rows if row["data"] == name and row["μ"] == 0]
+        result = [row for row in rows if row["data"] == name and row["μ"] == 0]
         drawn = [method for method in DRAWN if method in table.columns]
         for number, method in enumerate(drawn):
-            values = [row[method] for row in found]
+            values = [row[method] for row in result]
             label = "published figures" if method == "published" else method
             axis.plot(EPSILONS, values, label=label, marker="os^D"[number])
         axis.set_title(name)
@@ -143,11 +143,11 @@ def excess_table(problems, results, methods):
     rows = []
     for problem in problems:
         for epsilon, printed in zip(EPSILONS, _printed(problem), strict=True):
-            found = results[problem, epsilon]
+            result = results[problem, epsilon]
             row = [problem.data_set.name, problem.mu, epsilon, *printed[:2]]
             row += [problem.at_start]
             rows.append(
-                [*row, *(found[m].excess if m in found else None for m in methods)]
+                [*row, *(result[m].excess if m in result else None for m in methods)]
             )
     names = ["μ", "ε", "published", "published SGD"]
     columns = {"data": "{}"} | dict.fromkeys(names, "{:g}") | {"w = 0": "{:.3g}"}
@@ -160,8 +160,8 @@ def seconds_table(problems, results):
     for problem in problems:
         row = [problem.data_set.name, problem.mu]
         for name in METHODS:
-            found = [results[problem, e].get(name) for e in EPSILONS]
-            times = [f.seconds for f in found if f]
+            result = [results[problem, e].get(name) for e in EPSILONS]
+            times = [f.seconds for f in result if f]
             row.append([min(times), max(times)] if times else None)
         rows.append(row)
     columns = {"data": "{}", "μ": "{:g}"}
@@ -175,8 +175,8 @@ def claims_table(problems, results):
     at_most = telling = loss = sooner = both = 0
     for problem in problems:
         for epsilon, printed in zip(EPSILONS, _printed(problem), strict=True):
-            found = results[problem, epsilon]
-            ours, sgd = found["output perturbation"], found["noisy SGD"]
+            result = results[problem, epsilon]
+            ours, sgd = result["output perturbation"], result["noisy SGD"]
             at_most += ours.excess <= printed[0]
             telling += ours.excess <= printed[0] <= problem.at_start
             loss += ours.excess < sgd.excess

@@ -114,8 +114,8 @@ def calls() -> Table:
     """Measure the first call of each kind: medians of `ROUNDS` processes."""
     rows = []
     for name, code in CALLS.items():
-        found = [first_call(*code) for _ in range(ROUNDS)]
-        rows.append([name, *map(statistics.median, zip(*found, strict=True))])
+        result = [first_call(*code) for _ in range(ROUNDS)]
+        rows.append([name, *map(statistics.median, zip(*result, strict=True))])
     columns = {"first call": "{}", "CPU seconds": "{:.2f}"}
     columns |= {"programs": "{:.0f}", "peak memory, MiB": "{:.0f}"}
     return Table("calls", columns, rows)
@@ -172,13 +172,13 @@ def steps() -> Table:
         both = [], []
         # The first round fills JAX's own caches and is not counted.
         for _ in range(ROUNDS + 1):
-            for found, fn in zip(
+            for result, fn in zip(
                 both, (plain(loss), dpjax.clipped_grad(loss, CLIP_NORM)), strict=True
             ):
-                found.append(build(fn, args))
+                result.append(build(fn, args))
         mine, other = (
-            [statistics.median(x) for x in zip(*found[1:], strict=True)]
-            for found in (both[1], both[0])
+            [statistics.median(x) for x in zip(*result[1:], strict=True)]
+            for result in (both[1], both[0])
         )
         cells = [x for a, b in zip(mine, other, strict=True) for x in (b, a, a / b)]
         rows.append([name, *cells])

@@ -53,13 +53,13 @@ class Network(NamedTuple):
 
 def languages() -> dict[str, tuple[Callable[..., Any], dict, dict]]:
     """Return the transformers; each batch has 8,192 tokens at full size."""
-    found = {}
+    result = {}
     for name, make in (("gpt2", _networks.gpt2), ("lora", _networks.adapters)):
         for length in (256, 512, 1024):
             full = {"batch": 8192 // length, "length": length}
             small = {"batch": 4, "length": length // 32} | TINY
-            found[f"{name}_{length}"] = make, full, small
-    return found
+            result[f"{name}_{length}"] = make, full, small
+    return result
 
 
 NETWORKS = {  # the function that makes the network, its full sizes, its small sizes

@@ -62,12 +62,12 @@ def main():
     settings = itertools.product(LENGTHS, DECAYS, arguments.epsilons)
     for (epochs, steps), optimizer, epsilon in settings:
         start = time.perf_counter()
-        found = compared(DECAYS[optimizer], epochs, steps, epsilon)
+        result = compared(DECAYS[optimizer], epochs, steps, epsilon)
         seconds = time.perf_counter() - start
         print(optimizer, epochs, steps, epsilon, f"{seconds:.0f} s", flush=True)
         setting = [optimizer, epochs, steps, epsilon]
-        baseline = found["poisson", "independent"].error
-        each = [found[key] for key in COLUMNS.values()]
+        baseline = result["poisson", "independent"].error
+        each = [result[key] for key in COLUMNS.values()]
         ratios = [one.error / baseline if one.plan else None for one in each]
         rows.append([*setting, *ratios, seconds])
         strategies.append([*setting, *(one.strategy for one in each)])

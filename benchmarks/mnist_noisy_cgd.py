@@ -138,7 +138,7 @@ def main():
                 [100 * accuracy(r.params, data) for r in results]
                 for data in (train, test)
             ]
-            cells = [[np.mean(found), np.std(found)] for found in scores]
+            cells = [[np.mean(result), np.std(result)] for result in scores]
             spent = [mu, gdp.epsilon(mu, DELTA)]
             rows.append([*start, name, *spent, *cells, times[name].median])
         print(f"λ = {regularization}, {num_epochs} epochs: done", flush=True)

@@ -133,8 +133,8 @@ def overhead():
 
 def samplers(n):
     """Return functions of a step that draw about 1,000 of n examples."""
-    room = SAMPLED + 200
-    common = {"max_batch_size": room, "key": KEY}
+    capacity = SAMPLED + 200
+    common = {"max_batch_size": capacity, "key": KEY}
     poisson = functools.partial(sampling.poisson, n, SAMPLED / n, **common)
     bins = functools.partial(sampling.random_bins_step, n, n // SAMPLED, **common)
     epoch = functools.partial(sampling.reshuffled_step, n, SAMPLED, key=KEY, epoch=1)

@@ -87,8 +87,8 @@ def scores(data, held_out, mu, share, keys):
 
         carry = params, optimizer.init(params)
         params = jax.lax.scan(step, carry, jnp.arange(STEPS))[0][0]
-        found = jnp.argmax(logits(params, held_out[0] - center[None]), -1)
-        return jnp.mean(found == held_out[1])
+        result = jnp.argmax(logits(params, held_out[0] - center[None]), -1)
+        return jnp.mean(result == held_out[1])
 
     return jax.jit(jax.vmap(run))(keys)
 
@@ -106,8 +106,8 @@ def main():
         mu = float(gdp.mu(epsilon, DELTA))
         cells = []
         for share in (0.0, SHARE):
-            found = scores(data, held_out, mu, share, keys)
-            cells.append([float(found.mean()), float(found.std(ddof=1))])
+            result = scores(data, held_out, mu, share, keys)
+            cells.append([float(result.mean()), float(result.std(ddof=1))])
         rows.append([epsilon, *cells])
         print(rows[-1], flush=True)
     columns = {"ε": "{:g}"} | dict.fromkeys(

@@ -104,8 +104,8 @@ def of_columns(data_set, folder):
             parts.append(coded(jnp.array(values, jnp.float32)))
         else:
             places = {category: i for i, category in enumerate(domain)}
-            found = np.array([places.get(value, -1) for value in values])
-            parts.append(jax.nn.one_hot(found, len(domain)))
+            result = np.array([places.get(value, -1) for value in values])
+            parts.append(jax.nn.one_hot(result, len(domain)))
     order = np.random.default_rng(0).permutation(len(rows))  # it ignores the data
     return jax.jit(jax.vmap(features.join))(*parts)[order]
 
@@ -123,8 +123,8 @@ def load(name, folder):
     raw, labels = load_scaled(TABLES[name], folder)
     labels = labels - 3 if name == "Wine" else labels > 0  # qualities are 3 to 9
     train = int(0.8 * len(labels))
-    found = of_columns(TABLES[name], folder)
-    return found, jnp.asarray(raw), jnp.asarray(labels, jnp.int32), train
+    result = of_columns(TABLES[name], folder)
+    return result, jnp.asarray(raw), jnp.asarray(labels, jnp.int32), train
 
 
 def loss(params, examples):
@@ -259,8 +259,8 @@ def searched_scores(x, labels, num_train, epsilon, keys):
     count = len(keys)
     chosen = float(clips[best]), float(units[best])
     settings = [jnp.full(count, c) for c in (chosen[0], rates(*chosen, num_train))]
-    found, plan = scores((*settings, keys), num_train, len(labels))
-    return found, plan.epsilon, chosen
+    result, plan = scores((*settings, keys), num_train, len(labels))
+    return result, plan.epsilon, chosen
 
 
 def free_score(x, labels, num_train):
@@ -295,8 +295,8 @@ def accuracy(params, x, labels):
 
 def measured(name, folder, keys, ways):
     """The rows of a data set: pipeline, ε, spent ε, accuracy; and what plans chose."""
-    found, raw, labels, num_train = load(name, folder)
-    inputs = {PIPELINE: (found, True), NO_MEAN: (found, False), RAW: (raw, True)}
+    result, raw, labels, num_train = load(name, folder)
+    inputs = {PIPELINE: (result, True), NO_MEAN: (result, False), RAW: (raw, True)}
     rows, choices = [], []
     for way in ways:
         for epsilon in EPSILONS:
@@ -316,7 +316,7 @@ def measured(name, folder, keys, ways):
             seconds = time.perf_counter() - begun
             rows.append([name, way, epsilon, spent, cell, seconds])
             print(rows[-1], flush=True)
-    free = free_score(found, labels, num_train)
+    free = free_score(result, labels, num_train)
     largest = float(jnp.bincount(labels[num_train:]).max()) / (len(labels) - num_train)
     rows.append([name, NON_PRIVATE, None, None, [free, 0.0], None])
     rows.append([name, "always the largest class", None, None, [largest, 0.0], None])

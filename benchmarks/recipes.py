@@ -87,10 +87,10 @@ def trainer(plan, num_views, data, judged):
             updates, state = optimizer.update(grads, state, params)
             params = optax.apply_updates(params, updates)
             pairs = zip(moving, averages, strict=True)
-            found = [ema.update(params, average) for ema, (_, average) in pairs]
+            result = [ema.update(params, average) for ema, (_, average) in pairs]
             weight = 1 / jnp.maximum(number - first_of_tail + 1, 1)
             tail = optax.incremental_update(params, tail, weight)
-            return (params, state, found, tail), None
+            return (params, state, result, tail), None
 
         averages = [(params, ema.init(params)) for ema in moving]
         carry = params, optimizer.init(params), averages, params

@@ -65,13 +65,13 @@ def load(name):
 def accuracy():
     """Accuracy by training and target ε; what is not private has one, and is last."""
     table = load("train")["tables"]["accuracy"]
-    found = {(way, target): cell for way, target, _, cell, _ in table.rows}
-    targets = sorted({target for _, target in found if target})
+    result = {(way, target): cell for way, target, _, cell, _ in table.rows}
+    targets = sorted({target for _, target in result if target})
     rows = []
-    ways = dict.fromkeys(way for way, _ in found)
-    for way in sorted(ways, key=lambda way: (way, None) in found):
-        cells = [found.get((way, target)) for target in targets]
-        cells[0] = found.get((way, None), cells[0])
+    ways = dict.fromkeys(way for way, _ in result)
+    for way in sorted(ways, key=lambda way: (way, None) in result):
+        cells = [result.get((way, target)) for target in targets]
+        cells[0] = result.get((way, None), cells[0])
         rows.append([way, *cells])
     headings = (f"ε = {target:g}" for target in targets)
     columns = dict.fromkeys(headings, table.columns["test accuracy"])
@@ -97,12 +97,12 @@ def chosen():
 
 def contenders():
     """For each network the rows of all that was measured on it, by label."""
-    found = {}
+    result = {}
     for name in NETWORKS:
         rows = load(f"clipping.{name}")["tables"]["contenders"].rows
         rows = rows + load(f"opacus_ghost.{name}")["tables"]["contenders"].rows
-        found[name] = {row[0]: row for row in rows}
-    return found
+        result[name] = {row[0]: row for row in rows}
+    return result
 
 
 def plain(label):
@@ -113,11 +113,11 @@ def plain(label):
 
 def beside_plain(column):
     """A column of what was measured on all networks, with ratios to the plain step."""
-    found, table = contenders(), []
+    result, table = contenders(), []
     place = {"ms": 1, "MB": 4, "compile, s": 5}[column]
-    for label in dict.fromkeys(label for rows in found.values() for label in rows):
+    for label in dict.fromkeys(label for rows in result.values() for label in rows):
         cells = []
-        for of_network in found.values():
+        for of_network in result.values():
             row, base = of_network.get(label), of_network[plain(label)]
             there = row is not None and len(row) > place and row[place] is not None
             cells.append([row[place], row[place] / base[place]] if there else None)
@@ -182,13 +182,13 @@ def pipelines():
     table = of_parts("recipe", "accuracy")
     if table is None:
         return None
-    found = {(data, way, e): cell for data, way, e, _, cell, _ in table.rows}
-    targets = sorted({e for *_, e in found if e})
-    ways = dict.fromkeys((data, way) for data, way, e in found if e)
+    result = {(data, way, e): cell for data, way, e, _, cell, _ in table.rows}
+    targets = sorted({e for *_, e in result if e})
+    ways = dict.fromkeys((data, way) for data, way, e in result if e)
     rows = []
     for data, way in ways:
-        free, _ = found.get((data, "non-private", None), (None, None))
-        cells = [found.get((data, way, target)) for target in targets]
+        free, _ = result.get((data, "non-private", None), (None, None))
+        cells = [result.get((data, way, target)) for target in targets]
         rows.append([data, way, *cells, free if way == "the recipe" else None])
     columns = {"data": "{}", "training": "{}"}
     columns |= dict.fromkeys((f"ε = {x:g}" for x in targets), "{:.3f} ± {:.3f}")
@@ -199,7 +199,9 @@ def excess():
     """Excess losses of all methods: those of `erm`, and those measured alone."""
     table = load("erm")["tables"]["excess"]
     columns = dict(table.columns)
-    found = {tuple(row[:3]): dict(zip(columns, row, strict=True)) for row in table.rows}
+    result = {
+        tuple(row[:3]): dict(zip(columns, row, strict=True)) for row in table.rows
+    }
     for name, methods in ALONE.items():
         if not (FOLDER / f"{name}.json").exists():
             continue
@@ -207,8 +209,8 @@ def excess():
         columns |= {method: other.columns[method] for method in methods}
         for row in other.rows:
             cells = dict(zip(other.columns, row, strict=True))
-            found[tuple(row[:3])] |= {method: cells[method] for method in methods}
-    rows = [[row.get(name) for name in columns] for row in found.values()]
+            result[tuple(row[:3])] |= {method: cells[method] for method in methods}
+    rows = [[row.get(name) for name in columns] for row in result.values()]
     return Table("excess", columns, rows)
 
 
@@ -231,11 +233,11 @@ def convex():
 def by_target(name):
     """Accuracy by way and ε, of a result that has no other rows."""
     table = load(name)["tables"]["accuracy"]
-    found = {(way, target): cell for way, target, _, cell in table.rows}
-    targets = sorted({target for _, target in found})
+    result = {(way, target): cell for way, target, _, cell in table.rows}
+    targets = sorted({target for _, target in result})
     rows = [
-        [way, *(found.get((way, target)) for target in targets)]
-        for way in dict.fromkeys(way for way, _ in found)
+        [way, *(result.get((way, target)) for target in targets)]
+        for way in dict.fromkeys(way for way, _ in result)
     ]
     columns = dict.fromkeys((f"ε = {x:g}" for x in targets), "{:.3f} ± {:.3f}")
     return Table("accuracy", {"training": "{}"} | columns, rows)
@@ -265,7 +267,7 @@ VIEWS = {
 def setting(name):
     """Versions, machine and how times were taken: a line for parts that share them."""
     parts = sorted(FOLDER.glob(f"{name}.json")) or sorted(FOLDER.glob(f"{name}.*.json"))
-    found = {}
+    actual = {}
     for part in parts:
         result = read(part)
         versions = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v)
@@ -273,12 +275,12 @@ def setting(name):
         line = " ".join(
             filter(None, [versions and versions + ";", where, result["times"]])
         )
-        found.setdefault(line, []).append(part.name.split(".")[1])
-    if not found:
+        actual.setdefault(line, []).append(part.name.split(".")[1])
+    if not actual:
         return UNMEASURED
-    if len(found) == 1:
-        return next(iter(found))
-    return "\n".join(f"- {', '.join(names)}: {line}" for line, names in found.items())
+    if len(actual) == 1:
+        return next(iter(actual))
+    return "\n".join(f"- {', '.join(names)}: {line}" for line, names in actual.items())
 
 
 def shown(name, what):

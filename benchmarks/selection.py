@@ -42,9 +42,11 @@ def attack():
         scores = _searches.of_searches(
             best, LAW, mu, num=SEARCHES, key=jax.random.key(3)
         )
-        found = auditing.epsilon_at(*scores, delta, threshold=0.5, confidence=0.99)
+        result = auditing.epsilon_at(*scores, delta, threshold=0.5, confidence=0.99)
         alone = float(gdp.epsilon(mu, delta))
-        rows.append([mu, delta, alone, said, known, float(found), float(found) / said])
+        rows.append(
+            [mu, delta, alone, said, known, float(result), float(result) / said]
+        )
         print(*rows[-1], flush=True)
     columns = {"μ of one run": "{:g}", "δ": "{:g}", "ε of one run": "{:.2f}"}
     columns |= {"ε reported": "{:.2f}", "ε of the attack, exact": "{:.2f}"}
@@ -131,10 +133,10 @@ def searches():
     event = events.Composed(tuple(events.Repeated(events.Gaussian(x)) for x in mus))
     keys = jax.random.split(jax.random.key(0), SEEDS)
     options = {"repetitions": LAW, "event": event, "delta": DELTA}
-    found = [dpjax.tune(RATES, fit, score, **options, key=key) for key in keys]
-    total, mu = found[0].epsilon, math.hypot(*mus)
-    best = [tested(x.output) for x in found]
-    print(*zip([float(x.setting) for x in found], best, strict=True), flush=True)
+    result = [dpjax.tune(RATES, fit, score, **options, key=key) for key in keys]
+    total, mu = result[0].epsilon, math.hypot(*mus)
+    best = [tested(x.output) for x in result]
+    print(*zip([float(x.setting) for x in result], best, strict=True), flush=True)
     rows = [[f"the best of K runs, ε = {total:.3f}", *summary(best)]]
     for rate in RATES:
         runs = [tested(fit(rate, key)) for key in keys]

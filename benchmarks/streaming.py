@@ -137,11 +137,11 @@ def case(name, rows, batch):
         ways = [(0, 0.0), (0, TRAINING), (2, TRAINING)]
         PROCESS.joinpath("clear_refs").write_text("5")  # forget the most so far
         before = resident("VmRSS")
-        found = [
+        result = [
             1e3 * seconds(plan.batches(data, key=key, prefetch=ahead), training)
             for key, (ahead, training) in zip(keys, ways, strict=False)
         ]
-        return [planned, *found, resident("VmHWM") - before]
+        return [planned, *result, resident("VmHWM") - before]
 
 
 def main():
@@ -172,8 +172,8 @@ def main():
             check=True,
             text=True,
         )
-        found = json.loads(done.stdout.splitlines()[-1])
-        rows.append([name, size, 4 * WIDTH * size / 1e9, *found])
+        result = json.loads(done.stdout.splitlines()[-1])
+        rows.append([name, size, 4 * WIDTH * size / 1e9, *result])
         print(rows[-1], flush=True)
     columns = {
         "data": "{}",

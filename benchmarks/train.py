@@ -100,15 +100,15 @@ class Noise(NamedTuple):
 def settings(path, epsilons):
     """The rows (way, ε, shape, momentum, learning rate) that were chosen."""
     rows = read(path)["tables"]["settings"].rows
-    found = {
+    result = {
         (way, target): (way, target, Shape(batch, epochs), momentum, rate)
         for way, target, batch, epochs, momentum, rate, _ in rows
     }
-    tuned = sorted({target for _, target in found if target})
+    tuned = sorted({target for _, target in result if target})
     if missing := set(epsilons or tuned) - set(tuned):
         raise SystemExit(f"--epsilons must be in {path}, {tuned}; got {missing}.")
     targets = (None, *(epsilons or tuned))
-    return [found[w, e] for e in targets for w in WAYS if (w, e) in found]
+    return [result[w, e] for e in targets for w in WAYS if (w, e) in result]
 
 
 def trained(setting, data, keys):
@@ -137,8 +137,8 @@ def measure(setting, data, test, num_seeds):
     """One way of training at one ε."""
     start = time.perf_counter()
     keys = [jax.random.key(seed) for seed in range(num_seeds)]
-    found, spent = trained(setting, data, keys)
-    scores = [float(accuracy(params, test)) for params in found]
+    result, spent = trained(setting, data, keys)
+    scores = [float(accuracy(params, test)) for params in result]
     spread = float(np.std(scores, ddof=1)) if num_seeds > 1 else 0.0
     seconds = (time.perf_counter() - start) / num_seeds
     return Run(*setting[:2], spent, float(np.mean(scores)), spread, seconds)

@@ -42,12 +42,12 @@ def scores(way, shape, epsilons, keys, data, held_out):
     """Accuracies f[ε, momentum, learning rate, seed] on what is held out."""
     if way.runner is solved:
         rows = itertools.product(epsilons, way.momenta, way.learning_rates, keys)
-        found = [
+        result = [
             accuracy(solved(data, shape, eps, key, momentum, rate).params, held_out)
             for eps, momentum, rate, key in rows
         ]
         sizes = map(len, (epsilons, way.momenta, way.learning_rates, keys))
-        return np.reshape(np.array(found), tuple(sizes))
+        return np.reshape(np.array(result), tuple(sizes))
     if way.runner is designed and len(way.momenta) > 1:  # each has noise of its own
         ways = [way._replace(momenta=(momentum,)) for momentum in way.momenta]
         parts = [scores(w, shape, epsilons, keys, data, held_out) for w in ways]
@@ -78,13 +78,13 @@ def best(way, found):
 
 def search(name, epsilons, keys, data, held_out):
     """The rows of a way of training, one for each ε, and the seconds it took."""
-    way, start, found = WAYS[name], time.perf_counter(), []
+    way, start, result = WAYS[name], time.perf_counter(), []
     targets = [math.inf] if name == NON_PRIVATE else epsilons
     for shape in way.shapes:
-        found.append(scores(way, shape, targets, keys, data, held_out))
+        result.append(scores(way, shape, targets, keys, data, held_out))
         seconds = time.perf_counter() - start
         print(f"{name}: {shape} after {seconds:.0f} s", flush=True)
-    by_epsilon = np.stack(found, axis=1)
+    by_epsilon = np.stack(result, axis=1)
     rows = [
         [name, None if math.isinf(epsilon) else epsilon, *best(way, by_shape)]
         for epsilon, by_shape in zip(targets, by_epsilon, strict=True)
@@ -123,8 +123,8 @@ def main():
     keys = jax.random.split(jax.random.key(2026), arguments.seeds)
     rows, spaces = [], []
     for name in WAYS:
-        found, seconds = search(name, arguments.epsilons, keys, data, held_out)
-        rows += found
+        result, seconds = search(name, arguments.epsilons, keys, data, held_out)
+        rows += result
         spaces.append(space(name, seconds))
 
     chosen = {"training": "{}", "target ε": "{:g}", "batch": "{}", "epochs": "{}"}

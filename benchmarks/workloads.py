@@ -105,15 +105,15 @@ def compare(name, problem, optimizer, num_seeds):
             first = designs(decay, short)[label]
             sigmas = jnp.array([multiplier(first, epsilon) for epsilon in EPSILONS])
             z = draws(first.matrix, few, size)
-            found = np.asarray(search(few, z, sigmas, clips, rates, decay)).mean(-1)
-            best = [np.unravel_index(np.argmax(x), x.shape) for x in found]
+            result = np.asarray(search(few, z, sigmas, clips, rates, decay)).mean(-1)
+            best = [np.unravel_index(np.argmax(x), x.shape) for x in result]
             c, r = np.array(best).T
             sigmas = jnp.array([multiplier(design, epsilon) for epsilon in EPSILONS])
             z = draws(design.matrix, many, size)
             test = np.asarray(final(many, z, sigmas, clips[c], rates[r], decay))
             errors = {w: predicted(design, a) for w, a in workloads_of(decay).items()}
             for e, epsilon in enumerate(EPSILONS):
-                chosen = CLIP_NORMS[c[e]], float(rates[r[e]]), found[e][best[e]]
+                chosen = CLIP_NORMS[c[e]], float(rates[r[e]]), result[e][best[e]]
                 yield Run(
                     name, optimizer, epsilon, decay, label, *chosen, test[e], errors
                 )
@@ -126,18 +126,18 @@ def mean_and_error(values):
 
 def best_decays(runs):
     """Of runs that differ in momentum, those that did best on what was held out."""
-    found = {}
+    result = {}
     for run in sorted(runs, key=lambda run: run.held_out):
-        found[run.data, run.optimizer, run.epsilon, run.design] = run
-    return found
+        result[run.data, run.optimizer, run.epsilon, run.design] = run
+    return result
 
 
 def accuracies(runs):
     """By what was trained and the design, mean and standard error over seeds."""
     best, rows = best_decays(runs), []
     for cell in dict.fromkeys(run[:3] for run in runs):
-        found = [best.get((*cell, design)) for design in NAMES]
-        rows.append([*cell, *(run and mean_and_error(run.test) for run in found)])
+        result = [best.get((*cell, design)) for design in NAMES]
+        rows.append([*cell, *(run and mean_and_error(run.test) for run in result)])
     columns = dict.fromkeys(("data", "optimizer", "ε"), "{}") | {"ε": "{:g}"}
     columns |= dict.fromkeys(NAMES, "{:.3f} ± {:.3f}")
     return Table("accuracy", columns, rows)
@@ -172,9 +172,9 @@ def rankings(runs):
         row = [optimizer]
         for workload in predictors:
             by_data = {}
-            for cell, found in cells(runs, optimizer):
-                errors = [run.errors[workload] for run in found]
-                rho = spearmanr(np.negative(errors), [r.test.mean() for r in found])
+            for cell, result in cells(runs, optimizer):
+                errors = [run.errors[workload] for run in result]
+                rho = spearmanr(np.negative(errors), [r.test.mean() for r in result])
                 by_data.setdefault(cell[0], []).append(rho.statistic)
             row.append(mean_and_error([np.mean(x) for x in by_data.values()]))
         rows.append(row)
@@ -184,11 +184,11 @@ def rankings(runs):
 
 def cells(runs, optimizer):
     """Runs that differ in their noise alone."""
-    found = {}
+    result = {}
     for run in runs:
         if run.optimizer == optimizer:
-            found.setdefault((run.data, run.epsilon, run.decay), []).append(run)
-    return found.items()
+            result.setdefault((run.data, run.epsilon, run.decay), []).append(run)
+    return result.items()
 
 
 def settings(runs):

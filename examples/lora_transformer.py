@@ -33,7 +33,7 @@ DELTA = 1e-6  # below one over the number of private sequences
 
 def read_docstrings(folder, limit):
     """The docstrings below a folder, without tests, until they have `limit` letters."""
-    found, length = [], 0
+    result, length = [], 0
     for path in sorted(pathlib.Path(folder).rglob("*.py")):
         folders = path.relative_to(folder).parts
         if any(x in ("test", "tests") or x.endswith("-packages") for x in folders):
@@ -45,11 +45,11 @@ def read_docstrings(folder, limit):
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 text = ast.get_docstring(node) or ""
-                found.append(text)
+                result.append(text)
                 length += len(text)
         if length >= limit:
             break
-    return found
+    return result
 
 
 def lines_of(texts):
@@ -208,8 +208,8 @@ def main(
     tested = jax.device_put(held_out[some], split)
 
     def report(name, adapters):
-        found = math.exp(mean_loss(adapters, tested, base))
-        print(f"held-out perplexity {found:6.3f} {name}", flush=True)
+        result = math.exp(mean_loss(adapters, tested, base))
+        print(f"held-out perplexity {result:6.3f} {name}", flush=True)
 
     report("before fine-tuning", adapters)
     # Whole microbatches, with five standard deviations of room for a batch's size.

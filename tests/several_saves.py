@@ -120,10 +120,10 @@ def _train_in_process(address, count, number, folder, cache, dies_at):
 
     ocp.StandardCheckpointHandler.save = save_or_die
     plan, run = train(folder, jax.random.key(5))
-    found = checkpoint.digest(run.params)
+    result = checkpoint.digest(run.params)
     if count == 2:
         assert_invalid_calls_raise(folder, plan, run, number)
-    (folder / f"{count}-{number}").write_text(found)
+    (folder / f"{count}-{number}").write_text(result)
 
 
 def run_processes(count, folder, dies_at=-1):

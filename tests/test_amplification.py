@@ -150,8 +150,8 @@ def covariances_and_trees(strategy, num_steps, n_b):
 def test_tree_covariances_dominate_exact_covariances(n_b):
     num_steps = 3 * n_b - 1
     for decay in (0.0, 0.5, 0.9):
-        found = covariances_and_trees(strategies.geometric(decay), num_steps, n_b)
-        coefficients, by_gap, trees, squares = jax.tree.map(np.asarray, found)
+        result = covariances_and_trees(strategies.geometric(decay), num_steps, n_b)
+        coefficients, by_gap, trees, squares = jax.tree.map(np.asarray, result)
         moved = cumulative_shifts(
             coefficients[1:], fixed_bin_patterns(num_steps, n_b), num_steps
         )

@@ -161,8 +161,8 @@ def test_audit_of_one_pipeline_run_gives_close_lower_bound():
     examples = np.concatenate([X, np.zeros((inside, 3), np.float32)])
     canary = np.concatenate([np.full(6, -1), np.arange(inside)])
     scores = step(auditing.Marked(examples, canary))
-    found = auditing.gaussian_mu_lower(*scores, confidence=0.9999)
-    assert 0.9 * mu < found <= mu
+    result = auditing.gaussian_mu_lower(*scores, confidence=0.9999)
+    assert 0.9 * mu < result <= mu
 
 
 def test_matched_filter_scores_match_definition():
@@ -171,8 +171,8 @@ def test_matched_filter_scores_match_definition():
     expected[:, 2] = 0
     with np.errstate(invalid="ignore"):
         by_hand = np.sum(seen * expected, axis=0) / np.linalg.norm(expected, axis=0)
-    found = jax.jit(auditing.matched_filter)(seen, expected)
-    np.testing.assert_allclose(found, np.nan_to_num(by_hand), rtol=1e-5)
+    result = jax.jit(auditing.matched_filter)(seen, expected)
+    np.testing.assert_allclose(result, np.nan_to_num(by_hand), rtol=1e-5)
     with pytest.raises(ValueError, match="expected"):
         auditing.matched_filter(seen, expected[:, :3])
 
@@ -216,8 +216,8 @@ def test_train_many_gives_each_run_its_own_key():
         scores = linear_scores(auditing.Outputs(*(x[part] for x in outputs)))
         assert len(scores.inside) == 500
         # It fails with probability 1e-4; the runs' keys are fixed.
-        found = auditing.mu_lower(*scores, confidence=0.9999)
-        assert 0.3 * mu < found < mu
+        result = auditing.mu_lower(*scores, confidence=0.9999)
+        assert 0.3 * mu < result < mu
 
 
 def test_train_many_is_batch_invariant():

@@ -84,17 +84,17 @@ def audited(name, audits, num=50_000):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", [x for x in MECHANISMS if "discrete" not in x])
 def test_audit_is_close_to_and_at_most_epsilon_of_the_event(name, audits):
-    found, found_of_twin, said = audited(name, audits)
-    assert MECHANISMS[name] * said < found <= said
+    result, found_of_twin, said = audited(name, audits)
+    assert MECHANISMS[name] * said < result <= said
     assert found_of_twin > said
 
 
 @pytest.mark.slow
 def test_audit_of_a_statistic_on_a_lattice(audits):
-    found, found_of_twin, said = audited(
+    result, found_of_twin, said = audited(
         "statistics.mean, discrete", audits, num=10_000
     )
-    assert 0.9 * said < found <= said < found_of_twin
+    assert 0.9 * said < result <= said < found_of_twin
     # The lattice costs next to nothing.
     np.testing.assert_allclose(said, audits.reported("statistics.mean"), rtol=1e-3)
 
@@ -126,8 +126,8 @@ def test_audit_of_a_search_proves_most_of_its_epsilon(import_benchmark):
     # Five standard errors: a false alarm below 1e-6 on each side.
     for rate, won in zip(attack.rates, scores, strict=True):
         assert abs(won.mean() - rate) < 5 * np.sqrt(rate / len(won))
-    found = auditing.epsilon_at(*scores, delta, threshold=0.5, confidence=0.99)
+    result = auditing.epsilon_at(*scores, delta, threshold=0.5, confidence=0.99)
     said = selection.epsilon(run, delta, repetitions=law)
-    assert 0.85 * said < found <= said
+    assert 0.85 * said < result <= said
     # Nobody may report the ε of one run for the search.
-    assert found > 1.8 * gdp.epsilon(mu, delta)
+    assert result > 1.8 * gdp.epsilon(mu, delta)

@@ -64,12 +64,12 @@ def white_box_scores(name, audits):
 def test_audited_mu_is_close_to_and_at_most_reported_mu(white_box_scores, name, audits):
     mechanism, scores = audits.MECHANISMS[name], white_box_scores
     if mechanism.white is None:  # no linear map makes its noise white
-        found = auditing.mu_lower(*scores, confidence=CONFIDENCE)
-        assert 0.5 * MU < found <= MU
+        result = auditing.mu_lower(*scores, confidence=CONFIDENCE)
+        assert 0.5 * MU < result <= MU
     else:
-        found = auditing.gaussian_mu_lower(*scores, confidence=CONFIDENCE)
-        assert 0.9 * MU < found <= MU
-        ratio = audits.epsilon(found, 1e-5) / audits.epsilon(MU, 1e-5)
+        result = auditing.gaussian_mu_lower(*scores, confidence=CONFIDENCE)
+        assert 0.9 * MU < result <= MU
+        ratio = audits.epsilon(result, 1e-5) / audits.epsilon(MU, 1e-5)
         assert 0.9 < ratio <= 1
 
 

@@ -52,15 +52,15 @@ def max_success_probability(m, r, v, profile):
         for k, y in enumerate(said):
             right = sum(g == 2 * c - 1 for c, g in zip(x, y, strict=True))
             aim[table[i, k]] = -(right >= v) / len(coins)
-    found = scipy.optimize.linprog(
+    result = scipy.optimize.linprog(
         aim,
         A_ub=scipy.sparse.csr_matrix((value, (at, column)), (len(rows), count)),
         b_ub=limits,
         A_eq=sums,
         b_eq=np.ones(shape[0]),
     )
-    assert found.success
-    return -found.fun
+    assert result.success
+    return -result.fun
 
 
 # Canaries and guesses, all of them correct: a bound needs p below a half.

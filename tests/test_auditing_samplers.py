@@ -36,8 +36,8 @@ def test_mixture_scores_are_log_likelihood_ratios(x64):
         for case in (*cases, np.zeros(3))
     ]
     expected = scipy.special.logsumexp(density[:-1], axis=0, b=rates[:, None])
-    found = jax.jit(auditing.mixture_scores)(seen, cases, rates, stddev)
-    np.testing.assert_allclose(found, expected - density[-1], rtol=1e-9)
+    result = jax.jit(auditing.mixture_scores)(seen, cases, rates, stddev)
+    np.testing.assert_allclose(result, expected - density[-1], rtol=1e-9)
     with pytest.raises(ValueError, match="cases"):
         auditing.mixture_scores(seen, cases.T, rates, stddev)
     with pytest.raises(ValueError, match="stddev"):
@@ -59,17 +59,17 @@ def test_sampler_audit_is_close_to_and_at_most_reported_epsilon(name, sampler_au
     assert list(sampler_audits.SAMPLED) == list(SAMPLED)
     sampled = sampler_audits.SAMPLED[name]
     scores = sampler_audits.of_sampled(sampled, num=60_000, key=jax.random.key(4))
-    found = auditing.epsilon_lower(*scores, DELTA, confidence=CONFIDENCE)
+    result = auditing.epsilon_lower(*scores, DELTA, confidence=CONFIDENCE)
     said = float(sampled.reported(DELTA))
-    assert SAMPLED[name] * said < found <= said
+    assert SAMPLED[name] * said < result <= said
 
 
 @pytest.mark.slow
 def test_plan_audit_is_close_to_and_at_most_reported_epsilon(sampler_audits):
     scores = sampler_audits.of_plan(num_runs=100, key=jax.random.key(5))
-    found = auditing.epsilon_lower(*scores, DELTA, confidence=CONFIDENCE)
+    result = auditing.epsilon_lower(*scores, DELTA, confidence=CONFIDENCE)
     said = sampler_audits.whole_plan().guarantee.epsilon(DELTA)
-    assert 0.6 * said < found <= said
+    assert 0.6 * said < result <= said
     scores = sampler_audits.of_plan(num_runs=20, key=jax.random.key(6), in_order=True)
     mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
     assert gdp.epsilon(mu, DELTA) > said
@@ -122,11 +122,11 @@ def test_solver_audit_is_close_to_and_at_most_reported_epsilon(name, solver_audi
 
     def epsilon_lower_bound(confidence, **how):
         scores = solver_audits.of_solver(name, **at, **how)
-        found = auditing.epsilon_lower(*scores, solver.delta, confidence=confidence)
+        result = auditing.epsilon_lower(*scores, solver.delta, confidence=confidence)
         if not solver.gaussian:
-            return found
+            return result
         mu = auditing.gaussian_mu_lower(*scores, confidence=confidence)
-        return max(found, gdp.epsilon(mu, solver.delta))
+        return max(result, gdp.epsilon(mu, solver.delta))
 
     assert SOLVERS[name] * said < epsilon_lower_bound(CONFIDENCE) <= said
     assert epsilon_lower_bound(0.99, broken=True) > said

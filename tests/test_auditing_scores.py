@@ -92,10 +92,10 @@ def test_bounds_over_all_thresholds_match_definition(n, m, x64):
     scores_in[:5] = scores_out[:5]  # ties
     epsilon, mu = best_threshold_bounds(scores_in, scores_out, 1e-3, 0.95)
     assert epsilon > 0.5
-    found = auditing.epsilon_lower(scores_in, scores_out, 1e-3, confidence=0.95)
-    np.testing.assert_allclose(found, epsilon, rtol=1e-7)
-    found = auditing.mu_lower(scores_in, scores_out, confidence=0.95)
-    np.testing.assert_allclose(found, mu, rtol=1e-7)
+    result = auditing.epsilon_lower(scores_in, scores_out, 1e-3, confidence=0.95)
+    np.testing.assert_allclose(result, epsilon, rtol=1e-7)
+    result = auditing.mu_lower(scores_in, scores_out, confidence=0.95)
+    np.testing.assert_allclose(result, mu, rtol=1e-7)
 
 
 def test_bound_at_one_threshold_matches_definition(x64):
@@ -105,10 +105,10 @@ def test_bound_at_one_threshold_matches_definition(x64):
     alarms = sum(scores_out > 1.5)
     a = scipy.stats.beta.isf(0.01, alarms + 1, 120 - alarms)
     expected = max(math.log((b - 0.02) / a), math.log((1 - a - 0.02) / (1 - b)))
-    found = auditing.epsilon_at(
+    result = auditing.epsilon_at(
         scores_in, scores_out, 0.02, threshold=1.5, confidence=0.98
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-7)
+    np.testing.assert_allclose(result, expected, rtol=1e-7)
 
 
 def gaussian_scores(mu, count, audits=AUDITS, stddev=3.0, seed=0):
@@ -146,16 +146,16 @@ def test_bounds_on_randomised_response_fail_at_most_at_stated_rate():
     honest = 1 / (1 + math.exp(-epsilon))
     scores_in = (rng.random((AUDITS, 300)) < honest).astype(float)
     scores_out = (rng.random((AUDITS, 300)) > honest).astype(float)
-    found = auditing.epsilon_lower(scores_in, scores_out, 0.0, confidence=0.99)
-    assert count_failures(found, epsilon) < TOO_MANY
-    assert np.median(found) > 0.6 * epsilon
+    result = auditing.epsilon_lower(scores_in, scores_out, 0.0, confidence=0.99)
+    assert count_failures(result, epsilon) < TOO_MANY
+    assert np.median(result) > 0.6 * epsilon
     included = rng.random((AUDITS, 300)) < 0.5
     told = np.where(rng.random((AUDITS, 300)) < honest, included, ~included) * 1.0
-    found = auditing.one_run_epsilon_lower(
+    result = auditing.one_run_epsilon_lower(
         told, included, 0.0, guess_in=100, guess_out=100, confidence=0.99
     )
-    assert count_failures(found, epsilon) < TOO_MANY
-    assert np.median(found) > 0.6 * epsilon
+    assert count_failures(result, epsilon) < TOO_MANY
+    assert np.median(result) > 0.6 * epsilon
 
 
 @pytest.mark.slow
@@ -164,8 +164,8 @@ def test_bound_at_held_out_threshold_fails_at_most_at_stated_rate():
     scores = gaussian_scores(1.3, 300, seed=4)
     at = {"confidence": 0.99}
     threshold = auditing.best_threshold(*others, 1e-3, **at)
-    found = auditing.epsilon_at(*scores, 1e-3, threshold=threshold, **at)
-    assert count_failures(found, float(gdp.epsilon(1.3, 1e-3))) < TOO_MANY
+    result = auditing.epsilon_at(*scores, 1e-3, threshold=threshold, **at)
+    assert count_failures(result, float(gdp.epsilon(1.3, 1e-3))) < TOO_MANY
     # No other threshold gives a larger bound on the same scores.
     there = auditing.epsilon_at(*others, 1e-3, threshold=threshold, **at)
     for other in (-1.0, 2.0, 5.0):
@@ -184,11 +184,11 @@ def test_gaussian_bound_inverts_noncentral_t(x64):
         theta = scipy.optimize.brentq(
             lambda c: scipy.stats.nct.sf(t, n + m - 2, c) - (1 - confidence), 0, 2 * t
         )
-        found = auditing.gaussian_mu_lower(
+        result = auditing.gaussian_mu_lower(
             7 * scores_in, 7 * scores_out, confidence=confidence
         )
-        np.testing.assert_allclose(found, theta * unit, rtol=1e-6)
-        assert found <= theta * unit * (1 + 1e-9)
+        np.testing.assert_allclose(result, theta * unit, rtol=1e-6)
+        assert result <= theta * unit * (1 + 1e-9)
 
 
 def one_run_scores(mu, count, audits=AUDITS, seed=5):
@@ -216,11 +216,11 @@ def test_delta_probability_disclosure_is_not_refuted_at_that_delta():
     telling = rng.random((200, 1)) < delta
     scores = np.where(telling, included, rng.random((200, 100)))
     at = {"guess_in": 20, "guess_out": 20, "confidence": 0.96}
-    found = np.asarray(auditing.one_run_epsilon_lower(scores, included, delta, **at))
+    result = np.asarray(auditing.one_run_epsilon_lower(scores, included, delta, **at))
     assert telling.sum() > 3
-    assert np.all(found == 0)
-    found = np.asarray(auditing.one_run_epsilon_lower(scores, included, 0.0, **at))
-    assert np.all(found[telling[:, 0]] > 2)
+    assert np.all(result == 0)
+    result = np.asarray(auditing.one_run_epsilon_lower(scores, included, 0.0, **at))
+    assert np.all(result[telling[:, 0]] > 2)
 
 
 def one_run_epsilon(m, r, v, delta, error):
@@ -257,13 +257,13 @@ def test_one_run_bounds_match_published_algorithms(m, right, wrong, x64):
     r = right + wrong
     included = scores >= m - right  # the r largest are guessed, `wrong` of them wrongly
     at = {"guess_in": r, "guess_out": 0, "confidence": 0.95}
-    found = auditing.one_run_epsilon_lower(scores, included, 1e-4, **at)
+    result = auditing.one_run_epsilon_lower(scores, included, 1e-4, **at)
     expected = one_run_epsilon(m, r, right, 1e-4, 0.05)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert found <= expected * (1 + 1e-12)
-    found = auditing.one_run_mu_lower(scores, included, **at)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert result <= expected * (1 + 1e-12)
+    result = auditing.one_run_mu_lower(scores, included, **at)
     expected = one_run_mu(m, r, right, 0.05)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 def test_guesses_are_made_at_both_ends_of_the_scores():
@@ -288,28 +288,28 @@ def test_bounds_agree_with_jax_privacy():
         expected = theirs.epsilon_clopper_pearson(
             0.05, 1e-3, one_sided=False, threshold_strategy=peer.Explicit(t)
         )
-        found = auditing.epsilon_at(
+        result = auditing.epsilon_at(
             scores_in, scores_out, 1e-3, threshold=t, confidence=0.95
         )
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
     # At all thresholds, of which they count those on a convex hull of their choosing.
     expected = theirs.epsilon_clopper_pearson(0.05, 1e-3, one_sided=False)
-    found = auditing.epsilon_lower(scores_in, scores_out, 1e-3, confidence=0.95)
-    assert abs(found - expected) < 0.15 * expected
+    result = auditing.epsilon_lower(scores_in, scores_out, 1e-3, confidence=0.95)
+    assert abs(result - expected) < 0.15 * expected
     # Theirs is the area below the curve's convex hull.
     assert 0 <= theirs.attack_auroc() - auditing.auroc(scores_in, scores_out) < 0.01
     scores = np.concatenate([scores_in, scores_out])
     included = np.arange(1000) < 500
     t, at = np.sort(scores)[-100], {"guess_in": 100, "guess_out": 0}
     of_theirs = {"threshold_strategy": peer.Explicit(t)}
-    found = auditing.one_run_epsilon_lower(
+    result = auditing.one_run_epsilon_lower(
         scores, included, 1e-5, confidence=0.95, **at
     )
     expected = theirs.epsilon_one_run(0.05, 1e-5, **of_theirs)
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
-    found = auditing.one_run_mu_lower(scores, included, confidence=0.95, **at)
+    np.testing.assert_allclose(result, expected, rtol=1e-4)
+    result = auditing.one_run_mu_lower(scores, included, confidence=0.95, **at)
     expected = theirs.epsilon_one_run_fdp(0.05, 1e-5, **of_theirs)
-    np.testing.assert_allclose(gdp.epsilon(found, 1e-5), expected, rtol=1e-4)
+    np.testing.assert_allclose(gdp.epsilon(result, 1e-5), expected, rtol=1e-4)
 
 
 def test_nan_scores_never_raise_the_bound():
@@ -347,10 +347,10 @@ def test_scores_equal_up_to_rounding_give_zero_bound(dtype):
             # A spread of one unit in the last place.
             scores_in.append(np.where(rng.random(n) < 0.8, above, dtype(value)))
             scores_out.append(np.where(rng.random(m) < 0.2, above, dtype(value)))
-        found = auditing.gaussian_mu_lower(
+        result = auditing.gaussian_mu_lower(
             np.stack(scores_in), np.stack(scores_out), confidence=0.9
         )
-        np.testing.assert_array_equal(found, 0)
+        np.testing.assert_array_equal(result, 0)
 
 
 @pytest.mark.diagonal
@@ -359,7 +359,7 @@ def test_offset_changes_gaussian_bound_only_by_rounding(dtype, x64):
     """The bound is at most SciPy's for Student's t, and close to it."""
     for offset in (0.0, 1e8 if dtype is np.float64 else 1e3, -1e3):
         given = [dtype(x[0] + offset) for x in gaussian_scores(1.5, 40, audits=1)]
-        found = float(auditing.gaussian_mu_lower(*given, confidence=0.9))
+        result = float(auditing.gaussian_mu_lower(*given, confidence=0.9))
         # The offset's rounding is in the scores; what is left is exact in float64.
         a, b = (np.float64(x) - np.float64(given[1][0]) for x in given)
         n, m = a.size, b.size
@@ -377,7 +377,7 @@ def test_offset_changes_gaussian_bound_only_by_rounding(dtype, x64):
         # Two scores' means and the deviation, each off by four units of the largest.
         error = 4.1 * np.finfo(dtype).eps * max(np.abs(x).max() for x in given)
         least = student_t_bound(a.mean() - b.mean() - error, pooled + error)
-        assert least * (1 - 1e-8) <= found <= exact * (1 + 1e-9)
+        assert least * (1 - 1e-8) <= result <= exact * (1 + 1e-9)
 
 
 @pytest.mark.slow
@@ -411,19 +411,19 @@ def test_estimates_match_definition():
             for t in [-1.0, *scores_out]
             if np.mean(scores_out > t) <= rate + 1e-12
         )
-        found = auditing.true_positive_rate(scores_in, scores_out, rate)
-        np.testing.assert_allclose(found, best, rtol=1e-6)
+        result = auditing.true_positive_rate(scores_in, scores_out, rate)
+        np.testing.assert_allclose(result, best, rtol=1e-6)
 
 
 def test_estimates_match_gaussian_closed_forms():
     """Within five standard deviations of a binomial: false alarms below 1e-5."""
     scores_in, scores_out = (x[0] for x in gaussian_scores(1.5, 20_000, audits=1))
     expected = scipy.stats.norm.sf(scipy.stats.norm.isf(0.05) - 1.5)
-    found = float(auditing.true_positive_rate(scores_in, scores_out, 0.05))
-    assert abs(found - expected) < 5 * math.sqrt(2 * 0.25 / 20_000)
+    result = float(auditing.true_positive_rate(scores_in, scores_out, 0.05))
+    assert abs(result - expected) < 5 * math.sqrt(2 * 0.25 / 20_000)
     area = scipy.stats.norm.cdf(1.5 / math.sqrt(2))
-    found = float(auditing.auroc(scores_in, scores_out))
-    assert abs(found - area) < 5 * math.sqrt(2 * 0.25 / 20_000)
+    result = float(auditing.auroc(scores_in, scores_out))
+    assert abs(result - area) < 5 * math.sqrt(2 * 0.25 / 20_000)
 
 
 def test_bootstrap_quantiles_match_standard_error():
@@ -461,9 +461,9 @@ def test_likelihood_ratios_use_only_the_other_models():
                 )
                 expected[s, n] = inside - outside
     with scope():
-        found = jax.jit(auditing.likelihood_ratios)(x, included)
+        result = jax.jit(auditing.likelihood_ratios)(x, included)
     assert np.any(expected[:, :3] != 0)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_auroc_of_perfect_attack_is_one():
@@ -474,8 +474,8 @@ def test_auroc_of_perfect_attack_is_one():
 
 def test_log_odds_match_logit_of_probability(x64):
     p = np.array([1e-9, 0.1, 0.5, 0.99, 1 - 1e-7])
-    found = auditing.log_odds(-np.log(p))
-    np.testing.assert_allclose(found, scipy.special.logit(p), rtol=1e-7)
+    result = auditing.log_odds(-np.log(p))
+    np.testing.assert_allclose(result, scipy.special.logit(p), rtol=1e-7)
     assert np.isfinite(auditing.log_odds(jnp.zeros(2))).all()
 
 
@@ -509,11 +509,11 @@ def test_one_model_judged_by_others_gives_valid_bound():
     told = np.where(rng.random(included.shape) < p, included, ~included)
     statistic = told + 0.1 * rng.standard_normal(told.shape)
     ratios = jax.jit(jax.vmap(auditing.likelihood_ratios))(statistic, included)
-    found = auditing.one_run_epsilon_lower(
+    result = auditing.one_run_epsilon_lower(
         ratios[:, 0], included[:, 0], 0.0, guess_in=20, guess_out=20, confidence=0.99
     )
-    assert count_failures(found, math.log(p / (1 - p))) < TOO_MANY
-    assert np.median(found) > 0.1
+    assert count_failures(result, math.log(p / (1 - p))) < TOO_MANY
+    assert np.median(result) > 0.1
 
 
 SOME = np.linspace(0, 1, 40)

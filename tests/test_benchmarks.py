@@ -81,8 +81,8 @@ def read_as_one_line(name):
 def table_rows(helper, result, table):
     """The rows of a table of results, as dicts keyed by column name."""
     results = helper("_results")
-    found = results.read(results.FOLDER / f"{result}.json")["tables"][table]
-    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    actual = results.read(results.FOLDER / f"{result}.json")["tables"][table]
+    return [dict(zip(actual.columns, row, strict=True)) for row in actual.rows]
 
 
 def test_convex_problem_sentences_match_the_results(import_benchmark):
@@ -268,10 +268,10 @@ def test_every_training_method_is_tuned_over_equally_many_settings(import_benchm
 def test_best_setting_has_the_best_mean_over_seeds(import_benchmark):
     way = import_benchmark("_train_methods").WAYS["DP-SGD, Poisson"]
     shape = len(way.shapes), len(way.momenta), len(way.learning_rates), 2
-    found = np.zeros(shape)
-    found[3, 1, 2] = 0.5, 0.7
-    found[4, 0, 1] = 0.8, 0.3
-    *setting, (mean, spread) = import_benchmark("tune").best(way, found)
+    result = np.zeros(shape)
+    result[3, 1, 2] = 0.5, 0.7
+    result[4, 0, 1] = 0.8, 0.3
+    *setting, (mean, spread) = import_benchmark("tune").best(way, result)
     assert setting == [*way.shapes[3], way.momenta[1], way.learning_rates[2]]
     assert mean == pytest.approx(0.6)
     assert spread == pytest.approx(0.2 / 2**0.5)
@@ -283,12 +283,12 @@ def test_grid_search_covers_all_combinations_in_order(import_benchmark):
 
     keys = jax.random.split(jax.random.key(0), 2)
     axes = [0.0, 1.0], [2.0, 3.0, 4.0], [5.0, 6.0]
-    found = import_benchmark("tune").over_all(score, keys, *axes)
-    assert found.shape == (2, 3, 2, 2)
-    for place in np.ndindex(found.shape):
+    result = import_benchmark("tune").over_all(score, keys, *axes)
+    assert result.shape == (2, 3, 2, 2)
+    for place in np.ndindex(result.shape):
         *numbers, seed = place
         values = [axis[i] for axis, i in zip(axes, numbers, strict=True)]
-        np.testing.assert_allclose(found[place], score(keys[seed], *values), rtol=1e-6)
+        np.testing.assert_allclose(result[place], score(keys[seed], *values), rtol=1e-6)
 
 
 def test_epsilon_without_tuning_raises(import_benchmark):
@@ -422,8 +422,8 @@ def test_rehearsal_on_cpu_writes_a_result(
     result = results.read(tmp_path / f"gpu.{part}.json")
     assert result["arguments"]["small"] is True
     assert len(result["tables"]["device"].rows) == 1
-    found = result["tables"][table]
-    rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    actual = result["tables"][table]
+    rows = [dict(zip(actual.columns, row, strict=True)) for row in actual.rows]
     assert len(rows) == count
     for row in rows:
         assert 0 < row["least"] <= row["ms"] <= row["most"]
@@ -434,7 +434,7 @@ def test_rehearsal_on_cpu_writes_a_result(
         ratio = plain["ms"] / private["ms"]
         assert private["throughput over plain"] == pytest.approx(ratio, rel=1e-6)
     monkeypatch.setattr(report, "FOLDER", tmp_path)
-    assert report.shown("gpu", table) == found.markdown()
+    assert report.shown("gpu", table) == actual.markdown()
     assert report.shown("gpu", "setting").startswith("python ")
 
 

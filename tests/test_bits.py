@@ -491,8 +491,8 @@ def total_variation(p, variance):
             z: mpmath.exp(-mpmath.mpf(z * z) / (2 * variance)) for z in range(-99, 100)
         }
         total = mpmath.fsum(masses.values())
-        found = {z: mpmath.mpf(f.numerator) / f.denominator for z, f in p.items()}
-        gaps = [abs(m / total - found.get(z, 0)) for z, m in masses.items()]
+        result = {z: mpmath.mpf(f.numerator) / f.denominator for z, f in p.items()}
+        gaps = [abs(m / total - result.get(z, 0)) for z, m in masses.items()]
         return mpmath.fsum(gaps) / 2
 
 

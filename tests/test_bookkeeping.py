@@ -71,8 +71,8 @@ def assert_matches_reference(
     sums, norms = clipped_sum_of(plain, clip_norm, keep)
     assert jax.tree.structure(grads) == jax.tree.structure(params)
     finite = np.isfinite(norms)
-    found = np.asarray(per_example.norm)
-    np.testing.assert_allclose(found[finite], norms[finite], rtol=rtol)
+    result = np.asarray(per_example.norm)
+    np.testing.assert_allclose(result[finite], norms[finite], rtol=rtol)
     total = np.sqrt(sum(np.sum(s**2) for s in sums))
     for got, want, param in zip(
         jax.tree.leaves(grads), sums, jax.tree.leaves(params), strict=True
@@ -187,14 +187,14 @@ def test_auto_uses_bookkeeping_where_a_rule_covers_a_parameter():
     assert dpjax.explain(mlp, MLP, MLP_BATCH).auto == "bookkeeping"
     assert dpjax.explain(penalised_mlp, MLP, MLP_BATCH).auto == "vmap"
     for loss, engine in ((mlp, "bookkeeping"), (penalised_mlp, "vmap")):
-        found = [
+        result = [
             count_operations(
                 jax.jit(dpjax.clipped_grad(loss, 1.0, engine=e)).lower(MLP, MLP_BATCH)
             )
             for e in ("auto", engine)
         ]
         # "auto" shares a few more of the helpers of jnp.
-        auto, named = found
+        auto, named = result
         assert auto <= named
         for name in ("dot_general", "reduce", "transpose", "multiply"):
             assert auto[name] == named[name]
@@ -202,10 +202,10 @@ def test_auto_uses_bookkeeping_where_a_rule_covers_a_parameter():
 
 def count_operations(lowered: Any) -> collections.Counter[str]:
     """Number of each StableHLO operation, without those that choose the platform."""
-    found = collections.Counter(re.findall(r"stablehlo\.(\w+)", lowered.as_text()))
+    result = collections.Counter(re.findall(r"stablehlo\.(\w+)", lowered.as_text()))
     for choosing in ("case", "constant", "return"):
-        del found[choosing]
-    return found
+        del result[choosing]
+    return result
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "ghost"])

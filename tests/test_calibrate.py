@@ -53,14 +53,14 @@ def test_solve_finds_smallest_noise_multiplier(jitted, profile, x64):
         return calibrate.solve(lambda s: epsilon(sensitivity, s), target)
 
     if jitted:
-        found = np.asarray(jax.jit(jax.vmap(solve))(sensitivity, target))
+        result = np.asarray(jax.jit(jax.vmap(solve))(sensitivity, target))
     else:
         pairs = zip(sensitivity.tolist(), target.tolist(), strict=True)
-        found = np.array([float(solve(*pair)) for pair in pairs])
-    assert np.all(np.asarray(epsilon(sensitivity, found)) <= target * (1 + off))
-    less = np.asarray(epsilon(sensitivity, found * (1 - 1e-9)))
+        result = np.array([float(solve(*pair)) for pair in pairs])
+    assert np.all(np.asarray(epsilon(sensitivity, result)) <= target * (1 + off))
+    less = np.asarray(epsilon(sensitivity, result * (1 - 1e-9)))
     assert np.all(less > target)
-    np.testing.assert_allclose(found, sensitivity / mu(target), rtol=1e-10)
+    np.testing.assert_allclose(result, sensitivity / mu(target), rtol=1e-10)
 
 
 def test_float32_rounds_to_the_safe_side():
@@ -333,7 +333,7 @@ def test_secants_reach_the_zero_of_a_curved_function(start, slope):
         return math.log(math.expm1(x**-2) / 2) if x > 0.05 else math.inf
 
     points = itertools.islice(secants(excess, start, slope), 12)
-    found = [abs(point.log + math.log(math.log(3)) / 2) for point in points]
-    assert min(found) < 1e-9
+    result = [abs(point.log + math.log(math.log(3)) / 2) for point in points]
+    assert min(result) < 1e-9
     # From near the zero the method takes few evaluations.
-    assert start != 0.9 or sum(off > 1e-6 for off in found) <= 5
+    assert start != 0.9 or sum(off > 1e-6 for off in result) <= 5

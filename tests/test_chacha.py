@@ -58,9 +58,9 @@ def little_endian(data):
 
 def test_quarter_round_of_rfc_8439_section_2_1_1():
     given = words_of("11111111 01020304 9b8d6f43 01234567")
-    found = chacha.quarter_round(*(np.full(1, x, np.uint32) for x in given))
+    result = chacha.quarter_round(*(np.full(1, x, np.uint32) for x in given))
     expected = words_of("ea2a92f4 cb1cf8ce 4581472e 5881c4bb")
-    assert [int(x[0]) for x in found] == expected
+    assert [int(x[0]) for x in result] == expected
 
 
 # Key, counter, nonce and state after the block function, as in the RFC.
@@ -161,11 +161,11 @@ def test_random_bits_are_the_key_stream_in_little_endian_numbers(widths):
             for i in range(size * width // 512)
         ]
         stream = np.array(blocks, "<u4").tobytes()
-        for shape, found in zip(shapes, drawn[width], strict=True):
+        for shape, result in zip(shapes, drawn[width], strict=True):
             count = math.prod(shape)
             expected = np.frombuffer(stream, f"<u{width // 8}", count).reshape(shape)
-            assert found.dtype == f"uint{width}"
-            np.testing.assert_array_equal(found, expected)
+            assert result.dtype == f"uint{width}"
+            np.testing.assert_array_equal(result, expected)
 
 
 def test_new_keys_are_first_halves_of_blocks_of_their_own():
@@ -181,8 +181,8 @@ def test_new_keys_are_first_halves_of_blocks_of_their_own():
         ]
 
     split, last, second = derived(KEY)
-    for i, found in enumerate(np.reshape(split, (6, 8))):
-        assert found.tolist() == reference_block(WORDS, i, 0, SPLIT)[:8]
+    for i, result in enumerate(np.reshape(split, (6, 8))):
+        assert result.tolist() == reference_block(WORDS, i, 0, SPLIT)[:8]
     assert last.tolist() == reference_block(WORDS, 2**32 - 1, 0, FOLD_IN)[:8]
     assert second.tolist() == reference_block(WORDS, 2, 0, FOLD_IN)[:8]
     assert not np.any(split[0, 2] == second)
@@ -196,17 +196,17 @@ def test_new_keys_are_first_halves_of_blocks_of_their_own():
     [(7, 7, 0), (-1, 2**32 - 1, 0), (np.uint32(2**32 - 1), 2**32 - 1, 0)],
 )
 def test_seeds_give_keys_of_32_bits(seed, low, high):
-    found = jax.random.key_data(jax.random.key(seed, impl=chacha.PRNG))
+    result = jax.random.key_data(jax.random.key(seed, impl=chacha.PRNG))
     start = [low, high, *[0] * 6]
-    assert found.tolist() == reference_block(start, 0, 0, SEED)[:8]
+    assert result.tolist() == reference_block(start, 0, 0, SEED)[:8]
 
 
 def test_seeds_give_keys_of_64_bits_with_x64():
     with jax.enable_x64(True):
         for seed in (2**40 + 5, -3):
-            found = jax.random.key_data(jax.random.key(seed, impl=chacha.PRNG))
+            result = jax.random.key_data(jax.random.key(seed, impl=chacha.PRNG))
             start = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, *[0] * 6]
-            assert found.tolist() == reference_block(start, 0, 0, SEED)[:8]
+            assert result.tolist() == reference_block(start, 0, 0, SEED)[:8]
     with pytest.raises(TypeError, match="integer"):
         jax.random.key(0.5, impl=chacha.PRNG)
 
@@ -323,8 +323,8 @@ def test_vmap_scan_and_arrays_of_keys_draw_as_each_key_alone():
     np.testing.assert_allclose(scanned, alone, rtol=1e-6)
     assert split.shape == (2, 3, 2)
     assert data.shape == (2, 3, 8)
-    for i, found in enumerate(data.reshape(6, 8)):
-        assert found.tolist() == reference_block(WORDS, i, 0, FOLD_IN)[:8]
+    for i, result in enumerate(data.reshape(6, 8)):
+        assert result.tolist() == reference_block(WORDS, i, 0, FOLD_IN)[:8]
 
 
 def test_key_data_is_wrapped_again_and_keys_may_be_donated():
@@ -366,12 +366,12 @@ def test_each_device_draws_its_own_part(axis_type, spec):
             for x in re.findall(r"u32\[([\d,]+)", text)
         ]
         assert max(sizes) == math.prod(shape) / 4
-        found = sharded(KEY)
+        result = sharded(KEY)
     else:
         with jax.set_mesh(mesh):
-            found = jax.jit(draw, static_argnums=1)(KEY, sharding)
-    assert found.sharding.is_equivalent_to(sharding, 2)
-    np.testing.assert_array_equal(found, expected)
+            result = jax.jit(draw, static_argnums=1)(KEY, sharding)
+    assert result.sharding.is_equivalent_to(sharding, 2)
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.matrix
@@ -462,9 +462,9 @@ def test_checkpoints_restore_and_ledgers_record_runs(plan, tmp_path):
     middle = run_of_plan(plan, key, 3)
     folder, book = tmp_path / "run", tmp_path / "ledger.jsonl"
     checkpoint.save(folder, plan, middle)
-    found = checkpoint.restore(folder, plan, run_of_plan(plan, key, 0))
-    assert found.key.dtype == key.dtype
-    one, other = (run_of_plan(plan, run.key, 6, run=run) for run in (found, middle))
+    result = checkpoint.restore(folder, plan, run_of_plan(plan, key, 0))
+    assert result.key.dtype == key.dtype
+    one, other = (run_of_plan(plan, run.key, 6, run=run) for run in (result, middle))
     np.testing.assert_array_equal(one.params, other.params)
     threefry = run_of_plan(plan, jax.random.key(0), 0)
     with pytest.raises(ValueError, match="chacha20"):
@@ -516,9 +516,9 @@ def test_noise_is_the_same_in_a_scan_and_step_by_step(name):
     for _ in range(3):
         updates, state = update(gradients, state)
         steps.append(updates["w"])
-    found = np.stack(jax.device_get(steps))
-    np.testing.assert_allclose(found, scan(KEY)["w"], rtol=1e-5, atol=1e-6)
-    assert np.std(found[2] - found[1]) > 0.1
+    result = np.stack(jax.device_get(steps))
+    np.testing.assert_allclose(result, scan(KEY)["w"], rtol=1e-5, atol=1e-6)
+    assert np.std(result[2] - result[1]) > 0.1
 
 
 @pytest.mark.diagonal

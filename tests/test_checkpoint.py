@@ -116,8 +116,8 @@ def test_every_kind_of_noise_continues_bit_for_bit(name, buffer, tmp_path):
     middle = continue_until(first, 5)
     checkpoint.save(tmp_path, plan, middle)
     assert checkpoint.plan_of(tmp_path) == plan
-    found = checkpoint.restore(tmp_path, checkpoint.plan_of(tmp_path), first)
-    assert runs_equal(continue_until(found, STEPS), continue_until(middle, STEPS))
+    result = checkpoint.restore(tmp_path, checkpoint.plan_of(tmp_path), first)
+    assert runs_equal(continue_until(result, STEPS), continue_until(middle, STEPS))
 
 
 def test_leaves_of_every_kind_are_restored(plan, tmp_path):
@@ -137,12 +137,12 @@ def test_leaves_of_every_kind_are_restored(plan, tmp_path):
     run = checkpoint.Run(key, 2, params, state)
     checkpoint.save(tmp_path, plan, run)
     like = {**params, "host": np.zeros(3, np.int8), "number": 0.0, "flag": False}
-    found = checkpoint.restore(tmp_path, plan, run._replace(params=like))
-    assert runs_equal(found, run)
-    assert found.params["number"] == 0.25
-    assert found.params["flag"] is True
-    assert isinstance(found.params["host"], np.ndarray)
-    assert jax.random.key_impl(found.key) == "rbg"
+    result = checkpoint.restore(tmp_path, plan, run._replace(params=like))
+    assert runs_equal(result, run)
+    assert result.params["number"] == 0.25
+    assert result.params["flag"] is True
+    assert isinstance(result.params["host"], np.ndarray)
+    assert jax.random.key_impl(result.key) == "rbg"
 
 
 def test_digest_depends_on_every_bit():
@@ -185,10 +185,10 @@ def test_run_is_restored_onto_another_mesh(plan, uninterrupted_runs, tmp_path):
         jax.device_put(zeros, sharding_on(1, True)),
         jnp.asarray(zeros),
     ):
-        found = checkpoint.restore(tmp_path, plan, run._replace(params=like_params))
-        assert found.params.sharding == like_params.sharding
-        assert found.params.committed == like_params.committed
-        assert runs_equal(found, run)
+        result = checkpoint.restore(tmp_path, plan, run._replace(params=like_params))
+        assert result.params.sharding == like_params.sharding
+        assert result.params.committed == like_params.committed
+        assert runs_equal(result, run)
 
 
 # --- invalid changes
@@ -228,10 +228,10 @@ def test_plan_comparison_may_differ_when_restoring(
     saved_folder, plan, uninterrupted_runs
 ):
     chosen = dataclasses.replace(plan, comparison=Comparison(()))
-    found = checkpoint.restore(
+    result = checkpoint.restore(
         saved_folder, chosen, uninterrupted_runs[0], data="2026-11"
     )
-    assert runs_equal(found, uninterrupted_runs[2])
+    assert runs_equal(result, uninterrupted_runs[2])
     assert checkpoint.plan_of(saved_folder) == chosen
 
 
@@ -288,9 +288,9 @@ def test_changed_random_draws_are_detected(plan, monkeypatch, part):
         after = _record.describe_draws(plan, KEY)
     finally:
         _record._probe.cache_clear()
-    found = _record.differences(before, after, "draws")
-    assert len(found) == 1
-    assert found[0].startswith("draws.of a public key")
+    result = _record.differences(before, after, "draws")
+    assert len(result) == 1
+    assert result[0].startswith("draws.of a public key")
 
 
 def test_restoring_into_other_array_shapes_raises(
@@ -613,10 +613,10 @@ def test_interrupted_save_leaves_a_complete_checkpoint_or_none(
     plan, uninterrupted_runs, one_checkpoint, tmp_path, monkeypatch
 ):
     """The process ends before each call that writes to disk, or after the last one."""
-    found, ended = [], False
+    result, ended = [], False
     while not ended:
-        folder = shutil.copytree(one_checkpoint, tmp_path / str(len(found)))
-        count = itertools.count(-len(found))
+        folder = shutil.copytree(one_checkpoint, tmp_path / str(len(result)))
+        count = itertools.count(-len(result))
 
         def die_at_count(count=count):
             if next(count) == 0:
@@ -655,16 +655,16 @@ def test_interrupted_save_leaves_a_complete_checkpoint_or_none(
         run = checkpoint.restore(folder, plan, uninterrupted_runs[0])
         assert run.step == newest
         assert runs_equal(run, uninterrupted_runs[newest])
-        found.append(newest)
+        result.append(newest)
         checkpoint.save(
             folder, plan, uninterrupted_runs[2], keep=1
         )  # again, over the remains
         checkpoint.save(folder, plan, uninterrupted_runs[3], keep=1)
         assert [x.name for x in folder.iterdir()] == ["3"]
-    assert found == sorted(found)
-    assert set(found) == {1, 2}
-    assert found.count(1) > 6  # calls before there is a second checkpoint
-    assert found.count(2) > 4  # and while the first one is removed
+    assert result == sorted(result)
+    assert set(result) == {1, 2}
+    assert result.count(1) > 6  # calls before there is a second checkpoint
+    assert result.count(2) > 4  # and while the first one is removed
 
 
 @pytest.fixture(scope="module")
@@ -737,11 +737,11 @@ def assert_resumed_runs_match(folders, plan, whole):
         run = checkpoint.restore(folder / "run", plan, initial_run(plan, KEY))
         assert runs_equal(run, whole[STEPS])
         assert set((folder / "published").read_text().splitlines()) <= digests
-        found = ledger.read(folder / "ledger")
-        assert [x.stop for x in found.entries] == [2, 4, 6, 8]
-        assert {f"{x.stop} {x.released}" for x in found.entries} == digests
-        assert not any(x.repeated for x in found.entries)
-        assert found.epsilon(plan.delta) == plan.epsilon
+        result = ledger.read(folder / "ledger")
+        assert [x.stop for x in result.entries] == [2, 4, 6, 8]
+        assert {f"{x.stop} {x.released}" for x in result.entries} == digests
+        assert not any(x.repeated for x in result.entries)
+        assert result.epsilon(plan.delta) == plan.epsilon
 
 
 @pytest.mark.slow

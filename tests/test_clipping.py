@@ -245,8 +245,8 @@ def test_group_without_leaves_changes_nothing():
         frozen = params | {"frozen": {}}
         return total, clipped_grad(loss, more, engine="vmap")(frozen, data)
 
-    total, (found, per_example) = sums(params, data)
-    assert_close(total | {"frozen": {}}, found, 1e-6)
+    total, (result, per_example) = sums(params, data)
+    assert_close(total | {"frozen": {}}, result, 1e-6)
     assert per_example.norm.shape == (5,)
 
 

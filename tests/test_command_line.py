@@ -68,29 +68,29 @@ def run_failing_command(capsys):
 
 
 def test_epsilon_command_matches_composition(run_command):
-    found = json.loads(
+    result = json.loads(
         run_command(f"epsilon {FIXED} --noise-multiplier 4 --num-epochs 9 --json")
     )
-    assert found["num_steps"] == 9 * 4
-    assert found["mu"] == pytest.approx(2 * math.sqrt(9) / 4, rel=1e-6)
-    assert found["epsilon"] == pytest.approx(float(gdp.epsilon(1.5, 1e-5)), rel=1e-6)
+    assert result["num_steps"] == 9 * 4
+    assert result["mu"] == pytest.approx(2 * math.sqrt(9) / 4, rel=1e-6)
+    assert result["epsilon"] == pytest.approx(float(gdp.epsilon(1.5, 1e-5)), rel=1e-6)
     steps = f"epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
-    assert json.loads(run_command(steps)) == found
+    assert json.loads(run_command(steps)) == result
     plan = dpjax.plan(**SETTING, noise_multiplier=4.0, num_steps=36)
-    assert found["epsilon"] == plan.epsilon
+    assert result["epsilon"] == plan.epsilon
 
 
 def test_epsilon_of_poisson_sampling_matches_dp_accounting(run_command):
     # dp-accounting 0.4.4 gives 1.8282 (benchmarks/README.md).
-    found = run_command(
+    result = run_command(
         "epsilon --num-examples 10000 --batch-size 100 --num-steps 1000 --delta 1e-5 "
         "--noise-multiplier 1.0 --sampling poisson --json"
     )
-    found = json.loads(found)
-    assert found["epsilon"] == pytest.approx(1.8282, abs=1e-3)
-    assert found["max_batch_size"] == 10_000
-    assert found["adjacency"] == "ADD_REMOVE"
-    assert found["mu"] is None
+    result = json.loads(result)
+    assert result["epsilon"] == pytest.approx(1.8282, abs=1e-3)
+    assert result["max_batch_size"] == 10_000
+    assert result["adjacency"] == "ADD_REMOVE"
+    assert result["mu"] is None
 
 
 @pytest.fixture
@@ -225,13 +225,13 @@ def test_report_equals_the_guarantee_statement(report_text, kind, steps):
 )
 def test_quantile_clip_norm_is_reported(run_command, write_record, kind):
     guarantee = make_plan(kind).guarantee
-    found = run_command(write_record(guarantee) + " --json")
+    result = run_command(write_record(guarantee) + " --json")
     epsilon = float(guarantee.epsilon(1e-5))
-    assert json.loads(found)["epsilon"] == pytest.approx(epsilon, rel=1e-6)
-    assert "follows a noisy count" in json.loads(found)["statement"]
+    assert json.loads(result)["epsilon"] == pytest.approx(epsilon, rel=1e-6)
+    assert "follows a noisy count" in json.loads(result)["statement"]
     follows = guarantee.record()["clip_norm_follows"]
     line = write_record(guarantee, clip_norm_follows=follows)
-    assert run_command(line + " --json") == found
+    assert run_command(line + " --json") == result
 
 
 POISSON = {
@@ -291,10 +291,10 @@ def test_correlated_noise_is_planned_compared_and_reported(
         noise=noise,
         workload=dpjax.workloads.momentum_sum(0.9),
     )
-    found = run_command(f"{line} --noise {noise}")
-    assert str(run.shape) in found
-    assert (str(run.comparison) in found) is (noise == "auto")
-    assert "noise that is correlated as stated" in found
+    result = run_command(f"{line} --noise {noise}")
+    assert str(run.shape) in result
+    assert (str(run.comparison) in result) is (noise == "auto")
+    assert "noise that is correlated as stated" in result
     path = tmp_path / "guarantee.json"
     path.write_text(run_command(f"{line} --noise {noise} --json"))
     assert run_command(f"report {path}").startswith(
@@ -342,8 +342,8 @@ def test_report_page_has_all_parts_and_loads_nothing(run_command, write_record):
 
 def test_report_shows_the_versions_of_the_record(run_command, write_record):
     versions = {"dpjax": "0.0.7", "jax": "0.9"}
-    found = run_command(write_record(make_plan("fixed").guarantee, versions=versions))
-    assert "\ndpjax 0.0.7, jax 0.9.\n" in found
+    result = run_command(write_record(make_plan("fixed").guarantee, versions=versions))
+    assert "\ndpjax 0.0.7, jax 0.9.\n" in result
 
 
 def test_report_recomputes_an_epsilon_that_is_too_large(run_command, write_record):
@@ -541,15 +541,15 @@ def test_package_main_module_runs_the_command(capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("dpjax", run_name="__main__")
     assert not ended.value.code
-    found = json.loads(capsys.readouterr().out)
-    assert found["epsilon"] == make_plan("fixed").epsilon
+    result = json.loads(capsys.readouterr().out)
+    assert result["epsilon"] == make_plan("fixed").epsilon
 
 
 @pytest.mark.whole
 def test_command_runs_with_python_m():
     line = f"-m dpjax epsilon {FIXED} --noise-multiplier 4 --num-steps 36 --json"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *shlex.split(line)],
         capture_output=True,
         text=True,
@@ -557,8 +557,8 @@ def test_command_runs_with_python_m():
         check=True,
     )
     epsilon = dpjax.plan(**SETTING, noise_multiplier=4.0, num_steps=36).epsilon
-    assert json.loads(found.stdout)["epsilon"] == epsilon
-    assert found.stderr == ""
+    assert json.loads(result.stdout)["epsilon"] == epsilon
+    assert result.stderr == ""
 
 
 def test_every_sampling_is_a_command_line_option():

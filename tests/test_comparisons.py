@@ -148,7 +148,7 @@ PRESENT = {
 
 def dpjax_cells(page):
     """The cell of dpjax in each comparison table, by the label of its row."""
-    found, compares = {}, False
+    result, compares = {}, False
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|"):
@@ -156,8 +156,8 @@ def dpjax_cells(page):
         elif cells[:2] == ["", "dpjax"]:
             compares = True
         elif compares and not set(cells[0]) <= {"-"}:
-            found[cells[0]] = cells[1]
-    return found
+            result[cells[0]] = cells[1]
+    return result
 
 
 def is_no(cell):

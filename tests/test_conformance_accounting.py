@@ -28,10 +28,10 @@ WINGS += ("objective", "rdp", "tree", "truncation")
 
 
 def test_every_public_accountant_is_in_the_table():
-    found = set()
+    result = set()
     for wing in WINGS:
         module = importlib.import_module(f"dpjax.accounting.{wing}")
-        found |= {
+        result |= {
             f"{wing}.{name}"
             for name, value in vars(module).items()
             if inspect.isfunction(value)
@@ -39,7 +39,7 @@ def test_every_public_accountant_is_in_the_table():
             and not name.startswith("_")
             and value.__module__.startswith(module.__name__)
         }
-    assert found == set(ACCOUNTANTS) | ELSEWHERE["dpjax.accounting"]
+    assert result == set(ACCOUNTANTS) | ELSEWHERE["dpjax.accounting"]
     public = {m.name for m in pkgutil.iter_modules(accounting.__path__)}
     interpreted = {"events", "profiles"}  # records, which accountants interpret
     # A search outside of jit, and states of a run: in test_group and test_individual.
@@ -191,9 +191,9 @@ def test_batches_and_derivatives_match_single_values_and_differences(
 
     values, slopes = jax.device_get(under_strict_promotion(value_and_slope)(xs))
     assert values.dtype == slopes.dtype == np.float32
-    for found, slope, each in zip(values, slopes, xs, strict=True):
+    for result, slope, each in zip(values, slopes, xs, strict=True):
         at, step = float(each), (1e-2 if searched else 1e-4) * float(each)
-        np.testing.assert_allclose(found, value_in_float32(name, at), rtol=2.0**-22)
+        np.testing.assert_allclose(result, value_in_float32(name, at), rtol=2.0**-22)
         low, high = (value_in_float64(name, at + s) for s in (-step, step))
         difference = (high - low) / (2 * step)
         scale = np.abs(low + high) / (2 * at) + np.abs(difference)

@@ -238,8 +238,8 @@ def test_noise_has_scheduled_scale_and_differs_between_leaves(
     pull = np.array([(1 - 0.2) * (1 - 0.1), 1 - 0.1, 1.0])
     std = np.linalg.norm(eta * noise * 0.3 / 7 * pull)
     # The relative error of a standard deviation of 20,000 draws is 0.5 %.
-    found = np.std(np.asarray(scheduled_noise_run.params))
-    np.testing.assert_allclose(found, std, rtol=0.025)
+    result = np.std(np.asarray(scheduled_noise_run.params))
+    np.testing.assert_allclose(result, std, rtol=0.025)
     a, b = (np.asarray(two_leaf_params[name]) for name in "ab")
     assert np.max(np.abs(a - b)) > 0.1 * np.max(np.abs(a))
 

@@ -39,14 +39,14 @@ def test_integer_weights_are_those_of_the_discrete_gaussian(exact_masses):
 
 def test_alias_table_holds_the_weights_exactly():
     table = _discrete.alias_table()
-    found = [0] * 2**14
+    result = [0] * 2**14
     for column, (packed, second, (high, low)) in enumerate(
         zip(*(x.tolist() for x in table), strict=True)
     ):
         threshold = packed >> 14 << 80 | second << 48 | (high << 32 | low) >> 16
-        found[column] += threshold
-        found[packed & 0x3FFF] += 2**98 - threshold
-    assert found == _discrete.integer_weights()
+        result[column] += threshold
+        result[packed & 0x3FFF] += 2**98 - threshold
+    assert result == _discrete.integer_weights()
 
 
 @pytest.mark.parametrize(("width", "scale"), [(8, 4), (5, 3)])
@@ -64,10 +64,10 @@ def test_sum_of_two_draws_is_a_wider_discrete_gaussian(width, scale):
         one = mpmath.fsum(mass(z, width**2) for z in around)
         both = mpmath.fsum(mass(z, wide) for z in range(-999, 1000))
         for z in (0, 1, 7, 50):
-            found = mpmath.fsum(
+            result = mpmath.fsum(
                 mass(z - scale * x, width**2) * mass(x, width**2) for x in around
             )
-            ratio = found / one**2 / (mass(z, wide) / both)
+            ratio = result / one**2 / (mass(z, wide) / both)
             assert abs(mpmath.log(ratio)) <= 4 * theta
 
 

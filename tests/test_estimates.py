@@ -18,8 +18,8 @@ def test_estimate_is_close_to_the_accountant(adjacency, noise, rate, steps, delt
     bound = float(profiles.of(run).epsilon(delta))
     # The search's first guess may be wrong by a third.
     for about in (bound / 1.5, bound, 1.5 * bound):
-        found = _estimates.epsilon(run, delta, about)
-        np.testing.assert_allclose(found, bound, rtol=3e-5)
+        result = _estimates.epsilon(run, delta, about)
+        np.testing.assert_allclose(result, bound, rtol=3e-5)
 
 
 def test_estimate_of_several_steps_is_close_to_the_accountant():

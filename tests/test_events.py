@@ -177,12 +177,12 @@ def test_total_variation_takes_more_of_a_small_delta():
         )
     )
     delta = np.array([1e-6, 1e-8, 1e-10, 1e-12, 1e-13])
-    found = np.asarray(on_lattice.epsilon(delta), np.float64)
+    result = np.asarray(on_lattice.epsilon(delta), np.float64)
     least = np.asarray(gaussian.epsilon(delta), np.float64)
-    np.testing.assert_array_equal(np.isfinite(found), [True] * 4 + [False])
-    assert np.all(found[:4] > least[:4])
-    np.testing.assert_allclose(found[:4], least[:4], rtol=2e-2)
-    held = np.asarray(on_lattice.delta(found[:4]), np.float64)
+    np.testing.assert_array_equal(np.isfinite(result), [True] * 4 + [False])
+    assert np.all(result[:4] > least[:4])
+    np.testing.assert_allclose(result[:4], least[:4], rtol=2e-2)
+    held = np.asarray(on_lattice.delta(result[:4]), np.float64)
     assert np.all(held <= delta[:4] * (1 + 1e-5))
 
 
@@ -192,9 +192,9 @@ def test_profile_of_a_pair_holds_from_its_numbers_on():
     np.testing.assert_array_equal(
         profile.epsilon([9e-7, 1e-6, 0.5]), np.float32([np.inf, 0.1, 0.1])
     )
-    found = np.asarray(profile.delta([0.09, 0.1, 3.0]), np.float64)
-    np.testing.assert_allclose(found, [1.0, 1e-6, 1e-6], rtol=2.0**-22)
-    assert np.all(found[1:] >= 1e-6)
+    result = np.asarray(profile.delta([0.09, 0.1, 3.0]), np.float64)
+    np.testing.assert_allclose(result, [1.0, 1e-6, 1e-6], rtol=2.0**-22)
+    assert np.all(result[1:] >= 1e-6)
     assert float(profile.epsilon(0.5)) >= 0.1
 
 

@@ -53,11 +53,11 @@ def run_example_with_keys(key_of, path, monkeypatch, **sizes):
     monkeypatch.setattr(
         dpjax, "random_key", lambda: key_of(inspect.stack()[1].code_context[0])
     )
-    found = []
+    result = []
 
     def record_params_at_init(adam):
         def init(params):
-            found.append(copy_leaves(params))
+            result.append(copy_leaves(params))
             return adam.init(params)
 
         return optax.GradientTransformation(init, adam.update)
@@ -68,9 +68,9 @@ def run_example_with_keys(key_of, path, monkeypatch, **sizes):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with jax.numpy_rank_promotion("allow"):  # JAX's default
-        found.append(copy_leaves(module.main(**sizes)))
+        result.append(copy_leaves(module.main(**sizes)))
     monkeypatch.undo()
-    return found
+    return result
 
 
 def accuracy(printed):

@@ -161,11 +161,11 @@ def test_eager_accountants_run_on_the_cpu(transformed):
     other = jax.devices()[1]
     with jax.default_device(other):
         mu = jnp.asarray(1.3)
-        found = transformed(gdp.epsilon)(mu, 1e-6)
+        result = transformed(gdp.epsilon)(mu, 1e-6)
         assert mu.devices() == {other}
         if transformed is not jax.grad:  # a cotangent is on the device of its primal
-            assert found.devices() == {host()}
-        assert summed(mu, found).devices() == {other}
+            assert result.devices() == {host()}
+        assert summed(mu, result).devices() == {other}
 
 
 def test_eager_accountants_run_on_the_cpu_when_a_mesh_is_set():
@@ -174,7 +174,7 @@ def test_eager_accountants_run_on_the_cpu_when_a_mesh_is_set():
     expected = float(gdp.epsilon(1.3, 1e-6))
     with jax.set_mesh(mesh):
         for given in (1.3, laid_out):
-            found = gdp.epsilon(given, 1e-6)
-            np.testing.assert_allclose(found, expected, rtol=2.0**-22)
-            assert found.devices() == {host()}
-            assert summed(laid_out, found).devices() == set(mesh.devices.flat)
+            result = gdp.epsilon(given, 1e-6)
+            np.testing.assert_allclose(result, expected, rtol=2.0**-22)
+            assert result.devices() == {host()}
+            assert summed(laid_out, result).devices() == set(mesh.devices.flat)

@@ -81,10 +81,10 @@ def test_nan_in_a_shard_contributes_zero(engine, mesh):
         for examples in BROKEN.values():
             x, there = X.copy(), np.isin(np.arange(8), examples)
             x[there] = value
-            found = run(x, np.ones(8, bool))
+            result = run(x, np.ones(8, bool))
             expected = run(np.where(there[:, None], 0, X), ~there)
-            np.testing.assert_array_equal(found, expected)
-            assert np.isfinite(found).all()
+            np.testing.assert_array_equal(result, expected)
+            assert np.isfinite(result).all()
 
 
 def normalised_loss(w, x):
@@ -159,11 +159,11 @@ def test_empty_and_overflowing_batches_contain_the_drawn_examples():
         draw = functools.partial(sampling.poisson, N, RATE, key=KEY)
         return jax.jit(jax.vmap(lambda i: draw(step=i, max_batch_size=room)))(steps)
 
-    wanted, batches = draw_batches(N).mask.sum(1), draw_batches(ROOM)
-    np.testing.assert_array_equal(batches.mask.sum(1), np.minimum(wanted, ROOM))
-    empty, over = int(np.argmin(wanted)), int(np.argmax(wanted))
-    assert wanted[empty] == 0
-    assert wanted[over] > ROOM
+    reference, batches = draw_batches(N).mask.sum(1), draw_batches(ROOM)
+    np.testing.assert_array_equal(batches.mask.sum(1), np.minimum(reference, ROOM))
+    empty, over = int(np.argmin(reference)), int(np.argmax(reference))
+    assert reference[empty] == 0
+    assert reference[over] > ROOM
 
     data = np.random.default_rng(1).normal(size=(N, 3)).astype(np.float32)
     fn = dpjax.clipped_grad(loss, CLIP_NORM)

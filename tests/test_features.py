@@ -48,7 +48,7 @@ def by_loops(image, cells, orientations):
                     sums[i, j, first % orientations] += (1 - rest) * vote
                     sums[i, j, (first + 1) % orientations] += rest * vote
     energy = (sums**2).sum(-1)
-    found = np.empty_like(sums)
+    result = np.empty_like(sums)
     for i in range(cells):
         for j in range(cells):
             near = [
@@ -57,32 +57,32 @@ def by_loops(image, cells, orientations):
                 for m in (-1, 0, 1)
             ]
             scale = np.sqrt(np.mean(near) + 0.1 * energy.mean())
-            found[i, j] = np.sqrt(sums[i, j] / scale)
-    flat = found.ravel() - found.mean()
+            result[i, j] = np.sqrt(sums[i, j] / scale)
+    flat = result.ravel() - result.mean()
     return flat / np.linalg.norm(flat)
 
 
 def test_histograms_match_loops(histograms):
-    found = histograms(jnp.asarray(IMAGES, jnp.float32))
+    result = histograms(jnp.asarray(IMAGES, jnp.float32))
     expected = [by_loops(image, CELLS, ORIENTATIONS) for image in IMAGES]
     # Square roots of small votes lose half of the digits of float32.
-    np.testing.assert_allclose(found, expected, atol=2e-4)
+    np.testing.assert_allclose(result, expected, atol=2e-4)
 
 
 def test_histograms_ignore_scale_and_offset(histograms):
-    found = histograms(jnp.asarray(IMAGES, jnp.float32))
+    result = histograms(jnp.asarray(IMAGES, jnp.float32))
     for scale, offset in ((2.0**70, 0.0), (2.0**-80, 0.0), (0.5, 3.0)):
         moved = histograms(jnp.asarray(scale * IMAGES + offset, jnp.float32))
-        np.testing.assert_allclose(moved, found, atol=3e-3)
+        np.testing.assert_allclose(moved, result, atol=3e-3)
 
 
 def test_quarter_turn_moves_cells_and_orientations(histograms):
     square = jnp.asarray(IMAGES[:, :7], jnp.float32)
     shape = (len(square), CELLS, CELLS, ORIENTATIONS)
-    found = np.reshape(histograms(square), shape)
+    result = np.reshape(histograms(square), shape)
     turned = np.reshape(histograms(jnp.rot90(square, axes=(1, 2))), shape)
     # Rows grow downwards: a counterclockwise turn lowers angles by a quarter.
-    expected = np.roll(np.rot90(found, axes=(1, 2)), -ORIENTATIONS // 4, axis=-1)
+    expected = np.roll(np.rot90(result, axes=(1, 2)), -ORIENTATIONS // 4, axis=-1)
     np.testing.assert_allclose(turned, expected, atol=2e-4)
 
 
@@ -95,9 +95,9 @@ def test_norms_are_one_and_never_above(histograms):
 def test_constant_image_gives_zeros_and_nan_is_not_hidden(histograms):
     flat = np.full((2, 9, 7), 0.7, np.float32)
     flat[1, 4, 4] = np.nan
-    found = np.asarray(histograms(flat))
-    assert np.all(found[0] == 0)
-    assert not np.any(np.isfinite(found[1]))
+    result = np.asarray(histograms(flat))
+    assert np.all(result[0] == 0)
+    assert not np.any(np.isfinite(result[1]))
 
 
 def test_one_example_does_not_change_the_features_of_another(histograms):
@@ -115,24 +115,24 @@ def test_channels_add_up_and_dtype_stays():
     color = np.stack([gray, gray], axis=-1)
     np.testing.assert_allclose(of_one(color), of_one(gray), atol=2e-4)
     for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
-        found = jax.eval_shape(of_one, jax.ShapeDtypeStruct((9, 7), dtype))
-        assert found.dtype == dtype
-        assert found.shape == (16,)
+        result = jax.eval_shape(of_one, jax.ShapeDtypeStruct((9, 7), dtype))
+        assert result.dtype == dtype
+        assert result.shape == (16,)
     assert jax.eval_shape(of_one, gray.astype(np.uint8)).dtype == jnp.float32
 
 
 def test_bins_match_searchsorted():
     edges = np.array([-1.0, 0.5, 2.0])
     values = np.float32([-3, -1, 0, 0.5, 1, 2, 9, -np.inf, np.inf, np.nan])
-    *found, missing = np.asarray(
+    *result, missing = np.asarray(
         jax.jit(jax.vmap(lambda x: features.bins(x, edges)))(values)
     )
-    found, values = np.stack(found), values[:-1]
+    result, values = np.stack(result), values[:-1]
     places = np.searchsorted(edges, values, side="right")
-    np.testing.assert_allclose(found[:, :4], np.eye(4)[places] / np.sqrt(2), rtol=1e-5)
+    np.testing.assert_allclose(result[:, :4], np.eye(4)[places] / np.sqrt(2), rtol=1e-5)
     signs = np.where(values[:, None] >= edges, 1, -1) / np.sqrt(6)
-    np.testing.assert_allclose(found[:, 4:], signs, rtol=1e-5)
-    norms = np.linalg.norm(np.float64(found), axis=1)
+    np.testing.assert_allclose(result[:, 4:], signs, rtol=1e-5)
+    norms = np.linalg.norm(np.float64(result), axis=1)
     assert np.all((norms <= 1) & (norms > 1 - 1e-5))
     assert np.all(missing == 0)
 
@@ -149,9 +149,9 @@ def test_joined_features_have_norm_at_most_one():
 
 
 def test_decimal_edges_are_inside_of_the_range():
-    found = features.decimal_edges(-10, 1000, parts=2)
+    result = features.decimal_edges(-10, 1000, parts=2)
     expected = [-5, -2, -1, 0, 1, 2, 5, 10, 20, 50, 100, 200, 495, 500]
-    np.testing.assert_allclose(found, expected)
+    np.testing.assert_allclose(result, expected)
     assert 0 in features.decimal_edges(-1, 1)
     assert (
         len(features.decimal_edges(0.98, 1.04, parts=3)) == 2

@@ -21,20 +21,20 @@ pytestmark = pytest.mark.rounding
 @contextlib.contextmanager
 def record_compilations(name):
     """Yield a list that gets a message for each compilation of the named function."""
-    found = []
+    result = []
 
     class Handler(logging.Handler):
         def emit(self, record):
             message = record.getMessage()
             if message.startswith(f"Compiling jit({name})"):
-                found.append(message)
+                result.append(message)
 
     handler = Handler()
     logger = logging.getLogger("jax._src.interpreters.pxla")
     logger.addHandler(handler)
     try:
         with jax.log_compiles():
-            yield found
+            yield result
     finally:
         logger.removeHandler(handler)
 
@@ -65,7 +65,7 @@ def test_float64_function_is_traced_once_for_all_argument_types():
         traces.append(a.dtype)
         return 2 * a * b
 
-    with record_compilations("double_product") as found:
+    with record_compilations("double_product") as result:
         for x64 in (False, True):
             with jax.enable_x64(x64):
                 for x in all_scalar_types():
@@ -74,7 +74,7 @@ def test_float64_function_is_traced_once_for_all_argument_types():
         with jax.numpy_dtype_promotion("strict"):
             assert float(double_product(device_array(2, np.float32), 1.5)) == 6
     assert traces == [np.float64]
-    assert not found  # NumPy evaluates concrete numbers
+    assert not result  # NumPy evaluates concrete numbers
 
 
 def test_derivatives_are_traced_once_for_varying_arguments():
@@ -99,12 +99,12 @@ def test_large_batches_are_compiled_and_small_ones_are_not():
     def triple(a):
         return 3 * a
 
-    with record_compilations("triple") as found:
+    with record_compilations("triple") as result:
         for size in (1, 1000, 2**20):
             np.testing.assert_array_equal(
                 triple(np.arange(size, dtype=np.float32)), 3 * np.arange(size)
             )
-    assert len(found) == 1
+    assert len(result) == 1
 
 
 def subsampled_pld(sigma, kind="poisson"):
@@ -125,10 +125,10 @@ def test_calibration_compiles_its_function_once():
     def epsilon_here(sigma):
         return gdp.epsilon(3 / sigma, 1e-5)
 
-    with record_compilations("epsilon_here") as found:
+    with record_compilations("epsilon_here") as result:
         calibrate.solve(epsilon_here, 2.0)
         calibrate.solve(epsilon_here, 4)
-    assert len(found) == 1
+    assert len(result) == 1
 
 
 def count_operations(f, *args):

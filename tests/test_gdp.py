@@ -59,8 +59,8 @@ def test_delta_is_a_tight_upper_bound(mu_delta_grid, x64):
 def test_mu_is_a_tight_lower_bound(mu_delta_grid, x64):
     mu, delta = mu_delta_grid
     epsilon = np.asarray(gdp.epsilon(mu, delta))
-    found = np.asarray(gdp.mu(epsilon, delta))
-    for m, e, d in zip(found.tolist(), epsilon, delta, strict=True):
+    result = np.asarray(gdp.mu(epsilon, delta))
+    for m, e, d in zip(result.tolist(), epsilon, delta, strict=True):
         gap = mp.mpf(d) - exact_delta(m, e)
         assert gap >= 0, (m, e, d)
         assert gap / exact_slopes(m, e)[0] <= mp.mpf("1e-12") * max(m, 1), (m, e, d)
@@ -157,8 +157,8 @@ def test_mu_at_zero_epsilon_matches_closed_form(x64):
     slope = mp.ncdf(-exact / 2) / mp.npdf(exact / 2)
     np.testing.assert_allclose(jax.grad(gdp.mu)(0.0, 0.5), float(slope), rtol=1e-12)
     for delta in (1e-280, 1e-20, 1e-10):  # δ is μ / √(2π)
-        found = float(gdp.mu(0.0, delta)) / delta
-        assert 0 <= 1 - found / np.sqrt(2 * np.pi) <= 1e-11
+        result = float(gdp.mu(0.0, delta)) / delta
+        assert 0 <= 1 - result / np.sqrt(2 * np.pi) <= 1e-11
 
 
 def test_underflowing_delta_is_positive():

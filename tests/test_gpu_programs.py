@@ -82,7 +82,7 @@ class Work(NamedTuple):
 def find_products(module):
     """The work of all products of a module, as often as they run."""
     functions = {f.attributes["sym_name"].value: f for f in module.body.operations}
-    found = collections.Counter()
+    result = collections.Counter()
 
     def visit(region, times):
         for op in (o.operation for block in region.blocks for o in block.operations):
@@ -94,13 +94,13 @@ def find_products(module):
                 visit(body, times * count_iterations(condition))
             elif op.name in ("stablehlo.dot_general", "stablehlo.convolution"):
                 for name, number in work_of(op)._asdict().items():
-                    found[name] += times * number
+                    result[name] += times * number
             else:  # of a choice between platforms, one branch is left
                 for inner in op.regions:
                     visit(inner, times)
 
     visit(functions["main"].regions[0], 1)
-    return Work(**found)
+    return Work(**result)
 
 
 def count_iterations(condition):

@@ -62,8 +62,8 @@ def test_group_of_gaussian_curve_is_that_of_k_times_mu(mu, size, delta):
     assert (
         exact <= float(group.epsilon(gaussian_curve(mu), delta, size)) <= 1.01 * exact
     )
-    found = float(group.delta(gaussian_curve(mu), exact, size))
-    assert delta * (1 - 1e-6) <= found <= 1.1 * delta
+    result = float(group.delta(gaussian_curve(mu), exact, size))
+    assert delta * (1 - 1e-6) <= result <= 1.1 * delta
     for named in (Gaussian(mu), Guarantee("", Gaussian(mu), Adjacency.REPLACE, ())):
         np.testing.assert_allclose(group.epsilon(named, delta, size), exact, rtol=1e-9)
         np.testing.assert_allclose(group.delta(named, exact, size), delta, rtol=1e-6)
@@ -74,12 +74,12 @@ def test_group_of_laplace_curve_is_that_of_a_k_times_larger_shift(pure_epsilon, 
     curve = Curve(lambda e: laplace_delta(pure_epsilon, e), 10.0)
     for epsilon in (0.0, 0.3 * pure_epsilon, 0.8 * size * pure_epsilon):
         exact = laplace_delta(size * pure_epsilon, epsilon)
-        found = float(group.delta(curve, epsilon, size))
-        assert exact <= found <= min(1.01 * exact + 1e-3, 1.0)
+        result = float(group.delta(curve, epsilon, size))
+        assert exact <= result <= min(1.01 * exact + 1e-3, 1.0)
     # The range of losses is bounded, so that ε ends at k times that of one example.
-    found = float(group.epsilon(curve, 1e-9, size))
+    result = float(group.epsilon(curve, 1e-9, size))
     exact = size * pure_epsilon + 2 * math.log1p(-1e-9)
-    assert exact <= found <= 1.01 * exact
+    assert exact <= result <= 1.01 * exact
     assert group.epsilon(Pure(pure_epsilon), 1e-12, size) == pytest.approx(
         size * pure_epsilon, rel=1e-9
     )
@@ -120,11 +120,11 @@ def test_group_bounds_hold_for_chains_of_distributions(seed):
             hockey_stick(*ends, epsilon) for ends in (chain[[0, -1]], chain[[-1, 0]])
         )
         composed = np.max(rate - math.exp(epsilon) * alpha)
-        found = float(group.delta(curve, epsilon, size))
-        assert truth <= found
+        result = float(group.delta(curve, epsilon, size))
+        assert truth <= result
         # A hundredth: neighbouring slopes of the brute force differ by 0.02.
-        assert 0.99 * composed <= found <= 1.02 * composed + 1e-6
-        again = float(group.epsilon(curve, max(found, 1e-9), size))
+        assert 0.99 * composed <= result <= 1.02 * composed + 1e-6
+        again = float(group.epsilon(curve, max(result, 1e-9), size))
         assert again <= epsilon * 1.01 + 0.01
 
 
@@ -160,10 +160,10 @@ def test_invalid_arguments_raise():
 def test_group_of_sampled_steps_lies_between_one_example_and_the_simple_bound():
     step = pld.poisson_gaussian(1.0, 0.01, adjacency=Adjacency.ADD_REMOVE)
     run = pld.compose(step, 1000)
-    found = float(group.epsilon(run, 1e-5, 2))
+    result = float(group.epsilon(run, 1e-5, 2))
     one = float(pld.epsilon(run, 1e-5))
-    split = float(pld.epsilon(run, 1e-5 / (1 + math.exp(found / 2))))
-    assert one < found <= 2 * split * 1.001
+    split = float(pld.epsilon(run, 1e-5 / (1 + math.exp(result / 2))))
+    assert one < result <= 2 * split * 1.001
     full = pld.subsampled_gdp(0.7, 1.0)
     exact = float(gdp.epsilon(1.4, 1e-6))
     assert exact <= float(group.epsilon(full, 1e-6, 2)) <= 1.01 * exact

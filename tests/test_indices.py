@@ -63,9 +63,9 @@ LOSSES = {
 def index_pairs(dtype: Any) -> np.ndarray:
     """Pairs of indices in, at and beyond the bounds of a table and of the dtype."""
     info = np.iinfo(dtype)
-    wanted = [0, 1, ROWS - 1, ROWS, -1, -ROWS, -ROWS - 1, info.max, info.min]
-    wanted += [2**31 - 1, 2**31, 2**31 + 5, 2**32 - 1, 2**32, 2**32 + 3, -(2**31) - 1]
-    ids = sorted({i for i in wanted if info.min <= i <= info.max})
+    expected = [0, 1, ROWS - 1, ROWS, -1, -ROWS, -ROWS - 1, info.max, info.min]
+    expected += [2**31 - 1, 2**31, 2**31 + 5, 2**32 - 1, 2**32, 2**32 + 3, -(2**31) - 1]
+    ids = sorted({i for i in expected if info.min <= i <= info.max})
     return np.array(list(itertools.product(ids, ids)), dtype)
 
 
@@ -93,9 +93,9 @@ def assert_engines_match_reference(dtype: Any, engines: Any) -> None:
     def sums_of_single_pairs(pairs):
         return jax.lax.map(lambda pair: [fn(table, pair[None]) for fn in fns], pairs)
 
-    found = jax.device_get(sums_of_single_pairs(pairs))
+    result = jax.device_get(sums_of_single_pairs(pairs))
     for ((loss, row_of), engine), (total, per_example) in zip(
-        cases, found, strict=True
+        cases, result, strict=True
     ):
         assert dpjax.explain(loss, table, pairs).rows[0].norm == "rows"
         expected, norms = reference_clipped_gradients(pairs, row_of)

@@ -35,10 +35,10 @@ def test_individual_mu_is_the_root_of_the_sum_of_squares():
     squares = np.zeros(N)
     for t, j in np.argwhere(mask):
         squares[indices[t, j]] += (min(float(norms[t, j]), CLIP) / STDDEV) ** 2
-    exact, found = np.sqrt(squares), np.asarray(accumulated(steps), np.float64)
-    assert np.all(found >= exact)
+    exact, result = np.sqrt(squares), np.asarray(accumulated(steps), np.float64)
+    assert np.all(result >= exact)
     # At most 17 eps for each of about nine participations.
-    np.testing.assert_allclose(found, exact, rtol=2e-5)
+    np.testing.assert_allclose(result, exact, rtol=2e-5)
 
 
 def test_individual_mu_of_clipped_examples_equals_composition():
@@ -46,11 +46,11 @@ def test_individual_mu_of_clipped_examples_equals_composition():
     full = np.full_like(norms, 10.0)
     full[0] = np.nan
     indices[:] = np.arange(B)
-    found = accumulated((full, indices, np.full(norms.shape, True)))
+    result = accumulated((full, indices, np.full(norms.shape, True)))
     composed = float(gdp.compose(np.full(STEPS, CLIP / STDDEV)))
-    np.testing.assert_allclose(found[:B], composed, rtol=1e-4)
-    assert np.all(found[:B] >= composed)
-    assert np.all(found[B:] == 0)
+    np.testing.assert_allclose(result[:B], composed, rtol=1e-4)
+    assert np.all(result[:B] >= composed)
+    assert np.all(result[B:] == 0)
 
 
 def test_invalid_indices_give_no_privacy_unless_they_are_padding():
@@ -61,8 +61,8 @@ def test_invalid_indices_give_no_privacy_unless_they_are_padding():
         for valid in (True, False):
             shown = mask.copy()
             shown[3, 0] = valid
-            found = np.asarray(accumulated((norms, changed, shown)))
-            assert np.all(np.isinf(found)) == valid
+            result = np.asarray(accumulated((norms, changed, shown)))
+            assert np.all(np.isinf(result)) == valid
 
 
 def test_invalid_arguments_raise():

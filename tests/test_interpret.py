@@ -182,15 +182,15 @@ FUNCTIONS = {
 @contextlib.contextmanager
 def count_programs():
     """Yield a list that gets an entry for each program that XLA compiles."""
-    found = []
+    result = []
 
     def listen(event, duration, **_):
         if event == "/jax/core/compile/backend_compile_duration":
-            found.append(duration)
+            result.append(duration)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        yield found
+        yield result
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
 

@@ -260,8 +260,8 @@ def test_random_assignment_delta_is_the_mean_delta(x64):
     mus = np.linspace(0.1, 1.3, 40)
     for epsilon in (0.0, 0.5, 3.0):
         mean = np.mean(gdp.delta(mus, epsilon))
-        found = iteration.random_assignment_delta(mus, epsilon)
-        assert 0 <= found / mean - 1 <= 1e-13
+        result = iteration.random_assignment_delta(mus, epsilon)
+        assert 0 <= result / mean - 1 <= 1e-13
     epsilon = iteration.random_assignment_epsilon(mus, 1e-5)
     assert iteration.random_assignment_delta(mus, epsilon) <= 1e-5
     assert iteration.random_assignment_delta(mus, epsilon * (1 - 1e-9)) > 1e-5

@@ -283,12 +283,12 @@ def test_empty_parameter_trees_are_accepted():
 
 @pytest.mark.parametrize("impl", [None, *IMPLS])
 def test_random_key_fills_all_words(impl):
-    found = [np.asarray(jax.random.key_data(dpjax.random_key(impl))) for _ in range(8)]
+    result = [np.asarray(jax.random.key_data(dpjax.random_key(impl))) for _ in range(8)]
     like = jax.random.key(0, impl=keys.generator_of(impl))
     assert dpjax.random_key(impl).dtype == like.dtype
-    assert found[0].shape == jax.random.key_data(like).shape
+    assert result[0].shape == jax.random.key_data(like).shape
     # A word is equal in all eight keys with chance 2^-224.
-    assert np.all(np.any(np.stack(found) != found[0], axis=0))
+    assert np.all(np.any(np.stack(result) != result[0], axis=0))
     dpjax.add_gaussian_noise(1.0, key=dpjax.random_key(impl)).init(None)
 
 
@@ -371,8 +371,8 @@ def test_word_pairs_are_both_words_of_each_hash(shape):
 @pytest.mark.parametrize("shape", [(), (4,), (2, 37)])
 def test_random_words_are_those_of_jax(impl, shape):
     key = jax.random.wrap_key_data(WORDS[impl], impl=keys.generator_of(impl))
-    found = jax.jit(lambda key: keys.random_words(key, shape))(key)
-    np.testing.assert_array_equal(found, jax.random.bits(key, shape, jnp.uint32))
+    result = jax.jit(lambda key: keys.random_words(key, shape))(key)
+    np.testing.assert_array_equal(result, jax.random.bits(key, shape, jnp.uint32))
 
 
 @pytest.mark.rounding

@@ -344,8 +344,8 @@ def test_full_disk_leaves_the_ledger_unchanged(
 def test_repeating_a_release_adds_no_line(three_line_ledger, plan, runs_by_step):
     """A killed run that resumes releases the same parameters again."""
     for t in (2, 4, 5):
-        found = ledger.release(three_line_ledger, plan, runs_by_step[t])
-        assert found.released == checkpoint.digest(runs_by_step[t].params)
+        result = ledger.release(three_line_ledger, plan, runs_by_step[t])
+        assert result.released == checkpoint.digest(runs_by_step[t].params)
     assert len(ledger.read(three_line_ledger).entries) == 3
     again = runs_by_step[0]
     for t in (2, 4, 5, 6):
@@ -386,10 +386,10 @@ def test_diverged_run_raises_and_counts_as_infinite(
         ledger.release(three_line_ledger, given, other)
     assert three_line_ledger.read_bytes() == before
     ledger.release(three_line_ledger, given, other, repeated=True)
-    found = ledger.read(three_line_ledger)
-    assert found.entries[-1].repeated
-    assert found.epsilon(0.5) == math.inf
-    assert "used before" in str(found)
+    result = ledger.read(three_line_ledger)
+    assert result.entries[-1].repeated
+    assert result.epsilon(0.5) == math.inf
+    assert "used before" in str(result)
 
 
 def test_reusing_a_key_for_another_run_raises(path, plan, runs_by_step):
@@ -489,9 +489,9 @@ def test_sampled_runs_compose_by_privacy_loss_distributions(path, runs_by_step):
         return pld.compose(step, run.num_steps)
 
     expected = float(pld.epsilon(pld.convolve(run_pld(first), run_pld(second)), 1e-4))
-    found = ledger.read(path).epsilon(1e-4)
-    assert found == pytest.approx(expected, rel=1e-5)
-    assert max(first.epsilon, second.epsilon) < found < first.epsilon + second.epsilon
+    result = ledger.read(path).epsilon(1e-4)
+    assert result == pytest.approx(expected, rel=1e-5)
+    assert max(first.epsilon, second.epsilon) < result < first.epsilon + second.epsilon
 
 
 def adaptive_choice_delta(epsilon, *branches):
@@ -524,12 +524,12 @@ def test_total_does_not_bound_an_adaptive_choice_of_plan(plan):
     The first run is a full batch at σ = 4, the second a full batch at σ = 6.08 or one
     Poisson step of rate 1e-5 at σ = 0.1.
     """
-    n, room, delta = 100_000, 4, 1.05e-5
+    n, capacity, delta = 100_000, 4, 1.05e-5
     full = dataclasses.replace(
         plan, num_examples=n, batch_size=n, num_steps=1, max_batch_size=n
     )
     rare = dataclasses.replace(
-        full, batch_size=1, max_batch_size=room, sampling="poisson"
+        full, batch_size=1, max_batch_size=capacity, sampling="poisson"
     )
     plans = {
         "first": dataclasses.replace(full, noise_multiplier=4.0),
@@ -560,7 +560,9 @@ def test_total_does_not_bound_an_adaptive_choice_of_plan(plan):
 
     # Of more than `room` examples in a batch, `room` random ones take part.
     others = np.arange(60)
-    kept = np.minimum(1, room / (others + 1)) @ stats.binom.pmf(others, n - 1, 1 / n)
+    kept = np.minimum(1, capacity / (others + 1)) @ stats.binom.pmf(
+        others, n - 1, 1 / n
+    )
     branches = {"full": (1.0, 6.08), "rare": (kept / n, 0.1)}
     for name, branch in branches.items():
         exact = optimize.brentq(
@@ -584,11 +586,11 @@ def test_other_releases_add_their_epsilons(path):
     setting = {"adjacency": Adjacency.ADD_REMOVE}
     ledger.other(path, "a histogram", epsilon=0.5, delta=0.0, **setting)
     ledger.other(path, "a mean", epsilon=0.25, delta=1e-6, **setting)
-    found = ledger.read(path)
-    assert found.epsilon(1e-6) == pytest.approx(0.75, rel=1e-15)
-    assert found.epsilon(1e-6) >= 0.75
-    assert found.epsilon(9.9e-7) == math.inf  # the second one has more δ than that
-    assert "a histogram: (0.5, 0)" in str(found)
+    result = ledger.read(path)
+    assert result.epsilon(1e-6) == pytest.approx(0.75, rel=1e-15)
+    assert result.epsilon(1e-6) >= 0.75
+    assert result.epsilon(9.9e-7) == math.inf  # the second one has more δ than that
+    assert "a histogram: (0.5, 0)" in str(result)
 
 
 @pytest.mark.slow
@@ -607,8 +609,8 @@ def test_runs_without_a_pld_add_up_at_equal_parts_of_delta(path, plan, runs_by_s
     )
     part = (1e-4 - 2e-5) / 2
     parts = [float(run.guarantee.epsilon(part)) for run in (plan, bins)]
-    found = ledger.read(path).epsilon(1e-4)
-    assert found == pytest.approx(sum(parts) + 0.125, rel=1e-5)
+    result = ledger.read(path).epsilon(1e-4)
+    assert result == pytest.approx(sum(parts) + 0.125, rel=1e-5)
 
 
 def test_other_adjacency_or_unit_raises(path, plan, runs_by_step):

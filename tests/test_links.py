@@ -29,12 +29,12 @@ def prose_of(path):
 
 def heading_anchors(path):
     """The anchors of a page's headings: small letters, hyphens for spaces."""
-    found = []
+    result = []
     for title in HEADING.findall(prose_of(path)):
         title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
         slug = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
-        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
-    return found
+        result.append(f"{slug}-{result.count(slug)}" if slug in result else slug)
+    return result
 
 
 def broken_links(path):
@@ -45,9 +45,11 @@ def broken_links(path):
         target, _, anchor = link.partition("#")
         to = (path.parent / target).resolve() if target else path
         inside = to == ROOT or ROOT in to.parents
-        found = inside and to.exists() and (not anchor or anchor in heading_anchors(to))
+        result = (
+            inside and to.exists() and (not anchor or anchor in heading_anchors(to))
+        )
         # Other renderers make other anchors of headings that are not ASCII.
-        if not found or not anchor.isascii():
+        if not result or not anchor.isascii():
             yield link
 
 

@@ -147,6 +147,6 @@ def test_engines_differentiate_what_jax_differentiates(loss):
     for sums, per_example in private.values():
         # Sums of some hundred products of float32, each rounded to 6e-8.
         np.testing.assert_allclose(per_example.norm, norms, rtol=2e-5)
-        for name, found in sums.items():
+        for name, result in sums.items():
             expected = np.sum(gradients[name], axis=0)
-            np.testing.assert_allclose(found, expected, atol=2e-5 * np.max(norms))
+            np.testing.assert_allclose(result, expected, atol=2e-5 * np.max(norms))

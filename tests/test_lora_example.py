@@ -88,8 +88,8 @@ def test_sharded_run_gives_parameters_of_unsharded_run(tmp_path):
         # Sums of another order differ by some 1e-6 of the noise, and Adam by as much of
         # its step of 1e-2; other noise would differ by a whole step.
         np.testing.assert_allclose(eight[name], one[name], rtol=1e-4, atol=1e-5)
-    found = re.findall(r"^held-out perplexity +(\d+\.\d+)", done.stdout, re.MULTILINE)
-    perplexities = np.array(found, float).reshape(2, 3)
+    result = re.findall(r"^held-out perplexity +(\d+\.\d+)", done.stdout, re.MULTILINE)
+    perplexities = np.array(result, float).reshape(2, 3)
     assert (perplexities > 1).all()
     assert (perplexities < 1000).all()
     np.testing.assert_allclose(*perplexities, rtol=1e-3)

@@ -38,15 +38,15 @@ def assert_engines_match_reference(
 ) -> None:
     @jax.jit
     def sums_and_gradients(params, batch):
-        found = [
+        result = [
             dpjax.clipped_grad(loss, CLIP_NORM, engine=e, **options)(params, batch)
             for e in ENGINES
         ]
-        return found, jax.vmap(jax.grad(loss), (None, 0))(params, batch)
+        return result, jax.vmap(jax.grad(loss), (None, 0))(params, batch)
 
-    found, plain = jax.device_get(sums_and_gradients(params, batch))
+    result, plain = jax.device_get(sums_and_gradients(params, batch))
     sums, norms = reference_clipped_sum(plain)
-    for total, per_example in found:
+    for total, per_example in result:
         np.testing.assert_allclose(per_example.norm, norms, rtol)
         for got, want, x in zip(
             jax.tree.leaves(total), sums, jax.tree.leaves(params), strict=True

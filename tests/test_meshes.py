@@ -198,9 +198,9 @@ def all_reduced_shapes(fn: Any, *args: Any) -> list[set[str]]:
     So devices exchange neither whole weights nor per-example gradients.
     """
     text = jax.jit(fn).lower(*args).compile().as_text()
-    found = COLLECTIVE.findall(text)
-    assert {name for _, name in found} <= {"all-reduce"}
-    return [set(re.findall(r"\w+\[([\d,]*)\]", types)) for types, _ in found]
+    result = COLLECTIVE.findall(text)
+    assert {name for _, name in result} <= {"all-reduce"}
+    return [set(re.findall(r"\w+\[([\d,]*)\]", types)) for types, _ in result]
 
 
 @pytest.mark.slow
@@ -223,6 +223,6 @@ def test_norms_of_sharded_weights_need_few_all_reduces(kind):
         )
         for engine, norms, others in (("vmap", 1, 1), ("bookkeeping", 3, 2)):
             fn = dpjax.clipped_grad(loss_without_aux, CLIP_NORM, engine=engine)
-            found = all_reduced_shapes(fn, *args)
-            assert len([shapes for shapes in found if shapes & ROWS]) == norms
-            assert len(found) <= len(plain) + norms + others
+            result = all_reduced_shapes(fn, *args)
+            assert len([shapes for shapes in result if shapes & ROWS]) == norms
+            assert len(result) <= len(plain) + norms + others

@@ -49,7 +49,7 @@ def solve_quadratic_program(c, s, tau):
         for i in range(k + 1):
             carry[k, i] = np.prod(c[i + 1 : k + 1])
     z0 = carry @ s
-    found = scipy.optimize.minimize(
+    result = scipy.optimize.minimize(
         lambda a: np.sum((a / tau) ** 2),
         s,
         jac=lambda a: 2 * a / tau**2,
@@ -68,7 +68,7 @@ def solve_quadratic_program(c, s, tau):
         bounds=[(0, None)] * steps,
         options={"ftol": 1e-14, "maxiter": 500},
     )
-    return found.fun
+    return result.fun
 
 
 numbers = st.lists(st.floats(0, 1), min_size=18, max_size=18).map(np.array)

@@ -37,8 +37,8 @@ def sgd_bounds(num_steps, noise_multiplier=3.0, **changes):
 def test_composition_matches_published_table(compiled):
     """Table 4 of Bok, Su and Altschuler (2024), to its digits."""
     for epochs, printed in ((50, 4.44), (100, 6.65), (200, 10.11)):
-        found = sgd_bounds(40 * epochs).composition
-        assert round(float(found), 2) == printed
+        result = sgd_bounds(40 * epochs).composition
+        assert round(float(result), 2) == printed
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_epsilon_of_long_convex_runs_converges(compiled):
 @pytest.mark.slow
 def test_contraction_bound_is_at_most_published_candidates():
     """The reported bound is at most each candidate with other last steps."""
-    found = sgd_bounds(4000, regularization=0.5).contraction
+    result = sgd_bounds(4000, regularization=0.5).contraction
     c, r, share = 1 - 0.05 * 0.5, 2 / 3, 1 / 40
 
     @jax.vmap
@@ -68,7 +68,7 @@ def test_contraction_bound_is_at_most_published_candidates():
         return pld.epsilon(whole, 1e-5)
 
     best = np.min(published_epsilon(np.array([50.0, 150.0, 400.0])))
-    assert 0.5 * best < found <= best
+    assert 0.5 * best < result <= best
 
 
 def delta_of_mixtures(centres_p, weights_p, centres_q, weights_q, variance, epsilon):
@@ -139,14 +139,14 @@ def test_epsilon_of_one_step_equals_composition():
 
 
 def test_bounds_are_float32_scalars():
-    found = jax.eval_shape(lambda x: sgd_bounds(4000, x), 3.0)
+    result = jax.eval_shape(lambda x: sgd_bounds(4000, x), 3.0)
     best = jax.eval_shape(
         lambda x: iteration.noisy_sgd_epsilon(
             x, 1e-5, num_steps=9, batch_size=2, num_examples=9, **SETTING
         ),
         3.0,
     )
-    for x in (best, *found):
+    for x in (best, *result):
         assert (x.shape, x.dtype) == ((), np.float32)
 
 

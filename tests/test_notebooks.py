@@ -72,8 +72,8 @@ class TestNotebook:
             assert cell["metadata"] in ({}, {"tags": ["trained"]})
         words = [cell_text(cell) for cell in notebook["cells"]]
         words += [json.dumps(output_text(output)) for output in all_outputs(path)]
-        for found in words:
-            assert not PLACE.search(found)
+        for result in words:
+            assert not PLACE.search(result)
 
     def test_is_listed_on_the_notebooks_page(self, path):
         page = (ROOT / "docs/notebooks.md").read_text()

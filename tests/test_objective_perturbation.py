@@ -149,15 +149,15 @@ def test_delta_without_curvature_is_the_sum_over_corners():
         + rest,
     }
     for (kind, adjacency), value in expected.items():
-        found = objective.delta(1.7, e, logistic=kind, adjacency=adjacency, **of)
-        np.testing.assert_allclose(found, np.minimum(value, 1), rtol=1e-5)
-        assert np.all(found >= np.minimum(value, 1) * (1 - 1e-12))
+        result = objective.delta(1.7, e, logistic=kind, adjacency=adjacency, **of)
+        np.testing.assert_allclose(result, np.minimum(value, 1), rtol=1e-5)
+        assert np.all(result >= np.minimum(value, 1) * (1 - 1e-12))
     # Between corners of norms in all proportions, the bound is the largest sum.
-    found = objective.delta(1.7, e, logistic=False, adjacency=Adjacency.REPLACE, **of)
+    result = objective.delta(1.7, e, logistic=False, adjacency=Adjacency.REPLACE, **of)
     share = np.linspace(0, 1, 101)[:, None]
     squares = (2 / 1.7) ** 2 * np.array([share, 1 - share])
     sums = 2 * gaussian_delta(np.sqrt(squares + 0.3**2), e).sum(0)
-    assert np.all(np.asarray(found) >= np.minimum(sums.max(0), 1) * (1 - 1e-9))
+    assert np.all(np.asarray(result) >= np.minimum(sums.max(0), 1) * (1 - 1e-9))
 
 
 def test_delta_is_below_the_published_bound():
@@ -167,14 +167,14 @@ def test_delta_is_below_the_published_bound():
         published = 2 * gaussian_delta(1 / noise, left)
         regime = left > 1 / (2 * noise**2)
         for kind in (True, False):
-            found = objective.delta(
+            result = objective.delta(
                 noise,
                 EPSILONS,
                 curvature=curvature,
                 logistic=kind,
                 adjacency=Adjacency.ADD_REMOVE,
             )
-            assert np.all((np.asarray(found) <= published * (1 + 1e-6))[regime])
+            assert np.all((np.asarray(result) <= published * (1 + 1e-6))[regime])
 
 
 @pytest.fixture(scope="module")

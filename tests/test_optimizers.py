@@ -207,7 +207,7 @@ def test_optimizers_take_the_clip_norm_of_a_clipped_grad(name, bounds):
     w = np.zeros((30, 40), np.float32)
     same = np.linalg.norm(bounds) * (1 + 1e-12)
     common = {"noise_multiplier": 1.5, "expected_batch_size": 4, "key": KEY}
-    found, expected = jax.jit(
+    result, expected = jax.jit(
         lambda w: [
             tx.update(w, tx.init(w), w)[0]
             for tx in (
@@ -216,7 +216,7 @@ def test_optimizers_take_the_clip_norm_of_a_clipped_grad(name, bounds):
             )
         ]
     )(w)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
     assert fn.sensitivity(Adjacency.ADD_REMOVE) >= np.linalg.norm(bounds)
 
 
@@ -244,5 +244,5 @@ def test_sensitivity_of_several_clip_norms_is_rounded_up(dtype, bounds):
         fn = clipped_grad(lambda w, x: w[0] * x, [*bounds])
         return fn.sensitivity(Adjacency.ADD_REMOVE)
 
-    for found in (sensitivity(bounds), jax.jit(sensitivity)(bounds)):
-        assert exact <= float(found) <= exact * (1 + 2e-6)
+    for result in (sensitivity(bounds), jax.jit(sensitivity)(bounds)):
+        assert exact <= float(result) <= exact * (1 + 2e-6)

@@ -50,12 +50,12 @@ def test_sensitivity_equals_sum_of_powers(x64):
         c = max(1 + eta * (expand - strong), eta * (LOSS.smoothness + strong) - 1)
         for T in (1, 2, 17, 400):
             given = {"regularization": strong, "weak_convexity": expand}
-            found = iteration.gradient_descent_sensitivity(
+            result = iteration.gradient_descent_sensitivity(
                 num_steps=T, num_examples=n, **SETTING | given
             )
             exact = 2 * eta * L / n * sum(c**k for k in range(T))
-            np.testing.assert_allclose(found, exact, rtol=1e-10)
-            assert found >= exact * (1 - 1e-14)
+            np.testing.assert_allclose(result, exact, rtol=1e-10)
+            assert result >= exact * (1 - 1e-14)
     assert sensitivity(num_steps=1000) == 2 * sensitivity(
         num_steps=1000, adjacency=Adjacency.ZERO_OUT
     )
@@ -142,8 +142,8 @@ def test_noise_in_the_result_has_the_stated_scale(noise_only_runs):
     result = noise_only_runs[0]
     sigma = float(sensitivity(num_steps=3, num_examples=9)) / float(gdp.mu(0.7, 1e-3))
     np.testing.assert_allclose(result.scale, sigma, rtol=2e-6)
-    found = np.std(np.asarray(result.params))
-    np.testing.assert_allclose(found, sigma, rtol=5 / math.sqrt(2 * d))
+    actual = np.std(np.asarray(result.params))
+    np.testing.assert_allclose(actual, sigma, rtol=5 / math.sqrt(2 * d))
     scale = float(sensitivity(num_steps=3, num_examples=9)) / 0.7
     norm = np.linalg.norm(np.asarray(noise_only_runs[1].params))
     np.testing.assert_allclose(norm, d * scale, rtol=5 / math.sqrt(d))

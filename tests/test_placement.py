@@ -214,13 +214,13 @@ def test_every_state_is_created_sharded(types, compiled):
             )
         else:
             shardings = jax.tree.map(lambda x: x.sharding, init(params))
-    found = jax.tree_util.tree_flatten_with_path(shapes)[0]
+    result = jax.tree_util.tree_flatten_with_path(shapes)[0]
     count = 0
-    for (path, x), sharding in zip(found, jax.tree.leaves(shardings), strict=True):
+    for (path, x), sharding in zip(result, jax.tree.leaves(shardings), strict=True):
         if x.ndim >= 2:
             spec = jax.P(*[None] * (x.ndim - 2), *PLACED[path[-1].key])
-            wanted = NamedSharding(mesh, spec)
-            assert sharding.is_equivalent_to(wanted, x.ndim), path
+            expected = NamedSharding(mesh, spec)
+            assert sharding.is_equivalent_to(expected, x.ndim), path
             count += 1
     assert count == len(PLACED) * 14
 
@@ -359,8 +359,8 @@ def test_devices_draw_their_own_shards_without_communication(name):
         drawn = [int(n) for n in re.findall(r"[uf]32\[(\d+)\]", text)]
         # The table of discrete noise has 2¹⁴ columns, and every device holds it.
         assert max(n for n in drawn if n != 2**14) == size // count
-        found = re.findall(r"= (\S+) (?:all-|collective-|reduce-scatter)", text)
+        result = re.findall(r"= (\S+) (?:all-|collective-|reduce-scatter)", text)
         # A number, or one number of each device.
-        assert all(re.match(rf"\w+\[{count}?\]", kind) for kind in found)
-        assert not found or name == "discrete"
+        assert all(re.match(rf"\w+\[{count}?\]", kind) for kind in result)
+        assert not result or name == "discrete"
     np.testing.assert_array_equal(values[4], values[1])

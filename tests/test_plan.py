@@ -234,9 +234,9 @@ def test_invalid_arguments_raise(changed):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "fixed", "reshuffled"])
 def test_host_batches_equal_those_of_a_scan(sampling):
-    room = {"max_batch_size": 80} if sampling == "poisson" else {}
-    run = make_fixed_plan(sampling=sampling, adjacency=Adjacency.REPLACE, **room)
-    assert run.max_batch_size == room.get("max_batch_size", B)
+    capacity = {"max_batch_size": 80} if sampling == "poisson" else {}
+    run = make_fixed_plan(sampling=sampling, adjacency=Adjacency.REPLACE, **capacity)
+    assert run.max_batch_size == capacity.get("max_batch_size", B)
     host = list(run.batches(DATA, key=KEY))
     assert len(host) == T
 
@@ -548,9 +548,9 @@ def test_nnx_module_trains_with_dropout_keys_per_example():
 
     @nnx.jit
     def step(model, tx, examples):
-        found, grads = run.value_and_grad(squared_error, has_aux=True)(model, examples)
+        result, grads = run.value_and_grad(squared_error, has_aux=True)(model, examples)
         tx.update(model, grads)
-        return found
+        return result
 
     outs = []
     for examples in run.batches(same, key=KEY):
@@ -604,8 +604,8 @@ def test_example_keys_do_not_depend_on_the_sharding(kind):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh):
         rows = jax.NamedSharding(mesh, jax.P("data"))
-        found = fn(w, jax.device_put(examples, rows), KEY)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-5), found, expected)
+        result = fn(w, jax.device_put(examples, rows), KEY)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-5), result, expected)
 
 
 def test_running_averages_raise():
@@ -650,22 +650,22 @@ def test_guarantee_states_the_run(name, words, request):
         size = {"num_examples": 10_000, "batch_size": 100, "num_steps": 500}
         run = make_fixed_plan(**size, noise_multiplier=5.0, clip_norm=0.3)
     promise = run.guarantee
-    found = json.loads(promise.to_json())
-    assert found["epsilon"] == run.epsilon
-    assert from_plain(RunParameters, found["plan"], "plan") == run.parameters()
-    assert events.from_dict(found["event"]) == promise.event
-    assert found["num_steps"] == 500
+    result = json.loads(promise.to_json())
+    assert result["epsilon"] == run.epsilon
+    assert from_plain(RunParameters, result["plan"], "plan") == run.parameters()
+    assert events.from_dict(result["event"]) == promise.event
+    assert result["num_steps"] == 500
     text = str(promise)
     for word in (*words, "500 steps", "0.3"):
         assert word in text
     assert ("GDP" in text) == (promise.mu is not None)
     shown = re.findall(r"([0-9.]+) at a false-positive rate", text)
-    proven = found["attack_true_positive_rate_at_most"].values()
+    proven = result["attack_true_positive_rate_at_most"].values()
     for rounded, power in zip(map(float, shown), proven, strict=True):
         assert power <= rounded <= power + 1e-4
     noise = float(re.search(r"deviation ([0-9.]+) times", text)[1])
     assert 0.999 * run.noise_multiplier < noise <= run.noise_multiplier
-    powers = found["attack_true_positive_rate_at_most"]
+    powers = result["attack_true_positive_rate_at_most"]
     for alpha, power in powers.items():
         # (ε, δ) alone bounds it by this much; the whole profile is tighter.
         allowed = np.exp(run.epsilon) * float(alpha) + 1e-5

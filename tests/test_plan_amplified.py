@@ -90,10 +90,10 @@ def test_negligible_noise_gives_huge_epsilon(sampling):
 
 @pytest.mark.slow  # noise is solved for
 def test_plan_finds_noise_for_a_target(optimized_from_here, compiled):
-    found = make_plan("random_bins", noise_multiplier=None, epsilon=1.5)
-    assert 1.49 < found.epsilon <= 1.5
-    assert found.epsilon == pytest.approx(float(found.guarantee.epsilon(DELTA)))
-    words = str(found.guarantee)
+    result = make_plan("random_bins", noise_multiplier=None, epsilon=1.5)
+    assert 1.49 < result.epsilon <= 1.5
+    assert result.epsilon == pytest.approx(float(result.guarantee.epsilon(DELTA)))
+    words = str(result.guarantee)
     assert "takes part in one of the 10 steps" in words
     assert "the same in every epoch" in words
 
@@ -126,9 +126,9 @@ def test_plan_trades_correlation_for_amplification(optimized_from_here, compiled
 
 def example_sets(run, steps):
     key = jax.random.key(3)
-    found = jax.jit(jax.vmap(lambda step: run.batch(step, key)))(jnp.arange(steps))
+    result = jax.jit(jax.vmap(lambda step: run.batch(step, key)))(jnp.arange(steps))
     return [
-        set(np.asarray(i)[np.asarray(m)].tolist()) for i, m in zip(*found, strict=True)
+        set(np.asarray(i)[np.asarray(m)].tolist()) for i, m in zip(*result, strict=True)
     ]
 
 

@@ -46,17 +46,17 @@ def assert_batches_equal(found, expected):
 @pytest.mark.parametrize("spec", [None, "data", ("data", "model")])
 def test_batches_do_not_depend_on_prefetch_or_sharding(prefetch, spec):
     sharding = spec and data_sharding(spec)
-    found = list(
+    result = list(
         make_plan().batches(DATA, key=KEY, sharding=sharding, prefetch=prefetch)
     )
-    assert_batches_equal(found, make_plan().batches(DATA, key=KEY))
-    for examples in found:
+    assert_batches_equal(result, make_plan().batches(DATA, key=KEY))
+    for examples in result:
         for leaf in jax.tree.leaves(examples._replace(step=None)):
             assert sharding is None or leaf.sharding == sharding
     later = make_plan().batches(
         DATA, key=KEY, sharding=sharding, prefetch=prefetch, start=2
     )
-    assert_batches_equal(later, found[2:])
+    assert_batches_equal(later, result[2:])
 
 
 class RecordingDataset:
@@ -80,10 +80,10 @@ def test_sharded_batches_read_each_example_once():
     laid_out = make_plan().batches(
         other, key=KEY, sharding=data_sharding("data"), prefetch=2
     )
-    for expected, found in zip(plain, laid_out, strict=True):
+    for expected, result in zip(plain, laid_out, strict=True):
         mask = np.asarray(expected.mask)
-        np.testing.assert_array_equal(found.mask, mask)
-        rows = np.asarray(found.data[0])[mask]
+        np.testing.assert_array_equal(result.mask, mask)
+        rows = np.asarray(result.data[0])[mask]
         np.testing.assert_array_equal(rows, expected.data[0][mask])
     masks = [np.asarray(examples.mask) for examples in plain]
     taking_part = [
@@ -119,12 +119,12 @@ class BatchedDataset(RecordingDataset):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_getitems_reads_a_batch_in_one_call(prefetch):
     stored = BatchedDataset()
-    found = list(make_plan().batches(stored, key=KEY, prefetch=prefetch))
+    result = list(make_plan().batches(stored, key=KEY, prefetch=prefetch))
     expected = list(make_plan().batches(DATA, key=KEY))
     asked = [e.data["y"][e.mask].tolist() for e in expected]
     assert stored.asked == asked  # the sampled examples, and no others
     assert all(type(i) is int for i in stored.asked[0])
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(result, expected, strict=True):
         np.testing.assert_array_equal(one.mask, other.mask)
         for name in DATA:
             rows = other.data[name][other.mask]
@@ -160,12 +160,12 @@ class BlockingDataset(BatchedDataset):
 
     def __getitems__(self, positions):
         number = len(self.asked)
-        found = super().__getitems__(positions)
+        result = super().__getitems__(positions)
         self.begun[number].set()
         assert self.let[number].wait(20)
         if number == 2:
             raise OSError("the disk is gone")
-        return found
+        return result
 
 
 def test_static_step_out_of_range_raises():
@@ -225,8 +225,8 @@ def test_grain_and_hugging_face_data_sets_give_equal_batches(tmp_path):
     rows = [{"x": X[i], "y": i} for i in range(SIZE)]
     expected = list(make_plan().batches(rows, key=KEY))
     for data in (mapped, grain.MapDataset.source(rows).map(lambda row: dict(row))):
-        found = list(make_plan().batches(data, key=KEY, prefetch=2))
-        assert_batches_equal(found, expected)
+        result = list(make_plan().batches(data, key=KEY, prefetch=2))
+        assert_batches_equal(result, expected)
     repeated = grain.MapDataset.source(rows).repeat(2)
     filtered = grain.MapDataset.source(rows).filter(lambda row: row["y"] % 2)
     for data, words in [
@@ -240,9 +240,11 @@ def test_grain_and_hugging_face_data_sets_give_equal_batches(tmp_path):
 
 
 def test_sharding_that_does_not_divide_the_batch_raises():
-    for spec, room in [(("data",), 25), (("data", "model"), 24)]:
-        with pytest.raises(ValueError, match=f"sharding must divide the {room} slots"):
-            make_plan(room).batches(DATA, key=KEY, sharding=data_sharding(*spec))
+    for spec, capacity in [(("data",), 25), (("data", "model"), 24)]:
+        with pytest.raises(
+            ValueError, match=f"sharding must divide the {capacity} slots"
+        ):
+            make_plan(capacity).batches(DATA, key=KEY, sharding=data_sharding(*spec))
     with pytest.raises(ValueError, match="prefetch"):
         make_plan().batches(DATA, key=KEY, prefetch=-1)
 

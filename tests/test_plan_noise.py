@@ -122,13 +122,13 @@ def test_plan_noise_has_the_variance_of_its_strategy(name):
 @pytest.mark.slow  # a strategy is searched for
 def test_plan_finds_the_best_strategy_for_a_workload():
     falling = workloads.momentum(0.9, learning_rates=np.linspace(1, 0.1, 30))
-    found = correlated_plan(strategy=None, workload=falling)
-    assert len(found.shape.numerator) == len(found.shape.denominator) == 1
-    assert len(found.shape.factors) == 30
+    result = correlated_plan(strategy=None, workload=falling)
+    assert len(result.shape.numerator) == len(result.shape.denominator) == 1
+    assert len(result.shape.factors) == 30
     asked = {"steps_per_epoch": 9, "order": "fixed", "adjacency": Adjacency.REPLACE}
     products = [
         correlated.mu(s, 1.0, num_steps=30, **asked) * correlated.error(s, falling, 30)
-        for s in (found.strategy, *SHAPES.values())
+        for s in (result.strategy, *SHAPES.values())
         if s is not SHAPES["tree"]
     ]
     assert products[0] < min(products[1:])

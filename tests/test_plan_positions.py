@@ -111,8 +111,8 @@ def test_tuples_and_records_may_be_owners():
     tuples = [("a", 1), ("b", 1), ("a", 1), ("a", 2)]
     records = np.array(tuples, [("name", "U1"), ("k", "i8")])
     for users in (tuples, records, pd.MultiIndex.from_tuples(tuples)):
-        found = dpjax.by_user(np.arange(4.0), users, max_examples=2)
-        assert [sorted(set(found[i].examples)) for i in range(3)] == [[0, 2], [1], [3]]
+        result = dpjax.by_user(np.arange(4.0), users, max_examples=2)
+        assert [sorted(set(result[i].examples)) for i in range(3)] == [[0, 2], [1], [3]]
 
 
 def test_masked_arrays_and_durations_raise():

@@ -173,9 +173,9 @@ def test_clip_schedule_scales_clipping_and_noise():
         grads = np.asarray(fn(W, examples)[1])
         each = np.asarray(by_row(W, examples.data))
         norms = np.linalg.norm(each, axis=1, keepdims=True)
-        wanted = np.sum(each * np.minimum(1, clip / norms), axis=0)
+        expected = np.sum(each * np.minimum(1, clip / norms), axis=0)
         # Sums are in units of the plan's clip norm until noise is added.
-        np.testing.assert_allclose(grads * clip / 0.7, wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(grads * clip / 0.7, expected, rtol=1e-5, atol=1e-6)
         assert np.linalg.norm(grads) <= 0.7 * B
     noise = released_means(run, np.zeros(WIDE, np.float32)) * B / (1.6 * 0.7)
     for step, factor in [(0, 1.0), (8, 0.5), (23, 0.1)]:
@@ -216,9 +216,9 @@ def test_clip_norm_converges_to_the_quantile():
 @pytest.mark.parametrize("of_count", [None, 1.0, 30.0])
 def test_gradient_and_count_noise_compose_to_the_plan_noise(of_count):
     run = make_quantile_plan(noise_multiplier=of_count, learning_rate=0.5)
-    found = run.guarantee.record()["clip_norm_follows"]
-    sigma = found["noise_multiplier_of_gradients"]
-    sigma_b = found["noise_multiplier_of_count"]
+    result = run.guarantee.record()["clip_norm_follows"]
+    sigma = result["noise_multiplier_of_gradients"]
+    sigma_b = result["noise_multiplier_of_count"]
     assert sigma_b == (of_count or max(B / 20, 4 * 1.6))
     assert 1 / sigma**2 + 0.25 / sigma_b**2 == pytest.approx(1 / 1.6**2, rel=1e-12)
     assert run.epsilon == make_fixed_plan(num_steps=120).epsilon
@@ -363,9 +363,9 @@ def test_clip_norms_outside_float_range_raise(initial):
 def test_low_precision_numbers_are_used_exactly(number):
     clip = dpjax.QuantileClip(0.5, quantile=number(0.5), noise_multiplier=number(30.1))
     run = make_fixed_plan(clip_norm=clip)
-    found = run.guarantee.record()["clip_norm_follows"]
-    whole = found["noise_multiplier_of_gradients"] ** -2
-    whole += 0.25 * found["noise_multiplier_of_count"] ** -2
+    result = run.guarantee.record()["clip_norm_follows"]
+    whole = result["noise_multiplier_of_gradients"] ** -2
+    whole += 0.25 * result["noise_multiplier_of_count"] ** -2
     assert whole <= 1.6**-2 * (1 + 1e-14)
     assert run.guarantee.to_json()
     assert hash(run) == hash(make_fixed_plan(clip_norm=clip))

@@ -72,9 +72,9 @@ def test_user_gradient_is_the_clipped_gradient_of_the_mean(most, name):
         else:
             examples = load(step)
         value, grads = fn(W, examples)
-        wanted = clipped_sum_over_users(W, range(4 * step, 4 * step + 4), most)
-        np.testing.assert_allclose(value, wanted[0], rtol=1e-5)
-        np.testing.assert_allclose(grads, wanted[1], rtol=1e-5, atol=1e-6)
+        expected = clipped_sum_over_users(W, range(4 * step, 4 * step + 4), most)
+        np.testing.assert_allclose(value, expected[0], rtol=1e-5)
+        np.testing.assert_allclose(grads, expected[1], rtol=1e-5, atol=1e-6)
 
 
 def test_one_user_moves_the_sum_by_at_most_the_clip_norm():
@@ -130,9 +130,9 @@ def test_invalid_units_and_sizes_raise(call):
 
 
 def test_guarantee_names_the_unit():
-    found = make_plan().guarantee
-    assert found.record()["unit_of_privacy"] == "one user"
-    text = str(found)
+    result = make_plan().guarantee
+    assert result.record()["unit_of_privacy"] == "one user"
+    text = str(result)
     assert "one user's contribution is replaced" in text
     assert "No attack on one user" in text
     assert "of the 8 examples" not in text
@@ -234,12 +234,12 @@ def test_metrics_ignore_padding():
     )
     mask = np.array([True, True, False, True])
     metrics = jax.jit(lambda p, m: dpjax.metrics(p, 1.0, mask=m))
-    found = metrics(per_example, mask)
-    assert found.num_examples == 3
-    np.testing.assert_allclose(found.loss, 2.0)
-    np.testing.assert_allclose(found.fraction_clipped, 2 / 3, rtol=1e-6)
+    result = metrics(per_example, mask)
+    assert result.num_examples == 3
+    np.testing.assert_allclose(result.loss, 2.0)
+    np.testing.assert_allclose(result.fraction_clipped, 2 / 3, rtol=1e-6)
     np.testing.assert_allclose(
-        found.norm_quantiles, np.quantile([0.2, 5.0], [0.1, 0.5, 0.9]), rtol=1e-6
+        result.norm_quantiles, np.quantile([0.2, 5.0], [0.1, 0.5, 0.9]), rtol=1e-6
     )
     empty = metrics(per_example, mask & False)
     assert (empty.num_examples, empty.loss, empty.fraction_clipped) == (0, 0, 0)
@@ -252,21 +252,21 @@ def test_metrics_ignore_padding():
 def test_plan_metrics_match_per_example_norms():
     run = make_plan(unit="example", num_examples=OWNER.size, batch_size=9)
     examples = next(run.batches((X, Y), key=KEY, start=2))
-    found = jax.jit(run.metrics(loss))(W, examples)
+    result = jax.jit(run.metrics(loss))(W, examples)
     rows = jax.jit(jax.vmap(lambda x, y: jax.grad(loss)(W, (x[None], y[None]))))
     norms = np.linalg.norm(rows(*examples.data), axis=1)[np.asarray(examples.mask)]
-    np.testing.assert_allclose(found.fraction_clipped, np.mean(norms > C), rtol=1e-5)
+    np.testing.assert_allclose(result.fraction_clipped, np.mean(norms > C), rtol=1e-5)
     np.testing.assert_allclose(
-        found.norm_quantiles, np.quantile(norms, [0.1, 0.5, 0.9]), rtol=1e-4
+        result.norm_quantiles, np.quantile(norms, [0.1, 0.5, 0.9]), rtol=1e-4
     )
 
 
 def test_unsortable_owners_are_grouped_by_equality():
-    found = dpjax.by_user(
+    result = dpjax.by_user(
         np.arange(5.0), np.array([3, "a", 3, 1.5, "a"], object), max_examples=9
     )
-    assert len(found) == 3
-    kept = [u.examples[u.mask].tolist() for u in map(found.__getitem__, range(3))]
+    assert len(result) == 3
+    kept = [u.examples[u.mask].tolist() for u in map(result.__getitem__, range(3))]
     assert kept == [[0.0, 2.0], [1.0, 4.0], [3.0]]
     missing = np.array([3, np.nan, 1, 3, np.nan, 1, 3], object)
     with pytest.raises(ValueError, match="differs from itself"):

@@ -112,8 +112,8 @@ def test_log_mixture_is_accurate_for_all_rates_and_ratios(x64):
     ratios = [-1e5, -700.0, -40.0, -1.0, -0.999, -1e-9, 1e-9, 0.5, 5.0, 16.0, 36.0]
     ratios += [37.0, 38.0, 39.9, 40.0, 40.1, 100.0, 690.0, 700.0, 720.0, 1e5]
     q, v = map(np.ravel, np.meshgrid(rates, ratios))
-    found = np.asarray(jax.jit(pairs.log_mixture)(v, q))
-    for rate, ratio, ours in zip(q, v, found, strict=True):
+    result = np.asarray(jax.jit(pairs.log_mixture)(v, q))
+    for rate, ratio, ours in zip(q, v, result, strict=True):
         with mp.workdps(700):
             rate, ratio = mp.mpf(float(rate)), mp.mpf(float(ratio))
             mixture = 1 - rate + rate * mp.exp(ratio)
@@ -145,8 +145,8 @@ def test_composed_epsilon_and_delta_are_tight_upper_bounds(case, x64):
     epsilon = compiled_epsilon(*case)
     exact, below = (exact_delta(*run, e) for e in (epsilon, epsilon - 1e-3))
     assert exact <= delta < below  # ε is within a thousandth
-    found = compiled_delta(*run, epsilon)
-    assert exact <= found <= exact * (1 + 2e-3)
+    result = compiled_delta(*run, epsilon)
+    assert exact <= result <= exact * (1 + 2e-3)
 
 
 @pytest.mark.diagonal
@@ -228,8 +228,8 @@ def test_epsilon_is_finite_at_any_delta(x64):
             mu, q = 10 ** rng.uniform(-2, 0.6), 10 ** rng.uniform(-4, 0)
             count = np.round(10 ** rng.uniform(0, rng.choice([1.3, 5])))
             deltas = 10.0 ** -np.array([15, 40, 100])
-            found = [compiled_epsilon(kind, mu, q, count, d) for d in deltas]
-            assert 0 <= found[0] <= found[1] <= found[2] < np.inf, (mu, q, count)
+            result = [compiled_epsilon(kind, mu, q, count, d) for d in deltas]
+            assert 0 <= result[0] <= result[1] <= result[2] < np.inf, (mu, q, count)
 
 
 def test_tiny_gaussian_mu_hardly_increases_delta(x64):
@@ -399,11 +399,11 @@ def test_calibrated_noise_and_rate_meet_the_target(of, x64):
         return _epsilon("poisson", mu, q, 1000.0, 1e-5)
 
     growing = of == "rate"
-    found = calibrate.solve(
+    result = calibrate.solve(
         epsilon, 1.5, increasing=growing, upper=1.0 if growing else np.inf
     )
-    assert epsilon(found) <= 1.5
-    np.testing.assert_allclose(epsilon(found), 1.5, rtol=1e-9)
+    assert epsilon(result) <= 1.5
+    np.testing.assert_allclose(epsilon(result), 1.5, rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -468,8 +468,8 @@ def test_values_at_limits_are_as_documented(kind, x64):
         (1.0, 0.1, 5, np.nan, inf),
         (1.0, 0.1, 5, 1.0, 0.0),
     ]:
-        found = compiled_epsilon(kind, mu, q, count, delta)
-        assert found == expected, (mu, q, count, delta)
+        result = compiled_epsilon(kind, mu, q, count, delta)
+        assert result == expected, (mu, q, count, delta)
     assert compiled_delta(kind, 1.0, 0.1, 5, -1.0) == 1
     assert compiled_delta(kind, 1.0, 0.1, -5, 1.0) == 1
     assert compiled_delta(kind, 1.0, 0.1, 5, inf) == 0
@@ -549,7 +549,7 @@ def test_products_of_counts_never_overflow_or_round_down():
         return pld.epsilon(pld.compose(pld.compose(step, first), second), 1e-5)
 
     types = [int, np.int32, np.float32, jnp.int32, jnp.float32]
-    found = [float(composed_epsilon(t(few), t(many))) for t in types]
-    found.append(float(jax.jit(composed_epsilon)(np.int32(few), np.int32(many))))
+    result = [float(composed_epsilon(t(few), t(many))) for t in types]
+    result.append(float(jax.jit(composed_epsilon)(np.int32(few), np.int32(many))))
     # Four roundings of float32 in T, which is within ε's root, and one of the answer.
-    assert all(exact * (1 - 1e-7) <= x <= exact * (1 + 8e-7) for x in found), found
+    assert all(exact * (1 - 1e-7) <= x <= exact * (1 + 8e-7) for x in result), result

@@ -23,12 +23,12 @@ def test_one_laplace_step_matches_the_closed_form(x64):
     for scale in (0.3, 2.0, 50.0):
         epsilon = np.array([0.0, 0.3, 0.9]) / scale
         exact = -np.expm1((epsilon - 1 / scale) / 2)
-        found = np.asarray(pld.delta(pld.laplace(scale), epsilon))
-        assert np.all(found >= exact)
+        result = np.asarray(pld.delta(pld.laplace(scale), epsilon))
+        assert np.all(result >= exact)
         # δ has a slope of 1/2 and a curvature of 1/4 in ε at most: the chord of an
         # interval of length h is at most h²/10 above it.
         h = 2 / scale / atoms.INTERVALS
-        np.testing.assert_allclose(found, exact, rtol=1e-12, atol=h * h / 10)
+        np.testing.assert_allclose(result, exact, rtol=1e-12, atol=h * h / 10)
         assert pld.delta(pld.laplace(scale), 1 / scale) < 1e-12
 
 
@@ -61,9 +61,9 @@ def test_one_step_matches_a_sum_over_integers(kind, scale, sensitivity, x64):
     mass, loss = noise_on_integers(kind, scale, sensitivity)
     epsilon = np.array([0.0, 0.2, 0.7]) * sensitivity / scale
     exact = np.sum(mass * np.maximum(-np.expm1(epsilon[:, None] - loss), 0), axis=1)
-    found = np.asarray(pld.delta(of(scale, sensitivity), epsilon))
-    assert np.all(found >= exact * (1 - 1e-12))
-    np.testing.assert_allclose(found, exact, rtol=2e-5)
+    result = np.asarray(pld.delta(of(scale, sensitivity), epsilon))
+    assert np.all(result >= exact * (1 - 1e-12))
+    np.testing.assert_allclose(result, exact, rtol=2e-5)
 
 
 def test_one_coordinate_of_laplace_noise_is_the_worst(x64):
@@ -87,8 +87,8 @@ def test_one_answer_matches_a_sum_over_buckets(x64):
         q[1] += 1 - parameter
         for epsilon in (0.0, 0.1, 1.0):
             exact = np.sum(np.maximum(p - math.exp(epsilon) * q, 0))
-            found = pld.delta(pld.randomized_response(parameter, buckets), epsilon)
-            np.testing.assert_allclose(found, exact, rtol=1e-10, atol=1e-14)
+            result = pld.delta(pld.randomized_response(parameter, buckets), epsilon)
+            np.testing.assert_allclose(result, exact, rtol=1e-10, atol=1e-14)
 
 
 def binomial_delta(one, lost, count, epsilon):
@@ -190,16 +190,16 @@ def test_one_mixture_matches_its_tail_probabilities(x64):
             low = brentq(lambda z: loss(z) + epsilon, -40, 80)
             mixed = np.sum(weight * norm.cdf(low - mean))
             add = norm.cdf(low) - math.exp(epsilon) * mixed
-        exact, found = max(remove, add), pld.delta(step, epsilon)
-        assert exact <= found
-        np.testing.assert_allclose(found, exact, rtol=3e-4)
+        exact, result = max(remove, add), pld.delta(step, epsilon)
+        assert exact <= result
+        np.testing.assert_allclose(result, exact, rtol=3e-4)
 
 
 def test_sampled_gaussian_is_a_mixture_of_two(x64):
     mixed = pld.gaussian_mixture(0.9, (0.0, 1.0), (0.97, 0.03), adjacency=ADD)
     usual = pld.poisson_gaussian(0.9, 0.03, adjacency=ADD)
-    found, expected = (pld.epsilon(pld.compose(x, 200), 1e-6) for x in (mixed, usual))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    result, expected = (pld.epsilon(pld.compose(x, 200), 1e-6) for x in (mixed, usual))
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 EVENTS = (

@@ -284,11 +284,11 @@ def test_signal_to_noise_with_a_noisy_count():
 
 
 def tree_matrix(num_steps, decay):
-    found = np.zeros((num_steps, num_steps))
+    result = np.zeros((num_steps, num_steps))
     for t in range(1, num_steps + 1):
         for _, z in tree.compose(1, t):
-            found[t - 1, z - 1] = decay ** (t - z)
-    return found
+            result[t - 1, z - 1] = decay ** (t - z)
+    return result
 
 
 def toeplitz_matrix(coefficients):
@@ -297,9 +297,9 @@ def toeplitz_matrix(coefficients):
 
 
 def test_tree_noise_plot_matches_prefix_variance():
-    steps, found = line_data(plot.noise(1.7 * tree_matrix(50, 0.8)).lines[0])
+    steps, result = line_data(plot.noise(1.7 * tree_matrix(50, 0.8)).lines[0])
     said = 1.7 * np.sqrt(tree.prefix_variance(np.arange(1, 51), 0.8))
-    np.testing.assert_allclose(found, said, rtol=1e-5)
+    np.testing.assert_allclose(result, said, rtol=1e-5)
     assert steps.tolist() == list(range(1, 51))
 
 
@@ -315,9 +315,9 @@ def test_coefficients_plot_like_their_toeplitz_matrix():
 def test_spectrum_equals_the_expected_periodogram(count):
     shape = 1.3 * tree_matrix(count, 0.9)
     covariance = shape @ shape.T
-    frequencies, found = line_data(plot.spectrum(shape).lines[0])
+    frequencies, result = line_data(plot.spectrum(shape).lines[0])
     np.testing.assert_allclose(frequencies, np.arange(1, count // 2 + 1) / count)
-    for f, power in zip(frequencies, found, strict=True):
+    for f, power in zip(frequencies, result, strict=True):
         wave = np.exp(-2j * np.pi * f * np.arange(count))
         expected = (wave @ covariance @ wave.conj()).real / count
         assert power == pytest.approx(expected, rel=1e-12)
@@ -460,14 +460,14 @@ try:
 except ImportError as error:
     print(error)
 """
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert "'.[plot]'" in found.stdout
+    assert "'.[plot]'" in result.stdout
 
 
 @pytest.mark.slow

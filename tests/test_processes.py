@@ -16,5 +16,5 @@ def test_several_processes_train_like_one(tmp_path):
             for name in one.keys() - read:
                 np.testing.assert_array_equal(each[name], one[name], err_msg=name)
         for name in read:
-            found = np.concatenate([each[name] for each in several])
-            np.testing.assert_array_equal(np.sort(found), np.sort(one[name]))
+            result = np.concatenate([each[name] for each in several])
+            np.testing.assert_array_equal(np.sort(result), np.sort(one[name]))

@@ -143,9 +143,9 @@ def imported_packages(path):
 def test_packages_import_only_lower_layers():
     upwards = []
     for path in MODULES:
-        room = path.relative_to(ROOT / "dpjax").parts[0].removesuffix(".py")
-        for other in {*imported_packages(path)} - {room}:
-            if FLOORS[other] >= FLOORS[room]:
+        capacity = path.relative_to(ROOT / "dpjax").parts[0].removesuffix(".py")
+        for other in {*imported_packages(path)} - {capacity}:
+            if FLOORS[other] >= FLOORS[capacity]:
                 upwards.append(f"{path.relative_to(ROOT)} imports {other}")
     assert not upwards
 
@@ -158,11 +158,11 @@ def test_training_and_accounting_are_independent():
         "clipping": {"_core"},
         "noise": {"_core", "_matrices", "clipping"},
     }
-    for room, others in allowed.items():
-        files = (ROOT / "dpjax" / room).rglob("*.py")
+    for capacity, others in allowed.items():
+        files = (ROOT / "dpjax" / capacity).rglob("*.py")
         assert {r for path in files for r in imported_packages(path)} <= others | {
-            room
-        }, room
+            capacity
+        }, capacity
 
 
 def test_ci_runs_the_readme_test_command():
@@ -240,12 +240,12 @@ def expand_statement(statement):
 
 def read_papers_page():
     """The rows of docs/papers.md by paper, four cells each."""
-    found = {}
+    result = {}
     for section in (ROOT / "docs/papers.md").read_text().split("\n## ")[1:]:
         title, *lines = section.splitlines()
         rows = [line.strip("|").split(" | ") for line in lines if line.startswith("|")]
-        found[title] = [[cell.strip() for cell in row] for row in rows[2:]]
-    return found
+        result[title] = [[cell.strip() for cell in row] for row in rows[2:]]
+    return result
 
 
 def test_every_reference_is_on_the_papers_page():
@@ -324,13 +324,13 @@ def test_imported_packages_are_declared_dependencies():
     declared = {re.match(r"[\w-]+", x)[0].replace("-", "_") for x in required}
     # Used only where they are installed, or dependencies of an extra.
     optional = {"flax", "matplotlib", "orbax", "dp_accounting"}
-    found = {
+    result = {
         name.split(".")[0]
         for path in MODULES
         for name in imported_names(path)
         if name.split(".")[0] not in sys.stdlib_module_names
     }
-    assert found - {"dpjax"} <= declared | optional
+    assert result - {"dpjax"} <= declared | optional
 
 
 def test_records_have_readable_reprs():

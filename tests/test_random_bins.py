@@ -45,8 +45,8 @@ def split_into_4000(key):
 
 
 def batch_rows(batch):
-    found = zip(np.asarray(batch.indices), np.asarray(batch.mask), strict=True)
-    return [row[mask].tolist() for row, mask in found]
+    result = zip(np.asarray(batch.indices), np.asarray(batch.mask), strict=True)
+    return [row[mask].tolist() for row, mask in result]
 
 
 @pytest.mark.usefixtures("large_data_code")
@@ -105,8 +105,8 @@ def test_overflowing_bin_keeps_a_random_subset():
     def epoch(number):
         return sampling.random_bins(5, 1, max_batch_size=2, key=KEY, epoch=number)
 
-    found = np.asarray(jax.jit(jax.vmap(epoch))(jnp.arange(600)).indices)[:, 0]
-    kept = collections.Counter(map(tuple, found.tolist()))
+    result = np.asarray(jax.jit(jax.vmap(epoch))(jnp.arange(600)).indices)[:, 0]
+    kept = collections.Counter(map(tuple, result.tolist()))
     assert set(kept) == set(itertools.combinations(range(5), 2))
     assert matches_distribution(list(kept.values()), np.full(10, 0.1))
 

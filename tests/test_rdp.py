@@ -35,11 +35,11 @@ def evaluate_at_points(name, sigma, q, orders):
     )
     rows = np.stack([x.ravel() for x in points])
     rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % _SIZE)), "edge")
-    found = [
+    result = [
         np.asarray(_pointwise(name)(s, r, a[:, None]))[:, 0]
         for s, r, a in np.split(rows, rows.shape[1] // _SIZE, axis=1)
     ]
-    return np.concatenate(found)[: points[0].size].reshape(points[0].shape)
+    return np.concatenate(result)[: points[0].size].reshape(points[0].shape)
 
 
 def exact_poisson_rdp(sigma, q, a):
@@ -207,8 +207,8 @@ def test_epsilon_is_nonnegative_and_monotone(point, factor):
     with jax.enable_x64(True):
         sigmas = resize_to_eight([sigma, sigma * factor, sigma])
         rates = resize_to_eight([q, q, q / factor])
-        found = run_epsilon(sigmas, rates, count, delta)
-        start, noisier, rarer = np.asarray(found).tolist()[:3]
+        result = run_epsilon(sigmas, rates, count, delta)
+        start, noisier, rarer = np.asarray(result).tolist()[:3]
         wider = run_epsilon(sigmas, rates, count, min(delta * factor, 0.9))
         looser = np.asarray(wider).tolist()[0]
     # Each value exceeds the exact one by less than 2e-10.
@@ -225,8 +225,8 @@ def test_epsilon_to_delta_round_trip_never_exceeds_delta(point):
     delta = 10.0**log_delta
     with jax.enable_x64(True):
         curve = rdp.poisson_gaussian(resize_to_eight(sigma), resize_to_eight(q), ORDERS)
-        found = convert_curve(np.asarray(curve), float(count), delta)
-    total, epsilon, back = map(np.asarray, found)
+        result = convert_curve(np.asarray(curve), float(count), delta)
+    total, epsilon, back = map(np.asarray, result)
     order = best_order(total, delta)
     # ε and δ(ε) are rounded up: by 16 ulps of the sum in the exponent.
     slack = 1 + 1e-12 * (1 + order * (1 + epsilon))
@@ -257,8 +257,8 @@ def test_calibrated_batch_size_is_the_largest():
             epsilon, target, increasing=True, integer=True, upper=examples
         )
 
-    found = float(largest_batch(3.0))
-    assert float(epsilon(found)) <= 3.0 < float(epsilon(found + 1))
+    result = float(largest_batch(3.0))
+    assert float(epsilon(result)) <= 3.0 < float(epsilon(result + 1))
 
 
 def exact_epsilon(sigma, q, count, delta, a):
@@ -332,8 +332,10 @@ def test_large_noise_gives_the_leading_term(x64):
     q = np.array([1e-12, 1e-3, 0.5, 0.999, 1.0])[:, None]
     orders = np.array([1 + 1e-6, 1.5, 2.0, 32.0, 1e4, 1e6])
     first = orders / 2 * (q * q / sigma / sigma)[..., None]
-    found = evaluate_at_points("poisson_gaussian", sigma[:, None], q[..., None], orders)
-    ratio = found / np.maximum(first, 1e-300)
+    result = evaluate_at_points(
+        "poisson_gaussian", sigma[:, None], q[..., None], orders
+    )
+    ratio = result / np.maximum(first, 1e-300)
     far = np.broadcast_to(orders <= 1e-11 * sigma[:, None], ratio.shape)
     normal = first > 1e-290
     near_one = 1e-14 / (orders - 1)

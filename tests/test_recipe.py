@@ -18,12 +18,12 @@ SIZES = {"num_examples": 2000, "num_features": 90}
 
 @pytest.mark.parametrize("adjacency", [Adjacency.REPLACE, Adjacency.ZERO_OUT])
 def test_noise_of_a_logit_is_as_stated(adjacency):
-    found = dpjax.recipe(2.0, 1e-6, **SIZES, adjacency=adjacency)
-    rest = float(gdp.mu(2.0, 1e-6)) * math.sqrt(1 - found.mean_share)
+    result = dpjax.recipe(2.0, 1e-6, **SIZES, adjacency=adjacency)
+    rest = float(gdp.mu(2.0, 1e-6)) * math.sqrt(1 - result.mean_share)
     # The noise of each step's mean gradient, by composition of T Gaussian mechanisms.
     factor = {Adjacency.REPLACE: 2, Adjacency.ZERO_OUT: 1}[adjacency]
-    stddev = factor * found.clip_norm * math.sqrt(found.num_steps) / rest / 2000
-    optimizer = found.optimizer()
+    stddev = factor * result.clip_norm * math.sqrt(result.num_steps) / rest / 2000
+    optimizer = result.optimizer()
 
     def end(noise):
         """The weight after steps whose gradients are noise alone."""
@@ -36,7 +36,7 @@ def test_noise_of_a_logit_is_as_stated(adjacency):
         weight = jnp.zeros(())
         return jax.lax.scan(step, (weight, optimizer.init(weight)), noise)[0][0]
 
-    weights = jax.jit(jax.grad(end))(jnp.zeros(found.num_steps))
+    weights = jax.jit(jax.grad(end))(jnp.zeros(result.num_steps))
     # A sum over T steps in place of the integral: (T + 1) (2 T + 1) / (2 T²).
     np.testing.assert_allclose(
         stddev * np.linalg.norm(weights), 2 / math.sqrt(3), rtol=0.02
@@ -45,17 +45,17 @@ def test_noise_of_a_logit_is_as_stated(adjacency):
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 8.0])
 def test_mean_and_plan_take_the_whole_budget_and_no_more(epsilon):
-    found = dpjax.recipe(epsilon, 1e-5, **SIZES, adjacency=Adjacency.REPLACE)
+    result = dpjax.recipe(epsilon, 1e-5, **SIZES, adjacency=Adjacency.REPLACE)
     account = dpjax.budget(epsilon, 1e-5, adjacency=Adjacency.REPLACE, slack=0)
-    if found.mean_share:
-        account = account.draw(Gaussian(2 / found.mean_noise_multiplier))
+    if result.mean_share:
+        account = account.draw(Gaussian(2 / result.mean_noise_multiplier))
         taken = 1 - account.left.mu**2 / float(gdp.mu(epsilon, 1e-5)) ** 2
-        np.testing.assert_allclose(taken, found.mean_share, rtol=1e-5)
+        np.testing.assert_allclose(taken, result.mean_share, rtol=1e-5)
     run = account.plan(
         num_examples=2000,
-        batch_size=found.batch_size,
-        num_steps=found.num_steps,
-        clip_norm=found.clip_norm,
+        batch_size=result.batch_size,
+        num_steps=result.num_steps,
+        clip_norm=result.clip_norm,
         sampling="fixed",
     )
     account = account.draw(run)
@@ -74,11 +74,11 @@ def test_mean_is_left_out_where_its_noise_is_long():
 
 
 def test_each_number_has_a_reason():
-    found = dpjax.recipe(1.0, 1e-5, **SIZES, adjacency=Adjacency.REPLACE)
-    names = {x.name for x in dataclasses.fields(found)} - {"reasons"}
-    assert set(found.reasons) == names
+    result = dpjax.recipe(1.0, 1e-5, **SIZES, adjacency=Adjacency.REPLACE)
+    names = {x.name for x in dataclasses.fields(result)} - {"reasons"}
+    assert set(result.reasons) == names
     with pytest.raises(dataclasses.FrozenInstanceError):
-        found.num_steps = 3
+        result.num_steps = 3
 
 
 @pytest.mark.parametrize(

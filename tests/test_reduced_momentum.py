@@ -200,9 +200,9 @@ def test_recursion_equals_algorithm_4(num_steps, n):
     keys = Terms(*jax.random.split(KEY, 3))
     for stddevs in (Terms(0.0, 0.0, 0.0), Terms(0.7, 0.3, 1.1)):
         args = (terms, num_steps, n, 0.9, 0.2)
-        found = jax.jit(lambda args=args, s=stddevs: run_recursion(*args, s, keys))()
+        result = jax.jit(lambda args=args, s=stddevs: run_recursion(*args, s, keys))()
         draws = draw_node_noise(num_steps, n, 3, stddevs, keys)
-        np.testing.assert_allclose(found, algorithm_4(*args, draws), atol=1e-5)
+        np.testing.assert_allclose(result, algorithm_4(*args, draws), atol=1e-5)
 
 
 def test_unclipped_reduced_momentum_equals_momentum():
@@ -224,8 +224,8 @@ def test_unclipped_reduced_momentum_equals_momentum():
         keys = Terms(*jax.random.split(KEY, 3))
         return run_recursion(terms, num_steps, n, beta, gamma, quiet, keys)
 
-    found = momenta()
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    result = momenta()
+    np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 def test_noise_has_stated_variance_and_differs_by_node():
@@ -260,8 +260,8 @@ def test_window_variance_matches_brute_force():
                 )
                 for t in range(1, num_steps + 1)
             ]
-            found = reduced_momentum.window_variance(num_steps, n, beta)
-            np.testing.assert_allclose(found, brute, rtol=1e-12)
+            result = reduced_momentum.window_variance(num_steps, n, beta)
+            np.testing.assert_allclose(result, brute, rtol=1e-12)
 
 
 def test_invalid_arguments_raise():

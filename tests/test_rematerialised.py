@@ -237,10 +237,10 @@ def test_auto_preserves_blocks_unless_lowered_for_a_tpu():
     def operations(loss: Any, engine: Any, platform: str) -> collections.Counter[str]:
         fn = jax.jit(dpjax.clipped_grad(loss, 1.0, engine=engine))
         exported = jax.export.export(fn, platforms=[platform])(PARAMS, X)
-        found = re.findall(r"stablehlo\.(\w+)", exported.mlir_module())
+        result = re.findall(r"stablehlo\.(\w+)", exported.mlir_module())
         # The choice of a platform adds conditionals.
         choosing = ("case", "constant", "return")
-        return collections.Counter(name for name in found if name not in choosing)
+        return collections.Counter(name for name in result if name not in choosing)
 
     assert dpjax.explain(unrolled_loss, PARAMS, X).auto == "ghost"
     for platform in ("cpu", "cuda"):

@@ -124,10 +124,10 @@ def replacement_losses_fn():
 
 def compute_losses(num_steps, noise):
     with scope():
-        found = replacement_losses_fn()(
+        result = replacement_losses_fn()(
             jnp.asarray(noise), jnp.asarray(1.0 * num_steps)
         )
-    return jax.tree.map(np.asarray, found)
+    return jax.tree.map(np.asarray, result)
 
 
 def delta_of_losses(found, epsilon):
@@ -139,15 +139,15 @@ def delta_of_losses(found, epsilon):
 def test_replacement_losses_bound_exact_delta(noise):
     epsilons = np.array([0.1, 0.7, 2.0, 4.0])
     # Exact for one step, where both ratios are monotone together.
-    found = compute_losses(1, noise)
-    got = np.array([delta_of_losses(found, e) for e in epsilons])
+    result = compute_losses(1, noise)
+    got = np.array([delta_of_losses(result, e) for e in epsilons])
     exact = np.asarray(gdp.delta(2 / noise, epsilons))
     assert np.all(got >= exact * (1 - 1e-9))
     np.testing.assert_allclose(got, exact, rtol=2e-3)
     # P's masses, and those of Q, are those of a distribution.
-    p = np.exp(found.log_mass[0])
-    np.testing.assert_allclose(np.sum(p) + found.inf_mass[0], 1.0, rtol=1e-9)
-    assert np.sum(p * np.exp(-found.loss[0])) <= 1 + 1e-9
+    p = np.exp(result.log_mass[0])
+    np.testing.assert_allclose(np.sum(p) + result.inf_mass[0], 1.0, rtol=1e-9)
+    assert np.sum(p * np.exp(-result.loss[0])) <= 1 + 1e-9
     got = np.array([delta_of_losses(compute_losses(2, noise), e) for e in epsilons])
     moved = np.eye(2) / noise
     any_other = np.array([[0.3, -0.2], [0.9, 0.1]]) / noise

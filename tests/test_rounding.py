@@ -61,9 +61,9 @@ def test_compiled_staged_sums_are_not_merged(shape):
     terms = []
 
     def staged_total(x):
-        found, count = _rounding.staged_sum(x)
+        result, count = _rounding.staged_sum(x)
         terms.append(count)
-        return found
+        return result
 
     given = jax.ShapeDtypeStruct((2, *shape), np.float32)
     compiled = jax.jit(jax.vmap(staged_total)).lower(given).compile().as_text()

@@ -150,9 +150,9 @@ def test_count_thresholds_are_binomial_to_127_bits(n, rate, most):
         exact.append(total)
     thresholds, first = _binomial.table(n, rate, most)
     rows = [sum(int(w) << 32 * i for i, w in enumerate(t[::-1])) for t in thresholds]
-    found = [rows[0]] * first + rows if rows else []
-    found += [2**128] * (most - len(found))
-    for threshold, below in zip(found, exact, strict=True):
+    result = [rows[0]] * first + rows if rows else []
+    result += [2**128] * (most - len(result))
+    for threshold, below in zip(result, exact, strict=True):
         # Up by less than 2⁻¹²⁷, so that no count is more likely to be above k.
         assert 0 <= Fraction(threshold, 2**128) - below < Fraction(1, 2**127)
 
@@ -176,8 +176,8 @@ def test_count_thresholds_for_a_billion_examples_are_accurate():
             ratio *= j * (1 - q) / ((n - j + 1) * q)
             j -= 1
         words = table.thresholds[k - table.first]
-        found = sum(int(w) << 32 * i for i, w in enumerate(words[::-1]))
-        assert abs(found / mp.mpf(2) ** 128 - pmf * tail) < mp.mpf(2) ** -120
+        result = sum(int(w) << 32 * i for i, w in enumerate(words[::-1]))
+        assert abs(result / mp.mpf(2) ** 128 - pmf * tail) < mp.mpf(2) ** -120
 
 
 def test_count_draw_compares_128_bits_as_one_number(monkeypatch):
@@ -398,10 +398,10 @@ def test_batches_agree_under_jit_vmap_x64_and_meshes():
 
     keys, steps = jax.random.split(KEY, 4), jnp.array([0, 1, 2, 2**31 - 1])
     plain = jax.jit(draw)
-    wanted = [plain(keys[i], steps[i]) for i in range(4)]
+    expected = [plain(keys[i], steps[i]) for i in range(4)]
 
     def assert_same_batches(batches, i):
-        chex.assert_trees_all_equal(batches, wanted[i], strict=True)
+        chex.assert_trees_all_equal(batches, expected[i], strict=True)
 
     assert_same_batches(plain(keys[1], np.uint32(1)), 1)
     with jax.enable_x64(True):

@@ -38,13 +38,13 @@ def attacks(import_benchmark):
 
 
 def first_probabilities(law, least=1e-22):
-    found = []
+    result = []
     for k, p in law.probabilities():
-        found.append((k, p))
+        result.append((k, p))
         if k >= law.mean and p < least:
-            return found
+            return result
         if isinstance(law, selection.Fixed):
-            return found
+            return result
     raise AssertionError
 
 
@@ -59,9 +59,9 @@ def test_generating_function_is_that_of_the_probabilities(law, attacks):
             power = [mpmath.mpf(p) * mpmath.mpf(x) ** k for k, p in pairs]
             slope = [k * p * mpmath.mpf(x) ** (k - 1) for k, p in pairs if k]
             expected = float(mpmath.fsum(power)), float(mpmath.fsum(slope))
-        found = attacks.generating_function(law, x), law.derivative(x)
+        result = attacks.generating_function(law, x), law.derivative(x)
         # 1e-12 of the total: a relative error of G(x) near 0 comes with γ.
-        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-14)
+        np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-14)
 
 
 def test_probabilities_equal_closed_forms():
@@ -378,13 +378,13 @@ def test_derivative_by_noise_equals_differences(law, count):
         return selection.epsilon(run, DELTA, repetitions=law)
 
     sigma, step = 3.7, 4e-6
-    found = jax.grad(epsilon)(sigma)
-    assert found.dtype == jnp.float32
+    result = jax.grad(epsilon)(sigma)
+    assert result.dtype == jnp.float32
     with jax.enable_x64(True):
         wide = jax.grad(epsilon)(sigma)
         expected = (epsilon(sigma + step) - epsilon(sigma - step)) / (2 * step)
     np.testing.assert_allclose(wide, expected, rtol=1e-6)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -396,12 +396,12 @@ def test_derivative_has_the_shape_of_delta_and_one_entry_for_each_number(x64, co
         return selection.epsilon(run, deltas, repetitions=LAWS[0])
 
     mus, step = np.array([0.2, 0.4]), 1e-6
-    found = jax.jacobian(lambda x: epsilon(list(x)))(jnp.asarray(mus))
+    result = jax.jacobian(lambda x: epsilon(list(x)))(jnp.asarray(mus))
     expected = [
         (epsilon(mus + step * e) - epsilon(mus - step * e)) / (2 * step)
         for e in np.eye(2)
     ]
-    np.testing.assert_allclose(found, np.transpose(expected), rtol=1e-6)
+    np.testing.assert_allclose(result, np.transpose(expected), rtol=1e-6)
 
 
 def test_traced_numbers_without_derivative_raise():
@@ -455,14 +455,14 @@ def test_search_resumes_to_the_same_result(tmp_path):
             raise KeyboardInterrupt
         return train_on_host(setting, key)
 
-    found = dpjax.tune(RATES, counted, score_on_host, **SEARCH)
+    result = dpjax.tune(RATES, counted, score_on_host, **SEARCH)
     total = len(runs)
     assert total > 3
-    assert found.setting == 2.0
-    assert np.isfinite(found.score)
-    assert found.event == events.Selection(RUN, SEARCH["repetitions"])
+    assert result.setting == 2.0
+    assert np.isfinite(result.score)
+    assert result.event == events.Selection(RUN, SEARCH["repetitions"])
     expected = selection.epsilon(RUN, DELTA, repetitions=SEARCH["repetitions"])
-    assert found.epsilon == expected
+    assert result.epsilon == expected
 
     path, runs[:], stop = tmp_path / "search", [], 3
     with pytest.raises(KeyboardInterrupt):
@@ -471,8 +471,8 @@ def test_search_resumes_to_the_same_result(tmp_path):
     stop = 0
     again = dpjax.tune(RATES, counted, score_on_host, **SEARCH, checkpoint=path)
     assert len(runs) == total + 1  # the interrupted run is computed again
-    np.testing.assert_array_equal(again.output["w"], found.output["w"])
-    assert again._replace(output=None) == found._replace(output=None)
+    np.testing.assert_array_equal(again.output["w"], result.output["w"])
+    assert again._replace(output=None) == result._replace(output=None)
     other = SEARCH | {"key": KEY}
     with pytest.raises(ValueError, match="^checkpoint"):
         dpjax.tune(RATES, train_on_host, score_on_host, **other, checkpoint=path)
@@ -490,11 +490,11 @@ def test_vectorised_search_equals_a_loop():
 
 def test_search_without_runs_or_finite_scores_releases_no_data():
     never = SEARCH | {"repetitions": selection.Poisson(1e-9)}
-    found = dpjax.tune([1, 2], None, None, **never)
-    assert (found.setting, found.output, found.score) == (None, None, -math.inf)
+    result = dpjax.tune([1, 2], None, None, **never)
+    assert (result.setting, result.output, result.score) == (None, None, -math.inf)
     twice = SEARCH | {"repetitions": selection.Fixed(2)}
-    found = dpjax.tune([7], lambda x, key: x, lambda x, key: math.nan, **twice)
-    assert (found.setting, int(found.output), found.score) == (7, 7, -math.inf)
+    result = dpjax.tune([7], lambda x, key: x, lambda x, key: math.nan, **twice)
+    assert (result.setting, int(result.output), result.score) == (7, 7, -math.inf)
 
 
 @pytest.mark.parametrize(

@@ -220,11 +220,11 @@ def test_windows_accept_steps_of_any_integer_dtype(x64, dtype):
 
         return jax.lax.scan(one, reduced_momentum.empty_ring(n, d), (steps, values))[1]
 
-    found = windowed(np.arange(1, 18, dtype=dtype), values)
+    result = windowed(np.arange(1, 18, dtype=dtype), values)
     for t in range(1, 18):
         first = max(t - n, 0)
         expected = sum(beta ** (t - i - 1) * values[i] for i in range(first, t))
-        np.testing.assert_allclose(found[t - 1], expected, rtol=1e-12)
+        np.testing.assert_allclose(result[t - 1], expected, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -344,16 +344,16 @@ def test_matrix_products_use_the_highest_precision(loss, shape, dtype):
         params, labels = jnp.zeros(shape, dtype), jnp.ones(4)
         batch = jnp.ones((4, 5), dtype), labels
         one = batch[0][0], labels[0]
-        found = matrix_products(loss, params, one) + matrix_products(
+        result = matrix_products(loss, params, one) + matrix_products(
             jax.grad(loss), params, one
         )
-        assert len(found) >= 2
-        found += matrix_products(jax.vmap(jax.grad(loss), (None, 0)), params, batch)
+        assert len(result) >= 2
+        result += matrix_products(jax.vmap(jax.grad(loss), (None, 0)), params, batch)
         for clip_norm in (None, 0.3):
             total = functools.partial(_descent.gradient_sum, loss, clip_norm=clip_norm)
             data = _checks.Data(batch, jnp.ones(4, bool))
-            found += matrix_products(lambda p, d, t=total: t(p, d), params, data)
-        assert all(e.params["precision"] == HIGHEST for e in found)
+            result += matrix_products(lambda p, d, t=total: t(p, d), params, data)
+        assert all(e.params["precision"] == HIGHEST for e in result)
 
 
 @pytest.mark.diagonal
@@ -366,9 +366,9 @@ def test_losses_project_features_into_balls_of_any_size(bound):
     gradient = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))
     for length in (1e-36, 1e-25, 1e-3, 0.69, 5.0, 1e20, 1e37):
         x = np.float32(directions * length)
-        found = np.float64(gradient(jnp.zeros(4), (x, jnp.ones(5))))
+        result = np.float64(gradient(jnp.zeros(4), (x, jnp.ones(5))))
         half = np.linalg.norm(np.float64(x), axis=1) / 2
-        norms = np.linalg.norm(found, axis=1)
+        norms = np.linalg.norm(result, axis=1)
         assert np.all(norms <= bound / 2)
         if (
             length < 1e18 * bound

@@ -136,7 +136,7 @@ def test_noise_has_the_stated_scale(arithmetic):
     @jax.jit
     @jax.vmap
     def draw(key):
-        found = {
+        result = {
             "mean": statistics.mean(
                 x, clip_norm=C, noise_multiplier=z, key=key, **shared
             ),
@@ -156,9 +156,9 @@ def test_noise_has_the_stated_scale(arithmetic):
             ),
             "loss": statistics.loss(x, bound=C, noise_multiplier=z, key=key, **shared),
         }
-        return {name: r.value for name, r in found.items()}
+        return {name: r.value for name, r in result.items()}
 
-    found = {name: np.asarray(x, float) for name, x in draw(keys).items()}
+    result = {name: np.asarray(x, float) for name, x in draw(keys).items()}
     off = C**2 * z / (n * 2**0.5)
     expected = {
         "mean": (x.mean(), C * z / n),
@@ -174,7 +174,7 @@ def test_noise_has_the_stated_scale(arithmetic):
     slack = 1e-4 if arithmetic == "discrete" else 0
     for name, (center, stddev) in expected.items():
         stddev = np.broadcast_to(stddev, np.shape(center))
-        mean, spread = found[name].mean(0), found[name].std(0)
+        mean, spread = result[name].mean(0), result[name].std(0)
         # z = 5.5 in 22 comparisons for each arithmetic: false alarms below 2e-6.
         assert np.all(
             np.abs(mean - center) <= 5.5 * stddev / math.sqrt(len(keys)) + 1e-5
@@ -183,7 +183,7 @@ def test_noise_has_the_stated_scale(arithmetic):
         assert np.all(np.abs(spread / stddev - 1) <= error + slack)
     if arithmetic == "discrete":
         spacing = dpjax.noise.lattice_spacing(z * (1 + 1e-4))
-        assert np.all(np.abs(found["histogram"]) < 2**23 * spacing)
+        assert np.all(np.abs(result["histogram"]) < 2**23 * spacing)
 
 
 @pytest.mark.parametrize("arithmetic", ["real", "discrete"])
@@ -197,12 +197,12 @@ def test_noise_of_a_bisection_grows_with_its_steps(arithmetic):
         return released.value < 0.5
 
     keys = jax.random.split(KEY, 2_000)
-    found = np.asarray(jax.jit(jax.vmap(is_in_lower_half))(keys)).mean()
+    result = np.asarray(jax.jit(jax.vmap(is_in_lower_half))(keys)).mean()
     # The first count is 3 / 2, with noise of standard deviation 1/2 · √16.
     expected = 0.5 + 0.5 * math.erf(1.5 / 2 / math.sqrt(2))
     # z = 5.5: a false alarm below 4e-8 for each arithmetic.
     error = 5.5 * math.sqrt(expected * (1 - expected) / len(keys))
-    assert abs(found - expected) < error
+    assert abs(result - expected) < error
 
 
 def test_estimates_are_unbiased_and_agree_with_numpy_at_little_noise():
@@ -218,12 +218,12 @@ def test_estimates_are_unbiased_and_agree_with_numpy_at_little_noise():
             "adjacency": Adjacency.REPLACE,
             "clip_norm": C,
         }
-        found = (
+        result = (
             statistics.mean(x, **shared),
             statistics.variance(x, **shared),
             statistics.covariance(x, **shared),
         )
-        return [r.value for r in found]
+        return [r.value for r in result]
 
     exact = [x.mean(0), x.var(0), np.cov(x.T, ddof=0)]
     run = jax.jit(jax.vmap(released, (None, 0)))
@@ -251,11 +251,11 @@ def test_counts_and_quantiles_agree_with_numpy_at_little_noise():
     counts = statistics.histogram([0, 2, 2, 5, -1], num_categories=3, **shared).value
     assert np.array_equal(np.rint(counts), [1, 0, 2])
     shares = [0.1, 0.5, 0.95]
-    found = statistics.quantile(
+    result = statistics.quantile(
         x, shares, lower=-8.0, upper=8.0, num_steps=20, **shared
     ).value
     np.testing.assert_allclose(
-        found, np.quantile(x, shares, method="inverted_cdf"), atol=17 / 2**20
+        result, np.quantile(x, shares, method="inverted_cdf"), atol=17 / 2**20
     )
     low, high = (
         statistics.quantile(x, 0.5, lower=a, upper=b, num_steps=20, **shared).value
@@ -454,11 +454,11 @@ def test_functions_of_one_key_have_separate_noise():
         ]
         loss = statistics.loss(np.ones(2), bound=2.0, **shared).value - 1
         accuracy = 2 * (statistics.accuracy([0, 0], [0, 1], **shared).value - 0.5)
-        found = [r.value.reshape(()) for r in released]
-        return jnp.stack([*found, loss, accuracy, standard.center[0] / 2**0.5])
+        result = [r.value.reshape(()) for r in released]
+        return jnp.stack([*result, loss, accuracy, standard.center[0] / 2**0.5])
 
-    found = np.abs(np.asarray(jax.jit(noises)()))
-    gaps = np.abs(found[:, None] - found[None]) + np.eye(len(found))
+    result = np.abs(np.asarray(jax.jit(noises)()))
+    gaps = np.abs(result[:, None] - result[None]) + np.eye(len(result))
     # Eight independent normals: two within 1e-4 with probability 2e-3 in all.
     assert gaps.min() > 1e-4
 
@@ -528,9 +528,9 @@ def test_likelihood_ratio_attacks_stay_below_the_event(arithmetic):
 
     run = jax.jit(jax.vmap(scores, (0, None, None)))
     rows = 9 * direction
-    inside, found = run(keys[::2], np.stack([rows, -rows]), np.array([1, 2]))
+    inside, result = run(keys[::2], np.stack([rows, -rows]), np.array([1, 2]))
     outside, _ = run(keys[1::2], np.stack([-rows, -rows]), np.array([0, 2]))
-    for i, released in enumerate(found):
+    for i, released in enumerate(result):
         event = released.event
         mu = event.event.mu if arithmetic == "discrete" else event.mu
         lower = auditing.gaussian_mu_lower(

@@ -49,10 +49,10 @@ def test_coefficients_match_the_given_ones(x64):
         ]
 
     *exact, rational = map(np.asarray, coefficients_of_each())
-    for found, wanted in zip(
+    for result, expected in zip(
         exact, [[*given, 0.0], [*given, 0.0], [1, 0.75, 0.75**2]], strict=True
     ):
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(result, expected)
     # (1 − .25 L)(1 + .5 L) / (1 − .5 L)²
     np.testing.assert_allclose(rational, [1, 1.25, 0.875], rtol=1e-14)
 
@@ -224,10 +224,10 @@ def test_descent_with_numpy_equals_descent_with_xla(x64):
         "order": "fixed",
     }
     x = np.array([2.5, 0.5])
-    found = _optimize._value_and_grad(x, workload, **asked)
-    assert all(isinstance(y, (np.ndarray, np.generic)) for y in found)
+    result = _optimize._value_and_grad(x, workload, **asked)
+    assert all(isinstance(y, (np.ndarray, np.generic)) for y in result)
     compiled = _optimize._value_and_grad.__wrapped__(x, workload, **asked)
-    for one, other in zip(found, compiled, strict=True):
+    for one, other in zip(result, compiled, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
@@ -235,13 +235,13 @@ def test_optimize_accounts_for_learning_rate_schedules(x64):
     rates = np.linspace(1.0, 0.0, 60)
     workload = workloads.momentum_sum(0.9, learning_rates=rates)
     best = strategies.optimize("banded", workload, num_vectors=2, **SMALL)
-    found = np.append(1.0, best.numerator)
+    result = np.append(1.0, best.numerator)
     np.testing.assert_allclose(
-        best.product, dense_toeplitz_product(found, workload, **SMALL), rtol=1e-9
+        best.product, dense_toeplitz_product(result, workload, **SMALL), rtol=1e-9
     )
     for factor in itertools.product((0.97, 1, 1.03), repeat=2):
         if factor != (1, 1):
-            other = found * [1, *factor]
+            other = result * [1, *factor]
             assert best.product < dense_toeplitz_product(other, workload, **SMALL)
     assert np.isnan(best.gap)
 
@@ -375,11 +375,11 @@ def test_schedule_of_independent_noise_attains_the_dual_bound(name, order, x64):
         moved = np.max(np.sum(s**2, axis=0))
         return np.sum(w.reshape(epochs, N_B) / s**2) / NUM_STEPS * moved
 
-    found = strategies.scheduled(
+    result = strategies.scheduled(
         shape, workload, num_steps=NUM_STEPS, steps_per_epoch=N_B, order=order
     )
-    s = 1 / found.factors.reshape(epochs, N_B)
-    best = scheduled_product(found, workload, order)
+    s = 1 / result.factors.reshape(epochs, N_B)
+    best = scheduled_product(result, workload, order)
     np.testing.assert_allclose(best, np.sqrt(squared_product(s)), rtol=1e-9)
     # The dual: for multipliers λ_r of the positions, Σ_t 2 √(w_t λ_r) bounds them all.
     if order == "fixed":
@@ -405,20 +405,20 @@ def test_schedules_improve_correlated_noise(name, order, x64):
     workload = SCHEDULES[name]
     given = {"num_steps": NUM_STEPS, "steps_per_epoch": N_B, "order": order}
     shape = strategies.optimize("rational", workload, **given)
-    found = strategies.scheduled(shape, workload, **given)
-    best = scheduled_product(found, workload, order)
+    result = strategies.scheduled(shape, workload, **given)
+    best = scheduled_product(result, workload, order)
     # At a constant rate the gain is small; where rates fall it is at least a tenth.
     assert best <= scheduled_product(shape, workload, order) * (
         1 if "one" in name else 0.9
     )
     # Changing the factors of whole epochs at random is no better.
-    factors = found.factors.reshape(-1, N_B)
+    factors = result.factors.reshape(-1, N_B)
     rng = np.random.default_rng(0)
     for _ in range(4):
         moved = factors * (1 + 0.05 * rng.normal(size=(factors.shape[0], 1)))
         other = strategies.scaled(shape, moved.ravel())
         assert scheduled_product(other, workload, order) >= best * (1 - 1e-3)
-    np.testing.assert_allclose(np.mean(found.factors**-2), 1, rtol=1e-6)
+    np.testing.assert_allclose(np.mean(result.factors**-2), 1, rtol=1e-6)
 
 
 def dense_workload(workload, num_steps):
@@ -467,18 +467,18 @@ def test_amplified_strategy_meets_target_with_less_error(
     workload = workloads.momentum(0.9)
     sizes = {"num_steps": num_steps, "steps_per_epoch": num_steps // 3}
     asked = {**sizes, "sampling": sampling, "adjacency": Adjacency.ZERO_OUT}
-    found = strategies.amplified(workload, **asked, epsilon=2.0, delta=1e-4)
+    result = strategies.amplified(workload, **asked, epsilon=2.0, delta=1e-4)
     with jax.enable_x64(True):  # a float32 of ε is rounded up, past the target
         used = float(
-            correlated.epsilon(found.strategy, found.noise_multiplier, 1e-4, **asked)
+            correlated.epsilon(result.strategy, result.noise_multiplier, 1e-4, **asked)
         )
     assert 1.99 < used <= 2.0
-    error = correlated.error(found.strategy, workload, num_steps)
-    np.testing.assert_allclose(found.error, found.noise_multiplier * error, rtol=1e-6)
+    error = correlated.error(result.strategy, workload, num_steps)
+    np.testing.assert_allclose(result.error, result.noise_multiplier * error, rtol=1e-6)
     random = sampling == "random_bins"
     other = strategies.geometric(0.9) if random else strategies.independent()
     needed = calibrate.solve(lambda x: correlated.epsilon(other, x, 1e-4, **asked), 2.0)
-    assert needed * correlated.error(other, workload, num_steps) > found.error
+    assert needed * correlated.error(other, workload, num_steps) > result.error
 
 
 @pytest.mark.parametrize(

@@ -130,10 +130,10 @@ def test_swapped_example_moves_the_sum_within_sensitivity(engine):
         ones = jax.tree.map(lambda x, y: jnp.concatenate([x[:2], y]), batch, swapped)
         return jax.lax.map(sum_with, (ones, jnp.arange(len(ones[0])) > 0))
 
-    found = sums_with_swaps(
+    result = sums_with_swaps(
         jax.tree.map(jnp.asarray, make_other_examples()), make_swapped_examples()
     )
-    for name, sums in zip(LOSSES, found, strict=True):
+    for name, sums in zip(LOSSES, result, strict=True):
         without, total, *changed = np.float64(sums) / CLIP_NORM
         changed = np.stack(changed)
         added = np.linalg.norm(changed - without, axis=(1, 2))

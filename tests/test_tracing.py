@@ -211,7 +211,7 @@ def norm_kinds(fn: Any, rows: int, *platforms: str) -> set[str]:
     exported = jax.export.export(jax.jit(fn), platforms=platforms)(*args)
     types = {"rows": f"x{rows}x{rows}xf32>", "gradients": "<2x128x128xf32>"}
     text = exported.mlir_module()
-    return {name for name, found in types.items() if found in text}
+    return {name for name, result in types.items() if result in text}
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,9 @@ def test_delta_of_one_step_is_the_mixture_over_overflow(x64, adjacency):
             usual = reference_pld.single_delta(kind, 1 / noise, q, epsilon)
             moved = reference_pld.single_delta("fixed", 2 / noise, taken, epsilon)
             exact = float((1 - full) * usual + full * moved)
-            found = float(delta(epsilon, noise, q, n, b, 1))
+            result = float(delta(epsilon, noise, q, n, b, 1))
             # The error of a grid of 4096 intervals, as for one Poisson step.
-            assert exact * (1 - 1e-7) <= found <= exact * 1.001 + 1e-12
+            assert exact * (1 - 1e-7) <= result <= exact * 1.001 + 1e-12
 
 
 def outputs_by_batch_size(mine, others, q, b):
@@ -257,12 +257,12 @@ def test_one_step_with_little_noise_at_full_capacity_is_tight(x64, adjacency):
         (100_000, 1, 0.1, 1e-7),
     ]:
         q = size / n
-        found = float(epsilon(delta, noise, q, n, n, 1))
+        result = float(epsilon(delta, noise, q, n, n, 1))
         # The documented tightness is for a smaller ε; that of the intervals is the
         # square of their width over 6: of (1/σ + 12)/4096 with this noise.
         tight = max(1e-3, (1 / noise + 12) ** 2 / 4096**2)
-        assert delta_by_quadrature(noise, q, found, adjacency) <= delta
-        assert delta_by_quadrature(noise, q, found * (1 - tight), adjacency) > delta
+        assert delta_by_quadrature(noise, q, result, adjacency) <= delta
+        assert delta_by_quadrature(noise, q, result * (1 - tight), adjacency) > delta
 
 
 @pytest.mark.slow
@@ -349,9 +349,9 @@ def test_overflow_delta_saturates_at_large_epsilon():
     epsilons = np.array([0.0, 709.0, 710.0, 1e4, np.inf], np.float32)
     np.testing.assert_array_equal(add(epsilons, max_batch_size=100), 0.0)
     at = jax.jit(functools.partial(add, max_batch_size=99))
-    found = np.asarray(at(np.append(epsilons, np.float32([np.nan, -1.0]))))
-    np.testing.assert_array_equal(found[1:], 1.0)
-    assert 0 < found[0] <= np.finfo(np.float32).tiny
+    result = np.asarray(at(np.append(epsilons, np.float32([np.nan, -1.0]))))
+    np.testing.assert_array_equal(result[1:], 1.0)
+    assert 0 < result[0] <= np.finfo(np.float32).tiny
 
     @jax.jit
     def slopes(epsilon):
