@@ -162,8 +162,8 @@ def canary_sums(num_in: int, num_out: int) -> jax.Array:
 
     The first num_in canaries participate; the other num_out do not.
     """
-    there = np.arange(num_in + num_out) < num_in
-    return jnp.asarray(CLIP_NORM * PART[:, None] * there, jnp.float32)
+    present = np.arange(num_in + num_out) < num_in
+    return jnp.asarray(CLIP_NORM * PART[:, None] * present, jnp.float32)
 
 
 def white_box(
@@ -172,15 +172,15 @@ def white_box(
     """Score canaries by all outputs of one run of a μ-GDP mechanism."""
     sigma = float(mechanism.mu(1.0)) / mu
     make = functools.partial(mechanism.make, sigma)
-    seen = auditing.released(make(key), canary_sums(num_in, num_out))
+    observed = auditing.released(make(key), canary_sums(num_in, num_out))
     if mechanism.white is None:
         # Adam and normalised steps move against the gradient where the canary
         # participates.
-        scores = auditing.matched_filter(seen, -jnp.asarray(PART)[:, None])
+        scores = auditing.matched_filter(observed, -jnp.asarray(PART)[:, None])
     else:
         silent = mechanism.make(0.0, key)
         expected = auditing.released(silent, canary_sums(1, 0))
-        scores = auditing.matched_filter(seen, expected, mechanism.white)
+        scores = auditing.matched_filter(observed, expected, mechanism.white)
     return auditing.Outputs(scores[:num_in], scores[num_in:])
 
 
@@ -216,8 +216,8 @@ def _independent_scores(factor: float, sums: float = 1.0) -> Callable[..., jax.A
 
     def scores(sigma: float, key: jax.Array, num: int) -> jax.Array:
         tx = dpjax.add_gaussian_noise(factor * sigma * CLIP_NORM, key=key)
-        seen = auditing.released(tx, sums * canary_sums(num, num))
-        return auditing.matched_filter(seen, jnp.asarray(PART)[:, None])
+        observed = auditing.released(tx, sums * canary_sums(num, num))
+        return auditing.matched_filter(observed, jnp.asarray(PART)[:, None])
 
     return scores
 
@@ -226,9 +226,9 @@ def _of_two_leaves(sigma: float, key: jax.Array, num: int) -> jax.Array:
     """Score canaries along (1, −1) / √2 in two leaves by the leaves' difference."""
     tx = dpjax.add_gaussian_noise(sigma * CLIP_NORM, key=key)
     half = canary_sums(num, num) / np.sqrt(2)
-    seen = auditing.released(tx, {"a": half, "b": -half})
+    observed = auditing.released(tx, {"a": half, "b": -half})
     return auditing.matched_filter(
-        (seen["a"] - seen["b"]) / np.sqrt(2), jnp.asarray(PART)[:, None]
+        (observed["a"] - observed["b"]) / np.sqrt(2), jnp.asarray(PART)[:, None]
     )
 
 
@@ -330,8 +330,8 @@ def canaries_needed(twin: Twin, mu: float, sizes: list[int], key: jax.Array) -> 
 
 def _clipped(data: jax.Array, mask: jax.Array) -> jax.Array:
     norm = jnp.linalg.norm(data, axis=1, keepdims=True)
-    there = mask[:, None] & jnp.isfinite(norm)
-    return jnp.where(there, data * jnp.minimum(1, CLIP_NORM / norm), 0)
+    valid = mask[:, None] & jnp.isfinite(norm)
+    return jnp.where(valid, data * jnp.minimum(1, CLIP_NORM / norm), 0)
 
 
 def _first_counts_more(data: jax.Array, mask: jax.Array) -> jax.Array:

@@ -80,8 +80,8 @@ def _on_sample(draw: Callable[[jax.Array], sampling.Batch]):
     def score(values: np.ndarray, key: jax.Array, factor: float) -> jax.Array:
         keys = jax.random.split(key)
         batch = draw(keys[0])
-        taken = jnp.where(batch.mask, jnp.asarray(values)[batch.indices], 0)
-        return _gaussian(jnp.sum(taken), keys[1], factor)
+        selected = jnp.where(batch.mask, jnp.asarray(values)[batch.indices], 0)
+        return _gaussian(jnp.sum(selected), keys[1], factor)
 
     return score
 
@@ -300,10 +300,10 @@ def _statistic(
     def one(data: Any, key: jax.Array, factor: float) -> jax.Array:
         return score(release(data, noise_multiplier=factor * Z, key=key).value)
 
-    said = jax.eval_shape(
+    shapes = jax.eval_shape(
         lambda: release(inside, noise_multiplier=Z, key=jax.random.key(0))
     )
-    return Mechanism(said.event, one, inside, outside, threshold)
+    return Mechanism(shapes.event, one, inside, outside, threshold)
 
 
 def _auc_data(place: float) -> tuple[np.ndarray, np.ndarray]:

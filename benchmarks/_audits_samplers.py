@@ -251,8 +251,8 @@ def of_sampled(
         sampled.strategy, SIGMA * CLIP_NORM, num_steps=STEPS, key=keys[1]
     )
     white = auditing.white_by_strategy(sampled.strategy)
-    seen = white(auditing.released(noise, sums)) / CLIP_NORM
-    scores = (score or sampled.score)(seen)
+    observed = white(auditing.released(noise, sums)) / CLIP_NORM
+    scores = (score or sampled.score)(observed)
     return auditing.Outputs(scores[:num], scores[num:])
 
 
@@ -325,11 +325,14 @@ def of_plan(*, num_runs: int, key: jax.Array, in_order: bool = False):
         jax.random.split(key, num_runs)
     )
     # An update is −(sum + noise) / b, where b is the batch size.
-    seen = -updates * plan.batch_size / CLIP_NORM
+    observed = -updates * plan.batch_size / CLIP_NORM
     if in_order:  # the canaries are the examples of the first batch
-        inside = seen[:, :, : plan.batch_size], seen[:, :, n : n + plan.batch_size]
+        inside = (
+            observed[:, :, : plan.batch_size],
+            observed[:, :, n : n + plan.batch_size],
+        )
         score = _mixture([np.arange(steps) % BINS == 0], [1.0], PLAN_SIGMA)
     else:
-        inside = seen[:, :, :n], seen[:, :, n:]
+        inside = observed[:, :, :n], observed[:, :, n:]
         score = _now_or_not([1.0], plan.batch_size / n, PLAN_SIGMA)
     return auditing.Outputs(*(jnp.ravel(jax.vmap(score)(x)) for x in inside))

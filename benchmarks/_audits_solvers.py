@@ -176,13 +176,13 @@ def _by_rounds(result: solvers.Result) -> jax.Array:
     where n is the number of examples and σ the noise multiplier.
     """
     rounds = jnp.asarray(result.num_steps, jnp.float32)
-    moved = -result.params[0] / CLIP_NORM + rounds
+    shifted = -result.params[0] / CLIP_NORM + rounds
     k = jnp.arange(ROUNDS + 1.0)
     choose = (
         gammaln(rounds + 1) - gammaln(k + 1) - gammaln(jnp.maximum(rounds - k, 0) + 1)
     )
     log_rate = choose + k * np.log(1 / SIZE) + (rounds - k) * np.log(1 - 1 / SIZE)
-    ratio = (2 * k * moved - (2 * k) ** 2 / 2) / (SIGMA**2 * rounds)
+    ratio = (2 * k * shifted - (2 * k) ** 2 / 2) / (SIGMA**2 * rounds)
     return logsumexp(jnp.where(k <= rounds, log_rate + ratio, -jnp.inf))
 
 

@@ -49,10 +49,10 @@ def pairs_of(event: events.Event) -> list[Pair]:
         # Kairouz, Oh and Viswanath (2015), Theorem 3.1: the four outputs of the
         # mechanism from which all (ε, δ)-DP mechanisms are post-processed. An output is
         # divided into atoms by an independent random number.
-        power, lost = math.exp(_number(event.epsilon)), _number(event.delta)
-        kept = (1 - lost) / (1 + power)
-        first = np.cumsum([0.0, 0.0, kept, power * kept, lost])
-        second = np.cumsum([0.0, lost, power * kept, kept, 0.0])
+        power, error = math.exp(_number(event.epsilon)), _number(event.delta)
+        likelihood = (1 - error) / (1 + power)
+        first = np.cumsum([0.0, 0.0, likelihood, power * likelihood, error])
+        second = np.cumsum([0.0, error, power * likelihood, likelihood, 0.0])
         places = np.linspace(0, 4, _ATOMS + 1)
         return [Pair(*(np.interp(places, np.arange(5), x) for x in (first, second)))]
     if isinstance(event, events.PoissonGaussian):
@@ -126,8 +126,8 @@ def delta_lower(pair: Pair, epsilon: float, repetitions: Repetitions) -> float:
     # The sum over the bets has at most 4 n values of G, each with an error of at most
     # 8 ULP (1 + E[K]). On both data sets, the sampler's distribution of K is within a
     # total variation τ of the law.
-    lost = 32 * n * ULP * (1 + repetitions.mean) + repetitions.total_variation
-    return float(np.max(value) - (1 + power) * lost)
+    error = 32 * n * ULP * (1 + repetitions.mean) + repetitions.total_variation
+    return float(np.max(value) - (1 + power) * error)
 
 
 def epsilon_lower(event: events.Event, delta: float, repetitions: Repetitions) -> float:

@@ -69,9 +69,13 @@ def take_turns(
                 calls[name].append(once(fn))
     return {
         name: Times(
-            first[name], statistics.median(taken), min(taken), max(taken), len(taken)
+            first[name],
+            statistics.median(durations),
+            min(durations),
+            max(durations),
+            len(durations),
         )
-        for name, taken in calls.items()
+        for name, durations in calls.items()
     }
 
 

@@ -122,8 +122,8 @@ def plan_of(sampling, num_examples, size, steps, epsilon, arithmetic="real"):
 
 def planned(way, data, shape, epsilon):
     """Train with independent noise, by a plan."""
-    asked = len(data[0]), *sizes(data, shape), epsilon, way.arithmetic
-    plan = plan_of(way.sampling, *asked)
+    options = len(data[0]), *sizes(data, shape), epsilon, way.arithmetic
+    plan = plan_of(way.sampling, *options)
     loss_and_grad = plan.value_and_grad(loss)
 
     def run(key, noise_multiplier, momentum, learning_rate):
@@ -151,10 +151,12 @@ def design(decay, num_steps, steps_per_epoch):
 
     μ is that of noise multiplier 1.
     """
-    asked = {"num_steps": num_steps, "steps_per_epoch": steps_per_epoch}
-    strategy = strategies.optimize("geometric", workloads.momentum_sum(decay), **asked)
+    options = {"num_steps": num_steps, "steps_per_epoch": steps_per_epoch}
+    strategy = strategies.optimize(
+        "geometric", workloads.momentum_sum(decay), **options
+    )
     cost = {"order": "fixed", "adjacency": Adjacency.REPLACE}
-    return strategy, float(accounting.correlated.mu(strategy, 1.0, **asked, **cost))
+    return strategy, float(accounting.correlated.mu(strategy, 1.0, **options, **cost))
 
 
 def designed(way, data, shape, epsilon):

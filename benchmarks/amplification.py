@@ -81,8 +81,8 @@ def simulation(decay, epsilon, samples):
     """
     steps, n_b = BINS["num_steps"], BINS["steps_per_epoch"]
     comb = np.convolve(decay ** np.arange(steps), np.arange(steps) % n_b == 0)[:steps]
-    moved = np.array([np.pad(comb, (p, 0))[:steps] for p in range(n_b)])
-    gram = moved @ moved.T
+    shifts = np.array([np.pad(comb, (p, 0))[:steps] for p in range(n_b)])
+    gram = shifts @ shifts.T
     root = np.linalg.cholesky(gram + 1e-10 * np.eye(n_b))
     z = np.random.default_rng(0).standard_normal((samples, n_b)) @ root.T
     own = np.random.default_rng(1).integers(n_b, size=samples)
@@ -161,8 +161,8 @@ def times():
                     strategies.geometric(0.5), sigma, DELTA, sampling=sampling, **sizes
                 )
             )
-            taken = take_turns({"": lambda: of(3.0)}, rounds=ROUNDS)[""]
-            rows.append([sampling, steps, n_b, 1e3 * taken.median, taken.first])
+            timings = take_turns({"": lambda: of(3.0)}, rounds=ROUNDS)[""]
+            rows.append([sampling, steps, n_b, 1e3 * timings.median, timings.first])
     columns = {
         "sampling": "{}",
         "steps": "{}",
@@ -184,10 +184,10 @@ def peers(samples, found):
     rows = []
     for decay, epsilon in CASES:
         sigma = needed(decay, epsilon)
-        taken = take_turns(
+        timings = take_turns(
             {"": lambda d=decay, s=sigma: bins("random_bins")(d, s)}, rounds=ROUNDS
         )[""].median
-        row = [decay, epsilon, 1e3 * taken, None, None, None, None]
+        row = [decay, epsilon, 1e3 * timings, None, None, None, None]
         true = simulation(decay, epsilon, samples)(sigma)[0]
         if "jax_privacy" in found and true < DELTA:
             steps, n_b = BINS["num_steps"], BINS["steps_per_epoch"]
@@ -203,7 +203,7 @@ def peers(samples, found):
 
             each = take_turns({"": theirs}, rounds=ROUNDS)[""].median / 20
             total = 2 * many * each
-            row[3:] = [1e3 * each, float(many), total / 3600, total / taken]
+            row[3:] = [1e3 * each, float(many), total / 3600, total / timings]
         rows.append(row)
     columns = {"λ": "{}", "ε": "{:g}", "dpjax, ms": "{:.0f}"}
     columns |= {"jax_privacy, ms a sample": "{:.2f}", "samples": "{:.1e}"}

@@ -146,19 +146,21 @@ def p_values(naive):
     """
     for m in (10, 100, 1000):
         for r in (1, 10, 100):
-            asked = [
+            options = [
                 (r - wrong, epsilon, delta)
                 for wrong in (0, 1, 10, 100)
                 for epsilon in (0.0, 0.5, 1.0)
                 for delta in (0, 1e-6, 1e-3, 1e-1, 1)
                 if wrong <= r <= m
             ]
-            p = np.array([naive(m, r, *one) for one in asked])
-            known = [k for k, x in enumerate(p) if 1e-9 < x < 0.49 and asked[k][2] < 1]
-            yield from [None] * (len(asked) - len(known))
+            p = np.array([naive(m, r, *one) for one in options])
+            known = [
+                k for k, x in enumerate(p) if 1e-9 < x < 0.49 and options[k][2] < 1
+            ]
+            yield from [None] * (len(options) - len(known))
             if not known:
                 continue
-            v, epsilon, delta = np.array([asked[k] for k in known]).T
+            v, epsilon, delta = np.array([options[k] for k in known]).T
             place = np.arange(m)
             included = (place >= m - r) & (place < m - r + v[:, None])
             low, high = (
@@ -291,8 +293,8 @@ def main():
         result = list(answers())
         theirs = sum(count[name] for name in names)
         answered.update(names)
-        asked = [bool(x) for x in result if x is not None]
-        rows.append([question, theirs, len(asked), sum(asked), difference])
+        verdicts = [bool(x) for x in result if x is not None]
+        rows.append([question, theirs, len(verdicts), sum(verdicts), difference])
         print(*rows[-1], flush=True)
     rest = sum(count[name] for name in count if name not in answered)
     rows.append(

@@ -79,8 +79,8 @@ def pipeline(sigma, num_steps=4, size=200, clip_norm=0.7):
 
         params = auditing.Planted(jnp.zeros(5), jnp.zeros(CANARIES + EMPTY))
         start = params, optimizer.init(params)
-        seen = jax.lax.scan(step, start, None, length=num_steps)[1]
-        return auditing.matched_filter(seen, -jnp.ones((num_steps, 1)))
+        observed = jax.lax.scan(step, start, None, length=num_steps)[1]
+        return auditing.matched_filter(observed, -jnp.ones((num_steps, 1)))
 
     return run
 
@@ -95,14 +95,14 @@ def one_run():
         mu = float(gdp.mu(epsilon, DELTA))
         run = pipeline(sigma=2.0 / mu)  # four steps
         result = {name: [] for name in ("95", "99", "any", "of coins", "epsilon")}
-        taken = []
+        seconds = []
         for key in jax.random.split(jax.random.key(0), KEYS):
             start = time.perf_counter()
             scores = run(key, jnp.ones(CANARIES, bool))
             pair = scores[:CANARIES], scores[CANARIES:]
             result["95"].append(auditing.gaussian_mu_lower(*pair, confidence=0.95))
             jax.block_until_ready(result["95"][-1])
-            taken.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
             result["99"].append(auditing.gaussian_mu_lower(*pair, confidence=0.99))
             result["any"].append(auditing.mu_lower(*pair, confidence=0.95))
             coins = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, (CANARIES,))
@@ -125,8 +125,8 @@ def one_run():
                 statistics.median(ratios["95"]),
                 100 * met,
                 *(statistics.median(ratios[n]) for n in list(ratios)[1:]),
-                taken[0],
-                statistics.median(taken),
+                seconds[0],
+                statistics.median(seconds),
             ]
         )
         print(*rows[-1], flush=True)
@@ -150,9 +150,11 @@ def mechanisms():
         )
         bound = auditing.gaussian_mu_lower if mechanism.white else auditing.mu_lower
         result = _audits.epsilon(bound(*scores, confidence=0.99), DELTA)
-        said = _audits.epsilon(1.5, DELTA)
+        reported = _audits.epsilon(1.5, DELTA)
         what = "all updates, " + ("matched filter" if mechanism.white else "their sum")
-        rows.append([name, what, f"{CANARIES:,} canaries", said, result, result / said])
+        rows.append(
+            [name, what, f"{CANARIES:,} canaries", reported, result, result / reported]
+        )
         print(*rows[-1], flush=True)
     columns = {
         "mechanism": "{}",
@@ -189,15 +191,15 @@ def samplers():
         scores = _audits_samplers.of_sampled(
             sampled, num=SAMPLED_CANARIES, key=jax.random.key(4)
         )
-        said = float(sampled.reported(LARGE_DELTA))
+        reported = float(sampled.reported(LARGE_DELTA))
         exact = "yes" if sampled.tight else "no, an upper bound"
         of = f"{SAMPLED_CANARIES:,} canaries"
-        rows.append([name, exact, of, said, proven(scores, LARGE_DELTA)])
+        rows.append([name, exact, of, reported, proven(scores, LARGE_DELTA)])
         print(*rows[-1], flush=True)
     scores = _audits_samplers.of_plan(num_runs=PLAN_RUNS, key=jax.random.key(5))
-    said = float(_audits_samplers.whole_plan().guarantee.epsilon(LARGE_DELTA))
+    reported = float(_audits_samplers.whole_plan().guarantee.epsilon(LARGE_DELTA))
     of = f"{len(scores.inside):,} canaries in {PLAN_RUNS} runs"
-    rows.append(["dpjax.plan", "yes", of, said, proven(scores, LARGE_DELTA)])
+    rows.append(["dpjax.plan", "yes", of, reported, proven(scores, LARGE_DELTA)])
     rows = [[*row, row[-1] / row[-2]] for row in rows]
     columns = {"sampler": "{}", "is ε exact": "{}", "size of the audit": "{}"}
     columns |= {
@@ -214,13 +216,15 @@ def solvers():
     for name, solver in _audits_solvers.SOLVERS.items():
         runs = GAUSSIAN_RUNS if solver.gaussian else RUNS
         scores = _audits_solvers.of_solver(name, num_runs=runs, key=jax.random.key(3))
-        said, delta = _audits_solvers.reported(name), solver.delta
+        reported, delta = _audits_solvers.reported(name), solver.delta
         if solver.gaussian:
             mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
             result = _audits.epsilon(mu, delta)
         else:
             result = proven(scores, delta)
-        rows.append([name, f"{2 * runs:,} runs", delta, said, result, result / said])
+        rows.append(
+            [name, f"{2 * runs:,} runs", delta, reported, result, result / reported]
+        )
         print(*rows[-1], flush=True)
     columns = {
         "solver": "{}",
@@ -249,8 +253,10 @@ def events():
             )
             for broken in (False, True)
         )
-        said = _audits_events.reported(name)
-        rows.append([name, mechanism.delta, said, result, result / said, of_twin])
+        reported = _audits_events.reported(name)
+        rows.append(
+            [name, mechanism.delta, reported, result, result / reported, of_twin]
+        )
         print(*rows[-1], flush=True)
     columns = {"mechanism": "{}", "δ": "{:g}", "ε reported": "{:.2f}"}
     columns |= {"lower bound on ε": "{:.2f}", "bound / reported ε": "{:.2f}"}
@@ -290,16 +296,16 @@ def broken_at_random():
         scores = _audits_samplers.of_broken(
             name, num=3 * max(MANY), key=jax.random.key(7)
         )
-        said = float(_audits_samplers.SAMPLED[claimed].reported(LARGE_DELTA))
-        many = f"{needed(scores, said, LARGE_DELTA)} canaries"
+        reported = float(_audits_samplers.SAMPLED[claimed].reported(LARGE_DELTA))
+        many = f"{needed(scores, reported, LARGE_DELTA)} canaries"
         rows.append([name, "`epsilon_lower`", many])
         print(*rows[-1], flush=True)
     scores = _audits_samplers.of_plan(
         num_runs=250, key=jax.random.key(6), in_order=True
     )
-    said = float(_audits_samplers.whole_plan().guarantee.epsilon(LARGE_DELTA))
+    reported = float(_audits_samplers.whole_plan().guarantee.epsilon(LARGE_DELTA))
     name = "a plan's Poisson samples, and a loop over the data in order"
-    many = f"{needed(scores, said, LARGE_DELTA)} canaries"
+    many = f"{needed(scores, reported, LARGE_DELTA)} canaries"
     rows.append([name, "`epsilon_lower`", many])
     print(*rows[-1], flush=True)
     for name, solver in _audits_solvers.SOLVERS.items():

@@ -105,9 +105,11 @@ def steps():
         plan = dpjax.clipped_grad(loss, CLIP_NORM).plan(params, batch)
         dimension = sum(x.size for x in jax.tree.leaves(params))
         on_lattice = lattice_noise(CLIP_NORM, 1.0, dimension, maximum=1.0)
-        lost = (1 + relative_error(plan, size)) * float(on_lattice.stddev) / CLIP_NORM
+        loss_of_accuracy = (
+            (1 + relative_error(plan, size)) * float(on_lattice.stddev) / CLIP_NORM
+        )
         memory = temporaries["discrete"] / temporaries["real"]
-        cells = 1e3 * real, 1e3 * discrete, discrete / real, memory, lost
+        cells = 1e3 * real, 1e3 * discrete, discrete / real, memory, loss_of_accuracy
         rows.append([name, f"{dimension:,}", size, *cells])
     columns = {"network": "{}", "parameters": "{}", "batch": "{}", "real, ms": "{:.1f}"}
     columns |= {

@@ -111,9 +111,9 @@ def geometric_noise(stddev, decay, key):
             of_step = jax.random.fold_in(key, step)
             return optax.tree.random_like(of_step, updates, jax.random.normal)
 
-        kept = jnp.where(step > 0, decay, 0.0)
+        factor = jnp.where(step > 0, decay, 0.0)
         noisy = jax.tree.map(
-            lambda g, now, last: g + stddev * (now - kept * last),
+            lambda g, now, last: g + stddev * (now - factor * last),
             updates,
             z(step),
             z(jnp.maximum(step - 1, 0)),
@@ -167,13 +167,13 @@ def part_of(plan, num_examples):
 def searched(problem, method, shapes, keys):
     """Return accuracies f[shape, ε, rate] on held-out data, averaged over seeds."""
     n = len(problem.data[0])
-    kept, held_out = split(problem.data, n - round(HELD_OUT * n))
+    training, held_out = split(problem.data, n - round(HELD_OUT * n))
     result = []
     for shape in shapes:
         plans = [plan_of(method.sampling, n, shape, epsilon) for epsilon in EPSILONS]
         # One program serves all plans, with room for the largest batch of any plan.
         roomy = max(plans, key=lambda plan: plan.max_batch_size)
-        roomy = part_of(roomy, len(kept[0]))
+        roomy = part_of(roomy, len(training[0]))
 
         def optimizer_of(key, sigma, decay, rate, size=roomy.batch_size, of=method):
             return optax.chain(
@@ -182,7 +182,7 @@ def searched(problem, method, shapes, keys):
                 of.inner(rate, MOMENTUM),
             )
 
-        one = trainer(problem, kept, held_out, roomy, optimizer_of)
+        one = trainer(problem, training, held_out, roomy, optimizer_of)
         many = jax.vmap(one, (0, None, None, None))
         many = jax.vmap(many, (None, None, None, 0))
         many = jax.jit(many, compiler_options=QUICKLY)
@@ -213,16 +213,16 @@ def tested(problem, plan, method, rate, keys, done):
 
     Accuracies that are in `done` are not computed again.
     """
-    asked = plan, method, rate
-    if asked not in done:
+    options = plan, method, rate
+    if options not in done:
 
         def optimizer_of(key):
             return plan.optimizer(method.inner(rate, MOMENTUM), key=key)
 
         run = trainer(problem, problem.data, problem.test, plan, optimizer_of)
         run = jax.jit(jax.vmap(run), compiler_options=QUICKLY)
-        done[asked] = np.asarray(run(keys), np.float64)
-    return done[asked]
+        done[options] = np.asarray(run(keys), np.float64)
+    return done[options]
 
 
 def compare(name, problem, num_seeds):

@@ -93,11 +93,11 @@ def measure(name: str, peers: list[str], seconds: float) -> list[Table]:
         seconds=seconds,
     )
     rows = []
-    for label, taken in times.items():
+    for label, timing in times.items():
         memory = programs[label].memory_analysis().temp_size_in_bytes / 1e6
-        spread = [1e3 * taken.least, 1e3 * taken.most]
+        spread = [1e3 * timing.least, 1e3 * timing.most]
         rows.append(
-            [label, 1e3 * taken.median, spread, taken.count, memory, build[label]]
+            [label, 1e3 * timing.median, spread, timing.count, memory, build[label]]
         )
     by_rows, formed = (
         programs[f"dpjax {engine}"](params, batch)[1].norm

@@ -101,10 +101,10 @@ def of_theirs(c, workload, *, num_steps, steps_per_epoch):
         error = np.linalg.norm(toeplitz(a, np.zeros(num_steps)) @ np.linalg.inv(c))
         return np.sqrt(worst / num_steps) * error
     rows = np.pad(c, (0, -num_steps % steps_per_epoch)).reshape(-1, steps_per_epoch)
-    moved = rows.cumsum(axis=0).ravel()[:num_steps]
+    shifts = rows.cumsum(axis=0).ravel()[:num_steps]
     w = np.convolve(a, _optimize.ratio(np.ones(1), c, num_steps))[:num_steps]
     outputs = np.arange(num_steps, 0, -1) / num_steps
-    return np.linalg.norm(moved) * np.sqrt(w**2 @ outputs)
+    return np.linalg.norm(shifts) * np.sqrt(w**2 @ outputs)
 
 
 def of_ours(strategy, workload, **asked):
@@ -127,15 +127,15 @@ def errors(with_peers):
     rows = []
     for (n_b, epochs, decay), name in itertools.product(SETTINGS, WORKLOADS):
         workload = WORKLOADS[name](decay)
-        asked = {"num_steps": n_b * epochs, "steps_per_epoch": n_b}
+        options = {"num_steps": n_b * epochs, "steps_per_epoch": n_b}
         result = {
-            label: of_ours(strategy, workload, **asked)
-            for label, strategy in ours(workload, **asked).items()
+            label: of_ours(strategy, workload, **options)
+            for label, strategy in ours(workload, **options).items()
         }
         if name == "momentum":
-            result["tree"] = of_tree(decay, **asked)
-        for label, c in peers(workload, **asked) if with_peers else ():
-            result[label] = of_theirs(c, workload, **asked)
+            result["tree"] = of_tree(decay, **options)
+        for label, c in peers(workload, **options) if with_peers else ():
+            result[label] = of_theirs(c, workload, **options)
         bound = _optimize.lower_bound(workload, n_b * epochs, n_b)
         for label, product in result.items():
             rows.append([name, n_b, epochs, decay, label, product / bound])
@@ -151,7 +151,7 @@ def schedules():
     The compared number is μ times the error.
     """
     num_steps, n_b = 1000, 100
-    asked = {"num_steps": num_steps, "steps_per_epoch": n_b}
+    options = {"num_steps": num_steps, "steps_per_epoch": n_b}
     steps = np.arange(num_steps)
     rates = {
         "constant": np.ones(num_steps),
@@ -163,15 +163,15 @@ def schedules():
     for (falls, rate), name in itertools.product(rates.items(), WORKLOADS):
         workload = WORKLOADS[name](0.9, learning_rates=rate)
         shapes = {"independent": strategies.independent()} | {
-            label: strategies.optimize(kind, workload, **asked)
+            label: strategies.optimize(kind, workload, **options)
             for label, kind in (
                 ("geometric, no vector", "geometric"),
                 ("rational, 1 vector", "rational"),
             )
         }
         for label, shape in shapes.items():
-            scaled = strategies.scheduled(shape, workload, **asked)
-            same, varying = (of_ours(x, workload, **asked) for x in (shape, scaled))
+            scaled = strategies.scheduled(shape, workload, **options)
+            same, varying = (of_ours(x, workload, **options) for x in (shape, scaled))
             rows.append([name, falls, label, float(same), float(varying / same)])
             print(*rows[-1], flush=True)
     columns = dict.fromkeys(("workload", "learning rate", "strategy"), "{}")
@@ -183,7 +183,7 @@ def searches(with_peers):
     """Time two searches for sums of momentum; the first search also compiles."""
     rows = []
     for num_steps, n_b, kind, vectors in SEARCHES:
-        taken = []
+        timings = []
         for decay in (0.9, 0.95):
             start = time.perf_counter()
             strategies.optimize(
@@ -193,18 +193,18 @@ def searches(with_peers):
                 steps_per_epoch=n_b,
                 num_vectors=vectors,
             )
-            taken.append(time.perf_counter() - start)
-        rows.append([f"dpjax, {kind}", vectors, num_steps, *taken])
+            timings.append(time.perf_counter() - start)
+        rows.append([f"dpjax, {kind}", vectors, num_steps, *timings])
         print(*rows[-1], flush=True)
     if with_peers:
         from jax_privacy.matrix_factorization import toeplitz as banded
 
-        taken = []
+        timings = []
         for _ in range(2):
             start = time.perf_counter()
             jax.block_until_ready(banded.optimize_banded_toeplitz(2000, 32))
-            taken.append(time.perf_counter() - start)
-        rows.append(["jax_privacy, banded", 31, 2000, *taken])
+            timings.append(time.perf_counter() - start)
+        rows.append(["jax_privacy, banded", 31, 2000, *timings])
     columns = {"strategy": "{}", "vectors": "{}", "steps": "{}"}
     columns |= {"first search, s": "{:.1f}", "later search, s": "{:.1f}"}
     return Table("searches", columns, rows)

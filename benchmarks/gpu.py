@@ -191,11 +191,11 @@ def measure_network(name: str, small: bool, rounds: int) -> list[Table]:
         rounds=rounds,
     )
     rows = []
-    for label, taken in times.items():
+    for label, timing in times.items():
         temporary = programs[label].memory_analysis().temp_size_in_bytes / MEBIBYTE
-        cells = [1e3 * x for x in (taken.median, taken.least, taken.most)]
-        cells += [net.size / taken.median, times["plain"].median / taken.median]
-        cells += [taken.count, temporary, peaks[label], build[label]]
+        cells = [1e3 * x for x in (timing.median, timing.least, timing.most)]
+        cells += [net.size / timing.median, times["plain"].median / timing.median]
+        cells += [timing.count, temporary, peaks[label], build[label]]
         rows.append([name, label, *cells])
     columns = {"network": "{}", "step": "{}"} | times_columns()
     columns |= {"examples/s": "{:,.0f}", "throughput over plain": "{:.2f}"}
@@ -267,11 +267,11 @@ def measure_noise(size: int, rounds: int) -> list[Table]:
     rows = [
         [
             *(size, label),
-            *(1e3 * x for x in (taken.median, taken.least, taken.most)),
-            *(taken.median / base, size / taken.median / 1e9),
-            *(taken.count, stored[label]),
+            *(1e3 * x for x in (timing.median, timing.least, timing.most)),
+            *(timing.median / base, size / timing.median / 1e9),
+            *(timing.count, stored[label]),
         ]
-        for label, taken in times.items()
+        for label, timing in times.items()
     ]
     columns = {"parameters": "{:,}", "noise": "{}"} | times_columns()
     columns |= {"over jax.random.normal": "{:.2f}", "1e9 numbers/s": "{:.3g}"}
@@ -307,11 +307,11 @@ def measure_accountants(count: int, rounds: int) -> list[Table]:
         program, build[label] = compiled(fn, x)
         functions[label] = functools.partial(program, x)
     rows = []
-    for label, taken in take_turns(functions, rounds=rounds).items():
+    for label, timing in take_turns(functions, rounds=rounds).items():
         number = cases[label][0]
-        cells = [1e3 * x for x in (taken.median, taken.least, taken.most)]
-        each = 1e3 * taken.median / number
-        rows.append([label, number, *cells, each, taken.count, build[label]])
+        cells = [1e3 * x for x in (timing.median, timing.least, timing.most)]
+        each = 1e3 * timing.median / number
+        rows.append([label, number, *cells, each, timing.count, build[label]])
     columns = {"pld": "{}", "noise multipliers": "{:,}"} | times_columns()
     columns |= {"ms each": "{:.3g}", "calls": "{}", "compile, s": "{:.1f}"}
     return [Table("accountants", columns, rows)]

@@ -330,13 +330,13 @@ def merged(path, tables):
     before = read(path)["tables"]
     results = []
     for table in tables:
-        kept = before[table.name].rows if table.name in before else []
+        retained = before[table.name].rows if table.name in before else []
         if table.name == "accuracy":
             new = {row[1] for row in table.rows}
-            rows = [row for row in kept if row[1] not in new] + table.rows
+            rows = [row for row in retained if row[1] not in new] + table.rows
             rows.sort(key=lambda row: ORDER.get(row[1], len(ORDER)))
         else:
-            rows = table.rows or kept
+            rows = table.rows or retained
         results.append(table._replace(rows=rows))
     return results
 

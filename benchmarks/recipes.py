@@ -113,12 +113,12 @@ def measured(data, test, num_views, num_seeds):
         delta=DELTA,
         clip_norm=CLIP_NORM,
     )
-    kept, held_out = split(data, len(data[0]) - round(HELD_OUT * len(data[0])))
+    training, held_out = split(data, len(data[0]) - round(HELD_OUT * len(data[0])))
     few, many = jax.random.split(jax.random.key(2028))
     few = jax.random.split(few, SEARCH_SEEDS)
     many = jax.random.split(many, num_seeds)
 
-    search = trainer(part_of(plan, len(kept[0])), num_views, kept, held_out)
+    search = trainer(part_of(plan, len(training[0])), num_views, training, held_out)
     search = jax.vmap(jax.vmap(search, (0, None)), (None, 0))
     search = jax.jit(search, compiler_options=QUICKLY)
     scores = np.asarray(search(few, jnp.asarray(RATES))).mean(1)
@@ -149,8 +149,8 @@ def main():
     views = []
     for num_views in VIEWS:
         scores, tested = measured(data, test, num_views, arguments.seeds)
-        as_it_is, moved = (cells(scores[:, 0, i], tested[:, 0, i]) for i in range(2))
-        views.append([num_views or "none", *as_it_is, *moved])
+        as_it_is, shifts = (cells(scores[:, 0, i], tested[:, 0, i]) for i in range(2))
+        views.append([num_views or "none", *as_it_is, *shifts])
         print(views[-1], flush=True)
         if not num_views:
             columns = zip(PARAMETERS, scores[..., 0].T, tested[..., 0].T, strict=True)

@@ -98,8 +98,8 @@ def noise(n, epochs, eta, beta, gamma, epsilon):
     variance = np.asarray(tree.prefix_variance(np.arange(1, steps + 1), beta))
     plain = (1 - beta) * sigma / target * math.sqrt(variance.mean())
 
-    moved = eta * n
-    bounds = Terms(1.0, (1 - gamma) * moved + gamma, moved)
+    movement = eta * n
+    bounds = Terms(1.0, (1 - gamma) * movement + gamma, movement)
     of_steps = reduced_momentum.momentum_variance(steps, n, decay=beta, refresh=gamma)
     variance = Terms(
         *(float(np.mean(v)) * c**2 for v, c in zip(of_steps, bounds, strict=True))
@@ -136,10 +136,10 @@ def noise_ratios():
     rows = []
     for n, epochs in [(32, 8), (32, 32), (32, 256), (256, 8), (256, 64)]:
         cells = []
-        for moved in MOVES:
+        for movement in MOVES:
             ratios = []
             for gamma in np.geomspace(3e-3, 0.5, 5):
-                a, b = noise(n, epochs, moved / n, 0.9, gamma, 1.0)
+                a, b = noise(n, epochs, movement / n, 0.9, gamma, 1.0)
                 ratios.append(b / a)
             cells.append(min(ratios))
         rows.append([n, epochs, *cells])

@@ -119,8 +119,8 @@ def beside_plain(column):
         cells = []
         for of_network in result.values():
             row, base = of_network.get(label), of_network[plain(label)]
-            there = row is not None and len(row) > place and row[place] is not None
-            cells.append([row[place], row[place] / base[place]] if there else None)
+            available = row is not None and len(row) > place and row[place] is not None
+            cells.append([row[place], row[place] / base[place]] if available else None)
         if any(cells):
             table.append([label, *cells])
     columns = {"": "{}"} | dict.fromkeys(NETWORKS.values(), "{:.1f} ({:.1f})")
@@ -222,12 +222,12 @@ def convex():
     shown += ["plan, whitened", "diffprivlib"]
     shown = [name for name in shown if name in table.columns]
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    kept = [
+    retained = [
         [row[name] for name in shown]
         for row in rows
         if row["μ"] == 0 and row["objective perturbation, scaled"] is not None
     ]
-    return Table("convex", {name: table.columns[name] for name in shown}, kept)
+    return Table("convex", {name: table.columns[name] for name in shown}, retained)
 
 
 def by_target(name):

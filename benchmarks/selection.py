@@ -36,7 +36,7 @@ def attack():
     rows = []
     for mu, delta in ATTACKED:
         run = events.Gaussian(mu)
-        said = float(selection.epsilon(run, delta, repetitions=LAW))
+        reported = float(selection.epsilon(run, delta, repetitions=LAW))
         known = _search_bounds.epsilon_lower(run, delta, LAW)
         best = _searches.best_attack(mu, 0.95 * known, LAW)
         scores = _searches.of_searches(
@@ -45,7 +45,7 @@ def attack():
         result = auditing.epsilon_at(*scores, delta, threshold=0.5, confidence=0.99)
         alone = float(gdp.epsilon(mu, delta))
         rows.append(
-            [mu, delta, alone, said, known, float(result), float(result) / said]
+            [mu, delta, alone, reported, known, float(result), float(result) / reported]
         )
         print(*rows[-1], flush=True)
     columns = {"μ of one run": "{:g}", "δ": "{:g}", "ε of one run": "{:.2f}"}

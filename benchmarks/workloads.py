@@ -78,15 +78,15 @@ class Run(NamedTuple):
 def programs(problem, optimizer):
     """Accuracies f[ε, C, η, seed] on what is held out, and f[ε, seed] on the tests."""
     size = len(problem.data[0]) - round(HELD_OUT * len(problem.data[0]))
-    kept, held_out = split(problem.data, size)
-    one = trainer(problem, optimizer, kept, held_out)
+    training, held_out = split(problem.data, size)
+    one = trainer(problem, optimizer, training, held_out)
     search = jax.vmap(one, (0, 0, None, None, None, None))
     for place in (4, 3, 2):  # η, C, σ
         search = jax.vmap(search, [0 if i == place else None for i in range(6)])
     one = trainer(problem, optimizer, problem.data, problem.test)
     final = jax.vmap(one, (0, 0, None, None, None, None))
     final = jax.vmap(final, (None, None, 0, 0, 0, None))
-    return jax.jit(search), jax.jit(final), shape_of(problem, kept)
+    return jax.jit(search), jax.jit(final), shape_of(problem, training)
 
 
 def compare(name, problem, optimizer, num_seeds):

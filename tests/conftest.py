@@ -125,12 +125,16 @@ def pytest_collection_modifyitems(items):
         test = item.path, item.originalname
         values = []
         for name in diagonal.args:
-            seen = numbers.setdefault((*test, name), {})
-            values.append(seen.setdefault(repr(item.callspec.params[name]), len(seen)))
+            values_seen = numbers.setdefault((*test, name), {})
+            values.append(
+                values_seen.setdefault(
+                    repr(item.callspec.params[name]), len(values_seen)
+                )
+            )
         groups.setdefault((*test, tuple(values)), []).append(item)
     for (_, name, values), cases in groups.items():
-        kept = zlib.crc32(f"{name}{values}".encode()) % len(cases)
-        for case in cases[:kept] + cases[kept + 1 :]:
+        chosen = zlib.crc32(f"{name}{values}".encode()) % len(cases)
+        for case in cases[:chosen] + cases[chosen + 1 :]:
             case.add_marker(pytest.mark.matrix)
 
 

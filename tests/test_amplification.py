@@ -152,10 +152,10 @@ def test_tree_covariances_dominate_exact_covariances(n_b):
     for decay in (0.0, 0.5, 0.9):
         result = covariances_and_trees(strategies.geometric(decay), num_steps, n_b)
         coefficients, by_gap, trees, squares = jax.tree.map(np.asarray, result)
-        moved = cumulative_shifts(
+        shifts = cumulative_shifts(
             coefficients[1:], fixed_bin_patterns(num_steps, n_b), num_steps
         )
-        exact = moved @ moved.T
+        exact = shifts @ shifts.T
         gaps = np.abs(np.arange(n_b)[:, None] - np.arange(n_b))
         gaps = np.minimum(gaps, n_b - gaps)
         assert np.all(exact <= by_gap[gaps] * (1 + 1e-12))
@@ -207,8 +207,8 @@ def test_epsilon_bounds_hold_in_simulations(how, compiled):
     for seed in range(24 if how == "random_bins" else 10):
         coefficients, noise, delta = random_setting(rng)
         epsilon = float(make_epsilon_fn(how, *sizes)(coefficients, noise, delta))
-        moved = cumulative_shifts(coefficients, patterns, sizes[0])
-        rows = simulate_delta(moved, noise, epsilon, seed, 40_000)
+        shifts = cumulative_shifts(coefficients, patterns, sizes[0])
+        rows = simulate_delta(shifts, noise, epsilon, seed, 40_000)
         case = coefficients, noise, delta, epsilon, rows
         assert all(mean - 6 * error <= delta for mean, error in rows), case
         tight.append(max(mean for mean, _ in rows) / delta)
@@ -221,8 +221,8 @@ def test_epsilon_bound_holds_in_one_simulation():
     """One case of the slow test; it would catch a squared δ or halved noise."""
     coefficients, noise, delta = 0.5 ** np.arange(1, 5), 2.3, 0.01
     epsilon = float(make_epsilon_fn("random_bins")(coefficients, noise, delta))
-    moved = cumulative_shifts(coefficients, fixed_bin_patterns(24, 8), 24)
-    rows = simulate_delta(moved, noise, epsilon, 0, 100_000)
+    shifts = cumulative_shifts(coefficients, fixed_bin_patterns(24, 8), 24)
+    rows = simulate_delta(shifts, noise, epsilon, 0, 100_000)
     # A false alarm in 1e6 at five standard errors.
     assert all(mean - 5 * error <= delta for mean, error in rows)
     assert max(mean for mean, _ in rows) > 0.2 * delta

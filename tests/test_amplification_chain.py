@@ -56,15 +56,15 @@ def test_chain_covariances_dominate_exact_covariances(n_b, decay):
     num_steps = 3 * n_b - 1
     strategy = strategies.geometric(decay)
     c = np.abs(np.asarray(strategy.coefficients(num_steps)))
-    moved = np.zeros((n_b, num_steps))
+    shifts = np.zeros((n_b, num_steps))
     for place in range(n_b):
         for step in range(place, num_steps, n_b):
-            moved[place, step:] += c[: num_steps - step]
-    exact = moved @ moved.T
+            shifts[place, step:] += c[: num_steps - step]
+    exact = shifts @ shifts.T
     chain = best_chain_fn(n_b)(strategy)
     places = np.arange(int(chain.size))
-    apart = np.abs(places[:, None] - places)
-    above = float(chain.shared) + float(chain.variance) * float(chain.decay) ** apart
+    distance = np.abs(places[:, None] - places)
+    above = float(chain.shared) + float(chain.variance) * float(chain.decay) ** distance
     for turn in range(n_b):
         turned = (places + turn) % n_b
         assert np.all(exact[np.ix_(turned, turned)] <= above * (1 + 1e-12))
@@ -98,8 +98,8 @@ def test_delta_of_two_states_is_a_tight_upper_bound(variance, decay, epsilon):
 def simulate_delta(places, variance, decay, epsilon, samples, seed):
     """E(L − e^ε)₊, under P, and E(1 − e^ε L)₊, and their standard errors."""
     rng = np.random.default_rng(seed)
-    apart = np.abs(np.subtract.outer(np.arange(places), np.arange(places)))
-    k = variance * decay**apart
+    distance = np.abs(np.subtract.outer(np.arange(places), np.arange(places)))
+    k = variance * decay**distance
     z = rng.standard_normal((samples, places)) @ np.linalg.cholesky(k).T
     rows = []
     for sign in (-1, 1):

@@ -81,8 +81,10 @@ ALL_OFFSETS = np.stack([participation(offset) for offset in range(EPOCH)])
 def test_matched_filter_on_correlated_noise_attains_accountant_mu(name):
     """With equality at the worst offset: accountant and attack agree."""
     white = auditing.white_by_strategy(STRATEGIES[name])
-    seen = jax.jit(lambda: jnp.stack([white(x) for x in jnp.asarray(ALL_OFFSETS)]))()
-    lengths = np.linalg.norm(seen, axis=(1, 2))
+    observed = jax.jit(
+        lambda: jnp.stack([white(x) for x in jnp.asarray(ALL_OFFSETS)])
+    )()
+    lengths = np.linalg.norm(observed, axis=(1, 2))
     mu = correlated.mu(
         STRATEGIES[name],
         1.0,
@@ -154,8 +156,8 @@ def test_audit_of_one_pipeline_run_gives_close_lower_bound():
         )
         params = auditing.Planted(PARAMS, jnp.zeros(everywhere))
         total, _ = gradient(params, batch)
-        seen = optimizer.update(total, optimizer.init(params), params)[0].slots
-        scores = auditing.matched_filter(seen[None], jnp.full((1, 1), -1.0))
+        observed = optimizer.update(total, optimizer.init(params), params)[0].slots
+        scores = auditing.matched_filter(observed[None], jnp.full((1, 1), -1.0))
         return scores[:inside], scores[inside:]
 
     examples = np.concatenate([X, np.zeros((inside, 3), np.float32)])
@@ -167,14 +169,14 @@ def test_audit_of_one_pipeline_run_gives_close_lower_bound():
 
 def test_matched_filter_scores_match_definition():
     rng = np.random.default_rng(3)
-    seen, expected = rng.standard_normal((2, 5, 8)).astype(np.float32)
+    observed, expected = rng.standard_normal((2, 5, 8)).astype(np.float32)
     expected[:, 2] = 0
     with np.errstate(invalid="ignore"):
-        by_hand = np.sum(seen * expected, axis=0) / np.linalg.norm(expected, axis=0)
-    result = jax.jit(auditing.matched_filter)(seen, expected)
+        by_hand = np.sum(observed * expected, axis=0) / np.linalg.norm(expected, axis=0)
+    result = jax.jit(auditing.matched_filter)(observed, expected)
     np.testing.assert_allclose(result, np.nan_to_num(by_hand), rtol=1e-5)
     with pytest.raises(ValueError, match="expected"):
-        auditing.matched_filter(seen, expected[:, :3])
+        auditing.matched_filter(observed, expected[:, :3])
 
 
 SILENT = functools.partial(dpjax.dp_sgd, 0.5, clip_norm=1.0, expected_batch_size=2)

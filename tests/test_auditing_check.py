@@ -89,8 +89,8 @@ def gradients(data):
 def clipped_gradients(data, mask, bound=CLIP_NORM, finite=True):
     g = gradients(data)
     norm = jnp.linalg.norm(g, axis=1, keepdims=True)
-    there = mask[:, None] & (jnp.isfinite(norm) | (not finite))
-    return jnp.where(there, g * jnp.minimum(1, bound / norm), 0)
+    present = mask[:, None] & (jnp.isfinite(norm) | (not finite))
+    return jnp.where(present, g * jnp.minimum(1, bound / norm), 0)
 
 
 def no_clipping(data, mask):

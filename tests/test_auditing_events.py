@@ -84,19 +84,19 @@ def audited(name, audits, num=50_000):
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", [x for x in MECHANISMS if "discrete" not in x])
 def test_audit_is_close_to_and_at_most_epsilon_of_the_event(name, audits):
-    result, found_of_twin, said = audited(name, audits)
-    assert MECHANISMS[name] * said < result <= said
-    assert found_of_twin > said
+    result, found_of_twin, reported = audited(name, audits)
+    assert MECHANISMS[name] * reported < result <= reported
+    assert found_of_twin > reported
 
 
 @pytest.mark.slow
 def test_audit_of_a_statistic_on_a_lattice(audits):
-    result, found_of_twin, said = audited(
+    result, found_of_twin, reported = audited(
         "statistics.mean, discrete", audits, num=10_000
     )
-    assert 0.9 * said < result <= said < found_of_twin
+    assert 0.9 * reported < result <= reported < found_of_twin
     # The lattice costs next to nothing.
-    np.testing.assert_allclose(said, audits.reported("statistics.mean"), rtol=1e-3)
+    np.testing.assert_allclose(reported, audits.reported("statistics.mean"), rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_audit_of_a_search_proves_most_of_its_epsilon(import_benchmark):
     for rate, won in zip(attack.rates, scores, strict=True):
         assert abs(won.mean() - rate) < 5 * np.sqrt(rate / len(won))
     result = auditing.epsilon_at(*scores, delta, threshold=0.5, confidence=0.99)
-    said = selection.epsilon(run, delta, repetitions=law)
-    assert 0.85 * said < result <= said
+    reported = selection.epsilon(run, delta, repetitions=law)
+    assert 0.85 * reported < result <= reported
     # Nobody may report the ε of one run for the search.
     assert result > 1.8 * gdp.epsilon(mu, delta)

@@ -21,8 +21,10 @@ from dpjax.accounting import gdp
 def max_success_probability(m, r, v, profile):
     """Maximum of P(W >= v) for m canaries, r guesses, subject to all pairs (ε, δ)."""
     coins = list(itertools.product((0, 1), repeat=m))
-    said = [y for y in itertools.product((-1, 0, 1), repeat=m) if m - y.count(0) == r]
-    shape = (len(coins), len(said))
+    answers = [
+        y for y in itertools.product((-1, 0, 1), repeat=m) if m - y.count(0) == r
+    ]
+    shape = (len(coins), len(answers))
     table = np.arange(shape[0] * shape[1]).reshape(shape)
     neighbours = [
         (i, j)
@@ -49,7 +51,7 @@ def max_success_probability(m, r, v, profile):
     )
     aim = np.zeros(count)
     for i, x in enumerate(coins):
-        for k, y in enumerate(said):
+        for k, y in enumerate(answers):
             right = sum(g == 2 * c - 1 for c, g in zip(x, y, strict=True))
             aim[table[i, k]] = -(right >= v) / len(coins)
     result = scipy.optimize.linprog(

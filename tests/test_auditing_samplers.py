@@ -29,19 +29,19 @@ def solver_audits(import_benchmark):
 
 def test_mixture_scores_are_log_likelihood_ratios(x64):
     rng = np.random.default_rng(0)
-    seen, cases = rng.standard_normal((3, 7)), rng.standard_normal((4, 3))
+    observed, cases = rng.standard_normal((3, 7)), rng.standard_normal((4, 3))
     rates, stddev = np.array([0.1, 0.2, 0.0, 0.7]), 1.7
     density = [
-        scipy.stats.norm.logpdf(seen, case[:, None], stddev).sum(axis=0)
+        scipy.stats.norm.logpdf(observed, case[:, None], stddev).sum(axis=0)
         for case in (*cases, np.zeros(3))
     ]
     expected = scipy.special.logsumexp(density[:-1], axis=0, b=rates[:, None])
-    result = jax.jit(auditing.mixture_scores)(seen, cases, rates, stddev)
+    result = jax.jit(auditing.mixture_scores)(observed, cases, rates, stddev)
     np.testing.assert_allclose(result, expected - density[-1], rtol=1e-9)
     with pytest.raises(ValueError, match="cases"):
-        auditing.mixture_scores(seen, cases.T, rates, stddev)
+        auditing.mixture_scores(observed, cases.T, rates, stddev)
     with pytest.raises(ValueError, match="stddev"):
-        auditing.mixture_scores(seen, cases, rates, 0.0)
+        auditing.mixture_scores(observed, cases, rates, 0.0)
 
 
 SAMPLED = {
@@ -60,19 +60,19 @@ def test_sampler_audit_is_close_to_and_at_most_reported_epsilon(name, sampler_au
     sampled = sampler_audits.SAMPLED[name]
     scores = sampler_audits.of_sampled(sampled, num=60_000, key=jax.random.key(4))
     result = auditing.epsilon_lower(*scores, DELTA, confidence=CONFIDENCE)
-    said = float(sampled.reported(DELTA))
-    assert SAMPLED[name] * said < result <= said
+    reported = float(sampled.reported(DELTA))
+    assert SAMPLED[name] * reported < result <= reported
 
 
 @pytest.mark.slow
 def test_plan_audit_is_close_to_and_at_most_reported_epsilon(sampler_audits):
     scores = sampler_audits.of_plan(num_runs=100, key=jax.random.key(5))
     result = auditing.epsilon_lower(*scores, DELTA, confidence=CONFIDENCE)
-    said = sampler_audits.whole_plan().guarantee.epsilon(DELTA)
-    assert 0.6 * said < result <= said
+    reported = sampler_audits.whole_plan().guarantee.epsilon(DELTA)
+    assert 0.6 * reported < result <= reported
     scores = sampler_audits.of_plan(num_runs=20, key=jax.random.key(6), in_order=True)
     mu = auditing.gaussian_mu_lower(*scores, confidence=0.99)
-    assert gdp.epsilon(mu, DELTA) > said
+    assert gdp.epsilon(mu, DELTA) > reported
 
 
 # How many canaries detect each defect. One in Poisson samples of the whole data set
@@ -117,7 +117,7 @@ SOLVERS = {
 def test_solver_audit_is_close_to_and_at_most_reported_epsilon(name, solver_audits):
     """Halved noise or batches that are not random are detected."""
     assert list(solver_audits.SOLVERS) == list(SOLVERS)
-    solver, said = solver_audits.SOLVERS[name], solver_audits.reported(name)
+    solver, reported = solver_audits.SOLVERS[name], solver_audits.reported(name)
     at = {"num_runs": 4000, "key": jax.random.key(3)}
 
     def epsilon_lower_bound(confidence, **how):
@@ -128,8 +128,8 @@ def test_solver_audit_is_close_to_and_at_most_reported_epsilon(name, solver_audi
         mu = auditing.gaussian_mu_lower(*scores, confidence=confidence)
         return max(result, gdp.epsilon(mu, solver.delta))
 
-    assert SOLVERS[name] * said < epsilon_lower_bound(CONFIDENCE) <= said
-    assert epsilon_lower_bound(0.99, broken=True) > said
+    assert SOLVERS[name] * reported < epsilon_lower_bound(CONFIDENCE) <= reported
+    assert epsilon_lower_bound(0.99, broken=True) > reported
 
 
 def test_every_solver_is_audited(solver_audits):

@@ -150,9 +150,9 @@ def test_bounds_on_randomised_response_fail_at_most_at_stated_rate():
     assert count_failures(result, epsilon) < TOO_MANY
     assert np.median(result) > 0.6 * epsilon
     included = rng.random((AUDITS, 300)) < 0.5
-    told = np.where(rng.random((AUDITS, 300)) < honest, included, ~included) * 1.0
+    guesses = np.where(rng.random((AUDITS, 300)) < honest, included, ~included) * 1.0
     result = auditing.one_run_epsilon_lower(
-        told, included, 0.0, guess_in=100, guess_out=100, confidence=0.99
+        guesses, included, 0.0, guess_in=100, guess_out=100, confidence=0.99
     )
     assert count_failures(result, epsilon) < TOO_MANY
     assert np.median(result) > 0.6 * epsilon
@@ -167,10 +167,11 @@ def test_bound_at_held_out_threshold_fails_at_most_at_stated_rate():
     result = auditing.epsilon_at(*scores, 1e-3, threshold=threshold, **at)
     assert count_failures(result, float(gdp.epsilon(1.3, 1e-3))) < TOO_MANY
     # No other threshold gives a larger bound on the same scores.
-    there = auditing.epsilon_at(*others, 1e-3, threshold=threshold, **at)
+    bound_elsewhere = auditing.epsilon_at(*others, 1e-3, threshold=threshold, **at)
     for other in (-1.0, 2.0, 5.0):
         assert np.all(
-            there >= auditing.epsilon_at(*others, 1e-3, threshold=other, **at) - 1e-6
+            bound_elsewhere
+            >= auditing.epsilon_at(*others, 1e-3, threshold=other, **at) - 1e-6
         )
 
 
@@ -506,8 +507,8 @@ def test_one_model_judged_by_others_gives_valid_bound():
     """Models reveal a coin with probability p; bounds fail with probability 1 %."""
     rng, n, p = np.random.default_rng(9), 60, 0.75
     included = rng.random((AUDITS, 12, n)) < 0.5
-    told = np.where(rng.random(included.shape) < p, included, ~included)
-    statistic = told + 0.1 * rng.standard_normal(told.shape)
+    guesses = np.where(rng.random(included.shape) < p, included, ~included)
+    statistic = guesses + 0.1 * rng.standard_normal(guesses.shape)
     ratios = jax.jit(jax.vmap(auditing.likelihood_ratios))(statistic, included)
     result = auditing.one_run_epsilon_lower(
         ratios[:, 0], included[:, 0], 0.0, guess_in=20, guess_out=20, confidence=0.99

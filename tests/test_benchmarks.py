@@ -93,8 +93,8 @@ def test_convex_problem_sentences_match_the_results(import_benchmark):
     lower, total = claims["less loss than noisy SGD"]
     sooner, both = claims["less time than noisy SGD"][0], claims["both"][0]
     text = read_as_one_line("benchmarks/README.md")
-    said = f"lower loss on {lower} of {total} rows, the lower time on {sooner} rows"
-    assert f"{said}, and both on {both} rows." in text
+    sentence = f"lower loss on {lower} of {total} rows, the lower time on {sooner} rows"
+    assert f"{sentence}, and both on {both} rows." in text
     factors = {True: [], False: []}
     for row in table_rows(import_benchmark, "erm", "excess"):
         factor = row["noisy SGD"] / row["output perturbation"]
@@ -102,8 +102,8 @@ def test_convex_problem_sentences_match_the_results(import_benchmark):
     regularised, without = factors[True], factors[False]
     assert min(regularised) > 1
     wins = sum(factor > 1 for factor in without)
-    said = f"it wins all {len(regularised)} rows with a regulariser, by factors of"
-    assert f"{said} {int(min(regularised))} and more, and {wins} without" in text
+    sentence = f"it wins all {len(regularised)} rows with a regulariser, by factors of"
+    assert f"{sentence} {int(min(regularised))} and more, and {wins} without" in text
 
 
 def test_digits_by_cyclic_descent_sentences_match_the_results(import_benchmark):
@@ -114,8 +114,8 @@ def test_digits_by_cyclic_descent_sentences_match_the_results(import_benchmark):
         for decay, epochs, run in test
         if run == "bounded"
     ]
-    said = f"costs {min(costs):.1f} to {max(costs):.1f} points of test accuracy"
-    assert said in read_as_one_line("benchmarks/README.md")
+    sentence = f"costs {min(costs):.1f} to {max(costs):.1f} points of test accuracy"
+    assert sentence in read_as_one_line("benchmarks/README.md")
 
 
 def test_last_iterate_sentences_match_the_times(import_benchmark):

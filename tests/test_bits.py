@@ -100,9 +100,10 @@ def test_outputs_of_one_coordinate(size):
 def test_outputs_of_a_thousand_coordinates():
     ordered, runs, d = reachable(SIGMA), 20, 1000
     example = np.full((runs, d), 1 / math.sqrt(d), np.float32)
-    told = ~is_in(ordered, outputs(dpjax.add_gaussian_noise, example))
-    assert np.all(told.any(axis=1))  # each run is told apart, by most coordinates
-    assert np.mean(told) > 0.5
+    distinguishing = ~is_in(ordered, outputs(dpjax.add_gaussian_noise, example))
+    # At least one coordinate distinguishes each run, and on average most coordinates do.
+    assert np.all(distinguishing.any(axis=1))
+    assert np.mean(distinguishing) > 0.5
     q = float(noise.lattice_spacing(SIGMA))
     given = outputs(dpjax.add_discrete_gaussian_noise, example)
     assert np.all(is_reachable_on_lattice(given, q))
@@ -282,8 +283,8 @@ def distances(name, engine, batch, kinds=KINDS, micro=None, dtype=np.float32):
             without = max(without, distance(whole, fewer) / float(c))
             other = dict(examples, y=examples["y"].copy())
             other["y"][slot] *= -1.25
-            moved = total(c, other, mask)
-            replaced = max(replaced, distance(whole, moved) / float(c))
+            neighbour = total(c, other, mask)
+            replaced = max(replaced, distance(whole, neighbour) / float(c))
             # What the empty slot holds does not matter at all.
             assert distance(fewer, total(c, other, left_out)) == 0.0
     return without, replaced
@@ -359,23 +360,23 @@ def test_sums_in_varying_order_are_refused_on_gpus(platform, monkeypatch):
 
 @pytest.mark.slow
 def test_the_order_of_additions_is_checked_where_the_sums_are_computed(monkeypatch):
-    seen = []
+    devices = []
     primitive = platforms._needs_one_order
-    monkeypatch.setattr(primitive, "impl", lambda x: seen.append(x.devices()) or x)
-    here, there = jax.devices()[:2]
+    monkeypatch.setattr(primitive, "impl", lambda x: devices.append(x.devices()) or x)
+    first, second = jax.devices()[:2]
     # Uncommitted arrays follow committed ones. A mask of the default device says
     # nothing about the device of the sums.
     params, batch = jax.device_put(
-        ({"w": np.ones((7, 5), np.float32)}, np.ones((2, 5), np.float32)), there
+        ({"w": np.ones((7, 5), np.float32)}, np.ones((2, 5), np.float32)), second
     )
 
     def loss(p, x):
         return jnp.sum(p["w"] @ x)
 
-    with jax.default_device(here):
+    with jax.default_device(first):
         sums, _ = dpjax.clipped_grad(loss, 1.0, arithmetic="discrete")(params, batch)
-    assert sums["w"].devices() == {there}
-    assert seen == [{there}]
+    assert sums["w"].devices() == {second}
+    assert devices == [{second}]
 
 
 def near_a_power_of_two():

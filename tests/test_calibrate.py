@@ -155,10 +155,10 @@ BOTH_WAYS = pytest.mark.parametrize(
 def test_returned_value_meets_the_target_exactly(solve, epsilon, integer):
     epsilon = jax.jit(epsilon)
     kwargs = {"integer": integer, "upper": 33.3, "start": 7.3}
-    asked = np.append(np.linspace(29.0, 33.3, 501), 2.0 ** np.arange(-20, 6))
-    asked = np.floor(asked) if integer else asked
+    values = np.append(np.linspace(29.0, 33.3, 501), 2.0 ** np.arange(-20, 6))
+    values = np.floor(values) if integer else values
     with jax.enable_x64(True):
-        reached = np.asarray(epsilon(asked[asked > 0]))
+        reached = np.asarray(epsilon(values[values > 0]))
     for wide in (False, True):
         for target in (2.0**-4, 2.0**-7):  # in float32, too
             value = solve(epsilon, target, wide, **kwargs)
@@ -313,16 +313,16 @@ def test_overflow_delta_equals_binomial_tail():
 @pytest.mark.parametrize("start", [0.01, 1.7, 2.0, 300.0])
 def test_solve_evaluates_no_parameter_twice(start):
     """A start close to the root saves most of the search."""
-    asked = []
+    evaluated = []
 
     def epsilon(x):
-        asked.append(float(x))
+        evaluated.append(float(x))
         return 3 / x**1.5
 
     root = calibrate.solve(epsilon, 3 / 1.7**1.5, start=start)
     assert float(root) == pytest.approx(1.7, rel=1e-6)
-    assert len(set(asked)) == len(asked)
-    assert len(asked) <= (8 if start == 1.7 else 20)
+    assert len(set(evaluated)) == len(evaluated)
+    assert len(evaluated) <= (8 if start == 1.7 else 20)
 
 
 @pytest.mark.parametrize("start", [0.1, 0.9, 10.0])

@@ -695,10 +695,10 @@ def test_dpjax_imports_without_orbax():
 def test_nan_example_does_not_change_a_resumed_run(plan, step, tmp_path):
     """One example is NaN: it contributes zero before and after the checkpoint."""
     batch = jax.jit(plan.batch)
-    taken = [set(np.asarray(batch(t, KEY).indices).tolist()) for t in range(8)]
-    there = sorted(taken[1] & (taken[5] | taken[6]))[0]  # before and after
+    sampled = [set(np.asarray(batch(t, KEY).indices).tolist()) for t in range(8)]
+    index = sorted(sampled[1] & (sampled[5] | sampled[6]))[0]  # before and after
     data = DATA.copy()
-    data[there] = np.nan
+    data[index] = np.nan
     runs = [initial_run(plan, KEY)]
     for _ in range(STEPS):
         runs.append(step(runs[-1], data))

@@ -215,8 +215,8 @@ def test_sensitivity_is_attained_and_never_exceeded():
     fn = jax.jit(clipped_grad(lambda w, x: jnp.dot(w, x), 0.3))
     x = np.array([[10.0, 0.0], [0.0, 1.0]], np.float32)
     w, flipped = np.zeros(2, np.float32), x * np.array([[-1], [1]], np.float32)
-    moved = np.asarray(fn(w, x)[0]) - np.asarray(fn(w, flipped)[0])
-    distance = float(np.linalg.norm(moved))
+    difference = np.asarray(fn(w, x)[0]) - np.asarray(fn(w, flipped)[0])
+    distance = float(np.linalg.norm(difference))
     assert 0.6 * (1 - 1e-4) < distance <= 0.6
 
 
@@ -286,11 +286,11 @@ def test_sharded_batch_gives_the_same_sum(engine, microbatch_size):
     fn = jax.jit(
         clipped_grad(loss, 0.7, microbatch_size=microbatch_size, engine=engine)
     )
-    here, _ = fn(params, data)
+    local, _ = fn(params, data)
     shards = jax.device_put(params, everywhere), jax.device_put(data, spread)
     compiled = fn.lower(*shards).compile()
-    there, per_example = compiled(*shards)
-    assert_close(here, there, 1e-5)
+    sharded, per_example = compiled(*shards)
+    assert_close(local, sharded, 1e-5)
     if microbatch_size is None:
         # Devices send the sums alone.
         assert per_example.norm.sharding.is_equivalent_to(spread, 1)

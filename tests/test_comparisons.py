@@ -66,13 +66,13 @@ def test_claims_on_clipped_sum_costs_match_the_results(network):
 def test_claims_on_epsilon_against_dp_accounting_match_the_results():
     *usual, small = table_rows("accountants", "epsilon")
     assert small["δ"] == 1e-12
-    apart = {
+    differences = {
         row["σ"]: row["dpjax pld"] - row["dp-accounting pld"]
         for row in usual
         if abs(row["dpjax pld"] - row["dp-accounting pld"]) >= 1e-3
     }
-    assert len(usual) - len(apart) == 5
-    assert all(difference < 0 for difference in apart.values())
+    assert len(usual) - len(differences) == 5
+    assert all(difference < 0 for difference in differences.values())
     assert small["dp-accounting pld"] < small["dpjax pld"]
     excess = max(
         row["dpjax rdp"] / row[f"{peer} rdp"] - 1

@@ -128,9 +128,13 @@ def converted_epsilon(rho, order, delta):
 
 def converted_delta(rho, order, epsilon):
     rho, a, e = (mp.mpf(float(x)) for x in (rho, order, epsilon))
-    apart = mp.sqrt(min(rho / 2, -mp.expm1(-rho)))
+    total_variation = mp.sqrt(min(rho / 2, -mp.expm1(-rho)))
     exponent = (a - 1) * (rho - e + mp.log1p(-1 / a)) - mp.log(a)
-    return min(apart, mp.exp(exponent)) if exponent > -1e30 else min(apart, mp.mpf(0))
+    return (
+        min(total_variation, mp.exp(exponent))
+        if exponent > -1e30
+        else min(total_variation, mp.mpf(0))
+    )
 
 
 def tree_mu(noise, decay):

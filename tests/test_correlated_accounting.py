@@ -115,11 +115,11 @@ def test_sensitivity_bounds_hold_for_all_patterns_and_are_close(
     names, order, shape, x64
 ):
     num_steps, n_b = shape
-    asked = stack_strategies(
+    stacked = stack_strategies(
         [STRATEGIES[x][0] for x in names], 1 if names is OF_ONE else 3
     )
-    bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
-    coefficients = np.asarray(map_over_strategies(asked, "coefficients", num_steps))
+    bounds = np.asarray(mu(stacked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
+    coefficients = np.asarray(map_over_strategies(stacked, "coefficients", num_steps))
     for name, c, bound in zip(names, coefficients, bounds, strict=True):
         slack = STRATEGIES[name][1]
         exact = brute_force_sensitivity(c, order, num_steps, n_b) / 2.5
@@ -138,13 +138,13 @@ def test_limited_participation_bounds_hold_for_all_subsets_and_are_close(
     names, order, shape, most, x64
 ):
     num_steps, n_b = shape
-    asked = stack_strategies(
+    stacked = stack_strategies(
         [STRATEGIES[x][0] for x in names], 1 if names is OF_ONE else 3
     )
     common = {"order": order, "num_steps": num_steps, "n_b": n_b}
-    bounds = np.asarray(mu(asked, 2.5, most=most, **common))
-    assert np.all(bounds < np.asarray(mu(asked, 2.5, **common)))
-    coefficients = np.asarray(map_over_strategies(asked, "coefficients", num_steps))
+    bounds = np.asarray(mu(stacked, 2.5, most=most, **common))
+    assert np.all(bounds < np.asarray(mu(stacked, 2.5, **common)))
+    coefficients = np.asarray(map_over_strategies(stacked, "coefficients", num_steps))
     for name, c, bound in zip(names, coefficients, bounds, strict=True):
         exact = brute_force_sensitivity(c, order, num_steps, n_b, most) / 2.5
         assert bound >= exact * (1 - 1e-15), name
@@ -157,9 +157,9 @@ def test_limited_participation_bounds_hold_for_all_subsets_and_are_close(
 @pytest.mark.parametrize("order", ["fixed", "reshuffled", "separated"])
 def test_limited_participation_bounds_hold_for_growing_strategies(order, x64):
     num_steps, n_b, most = 13, 3, 3
-    asked = stack_strategies(GROWING, 1)
-    bounds = np.asarray(mu(asked, order=order, num_steps=13, n_b=3, most=most))
-    coefficients = np.asarray(map_over_strategies(asked, "coefficients", num_steps))
+    stacked = stack_strategies(GROWING, 1)
+    bounds = np.asarray(mu(stacked, order=order, num_steps=13, n_b=3, most=most))
+    coefficients = np.asarray(map_over_strategies(stacked, "coefficients", num_steps))
     for strategy, c, bound in zip(GROWING, coefficients, bounds, strict=True):
         exact = brute_force_sensitivity(c, order, num_steps, n_b, most)
         assert bound >= exact * (1 - 1e-15), strategy
@@ -170,8 +170,8 @@ def test_limited_participation_bounds_hold_for_growing_strategies(order, x64):
 def test_limited_participation_bounds_hold_for_scaled_strategies(order, x64):
     factors = np.stack([np.exp(0.2 * np.arange(13)), FACTORS[:13]])
     toeplitz = strategies.Toeplitz(np.zeros((2, 0)), np.full((2, 1), -0.6))
-    asked = strategies.Scaled(toeplitz, factors)
-    bounds = np.asarray(mu(asked, order=order, num_steps=13, n_b=3, most=3))
+    stacked = strategies.Scaled(toeplitz, factors)
+    bounds = np.asarray(mu(stacked, order=order, num_steps=13, n_b=3, most=3))
     matrices = toeplitz_matrix(0.6 ** np.arange(13)) / factors[:, None]
     exact = [brute_force_sensitivity(c, order, 13, 3, most=3) for c in matrices]
     assert np.all(bounds >= np.array(exact) * (1 - 1e-15))
@@ -218,9 +218,9 @@ def test_scaled_strategy_bounds_hold_for_all_patterns(names, order, shape, x64):
     shapes = stack_strategies(
         [x.strategy for x in made], 1 if "geometric" in names else 3
     )
-    asked = strategies.Scaled(shapes, np.array([x.factors for x in made]))
-    matrices = np.asarray(map_over_strategies(asked, "matrix", num_steps))
-    bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
+    stacked = strategies.Scaled(shapes, np.array([x.factors for x in made]))
+    matrices = np.asarray(map_over_strategies(stacked, "matrix", num_steps))
+    bounds = np.asarray(mu(stacked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
     slacks = [1e-9, 0.1] * len(names)
     for c, bound, slack in zip(matrices, bounds, slacks, strict=True):
         exact = brute_force_sensitivity(c, order, num_steps, n_b) / 2.5
@@ -235,9 +235,9 @@ def test_scaled_strategy_bounds_hold_for_all_patterns(names, order, shape, x64):
 def test_tree_bounds_hold_for_all_patterns(order, slack, shape, x64):
     num_steps, n_b = shape
     decays = [strategies.tree(x).decay for x in (0.0, 0.75, 0.984375)]
-    asked = strategies.Tree(np.array(decays))
-    matrices = np.asarray(map_over_strategies(asked, "matrix", num_steps))
-    bounds = np.asarray(mu(asked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
+    stacked = strategies.Tree(np.array(decays))
+    matrices = np.asarray(map_over_strategies(stacked, "matrix", num_steps))
+    bounds = np.asarray(mu(stacked, 2.5, order=order, num_steps=num_steps, n_b=n_b))
     for c, bound in zip(matrices, bounds, strict=True):
         exact = brute_force_sensitivity(c, order, num_steps, n_b) / 2.5
         assert exact * (1 - 1e-15) <= bound <= exact * (1 + slack)
@@ -253,9 +253,9 @@ def test_mu_of_independent_noise_equals_composition(x64):
 
 
 def test_mu_doubles_under_replace_adjacency(x64):
-    asked = {"num_steps": 50, "n_b": 7}
-    one = mu(strategies.geometric(0.6), 3.0, **asked)
-    two = mu(strategies.geometric(0.6), 3.0, adjacency=Adjacency.REPLACE, **asked)
+    options = {"num_steps": 50, "n_b": 7}
+    one = mu(strategies.geometric(0.6), 3.0, **options)
+    two = mu(strategies.geometric(0.6), 3.0, adjacency=Adjacency.REPLACE, **options)
     np.testing.assert_allclose(two, 2 * float(one), rtol=1e-12)
 
 
@@ -282,8 +282,8 @@ def test_mu_is_rounded_up(name, x64):
         for t in range(num_steps):
             now = mpmath.mpf(t == 0) + (n[t] if 0 < t < len(n) else 0)
             c.append(now - sum(d[k] * c[t - k] for k in range(1, min(len(d), t + 1))))
-        moved = [sum(c[i - e] for e in range(0, i + 1, n_b)) for i in range(num_steps)]
-        exact = mpmath.sqrt(sum(x * x for x in moved)) / 3
+        shifts = [sum(c[i - e] for e in range(0, i + 1, n_b)) for i in range(num_steps)]
+        exact = mpmath.sqrt(sum(x * x for x in shifts)) / 3
         value = mpmath.mpf(float(mu(strategy, 3.0, num_steps=num_steps, n_b=n_b)))
         assert exact <= value <= exact * (1 + slack)
 
@@ -301,9 +301,9 @@ GROWING = [
 def test_bounds_hold_for_growing_strategies(order, shape, x64):
     """Coefficients grow, so the first step of an epoch is the worst."""
     num_steps, n_b = shape
-    asked = stack_strategies(GROWING, 1)
-    bounds = np.asarray(mu(asked, order=order, num_steps=num_steps, n_b=n_b))
-    coefficients = np.asarray(map_over_strategies(asked, "coefficients", num_steps))
+    stacked = stack_strategies(GROWING, 1)
+    bounds = np.asarray(mu(stacked, order=order, num_steps=num_steps, n_b=n_b))
+    coefficients = np.asarray(map_over_strategies(stacked, "coefficients", num_steps))
     for strategy, c, bound in zip(GROWING, coefficients, bounds, strict=True):
         assert bound >= brute_force_sensitivity(c, order, num_steps, n_b) * (
             1 - 1e-15
@@ -359,12 +359,12 @@ def test_derivatives_by_all_coefficients_match_differences(order, x64):
 
 def test_mu_of_batched_strategies_equals_single_values(x64):
     decays = np.array([0.0, 0.5, 0.875, 1 - 2.0**-10])  # exact in float32
-    asked = {"num_steps": 40, "n_b": 8, "order": "reshuffled"}
+    options = {"num_steps": 40, "n_b": 8, "order": "reshuffled"}
     batch = jax.jit(jax.vmap(strategies.geometric))(decays)
     noises = np.array([0.5, 1.0, 2.0, 4.0])
     pairs = zip(decays, noises, strict=True)
-    each = [float(mu(strategies.geometric(d), s, **asked)) for d, s in pairs]
-    np.testing.assert_allclose(mu(batch, noises, **asked), each, rtol=1e-9)
+    each = [float(mu(strategies.geometric(d), s, **options)) for d, s in pairs]
+    np.testing.assert_allclose(mu(batch, noises, **options), each, rtol=1e-9)
 
 
 def test_invalid_arguments_raise():

@@ -79,10 +79,10 @@ def test_nan_in_a_shard_contributes_zero(engine, mesh):
     run = make_sum_on_mesh(engine, mesh)
     for value in (np.nan, np.inf):
         for examples in BROKEN.values():
-            x, there = X.copy(), np.isin(np.arange(8), examples)
-            x[there] = value
+            x, invalid = X.copy(), np.isin(np.arange(8), examples)
+            x[invalid] = value
             result = run(x, np.ones(8, bool))
-            expected = run(np.where(there[:, None], 0, X), ~there)
+            expected = run(np.where(invalid[:, None], 0, X), ~invalid)
             np.testing.assert_array_equal(result, expected)
             assert np.isfinite(result).all()
 
@@ -177,10 +177,10 @@ def test_empty_and_overflowing_batches_contain_the_drawn_examples():
     )
     for step in (empty, over):
         indices, mask = batches.indices[step], np.asarray(batches.mask[step])
-        taken = np.asarray(indices)[mask]
-        assert len(set(taken)) == len(taken)
+        sampled = np.asarray(indices)[mask]
+        assert len(set(sampled)) == len(sampled)
         total = grads(data[indices], mask)
-        expected = sum((np.asarray(each(data[i])) for i in taken), np.zeros_like(W))
+        expected = sum((np.asarray(each(data[i])) for i in sampled), np.zeros_like(W))
         np.testing.assert_allclose(total, expected, atol=1e-6)
         released, _ = tx.update(total, tx.init(W))
         noise, _ = tx.update(jnp.zeros_like(W), tx.init(W))
@@ -225,7 +225,7 @@ def test_clocks_and_global_seeds_do_not_change_draws():
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
     }
-    said = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", DRAWS, str(seed), folder],
             env=os.environ | settings | {"PYTHONHASHSEED": str(seed), "TZ": f"X{seed}"},
@@ -235,5 +235,5 @@ def test_clocks_and_global_seeds_do_not_change_draws():
         ).stdout
         for seed in (1, 2)
     ]
-    assert said[0] == said[1]
-    assert len(said[0].splitlines()) > 12
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) > 12

@@ -72,8 +72,8 @@ def test_histograms_match_loops(histograms):
 def test_histograms_ignore_scale_and_offset(histograms):
     result = histograms(jnp.asarray(IMAGES, jnp.float32))
     for scale, offset in ((2.0**70, 0.0), (2.0**-80, 0.0), (0.5, 3.0)):
-        moved = histograms(jnp.asarray(scale * IMAGES + offset, jnp.float32))
-        np.testing.assert_allclose(moved, result, atol=3e-3)
+        transformed = histograms(jnp.asarray(scale * IMAGES + offset, jnp.float32))
+        np.testing.assert_allclose(transformed, result, atol=3e-3)
 
 
 def test_quarter_turn_moves_cells_and_orientations(histograms):

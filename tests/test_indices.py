@@ -99,9 +99,9 @@ def assert_engines_match_reference(dtype: Any, engines: Any) -> None:
     ):
         assert dpjax.explain(loss, table, pairs).rows[0].norm == "rows"
         expected, norms = reference_clipped_gradients(pairs, row_of)
-        said = f"{loss.__name__} {engine} {dtype}"
-        np.testing.assert_allclose(per_example.norm[:, 0], norms, 1e-4, err_msg=said)
-        np.testing.assert_allclose(total, expected, 1e-4, 1e-6, err_msg=said)
+        case = f"{loss.__name__} {engine} {dtype}"
+        np.testing.assert_allclose(per_example.norm[:, 0], norms, 1e-4, err_msg=case)
+        np.testing.assert_allclose(total, expected, 1e-4, 1e-6, err_msg=case)
         assert np.all(np.linalg.norm(np.float64(total), axis=(1, 2)) <= CLIP_NORM)
 
 

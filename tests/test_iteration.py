@@ -75,8 +75,8 @@ def test_cyclic_mus_bound_quadratics_at_every_offset(x64):
     mus = np.asarray(mus)
     eta, unit = 0.3, 0.3 * 2.0 / 5
     for offset in range(4):
-        moved = [2 * unit * (k % 4 == offset) for k in range(24)]
-        truth = quadratic_mu(0.7, eta, moved, 3.0 * unit)
+        shifts = [2 * unit * (k % 4 == offset) for k in range(24)]
+        truth = quadratic_mu(0.7, eta, shifts, 3.0 * unit)
         assert truth <= mus[offset] <= 1.3 * truth
     assert np.all(np.diff(mus) > 0)
     assert mus[-1] == float(cyclic_bounds(strong_convexity=0.7).best)
@@ -91,8 +91,8 @@ def test_mu_of_one_epoch_of_weakly_convex_loss_is_exact(x64):
     mus = np.asarray(mus)
     eta, unit = 0.3, 0.3 * 2.0 / 5
     for offset in range(8):
-        moved = [2 * unit * (k == offset) for k in range(8)]
-        truth = quadratic_mu(-0.5, eta, moved[offset:], 3.0 * unit)
+        shifts = [2 * unit * (k == offset) for k in range(8)]
+        truth = quadratic_mu(-0.5, eta, shifts[offset:], 3.0 * unit)
         assert 0 <= mus[offset] / truth - 1 <= 1e-12
 
 
@@ -164,10 +164,10 @@ def test_cyclic_bounds_equal_optimal_shift_mu(convexity, diameter, x64):
     }[convexity]
     c = {"strong": 1 - 0.3 * 0.4, "convex": 1.0, "weak": 1 + 0.3 * 0.2}[convexity]
     unit = 0.3 * 2.0 / 5
-    moved = 2 * unit * (np.arange(24) % 4 == 3)
+    shifts = 2 * unit * (np.arange(24) % 4 == 3)
     best = float(cyclic_bounds(diameter=diameter, **changes).best)
     schedule = iteration.optimal_shift_mu(
-        c, moved, 3 * unit * np.ones(24), diameter=diameter
+        c, shifts, 3 * unit * np.ones(24), diameter=diameter
     )
     assert best == pytest.approx(float(schedule), rel=1e-12)
 

@@ -79,11 +79,11 @@ def test_dropout_masks_differ_by_example_layer_and_step(state_with_seeds):
 
     gradient = jax.jit(plan.value_and_grad(loss, has_aux=True))
     ones = np.ones((40, NUM_FEATURES), np.float32)
-    secret, kept = jax.random.key(7), []
+    secret, retained = jax.random.key(7), []
     for step, batch in enumerate(plan.batches(ones, key=jax.random.key(1))):
         of_step = jax.random.fold_in(secret, step)
         (_, outputs), _ = gradient(params, batch, of_step)
-        kept.append(np.asarray(outputs) != 0)
+        retained.append(np.asarray(outputs) != 0)
 
         @jax.jit
         @jax.vmap
@@ -97,12 +97,12 @@ def test_dropout_masks_differ_by_example_layer_and_step(state_with_seeds):
             ]
             return masks[0] & masks[1]
 
-        np.testing.assert_array_equal(kept[-1], expected(np.arange(40)))
+        np.testing.assert_array_equal(retained[-1], expected(np.arange(40)))
     # All 120 masks differ. A quarter of 24 numbers are kept: two masks are equal with
     # probability (10 / 16) ** 24, any two of 120 for 9 % of all keys, and the keys are
     # fixed.
-    assert len(np.unique(np.concatenate(kept), axis=0)) == 120
-    assert abs(np.mean(kept) - (1 - RATE) ** 2) < 0.05  # 6 standard deviations
+    assert len(np.unique(np.concatenate(retained), axis=0)) == 120
+    assert abs(np.mean(retained) - (1 - RATE) ** 2) < 0.05  # 6 standard deviations
 
 
 def test_carried_keras_state_gives_all_examples_the_same_mask():

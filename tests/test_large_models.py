@@ -80,8 +80,8 @@ def test_only_adapters_get_clipped_sums_and_noise(dtype):
     clipped = rows * np.minimum(1, CLIP / norms)[:, None]
     expected = clipped[np.asarray(mask)].sum(0)
     # A gradient has bfloat16's rounding, 2⁻⁸ of it, through some ten operations.
-    apart = np.linalg.norm(flatten(sums) - expected)
-    assert apart < 10 * 2**-8 * CLIP * mask.sum()
+    error = np.linalg.norm(flatten(sums) - expected)
+    assert error < 10 * 2**-8 * CLIP * mask.sum()
     noise = flatten(noisy) * 12 - flatten(sums)
     # The mean square of n normals is within 5 √(2/n) of 1, with 1e-5 false alarms.
     stddev, within = 1.7 * CLIP, 5 * np.sqrt(2 / noise.size)

@@ -363,11 +363,13 @@ def test_diverged_run_raises_and_counts_as_infinite(
 ):
     """If it is released all the same, ε is infinite: one noise hid two sums."""
     tiny = np.array([1e-7, 0], np.float32)
-    moved = jnp.asarray(np.asarray(runs_by_step[4].params) + tiny)
+    changed = jnp.asarray(np.asarray(runs_by_step[4].params) + tiny)
     other = {
-        "bits": continue_from(runs_by_step[4]._replace(params=moved), runs_by_step[2]),
+        "bits": continue_from(
+            runs_by_step[4]._replace(params=changed), runs_by_step[2]
+        ),
         "earlier": continue_from(
-            runs_by_step[2]._replace(params=moved), runs_by_step[5]
+            runs_by_step[2]._replace(params=changed), runs_by_step[5]
         ),
         "between": continue_from(runs_by_step[3], runs_by_step[2]),
         # Resumed from step 4, and released next beyond the latest release.
@@ -560,10 +562,10 @@ def test_total_does_not_bound_an_adaptive_choice_of_plan(plan):
 
     # Of more than `room` examples in a batch, `room` random ones take part.
     others = np.arange(60)
-    kept = np.minimum(1, capacity / (others + 1)) @ stats.binom.pmf(
+    probability = np.minimum(1, capacity / (others + 1)) @ stats.binom.pmf(
         others, n - 1, 1 / n
     )
-    branches = {"full": (1.0, 6.08), "rare": (kept / n, 0.1)}
+    branches = {"full": (1.0, 6.08), "rare": (probability / n, 0.1)}
     for name, branch in branches.items():
         exact = optimize.brentq(
             lambda e, b=branch: adaptive_choice_delta(e, b) - delta, 0.5, 2
@@ -649,7 +651,7 @@ def test_line_in_another_format_raises(path):
 
 
 def test_plan_with_infinite_epsilon_is_recorded(path, runs_by_step):
-    bare = dpjax.plan(**FIXED, noise_multiplier=1e-3)
-    bare = dataclasses.replace(bare, epsilon=math.inf)
-    ledger.release(path, bare, runs_by_step[2])
+    noiseless = dpjax.plan(**FIXED, noise_multiplier=1e-3)
+    noiseless = dataclasses.replace(noiseless, epsilon=math.inf)
+    ledger.release(path, noiseless, runs_by_step[2])
     assert ledger.read(path).entries[0].epsilon == math.inf

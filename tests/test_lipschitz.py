@@ -95,13 +95,13 @@ def test_steps_on_quadratics_attain_the_unclipped_constant(x64):
 def test_clipping_removes_contraction_of_strong_convexity(x64):
     """Where clipping is active a step on x²/2 translates: constant 1, not 1/2."""
     x, y, eta = 10.0, 20.0, 0.5
-    moved = [v - eta * np.clip(v, -1.0, 1.0) for v in (x, y)]
-    assert abs(moved[0] - moved[1]) == abs(x - y)
-    bare = step_lipschitz(eta, smoothness=1.0, strong_convexity=1.0)
-    assert bare == pytest.approx(0.5, rel=1e-14)
-    kept = step_lipschitz(eta, smoothness=1.0)
-    assert kept == pytest.approx(1.0, rel=1e-14)
-    assert kept >= 1.0
+    stepped = [v - eta * np.clip(v, -1.0, 1.0) for v in (x, y)]
+    assert abs(stepped[0] - stepped[1]) == abs(x - y)
+    unclipped = step_lipschitz(eta, smoothness=1.0, strong_convexity=1.0)
+    assert unclipped == pytest.approx(0.5, rel=1e-14)
+    clipped = step_lipschitz(eta, smoothness=1.0)
+    assert clipped == pytest.approx(1.0, rel=1e-14)
+    assert clipped >= 1.0
 
 
 def test_clipped_linear_score_keeps_the_unclipped_constant():
@@ -120,8 +120,8 @@ def test_clipped_linear_score_keeps_the_unclipped_constant():
         c = step_lipschitz(eta, smoothness=1.8, weak_convexity=0.8)
         w = rng.normal(size=(20000, 4)) * 3
         v = w + rng.normal(size=(20000, 4)) * 10 ** rng.uniform(-3, 1, (20000, 1))
-        moved = w - eta * gradient(w) - v + eta * gradient(v)
-        ratio = np.linalg.norm(moved, axis=1) / np.linalg.norm(w - v, axis=1)
+        difference = w - eta * gradient(w) - v + eta * gradient(v)
+        ratio = np.linalg.norm(difference, axis=1) / np.linalg.norm(w - v, axis=1)
         assert np.max(ratio) <= c * (1 + 1e-6)
 
 

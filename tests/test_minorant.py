@@ -35,9 +35,9 @@ def squared_mu_of_best_start(c, s, tau, diameter):
     best = squared_mu(c, s, tau)
     for h in range(len(c) - 1):
         quiet = np.where(np.arange(len(c)) <= h, 0.0, tau)
-        moved = np.where(np.arange(len(c)) < h, 0.0, s)
-        moved[h] = diameter
-        best = min(best, squared_mu(c, moved, quiet))
+        shifts = np.where(np.arange(len(c)) < h, 0.0, s)
+        shifts[h] = diameter
+        best = min(best, squared_mu(c, shifts, quiet))
     return best
 
 
@@ -96,9 +96,9 @@ def test_weights_beyond_the_float_range_match_mpmath(centre, x64):
     rng = np.random.default_rng(0)
     c = centre * rng.uniform(0.9, 1.1, 1000)
     s, tau = rng.uniform(size=1000), rng.uniform(0.1, 1, 1000)
-    for moved in (s, s * ((rng.uniform(size=1000) < 0.01) | (np.arange(1000) == 0))):
-        exact = squared_mu(c, moved, tau, mp.mpf)
-        mu = mp.mpf(float(optimal_shift_mu(c, moved, tau)))
+    for shifts in (s, s * ((rng.uniform(size=1000) < 0.01) | (np.arange(1000) == 0))):
+        exact = squared_mu(c, shifts, tau, mp.mpf)
+        mu = mp.mpf(float(optimal_shift_mu(c, shifts, tau)))
         # The margin for rounding: 64 ulps for each unit of log w, here up to 1100.
         assert 0 <= mu**2 / exact - 1 <= 2e-11, (centre, mu, exact)
 

@@ -93,10 +93,10 @@ def test_replaced_example_moves_last_iterate_within_sensitivity(
         scale, bound = float(result.scale), float(result.sensitivity)
         assert scale < 1e-2 * bound
     one, other = (np.asarray(result.params) for result in neighbouring_runs)
-    moved = np.linalg.norm(one - other)
+    distance = np.linalg.norm(one - other)
     slack = 6 * math.sqrt(6) * scale  # both draws, six deviations
-    assert moved <= bound + slack
-    assert moved >= 0.25 * bound  # the bound is not vacuous
+    assert distance <= bound + slack
+    assert distance >= 0.25 * bound  # the bound is not vacuous
 
 
 def test_gamma_noise_has_gamma_norm_and_uniform_direction():

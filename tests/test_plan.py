@@ -268,8 +268,8 @@ def test_each_epoch_has_every_example_once():
     for sampling in ("fixed", "reshuffled"):
         batch = jax.jit(make_fixed_plan(sampling=sampling, num_steps=16).batch)
         for epoch in range(2):
-            seen = [batch(8 * epoch + i, KEY).indices for i in range(8)]
-            assert sorted(np.concatenate(seen).tolist()) == list(range(N))
+            epoch_indices = [batch(8 * epoch + i, KEY).indices for i in range(8)]
+            assert sorted(np.concatenate(epoch_indices).tolist()) == list(range(N))
 
 
 def test_batches_accept_mapped_indexed_and_list_data(tmp_path):
@@ -287,10 +287,10 @@ def test_batches_accept_mapped_indexed_and_list_data(tmp_path):
 
     for data in ((mapped, DATA[1]), Indexed(), list(zip(*DATA, strict=True))):
         for one, other in zip(run.batches(data, key=KEY), expected, strict=True):
-            there = np.asarray(other.mask)
-            np.testing.assert_array_equal(one.mask, there)
+            valid = np.asarray(other.mask)
+            np.testing.assert_array_equal(one.mask, valid)
             for a, b in zip(one.data, other.data, strict=True):
-                np.testing.assert_array_equal(a[there], b[there])
+                np.testing.assert_array_equal(a[valid], b[valid])
 
 
 def test_data_of_another_size_or_invalid_start_raise():
@@ -313,8 +313,8 @@ def test_data_of_another_size_or_invalid_start_raise():
 
 def clipped_sum(w, examples, clip_norm):
     """In NumPy, over the examples that the mask includes."""
-    there = np.asarray(examples.mask)
-    x, y = (np.asarray(leaf, np.float64)[there] for leaf in examples.data)
+    valid = np.asarray(examples.mask)
+    x, y = (np.asarray(leaf, np.float64)[valid] for leaf in examples.data)
     out = np.tanh(x @ w)
     each = (2 * (out - y) * (1 - out**2))[:, None] * x
     norms = np.linalg.norm(each, axis=1, keepdims=True)
@@ -327,9 +327,9 @@ def test_value_and_grad_ignores_padding():
     w = W
     value, grads = jax.jit(run.value_and_grad(loss))(w, examples)
     np.testing.assert_allclose(grads, clipped_sum(w, examples, 0.7), rtol=1e-5)
-    there = np.asarray(examples.mask)
-    assert not there.all()
-    rows = jax.tree.map(lambda x: x[there], examples.data)
+    valid = np.asarray(examples.mask)
+    assert not valid.all()
+    rows = jax.tree.map(lambda x: x[valid], examples.data)
     np.testing.assert_allclose(value, numpy_loss(w, rows), rtol=1e-5)
 
     def one(w, example):  # the same without a batch axis, and with aux

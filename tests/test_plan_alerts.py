@@ -193,17 +193,17 @@ def eager_warnings():
         _norm_at_zero_loss: [(_WITHOUT_BIAS, batch)],
         _dead_relu_loss: [(PARAMS, empty), (PARAMS, batch), (PARAMS, batch)],
     }
-    said = {}
+    messages = {}
     with jax.numpy_rank_promotion("allow"):
         for loss, arguments in calls.items():
             gradient = _make_plan().value_and_grad(loss)
-            said[loss] = []
+            messages[loss] = []
             for params, examples in arguments:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     gradient(params, examples)
-                said[loss].append([str(warning.message) for warning in caught])
-    return said
+                messages[loss].append([str(warning.message) for warning in caught])
+    return messages
 
 
 def test_batch_without_contributing_examples_warns(eager_warnings):

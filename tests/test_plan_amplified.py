@@ -102,9 +102,9 @@ def test_plan_finds_noise_for_a_target(optimized_from_here, compiled):
 def test_plan_trades_correlation_for_amplification(optimized_from_here, compiled):
     """More bands at a larger ε, and less error than independent noise."""
     workload = workloads.momentum_sum(0.9)
-    asked = {"noise_multiplier": None, "strategy": None, "workload": workload}
+    options = {"noise_multiplier": None, "strategy": None, "workload": workload}
     small, large = (
-        make_plan("cyclic_poisson", num_examples=2000, **asked, epsilon=e)
+        make_plan("cyclic_poisson", num_examples=2000, **options, epsilon=e)
         for e in (0.5, 8.0)
     )
     bands = [1 + len(run.shape.numerator) for run in (small, large)]
@@ -134,12 +134,12 @@ def example_sets(run, steps):
 
 @pytest.mark.slow
 def test_random_bins_are_kept_and_fresh_bins_redrawn_each_epoch():
-    kept, anew = (
+    same, anew = (
         example_sets(make_plan(s, max_batch_size=N), 20) for s in list(SHAPES)[:2]
     )
-    for epoch in (kept[:10], kept[10:], anew[:10], anew[10:]):
+    for epoch in (same[:10], same[10:], anew[:10], anew[10:]):
         assert sorted(i for batch in epoch for i in batch) == list(range(N))
-    assert kept[:10] == kept[10:]
+    assert same[:10] == same[10:]
     assert anew[:10] != anew[10:]
 
 

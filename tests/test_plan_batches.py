@@ -121,8 +121,8 @@ def test_getitems_reads_a_batch_in_one_call(prefetch):
     stored = BatchedDataset()
     result = list(make_plan().batches(stored, key=KEY, prefetch=prefetch))
     expected = list(make_plan().batches(DATA, key=KEY))
-    asked = [e.data["y"][e.mask].tolist() for e in expected]
-    assert stored.asked == asked  # the sampled examples, and no others
+    positions = [e.data["y"][e.mask].tolist() for e in expected]
+    assert stored.asked == positions  # the sampled examples, and no others
     assert all(type(i) is int for i in stored.asked[0])
     for one, other in zip(result, expected, strict=True):
         np.testing.assert_array_equal(one.mask, other.mask)

@@ -51,8 +51,8 @@ def brute_force_error(run):
         c = np.asarray(jax.jit(lambda: run.strategy.matrix(T))())
     noise = sums @ momentum @ np.linalg.inv(c)
     # Where an epoch has each example once, eight steps take 300; others take B each.
-    taken = B if run.sampling in ("poisson", "cyclic_poisson") else 300 / 8
-    return run.noise_multiplier * np.linalg.norm(noise) / np.sqrt(T) / taken
+    batch_sizes = B if run.sampling in ("poisson", "cyclic_poisson") else 300 / 8
+    return run.noise_multiplier * np.linalg.norm(noise) / np.sqrt(T) / batch_sizes
 
 
 def replan_candidates(run):
@@ -61,14 +61,14 @@ def replan_candidates(run):
     for row in run.comparison.candidates:
         if row.plan is None:
             continue
-        kept = {"tree": {"strategy": row.plan.strategy, "workload": None}}
-        kept["independent"] = {"workload": None}
+        fixed = {"tree": {"strategy": row.plan.strategy, "workload": None}}
+        fixed["independent"] = {"workload": None}
         noise = "independent" if row.noise == "independent" else "correlated"
         named = plan_arguments(
             sampling=row.sampling,
             noise=noise,
             adjacency=run.adjacency,
-            **kept.get(row.noise, {}),
+            **fixed.get(row.noise, {}),
         )
         plans.append(dpjax.plan(**named))
     return plans
@@ -140,8 +140,8 @@ def test_choosing_sampling_alone_needs_no_workload():
     run = dpjax.plan(**asked_for)
     rows = run.comparison.candidates
     assert {row.noise for row in rows} == {"independent"}
-    taken = {"poisson": B}
-    scales = [r.plan.noise_multiplier / taken.get(r.sampling, 37.5) for r in rows]
+    batch_sizes = {"poisson": B}
+    scales = [r.plan.noise_multiplier / batch_sizes.get(r.sampling, 37.5) for r in rows]
     np.testing.assert_allclose([r.error for r in rows], scales, rtol=1e-6)
     assert scales == sorted(scales)
 

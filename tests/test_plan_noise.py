@@ -125,9 +125,10 @@ def test_plan_finds_the_best_strategy_for_a_workload():
     result = correlated_plan(strategy=None, workload=falling)
     assert len(result.shape.numerator) == len(result.shape.denominator) == 1
     assert len(result.shape.factors) == 30
-    asked = {"steps_per_epoch": 9, "order": "fixed", "adjacency": Adjacency.REPLACE}
+    options = {"steps_per_epoch": 9, "order": "fixed", "adjacency": Adjacency.REPLACE}
     products = [
-        correlated.mu(s, 1.0, num_steps=30, **asked) * correlated.error(s, falling, 30)
+        correlated.mu(s, 1.0, num_steps=30, **options)
+        * correlated.error(s, falling, 30)
         for s in (result.strategy, *SHAPES.values())
         if s is not SHAPES["tree"]
     ]

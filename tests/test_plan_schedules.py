@@ -145,18 +145,18 @@ def test_batch_sizes_follow_the_schedule():
 
 def test_smooth_noise_schedule_is_rounded_up_to_levels():
     run = make_fixed_plan(noise_schedule=jax.jit(optax.exponential_decay(2.0, T, 0.4)))
-    asked = np.array([2.0 * 0.4 ** (t / T) for t in range(T)])
+    requested = np.array([2.0 * 0.4 ** (t / T) for t in range(T)])
     starts = [p.start for p in run.schedule]
     held = np.searchsorted(starts, np.arange(T), side="right") - 1
     levels = np.array([p.noise for p in run.schedule])[held]
     assert len(set(levels)) <= 8
-    assert np.all(levels >= asked * (1 - 1e-6))
-    assert np.all(levels <= asked * 0.4 ** (-1 / 8) * 1.001)
+    assert np.all(levels >= requested * (1 - 1e-6))
+    assert np.all(levels <= requested * 0.4 ** (-1 / 8) * 1.001)
     noise = released_means(run, np.zeros(WIDE, np.float32)) * B / (1.6 * 0.7)
     spread = np.std(noise, axis=1) / levels
     assert np.all(np.abs(spread - 1) < 5 / math.sqrt(2 * WIDE))
-    apart = np.corrcoef(noise)[np.triu_indices(T, 1)]
-    assert np.all(np.abs(apart) < 6 / math.sqrt(WIDE))
+    correlations = np.corrcoef(noise)[np.triu_indices(T, 1)]
+    assert np.all(np.abs(correlations) < 6 / math.sqrt(WIDE))
 
 
 # --- clip norms

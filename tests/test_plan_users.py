@@ -99,8 +99,8 @@ def test_one_user_moves_the_sum_by_at_most_the_clip_norm():
 def test_by_user_takes_string_owners_without_repeating_examples():
     names = np.array(["b", "a", "c", "a", "a", "b"])
     users = dpjax.by_user(np.arange(6.0), names, max_examples=2)
-    kept = [u.examples[u.mask].tolist() for u in map(users.__getitem__, range(3))]
-    assert kept == [[1.0, 3.0], [0.0, 5.0], [2.0]]
+    retained = [u.examples[u.mask].tolist() for u in map(users.__getitem__, range(3))]
+    assert retained == [[1.0, 3.0], [0.0, 5.0], [2.0]]
     assert len(users) == 3
     assert "3 users" in repr(users)
 
@@ -149,8 +149,8 @@ def test_dropout_masks_differ_between_examples_of_a_user():
     run = make_plan(num_examples=2, batch_size=2, clip_norm=1e3)
 
     def masked_sum(model, x):
-        kept = model.drop(x)
-        return jnp.sum(kept @ model.w[...]), kept
+        masked = model.drop(x)
+        return jnp.sum(masked @ model.w[...]), masked
 
     loss_and_grad = run.value_and_grad(masked_sum, has_aux=True)
 
@@ -266,8 +266,8 @@ def test_unsortable_owners_are_grouped_by_equality():
         np.arange(5.0), np.array([3, "a", 3, 1.5, "a"], object), max_examples=9
     )
     assert len(result) == 3
-    kept = [u.examples[u.mask].tolist() for u in map(result.__getitem__, range(3))]
-    assert kept == [[0.0, 2.0], [1.0, 4.0], [3.0]]
+    retained = [u.examples[u.mask].tolist() for u in map(result.__getitem__, range(3))]
+    assert retained == [[0.0, 2.0], [1.0, 4.0], [3.0]]
     missing = np.array([3, np.nan, 1, 3, np.nan, 1, 3], object)
     with pytest.raises(ValueError, match="differs from itself"):
         dpjax.by_user(np.arange(7.0), missing, max_examples=9)

@@ -121,11 +121,11 @@ def test_log_mixture_is_accurate_for_all_rates_and_ratios(x64):
             # A rounding of v, or of log q beside a large v, is this many roundings of
             # the logarithm.
             size = max(abs(ratio), -mp.log(rate)) if abs(ratio) >= 1 else abs(ratio)
-            moved = abs(rate * mp.exp(ratio) / mixture * size / exact)
+            change = abs(rate * mp.exp(ratio) / mixture * size / exact)
             error = (
                 abs(mp.mpf(float(ours)) - exact) - LEAST
             )  # below which numbers are zero
-        assert error <= 8 * ULP * (1 + moved) * abs(exact), (rate, ratio)
+        assert error <= 8 * ULP * (1 + change) * abs(exact), (rate, ratio)
 
 
 def exact_delta(kind, mu, q, count, epsilon):

@@ -298,8 +298,8 @@ def toeplitz_matrix(coefficients):
 
 def test_tree_noise_plot_matches_prefix_variance():
     steps, result = line_data(plot.noise(1.7 * tree_matrix(50, 0.8)).lines[0])
-    said = 1.7 * np.sqrt(tree.prefix_variance(np.arange(1, 51), 0.8))
-    np.testing.assert_allclose(result, said, rtol=1e-5)
+    expected_line = 1.7 * np.sqrt(tree.prefix_variance(np.arange(1, 51), 0.8))
+    np.testing.assert_allclose(result, expected_line, rtol=1e-5)
     assert steps.tolist() == list(range(1, 51))
 
 
@@ -347,16 +347,16 @@ def test_attack_curves_are_near_and_above_the_true_curve(attack_plot):
     """For a 1-GDP mechanism: measured rates near its curve, proven ones above it."""
     inside, outside = ATTACK
     ax = attack_plot
-    _, seen, proven = (line_data(line) for line in ax.lines[:3])
-    truth = np.asarray(gdp.tradeoff(1.0, seen[0]))
-    np.testing.assert_allclose(seen[1][1:-1], truth[1:-1], atol=0.08)
+    _, observed, proven = (line_data(line) for line in ax.lines[:3])
+    truth = np.asarray(gdp.tradeoff(1.0, observed[0]))
+    np.testing.assert_allclose(observed[1][1:-1], truth[1:-1], atol=0.08)
     assert (proven[1] >= np.asarray(gdp.tradeoff(1.0, proven[0])) - 1e-6).all()
     assert (np.diff(proven[1]) <= 0).all()
     # Rates at single thresholds, one by one.
     for t in (0.0, 1.0, 2.0):
         alarms, missed = np.mean(outside > t), np.mean(inside + 1 <= t)
-        place = np.searchsorted(seen[0], alarms, side="right") - 1
-        assert abs(seen[1][place] - missed) < 0.03
+        place = np.searchsorted(observed[0], alarms, side="right") - 1
+        assert abs(observed[1][place] - missed) < 0.03
     label = legend_labels(ax)[2]
     assert label.startswith("proven, 99 %: 0.0")
 

@@ -63,8 +63,8 @@ def test_bounds_of_known_batches_match_direct_formula(published):
     row = rows_of("epsilons")[run.name]
     # Balle and Wang (2018), Theorem 8, at the root of the sum of 40 squares over σ; a
     # value is raised to the next tenth.
-    for adjacency, moved in (("ZERO_OUT", 1), ("REPLACE", 2)):
-        mu = moved * 40**0.5 / 1.23
+    for adjacency, shift in (("ZERO_OUT", 1), ("REPLACE", 2)):
+        mu = shift * 40**0.5 / 1.23
         epsilon = row[f"{adjacency}, the code's batches"]
         below, at = (
             norm.cdf(mu / 2 - e / mu) - np.exp(e + norm.logcdf(-mu / 2 - e / mu))

@@ -106,9 +106,9 @@ def test_overflowing_bin_keeps_a_random_subset():
         return sampling.random_bins(5, 1, max_batch_size=2, key=KEY, epoch=number)
 
     result = np.asarray(jax.jit(jax.vmap(epoch))(jnp.arange(600)).indices)[:, 0]
-    kept = collections.Counter(map(tuple, result.tolist()))
-    assert set(kept) == set(itertools.combinations(range(5), 2))
-    assert matches_distribution(list(kept.values()), np.full(10, 0.1))
+    counts = collections.Counter(map(tuple, result.tolist()))
+    assert set(counts) == set(itertools.combinations(range(5), 2))
+    assert matches_distribution(list(counts.values()), np.full(10, 0.1))
 
 
 @pytest.mark.parametrize("n", [slow_case(7), slow_case(256), slow_case(1000), 70_000])
@@ -171,9 +171,9 @@ def test_all_orders_are_equally_likely():
     keys = jax.random.split(KEY, 3000)
     places = jnp.arange(5, dtype=jnp.uint32)
     orders = jax.jit(jax.vmap(lambda key: _order.examples_at(key, 5, places)))(keys)
-    seen = collections.Counter(map(tuple, np.asarray(orders).tolist()))
-    assert set(seen) == set(itertools.permutations(range(5)))
-    assert matches_distribution(list(seen.values()), np.full(120, 1 / 120))
+    counts = collections.Counter(map(tuple, np.asarray(orders).tolist()))
+    assert set(counts) == set(itertools.permutations(range(5)))
+    assert matches_distribution(list(counts.values()), np.full(120, 1 / 120))
 
 
 @pytest.mark.parametrize("n", [1, 2, 1025])

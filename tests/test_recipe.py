@@ -49,8 +49,8 @@ def test_mean_and_plan_take_the_whole_budget_and_no_more(epsilon):
     account = dpjax.budget(epsilon, 1e-5, adjacency=Adjacency.REPLACE, slack=0)
     if result.mean_share:
         account = account.draw(Gaussian(2 / result.mean_noise_multiplier))
-        taken = 1 - account.left.mu**2 / float(gdp.mu(epsilon, 1e-5)) ** 2
-        np.testing.assert_allclose(taken, result.mean_share, rtol=1e-5)
+        spent = 1 - account.left.mu**2 / float(gdp.mu(epsilon, 1e-5)) ** 2
+        np.testing.assert_allclose(spent, result.mean_share, rtol=1e-5)
     run = account.plan(
         num_examples=2000,
         batch_size=result.batch_size,

@@ -47,8 +47,8 @@ def simulate_delta(moved, other, epsilon, samples=100_000):
     rng = np.random.default_rng(2)
     z = rng.standard_normal((samples, moved.shape[1]))
     z += moved[rng.integers(len(moved), size=samples)]
-    apart = log_ratio(moved, z) - log_ratio(other, z)
-    terms = -np.expm1(np.minimum(epsilon - apart, 0.0))
+    loss = log_ratio(moved, z) - log_ratio(other, z)
+    terms = -np.expm1(np.minimum(epsilon - loss, 0.0))
     return terms.mean(), terms.std() / np.sqrt(samples)
 
 
@@ -149,9 +149,9 @@ def test_replacement_losses_bound_exact_delta(noise):
     np.testing.assert_allclose(np.sum(p) + result.inf_mass[0], 1.0, rtol=1e-9)
     assert np.sum(p * np.exp(-result.loss[0])) <= 1 + 1e-9
     got = np.array([delta_of_losses(compute_losses(2, noise), e) for e in epsilons])
-    moved = np.eye(2) / noise
+    shifts = np.eye(2) / noise
     any_other = np.array([[0.3, -0.2], [0.9, 0.1]]) / noise
-    mass, p, q, other = ratios_on_grid(moved, -moved, any_other)
+    mass, p, q, other = ratios_on_grid(shifts, -shifts, any_other)
     assert np.all(got >= divergences(mass, p, q, epsilons))
     assert np.all(got >= divergences(mass, p, other, epsilons))
     assert np.all(got < np.asarray(gdp.delta(2 / noise, epsilons)))
@@ -187,48 +187,48 @@ def test_epsilon_bounds_hold_in_simulations(num_steps, n_b):
 
     Two steps are integrated instead. Three steps of twelve end an epoch early.
     """
-    moved = cumulative_shifts(num_steps, n_b)
+    shifts = cumulative_shifts(num_steps, n_b)
     of = compiled_epsilon("random_bins", num_steps, n_b)
-    mean = told = epsilon = 0.0
+    mean = reported = epsilon = 0.0
     delta, share = 1.0, min(1.0, num_steps / n_b)
     for noise, delta in [(0.8, 0.03), (1.7, 0.01), (4.0, 0.003)]:
         epsilon = float(of(SHAPE, noise, delta))
-        nothing, turned = 0 * moved, np.roll(moved, 1, axis=0)
-        for one, other in [(moved, nothing), (nothing, moved), (moved, turned)]:
+        nothing, turned = 0 * shifts, np.roll(shifts, 1, axis=0)
+        for one, other in [(shifts, nothing), (nothing, shifts), (shifts, turned)]:
             mean, error = simulate_delta(one / noise, other / noise, epsilon)
             assert mean - 6 * error <= delta
-        mean, error = simulate_delta(moved / noise, -moved / noise, epsilon)
+        mean, error = simulate_delta(shifts / noise, -shifts / noise, epsilon)
         if num_steps == 2:
-            mass, p, q = ratios_on_grid(moved / noise, -moved / noise)
+            mass, p, q = ratios_on_grid(shifts / noise, -shifts / noise)
             mean, error = divergences(mass, p, q, [epsilon])[0], 0.0
         assert mean - 6 * error <= delta
         # It is at most that of known steps, in a share of an epoch.
-        mu = 2 * np.max(np.linalg.norm(moved, axis=1)) / noise
-        told = subsampled_epsilon(float(gdp.epsilon(mu, delta / share)), share)
-        assert epsilon <= told * (1 + 1e-9)
+        mu = 2 * np.max(np.linalg.norm(shifts, axis=1)) / noise
+        reported = subsampled_epsilon(float(gdp.epsilon(mu, delta / share)), share)
+        assert epsilon <= reported * (1 + 1e-9)
     # With much noise it is close to the simulation.
     assert mean > 0.05 * delta
-    assert epsilon < 0.9 * told
+    assert epsilon < 0.9 * reported
     if n_b == 12:  # an example takes part with probability 1/4, so that δ is below 0.3
         assert of(SHAPE, 1e-3, 0.3) == 0
     # With little noise it is close to that of known steps.
-    mu = 2 * np.max(np.linalg.norm(moved, axis=1)) / 0.02
-    told = subsampled_epsilon(float(gdp.epsilon(mu, 1e-5 / share)), share)
-    np.testing.assert_allclose(of(SHAPE, 0.02, 1e-5), told, rtol=0.05)
+    mu = 2 * np.max(np.linalg.norm(shifts, axis=1)) / 0.02
+    reported = subsampled_epsilon(float(gdp.epsilon(mu, 1e-5 / share)), share)
+    np.testing.assert_allclose(of(SHAPE, 0.02, 1e-5), reported, rtol=0.05)
 
 
 @pytest.mark.slow
 def test_fresh_bins_epsilon_is_at_most_that_of_known_steps():
     strategy = Toeplitz(jnp.asarray(SHAPE), jnp.zeros(0))
     sizes = {"num_steps": 12, "steps_per_epoch": 4, "adjacency": Adjacency.REPLACE}
-    got = told = 0.0
+    got = reported = 0.0
     for noise in (0.02, 0.3, 4.0):
         got = float(compiled_epsilon("fresh_bins", 12, 4)(SHAPE, noise, 1e-5))
         mu = correlated.mu(strategy, noise, order="reshuffled", **sizes)
-        told = float(gdp.epsilon(mu, 1e-5))
-        assert got <= told * (1 + 1e-9)
+        reported = float(gdp.epsilon(mu, 1e-5))
+        assert got <= reported * (1 + 1e-9)
         if noise < 0.1:
-            assert got > 0.9 * told
+            assert got > 0.9 * reported
 
 
 @pytest.mark.slow
@@ -238,8 +238,8 @@ def test_allocation_epsilon_under_replace_holds_in_simulation():
     )
     for noise, delta in [(0.8, 0.01), (2.0, 0.001)]:
         epsilon = float(replaced(noise, delta))
-        moved = np.eye(10) / noise
-        mean, error = simulate_delta(moved, -moved, epsilon)
+        shifts = np.eye(10) / noise
+        mean, error = simulate_delta(shifts, -shifts, epsilon)
         assert 0.1 * delta < mean - 6 * error <= delta
         less = float(allocation.epsilon(noise, delta, num_steps=10))
         assert less < epsilon

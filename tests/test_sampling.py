@@ -56,8 +56,8 @@ def test_each_epoch_has_every_example_once(n, b):
         chex.assert_trees_all_equal(alone, batch)
         assert not by_step.mask[num_steps:].any()
         assert batch.indices.shape == batch.mask.shape == (-(-n // b), b)
-        taken = np.sort(np.asarray(batch.indices)[np.asarray(batch.mask)])
-        np.testing.assert_array_equal(taken, np.arange(n))
+        sampled = np.sort(np.asarray(batch.indices)[np.asarray(batch.mask)])
+        np.testing.assert_array_equal(sampled, np.arange(n))
 
 
 def test_cyclic_is_in_order():
@@ -95,17 +95,17 @@ def test_poisson_sampling_is_independent_by_example(rate):
     n, steps = 400, 1500
     draw = functools.partial(sampling.poisson, n, rate, max_batch_size=n, key=KEY)
     batches = jax.jit(jax.vmap(lambda step: draw(step=step)))(np.arange(steps))
-    taken = np.zeros((steps, n), int)
+    sampled = np.zeros((steps, n), int)
     rows, places = np.nonzero(np.asarray(batches.mask))
-    np.add.at(taken, (rows, np.asarray(batches.indices)[rows, places]), 1)
-    assert taken.max() == 1  # no example twice
+    np.add.at(sampled, (rows, np.asarray(batches.indices)[rows, places]), 1)
+    assert sampled.max() == 1  # no example twice
     spread = np.sqrt(rate * (1 - rate))
     # z = 6 over 400 columns, 1500 rows, one total: false alarm below 1e-5
     # (the binomial tails at rate 0.003 are heavier: z = 9 there).
     z = 9 if rate < 0.01 else 6
-    assert np.max(np.abs(taken.mean(0) - rate)) < z * spread / np.sqrt(steps)
-    assert np.max(np.abs(taken.mean(1) - rate)) < z * spread / np.sqrt(n)
-    assert abs(taken.mean() - rate) < z * spread / np.sqrt(n * steps)
+    assert np.max(np.abs(sampled.mean(0) - rate)) < z * spread / np.sqrt(steps)
+    assert np.max(np.abs(sampled.mean(1) - rate)) < z * spread / np.sqrt(n)
+    assert abs(sampled.mean() - rate) < z * spread / np.sqrt(n * steps)
 
 
 def test_poisson_rate_is_exact_at_tiny_rates():
@@ -209,12 +209,12 @@ def test_poisson_counts_and_pairs_have_expected_frequencies(n, rate, b):
     observed = [*counts[enough], counts[~enough].sum()]
     expected = [*expected[enough], steps - expected[enough].sum()]
     assert scipy.stats.chisquare(observed, expected).pvalue > ALARM
-    taken = np.zeros((steps, n))
+    sampled = np.zeros((steps, n))
     rows, places = np.nonzero(np.asarray(mask))
-    taken[rows, np.asarray(indices)[rows, places]] = 1
+    sampled[rows, np.asarray(indices)[rows, places]] = 1
     # Each entry is binomial: z = 6.5, in at most 48² entries, is 2e-7 altogether where
     # tails are normal; that of 50 expected pairs reaches 6.5 with 1e-8.
-    together = taken.T @ taken
+    together = sampled.T @ sampled
     expected = np.where(np.eye(n), rate, rate**2) * steps
     assert np.all(np.abs(together - expected) < 6.5 * np.sqrt(expected))
 
@@ -228,8 +228,8 @@ def test_poisson_overflow_keeps_a_random_subset(n, rate, b):
     expected = scipy.stats.binom.sf(b - 1, n, rate)
     assert scipy.stats.binomtest(len(full), 10_000, expected).pvalue > ALARM
     subsets = list(itertools.combinations(range(n), b))
-    kept = [subsets.index(tuple(sorted(row))) for row in full.tolist()]
-    assert is_uniform(kept, len(subsets))
+    retained = [subsets.index(tuple(sorted(row))) for row in full.tolist()]
+    assert is_uniform(retained, len(subsets))
 
 
 @pytest.mark.diagonal("redrawn")
@@ -293,9 +293,9 @@ def test_sampling_step_uses_memory_linear_in_the_batch(draw, size):
     program = jax.make_jaxpr(lambda key: draw(key))(KEY)
     assert max(np.prod(a.shape) for a in iter_arrays(program.jaxpr)) < size * 200
     indices, mask = jax.jit(draw)(KEY)
-    kept = np.asarray(indices)[np.asarray(mask)]
-    assert len(set(kept.tolist())) == len(kept) > 50
-    assert kept.max() > 5e7
+    retained = np.asarray(indices)[np.asarray(mask)]
+    assert len(set(retained.tolist())) == len(retained) > 50
+    assert retained.max() > 5e7
 
 
 @pytest.mark.slow
@@ -411,18 +411,18 @@ def test_batches_agree_under_jit_vmap_x64_and_meshes():
     mesh = jax.make_mesh((4,), ("x",))
     split = jax.device_put((keys, steps), NamedSharding(mesh, PartitionSpec("x")))
     with jax.set_mesh(mesh):
-        apart = jax.shard_map(
+        sharded = jax.shard_map(
             lambda key, i: jax.tree.map(lambda x: x[None], draw(key[0], i[0])),
             in_specs=PartitionSpec("x"),
             out_specs=PartitionSpec("x"),
         )
-        many += [jax.tree.map(np.asarray, f(*split)) for f in (both, jax.jit(apart))]
+        many += [jax.tree.map(np.asarray, f(*split)) for f in (both, jax.jit(sharded))]
     for batches in many:
         for i in range(4):
             assert_same_batches(jax.tree.map(lambda x, i=i: x[i], batches), i)
     for indices, mask in plain(jax.random.key(3, impl="rbg"), np.uint32(2**32 - 1)):
-        kept = np.asarray(indices)[np.asarray(mask)].tolist()
-        assert len(set(kept)) == len(kept)
+        retained = np.asarray(indices)[np.asarray(mask)].tolist()
+        assert len(set(retained)) == len(retained)
 
 
 def test_extreme_sizes_and_rates_give_valid_batches():
@@ -450,13 +450,13 @@ def test_extreme_sizes_and_rates_give_valid_batches():
         )
 
     drawn, cyclic, reshuffled = jax.device_get(draw(KEY))
-    for (n, _, b, taken), (indices, mask) in zip(cases, drawn, strict=True):
+    for (n, _, b, sampled), (indices, mask) in zip(cases, drawn, strict=True):
         assert indices.shape == mask.shape == (b,)
-        kept = np.asarray(indices)[np.asarray(mask)]
-        assert len(set(kept.tolist())) == len(kept) == taken
-        assert np.all(mask == (np.arange(b) < taken))
+        retained = np.asarray(indices)[np.asarray(mask)]
+        assert len(set(retained.tolist())) == len(retained) == sampled
+        assert np.all(mask == (np.arange(b) < sampled))
         assert np.all((indices >= 0) & (indices < n))
-        assert not np.any(np.asarray(indices)[taken:])
+        assert not np.any(np.asarray(indices)[sampled:])
     for indices, mask in (cyclic, reshuffled):
         assert mask.sum() == (2**31 - 1) % 1000
         assert np.all(indices >= 0)
@@ -472,15 +472,15 @@ def test_cyclic_poisson_is_independent_within_its_group(n, groups):
         sampling.cyclic_poisson, n, rate, num_groups=groups, max_batch_size=n, key=KEY
     )
     indices, mask = jax.jit(jax.vmap(lambda i: draw(step=i)))(np.arange(steps))
-    taken = np.zeros((steps, n))
+    sampled = np.zeros((steps, n))
     rows, places = np.nonzero(np.asarray(mask))
-    np.add.at(taken, (rows, np.asarray(indices)[rows, places]), 1)
-    assert taken.max() == 1  # no example twice, and padding is not counted
+    np.add.at(sampled, (rows, np.asarray(indices)[rows, places]), 1)
+    assert sampled.max() == 1  # no example twice, and padding is not counted
     mine = np.arange(steps)[:, None] % groups == np.arange(n)[None] % groups
-    assert not taken[~mine].any()
+    assert not sampled[~mine].any()
     # 400 steps each: every pair of a group, z = 6.5 in at most 24² entries (2e-8).
     for group in range(groups):
-        part = taken[group::groups, group::groups]
+        part = sampled[group::groups, group::groups]
         expected = 400 * np.where(np.eye(part.shape[1]), rate, rate**2)
         assert np.all(np.abs(part.T @ part - expected) < 6.5 * np.sqrt(expected))
 
@@ -510,9 +510,9 @@ def test_random_bins_are_independent_by_example(n, bins):
     chosen[rows, examples] = steps
     assert chosen.min() == 0
     assert chosen.max() == bins - 1
-    taken = chosen[:, :, None] == np.arange(bins)
+    sampled = chosen[:, :, None] == np.arange(bins)
     # Every choice, and every pair of choices of two examples: z = 6.5 in 36² entries.
-    flat = taken.reshape(epochs, -1).astype(float)
+    flat = sampled.reshape(epochs, -1).astype(float)
     expected = np.full((n, bins, n, bins), bins**-2.0)
     for i in range(n):
         expected[i, :, i, :] = np.eye(bins) / bins

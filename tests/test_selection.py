@@ -209,9 +209,9 @@ def profile_epsilon(law, mu, delta):
     """Koskela, Redberg and Wang (2024): E[K] δ(ε − (1 + η) log(e^ε₁ + …)) at ε₁."""
     first = np.linspace(0.01, 2, 100)
     with jax.enable_x64(True):
-        lost = np.asarray(gdp.delta(mu, first))
+        deltas = np.asarray(gdp.delta(mu, first))
         base = float(gdp.epsilon(mu, delta / law.mean))
-    ratio = np.exp(first) + (1 - law.stop) / law.stop * lost
+    ratio = np.exp(first) + (1 - law.stop) / law.stop * deltas
     return base + (1 + law.shape) * np.log(np.min(ratio))
 
 

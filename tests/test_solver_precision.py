@@ -177,8 +177,8 @@ def rounded_runs(step):
 def test_rounding_stays_under_its_bound(rounded_runs, step):
     share, shift = rounded_runs.in_float32
     steps = (1 - 0.95**rounded_runs.num_steps) / 0.05
-    apart = np.linalg.norm(rounded_runs.single - rounded_runs.double)
-    assert 0 < apart <= share / 2 * shift * steps
+    error = np.linalg.norm(rounded_runs.single - rounded_runs.double)
+    assert 0 < error <= share / 2 * shift * steps
     assert share > 0.05  # in float32 there would be no guarantee
     share, _ = rounded_runs.in_float64
     assert 0 < share < 1e-6

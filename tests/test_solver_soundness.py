@@ -228,24 +228,24 @@ def sum_distances(solver, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", ["noisy_gd", "noisy_cyclic_gd", "noisy_sgd"])
 def test_step_noise_covers_a_replaced_example(step_runs, solver, dtype):
-    moved = sum_distances(solver, dtype)
+    distances = sum_distances(solver, dtype)
     # A sum of eight terms in float32 has an error of at most 8 u of their sizes.
-    assert moved.max() <= 2 * BOUND + 2 * N * 2**-24 * N * BOUND
-    assert moved.max() >= 2 * C * (1 - 1e-5)
+    assert distances.max() <= 2 * BOUND + 2 * N * 2**-24 * N * BOUND
+    assert distances.max() >= 2 * C * (1 - 1e-5)
     for record in step_runs[0].records:
         assert record.sums.dtype == ("float64" if dtype == "float64" else "float32")
         stddev = np.float64(record.stddevs) * DIVISORS.get(solver, BATCH)
         assert SIGMA * BOUND <= stddev * (1 + 2**-50) <= SIGMA * BOUND * (1 + 2**-22)
     if solver == "noisy_cyclic_gd":  # the example is in the second of three steps
-        np.testing.assert_array_equal(moved > 0, np.arange(9) % 3 == 1)
+        np.testing.assert_array_equal(distances > 0, np.arange(9) % 3 == 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_round_noise_covers_a_replaced_example(random_round_runs, dtype):
-    moved = sum_distances("random_round_sgd", dtype)
+    distances = sum_distances("random_round_sgd", dtype)
     run = random_round_runs[0]
-    assert len(moved) == int(run.result.num_steps)
-    assert moved.max() <= 2 * C * (1 + 1e-6)
+    assert len(distances) == int(run.result.num_steps)
+    assert distances.max() <= 2 * C * (1 + 1e-6)
     for record in run.records:
         assert np.float64(record.stddevs) >= SIGMA * BOUND * (1 - 2**-50)
     # R is drawn from a stream of its own.
@@ -256,13 +256,13 @@ def test_random_round_noise_covers_a_replaced_example(random_round_runs, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_output_noise_covers_a_replaced_example(output_runs, dtype):
-    (moved,) = sum_distances("output_perturbation", dtype)
+    (distances,) = sum_distances("output_perturbation", dtype)
     result, (record,) = output_runs[0]
     assert record.sums.dtype == np.float64  # nothing is cast before noise is added
     real = iteration.gradient_descent_sensitivity(
         num_steps=6, num_examples=N, **SETTING
     )
-    assert 0.5 * float(real) <= moved <= float(result.sensitivity)
+    assert 0.5 * float(real) <= distances <= float(result.sensitivity)
     np.testing.assert_allclose(result.sensitivity, real, rtol=3e-7)
     spent = float(result.sensitivity) / float(record.stddevs)
     assert spent <= float(result.guarantee.mu) <= spent * (1 + 1e-6)
@@ -271,9 +271,9 @@ def test_output_noise_covers_a_replaced_example(output_runs, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_momentum_noise_covers_a_replaced_example(momentum_runs, dtype):
-    moved = sum_distances("dp_nsgd", dtype)
-    assert 2 * C * (1 - 1e-5) <= moved.max() <= 2 * C * (1 + 1e-6)
-    np.testing.assert_array_equal(moved > 0, np.arange(9) % 3 == 1)
+    distances = sum_distances("dp_nsgd", dtype)
+    assert 2 * C * (1 - 1e-5) <= distances.max() <= 2 * C * (1 + 1e-6)
+    np.testing.assert_array_equal(distances > 0, np.arange(9) % 3 == 1)
     result, records = momentum_runs[0]
     account = functools.partial(
         momentum_mu, num_steps=9, steps_per_epoch=3, order="fixed"
@@ -293,12 +293,12 @@ def test_momentum_noise_covers_a_replaced_example(momentum_runs, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reduced_momentum_noise_covers_a_replaced_example(reduced_momentum_runs, dtype):
-    moved = sum_distances("sensitivity_reduced_nsgd", dtype)
+    distances = sum_distances("sensitivity_reduced_nsgd", dtype)
     mixed = 0.7 * 0.11 + 0.3 * C
     bounds = np.array([C, mixed, 0.07])
-    assert np.all(moved <= 2 * bounds * (1 + 1e-6))
-    assert np.all(moved.max(axis=0) >= 2 * bounds * [0.99, 0.3, 0.3])
-    np.testing.assert_array_equal(moved[:, 0] > 0, np.arange(9) % 3 == 1)
+    assert np.all(distances <= 2 * bounds * (1 + 1e-6))
+    assert np.all(distances.max(axis=0) >= 2 * bounds * [0.99, 0.3, 0.3])
+    np.testing.assert_array_equal(distances[:, 0] > 0, np.arange(9) % 3 == 1)
     result, records = reduced_momentum_runs[0]
     with jax.enable_x64(True):
         spent = float(

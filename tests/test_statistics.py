@@ -75,12 +75,12 @@ def sums_in_units(name, monkeypatch, batches):
     """
 
     def spied(statistic_name, statistic, data, params, key, stddev, *static):
-        taken = []
+        sums_ = []
 
         class Spy(_release.Noise):
             def __call__(self, sums, step=0):
-                taken.append(sums)
-                return jnp.zeros_like(sums) + (-1.0) ** len(taken)
+                sums_.append(sums)
+                return jnp.zeros_like(sums) + (-1.0) ** len(sums_)
 
         def widen(x):
             return jnp.asarray(x).astype(jnp.float64)
@@ -88,7 +88,7 @@ def sums_in_units(name, monkeypatch, batches):
         data, params = jax.tree.map(widen, (data, params))
         with jax.disable_jit():  # a scan is a loop in Python
             statistic(data, params, Spy(key, widen(stddev), "real"))
-        return jnp.concatenate([x.reshape(-1) for x in taken])
+        return jnp.concatenate([x.reshape(-1) for x in sums_])
 
     monkeypatch.setattr(_release, "_run", spied)
 
@@ -111,16 +111,16 @@ def test_sums_never_move_farther_than_the_event_says(name, monkeypatch):
     # In units of the largest contribution; the quantile has three sums.
     sums = sums_in_units(name, monkeypatch, batches)
     sums = sums / math.sqrt(3 if name == "quantile" else 1)
-    moved = np.linalg.norm(sums[1:] - sums[0], axis=1)
+    distances = np.linalg.norm(sums[1:] - sums[0], axis=1)
     between = np.linalg.norm(sums[:, None] - sums[None, :], axis=2)
     if name in ("loss", "accuracy"):  # there a NaN is the worst loss
-        moved = moved / 2
-    assert moved.max() <= 1
+        distances = distances / 2
+    assert distances.max() <= 1
     assert between.max() <= REPLACED[name]
     # Rows attain the bounds, but for the slack of clipping, and where the proof of the
     # bound for the variance is not tight. Quantiles of all thresholds do not at once.
     attained = {"variance": 0.95, "quantile": 0.75}.get(name, 0.99)
-    assert moved.max() >= attained
+    assert distances.max() >= attained
     assert between.max() >= attained * REPLACED[name]
 
 

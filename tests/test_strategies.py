@@ -119,9 +119,9 @@ def sensitivity_times_error(strategy, workload, order="fixed", **asked):
 def dense_toeplitz_product(c, workload, *, num_steps, steps_per_epoch):
     """The same product for coefficients c >= 0 and a fixed order, from the matrices."""
     c = np.tril(scipy.linalg.toeplitz(np.pad(c, (0, num_steps - len(c)))))
-    moved = [c[:, place::steps_per_epoch].sum(1) for place in range(steps_per_epoch)]
+    columns = [c[:, place::steps_per_epoch].sum(1) for place in range(steps_per_epoch)]
     error = np.linalg.norm(dense_workload(workload, num_steps) @ np.linalg.inv(c))
-    return np.max(np.linalg.norm(moved, axis=1)) * error / np.sqrt(num_steps)
+    return np.max(np.linalg.norm(columns, axis=1)) * error / np.sqrt(num_steps)
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,11 @@ def test_one_band_per_step_of_an_epoch_is_nearly_optimal(x64):
 def test_one_inverse_band_equals_the_geometric_optimum(workload, x64):
     """Too long a step gives growing coefficients; the descent must not stop there."""
     workload = getattr(workloads, workload)(*[0.99] * (workload != "prefix_sum"))
-    asked = {"num_steps": 1000, "steps_per_epoch": 100}
-    one = strategies.optimize("geometric", workload, **asked)
-    other = strategies.optimize("banded_inverse", workload, **asked)
+    options = {"num_steps": 1000, "steps_per_epoch": 100}
+    one = strategies.optimize("geometric", workload, **options)
+    other = strategies.optimize("banded_inverse", workload, **options)
     np.testing.assert_allclose(other.product, one.product, rtol=1e-5)
-    more = strategies.optimize("banded_inverse", workload, num_vectors=3, **asked)
+    more = strategies.optimize("banded_inverse", workload, num_vectors=3, **options)
     assert more.product < one.product
 
 
@@ -217,16 +217,16 @@ def test_optimized_bands_improve_on_the_square_root(kind, size, x64):
 
 def test_descent_with_numpy_equals_descent_with_xla(x64):
     workload = workloads.momentum_sum(0.9, weight_decay=0.01)
-    asked = {
+    options = {
         "kind": "rational",
         "num_steps": 20,
         "steps_per_epoch": 5,
         "order": "fixed",
     }
     x = np.array([2.5, 0.5])
-    result = _optimize._value_and_grad(x, workload, **asked)
+    result = _optimize._value_and_grad(x, workload, **options)
     assert all(isinstance(y, (np.ndarray, np.generic)) for y in result)
-    compiled = _optimize._value_and_grad.__wrapped__(x, workload, **asked)
+    compiled = _optimize._value_and_grad.__wrapped__(x, workload, **options)
     for one, other in zip(result, compiled, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
@@ -372,8 +372,8 @@ def test_schedule_of_independent_noise_attains_the_dual_bound(name, order, x64):
 
     def squared_product(s):
         """Squared error times squared sensitivity, for columns f[E, n_b] or f[E, 1]."""
-        moved = np.max(np.sum(s**2, axis=0))
-        return np.sum(w.reshape(epochs, N_B) / s**2) / NUM_STEPS * moved
+        sensitivity = np.max(np.sum(s**2, axis=0))
+        return np.sum(w.reshape(epochs, N_B) / s**2) / NUM_STEPS * sensitivity
 
     result = strategies.scheduled(
         shape, workload, num_steps=NUM_STEPS, steps_per_epoch=N_B, order=order
@@ -415,8 +415,8 @@ def test_schedules_improve_correlated_noise(name, order, x64):
     factors = result.factors.reshape(-1, N_B)
     rng = np.random.default_rng(0)
     for _ in range(4):
-        moved = factors * (1 + 0.05 * rng.normal(size=(factors.shape[0], 1)))
-        other = strategies.scaled(shape, moved.ravel())
+        perturbed = factors * (1 + 0.05 * rng.normal(size=(factors.shape[0], 1)))
+        other = strategies.scaled(shape, perturbed.ravel())
         assert scheduled_product(other, workload, order) >= best * (1 - 1e-3)
     np.testing.assert_allclose(np.mean(result.factors**-2), 1, rtol=1e-6)
 
@@ -466,18 +466,22 @@ def test_amplified_strategy_meets_target_with_less_error(
 ):
     workload = workloads.momentum(0.9)
     sizes = {"num_steps": num_steps, "steps_per_epoch": num_steps // 3}
-    asked = {**sizes, "sampling": sampling, "adjacency": Adjacency.ZERO_OUT}
-    result = strategies.amplified(workload, **asked, epsilon=2.0, delta=1e-4)
+    options = {**sizes, "sampling": sampling, "adjacency": Adjacency.ZERO_OUT}
+    result = strategies.amplified(workload, **options, epsilon=2.0, delta=1e-4)
     with jax.enable_x64(True):  # a float32 of ε is rounded up, past the target
         used = float(
-            correlated.epsilon(result.strategy, result.noise_multiplier, 1e-4, **asked)
+            correlated.epsilon(
+                result.strategy, result.noise_multiplier, 1e-4, **options
+            )
         )
     assert 1.99 < used <= 2.0
     error = correlated.error(result.strategy, workload, num_steps)
     np.testing.assert_allclose(result.error, result.noise_multiplier * error, rtol=1e-6)
     random = sampling == "random_bins"
     other = strategies.geometric(0.9) if random else strategies.independent()
-    needed = calibrate.solve(lambda x: correlated.epsilon(other, x, 1e-4, **asked), 2.0)
+    needed = calibrate.solve(
+        lambda x: correlated.epsilon(other, x, 1e-4, **options), 2.0
+    )
     assert needed * correlated.error(other, workload, num_steps) > result.error
 
 

@@ -304,15 +304,15 @@ def test_constants_in_a_scan_are_not_stacked():
 
 def test_callbacks_run_once_per_example_and_constant_losses_work():
     """Losses may be weakly typed or NumPy numbers, too."""
-    seen = []
+    calls = []
 
     def loss(w, x):
-        jax.debug.callback(lambda value: seen.append(float(value)), x[0])
+        jax.debug.callback(lambda value: calls.append(float(value)), x[0])
         return jnp.sum(x @ w)
 
     w, x = normal(0, 3, 4), normal(1, 5, 3)
     for engine in ("bookkeeping", "vmap"):
-        seen.clear()
+        calls.clear()
 
         @jax.jit
         def run(w, x, engine=engine):
@@ -322,7 +322,7 @@ def test_callbacks_run_once_per_example_and_constant_losses_work():
 
         _, *constants = jax.block_until_ready(run(w, x))
         jax.effects_barrier()
-        np.testing.assert_allclose(sorted(seen), np.sort(x[:, 0]), rtol=1e-6)
+        np.testing.assert_allclose(sorted(calls), np.sort(x[:, 0]), rtol=1e-6)
         for grads, per_example in constants:
             np.testing.assert_array_equal(grads, 0.0)
             np.testing.assert_array_equal(per_example.loss, np.full(5, 2.0))
@@ -379,14 +379,14 @@ def test_equal_blocks_share_traces_and_match_reference():
     """The trace of one block is reused only where others differ in variables alone."""
 
     def loss(params, x):
-        kept = []
+        traces = []
         for i, (w, v, b) in enumerate(params):
             both = jnp.concatenate([w, v] if i % 2 else [v, w])
             h = jnp.tanh(x @ both + b)
             left, right = (h, x) if i in (1, 2) else (x, h)
             x = left * (0.5 if i < 4 else -0.25) - right
-            kept.append(h)
-        return jnp.sum(kept[1] * x) + jnp.sum(kept[4])
+            traces.append(h)
+        return jnp.sum(traces[1] * x) + jnp.sum(traces[4])
 
     params = [
         (normal(3 * i, 2, 4), normal(3 * i + 1, 2, 4), normal(3 * i + 2, 4))

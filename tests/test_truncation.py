@@ -102,11 +102,11 @@ def test_delta_of_one_step_is_the_mixture_over_overflow(x64, adjacency):
     kind = "replace" if adjacency is Adjacency.REPLACE else "remove"
     delta = compiled_function(adjacency, pld.delta)
     for n, b, q, noise in [(6, 2, 0.4, 1.3), (50, 8, 0.1, 0.7), (9, 8, 0.5, 2.1)]:
-        full, taken = overflow_probabilities(n, q, b)
+        full, fraction = overflow_probabilities(n, q, b)
         for epsilon in (0.0, 0.4, 3.0):
             usual = reference_pld.single_delta(kind, 1 / noise, q, epsilon)
-            moved = reference_pld.single_delta("fixed", 2 / noise, taken, epsilon)
-            exact = float((1 - full) * usual + full * moved)
+            shifted = reference_pld.single_delta("fixed", 2 / noise, fraction, epsilon)
+            exact = float((1 - full) * usual + full * shifted)
             result = float(delta(epsilon, noise, q, n, b, 1))
             # The error of a grid of 4096 intervals, as for one Poisson step.
             assert exact * (1 - 1e-7) <= result <= exact * 1.001 + 1e-12
@@ -124,9 +124,9 @@ def outputs_by_batch_size(mine, others, q, b):
             batches = [((), 1.0)] if not mine else [((), 1 - q), (tuple(mine), q)]
             for own, share in batches:
                 batch = drawn + own
-                kept = list(itertools.combinations(batch, min(b, len(batch))))
+                subsets = list(itertools.combinations(batch, min(b, len(batch))))
                 cases[min(size, b)] += [
-                    (sum(k), chance * share / len(kept)) for k in kept
+                    (sum(k), chance * share / len(subsets)) for k in subsets
                 ]
     return cases
 
@@ -187,7 +187,7 @@ def epsilon_by_peer(noise, q, n, b, count, delta, adjacency):
 
     The peer takes REPLACE with twice the norm for any overflow: a shift by four.
     """
-    full, taken = overflow_probabilities(n, q, b)
+    full, fraction = overflow_probabilities(n, q, b)
     relation = (
         peer.NeighborRel.REPLACE_ONE
         if adjacency is Adjacency.REPLACE
@@ -196,7 +196,7 @@ def epsilon_by_peer(noise, q, n, b, count, delta, adjacency):
     make = functools.partial(
         peer.from_gaussian_mechanism, value_discretization_interval=_GRID
     )
-    moved = make(noise / 2, sampling_prob=taken)
+    shifted = make(noise / 2, sampling_prob=fraction)
     usual = make(noise, sampling_prob=q, neighboring_relation=relation)
     own = peer.from_truncated_subsampled_gaussian_mechanism(
         n,
@@ -208,7 +208,7 @@ def epsilon_by_peer(noise, q, n, b, count, delta, adjacency):
     )
     return [
         x.self_compose(count).get_epsilon_for_delta(delta)
-        for x in (moved.compute_mixture(usual, full), own)
+        for x in (shifted.compute_mixture(usual, full), own)
     ]
 
 
@@ -293,9 +293,9 @@ def test_composed_steps_with_little_noise_agree_with_dp_accounting(
         ours = float(epsilon(delta, noise, q, n, b, count))
         assert theirs - interval * count < ours < theirs * 1.001, b
     b = 2 * size if size < 100 else size + 3 * round(size**0.5)
-    full, taken = overflow_probabilities(n, q, b)
-    moved = make(noise / 2, sampling_prob=taken)
-    mixture = moved.compute_mixture(usual, full).self_compose(count)
+    full, fraction = overflow_probabilities(n, q, b)
+    shifted = make(noise / 2, sampling_prob=fraction)
+    mixture = shifted.compute_mixture(usual, full).self_compose(count)
     theirs = mixture.get_epsilon_for_delta(delta)
     ours = float(epsilon(delta, noise, q, n, b, count))
     assert theirs - interval * count < ours < theirs * 1.001
