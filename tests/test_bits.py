@@ -101,7 +101,7 @@ def test_outputs_of_a_thousand_coordinates():
     ordered, runs, d = reachable(SIGMA), 20, 1000
     example = np.full((runs, d), 1 / math.sqrt(d), np.float32)
     distinguishing = ~is_in(ordered, outputs(dpjax.add_gaussian_noise, example))
-    # At least one coordinate distinguishes each run, and on average most coordinates do.
+    # At least one coordinate distinguishes each run; on average, most coordinates do.
     assert np.all(distinguishing.any(axis=1))
     assert np.mean(distinguishing) > 0.5
     q = float(noise.lattice_spacing(SIGMA))
