@@ -279,8 +279,8 @@ def dp_nsgd(
       An optax transformation from the clipped sum to updates.
 
     Raises:
-      ValueError: an argument is out of range, or `tree_momentum` (without a strategy) or
-        `correlated_noise` (with a strategy) refuses an argument.
+      ValueError: an argument is out of range; an argument is invalid for
+        `tree_momentum`, or with a strategy for `correlated_noise`.
 
     Privacy: the whole run is μ-GDP. Without a strategy, μ is
     `accounting.tree.momentum_mu(noise_multiplier, ...)`. With a strategy, μ is

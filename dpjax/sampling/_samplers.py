@@ -43,8 +43,9 @@ def check_sizes(**sizes: int) -> list[int]:
 def check_number(name: str, value: ArrayLike) -> jax.Array:
     """Return a step or epoch number as u32[].
 
-    Raise ValueError if the number is not one integer, or is not traced and out of
-    range. `name` is the number's name in the message.
+    Raise ValueError if the number is not one integer, or is a concrete number that is
+    not from 0 to 2³² − 1. A traced number is used modulo 2³². `name` is the number's
+    name in the message.
     """
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
         raise ValueError(f"{name} must be one integer; got {value!r}.")
@@ -93,7 +94,7 @@ def fixed_size(
         static step is out of range; key is not a typed key.
 
     Privacy: under `REPLACE`, the sampler is sampling without replacement with fixed
-    size, at sampling rate b / n.
+    size, at sampling rate b / n, provided that the random bits are uniform.
 
     Example:
       >>> import jax
@@ -195,9 +196,9 @@ def cyclic_poisson(
         2³².
 
     Returns:
-      A `Batch` of i32[b] and bool[b]. The sampler draws from ⌈n / p⌉ slots per group.
-      A group with one example fewer has one slot without an example. If this slot is
-      drawn, it is padding.
+      A `Batch` of i32[b] and bool[b], in uniformly random order. The sampler draws from
+      ⌈n / p⌉ slots per group. A group with ⌈n / p⌉ − 1 examples has one slot without an
+      example. If this slot is drawn, the slot is padding, which need not be last.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; num_groups is
@@ -234,7 +235,7 @@ def cyclic_poisson(
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
-    """The positions of each step's examples in the order of an epoch, and a mask.
+    """The positions of each step's examples in the epoch's order, and a mask.
 
     The epoch has n examples and k = ⌈n / b⌉ steps with at most b examples each.
 
@@ -247,7 +248,7 @@ def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """The positions u32[b] and mask bool[b] of one step of an epoch, as in `_epoch`.
+    """The positions u32[b] and the mask bool[b] of one step, as in `_epoch`.
 
     A step after the epoch's last step has only padding.
     """
@@ -277,9 +278,9 @@ def cyclic(num_examples: int, batch_size: int) -> Batch:
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1.
 
-    Privacy: an example takes part in the same step of every epoch (order "fixed"). An
-    example's step depends on the number of examples before it. So a guarantee holds
-    under `ZERO_OUT` or `REPLACE`, and not under `ADD_REMOVE`.
+    Privacy: an example takes part in the same step of every epoch: order "fixed" of the
+    accountants. An example's step depends on the number of examples before it. So a
+    guarantee holds under `ZERO_OUT` or `REPLACE`, and not under `ADD_REMOVE`.
 
     Example:
       >>> batch = cyclic(5, 2)
@@ -339,11 +340,11 @@ def reshuffled(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
-    Privacy: an example takes part in one arbitrary step of each epoch (order
-    "reshuffled"), under `ZERO_OUT` or `REPLACE`. A guarantee for this order is the
-    worst case over all assignments of examples to steps, however they are drawn. So the
-    guarantee does not depend on the distribution of the order. The order is uniformly
-    random for n up to 2¹⁴, and a pseudo-random permutation for larger n.
+    Privacy: an example takes part in one arbitrary step of each epoch: order
+    "reshuffled" of the accountants, under `ZERO_OUT` or `REPLACE`. The accountants take
+    the worst case over all assignments of examples to steps. So the guarantee does not
+    depend on the distribution of the order. The order is uniformly random for n up to
+    2¹⁴, and a pseudo-random permutation for larger n.
 
     Example:
       >>> import jax
@@ -376,8 +377,8 @@ def reshuffled_step(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         or step is out of range; key is not a typed key.
 
-    Privacy: a run has the privacy of `reshuffled` if it takes each step of an epoch
-    once, before it begins the next epoch.
+    Privacy: a run has the privacy of `reshuffled` if the run does each step of an epoch
+    once, before the run begins the next epoch.
 
     Example:
       >>> import jax
@@ -395,7 +396,7 @@ def _permuted_examples(
 ) -> Batch:
     """The batch of the examples at given positions of an epoch's random order.
 
-    `mask` is False for padding, whose indices become 0.
+    `mask` is False for padding. The indices of padding become 0.
     """
     key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
     return Batch(jnp.where(mask, _order.values_at(key, n, positions), 0), mask)
