@@ -119,11 +119,12 @@ def correlated_noise(
     Raises:
       ValueError: the strategy has more coefficients than num_steps, has coefficients
         that float32 cannot represent, or does not support "regenerate"; stddev is out
-        of range; num_steps is traced, or not from 1 to 2³¹ − 2; key is not a typed key;
-        buffer or arithmetic is unknown; an update is not real; inside `jax.shard_map`,
-        check_vma is False. With "real" and a memory of one or more vectors also: an
-        update's shape differs from the parameter's. With "discrete" also: buffer is
-        "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d coordinates.
+        of range (a JAX array may give NaN updates instead); num_steps is traced, or not
+        from 1 to 2³¹ − 2; key is not a typed key; buffer or arithmetic is unknown; an
+        update is not real; inside `jax.shard_map`, check_vma is False. With "real" and
+        one or more stored vectors also: an update's shape differs from the parameter's.
+        With "discrete" also: buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for
+        d coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
@@ -468,10 +469,11 @@ def tree_momentum(
       no guarantee holds then.
 
     Raises:
-      ValueError: decay is outside [0, 1); stddev is out of range; num_steps is traced,
-        or not from 1 to 2³¹ − 2; key is not a typed key; buffer is unknown; an update
-        is not real; with buffer="stored" and T >= 2, an update's shape differs from the
-        parameter's; inside `jax.shard_map`, check_vma is False.
+      ValueError: decay is outside [0, 1); stddev is out of range (a JAX array may give
+        NaN updates instead); num_steps is traced, or not from 1 to 2³¹ − 2; key is not
+        a typed key; buffer is unknown; an update is not real; with buffer="stored" and
+        T >= 2, an update's shape differs from the parameter's; inside `jax.shard_map`,
+        check_vma is False.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, even if each g_i depends on

@@ -66,9 +66,9 @@ class AliasTable(NamedTuple):
 
     The probability of an integer z is proportional to e^{−z²/(2·512²)}. The table has
     k = 2¹⁴ columns. Column i stands for the integer i − 8192, and has a threshold and
-    an alias, which is the index of a column. A draw selects a column uniformly.
-    If a random number of 98 bits is below the threshold, the draw gives the integer of
-    the selected column. Otherwise the draw gives the integer of the alias.
+    an alias, which is the index of a column. A draw selects a column uniformly. If a
+    random number of 98 bits is below the threshold, the draw gives the integer of the
+    selected column. Otherwise the draw gives the integer of the alias.
 
     Attributes:
       packed: the first 18 bits of the threshold, then the 14 bits of the alias, u32[k].
@@ -273,7 +273,8 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
       draws; 0 for stddev 0.
 
     Raises:
-      ValueError: stddev is neither 0 nor from 2⁻¹⁰⁰ to 2¹⁰⁰; draws is neither 2 nor 3.
+      ValueError: stddev is neither 0 nor from 2⁻¹⁰⁰ to 2¹⁰⁰ (a JAX array may give NaN
+        instead); draws is neither 2 nor 3.
 
     Example:
       >>> print(f"{lattice_spacing(1.0):.2e}")
@@ -414,8 +415,9 @@ def add_discrete_gaussian_noise(
       the update is NaN or infinite. The result is cast to the update's dtype.
 
     Raises:
-      ValueError: stddev is out of range; draws is neither 2 nor 3; key is not a
-        typed key; an update is not real; inside `jax.shard_map`, check_vma is False.
+      ValueError: stddev is out of range (a JAX array may give NaN updates instead);
+        draws is neither 2 nor 3; key is not a typed key; an update is not real; inside
+        `jax.shard_map`, check_vma is False.
 
     Privacy: let the incoming sums have d coordinates. For any two neighbouring data
     sets, let these sums, as computed in floating point, differ by at most S in L2 norm.

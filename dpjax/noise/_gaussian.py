@@ -190,8 +190,7 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
     Args:
       stddev: the noise's standard deviation per coordinate, f[], in the units of the
         incoming sum (noise multiplier times clip norm), 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰;
-        may be traced. The value used is stddev rounded up to float32. A traced number
-        out of range gives NaN updates.
+        may be traced. The value used is stddev rounded up to float32.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run.
 
@@ -200,8 +199,9 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
       in float32 or wider, and the result is cast back to the update's dtype.
 
     Raises:
-      ValueError: stddev is out of range; key is not a typed key; an update is not real;
-        inside `jax.shard_map`, check_vma is False.
+      ValueError: stddev is out of range (a JAX array may give NaN updates instead); key
+        is not a typed key; an update is not real; inside `jax.shard_map`, check_vma is
+        False.
 
     Privacy: a step whose incoming sum has L2 sensitivity s is (s / stddev)-GDP; steps
     compose by `accounting.gdp.compose`. The guarantee is for real arithmetic and ideal

@@ -10,10 +10,10 @@ the number of examples.
 1. `Batch`: the indices of the examples that take part, and a mask that is False for
    padding.
 2. Samplers in which every example takes part a fixed number of times per epoch: k times
-   in `random_allocation_step`, and once in all others. `cyclic` uses the data's own
-   order. `reshuffled` uses a random order. In `random_bins` every example picks a step
-   at random. `cyclic_step`, `reshuffled_step` and `random_bins_step` compute the batch
-   of a single step.
+   in `random_allocation_step`, and once in the other samplers. `cyclic` uses the data's
+   own order. `reshuffled` uses a random order. In `random_bins` every example picks a
+   step at random. `cyclic_step`, `reshuffled_step` and `random_bins_step` compute the
+   batch of a single step.
 3. Samplers that draw a new batch in every step. `fixed_size` draws a given number of
    examples without replacement. In `poisson` every example takes part with the same
    probability, independently of all others. `cyclic_poisson` does the same for one

@@ -116,11 +116,11 @@ _TRIES = 4
 def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
     """An independent uniform number from 0 to m − 1 for every example, i32[n].
 
-    Each example has four draws of 32 bits. A draw is accepted if it is below the
-    largest multiple of m that is at most 2³². Larger draws, fewer than m of the 2³²
-    values, would favour small numbers. The example's number is the first accepted draw,
-    modulo m. If no draw is accepted, which has probability at most (m / 2³²)⁴, the
-    number is the last draw modulo m. Only in this case is the number not uniform.
+    Each example has four draws of 32 bits. A draw is accepted if the draw is below the
+    largest multiple of m that is at most 2³². The other values, fewer than m, would
+    favour small numbers. The example's number is the first accepted draw, modulo m. If
+    no draw is accepted, which has probability at most (m / 2³²)⁴, the number is the
+    last draw modulo m. Only in this case is the number not uniform.
     """
     draws = jax.random.bits(key, (_TRIES, n), jnp.uint32)
     # The comparison is with the largest accepted value, since 2³² exceeds uint32.

@@ -48,7 +48,7 @@ _Draw = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def _draw_until_accepted(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
-    """Call `draw` with new keys until its numbers are accepted; return them, i32[size].
+    """Call `draw` with new keys until it accepts its numbers, and return the numbers.
 
     `draw` maps a key to numbers, i32[size], and to whether the numbers are accepted,
     bool[].

@@ -198,7 +198,8 @@ def cyclic_poisson(
     Returns:
       A `Batch` of i32[b] and bool[b], in uniformly random order. The sampler draws from
       ⌈n / p⌉ slots per group. A group with ⌈n / p⌉ − 1 examples has one slot without an
-      example. If this slot is drawn, the slot is padding, which need not be last.
+      example. If this slot is drawn, the batch has padding in its place. So padding
+      need not be last.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; num_groups is
@@ -278,9 +279,10 @@ def cyclic(num_examples: int, batch_size: int) -> Batch:
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1.
 
-    Privacy: an example takes part in the same step of every epoch: order "fixed" of the
-    accountants. An example's step depends on the number of examples before it. So a
-    guarantee holds under `ZERO_OUT` or `REPLACE`, and not under `ADD_REMOVE`.
+    Privacy: an example takes part in the same step of every epoch. Accountants call
+    this order "fixed". An example's step depends on the number of examples before the
+    example. So a guarantee holds under `ZERO_OUT` or `REPLACE`, and not under
+    `ADD_REMOVE`.
 
     Example:
       >>> batch = cyclic(5, 2)
@@ -340,11 +342,11 @@ def reshuffled(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
-    Privacy: an example takes part in one arbitrary step of each epoch: order
-    "reshuffled" of the accountants, under `ZERO_OUT` or `REPLACE`. The accountants take
-    the worst case over all assignments of examples to steps. So the guarantee does not
-    depend on the distribution of the order. The order is uniformly random for n up to
-    2¹⁴, and a pseudo-random permutation for larger n.
+    Privacy: under `ZERO_OUT` or `REPLACE`, an example takes part in one arbitrary step
+    of each epoch. Accountants call this order "reshuffled", and take the worst case
+    over all assignments of examples to steps. So the guarantee does not depend on the
+    distribution of the order. The order is uniformly random for n up to 2¹⁴, and a
+    pseudo-random permutation for larger n.
 
     Example:
       >>> import jax
