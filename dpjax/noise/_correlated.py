@@ -91,11 +91,12 @@ def correlated_noise(
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds another key, derived from this key.
-      buffer: whether to store earlier noise or to draw it again. "stored" retains
-        `strategy.num_vectors` vectors (⌊log₂ T⌋ for a tree), and draws one Gaussian
-        vector per step. "regenerate" retains no vectors, and draws the Gaussian vectors
-        of earlier steps again. "regenerate" is for strategies with banded C⁻¹
-        (`geometric`, `banded_inverse`) and for `strategies.tree`. With "regenerate",
+      buffer: whether to store earlier noise or to draw it again. "stored" retains m
+        vectors, and draws one Gaussian vector per step. The number m is ⌊log₂ T⌋ for a
+        tree, and otherwise `num_vectors` of the strategy's Toeplitz matrix.
+        "regenerate" retains no vectors, and draws the Gaussian vectors of earlier steps
+        again. "regenerate" is for strategies with banded C⁻¹ (`geometric`,
+        `banded_inverse`, scaled or not) and for `strategies.tree`. With "regenerate",
         the sums must have the same dtypes in all steps and, inside `jax.shard_map`, the
         same sharding. Otherwise a vector drawn again would differ from the vector drawn
         first. For the same key, both modes give the same noise up to rounding.

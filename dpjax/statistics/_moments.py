@@ -231,7 +231,7 @@ def variance(
       can make a variance negative.
 
     Raises:
-      ValueError: as for `mean`.
+      ValueError: as for `mean`; center does not broadcast to the shape of an example.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
     REPLACE, μ is 1.5 / z without a center and √2 / z with a center. A row with a NaN or
@@ -302,7 +302,7 @@ def covariance(
       standard deviation √2 z C / N in each coordinate.
 
     Raises:
-      ValueError: as for `mean`; data is not f[n, d].
+      ValueError: as for `mean`; data is not f[n, d]; center does not broadcast to f[d].
 
     Privacy: as for `variance`, with the same μ. The whole matrix costs no more privacy
     than its diagonal.
