@@ -119,7 +119,8 @@ def poisson(
     """One step in which each example takes part independently with probability q.
 
     The number of examples is drawn first, and the examples after that. The time is
-    O(b log b) for every n.
+    O(b log b) for every n. In addition, the first call with given n, q and b tabulates
+    the distribution of the number of examples, in time O(√n).
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -141,8 +142,8 @@ def poisson(
     adjacency, provided that the random bits are uniform. The distribution of the number
     of examples is within 1e-31 of the binomial distribution in total variation, and no
     example's probability is above q. Given the number, all subsets of this size are
-    exactly equally likely. Leaving examples out on overflow is a different mechanism:
-    use `accounting.truncation` to account for it.
+    exactly equally likely. Leaving examples out on overflow is a different mechanism,
+    for which `accounting.truncation` accounts.
 
     Example:
       >>> import jax
@@ -208,10 +209,10 @@ def cyclic_poisson(
 
     Privacy: without overflow, the sampler is Poisson sampling of the group at rate q,
     independently in every step, provided that the random bits are uniform. An example's
-    group depends on the number of examples before it. So a guarantee holds under
-    `ZERO_OUT` or `REPLACE`, and under `ADD_REMOVE` only for p = 1. Leaving examples out
-    on overflow is a different mechanism: use `accounting.truncation` with ⌈n / p⌉
-    examples to account for it.
+    group depends on the number of examples before the example. So a guarantee holds
+    under `ZERO_OUT` or `REPLACE`, and under `ADD_REMOVE` only for p = 1. Leaving
+    examples out on overflow is a different mechanism, for which `accounting.truncation`
+    with ⌈n / p⌉ examples accounts.
 
     Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153.
 

@@ -209,7 +209,7 @@ def variance(
     Args:
       data: the private examples, f[n, ...].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0. After all examples are divided by C, z is the
+      noise_multiplier: z, at least 0. The sums are over examples divided by C. z is the
         standard deviation of the noise in the sums, divided by the maximum L2 norm of
         one example's contribution to all sums together.
       key: one typed key, used only for this release.
@@ -281,7 +281,7 @@ def covariance(
     Args:
       data: the private examples, f[n, d].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0. After all examples are divided by C, z is the
+      noise_multiplier: z, at least 0. The sums are over examples divided by C. z is the
         standard deviation of the noise in the sums, divided by the maximum L2 norm of
         one example's contribution to all sums together.
       key: one typed key, used only for this release.
