@@ -91,7 +91,7 @@ def bound_contributions_of_fixed_graph(
 
 
 def _check_row(row: Collection[Hashable]) -> Collection[Hashable]:
-    """Return the owners of one example. Raise ValueError if an owner is invalid."""
+    """Return the owners of one example, or raise ValueError if `row` is invalid."""
     # A string is refused, since each of its letters would count as an owner.
     if isinstance(row, str | bytes) or not hasattr(row, "__iter__"):
         raise ValueError(
