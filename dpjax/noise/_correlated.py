@@ -9,12 +9,13 @@ noise. In real arithmetic, step t releases s_t + (C⁻¹z)_t, which is row t of
 C⁻¹(C s + z). On the lattice, z is discrete Gaussian noise, and step t releases the
 integers r_t = round((C s)_t / q) + z_t. Step t then computes q (C⁻¹r)_t, which depends
 only on released integers. So the rounding errors of this computation cost no privacy. A
-recursion in float64 computes the rows (C s)_t from the sums s without noise.
+recursion in float64 computes (C s)_t from the sums s, which have no noise yet.
 
-**Sensitivity.** Let neighbouring data sets change C s by Δ over all steps, in L2 norm.
-For each data set, rounding moves a coordinate of (C s)_t by at most q / 2, and the
-errors of the recursion in float64 move the coordinate by at most E q. So the integers
-change by at most Δ / q + (1 + 2 E) √(d T) in L2 norm, for d coordinates and T steps.
+**Sensitivity.** Let Δ be the L2 distance between the C s of two neighbouring data sets,
+over all steps. For each data set, rounding moves a coordinate of (C s)_t by at most
+q / 2, and the errors of the recursion in float64 move the coordinate by at most E q. So
+the L2 distance between the integers without noise is at most
+Δ / q + (1 + 2 E) √(d T), for d coordinates and T steps.
 """
 
 import math
@@ -52,9 +53,9 @@ class CorrelatedNoiseState(NamedTuple):
 
     Attributes:
       step: the number of steps done, i[].
-      memory: m vectors, computed from the draws of earlier steps, from which the
-        noise of later steps is computed, f[m, ...] for each leaf, in float32 or wider;
-        () if m = 0, as with buffer="regenerate".
+      memory: for each leaf, m rows f[m, ...] in float32 or wider; () if m = 0, as with
+        buffer="regenerate". The rows are computed from the noise drawn in earlier
+        steps. Later steps compute their noise from the rows.
       key: the typed key from which `jax.random.fold_in` derives the key of each step.
       stddev: the standard deviation, per coordinate, of the independent noise that is
         drawn in each step, f[]. The standard deviation must not change during a run.
@@ -78,9 +79,10 @@ def correlated_noise(
     """Add the noise (C⁻¹z)_t to the sum of each step t, for independent Gaussian z_t.
 
     C is a lower triangular matrix, called the strategy. The noise of later steps
-    cancels part of the noise of earlier steps. So there is less noise in the sum of
-    updates that an optimizer accumulates. All later transformations in the chain
-    (momentum, Adam, schedules) are post-processing, and cost no privacy.
+    cancels part of the noise of earlier steps. So the sum of updates, which an
+    optimizer accumulates, has less noise than with independent noise. All later
+    transformations in the chain (momentum, Adam, schedules) are post-processing, and
+    cost no privacy.
 
     Args:
       strategy: the matrix C, as `dpjax.strategies` makes it.
@@ -89,23 +91,24 @@ def correlated_noise(
       num_steps: T, the number of steps that the guarantee covers; static.
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds another key, derived from this key.
-      buffer: whether to store earlier noise or to draw it again. "stored" retains
-        `strategy.num_vectors` vectors (⌊log₂ T⌋ for a tree), and draws one Gaussian
-        vector per step. "regenerate" retains no vectors, and draws the Gaussian vectors
-        of earlier steps again. "regenerate" is for strategies with banded C⁻¹
-        (`geometric`, `banded_inverse`) and for `strategies.tree`. With "regenerate",
+      buffer: whether to store earlier noise or to draw it again. "stored" retains m
+        vectors, and draws one Gaussian vector per step. The number m is ⌊log₂ T⌋ for a
+        tree, and otherwise `num_vectors` of the strategy's Toeplitz matrix.
+        "regenerate" retains no vectors, and draws the Gaussian vectors of earlier steps
+        again. "regenerate" is for strategies with banded C⁻¹ (`geometric`,
+        `banded_inverse`, scaled or not) and for `strategies.tree`. With "regenerate",
         the sums must have the same dtypes in all steps and, inside `jax.shard_map`, the
-        same sharding. Otherwise the vectors drawn again would differ. For the same key,
-        both modes give the same noise up to rounding.
+        same sharding. Otherwise a vector drawn again would differ from the vector drawn
+        first. For the same key, both modes give the same noise up to rounding.
       arithmetic: "real", or "discrete" for noise on the lattice of the multiples of
-        q = stddev / 33,554,944. Let s be the sums of all steps. With discrete Gaussian
+        q = stddev / 33,554,680. Let s be the sums of all steps. With discrete Gaussian
         noise z, step t then releases the integers r_t = round((C s)_t / q) + z_t. The
         result is q (C⁻¹r)_t, and the guarantee holds for the bits of all r_t.
         "discrete" needs buffer="stored" and a positive stddev. The state then holds two
-        more 32-bit words for each number of the buffer. Sums are clipped to at most
-        ±2⁴⁰ q. If an entry of a sum is not finite, this entry of the result is NaN in
-        this step. The entry is also NaN in all later steps, unless C is diagonal or a
-        tree. If C is a tree, the entry may be NaN in some later steps.
+        more 32-bit words for each number of the buffer. Each entry of a sum is clipped
+        to [−2⁴⁰ q, 2⁴⁰ q]. If an entry of a sum is not finite, this entry of the result
+        is NaN in this step. The entry is also NaN in all later steps, unless C is
+        diagonal or a tree. If C is a tree, the entry may be NaN in some later steps.
 
     Returns:
       An optax transformation. Sums and noise are computed in float32 or wider; the
@@ -117,11 +120,12 @@ def correlated_noise(
     Raises:
       ValueError: the strategy has more coefficients than num_steps, has coefficients
         that float32 cannot represent, or does not support "regenerate"; stddev is out
-        of range; num_steps is traced, or not from 1 to 2³¹ − 2; key is not a typed key;
-        buffer or arithmetic is unknown; an update is not real, or its shape differs
-        from the parameter's; inside `jax.shard_map`, check_vma is False. With
-        "discrete" also:
-        buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d coordinates.
+        of range (a JAX array may give NaN updates instead); num_steps is traced, or not
+        from 1 to 2³¹ − 2; key is not a typed key; buffer or arithmetic is unknown; an
+        update is not real; inside `jax.shard_map`, check_vma is False. With "real" and
+        one or more stored vectors also: an update's shape differs from the parameter's.
+        With "discrete" also: buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for
+        d coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
@@ -132,13 +136,13 @@ def correlated_noise(
     With arithmetic="discrete", let Δ be the sensitivity of a sum as computed in
     floating point, and let d be the number of coordinates. Then the T results together
     have at most the δ(ε) of a μ'-GDP mechanism plus d T 2⁻⁹⁵ (1 + e^ε), where
-    μ' = μ + (1 + 2 E) √(d T) / 33,554,944. Let B be a number such that the float64
+    μ' = μ + (1 + 2 E) √(d T) / 33,554,680. Let B be a number such that the float64
     recursion for C s has rounding errors of at most B 2⁻⁵³ times the largest absolute
     value of an entry of s. Then E is the maximum of 1 and 2⁻¹³ B. E may be above 1 for
     strategies with a long memory. `noise.lattice_roundings` returns 1 + 2 E. In each
     coordinate of a step, up to a factor e^{±1e-32} in probability, the discrete noise
     is a post-processing of Gaussian noise (see `add_discrete_gaussian_noise`). The
-    state also holds sums without noise.
+    state, which must stay secret, also holds sums without noise.
 
     Leaves, masks, meshes and `jax.vmap` are treated as in `dpjax.add_gaussian_noise`.
     The state has the sharding of the parameters.
@@ -225,8 +229,8 @@ def _check_shape(update: jax.Array, memory: jax.Array) -> None:
 
 
 # Rounding affects all later steps. So the noise is a sum of three draws, on a fine
-# lattice: the standard deviation is 33,554,944 times the spacing, and rounding adds
-# (1 + 2 E) √(d T) / 33,554,944 to μ.
+# lattice: the standard deviation is 33,554,680 times the spacing, and rounding adds
+# (1 + 2 E) √(d T) / 33,554,680 to μ.
 DRAWS = 3
 _FLOAT64 = 53  # the number of binary digits of the significand of a float64
 
@@ -238,13 +242,13 @@ class CorrelatedLatticeState(NamedTuple):
 
     Attributes:
       step: the number of steps done, i[].
-      sums: the state of the recursion that computes C s, for the strategy's matrix C
-        and the sums s of all steps without noise. The state consists of m float64
-        numbers for each entry of a leaf, each stored as two 32-bit words,
-        u32[m, 2, ...]; () if there is no recursion.
-      released: the state of the recursion that computes q C⁻¹r from the released
-        integers r and the lattice spacing q, f[m, ...] for each leaf; () if there is no
-        recursion.
+      sums: for each leaf, the state of the recursion that computes C s, where C is the
+        strategy's matrix, and s are the sums of all steps without noise; () if there is
+        no recursion. The state consists of m float64 numbers for each entry of the
+        leaf. Each float64 number is stored as two 32-bit words, u32[m, 2, ...].
+      released: for each leaf, the state f[m, ...] of the recursion that computes
+        q C⁻¹r from the released integers r, where q is the lattice spacing; () if there
+        is no recursion.
       key: the typed key from which `jax.random.fold_in` derives the key of each step.
       spacing: the lattice spacing q as one float64, stored as two 32-bit words, u32[2].
         The spacing must not change during a run, since `sums` is in units of q.
@@ -260,12 +264,13 @@ class CorrelatedLatticeState(NamedTuple):
 def lattice_roundings(
     strategy: Strategy, num_steps: int, digits: int = _discrete.DIGITS
 ) -> float:
-    """A bound on the effect of rounding on one coordinate of (C s)_t in one step t.
+    """Bound how much rounding to the lattice adds to the sensitivity of a coordinate.
 
     Step t of `correlated_noise` with arithmetic="discrete" rounds (C s)_t / q to
     integers, where C is the strategy's matrix, s are the sums of all steps, and q is
-    the lattice spacing. For two neighbouring data sets, the distance between the
-    integers exceeds the distance between the exact numbers by at most the bound.
+    the lattice spacing. For two neighbouring data sets and one coordinate of (C s)_t,
+    the distance between the two integers exceeds the distance between the two exact
+    numbers by at most the result.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
@@ -292,12 +297,12 @@ def effective_dimension(
     """The dimension to pass to `lattice_noise`, to cover the rounding of all steps.
 
     Let C be the strategy's matrix, s the sums of all T steps with d coordinates, and q
-    the lattice spacing. Rounding adds b √(d T) q to the sensitivity of C s, where
-    `lattice_roundings` returns b. For the dimension D, `lattice_noise` adds at least
-    √D q to the sensitivity S of one sum. The sensitivity of C s is c S for a number c.
-    This number is at least the norm of every column of C, and so at least 1 / f, where
-    f is the maximum of 1 and the factors of a scaled strategy. Since c √D q must be at
-    least b √(d T) q, the dimension D = b² d T f² suffices.
+    the lattice spacing. Rounding adds b √(d T) q to the sensitivity of C s, where b is
+    the result of `lattice_roundings`. Given a dimension D, `lattice_noise` adds at
+    least √D q to the sensitivity S of one sum. The sensitivity of C s is c S for a
+    number c. The number c is at least the norm of every column of C, and so at least
+    1 / f, where f is the maximum of 1 and the factors of a scaled strategy. Since
+    c √D q must be at least b √(d T) q, the dimension D = b² d T f² suffices.
 
     Args:
       strategy: the strategy C, as for `correlated_noise` with arithmetic="discrete".
@@ -323,10 +328,10 @@ def correlated_lattice_noise(
     key: Key,
     digits: int = _discrete.DIGITS,
 ) -> optax.GradientTransformation:
-    """The optax transformation of `correlated_noise` with arithmetic="discrete".
+    """Make the transformation of `correlated_noise` with arithmetic="discrete".
 
-    The lattice consists of the multiples of q = `lattice_spacing(stddev, 3)`. Sums are
-    clipped to ±2^digits q.
+    The lattice consists of the multiples of q = `lattice_spacing(stddev, 3)`. Entries
+    of sums are clipped to [−2^digits q, 2^digits q].
     """
     strategy = check_strategy(strategy, num_steps)
     inverse = streaming.buffered_stream(strategy, num_steps)
@@ -465,9 +470,10 @@ def tree_momentum(
       no guarantee holds then.
 
     Raises:
-      ValueError: decay is outside [0, 1); stddev is out of range; num_steps is traced,
-        or not from 1 to 2³¹ − 2; key is not a typed key; buffer is unknown; an update
-        is not real, or its shape differs from the parameter's; inside `jax.shard_map`,
+      ValueError: decay is outside [0, 1); stddev is out of range (a JAX array may give
+        NaN updates instead); num_steps is traced, or not from 1 to 2³¹ − 2; key is not
+        a typed key; buffer is unknown; an update is not real; with buffer="stored" and
+        T >= 2, an update's shape differs from the parameter's; inside `jax.shard_map`,
         check_vma is False.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T updates together are

@@ -8,15 +8,16 @@ with σ² = σ₁² + M²σ₂², within a factor e^{±4ϑ(v)} at every point. H
     ϑ(r) = 2 Σ_{k>=1} e^{−2π²r²k²}
 
 (Micciancio and Walter 2017, https://eprint.iacr.org/2017/259). With σ₁ = 512 and
-M = 256 the number v is 2.0, and 4ϑ(v) is below 1e-33. So two draws give σ of about 2¹⁷,
-three draws give 2²⁵, and four draws give 2³³.
+M = 256 the number v is 2.0, and 4ϑ(v) is below 1e-33. So a sum of two draws has a σ of
+about 2¹⁷, and a sum of three draws has a σ of about 2²⁵.
 
 **Table.** The table is that of Walker's alias method (1977), for integer weights that
 add up to exactly 2¹¹². The table has 2¹⁴ columns. Each column stands for an integer,
 and has a threshold and a second integer, the alias. A draw selects a column uniformly,
 and a random value from 0 to 2⁹⁸ − 1. If the value is below the threshold, the draw
-gives the column's integer. Otherwise the draw gives the alias. The total variation of
-the table's distribution and D_512 is below 2⁻⁹⁸, and the accounting assumes 2⁻⁹⁷.
+gives the column's integer. Otherwise the draw gives the alias. The total variation
+distance between the table's distribution and D_512 is below 2⁻⁹⁸, and the accounting
+assumes 2⁻⁹⁷.
 
 **Draw.** 14 random bits select the column, and 98 random bits are the value. The first
 50 bits of the value are drawn and compared with the first 50 bits of the threshold. If
@@ -61,13 +62,13 @@ TOTAL_VARIATION = 2.0**-97
 
 
 class AliasTable(NamedTuple):
-    """The table of Walker's alias method for a discrete Gaussian with parameter 512.
+    """The table of Walker's alias method for a discrete Gaussian with σ = 512.
 
     The probability of an integer z is proportional to e^{−z²/(2·512²)}. The table has
     k = 2¹⁴ columns. Column i stands for the integer i − 8192, and has a threshold and
-    an alias, the index of a column. A draw selects a column uniformly. If 98 random
-    bits are below the threshold, the draw gives the integer of the selected column.
-    Otherwise the draw gives the integer of the alias.
+    an alias, which is the index of a column. A draw selects a column uniformly. If a
+    random number of 98 bits is below the threshold, the draw gives the integer of the
+    selected column. Otherwise the draw gives the integer of the alias.
 
     Attributes:
       packed: the first 18 bits of the threshold, then the 14 bits of the alias, u32[k].
@@ -138,10 +139,10 @@ def alias_table() -> AliasTable:
 
 
 def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
-    """Independent discrete Gaussian draws with parameter 512, i32[shape].
+    """Draw independent discrete Gaussian numbers with σ = 512, i32[shape].
 
     The probability of an integer z is proportional to e^{−z²/(2·512²)}, up to a total
-    variation of at most 2⁻⁹⁷. The draws use Walker's alias method (`AliasTable`).
+    variation distance of 2⁻⁹⁷. The method is Walker's alias method (`AliasTable`).
     """
     table = alias_table()
     word_key, tie_key = jax.random.split(stream(key, "table"))
@@ -167,14 +168,14 @@ def draw_table(key: Key, shape: Sequence[int]) -> jax.Array:
 def _compare_tied_draws(
     key: Key, below: jax.Array, tied: jax.Array, column: jax.Array
 ) -> jax.Array:
-    """Compare the last bits of tied draws with the thresholds of Walker's alias method.
+    """Decide whether tied draws are below their thresholds, from more random bits.
 
     Each draw compares random bits with the threshold of a column of the `AliasTable`. A
     draw is tied if the first 50 random bits equal the first 50 bits of the threshold.
     For each tied draw, the function draws 64 more random bits, and compares these bits
-    with 64 bits of the table: the last 48 bits of the threshold, and 16 zeros. The loop
-    decides one draw in each iteration, because a generator of two 32-bit words compiles
-    faster than a generator of random bits for the whole array.
+    with 64 bits of the table: the last 48 bits of the threshold, and 16 zeros. An
+    iteration of the loop decides one draw. (Code that draws two 32-bit words compiles
+    faster than code that draws random bits for the whole array.)
 
     Args:
       key: a typed key for the additional bits.
@@ -183,7 +184,7 @@ def _compare_tied_draws(
       column: the table's column of each draw, i32[...].
 
     Returns:
-      The array `below`, with the decisions for the tied draws.
+      The array `below`, in which the entries of tied draws are replaced.
     """
     # An axis of length 0 has no maximum.
     if not tied.size:
@@ -209,11 +210,11 @@ def _compare_tied_draws(
 
 
 def width(draws: int) -> float:
-    """The parameter σ of the discrete Gaussian from which weighted sums of draws come.
+    """The parameter σ of the discrete Gaussian that `discrete_gaussian` draws.
 
-    A discrete Gaussian has P(z) ∝ e^{−z²/2σ²} for integers z. Each draw X_i has the
-    parameter 512. The sum is X₁ + 256 X₂ + 256² X₃, with as many terms as there are
-    draws. For one, two and three draws, σ is 2⁹, about 2¹⁷ and about 2²⁵.
+    The discrete Gaussian has P(z) ∝ e^{−z²/2σ²} for integers z. The result is the σ of
+    the sum X₁ + 256 X₂ + 256² X₃, which has `draws` terms, and in which every X_i has
+    σ = 512. For one, two and three draws, σ is 2⁹, about 2¹⁷ and about 2²⁵.
     """
     return WIDTH * math.sqrt(sum(SCALE ** (2 * i) for i in range(draws)))
 
@@ -268,11 +269,12 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
       draws: 2 for a coarse lattice, or 3 for a fine lattice.
 
     Returns:
-      q, f[]: stddev / 131,073 for 2 draws, and stddev / 33,554,944 for 3 draws.
+      q, f[]: about stddev / 131,073 for 2 draws, and about stddev / 33,554,680 for 3
+      draws; 0 for stddev 0.
 
     Raises:
-      ValueError: stddev is negative, or is neither 0 nor from 2**-100 to 2**100; draws
-        is neither 2 nor 3.
+      ValueError: stddev is neither 0 nor from 2⁻¹⁰⁰ to 2¹⁰⁰ (a JAX array may give NaN
+        instead); draws is neither 2 nor 3.
 
     Example:
       >>> print(f"{lattice_spacing(1.0):.2e}")
@@ -285,9 +287,9 @@ def lattice_spacing(stddev: ArrayLike, draws: int = 2) -> ArrayLike:
 
 
 def _unit_stddev(draws: int) -> float:
-    """The accounted noise standard deviation, divided by the spacing of the lattice.
+    """The noise standard deviation that accountants assume, in lattice spacings.
 
-    The value is √(σ² − 4), rounded down, for σ = `width(draws)`. The reason is that
+    The value is √(σ² − 4) (1 − 2⁻²²) for σ = `width(draws)`. The root is there because
     random rounding with variance 4 turns a Gaussian of variance σ² − 4 into the
     discrete Gaussian with parameter σ (see `add_discrete_gaussian_noise`).
     """
@@ -327,8 +329,8 @@ def lattice_noise(
     Args:
       sensitivity: the L2 sensitivity of the sums before rounding.
       noise_multiplier: the noise multiplier of the accountant; may be traced.
-      dimension: d for independent noise. Correlated noise, whose result depends on the
-        rounded sums of all T steps, needs at least d T (see `effective_dimension`).
+      dimension: d for independent noise. For correlated noise over T steps, the result
+        of `effective_dimension`, which is at least d T.
       maximum: the maximum value of noise_multiplier, a number that is not traced.
       draws: 2 for a coarse lattice, or 3 for a fine lattice. With None, the function
         chooses 2 if rounding then adds at most 0.4 % to the sensitivity, and else 3.
@@ -368,10 +370,10 @@ RUN_TOTAL_VARIATION = 2 * MOST_DRAWS * TOTAL_VARIATION
 def check_draws(dimension: int, num_steps: int) -> None:
     """Raise ValueError if a run draws more random numbers than its accounting allows.
 
-    The accounting for arithmetic="discrete" assumes at most `MOST_DRAWS` = 2⁵⁰ numbers
-    from `draw_table`. This limit bounds the total variation between the drawn noise and
-    ideal noise. A coordinate counts as three numbers in each step, the maximum that a
-    mechanism draws for a coordinate.
+    The accounting for arithmetic="discrete" assumes that a run draws at most
+    `MOST_DRAWS` = 2⁵⁰ numbers from `draw_table`. This limit bounds the total variation
+    distance between the drawn noise and ideal noise. A step counts as three numbers for
+    each coordinate, the maximum that a mechanism draws.
 
     Args:
       dimension: the number of coordinates of a step's noise.
@@ -403,18 +405,19 @@ def add_discrete_gaussian_noise(
       key: one typed key, as `dpjax.random_key` makes, for one transformation and one
         run. The state holds another key, derived from this key.
       draws: the number of random integers whose weighted sum is the noise of one
-        coordinate, 2 or 3. The standard deviation of the noise is 131,073 q for 2, and
-        33,554,944 q for 3.
+        coordinate, 2 or 3. The standard deviation of the noise is about 131,073 q for
+        2, and about 33,554,680 q for 3.
 
     Returns:
       An optax transformation for real updates of any dtypes. Sums are rounded in
-      float64, even if `jax_enable_x64` is off. Coordinates beyond ±2⁴⁰ q are clipped to
-      ±2⁴⁰ q. The result is NaN in each coordinate where the update is NaN or infinite.
-      The result is cast to the update's dtype.
+      float64, even if `jax_enable_x64` is off. Coordinates are clipped to
+      [−2⁴⁰ q, 2⁴⁰ q]. If stddev is positive, the result is NaN in each coordinate where
+      the update is NaN or infinite. The result is cast to the update's dtype.
 
     Raises:
-      ValueError: stddev is out of range; draws is neither 2 nor 3; key is not a
-        typed key; an update is not real; inside `jax.shard_map`, check_vma is False.
+      ValueError: stddev is out of range (a JAX array may give NaN updates instead);
+        draws is neither 2 nor 3; key is not a typed key; an update is not real; inside
+        `jax.shard_map`, check_vma is False.
 
     Privacy: let the incoming sums have d coordinates. For any two neighbouring data
     sets, let these sums, as computed in floating point, differ by at most S in L2 norm.
@@ -475,7 +478,8 @@ def release_on_lattice(key: Key, sums: Shaped, noise: LatticeNoise) -> Shaped:
         lattice spacing.
 
     Returns:
-      The noisy sums, cast back to the dtypes of the sums.
+      The noisy sums, cast back to the dtypes of the sums. Entries that are not finite
+      become NaN.
     """
     spacing = lattice_spacing(*noise)
     wide = widen(sums)

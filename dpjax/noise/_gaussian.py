@@ -70,8 +70,8 @@ def _scale_within_limit(
 ) -> tuple[Shaped, jax.Array]:
     """The updates times the scale, and the number of steps done after this step.
 
-    The updates are NaN if `step`, the number of steps done before, is num_steps or
-    more.
+    The argument `step` is the number of steps done before. If `step` is at least
+    num_steps, the updates are NaN.
     """
     step = jnp.minimum(step, num_steps) + 1
     # Selecting between two scalars is cheaper than selecting between updates.
@@ -80,9 +80,10 @@ def _scale_within_limit(
 
 
 def check_step_limit(num_steps: int) -> int:
-    """Return num_steps as an int; raise ValueError if it is not from 1 to 2³¹ − 2.
+    """Return num_steps as an int, or raise ValueError.
 
-    A step counter in int32 must be able to hold num_steps + 1.
+    num_steps must be a static integer from 1 to 2³¹ − 2, so that a step counter in
+    int32 can hold num_steps + 1.
     """
     num_steps = validate.static_int("num_steps", num_steps, minimum=1)
     validate.at_most("num_steps", num_steps, 2**31 - 2)
@@ -109,7 +110,7 @@ class IndependentNoiseState(NamedTuple):
 
     Attributes:
       key: the typed key of the next step's noise, replaced in each step. Anyone who has
-        the key can subtract that noise.
+        the key can subtract the noise of the next step and of all later steps.
     """
 
     key: Key
@@ -119,9 +120,8 @@ def gaussian_like(key: Key, tree: Shaped, stddev: ArrayLike) -> Shaped:
     """Independent Gaussian noise shaped like the tree's leaves, in float32 or wider.
 
     Each leaf has its own key, derived from `key` and the leaf's path. No other draw may
-    use `key`. (`dpjax._core.keys.stream` derives, from one key, a separate key for each
-    use.) `stddev` is rounded up to float32, so that the noise is never smaller than
-    requested.
+    use `key`. `stddev` is rounded up to float32, so that the noise is never smaller
+    than requested.
     """
     return _scale(_normal_like(key, tree), round_up_float32("stddev", stddev))
 
@@ -148,17 +148,18 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     Args:
       key: one typed key.
       tree: a pytree of real arrays. Only its structure, shapes and dtypes are used.
-      scale: Δ / ε, f[], at least 0, where Δ is the L2 sensitivity of the value to which
-        the noise is added.
+      scale: Δ / ε, f[], 0 or from 2⁻¹⁰⁰ to 2¹⁰⁰, where Δ is the L2 sensitivity of the
+        value to which the noise is added. The value used is scale rounded up to
+        float32.
 
     Returns:
       Noise with the shapes of the tree's leaves, in float32 or wider.
 
     Raises:
-      ValueError: a leaf is not real.
+      ValueError: a leaf is not real; scale is a Python number out of range.
 
     Privacy: adding the noise to a value of L2 sensitivity Δ is (Δ / scale)-DP, with
-    δ = 0.
+    δ = 0. The guarantee is for real arithmetic and ideal noise.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1.
 
@@ -198,13 +199,14 @@ def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransfor
       in float32 or wider, and the result is cast back to the update's dtype.
 
     Raises:
-      ValueError: stddev is out of range; key is not a typed key; an update is not real;
-        inside `jax.shard_map`, check_vma is False.
+      ValueError: stddev is out of range (a JAX array may give NaN updates instead); key
+        is not a typed key; an update is not real; inside `jax.shard_map`, check_vma is
+        False.
 
     Privacy: a step whose incoming sum has L2 sensitivity s is (s / stddev)-GDP; steps
     compose by `accounting.gdp.compose`. The guarantee is for real arithmetic and ideal
     Gaussian noise. The state holds a key that is derived from the argument `key`. Keep
-    both keys as secret as the data: anyone who has one of them can subtract noise.
+    both keys as secret as the data: anyone who has either key can subtract noise.
 
     The key of a leaf's noise depends on the leaf's path. So transformations with the
     same key that act on different parts of a tree (`optax.masked`, `optax.partition`)
@@ -287,9 +289,9 @@ def noisy_mean(
     Returns:
       An optax transformation that adds independent noise and then divides by
       expected_batch_size. Do not wrap the transformation in `optax.MultiSteps`, which
-      replaces the sums of k steps by their mean: the noise would be k times larger than
-      necessary for this mean. Instead, add the clipped sums of k parts of a batch, and
-      then do one step.
+      replaces the sums of k steps by the mean of these sums. The noise would then be k
+      times as large as the mean needs. Instead, add the clipped sums of k parts of a
+      batch, and then do one step.
 
     Raises:
       ValueError: an argument is out of range.

@@ -1,9 +1,10 @@
 """Private optimizers that take the clipped sum, for users of optax.
 
 Each optimizer takes the sum that `clipped_grad` returns, adds noise of standard
-deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size.
-The actual batch size would reveal something about which examples were sampled.
-(`dp_nsgd` then normalises its updates, so that this division has almost no effect.)
+deviation noise_multiplier · clip_norm, and then divides by the *expected* batch size. A
+division by the actual batch size would reveal something about which examples were
+sampled. (`dp_nsgd` then normalises its updates, so that the division has almost no
+effect.)
 
 Each optimizer is a chain of optax transformations. The transformations of dpjax turn
 clipped sums into private means or a private momentum. The transformations of optax then
@@ -35,7 +36,7 @@ def chain_on_noisy_mean(
 ) -> optax.GradientTransformation:
     """Chain `noisy_mean` with an optimizer, which then gets private means of gradients.
 
-    The optimizer `inner` gets parameters and updates in float32 or wider. The other
+    The optimizer `inner` gets parameters and means in float32 or wider. The other
     arguments are those of `noisy_mean`.
     """
     mean = noisy_mean(
@@ -53,9 +54,9 @@ def cast_updates_to_float32(
 ) -> optax.GradientTransformation:
     """Make an optimizer that gives `inner` parameters and updates in float32 or wider.
 
-    Without the cast, the moments of bfloat16 parameters would start in bfloat16 and
-    become float32 in the first step. On a mesh, the moments have the sharding of their
-    parameters.
+    The resulting updates are not cast back. Without the cast, the moments of bfloat16
+    parameters would start in bfloat16 and become float32 in the first step. On a mesh,
+    the moments have the sharding of the parameters.
     """
 
     def init(params: optax.Params) -> optax.OptState:
@@ -265,7 +266,7 @@ def dp_nsgd(
         Without a strategy, "the noise" is that of one tree node in `tree_momentum`.
         With a strategy, "the noise" is the independent noise that `correlated_noise`
         draws in a step.
-      expected_batch_size: the divisor of the noisy sum, a positive constant that does
+      expected_batch_size: the divisor of the momentum, a positive constant that does
         not depend on the data.
       key: one typed key, as `dpjax.random_key` makes, for this optimizer alone.
       decay: the momentum coefficient β, in [0, 1).
@@ -278,7 +279,8 @@ def dp_nsgd(
       An optax transformation from the clipped sum to updates.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range; an argument is invalid for
+        `tree_momentum`, or with a strategy for `correlated_noise`.
 
     Privacy: the whole run is μ-GDP. Without a strategy, μ is
     `accounting.tree.momentum_mu(noise_multiplier, ...)`. With a strategy, μ is

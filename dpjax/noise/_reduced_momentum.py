@@ -48,8 +48,8 @@ needed only until the node's parent is released. So one row for each level store
 values without noise.
 
 A node is in the partition of a window if the window contains the node but not the
-node's parent. So a left child is used only by windows that end with this child, and a
-right child only by windows that begin with this child.
+node's parent. So a left child is used only by windows that end before the parent ends,
+and a right child only by windows that begin after the parent begins.
 """
 
 import functools
@@ -74,7 +74,7 @@ class Ring(NamedTuple):
 
     The steps are the leaves of a binary tree. A node of level k covers 2^k steps, and
     has a weighted sum of the vectors f[d] of these steps. The ring contains the sums
-    that `query` will read, at this step or later, for windows of n steps.
+    that `query` will read, in this step or later, for windows of a given length.
 
     Attributes:
       nodes: the released sums, with noise, level by level, f[rows, d].
@@ -118,8 +118,9 @@ def push(
 ) -> Ring:
     """Release the sums of the tree nodes that end at a step, and store them in a ring.
 
-    A tree node of level k covers 2^k steps. The sum of a node is Σ β^{z − j} x_j over
-    these steps j, where x_j is the vector of step j, and z is the last of these steps.
+    A tree node of level k covers 2^k steps. Nodes longer than a window are left out,
+    since no window contains them. The sum of a node is Σ β^{z − j} x_j over the steps j
+    of the node, where x_j is the vector of step j, and z is the node's last step.
     `push` adds noise to the sum. Each new sum replaces a sum that no later window
     needs.
 
@@ -251,9 +252,10 @@ T = TypeVar("T")
 class Terms(NamedTuple, Generic[T]):
     """Three values, one for each of three sequences of vectors that `update` sums.
 
-    An epoch has n steps. Its anchor is the iterate at which the epoch began. Let g_i be
-    the sum of the gradients of step i at the anchor. Each sequence has a binary tree.
-    Each node of the tree has the sum of the sequence over a range of steps, with noise.
+    An epoch has n steps. The anchor of an epoch is the iterate at which the epoch
+    began. Let g_i be the sum of the gradients of step i at the anchor. Each sequence
+    has a binary tree. Each node of the tree has noise of its own, for the sum of the
+    sequence over a range of steps.
 
     Attributes:
       anchor: the value for the sequence g_i, which `update` uses before step 2n.
@@ -278,8 +280,8 @@ class ReducedMomentumState(NamedTuple):
       anchor: the ring buffer of the tree for `Terms.anchor`.
       change: the ring buffer of the tree for `Terms.change`.
       drift: the weighted sum of all drifts (`Terms.drift`), with noise, f[d].
-      nodes: for each level of the tree for `Terms.drift`, the noise of the latest tree
-        node, f[levels, d].
+      nodes: for each level of the tree for `Terms.drift` except the highest, the noise
+        of the latest node, f[levels, d].
       windows: P_t of the module's docstring for each of the last n steps t, f[n, d].
         P_t is a private weighted sum of the gradients at the anchor over the n steps up
         to step t.
@@ -316,7 +318,7 @@ def init(
 
 
 def tree_keys(key: Key) -> Terms[Key]:
-    """An independent key for the noise of each sequence in `Terms`, from one key."""
+    """Derive a separate key for the noise of each sequence in `Terms`."""
     return Terms(*(stream(key, f"reduced_momentum.{name}") for name in Terms._fields))
 
 
@@ -414,8 +416,9 @@ def momentum_variance(
     """The variance that each of three noise trees adds to the momentum of `update`.
 
     `update` returns the momentum m̂_t at step t. Each sequence in `Terms` has a tree of
-    noisy sums. The result for a tree is the variance of a coordinate of m̂_t / (1 − β),
-    if each node of this tree has noise of variance 1 and the other trees have no noise.
+    noisy sums. The result for a tree is the variance of the noise in a coordinate of
+    m̂_t / (1 − β), if each node of this tree has noise of variance 1 and the other two
+    trees have no noise.
     For other noise, multiply the result for each tree by the variance of the noise of
     one node, and add the three products.
 

@@ -73,8 +73,8 @@ def prefix_variance(step: ArrayLike, decay: ArrayLike) -> jax.Array:
       decay: the momentum coefficient β, f[*b], in [0, 1).
 
     Returns:
-      The variance, f[*b]. In each coordinate, the noise in the momentum of
-      `tree_momentum` at step t has stddev² (1 − β)² times this variance.
+      The variance, f[*b]. In each coordinate of the update of `tree_momentum` at step
+      t, the noise has stddev² (1 − β)² times this variance.
 
     Raises:
       ValueError: a concrete step is below 1, or a concrete decay is outside [0, 1).

@@ -4,16 +4,16 @@ Every sampler is a pure function of static sizes, a key and an epoch or step num
 same arguments give the same batches under jit, in a scan, and in a run resumed from any
 step. (Keys of JAX's random generators "rbg" and "unsafe_rbg" give other batches under
 `jax.vmap`.) For a large data set, the time to sample one step is nearly proportional to
-the batch size. `random_allocation_step` is an exception, whose time is proportional to
+the batch size, except in `random_allocation_step`, where the time is proportional to
 the number of examples.
 
 1. `Batch`: the indices of the examples that take part, and a mask that is False for
    padding.
-2. Samplers in which every example takes part once per epoch. `cyclic` uses the data's
+2. Samplers in which every example takes part a fixed number of times per epoch: k times
+   in `random_allocation_step`, and once in the other samplers. `cyclic` uses the data's
    own order. `reshuffled` uses a random order. In `random_bins` every example picks a
    step at random. `cyclic_step`, `reshuffled_step` and `random_bins_step` compute the
-   batch of a single step. In `random_allocation_step` every example takes part k times
-   per epoch.
+   batch of a single step.
 3. Samplers that draw a new batch in every step. `fixed_size` draws a given number of
    examples without replacement. In `poisson` every example takes part with the same
    probability, independently of all others. `cyclic_poisson` does the same for one

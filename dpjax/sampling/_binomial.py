@@ -2,8 +2,8 @@
 
 Let n be the number of examples, q the sampling rate and b the maximum batch size. Exact
 integer arithmetic tabulates the distribution of min(Binomial(n, q), b) once. A draw
-looks up 128 random bits in the table of cumulative probabilities, and its time is not
-of order n.
+compares 128 random bits with the cumulative probabilities in the table. The number of
+these probabilities is of order √n.
 """
 
 import functools
@@ -23,7 +23,7 @@ _BITS = 128  # the number of random bits for a count, which are four 32-bit word
 
 
 class Table(NamedTuple):
-    """Cumulative probabilities of a count, as thresholds for 128-bit integers.
+    """The cumulative distribution of a count, as thresholds for 128-bit integers.
 
     A uniformly random 128-bit integer u determines the count.
 
@@ -43,13 +43,12 @@ class Table(NamedTuple):
 def _tail(n: int, mode: int, p: int, q: int) -> list[int]:
     """Integer weights of the counts mode + 1, mode + 2, ... of a binomial distribution.
 
-    The list ends with the first weight that is 0, or with the weight of n. The weights
-    are proportional to the probabilities of Binomial(n, taken / (taken + left)), up to
-    rounding down. The most probable count, mode, is not in the list. Its weight is
-    2²⁵⁶.
+    Up to rounding down, the weight of a count k is 2²⁵⁶ P(k) / P(mode). Here P(k) is
+    the probability of k under Binomial(n, p / (p + q)), and mode is the most probable
+    count. The list ends with the first weight that is 0, or with the weight of n.
     """
     weights, weight, k = [], 1 << _WEIGHT_BITS, mode
-    # P(k + 1) / P(k) = (n − k) q / ((k + 1) (1 − q)) is at most 1 from the mode on.
+    # P(k + 1) / P(k) = (n − k) p / ((k + 1) q) is at most 1 from the mode on.
     while weight and k < n:
         weight = weight * (n - k) * p // ((k + 1) * q)
         weights.append(weight)
@@ -60,16 +59,16 @@ def _tail(n: int, mode: int, p: int, q: int) -> list[int]:
 def _weights(n: int, p: int, q: int) -> tuple[int, list[int]]:
     """Integer weights proportional to the probabilities of a binomial distribution.
 
-    The distribution is Binomial(n, taken / (taken + left)). The weight of the most
-    probable count (the mode) is 2²⁵⁶, and every other weight is rounded down. On both
-    sides of the mode, the weights extend until a weight rounds to zero. From the mode
-    outwards, each weight is the weight before it times a ratio of at most 1, so that a
-    rounding error does not grow. There are fewer than 2³¹ weights on each side. So each
-    weight is too small by less than 2³¹.
+    The distribution is Binomial(n, p / (p + q)), with n below 2³¹. The weight of the
+    most probable count (the mode) is 2²⁵⁶, and every other weight is rounded down. On
+    both sides of the mode, the weights end with the first weight that rounds to zero.
+    Outwards from the mode, each weight is its inner neighbour times a ratio of at most
+    1, so that a rounding error does not grow. There are fewer than 2³¹ weights on each
+    side. So each weight is too small by less than 2³¹.
 
     Returns:
-      The smallest count that has a weight, and the weights of this count and of all
-      larger ones, in ascending order of the counts.
+      The smallest count in the list of weights, and the weights in ascending order of
+      the counts.
     """
     mode = min((n + 1) * p // (p + q), n)
     above = _tail(n, mode, p, q)
@@ -80,13 +79,13 @@ def _weights(n: int, p: int, q: int) -> tuple[int, list[int]]:
 
 @functools.lru_cache(maxsize=256)
 def table(n: int, rate: float, limit: int) -> Table:
-    """Tabulate the distribution of min(Binomial(n, rate), most).
+    """Tabulate the distribution of min(Binomial(n, rate), limit).
 
     n is below 2³¹, and `limit` is at most n. Each cumulative probability is rounded up
     by less than 2⁻¹²⁷. So for every k, the probability that a drawn count exceeds k is
     at most the exact probability. Fewer than 2²⁰ cumulative probabilities are between
-    2⁻¹²⁸ and 1 − 2⁻¹²⁸. So the distance from the exact distribution in total variation
-    is below 2⁻¹⁰⁶, which is less than 1.3e-32.
+    2⁻¹²⁸ and 1 − 2⁻¹²⁸. So the total variation distance from the exact distribution is
+    below 2⁻¹⁰⁶, which is less than 1.3e-32.
     """
     # A float is exactly a fraction of two integers. So the rate is not rounded.
     exact = Fraction(rate)
@@ -117,7 +116,7 @@ def table(n: int, rate: float, limit: int) -> Table:
 
 
 def draw(key: jax.Array, n: int, rate: float, limit: int) -> jax.Array:
-    """Draw min(Binomial(n, rate), most), i32[], with one lookup in a `Table`."""
+    """Draw a number from min(Binomial(n, rate), limit), i32[]."""
     thresholds, first = table(n, rate, limit)
     if not len(thresholds):
         return jnp.zeros((), jnp.int32)
@@ -127,7 +126,7 @@ def draw(key: jax.Array, n: int, rate: float, limit: int) -> jax.Array:
 
 
 def _passed(words: jax.Array, thresholds: np.ndarray | jax.Array) -> jax.Array:
-    """Whether 128-bit integers are at least thresholds, bool[...].
+    """Whether each 128-bit integer is at least its threshold, bool[...].
 
     Both arguments are u32[..., 4], with the most significant word first.
     """
@@ -150,9 +149,10 @@ def draws(key: jax.Array, n: int, rate: float, times: int) -> jax.Array:
     words = jax.random.bits(key, (times, 4), jnp.uint32)
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]):
-        """Halve the interval from low to high that contains the result of each draw.
+        """Halve, for each draw, the interval in which the bisection searches.
 
-        The result is the number of thresholds that the draw's random integer reaches.
+        The bisection searches for the number of thresholds that the draw's random
+        integer reaches. `ends` holds the lower and the upper ends of the intervals.
         """
         low, high = ends
         middle = (low + high) // 2

@@ -5,19 +5,21 @@ order is divided into full batches, the batches of all other examples determine 
 batch of the last example.
 
 With at most 2¹⁶ examples, every example's choice is drawn, and a bin is the set of
-examples that chose it. With more examples, a step first draws two numbers, as sums of
-coin flips: the number of examples in earlier bins, and the number of examples in its
-own bin. All examples then have a random order (`_order`), in which the members of the
-bins follow each other, bin after bin. So the two numbers give the positions of the
-members of the step's bin in this order, and only these positions are evaluated.
+examples that chose the bin. With more examples, a step first draws two numbers, as sums
+of coin flips: the number of examples in earlier bins, and this number plus the number
+of examples in the step's bin. All examples have a random order (`_order`), in which the
+members of the first bin precede the members of the second bin, and so on. So the two
+numbers give the positions of the members of the step's bin in this order, and only
+these positions are evaluated.
 
 **Counts.** The number of examples in the first j of m bins is the count of n uniform
 numbers in [0, 1) that are below j / m. The fraction j / m is called a cut. The count of
 numbers below 1/2 has the distribution Binomial(n, 1/2), and the same holds recursively
 within each half. The binary digits of the cut select one half after another, until no
-number is left in the selected interval. The key of each binomial draw is a function of
-the digits before it. So under one key, the counts for all cuts are counts of the same n
-numbers, although these numbers are never drawn.
+number is left in the selected interval, or the cut is the interval's lower end. The key
+of each binomial draw is a function of the digits before the draw. So under one key, the
+counts for all cuts are counts of the same n numbers, although these numbers are never
+drawn.
 """
 
 import functools
@@ -38,15 +40,15 @@ _DIGIT = 8
 
 
 def _heads(key: jax.Array, n: jax.Array, max_n: int) -> jax.Array:
-    """The number of heads in n coin flips, which is Binomial(n, 1/2), i32[].
+    """Draw the number of heads in n coin flips, which is Binomial(n, 1/2), i32[].
 
     n is at most `max_n`, which is static and below 2³¹. Let a_0, a_1, ... be the digits
     of n in base 2⁸, from the last digit to the first. a_0 coins are flipped one by one,
     which is exact. For every k above 0, the other coins contain a_k groups of 2⁸ᵏ coins
-    each. The number of heads in each group is drawn from a table with one row for each
-    number of heads, at most g + 1 rows for a group of g coins. Each row adds less than
-    2⁻¹²⁸ to the error in total variation. So a group's error is less than (g + 1)
-    2⁻¹²⁸, and the error of the result is less than n 2⁻¹²⁷.
+    each. The number of heads in a group of g coins is drawn from a table with at most
+    g + 1 rows. Each row adds less than 2⁻¹²⁸ to the error in total variation. So a
+    group's error is less than (g + 1) 2⁻¹²⁸, and the error of the result is less than
+    n 2⁻¹²⁷.
     """
     heads = jnp.zeros((), jnp.int32)
     for shift in range(0, max_n.bit_length(), _DIGIT):
@@ -68,8 +70,8 @@ def count_smaller(key: jax.Array, n: int, cut: jax.Array, parts: int) -> jax.Arr
 
     The joint distribution of the counts for all cuts under one key is within 2⁻⁹⁰ of
     the exact distribution in total variation. Each binary digit of cut / parts splits
-    at most n < 2³¹ numbers. After 32 digits, fewer than 2⁸ numbers share an interval,
-    and `_heads` splits so few numbers exactly.
+    at most n < 2³¹ numbers. After 32 digits, an interval holds fewer than 2⁸ numbers,
+    except with negligible probability. `_heads` splits fewer than 2⁸ numbers exactly.
 
     Args:
       key: one typed key, which determines the n numbers. The numbers are never drawn.
@@ -114,12 +116,11 @@ _TRIES = 4
 def _choices(n: int, m: int, key: jax.Array) -> jax.Array:
     """An independent uniform number from 0 to m − 1 for every example, i32[n].
 
-    Each example has four draws of 32 bits. A draw is accepted if it is below the
-    largest multiple of m that is at most 2³². Fewer than m of the 2³² values are not
-    accepted, since they would favour small numbers. The example's number is the first
-    accepted draw, modulo m. If no draw is accepted, which has probability at most
-    (m / 2³²)⁴, the number is the last draw modulo m. Only in this case is the number
-    not uniform.
+    Each example has four draws of 32 bits. A draw is accepted if the draw is below the
+    largest multiple of m that is at most 2³². The other values, fewer than m, would
+    favour small numbers. The example's number is the first accepted draw, modulo m. If
+    no draw is accepted, which has probability at most (m / 2³²)⁴, the number is the
+    last draw modulo m. Only in this case is the number not uniform.
     """
     draws = jax.random.bits(key, (_TRIES, n), jnp.uint32)
     # The comparison is with the largest accepted value, since 2³² exceeds uint32.
@@ -147,7 +148,7 @@ def _members(
 ) -> Batch:
     """At most b of the examples that picked a given step out of m steps of an epoch.
 
-    The time is O(b log n).
+    The mean time over the steps of an epoch is O(b log n).
     """
     key = sampler_key(key, "sampling.random_bins", "epoch", epoch)
     # All steps of an epoch must see the same counts and the same order.
@@ -240,9 +241,9 @@ def random_bins_step(
     """One step of `random_bins`, without computing the rest of the epoch.
 
     For n up to 2¹⁶ the time is O(n). For larger n, the mean time of a step is
-    O(b log n), and the memory is O(b). For each of the b slots, a step then computes
-    about 1000 rounds of a hash, in the mean over all steps of an epoch. The first steps
-    of an epoch need the most rounds, at most 1000 log₂ n.
+    O(b log n), and the memory is O(b): for each of the b slots, a step computes about
+    1000 rounds of a hash, in the mean over all steps of an epoch. The first steps of an
+    epoch need more rounds than later steps, at most 1000 log₂ n for each slot.
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.

@@ -8,12 +8,13 @@ The order is the result of rounds of swaps. A round draws a random number K from
 n − 1, and pairs every position x with the position K − x modulo n. For each pair, a
 random bit decides whether the examples at the two positions are swapped.
 
-The distance of the order from uniform has the following bound. Condition on the K of
-all rounds, and on the positions of q examples in all rounds. Let a_x be the probability
-that one further example is at position x, minus 1 / (n − q). If none of the q examples
-is at position K − x, a round replaces a_x and a_{K−x} by their mean. Otherwise a round
-retains a_x or moves it to position K − x. On average, a round multiplies Σ a_x² by
-(n + q) / 2n. After r rounds, the joint distribution of q positions is within
+The distance of the order from uniform has the following bound. Condition on the numbers
+K of all rounds, and on the positions of q examples in all rounds. For each of the n − q
+positions x without such an example, let a_x be the probability that one further example
+is at position x, minus 1 / (n − q). If none of the q examples is at position K − x, a
+round replaces a_x and a_{K−x} by their mean. Otherwise a round retains a_x or moves the
+value a_x to position K − x. On average, a round multiplies Σ a_x² by (n + q) / 2n.
+After r rounds, the joint distribution of q positions is within
 
     ½ √n Σ_{l<q} ((n + l) / 2n)^{r/2} <= 2 n^{3/2} / (r + 2) ((n + q) / 2n)^{r/2 + 1}
 
@@ -47,9 +48,10 @@ _Draw = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def _draw_until_accepted(draw: _Draw, key: jax.Array, size: int) -> jax.Array:
-    """Call `draw` with new keys until it accepts, and return its numbers, i32[size].
+    """Call `draw` with new keys until it accepts its numbers, and return the numbers.
 
-    `draw` maps a key to numbers, i32[size], and to whether they are accepted, bool[].
+    `draw` maps a key to numbers, i32[size], and to whether the numbers are accepted,
+    bool[].
     """
 
     def redraw(carry: tuple[jax.Array, jax.Array, jax.Array]):
@@ -79,13 +81,13 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 
 
 def _draws(n: int, count: int, accepted: float) -> int:
-    """How many numbers to draw from [0, n) so that `count` of them are distinct.
+    """The number of draws that `distinct` makes to get `count` distinct numbers.
 
-    With a probability of about 1e-9, the draws have fewer than `count` distinct
+    With a probability of at most about 1e-9, the draws give fewer than `count` distinct
     numbers. `distinct` then draws again.
 
     Args:
-      n: the number of integers in the range from which numbers are drawn.
+      n: the number of integers in the range [0, n).
       count: the number of distinct numbers that `distinct` needs.
       accepted: the probability that a draw of 32 bits gives a number in [0, n).
     """
@@ -136,17 +138,17 @@ _BITS = 90  # the bound on the total variation distance is 2⁻⁹⁰
 
 
 def rounds(n: int) -> int:
-    """How many rounds of swaps bring the order of `examples_at` near to uniform.
+    """The number of rounds of swaps in each permutation of `examples_at`.
 
-    The distance in total variation is at most 2⁻⁹⁰. The order is composed of
-    permutations of the first n, ⌈n/2⌉, ... positions, and each permutation has this
-    number of rounds.
+    The order of `examples_at` is composed of permutations of the first n, ⌈n/2⌉, ...
+    positions. With this number of rounds in each permutation, the order is within 2⁻⁹⁰
+    of uniform in total variation.
 
-    The number follows from the bound in the module's docstring for r rounds. The sum of
-    n^{3/2} over the sizes n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The probability of each
-    value of the random number K of a round is at most (1 + 2⁻³²) / n instead of 1 / n.
-    The solution for r omits the factor 1 / (r + 2) of the bound, which more than makes
-    up for this difference.
+    The number r of rounds follows from the bound in the module's docstring. The sum of
+    n^{3/2} over the sizes n, ⌈n/2⌉, ... is less than 2 n^{3/2}. The random number K of
+    a round has each value with a probability of at most (1 + 2⁻³²) / n, instead of
+    1 / n. To make up for this difference, the solution for r omits the factor
+    1 / (r + 2) of the bound, which is more than enough.
     """
     # 4 n^{3/2} (3/4)^{r/2} <= 2⁻⁹⁰ solved for r; q <= n / 2 gives (n + q) / 2n <= 3/4.
     return math.ceil(2 * (_BITS + 2 + 1.5 * math.log2(n)) / math.log2(4 / 3))
@@ -190,8 +192,8 @@ def examples_at(key: jax.Array, n: int, positions: jax.Array) -> jax.Array:
     """The examples at given positions of a nearly uniform random order, i32[b].
 
     A position in the last half of the order takes `rounds(n)` rounds of random swaps. A
-    position in the quarter before this half takes twice as many rounds, and so on, down
-    to a first part of at most 2¹⁰ positions (`_SORTED`), which a sort permutes. The
+    position in the quarter before this half takes twice as many rounds, and so on. A
+    sort permutes the first part, which has at most 2¹⁰ positions (`_SORTED`). The
     smallest given position determines the number of rounds for all given positions.
 
     Args:
@@ -214,9 +216,9 @@ def examples_at(key: jax.Array, n: int, positions: jax.Array) -> jax.Array:
     def level(i: jax.Array, x: jax.Array) -> jax.Array:
         """Apply rounds of random swaps to the first ⌈n / 2^k⌉ positions.
 
-        The loop counter i determines k. The loop begins with the largest k that a given
-        position needs, and ends with k = 0, for all n positions. Positions beyond the
-        first ⌈n / 2^k⌉ do not change.
+        The loop counter i determines k. The loop begins with the largest k that one of
+        the positions needs, and ends with k = 0. Positions beyond the first ⌈n / 2^k⌉
+        do not change.
         """
         which = len(halves) - 1 - i
         level_key, size = jax.random.fold_in(key, which), jnp.asarray(sizes)[which]
@@ -249,7 +251,7 @@ def _hash(x: jax.Array, key: jax.Array) -> jax.Array:
 def values_at(key: jax.Array, n: int, positions: jax.Array) -> jax.Array:
     """The values at given positions of a pseudo-random permutation, i32[...].
 
-    The permutation is of the numbers 0, ..., n − 1. For n up to 2¹⁴ (`SORTED`) the
+    The function permutes the numbers 0, ..., n − 1. For n up to 2¹⁴ (`SORTED`) the
     permutation is uniformly random. For larger n, the permutation is a Feistel network:
     each number becomes a pair of coordinates, row and column, each with about √n
     values. A round adds a hash of one coordinate to the other coordinate, modulo the

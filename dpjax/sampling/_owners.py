@@ -21,11 +21,11 @@ def bound_contributions_of_fixed_graph(
     *,
     key: Key,
 ) -> np.ndarray:
-    """Select examples such that no owner owns more than a given number of them.
+    """Select examples such that each owner has at most max_contributions of them.
 
     The examples are considered in a uniformly random order. An example is selected if
     each of its owners has fewer than max_contributions selected examples so far. So no
-    further example could be added to the selection.
+    example can be added to the final selection.
 
     Args:
       owners: the owners of each example, at least one: n sequences of numbers, strings
@@ -39,8 +39,9 @@ def bound_contributions_of_fixed_graph(
       The indices of the selected examples in increasing order, i[m].
 
     Raises:
-      ValueError: an example has no owner, or an owner that is not equal to itself, such
-        as NaN; owners has masked entries; max_contributions is below 1.
+      ValueError: the owners of an example are a string or not a collection; an example
+        has no owner, or an owner that is not equal to itself, such as NaN; owners has
+        masked entries; max_contributions is not an integer of at least 1.
 
     Privacy: the guarantee assumes that the owners of each example are public and fixed.
     Neighbouring data sets have the same examples with the same owners, and differ in
@@ -90,7 +91,7 @@ def bound_contributions_of_fixed_graph(
 
 
 def _check_row(row: Collection[Hashable]) -> Collection[Hashable]:
-    """Return the owners of one example. Raise ValueError if they are invalid."""
+    """Return the owners of one example, or raise ValueError if `row` is invalid."""
     # A string is refused, since each of its letters would count as an owner.
     if isinstance(row, str | bytes) or not hasattr(row, "__iter__"):
         raise ValueError(

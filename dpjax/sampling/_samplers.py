@@ -43,8 +43,9 @@ def check_sizes(**sizes: int) -> list[int]:
 def check_number(name: str, value: ArrayLike) -> jax.Array:
     """Return a step or epoch number as u32[].
 
-    Raise ValueError if the number is not one integer, or is not traced and out of
-    range. `name` is the number's name in the message.
+    Raise ValueError if the number is not one integer, or is a concrete number that is
+    not from 0 to 2³² − 1. A traced number is used modulo 2³². `name` is the number's
+    name in the message.
     """
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer) or jnp.ndim(value):
         raise ValueError(f"{name} must be one integer; got {value!r}.")
@@ -93,7 +94,7 @@ def fixed_size(
         static step is out of range; key is not a typed key.
 
     Privacy: under `REPLACE`, the sampler is sampling without replacement with fixed
-    size, at sampling rate b / n.
+    size, at sampling rate b / n, provided that the random bits are uniform.
 
     Example:
       >>> import jax
@@ -118,7 +119,8 @@ def poisson(
     """One step in which each example takes part independently with probability q.
 
     The number of examples is drawn first, and the examples after that. The time is
-    O(b log b) for every n.
+    O(b log b) for every n. In addition, the first call with given n, q and b tabulates
+    the distribution of the number of examples, in time O(√n).
 
     Args:
       num_examples: n, static, from 1 to 2³¹ − 1.
@@ -140,8 +142,8 @@ def poisson(
     adjacency, provided that the random bits are uniform. The distribution of the number
     of examples is within 1e-31 of the binomial distribution in total variation, and no
     example's probability is above q. Given the number, all subsets of this size are
-    exactly equally likely. Leaving examples out on overflow is a different mechanism:
-    use `accounting.truncation` to account for it.
+    exactly equally likely. Leaving examples out on overflow is a different mechanism,
+    for which `accounting.truncation` accounts.
 
     Example:
       >>> import jax
@@ -195,9 +197,10 @@ def cyclic_poisson(
         2³².
 
     Returns:
-      A `Batch` of i32[b] and bool[b]. The sampler draws from ⌈n / p⌉ slots per group.
-      A group with one example fewer has one slot without an example. If this slot is
-      drawn, it is padding.
+      A `Batch` of i32[b] and bool[b], in uniformly random order. The sampler draws from
+      ⌈n / p⌉ slots per group. A group with ⌈n / p⌉ − 1 examples has one slot without an
+      example. If this slot is drawn, the batch has padding in its place. So padding
+      need not be last.
 
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; num_groups is
@@ -206,10 +209,10 @@ def cyclic_poisson(
 
     Privacy: without overflow, the sampler is Poisson sampling of the group at rate q,
     independently in every step, provided that the random bits are uniform. An example's
-    group depends on the number of examples before it. So a guarantee holds under
-    `ZERO_OUT` or `REPLACE`, and under `ADD_REMOVE` only for p = 1. Leaving examples out
-    on overflow is a different mechanism: use `accounting.truncation` with ⌈n / p⌉
-    examples to account for it.
+    group depends on the number of examples before the example. So a guarantee holds
+    under `ZERO_OUT` or `REPLACE`, and under `ADD_REMOVE` only for p = 1. Leaving
+    examples out on overflow is a different mechanism, for which `accounting.truncation`
+    with ⌈n / p⌉ examples accounts.
 
     Reference: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153.
 
@@ -234,7 +237,7 @@ def cyclic_poisson(
 
 
 def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
-    """The positions of each step's examples in the order of an epoch, and a mask.
+    """The positions of each step's examples in the epoch's order, and a mask.
 
     The epoch has n examples and k = ⌈n / b⌉ steps with at most b examples each.
 
@@ -247,7 +250,7 @@ def _epoch(n: int, b: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _step(n: int, b: int, step: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """The positions u32[b] and mask bool[b] of one step of an epoch, as in `_epoch`.
+    """The positions u32[b] and the mask bool[b] of one step, as in `_epoch`.
 
     A step after the epoch's last step has only padding.
     """
@@ -277,9 +280,10 @@ def cyclic(num_examples: int, batch_size: int) -> Batch:
     Raises:
       ValueError: a size is not a positive integer, or is above 2³¹ − 1.
 
-    Privacy: an example takes part in the same step of every epoch (order "fixed"). An
-    example's step depends on the number of examples before it. So a guarantee holds
-    under `ZERO_OUT` or `REPLACE`, and not under `ADD_REMOVE`.
+    Privacy: an example takes part in the same step of every epoch. Accountants call
+    this order "fixed". An example's step depends on the number of examples before the
+    example. So a guarantee holds under `ZERO_OUT` or `REPLACE`, and not under
+    `ADD_REMOVE`.
 
     Example:
       >>> batch = cyclic(5, 2)
@@ -339,11 +343,11 @@ def reshuffled(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         is out of range; key is not a typed key.
 
-    Privacy: an example takes part in one arbitrary step of each epoch (order
-    "reshuffled"), under `ZERO_OUT` or `REPLACE`. A guarantee for this order is the
-    worst case over all assignments of examples to steps, however they are drawn. So the
-    guarantee does not depend on the distribution of the order. The order is uniformly
-    random for n up to 2¹⁴, and a pseudo-random permutation for larger n.
+    Privacy: under `ZERO_OUT` or `REPLACE`, an example takes part in one arbitrary step
+    of each epoch. Accountants call this order "reshuffled", and take the worst case
+    over all assignments of examples to steps. So the guarantee does not depend on the
+    distribution of the order. The order is uniformly random for n up to 2¹⁴, and a
+    pseudo-random permutation for larger n.
 
     Example:
       >>> import jax
@@ -376,8 +380,8 @@ def reshuffled_step(
       ValueError: a size is not a positive integer, or is above 2³¹ − 1; a static epoch
         or step is out of range; key is not a typed key.
 
-    Privacy: a run has the privacy of `reshuffled` if it takes each step of an epoch
-    once, before it begins the next epoch.
+    Privacy: a run has the privacy of `reshuffled` if the run does each step of an epoch
+    once, before the run begins the next epoch.
 
     Example:
       >>> import jax
@@ -395,7 +399,7 @@ def _permuted_examples(
 ) -> Batch:
     """The batch of the examples at given positions of an epoch's random order.
 
-    `mask` is False for padding, whose indices become 0.
+    `mask` is False for padding. The indices of padding become 0.
     """
     key = sampler_key(key, "sampling.reshuffled", "epoch", epoch)
     return Batch(jnp.where(mask, _order.values_at(key, n, positions), 0), mask)

@@ -4,7 +4,8 @@ Each function clips or counts the examples, adds Gaussian noise to sums, and ret
 `Released`: the private value, and an event that describes the mechanism. From the
 event, `accounting.profiles.of`, a ledger or a composition computes the privacy cost.
 All functions work under `jax.jit`, also with traced data, and under `jax.vmap` over
-keys.
+keys. (The noise multiplier must not be traced in `standardize`, or with noise on a
+lattice.)
 
 1. **Sums of clipped rows**: `sum` and `mean`. `variance` and `covariance` also use
    second moments. `standardize` returns a `Standardization` of features.

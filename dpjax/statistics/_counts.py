@@ -45,12 +45,13 @@ def histogram(
 
     Raises:
       ValueError: as for `mean`; data is not f[n]; edges and num_categories are both
-        given or both None; edges are not increasing numbers.
+        given or both None; edges are not two or more finite, increasing numbers;
+        num_categories is not an integer of at least 1.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z, since
     an example is in at most one bin. Under REPLACE, one count may fall by 1 and
-    another count may rise by 1, so μ = √2 / z. A NaN, or a value outside all bins, is
-    not counted.
+    another count may rise by 1, so μ = √2 / z. An example that is NaN or outside all
+    bins is not counted.
 
     Example:
       >>> import jax
@@ -91,7 +92,8 @@ def _histogram(data: jax.Array, edges: jax.Array, noise: Noise) -> jax.Array:
 def bins_of(values: jax.Array, edges: jax.Array) -> jax.Array:
     """Find the index of each value's bin, i[n].
 
-    A value outside all bins gets the index len(edges) − 1, which is the number of bins.
+    A NaN, or a value outside all bins, gets the index len(edges) − 1, the number of
+    bins.
     """
     size = len(edges) - 1
     bins = jnp.searchsorted(edges, values, side="right") - 1
@@ -166,17 +168,18 @@ def quantile(
 ) -> Released:
     """Find quantiles between public bounds, by bisection with noisy counts.
 
-    Each step halves an interval. From a noisy count, the step decides whether more than
-    a share q of the examples is at or below the middle of the interval. If so, the
-    search continues in the lower half, and otherwise in the upper half.
+    Each step halves an interval. From a noisy count, the step estimates whether more
+    than a share q of the examples is at or below the middle of the interval. If so, the
+    search continues in the lower half of the interval, and otherwise in the upper half.
 
     Args:
       data: the private examples, f[n].
       shares: q, one number or k numbers in (0, 1), such as 0.5 for the median.
       lower: a public lower bound of the quantiles, below upper.
       upper: a public upper bound of the quantiles.
-      noise_multiplier: z, the noise standard deviation divided by the maximum L2 norm
-        of one example's contributions to the counts of all steps, at least 0.
+      noise_multiplier: z, at least 0: the noise standard deviation divided by the
+        maximum L2 norm of one example's contributions to the counts of all shares in
+        all steps.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       num_steps: t, the number of bisections, 1 to 52. More steps give a finer result
@@ -192,19 +195,20 @@ def quantile(
 
     Raises:
       ValueError: as for `mean`, with z √t in place of z and k in place of d; data is
-        not f[n]; a share is not in (0, 1); num_steps is not 1 to 52; lower is not below
-        upper.
+        not f[n]; shares is neither a number nor a vector, or is empty; a share is not
+        in (0, 1); num_steps is not an integer from 1 to 52; lower or upper is traced or
+        infinite; lower is not below upper.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
-    REPLACE, μ is at most 2 / z. An example that is a NaN or an infinity contributes
-    zero to every sum.
+    REPLACE, μ is at most 2 / z. An example that is NaN or infinite contributes zero to
+    every count.
 
-    Reason: let m_j be the middle of the interval for the share q_j. A step releases,
-    for each j, the noisy sum of 1[x <= m_j] − q_j over all examples x, where 1[·] is 1
-    if the condition holds and 0 otherwise. The sum does not use the number of examples.
-    The k contributions of one example have an L2 norm of at most
+    Reason: let m_j be the middle of the interval for the share q_j. The noisy count of
+    a step for q_j is the noisy sum of 1[x <= m_j] − q_j over all examples x, where 1[·]
+    is 1 if the condition holds and 0 otherwise. The sum does not use the number of
+    examples. The k contributions of one example have an L2 norm of at most
     s = √(Σ_j max(q_j, 1 − q_j)²). The contributions of two examples have a distance of
-    at most √k, which is at most 2s. Each m_j depends only on noisy sums of earlier
+    at most √k, which is at most 2s. Each m_j depends only on noisy counts of earlier
     steps.
 
     Example:

@@ -1,9 +1,10 @@
 """Private accuracy, loss and AUC of a model on held-out data that is also private.
 
 Let each example have a value v, such as its loss, between 0 and a bound B. The example
-then contributes the centered value 2 v / B − 1, which is in [−1, 1]. Centering halves
-the noise in the mean at the same privacy. The reason is that an added example changes
-the sum of v − B / 2 by at most B / 2, but changes the sum of v by up to B.
+then contributes the centered value 2 v / B − 1, which is in [−1, 1]. At the same
+privacy, under ADD_REMOVE and ZERO_OUT, centering halves the noise in the mean. The
+reason is that an added example changes the sum of v − B / 2 by at most B / 2, but
+changes the sum of v by up to B.
 """
 
 from typing import Any, NamedTuple
@@ -50,10 +51,10 @@ def loss(
         divided by B / 2; at least 0.
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
-      num_examples: the public number by which the sum is divided; None for n, as in
-        `mean`. Under ADD_REMOVE, this number may differ from n. If the clipped losses
-        have the mean m, the result is (n m + (num_examples − n) B / 2) / num_examples,
-        plus noise.
+      num_examples: the public number by which the sum is divided, positive. None stands
+        for n, and is invalid under ADD_REMOVE. num_examples may differ from n. If the
+        clipped losses have the mean m, the result is
+        (n m + (num_examples − n) B / 2) / num_examples, plus noise.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
@@ -86,7 +87,8 @@ def loss(
 def _loss(data: jax.Array, params: _Mean, noise: Noise) -> jax.Array:
     """Compute the noisy mean of values clipped to [0, params.bound].
 
-    Before the sum, each value is mapped to a contribution in [−1, 1].
+    Before the sum, each value is mapped to a contribution in [−1, 1]. A NaN counts as
+    params.bound.
     """
     half = params.bound / 2
     without_nan = jnp.where(jnp.isnan(data), params.bound, data)
@@ -115,7 +117,7 @@ def accuracy(
       key: one typed key, used only for this release.
       adjacency: the relation between the data sets that the guarantee compares.
       num_examples: the public number by which the number of correct predictions is
-        divided; None for n, as in `loss`.
+        divided, as in `loss`. None stands for n, and is invalid under ADD_REMOVE.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
@@ -159,16 +161,16 @@ def auc(
 
     The function makes a noisy histogram of the scores of positive examples and a noisy
     histogram of the scores of negative examples, and computes the area from both
-    histograms. The area is the probability that a positive example is in a higher bin
-    than a negative example, plus half of the probability that both examples are in the
-    same bin.
+    histograms. The area is the share of pairs of a positive and a negative example in
+    which the positive example is in the higher bin, plus half of the share of pairs in
+    which both examples are in the same bin.
 
     Args:
       scores: the score of each private example, f[n].
       labels: 1 for a positive example and 0 for a negative example, i[n].
-      edges: the public edges of k bins of scores, f[k + 1], increasing. A score beyond
-        the edges is in the first or the last bin. More bins give a finer result with
-        more noise.
+      edges: the public edges of k bins of scores, f[k + 1], increasing. A finite score
+        below the edges counts in the first bin, and a finite score above the edges in
+        the last bin. More bins give a finer result with more noise.
       noise_multiplier: z, the standard deviation of the noise in each count, at least
         0.
       key: one typed key, used only for this release.
@@ -180,8 +182,8 @@ def auc(
       mechanism to accountants. If a class has few examples, the result is mostly noise.
 
     Raises:
-      ValueError: as for `mean`; edges are not increasing numbers; scores and labels are
-        not both of shape [n].
+      ValueError: as for `mean`; edges are not two or more finite, increasing numbers;
+        scores and labels are not both of shape [n].
 
     Privacy: the two histograms together are one `histogram` with 2k bins. So the
     release is μ-GDP with μ = 1 / z under ADD_REMOVE and ZERO_OUT, and μ = √2 / z under

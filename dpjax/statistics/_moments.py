@@ -1,9 +1,9 @@
 """Private sums, means, variances and covariances of clipped rows.
 
-A variance or covariance is about the private mean or about a given center. A center is
-given if it is public or was released before. `standardize` releases the center and the
-scale of each feature. The center is a private mean, and the scale is the square root of
-a private variance.
+A variance or covariance is about the private mean or about a given center, which is
+public or was released before. `standardize` releases the center and the scale of each
+feature. The center is a private mean, and the scale is the square root of a private
+variance.
 
 A row x is one example, which is clipped to the L2 norm C. The row u = x / C then has a
 norm of at most 1. One example's contribution to a release is a vector c(u). The table
@@ -80,7 +80,7 @@ def mean(
       num_examples: the public number by which the sum is divided, positive. None stands
         for n, and is invalid under ADD_REMOVE, since n is private under ADD_REMOVE.
         Under ADD_REMOVE, give a number that does not depend on the data. The result is
-        then the mean times n / num_examples, plus noise.
+        then the mean of the clipped rows times n / num_examples, plus noise.
       arithmetic: "real", or "discrete" for noise on a lattice and a guarantee for the
         bits that are released.
 
@@ -97,9 +97,11 @@ def mean(
 
     Privacy: the release is μ-GDP with μ = adjacency.sensitivity_factor / z. A row with
     a NaN or an infinity contributes zero. Each clipped row is truncated to multiples of
-    2⁻³² C, and the sum of truncated rows is exact, so that rounding adds nothing to the
-    sensitivity. Under ZERO_OUT and REPLACE, the number of rows is public. The shape of
-    the data is visible to anyone who sees the program or its memory.
+    2⁻³² C. The sum of truncated rows is exact for up to 2²¹ rows, so that rounding adds
+    nothing to the sensitivity. For more rows, entries of the sum above 2²¹ C are
+    rounded to float64, and the guarantee with "discrete" covers this rounding. Under
+    ZERO_OUT and REPLACE, the number of rows is public. The shape of the data is visible
+    to anyone who sees the program or its memory.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -182,12 +184,12 @@ def _unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
 
 
 def _row_size(data: Any) -> int:
-    """The number of features of an example."""
+    """The number of entries of one example."""
     return math.prod(data.shape[1:])
 
 
 def _flatten_rows(data: jax.Array) -> jax.Array:
-    """Reshape examples f[n, ...] to rows f[n, d] of d features each."""
+    """Reshape examples f[n, ...] to rows f[n, d] of d entries each."""
     return data.reshape(len(data), _row_size(data))
 
 
@@ -207,7 +209,7 @@ def variance(
     Args:
       data: the private examples, f[n, ...].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0. After all examples are divided by C, z is the
+      noise_multiplier: z, at least 0. The sums are over examples divided by C. z is the
         standard deviation of the noise in the sums, divided by the maximum L2 norm of
         one example's contribution to all sums together.
       key: one typed key, used only for this release.
@@ -215,8 +217,9 @@ def variance(
       num_examples: N, the public number by which sums are divided. None stands for n,
         and is invalid under ADD_REMOVE.
       center: a center f[...] that is public or was released before. With a center, the
-        result is the mean squared distance of each feature from the center. With None,
-        the release also estimates the mean, and clips the examples themselves.
+        examples minus the center are clipped, and the result is the mean square of each
+        feature of the clipped rows. With None, the release also estimates the mean, and
+        the examples themselves are clipped.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
@@ -228,7 +231,7 @@ def variance(
       can make a variance negative.
 
     Raises:
-      ValueError: as for `mean`.
+      ValueError: as for `mean`; center does not broadcast to the shape of an example.
 
     Privacy: under ADD_REMOVE and ZERO_OUT, the release is μ-GDP with μ = 1 / z. Under
     REPLACE, μ is 1.5 / z without a center and √2 / z with a center. A row with a NaN or
@@ -257,7 +260,7 @@ def variance(
 
 
 def _variance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
-    """Compute noisy variances of features. The noise in the means adds no bias."""
+    """Compute noisy variances of features, without bias from the noise in the means."""
     means, second_moments, noise_variance = _moments(data, params, noise, jnp.square)
     return (second_moments - means**2 + noise_variance).reshape(data.shape[1:])
 
@@ -278,7 +281,7 @@ def covariance(
     Args:
       data: the private examples, f[n, d].
       clip_norm: C, the bound on the L2 norm of an example minus the center, positive.
-      noise_multiplier: z, at least 0. After all examples are divided by C, z is the
+      noise_multiplier: z, at least 0. The sums are over examples divided by C. z is the
         standard deviation of the noise in the sums, divided by the maximum L2 norm of
         one example's contribution to all sums together.
       key: one typed key, used only for this release.
@@ -286,8 +289,8 @@ def covariance(
       num_examples: N, the public number by which sums are divided. None stands for n,
         and is invalid under ADD_REMOVE.
       center: a center f[d] that is public or was released before, as in `variance`.
-        With None, the release also estimates the mean, and clips the examples
-        themselves.
+        With None, the release also estimates the mean, and the examples themselves are
+        clipped.
       arithmetic: "real", or "discrete" for noise on a lattice, as in `mean`.
 
     Returns:
@@ -299,7 +302,7 @@ def covariance(
       standard deviation √2 z C / N in each coordinate.
 
     Raises:
-      ValueError: as for `mean`; data is not f[n, d].
+      ValueError: as for `mean`; data is not f[n, d]; center does not broadcast to f[d].
 
     Privacy: as for `variance`, with the same μ. The whole matrix costs no more privacy
     than its diagonal.
@@ -331,7 +334,7 @@ def covariance(
 
 
 def _covariance(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
-    """Compute a noisy covariance matrix. The noise in the means adds no bias."""
+    """Compute a noisy covariance matrix, without bias from the noise in the means."""
     rows, columns = np.triu_indices(data.shape[1])
     weights = np.where(rows == columns, 1.0, math.sqrt(2))
 
@@ -441,9 +444,9 @@ def standardize(
 
     Returns:
       A `Released`: a `Standardization` with arrays f[...], and an event that describes
-      both mechanisms to accountants. The scale is at least the square root of the
-      standard deviation that the noise in the variance has with "real" arithmetic. So
-      the noise cannot make a scale zero.
+      both mechanisms to accountants. A scale is the square root of a noisy variance,
+      which is first raised to at least the standard deviation that its noise has with
+      "real" arithmetic. So every scale is positive.
 
     Raises:
       ValueError: as for `mean`; share is not in (0, 1); noise_multiplier is traced or

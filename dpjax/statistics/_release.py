@@ -10,8 +10,8 @@ examples. A statistic is computed from such sums with noise. A release has three
 2. **Noise.** Let z be the noise multiplier and t the number of sums. Each sum receives
    noise of standard deviation σ = z √t per coordinate. A sum may depend on all earlier
    noisy sums. With `arithmetic="discrete"`, the sum is rounded to a lattice, the
-   multiples of a fixed spacing. σ then grows by the factor by which this rounding
-   increases the sensitivity.
+   multiples of a fixed spacing. σ then grows by at least the factor by which this
+   rounding increases the sensitivity.
 3. **Event.** The event describes the mechanism to accountants. If one example changes
    each sum by at most r in norm, each sum is a Gaussian mechanism with μ = r / (z √t).
    The release composes t such mechanisms adaptively. The release is therefore μ-GDP
@@ -59,8 +59,8 @@ class Released:
     A `Released` is a pytree. If the event contains only Python numbers, the event is
     static in the pytree, so that `jax.jit` and `jax.vmap` do not round the numbers. The
     event describes one release. If `jax.vmap` makes n releases, the privacy cost is the
-    composition of n such events. One row of the data is one example. The guarantee
-    protects a user only if every user has at most one row.
+    composition of n copies of the event. One row of the data is one example. The
+    guarantee protects a user only if every user has at most one row.
 
     Attributes:
       value: the private result, an array or a NamedTuple of arrays.
@@ -163,9 +163,8 @@ def release(
       shared: the noise multiplier, the key, the adjacency and the arithmetic.
       dimension: the number of entries of one sum.
       num_sums: the number of sums.
-      distance: an upper bound on the distance between the contributions of two examples
-        to one sum, at least 1. Two vectors of norm at most 1 have a distance of at most
-        2.
+      distance: an upper bound on the L2 distance between the contributions of two
+        examples to one sum, at least 1. The event under REPLACE depends on this bound.
     """
     validate.adjacency(shared.adjacency)
     validate.typed_key("key", shared.key)
@@ -230,9 +229,11 @@ def _run(
 def sum_exactly(
     contribute: Callable[[jax.Array], jax.Array], rows: jax.Array
 ) -> jax.Array:
-    """Sum the contributions of all rows, truncated to multiples of 2⁻³², f64[k].
+    """Sum the contributions of all rows as integers, and return the sum f64[k].
 
-    An entry of a contribution that is not finite counts as zero.
+    Each entry of a contribution is truncated towards zero to a multiple of 2⁻³². An
+    entry that is not finite counts as zero. The sum of the truncated entries is exact,
+    except that a sum above 2²¹ is rounded to float64.
 
     Args:
       contribute: a function from rows f64[b, m] to their contributions f64[b, k], each
