@@ -1,6 +1,7 @@
 """Privacy accountants: pure, jitted, vmappable and differentiable functions.
 
-**Notions of privacy.** Each notion converts to δ(ε) and ε(δ), and composes:
+**Notions of privacy.** The notions in 1 to 3 convert to δ(ε) and ε(δ), and compose.
+The functions in 4 and 5 apply to every notion:
 
 1. `gdp`: Gaussian differential privacy with parameter μ, exact for Gaussian noise.
    `pure`: pure differential privacy, which is (ε, δ)-DP with δ = 0.

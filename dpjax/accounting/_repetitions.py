@@ -21,7 +21,7 @@ from dpjax._core.typing import ArrayLike, Key
 
 
 class _RandomRepetitions:
-    """A distribution of the number K of runs, from which `sample` draws K."""
+    """A distribution of the random number K of runs. `sample` draws K."""
 
     mean: float
 
@@ -123,7 +123,8 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
     """The negative binomial distribution of K, the number of runs, given K >= 1.
 
     P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. At the same
-    mean, a distribution with a smaller shape has heavier tails and costs less privacy.
+    mean, a distribution with a smaller shape has a heavier tail, and usually costs less
+    privacy.
 
     Attributes:
       shape: η, above -1. η = 1 gives the distribution `Geometric`, and η = 0 gives
@@ -247,7 +248,7 @@ class Fixed:
         return float(self.count)
 
     def sample(self, key: Key) -> int:
-        """The fixed count, for any key."""
+        """The fixed count. The key has no effect."""
         del key
         return self.count
 

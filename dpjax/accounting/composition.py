@@ -40,10 +40,10 @@ def add_up(numbers: Iterable[float]) -> float:
 
 
 def check_event(event: Event) -> None:
-    """Raise a ValueError unless the numbers of an event are possible for a mechanism.
+    """Raise a ValueError unless an event has only valid, concrete, scalar numbers.
 
-    The constructor of an event does not check the numbers, since JAX may trace them. A
-    negative number would reduce the total cost.
+    The constructor of an event does not check numbers, since JAX may trace the numbers.
+    A negative number would reduce the total cost.
     """
     parts: tuple[Any, ...] = ()
     part_type: Any = Event
@@ -91,7 +91,8 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       events exceed `delta`, or leave nothing for the other groups.
 
     Raises:
-      ValueError: delta is out of range.
+      ValueError: delta is out of range, or an event has a number that is out of range,
+        traced or not a scalar.
 
     Privacy: a mechanism may use the outputs of earlier mechanisms, but the numbers in
     the mechanism's event must not depend on these outputs.
@@ -210,7 +211,8 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
       `OnLattice` event, and 0 for any other event.
 
     Raises:
-      ValueError: slack is out of range.
+      ValueError: slack is out of range, or the event has a number that is out of range,
+        traced or not a scalar.
 
     Reference: Dong, Roth and Su (2022), Proposition 2.12. If a mechanism's privacy
     profile is at most the profile of a pair of distributions, then the mechanism's

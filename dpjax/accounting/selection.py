@@ -81,8 +81,8 @@ def delta(
 
     Args:
       mechanism: the event or the profile of one run that releases its output with its
-        score, as for `selection.epsilon`.
-      epsilon: f[*b], at least 0.
+        score. JAX must not trace the event's numbers. The result has no derivatives.
+      epsilon: f[*b], at least 0, not traced.
       repetitions: the distribution of K, such as `Geometric(10.0)`.
 
     Returns:

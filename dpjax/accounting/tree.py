@@ -168,7 +168,7 @@ def _reshuffled_order_square(decay: jax.Array, num_steps: int, n_b: int) -> jax.
 def _momentum_mu64(
     noise_multiplier: jax.Array, decay: jax.Array, *, schedule: Schedule
 ) -> jax.Array:
-    """`momentum_mu` for arguments that are in range."""
+    """The μ of `momentum_mu`; inf for a decay or noise multiplier out of range."""
     num_steps, n_b = schedule.num_steps, schedule.steps_per_epoch
     # In Tran and Cutkosky (2022), Theorem 10, https://arxiv.org/abs/2210.06328, μ² is
     # V · (the largest sensitivity of a node)² / σ², for V nodes. Here each node counts

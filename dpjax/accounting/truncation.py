@@ -49,8 +49,8 @@ def poisson_gaussian(
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       sampling_rate: q, the probability that an example is drawn, f[*b], in [0, 1].
-      num_examples: n, the size of the larger of the two data sets, at least 1.
-      max_batch_size: b, the capacity of the batch, at least 1.
+      num_examples: n, the size of the larger of the two data sets, at least 1, static.
+      max_batch_size: b, the capacity of the batch, at least 1, static.
       adjacency: the relation between the data sets that are compared.
 
     Returns:
@@ -115,7 +115,8 @@ def overflow_delta(
       num_steps: T, the number of steps, at least 1.
 
     Returns:
-      (1 + e^ε) p, f[*b], rounded up, at most 1.
+      (1 + e^ε) p, f[*b], rounded up, at most 1. The result is 1 for a traced ε below 0
+      and for a NaN.
 
     Raises:
       ValueError: an argument is out of range.
