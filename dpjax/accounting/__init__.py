@@ -15,8 +15,8 @@ The functions in 4 and 5 apply to every notion:
 
 **The privacy loss of a run**, expressed in one of these notions:
 
-6. `tree`: momentum with the noise of the nodes of binary trees. `correlated`: noise
-   that is correlated between steps, and the error that this noise causes in an
+6. `tree`: momentum that is computed from noisy nodes of binary trees. `correlated`:
+   noise that is correlated between steps, and the error that this noise causes in an
    optimizer's steps.
 7. `random_rounds`: runs that stop after a random number of rounds. `truncation`:
    Poisson batches that overflow their capacity. `allocation`: examples that take part

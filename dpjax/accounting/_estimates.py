@@ -1,4 +1,4 @@
-"""Quick estimates of the ε of sampled Gaussian steps, at which searches begin.
+"""Quick estimates of the ε of sampled Gaussian steps, for the start of a search.
 
 An estimate is not a bound, and no guarantee relies on an estimate. Estimates only save
 evaluations of an accountant. The code moves the privacy losses of a step to a grid. The

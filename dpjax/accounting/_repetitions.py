@@ -31,7 +31,7 @@ class _RandomRepetitions:
 
     @property
     def total_variation(self) -> float:
-        """A bound on the rounding error of `sample`, as a total variation distance.
+        """An upper bound on the total variation distance that rounding causes.
 
         The distance is between the draws of `sample` and the exact distribution of K.
         """
@@ -94,7 +94,7 @@ class _NegativeBinomial(_RandomRepetitions):
 
     @property
     def steepness(self) -> float:
-        """A bound on G″(x) / G′(x) for x in [0, 1].
+        """An upper bound on G″(x) / G′(x) for x in [0, 1].
 
         G(x) = E[x^K] is the generating function of the number K of runs.
         """
@@ -195,7 +195,7 @@ class Poisson(_RandomRepetitions):
 
     @property
     def steepness(self) -> float:
-        """A bound on G″(x) / G′(x) for x in [0, 1].
+        """An upper bound on G″(x) / G′(x) for x in [0, 1].
 
         G(x) = E[x^K] is the generating function of the number K of runs.
         """
@@ -241,9 +241,10 @@ class Fixed:
 
     @property
     def steepness(self) -> float:
-        """A bound on x G″(x) / G′(x) for x in [0, 1]; G″(x) / G′(x) has no bound.
+        """An upper bound on x G″(x) / G′(x) for x in [0, 1].
 
-        G(x) = x^count is the generating function of the fixed number of runs.
+        G(x) = x^count is the generating function of the fixed number of runs. For a
+        count above 1, the quotient G″(x) / G′(x) is unbounded near 0.
         """
         return float(self.count)
 

@@ -186,7 +186,8 @@ def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]
     """An upper bound on the δ of the best of K runs, as a function of ε.
 
     The bound is (2) in the docstring of this module, with the upper bound `curve` on
-    the function h of one run. `repetitions` is the distribution of K.
+    the function h of one run. `repetitions` is the distribution of K. The bound
+    includes the rounding errors in draws of K.
     """
     slope = repetitions.derivative
     small = np.geomspace(1e-15, 0.1, 512)

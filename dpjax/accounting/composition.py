@@ -84,11 +84,13 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
     Returns:
       ε, rounded up, the sum of the ε of groups of events. Each `EpsilonDelta` event is
       a group, with its own δ. All other events that have a privacy-loss distribution or
-      a GDP parameter, and the `OnLattice` versions of such events, form one group,
-      which is composed by privacy-loss distributions. Each remaining event is a group.
-      The groups that are not `EpsilonDelta` events get equal parts of `delta` minus the
-      δ of all `EpsilonDelta` events. ε is infinite if the δ of the `EpsilonDelta`
-      events exceed `delta`, or leave nothing for the other groups.
+      a GDP parameter, and the `OnLattice` versions of these events, form one group,
+      which is composed by privacy-loss distributions. In this group, a `Pure` event
+      counts as a Gaussian mechanism with the GDP parameter `pure.mu`, which is a looser
+      bound than the `Repeated` event of a `Pure` event. Each remaining event is a
+      group. The groups that are not `EpsilonDelta` events get equal parts of `delta`
+      minus the total δ of the `EpsilonDelta` events. ε is infinite if this total
+      exceeds `delta`, or leaves nothing for the other groups.
 
     Raises:
       ValueError: delta is out of range, or an event has a number that is out of range,
@@ -130,8 +132,8 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
 def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
     """The privacy profiles whose ε add up, one for each group of events.
 
-    All events that have privacy-loss distributions, or are μ-GDP, are composed into one
-    profile. Each other event has its own profile.
+    All events with a privacy-loss distribution or a GDP parameter are composed into one
+    profile. Each remaining event has its own profile.
     """
     plds, other_profiles, total_variation = [], [], 0.0
     for event_profile in map(profiles.of, composed):

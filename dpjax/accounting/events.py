@@ -385,7 +385,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 
     Returns:
       A dictionary with the name of the event's type under "type", and the event's
-      fields. An infinite number becomes the string "inf".
+      fields. The number inf becomes the string "inf".
 
     Raises:
       ValueError: a number is traced, or is an array of several numbers.

@@ -82,7 +82,7 @@ def delta(
     rounds: Rounds,
     sampling_rate: float,
 ) -> jax.Array:
-    """A bound on the δ of noisy SGD with a random number of fixed-size batches.
+    """An upper bound on the δ of noisy SGD with a random number of fixed-size batches.
 
     Args:
       noise_multiplier: the standard deviation of the noise on a batch's sum of
@@ -142,8 +142,7 @@ def _estimate_parameter(
 
     In the estimate, c depends only on the arguments after `fixed`. If `fixed` is the
     noise multiplier, the result is ε; if `fixed` is ε, the result is the noise
-    multiplier. A search starts at the estimate. A bad estimate makes only the search
-    slower.
+    multiplier. A search starts at the estimate. A bad estimate only slows the search.
     """
     # R rounds at sampling rate q are about μ-GDP with μ = 2 q √R / noise_multiplier,
     # and δ(ε) is about e^{−(ε/μ)²/2}.

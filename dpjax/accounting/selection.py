@@ -52,8 +52,9 @@ def epsilon(
       (docs/selection.md). The derivative is the derivative of the returned bound.
 
     Raises:
-      ValueError: an argument is out of range or traced, or repetitions is not a
-        distribution of this module.
+      ValueError: an argument is out of range; `jax.jit` or `jax.vmap` traces a number
+        of the event; repetitions is not a distribution of this module.
+      TypeError: delta is traced.
 
     Privacy: K is drawn from `repetitions`, independently of the data. The runs are
     independent of each other, and the output of each run, with its score, has the
@@ -91,6 +92,7 @@ def delta(
     Raises:
       ValueError: an argument is out of range, or repetitions is not a distribution of
         this module.
+      TypeError: a number of the event or epsilon is traced.
 
     Privacy: the conditions are those of `selection.epsilon`.
 

@@ -44,7 +44,7 @@ def poisson_gaussian(
     max_batch_size: int,
     adjacency: Adjacency,
 ) -> pld.PLD:
-    """The privacy-loss distribution of a Gaussian step of `dpjax.sampling.poisson`.
+    """The privacy-loss distribution of a Gaussian step on a truncated Poisson batch.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
@@ -60,11 +60,12 @@ def poisson_gaussian(
     Raises:
       ValueError: a static argument is out of range; adjacency is not an `Adjacency`.
 
-    Privacy: every example is drawn independently of all other examples and steps. If
-    more than b examples are drawn, a uniformly random subset of b examples takes part.
-    Each example contributes at most one clip norm. Let D ~ Binomial(n − 1, q) be the
-    number of other examples that are drawn. If D < b, the dominating pair is that of
-    `pld.poisson_gaussian`. If D >= b, the differing example takes part with probability
+    Privacy: the batches are those of `dpjax.sampling.poisson`. Every example is drawn
+    independently of all other examples and steps. If more than b examples are drawn, a
+    uniformly random subset of b examples takes part. Each example contributes at most
+    one clip norm. Let D ~ Binomial(n − 1, q) be the number of drawn examples other than
+    the differing example. If D < b, the dominating pair is that of `pld.poisson_gaussian`.
+    If D >= b, the differing example takes part with probability
     r = q E[b / (D + 1) | D >= b]. The differing example then displaces another example,
     so that the sum changes by up to two clip norms. The dominating pair is then that of
     a step on batches of fixed size, with the sampling rate r and the GDP parameter
