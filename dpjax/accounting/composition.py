@@ -86,11 +86,11 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       a group, with its own δ. All other events that have a privacy-loss distribution or
       a GDP parameter, and the `OnLattice` versions of these events, form one group,
       which is composed by privacy-loss distributions. In this group, a `Pure` event
-      counts as a Gaussian mechanism with the GDP parameter `pure.mu`, which is a looser
-      bound than the `Repeated` event of a `Pure` event. Each remaining event is a
-      group. The groups that are not `EpsilonDelta` events get equal parts of `delta`
-      minus the total δ of the `EpsilonDelta` events. ε is infinite if this total
-      exceeds `delta`, or leaves nothing for the other groups.
+      counts as a Gaussian mechanism with the GDP parameter `pure.mu`. The event
+      `Repeated(Pure(ε), 1)` of the same mechanism gives a smaller ε. Each remaining
+      event is a group. The groups that are not `EpsilonDelta` events get equal parts of
+      `delta` minus the total δ of the `EpsilonDelta` events. ε is infinite if this
+      total exceeds `delta`, or leaves nothing for the other groups.
 
     Raises:
       ValueError: delta is out of range, or an event has a number that is out of range,

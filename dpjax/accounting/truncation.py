@@ -64,11 +64,11 @@ def poisson_gaussian(
     independently of all other examples and steps. If more than b examples are drawn, a
     uniformly random subset of b examples takes part. Each example contributes at most
     one clip norm. Let D ~ Binomial(n − 1, q) be the number of drawn examples other than
-    the differing example. If D < b, the dominating pair is that of `pld.poisson_gaussian`.
-    If D >= b, the differing example takes part with probability
-    r = q E[b / (D + 1) | D >= b]. The differing example then displaces another example,
-    so that the sum changes by up to two clip norms. The dominating pair is then that of
-    a step on batches of fixed size, with the sampling rate r and the GDP parameter
+    the differing example. If D < b, the dominating pair is that of
+    `pld.poisson_gaussian`. If D >= b, the differing example takes part with probability
+    r = q E[b / (D + 1) | D >= b], and then displaces another example, so that the sum
+    changes by up to two clip norms. The dominating pair for D >= b is that of a step on
+    batches of fixed size, with the sampling rate r and the GDP parameter
     2 / noise_multiplier (docs/accounting.md has the proof).
 
     Reference: the setting is that of Chua et al. (2024), "Scalable DP-SGD: Shuffling
