@@ -112,14 +112,13 @@ def solve(
       if `increasing`, and otherwise the least positive normal float (1 if `integer`).
       The derivatives of this result are 0. In other cases, unless `integer` is true,
       JAX can differentiate the parameter with respect to the target and to all values
-      that epsilon_fn closes over. If `jax.jit` or `jax.vmap` traces the target or ε,
-      and no parameter meets the target or the target is NaN, the result is inf (0 if
-      `increasing`).
+      that epsilon_fn closes over. Under `jax.jit` or `jax.vmap`, the result is inf (0
+      if `increasing`) if no parameter meets the target or the target is NaN.
 
     Raises:
       ValueError: the target or start is not positive; upper is below the least positive
-        normal float (1 if `integer`); no parameter meets the target, and neither the
-        target nor ε is traced; the target or ε is not a scalar.
+        normal float (1 if `integer`); no parameter meets the target, outside `jax.jit`
+        and `jax.vmap`; the target or ε is not a scalar.
 
     Example:
       >>> from dpjax import Adjacency

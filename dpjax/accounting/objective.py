@@ -214,8 +214,8 @@ def epsilon(
       other_mu: the GDP parameter of the composition of all other releases, f[].
 
     Returns:
-      The least ε > 0 whose δ(ε) is at most delta, f[], rounded up. If `jax.jit` or
-      `jax.vmap` traces an argument, and no ε meets delta, the result is inf.
+      The least ε > 0 whose δ(ε) is at most delta, f[], rounded up. Under `jax.jit` or
+      `jax.vmap`, the result is inf if no ε meets delta.
 
     Raises:
       ValueError: an argument is out of range, or no ε meets delta.

@@ -53,7 +53,7 @@ def _as_array(value: ArrayLike) -> jax.Array | np.ndarray:
 def _align_axes(
     *scalars: ArrayLike, curves: tuple[ArrayLike, ...]
 ) -> list[jax.Array | np.ndarray]:
-    """All curves, then all scalars with an axis for the orders, at the same rank."""
+    """Return the curves, then the scalars with an axis for the orders, at one rank."""
     arrays = [_as_array(x) for x in curves] + [_as_array(x)[..., None] for x in scalars]
     rank = max(x.ndim for x in arrays)
     return [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in arrays]
