@@ -1,6 +1,7 @@
 """Privacy accountants: pure, jitted, vmappable and differentiable functions.
 
-**Notions of privacy.** Each notion converts to δ(ε) and ε(δ), and composes:
+**Notions of privacy.** The notions in 1 to 3 convert to δ(ε) and ε(δ), and compose.
+The functions in 4 and 5 apply to every notion:
 
 1. `gdp`: Gaussian differential privacy with parameter μ, exact for Gaussian noise.
    `pure`: pure differential privacy, which is (ε, δ)-DP with δ = 0.
@@ -14,8 +15,8 @@
 
 **The privacy loss of a run**, expressed in one of these notions:
 
-6. `tree`: momentum with the noise of the nodes of binary trees. `correlated`: noise
-   that is correlated between steps, and the error that this noise causes in an
+6. `tree`: momentum that is computed from noisy nodes of binary trees. `correlated`:
+   noise that is correlated between steps, and the error that this noise causes in an
    optimizer's steps.
 7. `random_rounds`: runs that stop after a random number of rounds. `truncation`:
    Poisson batches that overflow their capacity. `allocation`: examples that take part

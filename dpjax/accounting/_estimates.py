@@ -1,11 +1,11 @@
-"""Quick estimates of the ε of sampled Gaussian steps, at which searches begin.
+"""Quick estimates of the ε of sampled Gaussian steps, for the start of a search.
 
 An estimate is not a bound, and no guarantee relies on an estimate. Estimates only save
 evaluations of an accountant. The code moves the privacy losses of a step to a grid. The
 total probability, the mean and the variance of the losses stay the same. A Fourier
-transform then composes the steps. For many steps, the estimate is usually within 1e-5
-of the accountant's ε. For a few steps at a small sampling rate, the estimate may differ
-by a percent.
+transform then composes the steps. For many steps, the relative difference between the
+estimate and the accountant's ε is usually about 1e-5. For a few steps at a small
+sampling rate, the relative difference may be a percent.
 """
 
 import math
@@ -28,11 +28,11 @@ class Overflow(NamedTuple):
     of δ that is reserved for these batches.
 
     Attributes:
-      log_probability: log p. If the batch of each step exceeds its capacity with
-        probability p, δ increases by share · δ, the reserved part.
+      log_probability: log p, at most 0. If each batch at the largest sampling rate
+        exceeds its capacity with probability p, δ increases by about share · δ.
       epsilon_gap: the ε at (1 − share) δ minus the ε at δ, if no batch exceeds its
-        capacity; TINY, the least positive normal float, if the estimated δ is below
-        half of δ.
+        capacity. The gap is TINY, the least positive normal float, if the estimate of
+        δ is below half of the argument `delta` of `overflow`.
     """
 
     log_probability: float
@@ -137,8 +137,9 @@ def epsilon(steps: Composed, delta: float, rough_epsilon: float) -> float:
 def overflow(steps: Composed, epsilon: float, delta: float, share: float) -> Overflow:
     """Estimate how batches that exceed their capacity change the δ and ε of a run.
 
-    `share` is the fraction of δ that is reserved for these batches. `epsilon` is the ε
-    of the run at (1 − share) δ if no batch exceeds its capacity.
+    `delta` is the δ of the run, and `share` is the fraction of δ that is reserved for
+    these batches. `epsilon` is the ε of the run at (1 − share) δ if no batch exceeds
+    its capacity.
     """
     run = _Run(steps, epsilon)
     sampled: Any = steps.steps

@@ -21,7 +21,7 @@ from dpjax._core.typing import ArrayLike, Key
 
 
 class _RandomRepetitions:
-    """A distribution of the number K of runs, from which `sample` draws K."""
+    """A distribution of the random number K of runs. `sample` draws K."""
 
     mean: float
 
@@ -31,7 +31,7 @@ class _RandomRepetitions:
 
     @property
     def total_variation(self) -> float:
-        """A bound on the rounding error of `sample`, as a total variation distance.
+        """An upper bound on the total variation distance that rounding causes.
 
         The distance is between the draws of `sample` and the exact distribution of K.
         """
@@ -94,7 +94,7 @@ class _NegativeBinomial(_RandomRepetitions):
 
     @property
     def steepness(self) -> float:
-        """A bound on G″(x) / G′(x) for x in [0, 1].
+        """An upper bound on G″(x) / G′(x) for x in [0, 1].
 
         G(x) = E[x^K] is the generating function of the number K of runs.
         """
@@ -123,7 +123,8 @@ class TruncatedNegativeBinomial(_NegativeBinomial):
     """The negative binomial distribution of K, the number of runs, given K >= 1.
 
     P(K = k) is proportional to (1 − γ)^k Γ(k + η) / k!, for k = 1, 2, …. At the same
-    mean, a distribution with a smaller shape has heavier tails and costs less privacy.
+    mean, a distribution with a smaller shape has a heavier tail, and usually costs less
+    privacy.
 
     Attributes:
       shape: η, above -1. η = 1 gives the distribution `Geometric`, and η = 0 gives
@@ -194,7 +195,7 @@ class Poisson(_RandomRepetitions):
 
     @property
     def steepness(self) -> float:
-        """A bound on G″(x) / G′(x) for x in [0, 1].
+        """An upper bound on G″(x) / G′(x) for x in [0, 1].
 
         G(x) = E[x^K] is the generating function of the number K of runs.
         """
@@ -240,14 +241,15 @@ class Fixed:
 
     @property
     def steepness(self) -> float:
-        """A bound on x G″(x) / G′(x) for x in [0, 1]; G″(x) / G′(x) has no bound.
+        """An upper bound on x G″(x) / G′(x) for x in [0, 1].
 
-        G(x) = x^count is the generating function of the fixed number of runs.
+        G(x) = x^count is the generating function of the fixed number of runs. For a
+        count above 1, the quotient G″(x) / G′(x) is unbounded near 0.
         """
         return float(self.count)
 
     def sample(self, key: Key) -> int:
-        """The fixed count, for any key."""
+        """The fixed count. The key has no effect."""
         del key
         return self.count
 

@@ -37,7 +37,12 @@ class Schedule(NamedTuple):
 def check_schedule(
     num_steps: int, steps_per_epoch: int, order: Order, adjacency: Adjacency
 ) -> Schedule:
-    """The `Schedule` of these parameters; raise ValueError if one is out of range."""
+    """The `Schedule` of these parameters, with no `max_participations`.
+
+    Raises:
+      ValueError: a number is out of range, or adjacency is not an `Adjacency`. The
+        function does not check `order`.
+    """
     return Schedule(
         validate.static_int("num_steps", num_steps, minimum=1),
         validate.static_int("steps_per_epoch", steps_per_epoch, minimum=1),

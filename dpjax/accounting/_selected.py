@@ -18,11 +18,11 @@ its maximum over R:
     δ(ε) <= ∫ φ(r) dQ,    φ(r) = max over (u, v) in R of [r G′(v) − e^ε G′(u)]₊.    (1)
 
 Let h(t) = ∫ [r − t]₊ dQ be the hockey-stick divergences of one run. Then h(e^ε) is the
-δ(ε) of one run. h determines R, and the integral of any convex function of r. If an
-upper bound replaces h, R grows, and the bound on the integral also grows. Upper bounds
-on h therefore suffice. φ is convex. The code bounds φ from above by a convex, piecewise
-linear function. This function is a sum of terms w_j [r − e^ε s_j]₊, with kinks at
-r = e^ε s_j and positive weights w_j. So (1) becomes
+δ(ε) of one run. The function h determines the region R, and also ∫ f(r) dQ for every
+convex function f. If an upper bound replaces h, R grows, and the bound (1) also grows.
+An upper bound on h therefore suffices. φ is convex. The code bounds φ from above by a
+convex, piecewise linear function. This function is a sum of terms w_j [r − e^ε s_j]₊,
+with kinks at r = e^ε s_j and positive weights w_j. So (1) becomes
 
     δ(ε) <= Σ_j w_j h(e^ε s_j).                                                     (2)
 
@@ -114,7 +114,7 @@ class Curve(NamedTuple):
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The vertices of the lower convex hull of points, with increasing x."""
+    """The vertices of the lower convex hull of the points (x, y), sorted by x."""
     order = np.lexsort((y, x))
     # Of several points with the same x, only the lowest may be a vertex.
     x, first = np.unique(x[order], return_index=True)
@@ -135,8 +135,8 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def curve_of(profile: Profile, tail: float) -> Curve:
     """The `Curve` of one run, from the privacy profile of one run.
 
-    The function evaluates the profile at values of δ from δ(0) down to `tail`, or down
-    to 1e-30 if `tail` is smaller.
+    The function evaluates ε at values of δ from δ(0) down to `tail`, or down to 1e-30
+    if `tail` is below 1e-30.
     """
     total = float(profile.delta(0.0))  # the total variation of P and Q
     # For large ε, δ(ε) is about e^{−x²} with x proportional to ε.
@@ -186,7 +186,8 @@ def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]
     """An upper bound on the δ of the best of K runs, as a function of ε.
 
     The bound is (2) in the docstring of this module, with the upper bound `curve` on
-    the function h of one run. `repetitions` is the distribution of K.
+    the function h of one run. `repetitions` is the distribution of K. The bound
+    includes the rounding errors in draws of K.
     """
     slope = repetitions.derivative
     small = np.geomspace(1e-15, 0.1, 512)
@@ -224,7 +225,7 @@ def bound_of(curve: Curve, repetitions: Repetitions) -> Callable[[float], float]
 
 
 def least_epsilon(bound: Callable[[float], float], delta: float) -> float:
-    """The least ε with bound(ε) <= delta, rounded up; inf if no ε meets delta."""
+    """The least ε with bound(ε) <= delta, rounded up; inf if no such ε is found."""
     low, high = 0.0, 1.0
     while bound(high) > delta and high < _LARGEST:
         low, high = high, 2 * high
@@ -251,7 +252,10 @@ class Selected(NamedTuple):
     mu = None  # no GDP parameter is known
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """An ε at which the best run is (ε, δ)-DP, for each δ in (0, 1), f[*b]."""
+        """An ε at which the best run is (ε, δ)-DP, for each δ in (0, 1), f[*b].
+
+        JAX can compute first derivatives with respect to the numbers of `profile`.
+        """
         validate.open_unit("delta", delta)
         leaves, structure = jax.tree.flatten(self)
         positions = [i for i, x in enumerate(leaves) if isinstance(x, Tracer)]
@@ -292,7 +296,10 @@ class Selected(NamedTuple):
         return differentiable_epsilon(*(leaves[i] for i in positions))
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """A δ at which the best run is (ε, δ)-DP, for each ε >= 0, f[*b]."""
+        """A δ at which the best run is (ε, δ)-DP, for each ε >= 0, f[*b].
+
+        JAX must trace neither ε nor the numbers of `profile`.
+        """
         validate.nonnegative("epsilon", epsilon, finite=False)
         return _evaluate_each(self._delta, epsilon)
 

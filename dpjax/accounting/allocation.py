@@ -52,7 +52,7 @@ def pld(
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
-      num_steps: the number of steps in the epoch, at least 1.
+      num_steps: the number of steps in the epoch, at least 1, static.
       num_selected: the number of steps in which an example takes part, as for
         `epsilon`.
       adjacency: the relation between the data sets, as for `epsilon`.
@@ -136,8 +136,8 @@ def epsilon(
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
-      num_steps: t, the number of steps in an epoch, at least 1.
-      num_epochs: the number of epochs, each with a new allocation.
+      num_steps: t, the number of steps in an epoch, at least 1, static.
+      num_epochs: the number of epochs, each with a new allocation, at least 1, static.
       num_selected: k, the number of steps in which an example takes part in an epoch,
         from 1 to t, static.
       adjacency: which data sets are compared. Under ADD_REMOVE, the steps of other
@@ -147,7 +147,7 @@ def epsilon(
       ε, f[*b], rounded up. If k = 1, ε is within 0.2 % of `epsilon_lower` in most
       cases. The bound on δ is piecewise linear in e^ε, so that the derivatives of the
       result differ by a few percent from those of the exact ε. The result is inf for a
-      traced δ at or below 0 and for a NaN.
+      traced noise multiplier or δ at or below 0, and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -193,15 +193,16 @@ def delta(
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       epsilon: f[*b], at least 0.
-      num_steps: t, the number of steps in an epoch, at least 1.
-      num_epochs: the number of epochs, each with a new allocation.
+      num_steps: t, the number of steps in an epoch, at least 1, static.
+      num_epochs: the number of epochs, each with a new allocation, at least 1, static.
       num_selected: the number of steps in which an example takes part in an epoch, from
         1 to t, static.
       adjacency: which data sets are compared. Under ADD_REMOVE, the steps of other
         examples must not depend on the added example.
 
     Returns:
-      δ, f[*b], rounded up. The result is 1 for a traced ε below 0 and for a NaN.
+      δ, f[*b], rounded up. The result is 1 for a traced ε below 0, for a traced noise
+      multiplier at or below 0, and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -255,18 +256,18 @@ def epsilon_lower(
 ) -> jax.Array:
     """A lower bound on the exact ε that `epsilon` bounds from above.
 
-    No valid analysis can report a smaller ε. The bound holds under every adjacency, but
-    may be far below the exact ε under REPLACE. For num_selected > 1 the bound is the ε
-    against an attacker who sees only the sum of each epoch's outputs. Under ADD_REMOVE
-    and ZERO_OUT, this bound is exact for num_selected = num_steps. If num_selected is
-    between 1 and num_steps, the bound is close to the exact ε for large noise
-    multipliers, and far below the exact ε for small noise multipliers.
+    No valid analysis can report an ε below this bound. The bound holds under every
+    adjacency, but may be far below the exact ε under REPLACE. For num_selected > 1 the
+    bound is the ε against an attacker who sees only the sum of each epoch's outputs.
+    Under ADD_REMOVE and ZERO_OUT, this bound is exact for num_selected = num_steps. If
+    num_selected is between 1 and num_steps, the bound is close to the exact ε for large
+    noise multipliers, and far below the exact ε for small noise multipliers.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       delta: f[*b], strictly between 0 and 1.
-      num_steps: t, the number of steps in an epoch, at least 1.
-      num_epochs: the number of epochs, each with a new allocation.
+      num_steps: t, the number of steps in an epoch, at least 1, static.
+      num_epochs: the number of epochs, each with a new allocation, at least 1, static.
       num_selected: the number of steps in which an example takes part in an epoch, from
         1 to t, static.
 

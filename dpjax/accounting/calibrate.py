@@ -1,4 +1,4 @@
-"""The search for the parameter of a mechanism that meets a target ε."""
+"""The search for the parameter at which the ε of a mechanism meets a target."""
 
 import functools
 from collections.abc import Callable
@@ -29,7 +29,10 @@ class _Ends(NamedTuple):
 def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
     """The smallest and largest number of this dtype that a search may return.
 
-    The largest number is at most `upper`. If `integer` is true, both are whole numbers.
+    The largest number is at most `upper`. If `integer` is true, both numbers are whole.
+
+    Raises:
+      ValueError: upper is below the smallest number.
     """
     smallest = 1.0 if integer else float(np.finfo(dtype).tiny)
     if not upper >= smallest:
@@ -105,17 +108,17 @@ def solve(
 
     Returns:
       The parameter, f[], positive and at most upper, at which ε is at most the target.
-      If a traced target is NaN, or no parameter meets a traced target, the result is
-      inf (0 if `increasing`). If every parameter meets the target, the result is the
-      cheapest parameter: upper if `increasing`, and otherwise the least positive normal
-      float (1 if `integer`). The derivatives of this result are 0. In other cases,
-      unless `integer` is true, JAX can differentiate the parameter with respect to the
-      target and to all values that epsilon_fn closes over.
+      If every parameter meets the target, the result is the cheapest parameter: upper
+      if `increasing`, and otherwise the least positive normal float (1 if `integer`).
+      The derivatives of this result are 0. In other cases, unless `integer` is true,
+      JAX can differentiate the parameter with respect to the target and to all values
+      that epsilon_fn closes over. Under `jax.jit` or `jax.vmap`, the result is inf (0
+      if `increasing`) if no parameter meets the target or the target is NaN.
 
     Raises:
       ValueError: the target or start is not positive; upper is below the least positive
-        normal float (1 if `integer`); no parameter meets the target; the target or ε is
-        not a scalar.
+        normal float (1 if `integer`); no parameter meets the target, outside `jax.jit`
+        and `jax.vmap`; the target or ε is not a scalar.
 
     Example:
       >>> from dpjax import Adjacency

@@ -40,10 +40,10 @@ def add_up(numbers: Iterable[float]) -> float:
 
 
 def check_event(event: Event) -> None:
-    """Raise a ValueError unless the numbers of an event are possible for a mechanism.
+    """Raise a ValueError unless an event has only valid, concrete, scalar numbers.
 
-    The constructor of an event does not check the numbers, since JAX may trace them. A
-    negative number would reduce the total cost.
+    The constructor of an event does not check numbers, since JAX may trace the numbers.
+    A negative number would reduce the total cost.
     """
     parts: tuple[Any, ...] = ()
     part_type: Any = Event
@@ -84,14 +84,17 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
     Returns:
       ε, rounded up, the sum of the ε of groups of events. Each `EpsilonDelta` event is
       a group, with its own δ. All other events that have a privacy-loss distribution or
-      a GDP parameter, and the `OnLattice` versions of such events, form one group,
-      which is composed by privacy-loss distributions. Each remaining event is a group.
-      The groups that are not `EpsilonDelta` events get equal parts of `delta` minus the
-      δ of all `EpsilonDelta` events. ε is infinite if the δ of the `EpsilonDelta`
-      events exceed `delta`, or leave nothing for the other groups.
+      a GDP parameter, and the `OnLattice` versions of these events, form one group,
+      which is composed by privacy-loss distributions. In this group, a `Pure` event
+      counts as a Gaussian mechanism with the GDP parameter `pure.mu`. The event
+      `Repeated(Pure(ε), 1)` of the same mechanism gives a smaller ε. Each remaining
+      event is a group. The groups that are not `EpsilonDelta` events get equal parts of
+      `delta` minus the total δ of the `EpsilonDelta` events. ε is infinite if this
+      total exceeds `delta`, or leaves nothing for the other groups.
 
     Raises:
-      ValueError: delta is out of range.
+      ValueError: delta is out of range, or an event has a number that is out of range,
+        traced or not a scalar.
 
     Privacy: a mechanism may use the outputs of earlier mechanisms, but the numbers in
     the mechanism's event must not depend on these outputs.
@@ -129,8 +132,8 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
 def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
     """The privacy profiles whose ε add up, one for each group of events.
 
-    All events that have privacy-loss distributions, or are μ-GDP, are composed into one
-    profile. Each other event has its own profile.
+    All events with a privacy-loss distribution or a GDP parameter are composed into one
+    profile. Each remaining event has its own profile.
     """
     plds, other_profiles, total_variation = [], [], 0.0
     for event_profile in map(profiles.of, composed):
@@ -210,7 +213,8 @@ def gaussian_bound(event: Event, slack: float) -> GaussianBound:
       `OnLattice` event, and 0 for any other event.
 
     Raises:
-      ValueError: slack is out of range.
+      ValueError: slack is out of range, or the event has a number that is out of range,
+        traced or not a scalar.
 
     Reference: Dong, Roth and Su (2022), Proposition 2.12. If a mechanism's privacy
     profile is at most the profile of a pair of distributions, then the mechanism's

@@ -31,13 +31,12 @@ STATIC = {"static": True}
 def record(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree.
 
-    The children of the pytree are the fields of the class whose metadata is not
-    `STATIC`. The other fields are part of the pytree's structure.
+    The children of the pytree are the fields without the metadata `STATIC`. The class
+    and the fields with the metadata `STATIC` form the structure of the pytree.
 
-    The class is part of the pytree's structure. `jax.tree_util.register_dataclass` is
-    not used, because the structures of two registered classes are equal if their static
-    fields are equal (JAX 0.10 to 0.12). A compiled function would then confuse two
-    mechanisms.
+    `jax.tree_util.register_dataclass` is not used, because the structures of two
+    registered classes are equal if their static fields are equal (JAX 0.10 to 0.12). A
+    compiled function would then confuse two mechanisms.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore
@@ -386,7 +385,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 
     Returns:
       A dictionary with the name of the event's type under "type", and the event's
-      fields. An infinite number becomes the string "inf".
+      fields. The number inf becomes the string "inf".
 
     Raises:
       ValueError: a number is traced, or is an array of several numbers.
@@ -496,9 +495,10 @@ def from_dp_event(event: "DpEvent", adjacency: Adjacency) -> Event:
     Args:
       event: a `DpEvent` of a mechanism that dpjax supports: Gaussian noise on all of
         the data, on a Poisson sample (truncated or not), on a random batch of fixed
-        size, or with a random sensitivity; Laplace or discrete Laplace noise; or
-        randomised response. dpjax also supports a composition of these mechanisms, and
-        the best of several runs of such a mechanism or composition.
+        size, or with a random sensitivity; Laplace or discrete Laplace noise;
+        randomised response; the release of nothing (`NoOpDpEvent`); or the release of
+        the data (`NonPrivateDpEvent`). dpjax also supports a composition of these
+        mechanisms, and the best of several runs of one mechanism or composition.
       adjacency: the adjacency of the dp-accounting accountant that would read `event`,
         since a `DpEvent` does not state an adjacency. dp-accounting's REPLACE_SPECIAL
         is ZERO_OUT.

@@ -1,8 +1,8 @@
 """Bounds on attacks from δ(ε): trade-off curve, true-positive rate, advantage.
 
-Every point of a privacy profile δ(ε) bounds every attack that tells two neighbouring
-data sets apart. All accountants compute such points. The functions of this module have
-a profile as an argument, for instance `lambda e: gdp.delta(mu, e)`,
+Each point (ε, δ(ε)) of a privacy profile bounds every attack that tells two
+neighbouring data sets apart. The functions of this module have a profile as an
+argument, for instance `lambda e: gdp.delta(mu, e)`,
 `lambda e: rdp.delta(curve, orders, e)` or `lambda e: pld.delta(p, e)`. The bound holds
 for any choice of points, and more points make the bound tighter.
 """
@@ -59,7 +59,7 @@ def tradeoff(
       of range and for a NaN.
 
     Raises:
-      ValueError: a static argument is out of range.
+      ValueError: a static argument is out of range, or epsilons is not a vector.
 
     Reference: Wasserman and Zhou (2010), Theorem 2.4; Dong, Roth and Su (2022),
     Proposition 3, for profiles.
@@ -88,10 +88,11 @@ def true_positive_rate(
       epsilons: the values of ε at which δ is evaluated, f[k], at least 0.
 
     Returns:
-      One minus the trade-off curve at the false-positive rate, f[*b], rounded up.
+      One minus the result of `tradeoff` at the false-positive rate, f[*b], rounded up.
+      The result is 1 for a traced rate out of range and for a NaN.
 
     Raises:
-      ValueError: a static argument is out of range.
+      ValueError: a static argument is out of range, or epsilons is not a vector.
 
     Reference: see `tradeoff`.
 
@@ -113,11 +114,11 @@ def advantage(delta_fn: Profile) -> jax.Array:
     """An upper bound on an attack's true-positive rate minus its false-positive rate.
 
     Args:
-      delta_fn: δ as a function of ε.
+      delta_fn: δ as a function of ε, valid for both orders of two data sets.
 
     Returns:
-      δ(0), f[*b], an upper bound on the total variation distance between the output
-      distributions on two neighbouring data sets.
+      δ(0), the result of delta_fn for the scalar 0. δ(0) is an upper bound on the total
+      variation distance between the output distributions on two neighbouring data sets.
 
     Reference: Dong, Roth and Su (2022), Proposition 3, at ε = 0.
 

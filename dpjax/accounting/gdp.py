@@ -45,7 +45,8 @@ def tradeoff(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
       alpha: the attack's false-positive rate, f[*b], in [0, 1].
 
     Returns:
-      The bound, f[*b], rounded down.
+      The bound, f[*b], rounded down. The result is 0 for a traced μ below 0 and for a
+      NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -70,7 +71,7 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded up. The result is 1 for a traced ε below 0 and for a NaN.
+      δ, f[*b], rounded up. The result is 1 for a traced μ or ε below 0, and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -95,8 +96,8 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> jax.Array:
 
     Returns:
       ε, f[*b], rounded up, so that `delta(mu, epsilon(mu, d)) <= d` before the cast to
-      the dtype of the result. The result is inf for a traced δ at or below 0 and for a
-      NaN.
+      the dtype of the result. The result is inf for a traced μ below 0, for a traced δ
+      at or below 0, and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -123,7 +124,8 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      μ, f[*b], rounded down. The result is 0 for a traced argument out of range.
+      μ, f[*b], rounded down. The result is 0 for a traced ε below 0, for a traced δ at
+      or below 0, and for a NaN. The result is inf for a traced δ of 1 or more.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -147,7 +149,8 @@ def compose(mus: ArrayLike) -> jax.Array:
         may depend on the outputs of earlier mechanisms, but its parameter must not.
 
     Returns:
-      sqrt(Σ μ_i²) over the last axis, f[*b], rounded up.
+      sqrt(Σ μ_i²) over the last axis, f[*b], rounded up. A traced negative parameter
+      has the effect of its absolute value.
 
     Raises:
       ValueError: a static parameter is negative, or mus has no axis or an empty last

@@ -1,7 +1,7 @@
 """Group privacy: the guarantee for several examples, from the guarantee for one.
 
 Let an attack on one example have the false-positive rate α. By the profile δ(ε), its
-true-positive rate is at most h(α) = min_ε δ(ε) + e^ε α. Consider two data sets that
+true-positive rate is at most h(α) = min_ε (δ(ε) + e^ε α). Consider two data sets that
 differ in k examples, and a sequence of data sets from the first to the second in which
 each step changes one example. If an attack answers "positive" at the rate α on the
 first data set of the sequence, the rate is at most h(α) on the second data set, at most
@@ -12,11 +12,11 @@ nowhere above a line with the slope e^{Σ ε_i}. The value of the line at α = 0
 
     δ_k(Σ_i ε_i) <= Σ_i e^{ε_{i+1} + … + ε_k} δ(ε_i).
 
-Equal ε_i give the simple bound (kε, δ Σ_i e^{iε}). The best ε_i give the curve itself.
-The best ε_i are the logarithms of the slopes of h at the rates α, h(α), h(h(α)), …, a
-sequence called a path. This module evaluates δ(ε) at about a hundred points, and
-follows the paths from many α. The line of any path is a valid bound, even if another
-line is a better bound.
+Equal ε_i = ε give the simple bound δ_k(kε) <= δ(ε) Σ_{i<k} e^{iε}. The best ε_i give
+the curve itself. The best ε_i are the logarithms of the slopes of h at the rates α,
+h(α), h(h(α)), …, a sequence called a path. This module evaluates δ(ε) at about a
+hundred points, and follows the paths from many α. The line of each path is a valid
+bound.
 """
 
 import math
@@ -76,8 +76,8 @@ def _lines(table: dict[float, float], size: int, lowest: float) -> _Lines:
     Args:
       table: δ for each ε >= 0 at which the profile was evaluated.
       size: k, the number of examples.
-      lowest: the logarithm of the least false-positive rate for which the function
-        chooses a line.
+      lowest: the logarithm of the least positive false-positive rate for which the
+        function chooses a line. The function also chooses a line for the rate 0.
     """
     epsilons = np.array(sorted(table))
     deltas = np.array([table[x] for x in epsilons])
@@ -185,10 +185,12 @@ def epsilon(profile: Profile, delta: ArrayLike, size: int) -> jax.Array:
       size: k, the number of examples in the group, at least 1.
 
     Returns:
-      ε, f[], rounded up. ε is exact for `profiles.Gaussian` (the group's GDP parameter
-      is kμ) and `profiles.Pure`. For other profiles, δ(ε) is evaluated at about a
-      hundred points. ε is inf if these points prove no finite ε, for instance for large
-      groups with little noise.
+      ε, f[], rounded up. For `profiles.Gaussian`, the group's GDP parameter is kμ, and
+      ε is exact. For `profiles.Pure`, the result is the least ε for which every
+      (k pure_epsilon)-DP mechanism is (ε, δ)-DP. The profile `pld.pure(pure_epsilon)`
+      gives a smaller ε. For other profiles, δ(ε) is evaluated at about a hundred
+      points. ε is inf if these points prove no finite ε, for instance for large groups
+      with little noise.
 
     Raises:
       ValueError: an argument is out of range.
@@ -234,7 +236,7 @@ def _check_arguments(profile: Profile, size: int) -> tuple[Profile, int]:
     """Check the arguments, and return a profile and the size of a group.
 
     The function replaces a `Guarantee` by its profile. For a `Gaussian` or a `Pure`
-    profile, the function returns the exact profile of the whole group and the size 1.
+    profile, the function returns a profile of the whole group and the size 1.
     """
     if isinstance(profile, Guarantee):
         profile = profile.profile

@@ -78,8 +78,8 @@ def update(
       out of range, or if a traced clip_norm or stddev is not positive.
 
     Raises:
-      ValueError: a static argument is out of range, or the batch's arrays have
-        different shapes.
+      ValueError: a static argument is out of range; norms, indices and mask are not
+        vectors of one length; indices are not integers; mask is not boolean.
 
     Privacy: see `gdp`.
 

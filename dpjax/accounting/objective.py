@@ -23,8 +23,9 @@ has six steps.
 4. **Corners.** The gradient of an example is s x/‖x‖ with |s| <= L, so v is in the
    convex hull of vectors v_j that depend on z and z' alone. ⟨b, v⟩ + ‖v‖²/2 is convex
    in v, and therefore at most its maximum over the v_j. At v = v_j, (2⟨b, v⟩ + ‖v‖²) /
-   (2σ²) is X_j, the privacy loss of the Gaussian mechanism with m_j = ‖v_j‖/σ. Let c be
-   an upper bound of step 3. Then the loss is at most c + max_j X_j, and δ(ε) is at most
+   (2σ²) is X_j, the privacy loss of the Gaussian mechanism with m_j = ‖v_j‖/σ. By step
+   3, c = log(1 + β/Λ) is at least log |H_D| − log |H_D'|. Then the loss is at most
+   c + max_j X_j, and δ(ε) is at most
    E(1 − e^{ε − c − max X_j})₊ <= Σ_j E(1 − e^{ε − c − X_j})₊ = Σ_j δ_G(m_j, ε − c).
 5. **Logistic losses** have gradients p x̃ and curvatures p(1 − p) x̃x̃ᵀ, where x̃ is −y x
    and p is in [0, 1]. The bound of step 3 is then log(1 + κ p(1 − p)), with κ = 4β/Λ.
@@ -136,7 +137,7 @@ def delta(
     adjacency: Adjacency,
     other_mu: ArrayLike = 0.0,
 ) -> jax.Array:
-    """The δ of objective perturbation for generalised linear models.
+    """An upper bound on the δ of objective perturbation for generalised linear models.
 
     The release is the minimiser θ of Σ_i ℓ_i(θ) + (Λ/2)‖θ‖² + ⟨b, θ⟩, where ℓ_i is the
     loss of example i, and b is one draw of N(0, σ² I).
@@ -155,7 +156,8 @@ def delta(
         covers, f[*b]: statistics released before θ, and noise added to θ.
 
     Returns:
-      δ, f[*b], rounded up.
+      δ, f[*b], rounded up. The result is 1 for a noise multiplier of 0, for a traced
+      argument out of range, and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -200,7 +202,7 @@ def epsilon(
     adjacency: Adjacency,
     other_mu: ArrayLike = 0.0,
 ) -> jax.Array:
-    """The least ε at which objective perturbation is (ε, δ)-DP, found by a search.
+    """The least ε at which `objective.delta` is at most δ, found by a search.
 
     Args:
       noise_multiplier: σ/L, f[], positive. The function `objective.delta` defines the
@@ -212,7 +214,8 @@ def epsilon(
       other_mu: the GDP parameter of the composition of all other releases, f[].
 
     Returns:
-      The least ε > 0 whose δ(ε) is at most delta, f[], rounded up.
+      The least ε > 0 whose δ(ε) is at most delta, f[], rounded up. Under `jax.jit` or
+      `jax.vmap`, the result is inf if no ε meets delta.
 
     Raises:
       ValueError: an argument is out of range, or no ε meets delta.

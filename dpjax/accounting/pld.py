@@ -50,7 +50,7 @@ class PLD:
         return delta(self, epsilon)
 
     def __repr__(self) -> str:
-        """A text with one line for each event: the event's count and numbers."""
+        """A text with one line for each event, with the event's count and numbers."""
         lines = [f"\n  {step.count} x {step.event}" for step in self.steps]
         return f"PLD({','.join(lines)}\n)" if lines else "PLD()"
 
@@ -198,8 +198,8 @@ def gaussian_mixture(
       A `PLD` of one step. Its ε is infinite if traced weights do not add up to 1.
 
     Raises:
-      ValueError: a static argument is out of range; adjacency is not ADD_REMOVE or
-        ZERO_OUT.
+      ValueError: a static argument is out of range; sensitivities and weights are empty
+        or differ in length; adjacency is not ADD_REMOVE or ZERO_OUT.
 
     Privacy: the contribution is drawn independently of all other examples and steps. If
     only a bound on the contribution's norm is known, then P[norm > s] must be at most
@@ -447,7 +447,7 @@ def compose(pld: PLD, count: ArrayLike) -> PLD:
     Returns:
       A `PLD`. A traced count that is not whole is rounded up to the next whole number,
       and derivatives with respect to the count are the derivatives at this whole
-      number. If the count is negative or NaN, ε is infinite and δ is 1.
+      number. If a traced count is negative, infinite or NaN, ε is infinite and δ is 1.
 
     Raises:
       ValueError: a static count is negative or not a whole number.
@@ -466,7 +466,7 @@ def compose(pld: PLD, count: ArrayLike) -> PLD:
 
 
 def _multiply_counts(one: ArrayLike, other: ArrayLike) -> ArrayLike:
-    """The product of two counts, rounded up where a float cannot represent it."""
+    """The product of two counts. A JAX product that may be inexact is rounded up."""
     if isinstance(one, int) and isinstance(other, int):
         return one * other
     if not any(isinstance(x, jax.Array) for x in (one, other)):
@@ -529,8 +529,8 @@ def delta(pld: PLD, epsilon: ArrayLike) -> jax.Array:
 
     Returns:
       δ, f[*b], rounded up. For T steps with sampling rate q, the relative error is
-      about 1e-3 for δ from 1e-30 to T q / 10. The result is 1 for a traced ε below 0
-      and for a NaN.
+      about 1e-3 for δ from 1e-30 to T q / 10. The result is 1 for a traced ε below 0,
+      for a NaN, and if a number of an event is out of range.
 
     Raises:
       ValueError: a static ε is negative.
@@ -564,7 +564,7 @@ def epsilon(pld: PLD, delta: ArrayLike) -> jax.Array:
       result may be several times the exact ε. For noise multipliers below 0.006 (below
       0.03 at sampling rate 1) the result is inf, because the numerical integration of
       the step's distributions is then not precise enough. The result is inf for a
-      traced δ at or below 0 and for a NaN.
+      traced δ at or below 0, for a NaN, and if a number of an event is out of range.
 
     Raises:
       ValueError: a static δ is not strictly between 0 and 1.
@@ -606,8 +606,8 @@ def delta_lower(pld: PLD, epsilon: ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], rounded down; 0 for numbers out of range. JAX cannot trace this
-      function, and the result has no derivative.
+      δ, f[*b], rounded down; 0 if a number of an event is out of range. JAX cannot
+      trace this function, and the result has no derivative.
 
     Raises:
       ValueError: a number is traced; ε is negative; an event is `RandomAllocation`, for
@@ -639,11 +639,11 @@ def epsilon_lower(pld: PLD, delta: ArrayLike) -> jax.Array:
       delta: f[*b], strictly between 0 and 1.
 
     Returns:
-      ε, f[*b], rounded down; 0 for numbers out of range. The result is mostly within
-      0.5 % of the upper bound `epsilon`, or within 0.005 if that bound is small. For
-      `subsampled_gdp`, the result may be 15 % below the upper bound, because data sets
-      that attain the dominating pair are not known. JAX cannot trace this function, and
-      the result has no derivative.
+      ε, f[*b], rounded down; 0 if a number of an event is out of range. The result is
+      mostly within 0.5 % of the upper bound `epsilon`, or within 0.005 if the upper
+      bound is small. For `subsampled_gdp`, the result may be 15 % below the upper
+      bound, because data sets that attain the dominating pair are not known. JAX cannot
+      trace this function, and the result has no derivative.
 
     Raises:
       ValueError: a number is traced; δ is not strictly between 0 and 1; an event is

@@ -98,9 +98,9 @@ class FunctionProfile:
 def search_delta(
     epsilon_of: Callable[[float], ArrayLike], epsilon: ArrayLike
 ) -> jax.Array:
-    """A δ from 1e-30 to 1 with epsilon_of(δ) <= ε, for each ε >= 0, f[*b].
+    """The least δ from 1e-30 to 1 with epsilon_of(δ) <= ε, for each ε >= 0, f[*b].
 
-    The result is rounded up. δ = 1 is valid for every ε.
+    The result is rounded up. The result is 1 if no smaller δ meets the condition.
     """
     validate.nonnegative("epsilon", epsilon, finite=False)
 
@@ -155,7 +155,8 @@ class RandomBinsProfile(NamedTuple):
     """The profile of a run in which each example picks a random step of an epoch.
 
     A fraction of δ is reserved for the batches that exceed their capacity. The profile
-    computes ε at the rest of δ, for batches of unlimited capacity.
+    computes ε at the rest of δ, for batches of unlimited capacity. ε is inf if no tried
+    fraction suffices.
 
     Attributes:
       event: the run.
@@ -183,11 +184,10 @@ class RandomBinsProfile(NamedTuple):
         return jnp.full(delta.shape, jnp.inf)
 
     def covers_overflow(self, epsilon: float, delta: float) -> bool:
-        """Whether LEAST_SHARE · δ bounds the increase of δ(ε) by overflowing batches.
+        """Whether batches over their capacity increase δ(ε) by at most LEAST_SHARE · δ.
 
-        Overflowing batches exceed their capacity. If the result is true, and the run
-        with unlimited capacity has this ε at (1 − LEAST_SHARE) δ, then (ε, δ) also
-        holds with the limited capacity.
+        If the result is true, and the run with unlimited capacity is
+        (ε, (1 − LEAST_SHARE) δ)-DP, then the run with limited capacity is (ε, δ)-DP.
         """
         return bool(self._overflow_delta(epsilon) <= LEAST_SHARE * delta)
 
@@ -252,8 +252,7 @@ class LatticeProfile(NamedTuple):
         """An ε at which the mechanism is (ε, δ)-DP, for δ in (0, 1), rounded up.
 
         Discrete noise adds (1 + e^ε) `total_variation` to δ. The function reserves a
-        fraction of δ for this addition, and tries a few fractions. ε is inf if no
-        fraction suffices.
+        fraction of δ for this increase. ε is inf if no tried fraction suffices.
         """
         delta = np.asarray(delta, np.float64)
         dtype, best = default_float(), np.full(delta.shape, np.inf)
@@ -400,13 +399,13 @@ class Guarantee(NamedTuple):
 
     @property
     def mu(self) -> ArrayLike | None:
-        """The GDP parameter of the release, f[], or None if no parameter is known."""
+        """A GDP parameter of the mechanism, f[], or None if no parameter is known."""
         return self.profile.mu
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
         """An ε at which the mechanism is (ε, δ)-DP, rounded up.
 
-        δ is in (0, 1), or in [0, 1] if the profile is `Pure`.
+        δ must be in (0, 1), or in [0, 1] if the profile is `Pure`.
         """
         return self.profile.epsilon(delta)
 

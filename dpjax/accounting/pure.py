@@ -64,7 +64,7 @@ def delta(pure_epsilon: ArrayLike, epsilon: ArrayLike) -> jax.Array:
 
     Returns:
       The maximum of 0 and (e^p − e^ε) / (1 + e^p), with p = pure_epsilon, f[*b],
-      rounded up.
+      rounded up. The result is 1 for a traced argument below 0 and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -88,7 +88,8 @@ def epsilon(pure_epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
       delta: f[*b], in [0, 1].
 
     Returns:
-      ε, f[*b], rounded up. At δ = 0, ε is pure_epsilon.
+      ε, f[*b], rounded up. At δ = 0, ε is pure_epsilon. The result is inf for a traced
+      argument below 0 and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
@@ -108,10 +109,11 @@ def mu(pure_epsilon: ArrayLike) -> jax.Array:
     """The least μ for which every pure_epsilon-DP mechanism is μ-GDP.
 
     Args:
-      pure_epsilon: f[*b], at least 0.
+      pure_epsilon: the ε of pure differential privacy, f[*b], at least 0.
 
     Returns:
-      2 Φ⁻¹(e^p / (1 + e^p)), with p = pure_epsilon, f[*b], rounded up.
+      2 Φ⁻¹(e^p / (1 + e^p)), with p = pure_epsilon, f[*b], rounded up. The result is
+      inf for a traced pure_epsilon below 0 and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -3,9 +3,9 @@
 Let the number of rounds R be drawn independently of the data. The release of R and of
 the iterates w_1, …, w_R is then a mixture over R. The δ(ε) of the mixture is a mean:
 δ(ε) = E_R δ_R(ε), where δ_R is the δ(ε) of R composed rounds. This module evaluates
-only a few δ_R: the possible numbers of rounds are divided into groups, and each R is
-replaced by the largest number in its group. Since δ_R grows with R, the result is an
-upper bound.
+only a few δ_R: the possible values of R are divided into groups, and the largest value
+in each group replaces the other values. Since δ_R grows with R, the result is an upper
+bound.
 """
 
 import functools
@@ -82,7 +82,7 @@ def delta(
     rounds: Rounds,
     sampling_rate: float,
 ) -> jax.Array:
-    """The δ of noisy SGD with a random number of rounds and batches of fixed size.
+    """An upper bound on the δ of noisy SGD with a random number of fixed-size batches.
 
     Args:
       noise_multiplier: the standard deviation of the noise on a batch's sum of
@@ -93,14 +93,15 @@ def delta(
       sampling_rate: batch size over number of examples, in [0, 1].
 
     Returns:
-      δ under REPLACE, f[], rounded up.
+      δ under REPLACE, f[], rounded up. The result is 1 for a traced noise multiplier at
+      or below 0, for a traced ε below 0, and for a NaN.
 
     Raises:
       ValueError: a static argument is out of range.
 
     Privacy: the release of all iterates and of the number of rounds is (ε, δ)-DP. The
     release of the last iterate and the number of rounds is therefore also (ε, δ)-DP.
-    Each batch is a new uniformly random subset.
+    Each batch must be a new uniformly random subset of fixed size.
 
     Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 2; the bound of this
     function replaces their Theorem 4. Each round has the trade-off curve C_p(G_μ) of
@@ -137,12 +138,11 @@ _compiled_delta = jax.jit(delta)
 def _estimate_parameter(
     fixed: float, delta: float, *, rounds: Rounds, sampling_rate: float
 ) -> float:
-    """Estimate ε at δ from the noise multiplier, or the noise multiplier from ε.
+    """Estimate c / fixed, where c is the product of ε at δ and the noise multiplier.
 
-    `fixed` is the number from which the function computes the other number. One formula
-    serves both directions, because the product of ε and the noise multiplier depends
-    only on the other arguments. A search starts at the estimate, and only the time of
-    the search depends on the estimate.
+    In the estimate, c depends only on the arguments after `fixed`. If `fixed` is the
+    noise multiplier, the result is ε; if `fixed` is ε, the result is the noise
+    multiplier. A search starts at the estimate. A bad estimate only slows the search.
     """
     # R rounds at sampling rate q are about μ-GDP with μ = 2 q √R / noise_multiplier,
     # and δ(ε) is about e^{−(ε/μ)²/2}.
@@ -153,10 +153,12 @@ def _estimate_parameter(
 def epsilon(
     noise_multiplier: float, delta: float, *, rounds: Rounds, sampling_rate: float
 ) -> jax.Array:
-    """The ε of noisy SGD with a random number of rounds, found by a search.
+    """The least ε at which `random_rounds.delta` is at most δ, found by a search.
 
     Args:
-      noise_multiplier: the noise multiplier, as for `delta`.
+      noise_multiplier: the noise multiplier, as for `delta`. `jax.grad` can
+        differentiate the result with respect to this number. `jax.jit` and `jax.vmap`
+        must not trace this number.
       delta: the target δ, in (0, 1).
       rounds: the distribution of the number of rounds, as for `delta`.
       sampling_rate: batch size over number of examples, as for `delta`.

@@ -53,7 +53,7 @@ def _as_array(value: ArrayLike) -> jax.Array | np.ndarray:
 def _align_axes(
     *scalars: ArrayLike, curves: tuple[ArrayLike, ...]
 ) -> list[jax.Array | np.ndarray]:
-    """Give all arrays the same rank, and give the scalars an axis for the orders."""
+    """Return the curves, then the scalars with an axis for the orders, at one rank."""
     arrays = [_as_array(x) for x in curves] + [_as_array(x)[..., None] for x in scalars]
     rank = max(x.ndim for x in arrays)
     return [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in arrays]
@@ -187,13 +187,13 @@ def epsilon(curve: ArrayLike, orders: ArrayLike, delta: ArrayLike) -> jax.Array:
 
     Returns:
       ε, f[*b], rounded up. ε is inf where the curve is inf at all orders, and for a
-      traced argument out of range.
+      traced argument out of range. ε is 0 where δ is above the maximum total variation
+      that the curve allows.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order. ε
-    is 0 where δ is above the maximum total variation that the curve allows.
+    Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order.
 
     Example:
       >>> print(f"{epsilon(gaussian(1.0, ORDERS), ORDERS, 1e-5):.4f}")
@@ -238,14 +238,13 @@ def delta(curve: ArrayLike, orders: ArrayLike, epsilon: ArrayLike) -> jax.Array:
       epsilon: f[*b], at least 0.
 
     Returns:
-      δ, f[*b], at most 1, rounded up. An order proves only δ = 1 if the order or the
-      epsilon is traced and out of range.
+      δ, f[*b], rounded up, at most the maximum total variation that the curve allows.
+      An order proves only δ = 1 if the order or the epsilon is traced and out of range.
 
     Raises:
       ValueError: a static argument is out of range.
 
-    Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order. δ
-    is at most the maximum total variation that the curve allows.
+    Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order.
 
     Example:
       >>> print(f"{delta(gaussian(1.0, ORDERS), ORDERS, 4.7284):.2e}")

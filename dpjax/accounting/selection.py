@@ -52,8 +52,9 @@ def epsilon(
       (docs/selection.md). The derivative is the derivative of the returned bound.
 
     Raises:
-      ValueError: an argument is out of range or traced, or repetitions is not a
-        distribution of this module.
+      ValueError: an argument is out of range; `jax.jit` or `jax.vmap` traces a number
+        of the event; repetitions is not a distribution of this module.
+      TypeError: delta is traced.
 
     Privacy: K is drawn from `repetitions`, independently of the data. The runs are
     independent of each other, and the output of each run, with its score, has the
@@ -81,8 +82,8 @@ def delta(
 
     Args:
       mechanism: the event or the profile of one run that releases its output with its
-        score, as for `selection.epsilon`.
-      epsilon: f[*b], at least 0.
+        score. JAX must not trace the event's numbers. The result has no derivatives.
+      epsilon: f[*b], at least 0, not traced.
       repetitions: the distribution of K, such as `Geometric(10.0)`.
 
     Returns:
@@ -91,6 +92,7 @@ def delta(
     Raises:
       ValueError: an argument is out of range, or repetitions is not a distribution of
         this module.
+      TypeError: a number of the event or epsilon is traced.
 
     Privacy: the conditions are those of `selection.epsilon`.
 

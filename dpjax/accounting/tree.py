@@ -168,7 +168,7 @@ def _reshuffled_order_square(decay: jax.Array, num_steps: int, n_b: int) -> jax.
 def _momentum_mu64(
     noise_multiplier: jax.Array, decay: jax.Array, *, schedule: Schedule
 ) -> jax.Array:
-    """`momentum_mu` for arguments that are in range."""
+    """The μ of `momentum_mu`; inf for a decay or noise multiplier out of range."""
     num_steps, n_b = schedule.num_steps, schedule.steps_per_epoch
     # In Tran and Cutkosky (2022), Theorem 10, https://arxiv.org/abs/2210.06328, μ² is
     # V · (the largest sensitivity of a node)² / σ², for V nodes. Here each node counts
@@ -241,10 +241,9 @@ def _window_squares(
     """The squared sensitivity of the nodes of sliding windows, by position, f[n].
 
     A window has the last n = `window` steps up to step t, for t = first, …, last. Each
-    window consists of nodes of a binary tree, and all these nodes are released. Entry
-    i mod n is the sum of β^{2(z − i)} over all steps i with this remainder and all
-    released nodes that contain i. Here z is the step at which a node ends, and β is the
-    decay.
+    window consists of nodes of a binary tree, and all these nodes are released. Entry r
+    is the sum of β^{2(z − i)} over all steps i with i mod n = r, and over all released
+    nodes that contain i. Here z is the step at which a node ends, and β is the decay.
     """
     step = jnp.arange(1, num_steps + 1)
     total = jnp.zeros(window, decay.dtype)

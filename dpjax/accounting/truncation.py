@@ -44,13 +44,13 @@ def poisson_gaussian(
     max_batch_size: int,
     adjacency: Adjacency,
 ) -> pld.PLD:
-    """The privacy-loss distribution of a Gaussian step of `dpjax.sampling.poisson`.
+    """The privacy-loss distribution of a Gaussian step on a truncated Poisson batch.
 
     Args:
       noise_multiplier: noise standard deviation over clip norm, f[*b], positive.
       sampling_rate: q, the probability that an example is drawn, f[*b], in [0, 1].
-      num_examples: n, the size of the larger of the two data sets, at least 1.
-      max_batch_size: b, the capacity of the batch, at least 1.
+      num_examples: n, the size of the larger of the two data sets, at least 1, static.
+      max_batch_size: b, the capacity of the batch, at least 1, static.
       adjacency: the relation between the data sets that are compared.
 
     Returns:
@@ -60,14 +60,15 @@ def poisson_gaussian(
     Raises:
       ValueError: a static argument is out of range; adjacency is not an `Adjacency`.
 
-    Privacy: every example is drawn independently of all other examples and steps. If
-    more than b examples are drawn, a uniformly random subset of b examples takes part.
-    Each example contributes at most one clip norm. Let D ~ Binomial(n − 1, q) be the
-    number of other examples that are drawn. If D < b, the dominating pair is that of
+    Privacy: the batches are those of `dpjax.sampling.poisson`. Every example is drawn
+    independently of all other examples and steps. If more than b examples are drawn, a
+    uniformly random subset of b examples takes part. Each example contributes at most
+    one clip norm. Let D ~ Binomial(n − 1, q) be the number of drawn examples other than
+    the differing example. If D < b, the dominating pair is that of
     `pld.poisson_gaussian`. If D >= b, the differing example takes part with probability
-    r = q E[b / (D + 1) | D >= b]. The differing example then displaces another example,
-    so that the sum changes by up to two clip norms. The dominating pair is then that of
-    a step on batches of fixed size, with the sampling rate r and the GDP parameter
+    r = q E[b / (D + 1) | D >= b], and then displaces another example, so that the sum
+    changes by up to two clip norms. The dominating pair for D >= b is that of a step on
+    batches of fixed size, with the sampling rate r and the GDP parameter
     2 / noise_multiplier (docs/accounting.md has the proof).
 
     Reference: the setting is that of Chua et al. (2024), "Scalable DP-SGD: Shuffling
@@ -115,7 +116,8 @@ def overflow_delta(
       num_steps: T, the number of steps, at least 1.
 
     Returns:
-      (1 + e^ε) p, f[*b], rounded up, at most 1.
+      (1 + e^ε) p, f[*b], rounded up, at most 1. The result is 1 for a traced ε below 0
+      and for a NaN.
 
     Raises:
       ValueError: an argument is out of range.
