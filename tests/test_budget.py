@@ -5,7 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 import dpjax
 from dpjax import Adjacency, ledger, statistics
@@ -154,6 +154,28 @@ def test_fixed_draws_are_totalled_by_privacy_loss_distributions():
     with pytest.raises(ValueError, match="composition"):
         _ = drawn.left
     assert account.draws == ()
+
+
+def randomised_response_delta(epsilon_each, count, epsilon):
+    """δ of several randomised responses (Kairouz, Oh and Viswanath 2015)."""
+    positive = np.arange(count + 1)
+    mass = binom.pmf(positive, count, 1 / (1 + math.exp(-epsilon_each)))
+    loss = (2 * positive - count) * epsilon_each
+    return np.sum(mass * np.maximum(0.0, -np.expm1(epsilon - loss)))
+
+
+@pytest.mark.parametrize("count", [1, 10])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
+def test_pure_events_are_composed_by_their_own_losses(count, epsilon):
+    total = composition.epsilon([events.Pure(epsilon)] * count, 1e-5)
+    assert randomised_response_delta(epsilon, count, total) <= 1e-5
+    assert randomised_response_delta(epsilon, count, total * (1 - 1e-3)) > 1e-5
+
+
+def test_a_pure_event_and_a_run_are_composed_by_their_losses():
+    total = composition.epsilon([events.Pure(0.3), RUN], 1e-5)
+    sequence = pld.convolve(pld.pure(0.3), profiles.of(RUN))
+    np.testing.assert_allclose(total, pld.epsilon(sequence, 1e-5), rtol=1e-4)
 
 
 # --- plans that spend what is left

@@ -166,12 +166,26 @@ def test_updates_beyond_num_steps_raise_or_are_nan():
     assert np.isnan(update(sums, louder)[0]).all()
 
 
-@pytest.mark.parametrize("name", ["geometric", "tree"])
-def test_updates_of_other_shapes_raise(name):
-    tx = make_transformation(name)
-    state = jax.jit(tx.init)(ones(3))
-    with pytest.raises(ValueError, match="shapes"):
-        tx.update(ones(2, 3), state)
+def transformations_with_stored_shapes():
+    """The transformations whose states have an array for each parameter."""
+    for name in ("geometric", "tree", "one pole", "inverse"):
+        for arithmetic in ("real", "discrete"):
+            yield make_transformation(name, arithmetic=arithmetic)
+    for buffer in ("stored", "regenerate"):
+        for num_steps in (1, NUM_STEPS):
+            yield dpjax.tree_momentum(
+                0.7, STDDEV, num_steps=num_steps, key=KEY, buffer=buffer
+            )
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1,), ()])
+def test_updates_of_other_shapes_raise(shape):
+    # An update of shape (1,) would be broadcast: on a lattice, three coordinates of the
+    # earlier sums would get the same noise, and their differences would be exact.
+    for tx in transformations_with_stored_shapes():
+        state = jax.eval_shape(tx.init, ones(3))
+        with pytest.raises(ValueError, match="shapes"):
+            jax.eval_shape(tx.update, ones(*shape), state)
 
 
 def test_float64_updates_do_not_change_the_state_dtypes(x64):

@@ -85,12 +85,10 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       ε, rounded up, the sum of the ε of groups of events. Each `EpsilonDelta` event is
       a group, with its own δ. All other events that have a privacy-loss distribution or
       a GDP parameter, and the `OnLattice` versions of these events, form one group,
-      which is composed by privacy-loss distributions. In this group, a `Pure` event
-      counts as a Gaussian mechanism with the GDP parameter `pure.mu`. The event
-      `Repeated(Pure(ε), 1)` of the same mechanism gives a smaller ε. Each remaining
-      event is a group. The groups that are not `EpsilonDelta` events get equal parts of
-      `delta` minus the total δ of the `EpsilonDelta` events. ε is infinite if this
-      total exceeds `delta`, or leaves nothing for the other groups.
+      which is composed by privacy-loss distributions. Each remaining event is a group.
+      The groups that are not `EpsilonDelta` events get equal parts of `delta` minus the
+      total δ of the `EpsilonDelta` events. ε is infinite if this total exceeds `delta`,
+      or leaves nothing for the other groups.
 
     Raises:
       ValueError: delta is out of range, or an event has a number that is out of range,
@@ -141,6 +139,8 @@ def _groups(composed: Iterable[Event]) -> list[profiles.Profile]:
         profile = event_profile.gaussian if on_lattice else event_profile
         if isinstance(profile, pld.PLD):
             plds.append(profile)
+        elif isinstance(profile, profiles.Pure):
+            plds.append(pld.pure(float(np.asarray(profile.pure_epsilon))))
         elif profile.mu is not None:
             # A μ-GDP event composes like one Gaussian mechanism of that μ.
             plds.append(pld.gaussian(float(np.asarray(profile.mu))))

@@ -122,10 +122,9 @@ def correlated_noise(
         that float32 cannot represent, or does not support "regenerate"; stddev is out
         of range (a JAX array may give NaN updates instead); num_steps is traced, or not
         from 1 to 2³¹ − 2; key is not a typed key; buffer or arithmetic is unknown; an
-        update is not real; inside `jax.shard_map`, check_vma is False. With "real" and
-        one or more stored vectors also: an update's shape differs from the parameter's.
-        With "discrete" also: buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for
-        d coordinates.
+        update is not real; inside `jax.shard_map`, check_vma is False. If the state has
+        vectors also: an update's shape differs from the parameter's. With "discrete"
+        also: buffer is "regenerate"; stddev is 0; 3 d T exceeds 2⁵⁰ for d coordinates.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T results together are
     μ-GDP for μ = `accounting.correlated.mu(strategy, σ, ...)`, even if each sum depends
@@ -220,11 +219,13 @@ def correlated_noise(
     return transformation(init, update)
 
 
-def _check_shape(update: jax.Array, memory: jax.Array) -> None:
-    if update.shape != memory.shape[1:]:
+def _check_shape(update: jax.Array, rows: jax.Array, num_axes: int = 1) -> None:
+    """Compare a shape with that of a leaf of the state that has more axes in front."""
+    # A smaller update would be broadcast, and several entries would get the same noise.
+    if update.shape != (shape := rows.shape[num_axes:]):
         raise ValueError(
             "updates must have the shapes of the parameters that init received; got "
-            f"{update.shape} for {memory.shape[1:]}."
+            f"{update.shape} for {shape}."
         )
 
 
@@ -359,6 +360,8 @@ def correlated_lattice_noise(
         # With the minimum, the counter stops at num_steps + 1 and never overflows.
         step = jnp.minimum(state.step, num_steps) + 1
         wide = widen(updates)
+        if forward.rows:
+            jax.tree.map(lambda w, x: _check_shape(w, x, 2), wide, state.sums)
         key = jax.random.fold_in(state.key, step)
         noise = _discrete.discrete_gaussian_like(key, wide, DRAWS)
         with jax.enable_x64(True):
@@ -472,9 +475,8 @@ def tree_momentum(
     Raises:
       ValueError: decay is outside [0, 1); stddev is out of range (a JAX array may give
         NaN updates instead); num_steps is traced, or not from 1 to 2³¹ − 2; key is not
-        a typed key; buffer is unknown; an update is not real; with buffer="stored" and
-        T >= 2, an update's shape differs from the parameter's; inside `jax.shard_map`,
-        check_vma is False.
+        a typed key; buffer is unknown; an update is not real, or its shape differs from
+        the parameter's; inside `jax.shard_map`, check_vma is False.
 
     Privacy: with sums of sensitivity Δ and stddev = σΔ, all T updates together are
     μ-GDP for μ = `accounting.tree.momentum_mu(σ, ...)`, even if each g_i depends on
@@ -524,7 +526,9 @@ def tree_momentum(
         )
 
     def update(updates: Leaves, state: Any) -> tuple[Leaves, TreeMomentumState]:
-        noisy, noise_state = noise.update(widen(updates), state.noise)
+        wide = widen(updates)
+        jax.tree.map(lambda w, m: _check_shape(w, m, 0), wide, state.momentum)
+        noisy, noise_state = noise.update(wide, state.noise)
         # Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328:
         # m_t = β m_{t−1} + g_t. Here the factor 1 − β is applied only at the end. The
         # noise of the sums g_t adds up to the algorithm's NOISE.
