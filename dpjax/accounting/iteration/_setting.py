@@ -85,8 +85,9 @@ class Setting(TypedDict):
 class Bounds(NamedTuple):
     """The bounds for a run, f[*b] each; inf where a bound does not apply.
 
-    The bounds are GDP parameters μ, or values of ε from `noisy_sgd_bounds`. A shift
-    reduces the distance of two coupled runs on neighbouring data sets, at a cost in μ.
+    The bounds are values of ε from `noisy_sgd_bounds`, and GDP parameters μ from all
+    other functions. A shift reduces the distance of two coupled runs on neighbouring
+    data sets, at a cost in μ.
 
     Attributes:
       composition: the bound that treats every step as released.
@@ -165,7 +166,8 @@ class Step(NamedTuple):
         the step, f64[].
       diameter: the diameter of the set that contains the iterates, f64[]; 1 where
         `bounded` is false.
-      bounded: whether the diameter is finite, and `finite_lipschitz` is true, bool[].
+      bounded: whether `finite_lipschitz` is true, the diameter is finite, and the
+        standard deviation of the step's noise is positive and finite, bool[].
       valid: whether the numbers of the run are in range, bool[].
     """
 
@@ -252,10 +254,10 @@ def _check_step(numbers: Numbers[ArrayLike], preserves_lipschitz: bool) -> None:
 def check(
     noise_multiplier: ArrayLike, batch_size: ArrayLike, setting: Setting
 ) -> tuple[Numbers[ArrayLike], Assumed]:
-    """Check the assumptions of a run and return them as numbers and static assumptions.
+    """Check the arguments of a run, and return its numbers and static assumptions.
 
     Raises:
-      ValueError: an assumption fails. The message names the assumption.
+      ValueError: a number is out of range, or an assumption fails.
       SettingError: an assumption is missing, or an argument is unknown.
     """
     check_names(setting)
@@ -306,9 +308,9 @@ def excess(
 ) -> jax.Array:
     """The Lipschitz constant of a gradient step without clipping, minus 1, rounded up.
 
-    The curvature of the loss is between lower and upper. The number lower is a sum of
-    terms, and scale is the sum of their absolute values, which bounds the rounding
-    error of lower.
+    The curvature of the loss is between `lower` and `upper`. `lower` is a sum of terms.
+    The rounding error of `lower` is bounded by means of `scale`, the sum of the terms'
+    absolute values.
     """
     # Bok, Su and Altschuler (2024), Lemma 2.8, https://arxiv.org/abs/2403.00278:
     # max(|1 − η lower|, |1 − η upper|) − 1, without the cancellation of a subtraction
@@ -426,8 +428,8 @@ def step_lipschitz(
         least s, and m must be 0.
 
     Returns:
-      max(|1 − η (s − m)|, |1 − ηM|), f[*b], rounded up. The result is inf for traced
-      arguments out of range.
+      max(|1 − η (s − m)|, |1 − ηM|), f[*b], rounded up. The result is inf if M is inf,
+      and for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range or contradicts another.
@@ -461,7 +463,8 @@ def clipped_step_lipschitz(
     Returns:
       The constant, f[*b], rounded up. Let κ = η(M − m)/2 and ρ = η(M + m)/2. The
       constant is sqrt(1 + ρ²/(κ(2 − κ))) if |1 − κ|ρ <= κ(2 − κ), and max(1 + ηm,
-      ηM − 1) otherwise. The result is inf for traced arguments out of range.
+      ηM − 1) otherwise. The result is inf if M is inf, and for traced arguments out of
+      range.
 
     Raises:
       ValueError: a static argument is out of range.
