@@ -68,7 +68,7 @@ class Report(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether no change moved the result farther than allowed."""
+        """Whether no finding's distance exceeds the finding's allowed distance."""
         return self.worst.distance <= self.worst.allowed
 
     def __repr__(self) -> str:

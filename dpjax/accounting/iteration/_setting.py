@@ -9,11 +9,14 @@ With clipping, the constant can be larger than this value. Clipping is the proxi
 of a convex function. Let two points differ by d, and let the gradients at the two
 points differ by Δ before clipping. The difference of the clipped gradients is then in
 the ball whose diameter is the segment from 0 to Δ. The difference Δ itself is in a
-second ball, with the centre (M − m)/2 · d and the radius (M + m)/2 · ‖d‖. Let
-κ = η(M − m)/2 and ρ = η(M + m)/2. The distance ‖d − η (clipped difference)‖ is largest
-where an ellipse with foci 0 and 2d touches η times the second ball. For ‖d‖ = 1, the
-largest distance is sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for convex losses, or
-max(1 + ηm, ηM − 1) if the ellipse does not touch that ball (`clipped_step_lipschitz`).
+second ball, with the centre (M − m)/2 · d and the radius (M + m)/2 · ‖d‖. For a given
+Δ, the largest distance ‖d − η (clipped difference)‖ is half of the sum of the distances
+from ηΔ to 0 and from ηΔ to 2d. The points with the same sum are an ellipse with the
+foci 0 and 2d. The Lipschitz constant is therefore given by the largest ellipse that
+meets η times the second ball. Let ‖d‖ = 1, κ = η(M − m)/2 and ρ = η(M + m)/2. If this
+ellipse touches the ball outside the line through the foci, the constant is
+sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for convex losses. Otherwise, the
+constant is max(1 + ηm, ηM − 1) (`clipped_step_lipschitz`).
 
 A gradient of the form (scalar function of ⟨w, x⟩) · x has a fixed direction. The
 clipped gradient is the gradient of another loss of the same form, with curvature
@@ -336,8 +339,9 @@ def clipped_excess(
     """
     # This constant replaces Kong and Ribero (2024), Proposition 3.4(b),
     # https://arxiv.org/abs/2407.05237, whose L_λ(0, M) = 1 is not valid. The constant
-    # is sqrt(1 + ρ²/(κ(2 − κ))) if the ellipse touches the ball (see the module's
-    # docstring), and otherwise max(1 + ηm, ηM − 1).
+    # is sqrt(1 + ρ²/(κ(2 − κ))) if the ellipse touches the ball outside the line
+    # through the foci (see the module's docstring), and otherwise
+    # max(1 + ηm, ηM − 1).
     rho, kappa = step_size * (upper + weak) / 2, step_size * (upper - weak) / 2
     inner = kappa * (2 - kappa)
     touches = (inner > 0) & (jnp.abs(1 - kappa) * rho <= inner)
