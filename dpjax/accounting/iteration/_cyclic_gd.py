@@ -220,10 +220,10 @@ def noisy_cyclic_gd_mu(
       neighbouring data sets. In a step, a shift reduces the distance between the two
       runs, at a cost in μ. The two bounds use the shifts with the least total cost. The
       second bound has shifts in all steps. The third bound has shifts only in the last
-      steps, before which the two runs are at most `diameter` apart. μ holds for an
-      example in any batch, because μ is computed for the worst batch. In a fixed order,
-      the last batch of an epoch is the worst batch. μ is inf if the noise multiplier is
-      0, and for traced arguments out of range.
+      steps, before which the two runs are at most `diameter` apart. μ is computed for
+      the worst batches of an example, and therefore holds for every example. In a fixed
+      order, the last batch of an epoch is the worst. μ is inf if the noise multiplier
+      is 0, and for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.

@@ -63,7 +63,7 @@ class Setting(TypedDict):
         regulariser, f[*b], or 0 if that curvature is not positive. strong_convexity
         must be 0 with clipping, because a clipped loss is not strongly convex, and
         under ADD_REMOVE, because a batch may have fewer than batch_size examples. In
-        these two cases, a traced strong_convexity raises an error.
+        these two cases, a traced strong_convexity raises a ValueError.
       regularization: λ, f[*b], at least 0. The gradient of the regulariser (λ/2)‖w‖² is
         added without clipping. With clipping, λ must be below 1 / η if
         generalised_linear is false.
