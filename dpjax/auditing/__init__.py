@@ -1,4 +1,4 @@
-"""Auditing: attacks on one's own guarantees, and the bounds that their success proves.
+"""Auditing: lower bounds on a mechanism's privacy loss, proven by attacks.
 
 A guarantee bounds the success of every attack from above. The success of one attack
 bounds the true privacy loss from below, with a stated confidence. If the lower bound

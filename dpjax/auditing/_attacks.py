@@ -9,8 +9,8 @@ canary.
 
 A matched filter computes a canary's score. Let y be the released values along the
 canary's direction, and let h be the canary's contribution to these values. The attack
-computes h from the mechanism. Let y be h + z if the canary took part, and z otherwise,
-where z is white noise of standard deviation s. Then the score ⟨h, y⟩ / ‖h‖ is a
+computes h from the mechanism. If the canary took part, y is h + z, and otherwise y is
+z, where z is white noise of standard deviation s. The score ⟨h, y⟩ / ‖h‖ is a
 sufficient statistic for the canary's participation. The distribution of the score is
 N(‖h‖, s²) with the canary and N(0, s²) without the canary, as for a Gaussian mechanism
 with μ = ‖h‖ / s. If the mechanism correlates the noise of its steps, a linear map that
@@ -151,10 +151,11 @@ def white_by_strategy(strategy: Strategy) -> Whiten:
     The noise of the mechanism is C⁻¹z, where C is the matrix of the strategy and z is
     white noise. The linear map is y ↦ C y.
 
-    `dpjax.tree_momentum` with decay β releases the momentum m_t at step t. Compute the
-    values (m_t − β m_{t−1}) / (1 − β), where the momentum before the first step is 0.
-    Each value is a sum of gradients with the noise of `strategies.tree(β)`. Apply the
-    map for `strategies.tree(β)` to these values.
+    The releases of `dpjax.tree_momentum` with decay β are the momenta m_t. To make the
+    noise of these releases white, first compute (m_t − β m_{t−1}) / (1 − β) for each
+    step t, where the momentum before the first step is 0. Each of these values is a sum
+    of gradients with the noise of `strategies.tree(β)`. Then apply the map for
+    `strategies.tree(β)` to these values.
 
     Args:
       strategy: the strategy of the mechanism, from `dpjax.strategies`.
@@ -251,10 +252,10 @@ def mixture_scores(
     Returns:
       Scores f[k]. A score is the logarithm of a likelihood ratio: the likelihood of the
       released values with the canary, divided by the likelihood of the same values
-      without the canary. No attack on these values has a higher true-positive rate at
-      the same false-positive rate. If a canary takes part in each step independently,
-      as under Poisson sampling, then the canary's score for all steps is the sum of the
-      canary's scores for single steps.
+      without the canary. At the same false-positive rate, no other attack on these
+      values has a higher true-positive rate than a threshold on the score. If a canary
+      takes part in each step independently, as under Poisson sampling, then the
+      canary's score for all steps is the sum of the canary's scores for single steps.
 
     Raises:
       ValueError: the shapes do not match, or stddev is not positive.
@@ -541,13 +542,14 @@ def likelihood_ratios(statistic: jax.Array, included: jax.Array) -> jax.Array:
       included: whether the example was in the model's training data, bool[s, n].
 
     Returns:
-      Scores f[s, n]. Pass scores[included] and scores[~included] to `auroc` or
-      `true_positive_rate`. A score is 0 if fewer than two other models were trained
-      with the example, or fewer than two other models were trained without the example.
-      Since the scores depend on each other, no bound for independent scores applies.
-      `one_run_mu_lower` and `one_run_epsilon_lower` allow dependent scores: pass one
-      model's row of the scores and the same row of `included`. This row of `included`
-      must be independent of all other rows of `included`, as in `train_shadows`.
+      Scores f[s, n], the logarithms of the ratios. Pass scores[included] and
+      scores[~included] to `auroc` or `true_positive_rate`. A score is 0 if fewer than
+      two other models were trained with the example, or fewer than two other models
+      were trained without the example. Since the scores depend on each other, no bound
+      for independent scores applies. `one_run_mu_lower` and `one_run_epsilon_lower`
+      allow dependent scores: pass one model's row of the scores and the same row of
+      `included`. This row of `included` must be independent of all other rows of
+      `included`, as in `train_shadows`.
 
     Raises:
       ValueError: the shapes differ.

@@ -4,9 +4,9 @@ Noise does not affect this test. The function must be deterministic: if the func
 draws noise, it must use a fixed key. Two results then contain the same noise, which
 cancels in the difference of the results. For neighbouring batches, the norm of the
 difference is a lower bound on the sensitivity. To make such batches, the test removes
-an example from a batch, or replaces the example by an ordinary or extreme one. The test
-changes the example in the whole batch, in parts of the batch, and in a batch of this
-example alone.
+an example from a batch, or replaces the example by another example or by an extreme
+example. The test makes the change in the whole batch, in parts of the batch, and in a
+batch of the changed example alone.
 
 The test also makes changes that must not move the result at all: other values at masked
 positions, more masked positions, and another order of the batch.
@@ -68,7 +68,7 @@ class Report(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether no change moved the result farther than allowed."""
+        """Whether no finding's distance exceeds the finding's allowed distance."""
         return self.worst.distance <= self.worst.allowed
 
     def __repr__(self) -> str:
@@ -88,7 +88,9 @@ def check(
     sensitivity: ArrayLike,
     adjacency: Adjacency,
 ) -> Report:
-    """Compare the distance by which one example moves a result with a claimed bound.
+    """Test a claimed sensitivity of a function, by changing examples of one batch.
+
+    `check` compares the claim with the distance by which one example moves the result.
 
     Args:
       fn: a function from a batch and the mask bool[b] of its valid examples to a tree
@@ -108,14 +110,16 @@ def check(
     Returns:
       A `Report`. In a test, write `assert report.passed, report`. `check` changes at
       most 12 examples of the batch, one at a time. `check` removes the example, or
-      replaces it by another example of the batch or by an extreme example. `check`
-      makes each change in the whole batch, in random halves of the batch, and in a
-      batch of the changed example alone. `check` also makes three kinds of changes that
-      must not move the result: other values at masked positions, more masked positions,
-      and another order of the batch.
+      replaces it by another example of the batch or by an extreme example: the example
+      with its floats multiplied by 10⁶, −10⁶, 0 or NaN. `check` makes each change in
+      the whole batch, in random halves of the batch, and in a batch of the changed
+      example alone. `check` also makes three kinds of changes that must not move the
+      result: other values at masked positions, more masked positions, and another order
+      of the batch.
 
     Raises:
-      ValueError: sensitivity is not positive, or the batch has fewer than 2 examples.
+      ValueError: sensitivity is not positive, the batch has fewer than 2 examples, or
+        the leaves of data have leading axes of different lengths.
 
     Privacy: `check` compares some pairs of neighbouring batches, and therefore bounds
     the sensitivity from below. A passed check is no proof of privacy, and says nothing
@@ -167,7 +171,7 @@ def _findings(
     claimed: float,
     adjacency: Adjacency,
 ) -> Iterator[Finding]:
-    """Change the batch in many ways, and yield the distance that each change causes.
+    """Change the batch in many ways, and yield a `Finding` for each change.
 
     Without an example, the result may differ from the original result by at most
     `claimed`. If an example is replaced, the result may differ by at most `claimed`

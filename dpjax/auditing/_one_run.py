@@ -13,9 +13,9 @@ bound is valid whether or not all smaller values are also refuted.
 
 *Proof.* For each value x of the parameter, let n(x) be the minimum number of right
 guesses that refutes x. All larger numbers also refute x. The mechanism is (ε, δ)-DP or
-μ-GDP with the true value, and therefore with every larger value. Let θ be a value above
-the true value for which n(θ) is the smallest. If the lower bound exceeds the true
-value, then the number of right guesses is at least n(θ). Since the mechanism is
+μ-GDP with the true value, and therefore with every larger value. Among the values above
+the true value, let θ be a value with the smallest n(θ). If the lower bound exceeds the
+true value, then the number of right guesses is at least n(θ). Since the mechanism is
 (ε, δ)-DP or μ-GDP with the value θ, the probability of n(θ) or more right guesses is at
 most 1 − confidence.
 """
@@ -45,7 +45,8 @@ def _count_right(
 
     The attack guesses that the `guess_in` canaries with the highest scores took part,
     and that the `guess_out` canaries with the lowest scores did not. If scores are
-    equal, the score with the larger index counts as higher.
+    equal, the score with the larger index counts as higher. A NaN counts as the highest
+    score.
     """
     ordered = included[jnp.argsort(scores)]
     right = jnp.sum(ordered[ordered.size - guess_in :] > 0)
@@ -157,7 +158,8 @@ def one_run_epsilon_lower(
     """A lower confidence bound on ε, from the scores of canaries in one run.
 
     Args:
-      scores: the attack's score of each of m canaries, f[*b, m].
+      scores: the attack's score of each of m canaries, f[*b, m]. A NaN counts as the
+        largest score.
       included: whether each canary took part, bool[*b, m]. The entries are independent
         fair coins, which are drawn before the run and which the attack does not know.
         Pass the coins that the run used, and not coins that are drawn after the run.
@@ -176,7 +178,8 @@ def one_run_epsilon_lower(
       1 − confidence among these bounds.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or guess_in + guess_out is not from 1 to
+        m.
 
     Privacy: the result bounds the mechanism's ε from below, and is no guarantee. Scores
     may depend on each other in any way. The bound is for the adjacency ADD_REMOVE or
@@ -209,7 +212,8 @@ def one_run_mu_lower(
     """A lower confidence bound on μ, from the scores of canaries in one run.
 
     Args:
-      scores: the attack's score of each of m canaries, f[*b, m].
+      scores: the attack's score of each of m canaries, f[*b, m]. A NaN counts as the
+        largest score.
       included: whether each canary took part, bool[*b, m]. The entries are independent
         fair coins, which are drawn before the run and which the attack does not know.
         Pass the coins that the run used, and not coins that are drawn after the run.
@@ -229,7 +233,8 @@ def one_run_mu_lower(
       1 − confidence among these bounds.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or guess_in + guess_out is not from 1 to
+        m.
 
     Privacy: the result bounds the mechanism's μ from below, and is no guarantee. Scores
     may depend on each other in any way. The bound is for the adjacency ADD_REMOVE or

@@ -84,9 +84,8 @@ def choose_ranks(trials: int) -> np.ndarray:
     """Choose some of the ranks 1, ..., n of n = trials sorted scores, i[*].
 
     For each chosen rank k, `band` uses the kth largest score. Neighbouring ranks differ
-    by about √(k (1 − k/n)) / 2, but at least by one. The number √(k (1 − k/n)) / 2 is
-    half of the standard deviation of the binomial distribution with n trials and
-    success probability k/n. Equal steps of arcsin √(k/n) give these differences.
+    by at least 1, and by about half of the standard deviation √(k (1 − k/n)) of the
+    binomial distribution with n trials and success probability k/n.
     """
     # With few ranks, the union bound costs little. The bounds at two neighbouring ranks
     # differ little.
@@ -147,7 +146,7 @@ def replace_nan_scores(
 def band(
     scores_in: jax.Array, scores_out: jax.Array, error: jax.Array, *, union: bool
 ) -> tuple[jax.Array, _Rates]:
-    """Compute bounds on a test's rates at thresholds in descending order.
+    """Compute confidence bounds on a test's rates, at thresholds in descending order.
 
     Args:
       scores_in: the scores with the example's participation, f[n].
@@ -271,9 +270,10 @@ def epsilon_lower(
     Returns:
       A lower bound ε, f[*b], rounded down: with this confidence, the mechanism is not
       (ε′, δ)-DP for any ε′ < ε. The result is the largest of the bounds at up to about
-      2π√m thresholds, which are the scores in scores_out at certain ranks. The bounds
-      on the true-positive rate use up to about 2π√n scores in scores_in. By a union
-      bound over the ranks of these scores, all bounds hold simultaneously.
+      2π√m thresholds, which are the scores in scores_out at certain ranks, or 0 if no
+      bound is positive. The bounds on the true-positive rate use up to about 2π√n
+      scores in scores_in. By a union bound over the ranks of these scores, all bounds
+      hold simultaneously.
 
     Raises:
       ValueError: an argument is out of range, or there are no scores.
@@ -501,14 +501,14 @@ def gaussian_mu_lower(
       confidence: the bound holds with at least this probability, f[*b], in (0.5, 1).
 
     Returns:
-      A lower bound μ, f[*b], rounded down. In exact arithmetic, the method's bound
-      exceeds the difference of the scores' means, divided by their standard deviation,
-      with a probability of exactly 1 − confidence. This quotient is at most the μ of
-      the mechanism. The returned bound is slightly lower, since it allows each score an
-      error of two units in the last place of the largest score. If all scores_in are
-      equal and all scores_out are equal, the bound is inf if scores_in exceed
-      scores_out by more than such errors can explain, and 0 otherwise. If a score is
-      NaN, the bound is 0.
+      A lower bound on μ, f[*b], rounded down. Let q be the difference of the means of
+      the two distributions of scores, divided by the standard deviation of these
+      distributions. The μ of the mechanism is at least q. In exact arithmetic, the
+      bound exceeds q with a probability of exactly 1 − confidence. The returned bound
+      is slightly lower, since it allows each score an error of two units in the last
+      place of the largest score. If all scores_in are equal and all scores_out are
+      equal, the bound is inf if scores_in exceed scores_out by more than these errors,
+      and 0 otherwise. If a score is NaN, the bound is 0.
 
     Raises:
       ValueError: an argument is out of range, or there are too few scores.
@@ -574,9 +574,10 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> jax.Array:
       scores_out: the scores without the example's participation, f[*b, m].
 
     Returns:
-      The share of pairs in which the score of scores_in is larger, f[*b], in [0, 1].
-      All pairs of a score of scores_in and a score of scores_out count. Pairs of equal
-      scores count half. Random guessing gives 0.5.
+      The share of pairs in which the score of scores_in is larger, f[*b], in [0, 1]. A
+      pair is any score of scores_in with any score of scores_out. A pair of equal
+      scores counts half. A NaN counts as larger than every number. Random guessing
+      gives 0.5.
 
     Raises:
       ValueError: there are no scores.
@@ -603,7 +604,8 @@ def true_positive_rate(
 
     Returns:
       The share of scores_in above t, f[*b], where t is the lowest threshold such that
-      the share of scores_out above t is at most false_positive_rate.
+      the share of scores_out above t is at most false_positive_rate. A NaN in scores_in
+      counts as below t, and a NaN in scores_out counts as above every other score.
       `accounting.fdp.true_positive_rate` computes the maximum true-positive rate that a
       guarantee allows.
 
@@ -638,7 +640,7 @@ def bootstrap_quantiles(
 
     Args:
       statistic: a function from scores_in f[n] and scores_out f[m] to a number, such as
-        `auroc`.
+        `auroc`. `bootstrap_quantiles` vmaps the function.
       scores_in: the scores with the example's participation, f[n].
       scores_out: the scores without the example's participation, f[m].
       quantiles: the probabilities of the quantiles, f[*q], in [0, 1].

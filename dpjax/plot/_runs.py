@@ -39,7 +39,7 @@ def epsilon_by_step(
       *plans: the plans of the runs.
       delta: δ, in (0, 1); None for each plan's own δ.
       labels: a name for each plan.
-      ax: the matplotlib Axes to draw on; None for those of a new figure.
+      ax: the matplotlib Axes to draw on; None for the Axes of a new figure.
 
     Returns:
       The Axes, which show ε after t steps against t.
@@ -105,7 +105,7 @@ def compare(
     Args:
       plans: the plans of the runs.
       labels: a name for each plan.
-      ax: the matplotlib Axes that contain the three panels; None for those of a new
+      ax: the matplotlib Axes that contain the three panels; None for the Axes of a new
         figure.
 
     Returns:
@@ -156,7 +156,7 @@ def comparison(run: Plan, *, ax: "Axes | None" = None) -> "Axes":
     Args:
       run: a plan whose mechanism `dpjax.plan` chose among several mechanisms, for
         example a plan with `sampling="auto"`.
-      ax: the matplotlib Axes to draw on; None for those of a new figure.
+      ax: the matplotlib Axes to draw on; None for the Axes of a new figure.
 
     Returns:
       The Axes, with a row for each mechanism. If `dpjax.plan` can make a plan with the
@@ -296,7 +296,7 @@ def budget(account: Budget, *, ax: "Axes | None" = None) -> "Axes":
 
     Args:
       account: a budget from `dpjax.budget` with adaptive composition.
-      ax: the matplotlib Axes to draw on; None for those of a new figure.
+      ax: the matplotlib Axes to draw on; None for the Axes of a new figure.
 
     Returns:
       The Axes, with a bar for each mechanism. The bar's length is the mechanism's share
@@ -345,7 +345,7 @@ def noise(
         of the noise, such as the noise multiplier times the clip norm, divided by the
         batch size.
       labels: a name for each shape.
-      ax: the matplotlib Axes to draw on; None for those of a new figure.
+      ax: the matplotlib Axes to draw on; None for the Axes of a new figure.
 
     Returns:
       The Axes, which show the square root of Σ_j A[t, j]², or of Σ_{j<=t} c_j², against
@@ -379,20 +379,20 @@ def spectrum(
 ) -> "Axes":
     """Draw the power of noise in the optimizer's update by frequency.
 
-    Noise of low frequencies moves parameters the farthest.
+    At equal power, noise of a lower frequency moves the parameters farther.
 
     Args:
       *shapes: for each line of the plot, a linear map from independent standard
         Gaussians to the noise of T steps: a matrix f[T, k] or coefficients f[T], with
         the same meaning as in `noise`.
       labels: a name for each shape.
-      ax: the matplotlib Axes to draw on; None for those of a new figure.
+      ax: the matplotlib Axes to draw on; None for the Axes of a new figure.
 
     Returns:
       The Axes, which show the exact expected periodogram E |Σ_t x_t e^{−2πi f t}|² / T
       of the noise x of T steps, at f = 1/T, 2/T, …, up to 1/2 cycles per step. The mean
-      of the periodogram over all T frequencies, including 0 and those above 1/2, is the
-      mean of the steps' variances.
+      of the periodogram over all frequencies 0, 1/T, …, (T − 1)/T is the mean of the
+      steps' variances.
 
     Raises:
       ImportError: matplotlib is not installed.

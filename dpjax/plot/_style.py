@@ -60,7 +60,7 @@ def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
 
 
 def strokes(number: int) -> dict[str, Any]:
-    """Matplotlib's arguments for the style of the line with this number."""
+    """Matplotlib's keyword arguments for the style of line `number`, counted from 0."""
     return {
         "linestyle": _STROKES[number % len(_STROKES)],
         "color": _COLOURS[number % len(_COLOURS)],
@@ -71,7 +71,11 @@ def strokes(number: int) -> dict[str, Any]:
 
 
 def names(labels: Sequence[str] | None, defaults: Sequence[str]) -> list[str]:
-    """The labels as a list, or the default labels `defaults` if labels is None."""
+    """The labels as a list, or `defaults` if labels is None.
+
+    Raises:
+      ValueError: the number of labels is not the number of defaults.
+    """
     if labels is None:
         return list(defaults)
     if isinstance(labels, str) or len(labels) != len(defaults):

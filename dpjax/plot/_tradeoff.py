@@ -39,7 +39,7 @@ def tradeoff(
       labels: a name for each guarantee.
       false_positive_rate: the false-positive rate at which the plot marks the curves,
         in (0, 1).
-      ax: the matplotlib Axes to draw on; None for those of a new figure.
+      ax: the matplotlib Axes to draw on; None for the Axes of a new figure.
 
     Returns:
       The Axes, which show the minimum false-negative rate against the false-positive
@@ -113,7 +113,7 @@ def draw_curves(
     false_positive_rate: float,
     title: str = "true-positive rate at most,",
 ) -> "Axes":
-    """Draw the given lines, lines for perfect and for no privacy, and a legend."""
+    """Draw the given lines, the lines of perfect and of no privacy, and a legend."""
     for number, (rates, false_negative, label, marked) in enumerate(lines):
         style = {**strokes(number), "label": label, "markevery": [marked]}
         ax.plot(rates, false_negative, **style)
@@ -218,7 +218,7 @@ def attack(
       labels: a name for each guarantee.
       false_positive_rate: the false-positive rate at which the plot marks the lines, in
         (0, 1).
-      ax: the matplotlib Axes to draw on; None for those of a new figure.
+      ax: the matplotlib Axes to draw on; None for the Axes of a new figure.
 
     Returns:
       The Axes of `tradeoff`, with two more lines. Each of the two lines shows error
@@ -268,7 +268,7 @@ def attack(
 def _line(
     false_positive: ArrayLike, false_negative: ArrayLike, name: str, rate: float
 ) -> Line:
-    """Make a line of an attack's minimum false-negative rate by false-positive rate.
+    """Make a line of the least false-negative rate against the false-positive rate.
 
     Args:
       false_positive: the false-positive rate of the test at each threshold, f[k].

@@ -1,13 +1,14 @@
 """Privacy of the last iterate, if no earlier iterate is released.
 
-The noise of each step hides a part of the privacy loss of earlier steps, and a
-contractive step reduces the other part. Shifted interpolation, a proof that uses both
-effects, couples the runs on two neighbouring data sets. In each step a shift reduces
-the distance between the two runs, at a cost in μ² that depends on the ratio of the
-shift to the step's noise. The *optimal shifts* have the least total cost, and follow
-from a greatest convex minorant (`optimal_shift_mu`). Composition and the published
-closed forms correspond to special choices of the shifts. The μ of the optimal shifts is
-therefore never larger than the μ of composition or of a closed form for the same run.
+Later noise hides a part of the privacy loss of earlier steps. Contractive steps reduce
+the privacy loss too, because they bring the runs on two neighbouring data sets closer
+together. Shifted interpolation is a proof that uses the noise and the contractions. The
+proof couples the two runs. In each step a shift reduces the distance between the two
+runs, at a cost in μ² that depends on the ratio of the shift to the step's noise. The
+*optimal shifts* have the least total cost, and follow from a greatest convex minorant
+(`optimal_shift_mu`). Composition and the published closed forms correspond to special
+choices of the shifts. The μ of the optimal shifts is therefore never larger than the μ
+of composition or of a closed form for the same run.
 
 **Files**, in the order in which the code computes a bound:
 

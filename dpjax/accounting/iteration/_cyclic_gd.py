@@ -159,7 +159,7 @@ def noisy_cyclic_gd_bounds(
     order: Order,
     **setting: Unpack[Setting],
 ) -> Bounds:
-    """All bounds on the last iterate of noisy gradient descent on cyclic batches.
+    """All bounds on the μ of the last iterate of noisy descent on a cycle of batches.
 
     Args:
       noise_multiplier: the standard deviation of the noise on a batch's sum of
@@ -202,7 +202,7 @@ def noisy_cyclic_gd_mu(
     order: Order,
     **setting: Unpack[Setting],
 ) -> jax.Array:
-    """The GDP parameter of the last iterate of noisy descent on cyclic batches.
+    """The GDP parameter of the last iterate of noisy descent on a cycle of batches.
 
     Args:
       noise_multiplier: the standard deviation of the noise on a batch's sum of
@@ -218,12 +218,12 @@ def noisy_cyclic_gd_mu(
       μ, f[*b], rounded up: the smallest of three bounds. The first bound is the μ of
       the composition of all steps. The two other bounds couple the runs on two
       neighbouring data sets. In a step, a shift reduces the distance between the two
-      runs, at a cost in μ. The bounds use the shifts with the least total cost. The
+      runs, at a cost in μ. The two bounds use the shifts with the least total cost. The
       second bound has shifts in all steps. The third bound has shifts only in the last
-      steps, before which the two runs are at most `diameter` apart. The μ holds for an
-      example in any batch, and is the μ of the worst position. In a fixed order, the
-      last batch of an epoch is the worst position. μ is inf for traced arguments out of
-      range.
+      steps, before which the two runs are at most `diameter` apart. μ is computed for
+      the worst batches of an example, and therefore holds for every example. In a fixed
+      order, the last batch of an epoch is the worst. μ is inf if the noise multiplier
+      is 0, and for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -276,7 +276,8 @@ def noisy_cyclic_gd_mus(
     Returns:
       The μ of an example in the first, …, last batch of an epoch, f[l], rounded up. If
       examples were assigned to batches at random, `random_assignment_delta` computes
-      the mean of δ over the l batches. μ is inf for traced arguments out of range.
+      the mean of δ over the l batches. μ is inf if the noise multiplier is 0, and for
+      traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -309,7 +310,7 @@ def noisy_gd_bounds(
     num_examples: ArrayLike,
     **setting: Unpack[Setting],
 ) -> Bounds:
-    """All bounds on the last iterate of full-batch noisy gradient descent.
+    """All bounds on the μ of the last iterate of full-batch noisy gradient descent.
 
     Args:
       noise_multiplier: the standard deviation of the noise on the sum of gradients,
@@ -319,7 +320,7 @@ def noisy_gd_bounds(
       **setting: the required keyword arguments of `Setting`.
 
     Returns:
-      `Bounds` on μ, f[*b] each. `noisy_gd_mu` returns their minimum.
+      `Bounds` on μ, f[*b] each. `noisy_gd_mu` returns the minimum of the bounds.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -360,10 +361,10 @@ def noisy_gd_mu(
       μ, f[*b], rounded up: the smallest of three bounds. The first bound is the μ of
       the composition of all steps. The two other bounds couple the runs on two
       neighbouring data sets. In a step, a shift reduces the distance between the two
-      runs, at a cost in μ. The bounds use the shifts with the least total cost. The
+      runs, at a cost in μ. The two bounds use the shifts with the least total cost. The
       second bound has shifts in all steps. The third bound has shifts only in the last
-      steps, before which the two runs are at most `diameter` apart. μ is inf for traced
-      arguments out of range.
+      steps, before which the two runs are at most `diameter` apart. μ is inf if the
+      noise multiplier is 0, and for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range, or an assumption fails.
@@ -474,13 +475,14 @@ def _sensitivity64(
 def gradient_descent_sensitivity(
     *, num_steps: ArrayLike, num_examples: ArrayLike, **setting: Unpack[Setting]
 ) -> jax.Array:
-    """Bound how far one example moves the last iterate of full-batch gradient descent.
+    """Bound the L2 sensitivity of the last iterate of full-batch gradient descent.
 
-    The steps have no noise.
+    The steps have no noise. The L2 sensitivity is the largest distance between the last
+    iterates for two neighbouring data sets.
 
     Args:
       num_steps: T, f[*b], whole numbers, at least 1. A traced value that is not whole
-        is rounded up. Derivatives with respect to T are those at the rounded value.
+        is rounded up, and derivatives are taken at the rounded value.
       num_examples: n, positive, f[*b]. A step divides the sum of gradients by n.
       **setting: the required keyword arguments of `Setting`.
 

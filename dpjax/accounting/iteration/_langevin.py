@@ -106,7 +106,8 @@ def langevin_mu(
         potential is G-Lipschitz).
       step_size: η, f[*b], positive, at most 2 / smoothness. A step adds noise of
         variance 2η.
-      num_steps: T, static, at least 1; inf for the stationary distribution.
+      num_steps: T, static, a whole number, at least 1, or inf for the stationary
+        distribution.
       smoothness: M, the largest curvature of each potential, f[*b].
       strong_convexity: m, the least curvature of each potential, f[*b]; 0 for convex
         potentials.
@@ -116,12 +117,12 @@ def langevin_mu(
     Returns:
       μ, f[*b], rounded up. Without a diameter, μ is L sqrt(η/2) sqrt((1 − c^T)(1 + c) /
       ((1 + c^T)(1 − c))), where c is the Lipschitz constant of a step without noise. At
-      c = 1, μ is the limit of this formula.
-      If η is at most 2 / (M + m), some potentials attain this value. With a diameter,
-      the iterates of two runs are at most D apart before the last n steps, so that each
-      n < T gives another bound. μ is then the minimum of the value above and of all
-      these bounds. μ is inf for traced arguments out of range, and for the stationary
-      distribution without a diameter if c = 1 and L > 0.
+      c = 1, μ is the limit of this formula. If η is at most 2 / (M + m), the value of
+      the formula is exact for some potentials. With a diameter, two runs are at most D
+      apart before the last n steps, so that each n < T gives another bound. μ is then
+      the minimum of the formula and of the bounds for all n. μ is inf for traced
+      arguments out of range, and for the stationary distribution without a diameter if
+      c = 1 and L > 0.
 
     Raises:
       ValueError: a static argument is out of range, or num_steps is traced. A step_size

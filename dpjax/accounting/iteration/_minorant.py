@@ -295,10 +295,10 @@ def _best_mask(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array)
     the two coupled runs after step k is at most `start`. The mask is false everywhere
     if no restart reduces the bound on μ.
 
-    The cost of a restart is that of a greatest convex minorant, which begins with the
-    rise w_k · start at a run of 0, where w_k is the weight of step k, followed by the
-    later steps. If the schedule has at most _MAX_RESTARTS steps, the function compares
-    all restarts, and otherwise restarts after evenly spaced steps.
+    The cost of a restart is the cost of the greatest convex minorant of two parts: a
+    block with the rise w_k · start and a run of 0, where w_k is the weight of step k,
+    and the blocks of the steps after k. If the schedule has more than _MAX_RESTARTS
+    steps, the function compares only the restarts after evenly spaced steps.
 
     Args:
       log_w: the logarithms of the steps' weights, f[T].
@@ -336,10 +336,10 @@ def schedule_mu(
     T steps are f[T], and the diameter is f[]. If bounded is false, the diameter is not
     used.
 
-    The sensitivities and the noise are divided by their largest values, so that no
-    square overflows or underflows, and the result is multiplied by the ratio of these
-    values. A diameter for which a square would still overflow or underflow is replaced
-    by a larger diameter.
+    The sensitivities are divided by the largest sensitivity, and the noise by the
+    largest noise, so that no square overflows or underflows. μ for these ratios is
+    multiplied by (largest sensitivity) / (largest noise). A diameter for which a square
+    would still overflow or underflow is replaced by a larger diameter.
     """
     # The result does not depend on the scales, so that the scales need no derivative.
     unit, noise_scale = (

@@ -4,22 +4,21 @@ A bound treats about the last n of t steps as subsampled releases. A subsampled 
 is the output of a step whose batch contains the differing example with a probability
 equal to the sampling rate. In the steps that are treated as releases, the sensitivity
 is larger than under composition. The earlier steps leave a distance between the coupled
-runs on two neighbouring data sets. A part of the later noise hides this distance, and a
-Gaussian mechanism accounts for the distance. In units of the variance of a step's
-noise, the part has the variance 1/α². The other part, with the variance 1/β², is the
-noise of the subsampled releases. A step that uses the differing example moves the runs
-apart by r noise standard deviations, and c is the Lipschitz constant of a step. The two
-bounds are:
+runs on two neighbouring data sets. For each bound, the noise of one or more later steps
+is split into two independent parts, with 1/α² and 1/β² of the variance. The first part
+hides the distance, at the privacy loss of a Gaussian mechanism. The second part is the
+noise of the subsampled release of the same step. A step that uses the differing example
+moves the runs apart by r noise standard deviations, and c is the Lipschitz constant of
+a step. The two bounds are:
 
 - Without a bounded set, two interpolated processes follow the two runs. Each step that
   uses the differing example moves the processes apart by 2r noise standard deviations.
   Only the noise of the last step is split. The last step and the n steps before it are
   subsampled releases. The earlier steps leave the distance 2r Σ_{n<i<t} c^i. The bound
-  is Theorem C.13 for the values of the theorem's parameters that give Theorem 4.9, and
-  holds for any c.
-- On a set of diameter Δ, in noise standard deviations, one process interpolates from a
-  distance Δ before the last n steps, and the noise of each of these steps is split.
-  Shifts (see `_minorant`) reduce the distance to zero, and cost
+  is Theorem C.13 with the parameters that give Theorem 4.9, and holds for any c.
+- On a set of diameter Δ, in noise standard deviations, one interpolated process is
+  used. Before the last n steps, the runs are at most Δ apart. The noise of each of the
+  last n steps is split. Shifts (see `_minorant`) reduce the distance to zero, and cost
   Δ c^n / sqrt(Σ_{i<n} c^{2i}). For c = 1, the bound is Theorem 4.10.
 
 Every n and every split with 1/α² + 1/β² = 1 gives a valid bound. A Gaussian
@@ -53,7 +52,7 @@ def _early_distance(step: Step, n: jax.Array, steps: int) -> jax.Array:
     The runs are on neighbouring data sets, and the result is in standard deviations of
     a step's noise. A part of the last step's noise, with 1/α² of the variance, hides
     the distance. The early steps then cost no more than a Gaussian mechanism whose μ is
-    α times the result. The result is inf if the bound does not apply.
+    α times the result. The result is inf if the step has no finite Lipschitz constant.
     """
     # Bok, Su and Altschuler (2024), Theorem C.13, https://arxiv.org/abs/2403.00278:
     # 2 (L/bσ) Σ_{n<i<t} c^i = 2 (L/bσ) (c^{n+1} − c^t)/(1 − c), where n is the paper's
@@ -82,9 +81,10 @@ def _diameter_cost(step: Step, n: jax.Array, steps: int) -> jax.Array:
 
 
 def _subsampled_variance(mu: jax.Array, rate: jax.Array) -> jax.Array:
-    """An approximation of μ² per step of many μ-GDP releases on random batches, f[*b].
+    """Approximate the squared GDP parameter that one subsampled release adds, f[*b].
 
-    The composition of many such releases is approximately Gaussian.
+    Without subsampling, the release is μ-GDP. The composition of many subsampled
+    releases is approximately a Gaussian mechanism.
     """
     # Bok, Su and Altschuler (2024), Lemma A.5, https://arxiv.org/abs/2403.00278. The
     # approximation may be below the privacy loss, so that it only chooses candidates.
@@ -250,7 +250,7 @@ def noisy_sgd_bounds(
         return pld.subsampled_gdp(_shift64(beta, numbers, assumed=assumed), rate)
 
     def smallest_epsilon(bound: _Bound, max_n: int) -> jax.Array:
-        # The smallest ε over several numbers n, each at most `most`. The bound treats
+        # The smallest ε over several numbers n, each at most max_n. The bound treats
         # about the last n steps as subsampled releases.
         num_axes = max(jnp.ndim(x) for x in (*numbers, rate, delta))
         n_ratios = np.array(_N_RATIOS).reshape(-1, *[1] * num_axes)

@@ -9,11 +9,14 @@ With clipping, the constant can be larger than this value. Clipping is the proxi
 of a convex function. Let two points differ by d, and let the gradients at the two
 points differ by Δ before clipping. The difference of the clipped gradients is then in
 the ball whose diameter is the segment from 0 to Δ. The difference Δ itself is in a
-second ball, with the centre (M − m)/2 · d and the radius (M + m)/2 · ‖d‖. Let
-κ = η(M − m)/2 and ρ = η(M + m)/2. The distance ‖d − η (clipped difference)‖ is largest
-where an ellipse with foci 0 and 2d touches η times the second ball. For ‖d‖ = 1, the
-largest distance is sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for convex losses, or
-max(1 + ηm, ηM − 1) if the ellipse does not touch that ball (`clipped_step_lipschitz`).
+second ball, with the centre (M − m)/2 · d and the radius (M + m)/2 · ‖d‖. For a given
+Δ, the largest distance ‖d − η (clipped difference)‖ is half of the sum of the distances
+from ηΔ to 0 and from ηΔ to 2d. The points with the same sum are an ellipse with the
+foci 0 and 2d. The Lipschitz constant is therefore given by the largest ellipse that
+meets η times the second ball. Let ‖d‖ = 1, κ = η(M − m)/2 and ρ = η(M + m)/2. If this
+ellipse touches the ball outside the line through the foci, the constant is
+sqrt(1 + ρ²/(κ(2 − κ))), which is above 1 even for convex losses. Otherwise, the
+constant is max(1 + ηm, ηM − 1) (`clipped_step_lipschitz`).
 
 A gradient of the form (scalar function of ⟨w, x⟩) · x has a fixed direction. The
 clipped gradient is the gradient of another loss of the same form, with curvature
@@ -59,7 +62,8 @@ class Setting(TypedDict):
       strong_convexity: the least curvature of one example's loss without the
         regulariser, f[*b], or 0 if that curvature is not positive. strong_convexity
         must be 0 with clipping, because a clipped loss is not strongly convex, and
-        under ADD_REMOVE, because a batch may have fewer than batch_size examples.
+        under ADD_REMOVE, because a batch may have fewer than batch_size examples. In
+        these two cases, a traced strong_convexity raises a ValueError.
       regularization: λ, f[*b], at least 0. The gradient of the regulariser (λ/2)‖w‖² is
         added without clipping. With clipping, λ must be below 1 / η if
         generalised_linear is false.
@@ -85,8 +89,9 @@ class Setting(TypedDict):
 class Bounds(NamedTuple):
     """The bounds for a run, f[*b] each; inf where a bound does not apply.
 
-    The bounds are GDP parameters μ, or values of ε from `noisy_sgd_bounds`. A shift
-    reduces the distance of two coupled runs on neighbouring data sets, at a cost in μ.
+    The bounds are values of ε from `noisy_sgd_bounds`, and GDP parameters μ from all
+    other functions. A shift reduces the distance of two coupled runs on neighbouring
+    data sets, at a cost in μ.
 
     Attributes:
       composition: the bound that treats every step as released.
@@ -165,7 +170,8 @@ class Step(NamedTuple):
         the step, f64[].
       diameter: the diameter of the set that contains the iterates, f64[]; 1 where
         `bounded` is false.
-      bounded: whether the diameter is finite, and `finite_lipschitz` is true, bool[].
+      bounded: whether `finite_lipschitz` is true, the diameter is finite, and the
+        standard deviation of the step's noise is positive and finite, bool[].
       valid: whether the numbers of the run are in range, bool[].
     """
 
@@ -252,10 +258,10 @@ def _check_step(numbers: Numbers[ArrayLike], preserves_lipschitz: bool) -> None:
 def check(
     noise_multiplier: ArrayLike, batch_size: ArrayLike, setting: Setting
 ) -> tuple[Numbers[ArrayLike], Assumed]:
-    """Check the assumptions of a run and return them as numbers and static assumptions.
+    """Check the arguments of a run, and return its numbers and static assumptions.
 
     Raises:
-      ValueError: an assumption fails. The message names the assumption.
+      ValueError: a number is out of range, or an assumption fails.
       SettingError: an assumption is missing, or an argument is unknown.
     """
     check_names(setting)
@@ -306,9 +312,9 @@ def excess(
 ) -> jax.Array:
     """The Lipschitz constant of a gradient step without clipping, minus 1, rounded up.
 
-    The curvature of the loss is between lower and upper. The number lower is a sum of
-    terms, and scale is the sum of their absolute values, which bounds the rounding
-    error of lower.
+    The curvature of the loss is between `lower` and `upper`. `lower` is a sum of terms.
+    The rounding error of `lower` is bounded by means of `scale`, the sum of the terms'
+    absolute values.
     """
     # Bok, Su and Altschuler (2024), Lemma 2.8, https://arxiv.org/abs/2403.00278:
     # max(|1 − η lower|, |1 − η upper|) − 1, without the cancellation of a subtraction
@@ -333,8 +339,9 @@ def clipped_excess(
     """
     # This constant replaces Kong and Ribero (2024), Proposition 3.4(b),
     # https://arxiv.org/abs/2407.05237, whose L_λ(0, M) = 1 is not valid. The constant
-    # is sqrt(1 + ρ²/(κ(2 − κ))) if the ellipse touches the ball (see the module's
-    # docstring), and otherwise max(1 + ηm, ηM − 1).
+    # is sqrt(1 + ρ²/(κ(2 − κ))) if the ellipse touches the ball outside the line
+    # through the foci (see the module's docstring), and otherwise
+    # max(1 + ηm, ηM − 1).
     rho, kappa = step_size * (upper + weak) / 2, step_size * (upper - weak) / 2
     inner = kappa * (2 - kappa)
     touches = (inner > 0) & (jnp.abs(1 - kappa) * rho <= inner)
@@ -426,8 +433,8 @@ def step_lipschitz(
         least s, and m must be 0.
 
     Returns:
-      max(|1 − η (s − m)|, |1 − ηM|), f[*b], rounded up. The result is inf for traced
-      arguments out of range.
+      max(|1 − η (s − m)|, |1 − ηM|), f[*b], rounded up. The result is inf if M is inf,
+      and for traced arguments out of range.
 
     Raises:
       ValueError: a static argument is out of range or contradicts another.
@@ -461,7 +468,8 @@ def clipped_step_lipschitz(
     Returns:
       The constant, f[*b], rounded up. Let κ = η(M − m)/2 and ρ = η(M + m)/2. The
       constant is sqrt(1 + ρ²/(κ(2 − κ))) if |1 − κ|ρ <= κ(2 − κ), and max(1 + ηm,
-      ηM − 1) otherwise. The result is inf for traced arguments out of range.
+      ηM − 1) otherwise. The result is inf if M is inf, and for traced arguments out of
+      range.
 
     Raises:
       ValueError: a static argument is out of range.

@@ -64,9 +64,9 @@ def optimal_shift_mu(
     Args:
       lipschitz: c_k, the Lipschitz constants of the maps φ_k, f[*b, T] for T steps, or
         a number for all steps, at least 0.
-      sensitivity: s_k, the maximum distance between the values of the maps φ_k of two
-        neighbouring data sets, f[*b, T] or a number, at least 0. s_k is 0 if step k
-        does not use the differing example.
+      sensitivity: s_k, f[*b, T] or a number, at least 0: the maximum distance between
+        the values at one point of the maps φ_k for two neighbouring data sets. s_k is 0
+        if step k does not use the differing example.
       stddev: τ_k, the standard deviation of the noise, f[*b, T] or a number, at least
         0. At least one of lipschitz, sensitivity and stddev must be a vector.
       diameter: the diameter of a set that contains all iterates, f[*b], positive; inf
@@ -173,7 +173,8 @@ def scheduled_cyclic_gd_mu(
       batch_size: b, positive, f[T] or a number. A step divides the sum of gradients by
         b.
       **setting: the required keyword arguments of `Setting`. Each numeric argument is
-        f[T] or a number, and at least one argument must be a vector.
+        f[T] or a number, and at least one argument must be a vector. For a vector of
+        diameters, all iterates must be in a set of the smallest diameter.
 
     Returns:
       μ, f[], rounded up: the maximum over the positions of an example. The μ of a
@@ -268,7 +269,8 @@ def random_assignment_delta(mus: ArrayLike, epsilon: ArrayLike) -> jax.Array:
       epsilon: ε, f[*b], at least 0.
 
     Returns:
-      The mean of the values of δ(ε) for each μ of mus, f[*b], rounded up.
+      The mean of δ(ε) over the l positions, f[*b], rounded up. At a position with the
+      GDP parameter μ, δ(ε) is the δ of μ-GDP.
 
     Raises:
       ValueError: a static argument is out of range, or mus is a number or has an empty
