@@ -9,6 +9,7 @@ import pytest
 
 import dpjax
 from dpjax import Adjacency, auditing
+from dpjax.auditing import _check as check
 
 CLIP_NORM = 0.3
 X = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
@@ -47,6 +48,18 @@ def test_every_engine_passes_the_check(engine, microbatch_size):
     assert report.passed, report
     # The claim is attained: the check would find anything above it.
     assert report.worst.distance > 0.99 * CLIP_NORM
+
+
+def test_report_keeps_the_finding_with_the_largest_ratio(monkeypatch):
+    # The first finding moves the result farther, but is allowed to.
+    findings = (
+        check.Finding("left out", 5.0, 6.0, 0),
+        check.Finding("left out", 2, 1, 3),
+    )
+    monkeypatch.setattr(check, "_findings", lambda *_: iter(findings))
+    report = report_of(None)
+    assert report.findings == findings[1:]
+    assert not report.passed
 
 
 @pytest.mark.matrix

@@ -286,6 +286,19 @@ def test_guarantees_match_accountants(accounted_runs):
     np.testing.assert_allclose(varied.guarantee.mu, composed, rtol=1e-6)
 
 
+def test_a_vector_of_diameters_counts_as_its_largest():
+    # A projection onto a small set in one step does not bound the later iterates.
+    def mu(diameter):
+        run = SETTING | {"diameter": diameter, "strong_convexity": 0.0}
+        return iteration.scheduled_cyclic_gd_mu(
+            np.full(20, 2.0), batches_per_epoch=4, batch_size=6, **run
+        )
+
+    small, large = 1e-3, 10.0
+    one_small_set = np.where(np.arange(20) == 0, small, large)
+    assert mu(one_small_set) == mu(large) > mu(small)
+
+
 @pytest.mark.slow
 def test_scheduled_mu_is_the_maximum_over_batch_positions():
     # Each batch position by optimal_shift_mu, with its own c_k, s_k and τ_k.

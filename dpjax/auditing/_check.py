@@ -54,8 +54,8 @@ class Report(NamedTuple):
     """The result of `check`, which prints as a table.
 
     Attributes:
-      findings: for each kind of change of the batch, the change of this kind that moved
-        the function's result the farthest.
+      findings: for each kind of change of the batch, the change of this kind with the
+        largest ratio of its distance to its allowed distance.
     """
 
     findings: tuple[Finding, ...]
@@ -161,7 +161,7 @@ def check(
     worst: dict[str, Finding] = {}
     for finding in _findings(fn, data, claimed, adjacency):
         previous = worst.get(finding.change, finding)
-        worst[finding.change] = max(previous, finding, key=lambda x: x.distance)
+        worst[finding.change] = Report((previous, finding)).worst
     return Report(tuple(worst.values()))
 
 

@@ -124,7 +124,7 @@ def _scheduled_mu64(numbers: Numbers, *, period: int, assumed: Assumed) -> jax.A
     unit = noise * norm * eta / batch
     shift = assumed.factor * norm * eta / batch
     positions = jnp.arange(unit.shape[0]) % period
-    diameter = jnp.min(numbers.diameter)
+    diameter = jnp.max(numbers.diameter)
     # If the constant of some step is unknown, overflows or underflows, the minorant is
     # not used, and only composition remains.
     usable = jnp.all((unit > 0) & (unit < jnp.inf) & (shift > 0))
@@ -173,8 +173,8 @@ def scheduled_cyclic_gd_mu(
       batch_size: b, positive, f[T] or a number. A step divides the sum of gradients by
         b.
       **setting: the required keyword arguments of `Setting`. Each numeric argument is
-        f[T] or a number, and at least one argument must be a vector. For a vector of
-        diameters, all iterates must be in a set of the smallest diameter.
+        f[T] or a number, and at least one argument must be a vector. Of several
+        diameters, the largest diameter bounds the distance of two iterates.
 
     Returns:
       μ, f[], rounded up: the maximum over the positions of an example. The μ of a
