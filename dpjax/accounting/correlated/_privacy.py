@@ -96,10 +96,10 @@ def mu(
       coefficients overflow.
 
     Raises:
-      ValueError: a static argument is out of range; `strategy` is not a strategy, has
-        more coefficients than num_steps, or has a number of factors other than
-        num_steps; `strategy` is a tree, and order is "separated" or max_participations
-        is given.
+      ValueError: noise_multiplier is negative or NaN; a static argument is out of
+        range; `strategy` is not a strategy, has more than num_steps coefficients after
+        the leading 1, or has a number of factors other than num_steps; `strategy` is a
+        tree, and order is "separated" or max_participations is given.
 
     Privacy: an example may take part in any set of at most max_participations steps
     that the order allows. With a limit that is below the number of epochs, μ is an
@@ -194,7 +194,7 @@ def epsilon(
         is from `strategies.scaled`, the bound for random and fresh bins uses the least
         noise of any step for all steps.
       noise_multiplier: the standard deviation of z divided by the clip norm, f[*b],
-        positive.
+        positive and finite.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
@@ -220,10 +220,12 @@ def epsilon(
       correct. A derivative by the strategy leaves out terms of the bound, and is wrong.
 
     Raises:
-      ValueError: a static argument is out of range; `strategy` is not a strategy, has
-        more coefficients than num_steps, or has a number of factors other than
-        num_steps; `strategy` is a tree, and sampling is neither "fixed" nor
-        "reshuffled"; `strategy` is not banded, and sampling is "cyclic_poisson".
+      ValueError: noise_multiplier, delta or a static argument is out of range;
+        `strategy` is not a strategy, has more than num_steps coefficients after the
+        leading 1, or has a number of factors other than num_steps; `strategy` is a
+        tree, and sampling is neither "fixed" nor "reshuffled"; sampling is
+        "cyclic_poisson", and `strategy` is neither banded nor independent, or is from
+        `strategies.scaled`.
 
     Privacy: the guarantee holds for real arithmetic and ideal Gaussian noise, if one
     example changes each sum by at most the clip norm (twice the clip norm under
