@@ -89,7 +89,8 @@ def mu(
       max_participations: the maximum number of steps of the run in which one example
         takes part, static, at least 1; None if only the order limits the number. The
         caller's sampler must enforce the limit: an example that has reached the limit
-        must not take part in any later step. For a tree, only None is valid.
+        must not take part in any later step. For a tree, a limit below the number of
+        epochs is invalid.
 
     Returns:
       μ, f[*b], rounded up; inf if there is no noise, a traced value is out of range, or
@@ -99,7 +100,8 @@ def mu(
       ValueError: noise_multiplier is negative or NaN; a static argument is out of
         range; `strategy` is not a strategy, has more than num_steps coefficients after
         the leading 1, or has a number of factors other than num_steps; `strategy` is a
-        tree, and order is "separated" or max_participations is given.
+        tree, and order is "separated" or max_participations is below the number of
+        epochs.
 
     Privacy: an example may take part in any set of at most max_participations steps
     that the order allows. With a limit that is below the number of epochs, μ is an
@@ -210,12 +212,13 @@ def epsilon(
         data violate this condition.
 
     Returns:
-      ε, f[*b], rounded up; inf for traced values out of range. For random and fresh
-      bins, ε is at most the ε that follows from `mu`, with order "fixed" for random
-      bins and "reshuffled" for fresh bins (docs/amplification.md shows how tight the
-      bound is). For cyclic Poisson sampling, `accounting.pld` computes ε from ⌈T / p⌉
-      Poisson-sampled Gaussian steps. For all other schemes, ε follows from `mu` by
-      `gdp.epsilon`.
+      ε, f[*b], rounded up. For traced arguments, ε is inf if noise_multiplier or delta
+      is NaN or at most 0, and ε is 0 if noise_multiplier is infinite or delta is at
+      least 1. For random and fresh bins, ε is at most the ε that follows from `mu`,
+      with order "fixed" for random bins and "reshuffled" for fresh bins
+      (docs/amplification.md shows how tight the bound is). For cyclic Poisson sampling,
+      `accounting.pld` computes ε from ⌈T / p⌉ Poisson-sampled Gaussian steps. For all
+      other schemes, ε follows from `mu` by `gdp.epsilon`.
       For random and fresh bins, only the derivatives by noise_multiplier and delta are
       correct. A derivative by the strategy leaves out terms of the bound, and is wrong.
 

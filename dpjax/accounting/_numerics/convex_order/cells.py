@@ -141,7 +141,7 @@ def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
 
     The argument law is a lower bound, in convex order, on the likelihood ratio L, and
     was computed from count independent copies of the likelihood ratio of one step. The
-    result is smaller by a bound on rounding errors, which grows with count.
+    result allows for the rounding errors of the law's masses, which grow with count.
     """
     q, p = law.masses
     error = grids.rounding(q.size, count)

@@ -198,7 +198,7 @@ class _Groups(NamedTuple):
 
 
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
-    """Divide the integers around 0 into GROUPS groups, of which the last may be empty.
+    """Divide the integers around 0 into GROUPS groups. The last groups may be empty.
 
     The privacy loss decreases by `slope` from one integer to the next. At each end, the
     groups leave out integers on which the discrete Gaussian noise has at most the mass

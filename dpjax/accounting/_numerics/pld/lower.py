@@ -50,7 +50,7 @@ def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 
 def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
-    """A lower bound on δ(ε): the largest δ(ε) of a single step, from finite losses.
+    """A lower bound on δ(ε): the largest δ(ε) of one step, without infinite losses.
 
     `parts` has the discrete losses and the number of steps of each mechanism.
     """
@@ -94,12 +94,12 @@ def _other_terms(
 
 
 def _delta_of(parts: Parts, variance: jax.Array, target: tuple[jax.Array, jax.Array]):
-    """A function from ε to a lower bound on δ(ε) of composed finite losses.
+    """A function from ε to a lower bound on δ(ε) of composed losses.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
-    variance is the variance of a Gaussian loss. Infinite losses do not contribute.
-    `target` is a pair of an ε and an estimate of log δ(ε). The bound is tight near this
-    ε.
+    variance is the variance of a Gaussian loss. Infinite losses do not add to the
+    bound. `target` is a pair of an ε and an estimate of log δ(ε). The bound is tight
+    near this ε.
     """
 
     def simple(epsilon: jax.Array) -> jax.Array:
@@ -148,7 +148,9 @@ def _prepare_bound(
 
     The losses are truncated for a δ of about the size `delta`, and the bound is tight
     near `epsilon`, where δ(ε) is about `delta`. The second result maps the discrete
-    losses for one order of the data sets to a function from ε to the bound.
+    losses for one order of the data sets to a function from ε to the bound. The bound
+    contains the probability of an infinite loss. For batches with a capacity, the bound
+    is smaller by a bound on the effect of samples that exceed the capacity.
     """
     parts, variance = composition.compose(steps, delta, mechanisms.lower_losses)
     log_finite, distance = jnp.zeros(2)

@@ -133,9 +133,9 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 
     Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
     derivatives at each λ in the constant TILTS. The tilted loss has the density of Y
-    times e^{λY − K(λ)}. At each λ, the mean of the tilted loss has an estimate of log
-    δ. The approximation is around the λ at which this estimate is closest to log_delta.
-    The result is at least 0 and at most `markov_epsilon`.
+    times e^{λY − K(λ)}. For each λ, the function estimates log δ(m) at the mean m of
+    the tilted loss. The approximation is around the λ at which this estimate is closest
+    to log_delta. The result is at least 0 and at most `markov_epsilon`.
     """
     log_mass, mean, variance, _ = cumulants
     rates, variance = jnp.asarray(TILTS), variance + SMALL
@@ -148,10 +148,10 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 
 
 def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
-    """The least upper bound on ε(δ) by Markov's inequality, over λ in TILTS.
+    """The smallest bound on ε(δ) that Markov's inequality gives at any λ in TILTS.
 
     `cumulants` has log E e^{λY} of the composed loss Y at each λ in the constant TILTS.
-    The bound is at least 0, and is valid if no loss is infinite.
+    The result is an upper bound if no loss is infinite, and is at least 0.
     """
     rates = jnp.asarray(TILTS)
     exponent = cumulants.log_mass + log_markov(rates) - log_delta
