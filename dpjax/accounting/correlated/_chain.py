@@ -177,8 +177,8 @@ class RatioBound(NamedTuple):
         below the first state, f[].
       decrease: an upper bound on the decrease of the mean of L under Q, f[]. The
         mean decreases because the last point replaces larger values of L, and the last
-        state replaces larger values of the chain. In an upper bound, P has the mass
-        `decrease` at L = ∞.
+        state replaces larger values of the chain. In the bound, P has this mass at
+        L = ∞.
     """
 
     mass: jax.Array

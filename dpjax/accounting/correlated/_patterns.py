@@ -116,7 +116,7 @@ def reshuffled_order(
 def few_separated_steps(
     strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """An upper bound as of `separated_steps`, for an example with at most k steps.
+    """The squared sensitivity of C x, bounded for at most k steps at least n_b apart.
 
     The bound also holds for a fixed order, in which an example has the same position in
     all epochs. The argument `largest`, f[E], has an entry for each of the E epochs, and
@@ -132,10 +132,10 @@ def few_separated_steps(
 def few_reshuffled_steps(
     strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """An upper bound as of `reshuffled_order`, for an example with at most k steps.
+    """The squared sensitivity of C x, bounded for at most k steps in different epochs.
 
-    The steps are in different epochs, and may be any step of the epoch. The argument
-    `largest`, as for `few_separated_steps`, determines k.
+    An example may take part in any step of an epoch. The argument `largest`, as for
+    `few_separated_steps`, determines k.
     """
     c = jnp.abs(strategy.coefficients(num_steps))
     if strategy.num_vectors > 1:

@@ -181,9 +181,9 @@ def ratio(
     square of the noise multiplier.
 
     Each join multiplies the ratio by a lognormal factor, which all positions of the
-    join share. If the variance of this factor's log is below the resolution of the
-    grid, the variance is added to the variance of the next join's factor, which more
-    positions share. This addition only increases covariances.
+    join share. If the standard deviation of this factor's log is below the spacing of
+    the grid, the variance is added to the variance of the next join's factor, which
+    more positions share. This addition only increases covariances.
     """
     by_join, across = _covariances(tree, by_gap, n_b)
     following = jnp.append(by_join[1:], across)

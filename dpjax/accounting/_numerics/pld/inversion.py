@@ -254,9 +254,9 @@ def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
 def invert(transform: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The discrete inverse Fourier transform of a `Spectrum` at ε, times the period.
 
-    The result divided by the period approximates e^{λε} δ(ε) / E e^{λY} minus the part
-    of the atom, which a `Spectrum` omits and `_bound_atom` bounds. Y is the sum of all
-    losses, and λ is the rate of the tilt.
+    Y is the sum of all losses, and λ is the rate of the tilt. The result divided by the
+    period approximates e^{λε} δ(ε) / E e^{λY} minus the atom's part of this number.
+    `_bound_atom` bounds the atom's part.
 
     Returns:
       The real part of the transform, f[], and a bound on its error, f[].
