@@ -289,8 +289,8 @@ def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
 
     1 + y is the likelihood ratio of the two output distributions, and the mean E is
     over outcomes without the differing example. The Rényi divergence of order a is
-    log(1 + E h(y)) / (a − 1). The noise multiplier is sigma >= 0.1, the sampling rate
-    is q, 1e-60 <= q <= 1, and the order is a > 1.
+    log(1 + E h(y)) / (a − 1). The noise multiplier is sigma, 0.1 <= sigma <= 1e60, the
+    sampling rate is q, 1e-60 <= q <= 1, and the order is a, 1 < a < ∞.
     """
     # Windows are not differentiated, since their positions do not change the integral.
     # The derivatives are computed in forward mode (`float64`), which stores no terms of

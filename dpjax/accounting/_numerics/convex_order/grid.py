@@ -101,7 +101,7 @@ def rounding(n: int, count: jax.Array) -> jax.Array:
     `combine_copies` computes the mean or product of count independent likelihood ratios
     on n grid points. Each doubling of the number of ratios sums products of two masses
     over about 2n pairs of points. The relative errors of the two factors of a product
-    add up.
+    add up. The result is at most one half, even if the rounding error may be larger.
     """
     # The bound is at most one half, so that 1 − error stays positive in `cells.delta`.
     return jnp.minimum(ULP * (4.0 * n + 128) * count, 0.5)
