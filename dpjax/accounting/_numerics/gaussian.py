@@ -30,7 +30,7 @@ LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 def gauss_rule(count: int, panels: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """The nodes and weights of a composite Gauss-Legendre rule on [0, 1].
 
-    The rule has count nodes in each of several panels of equal width.
+    The rule has `count` nodes in each of `panels` intervals of equal width.
     """
     nodes, weights = np.polynomial.legendre.leggauss(count)
     nodes = np.ravel((nodes + 1) / 2 + np.arange(panels)[:, None]) / panels
@@ -173,8 +173,8 @@ def epsilon_of(mu: jax.Array, delta: jax.Array) -> jax.Array:
 def mu_of(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     """A lower bound on the largest μ for which μ-GDP implies (ε, δ)-DP.
 
-    The result is inf for ε = ∞ or δ >= 1. For all other arguments outside of 0 <= ε < ∞
-    and 0 < δ < 1, and for NaN, the result is 0.
+    The result is inf if ε = ∞ or δ >= 1, for any value of the other argument. For all
+    other arguments outside of 0 <= ε < ∞ and 0 < δ < 1, and for NaN, the result is 0.
     """
     regular = (epsilon >= 0) & (epsilon < jnp.inf) & (delta > 0) & (delta < 1)
     epsilon_, delta_ = jnp.where(regular, epsilon, 1.0), jnp.where(regular, delta, 0.5)

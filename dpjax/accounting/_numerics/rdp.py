@@ -129,17 +129,18 @@ def _log_integrand(
 def _peaks(
     sigma: jax.Array, a: jax.Array, crossing: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The maxima over u of a log(1 + y) − u²/2, left and right of the crossing.
+    """The positions u of the maxima of a log(1 + y) − u²/2, on each side of a crossing.
 
     1 + y is the likelihood ratio at the outcome σu, with y = q (e^z − 1) and z = (u −
     1/(2σ)) / σ. The crossing is the u at which q e^z = 1 − q. At a maximum, u = (a/σ)
-    logistic(v) with v = (u − crossing) / σ.
+    logistic(v) with v = (u − crossing) / σ. The result is the position to the left of
+    the crossing, and the position to the right.
 
     Left of the crossing, the right-hand side of this equation is convex, and Newton's
     method ascends from 0 to the smallest solution. Right of the crossing, the
     right-hand side is concave, and Newton's method descends from a/σ to the largest
-    solution. The result for a side without a solution is the crossing, but 0 for the
-    left side if the crossing is negative.
+    solution. If a side has no solution, its position is the crossing. If the crossing
+    is negative, the left position is 0.
     """
 
     def newton(u: jax.Array) -> jax.Array:
@@ -288,8 +289,8 @@ def log_excess(sigma: jax.Array, q: jax.Array, a: jax.Array) -> jax.Array:
 
     1 + y is the likelihood ratio of the two output distributions, and the mean E is
     over outcomes without the differing example. The Rényi divergence of order a is
-    log(1 + E h(y)) / (a − 1). The noise multiplier is sigma >= 0.1, the sampling rate
-    is q, 1e-60 <= q <= 1, and the order is a > 1.
+    log(1 + E h(y)) / (a − 1). The noise multiplier is sigma, 0.1 <= sigma <= 1e60, the
+    sampling rate is q, 1e-60 <= q <= 1, and the order is a, 1 < a < ∞.
     """
     # Windows are not differentiated, since their positions do not change the integral.
     # The derivatives are computed in forward mode (`float64`), which stores no terms of

@@ -215,8 +215,9 @@ def _epsilon_in_bins(
     tree (`_trees`). If `use_chain` is true and `replace` is false, the function also
     computes the bound for the covariances of a Gaussian chain (`_chain`), and returns
     the smaller bound. `use_chain` must be false if the example has more than
-    `_chain.MAX_POSITIONS` possible steps in an epoch. `replace` says that the adjacency
-    is REPLACE.
+    `_chain.MAX_POSITIONS` possible steps in an epoch. `replace` is true if the
+    adjacency is REPLACE. The result is inf if delta or a number of the run is out of
+    range.
     """
     num_positions, epochs = run.num_positions, run.epochs
     valid = (run.noise_multiplier > 0) & (run.noise_multiplier < jnp.inf)

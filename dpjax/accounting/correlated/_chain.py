@@ -102,8 +102,9 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     one chain for each length of the gap.
 
     Args:
-      by_gap: the covariance of two steps by their distance around the circle, padded
-        with zeros beyond the largest distance, f[m].
+      by_gap: the covariance of two steps by their distance around the circle, divided
+        by the square of the noise multiplier, and padded with zeros beyond the largest
+        distance, f[m].
       n_b: the number of steps in an epoch, i[].
     """
     lags = np.arange(1, by_gap.size)
@@ -176,7 +177,8 @@ class RatioBound(NamedTuple):
         below the first state, f[].
       decrease: an upper bound on the decrease of the mean of L under Q, f[]. The
         mean decreases because the last point replaces larger values of L, and the last
-        state replaces larger values of the chain. Under P, L = ∞ has this probability.
+        state replaces larger values of the chain. In the bound, P has this mass at
+        L = ∞.
     """
 
     mass: jax.Array
@@ -318,8 +320,8 @@ def smaller_epsilon(
     A position is the step of an epoch in which an example takes part. Each position has
     a Gaussian variable in the exponent of the likelihood ratio. Both bounds replace the
     covariances of these variables by larger covariances: the covariances of a tree
-    (`_trees`) or of a Gaussian chain. The likelihood ratio of the chain, without
-    the factor that all its positions share, is composed over the epochs. The shared
+    (`_trees`) or of a Gaussian chain. The function composes the likelihood ratio of the
+    chain over the epochs, without the factor that all positions share. The shared
     factors of all epochs are one Gaussian mechanism with μ² = num_epochs · chain.shared
     + shared.
 
@@ -331,8 +333,7 @@ def smaller_epsilon(
       chain: the chain, with covariances divided by σ², where σ is the noise multiplier.
       shared: the covariance across epochs, divided by σ², f[].
       delta: δ, f[].
-      tail: the probability of values beyond each end of the grid of the chain's values,
-        f[].
+      tail: the probability of values of the chain beyond each end of their grid, f[].
       num_epochs: the number of independent epochs, f[].
     """
     states = _states(chain, tail)

@@ -51,7 +51,7 @@ _MAX_INTERVALS = 256
 def fixed_order(
     strategy: Toeplitz, weights: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The squared sensitivity of C x if an example has one position in all epochs.
+    """The squared sensitivity of C x if an example has the same position in all epochs.
 
     C is the matrix that correlates the noise, and x are the sums of the steps. The
     value is exact if C has no negative entry, and otherwise an upper bound.
@@ -89,7 +89,7 @@ def separated_steps(
     and x are the sums of the steps. If the coefficients are non-negative and
     non-increasing and all weights are equal, the worst steps of an example are 0, n_b,
     2 n_b, … (see the module's docstring), and the bound is exact. Otherwise the
-    function replaces C by such a matrix with larger entries.
+    function replaces C by a matrix with these properties whose entries are not smaller.
     """
     c = _majorant(strategy.coefficients(num_steps))
     return jnp.square(jnp.max(weights)) * _first_position_square(c, n_b)
@@ -116,12 +116,12 @@ def reshuffled_order(
 def few_separated_steps(
     strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The bound of `separated_steps` if an example takes part in at most k steps.
+    """The squared sensitivity of C x, bounded for at most k steps at least n_b apart.
 
     The bound also holds for a fixed order, in which an example has the same position in
-    all epochs. The argument `largest`, f[E], has an entry for each of the E epochs. For
-    the first k epochs, the entry is the largest weight of any step from the beginning
-    of the epoch on. For all other epochs, the entry is 0.
+    all epochs. The argument `largest`, f[E], has an entry for each of the E epochs, and
+    determines k. For the first k epochs, the entry is the largest weight of any step
+    from the beginning of the epoch on. For all other epochs, the entry is 0.
     """
     c = _majorant(strategy.coefficients(num_steps))
     # Σ_i (Σ_e W_e c_{i−e n_b})² for the steps 0, n_b, 2 n_b, …, where W is `largest`.
@@ -132,10 +132,10 @@ def few_separated_steps(
 def few_reshuffled_steps(
     strategy: Toeplitz, largest: jax.Array, num_steps: int, n_b: int
 ) -> jax.Array:
-    """The bound of `reshuffled_order` if an example takes part in at most k steps.
+    """The squared sensitivity of C x, bounded for at most k steps in different epochs.
 
-    The steps are in different epochs, and may be any step of the epoch. The argument
-    `largest` is as for `few_separated_steps`.
+    An example may take part in any step of an epoch. The argument `largest`, as for
+    `few_separated_steps`, determines k.
     """
     c = jnp.abs(strategy.coefficients(num_steps))
     if strategy.num_vectors > 1:
@@ -277,11 +277,12 @@ def _bound_by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
     bound (CᵀC)_st for the gap k = |t − s|. If the steps have the positions r_e and r_f
     in epochs e < f, their gap is (f − e) n_b + r_f − r_e.
 
-    The positions are divided into at most _BUCKETS intervals. For adjacent epochs, a
-    dynamic program finds the worst intervals, and uses the least gap of two intervals.
-    For all other pairs of epochs, one bound on g holds for given r_e and any r_f, and
-    another bound holds for given r_f and any r_e. The value g is at most the mean of
-    both bounds. For each interval, the bounds are summed over the other epochs.
+    The positions are divided into at most _MAX_INTERVALS intervals. For adjacent
+    epochs, a dynamic program finds the worst intervals, and uses the least gap of two
+    intervals. For all other pairs of epochs e and f, one bound on g holds for given r_e
+    and any r_f, and another bound holds for given r_f and any r_e. The function uses
+    the mean of these two bounds. For each interval of an epoch, the bounds are summed
+    over all epochs that are not adjacent.
     """
     num_steps = c.size
     epochs = jnp.arange(weights.size)
@@ -310,9 +311,9 @@ def _bound_by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
 
         The result has a row for each epoch e and a column for each interval of
         positions. The rows for e > f − 2 are 0. The term of a pair is an entry of CᵀC,
-        multiplied by the weights of both epochs. The argument `bounds` is a function.
-        From the distances f − e, an array of shape (E, 1) for E epochs, the function
-        computes upper bounds on the entry of CᵀC for each interval.
+        multiplied by the weights of both epochs. The function `bounds` maps the
+        distances f − e, an array of shape (E, 1) for E epochs, to upper bounds on the
+        entry of CᵀC for each interval.
         """
         distance = (f - epochs)[:, None]
         pair_weights = (weights[f] * weights)[:, None]
@@ -360,7 +361,7 @@ def mu_of(
     *,
     schedule: Schedule,
 ) -> jax.Array:
-    """An upper bound on the GDP parameter μ of a run with correlated noise, f[].
+    """An upper bound on the GDP parameter μ of a run with correlated noise.
 
     The caller must enable float64: the arguments are float64 arrays.
 
@@ -370,6 +371,10 @@ def mu_of(
         factor for all steps, f[1].
       noise_multiplier: the standard deviation of z divided by the clip norm, f[].
       schedule: the steps in which an example may take part, static.
+
+    Returns:
+      μ, f[]; inf if a factor or the noise multiplier is not positive, or if
+      coefficients overflow.
     """
     # μ² = max_π Σ_{s,t∈π} |(CᵀC)_st| / σ², because releasing x + C⁻¹z is equivalent to
     # releasing C x + z: Denisov et al. (2022), https://arxiv.org/abs/2202.08312. This

@@ -89,17 +89,19 @@ def mu(
       max_participations: the maximum number of steps of the run in which one example
         takes part, static, at least 1; None if only the order limits the number. The
         caller's sampler must enforce the limit: an example that has reached the limit
-        must not take part in any later step. For a tree, only None is valid.
+        must not take part in any later step. For a tree, a limit below the number of
+        epochs is invalid.
 
     Returns:
       μ, f[*b], rounded up; inf if there is no noise, a traced value is out of range, or
       coefficients overflow.
 
     Raises:
-      ValueError: a static argument is out of range; `strategy` is not a strategy, has
-        more coefficients than num_steps, or has a number of factors other than
-        num_steps; `strategy` is a tree, and order is "separated" or max_participations
-        is given.
+      ValueError: noise_multiplier is negative or NaN; a static argument is out of
+        range; `strategy` is not a strategy, has more than num_steps coefficients after
+        the leading 1, or has a number of factors other than num_steps; `strategy` is a
+        tree, and order is "separated" or max_participations is below the number of
+        epochs.
 
     Privacy: an example may take part in any set of at most max_participations steps
     that the order allows. With a limit that is below the number of epochs, μ is an
@@ -194,7 +196,7 @@ def epsilon(
         is from `strategies.scaled`, the bound for random and fresh bins uses the least
         noise of any step for all steps.
       noise_multiplier: the standard deviation of z divided by the clip norm, f[*b],
-        positive.
+        positive and finite.
       delta: f[*b], strictly between 0 and 1.
       num_steps: T, static, at least 1.
       steps_per_epoch: n_b, static, at least 1.
@@ -210,20 +212,23 @@ def epsilon(
         data violate this condition.
 
     Returns:
-      ε, f[*b], rounded up; inf for traced values out of range. For random and fresh
-      bins, ε is at most the ε that follows from `mu`, with order "fixed" for random
-      bins and "reshuffled" for fresh bins (docs/amplification.md shows how tight the
-      bound is). For cyclic Poisson sampling, `accounting.pld` computes ε from ⌈T / p⌉
-      Poisson-sampled Gaussian steps. For all other schemes, ε follows from `mu` by
-      `gdp.epsilon`.
+      ε, f[*b], rounded up. For traced arguments, ε is inf if noise_multiplier or delta
+      is NaN or at most 0, and ε is 0 if noise_multiplier is infinite or delta is at
+      least 1. For random and fresh bins, ε is at most the ε that follows from `mu`,
+      with order "fixed" for random bins and "reshuffled" for fresh bins
+      (docs/amplification.md shows how tight the bound is). For cyclic Poisson sampling,
+      `accounting.pld` computes ε from ⌈T / p⌉ Poisson-sampled Gaussian steps. For all
+      other schemes, ε follows from `mu` by `gdp.epsilon`.
       For random and fresh bins, only the derivatives by noise_multiplier and delta are
       correct. A derivative by the strategy leaves out terms of the bound, and is wrong.
 
     Raises:
-      ValueError: a static argument is out of range; `strategy` is not a strategy, has
-        more coefficients than num_steps, or has a number of factors other than
-        num_steps; `strategy` is a tree, and sampling is neither "fixed" nor
-        "reshuffled"; `strategy` is not banded, and sampling is "cyclic_poisson".
+      ValueError: noise_multiplier, delta or a static argument is out of range;
+        `strategy` is not a strategy, has more than num_steps coefficients after the
+        leading 1, or has a number of factors other than num_steps; `strategy` is a
+        tree, and sampling is neither "fixed" nor "reshuffled"; sampling is
+        "cyclic_poisson", and `strategy` is neither banded nor independent, or is from
+        `strategies.scaled`.
 
     Privacy: the guarantee holds for real arithmetic and ideal Gaussian noise, if one
     example changes each sum by at most the clip norm (twice the clip norm under

@@ -45,7 +45,8 @@ class Tree(NamedTuple):
       joins: the number of joins, i[].
       copies: the number of copies of the tree around the circle, i[]; 0 if no copy
         fits.
-      copy_gap: the distance between two copies, i[].
+      copy_gap: the distance between two neighbouring copies, or the last join's gap if
+        there is at most one copy, i[].
     """
 
     gaps: jax.Array
@@ -129,7 +130,9 @@ def _covariances(
 
     Returns:
       For each join, the covariance of positions in different parts of the join, f[m];
-      and the covariance of positions in different copies of the tree, f[].
+      and the covariance of positions in different copies of the tree, f[]. The entries
+      of unused joins are equal to the second result. For a single copy of a tree
+      without joins, the second result is by_gap[0].
     """
     farthest = n_b // 2
     by_join = by_gap[jnp.minimum(tree.gaps, farthest)]
@@ -178,9 +181,9 @@ def ratio(
     square of the noise multiplier.
 
     Each join multiplies the ratio by a lognormal factor, which all positions of the
-    join share. If the variance of this factor's log is below the resolution of the
-    grid, the variance is added to the variance of the next join's factor, which more
-    positions share. This addition only increases covariances.
+    join share. If the standard deviation of this factor's log is below the spacing of
+    the grid, the variance is added to the variance of the next join's factor, which
+    more positions share. This addition only increases covariances.
     """
     by_join, across = _covariances(tree, by_gap, n_b)
     following = jnp.append(by_join[1:], across)

@@ -4,7 +4,7 @@ A cell is an interval of values of L = dP/dQ. A distribution is stored as the ma
 P and Q in each cell. The mean of L in a cell is exactly the mass of P divided by the
 mass of Q. The label of a cell is a grid point near this mean. When two independent
 ratios are combined, the labels of two cells determine the cell to which their joint
-mass moves. Labels have no other use. Every choice of labels therefore gives a valid
+mass moves. Labels change how tight a bound is. Every choice of labels gives a valid
 bound (Jensen's inequality).
 """
 
@@ -67,8 +67,8 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict likelihood ratios L = dP/dQ on about 2n cells to n adjacent cells.
 
     A cell is an interval of L, and `masses` may be a batch of distributions. Below the
-    n cells, Q has about the mass `tail`. Above the n cells, P has about this mass. The
-    masses below and above are merged into the first and the last cell. If the
+    n cells, Q has at most the mass `tail`. Above the n cells, P has at most this mass.
+    The masses below and above are merged into the first and the last cell. If the
     restriction needs more than n cells, pairs of neighbouring cells are merged first.
     """
     start, factor = grids.choose_window(grid, *masses, tail, n)
@@ -90,8 +90,8 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """A lower bound, in convex order, on the mean of independent copies of a ratio L.
 
     The argument law is the distribution of the likelihood ratio L, and count is the
-    number of copies. Each doubling of the number of copies merges about the mass `tail`
-    at each end into the end cells.
+    number of copies. Each doubling of the number of copies merges at most the mass
+    `tail` at each end into the end cells.
     """
     n = law.masses.mass.shape[-1]
 
@@ -116,8 +116,8 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
     """A lower bound, in convex order, on a product of independent copies of a ratio L.
 
     The argument law is the distribution of the likelihood ratio L, and count is the
-    number of copies. Each doubling of the number of copies merges about the mass `tail`
-    at each end into the end cells.
+    number of copies. Each doubling of the number of copies merges at most the mass
+    `tail` at each end into the end cells.
     """
     n = law.masses.mass.shape[-1]
 
@@ -139,9 +139,9 @@ def product(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 def delta(law: Law, epsilon: jax.Array, count: jax.Array) -> jax.Array:
     """A lower bound on δ(ε), the larger of E(L − e^ε)₊ and E(1 − e^ε L)₊.
 
-    The argument law is the distribution of the likelihood ratio L. The law is computed
-    from count independent copies of the likelihood ratio of one step. A bound on
-    rounding errors, which grows with count, is subtracted.
+    The argument law is a lower bound, in convex order, on the likelihood ratio L, and
+    was computed from count independent copies of the likelihood ratio of one step. The
+    result allows for the rounding errors of the law's masses, which grow with count.
     """
     q, p = law.masses
     error = grids.rounding(q.size, count)
@@ -176,7 +176,9 @@ def epsilon_lower64(
 ) -> jax.Array:
     """A lower bound on the ε(δ) of random allocation, for δ = target_delta.
 
-    In random allocation, an example takes part in one random step of each epoch.
+    In random allocation, an example takes part in one random step of each epoch. The
+    result is 0 if the noise multiplier is not positive and finite, or if target_delta
+    is not between 0 and 1.
     """
     is_valid = (noise_multiplier > 0) & (noise_multiplier < jnp.inf)
     noise_multiplier = jnp.where(is_valid, noise_multiplier, 1.0)

@@ -5,7 +5,7 @@ whether the bound is valid.
 
 `combine_pairs` computes the distribution of the mean of two independent ratios from all
 pairs of grid points. `combine_copies` computes the distribution of the mean or product
-of many independent ratios, and repeatedly doubles the number of ratios.
+of many independent ratios, by repeated doubling of the number of ratios.
 """
 
 import math
@@ -101,7 +101,7 @@ def rounding(n: int, count: jax.Array) -> jax.Array:
     `combine_copies` computes the mean or product of count independent likelihood ratios
     on n grid points. Each doubling of the number of ratios sums products of two masses
     over about 2n pairs of points. The relative errors of the two factors of a product
-    add up.
+    add up. The result is at most one half, even if the rounding error may be larger.
     """
     # The bound is at most one half, so that 1 − error stays positive in `cells.delta`.
     return jnp.minimum(ULP * (4.0 * n + 128) * count, 0.5)
@@ -148,10 +148,12 @@ def combine_copies(
     Args:
       combine: combines each of two distributions with a third one, by a mean or
         product. Its arguments are the two distributions as one `Law`, the masses of the
-        third distribution, and the weights f[2]. A mean gives the first or second
-        distribution its weight w, and the third distribution the weight 1 − w.
+        third distribution, and the weights f[2]. In the mean of distribution i and the
+        third one, distribution i has the weight weights[i], and the third one has the
+        weight 1 − weights[i].
       law: the distribution of one ratio.
-      identity: the masses of a mean or product of no ratios, on the same grid.
+      identity: for a product, the masses of the ratio 1, on the same grid. For a mean,
+        any masses on this grid, which get the weight 0.
       count: the number of ratios, a whole number, at least 1.
     """
     count = count.astype(jnp.int64)
@@ -180,9 +182,9 @@ def choose_window(
 ) -> tuple[jax.Array, jax.Array]:
     """The position of the n adjacent grid points to retain, and a spacing factor.
 
-    L = dP/dQ is a likelihood ratio, and k distributions of L share one grid. Q has
-    about the mass `tail` below the retained points, and P has about this mass above the
-    retained points.
+    L = dP/dQ is a likelihood ratio, and k distributions of L share one grid. Q has at
+    most the mass `tail` below the retained points, and P has at most this mass above
+    the retained points, if the grid has at most 2n points.
 
     Args:
       grid: the grid of m points.
@@ -230,9 +232,10 @@ class Moves(NamedTuple):
 def _offsets(w: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
     """The distance in log L from a grid point to its weighted mean with another point.
 
-    Let h be the grid's spacing in log L, and let w be the weight of the
-    first point in the mean. The second point is d grid points away, −n < d < n. The
-    distance is log(w + (1 − w) e^{hd}), in units of h/2, f[2n − 1].
+    Let h be the grid's spacing in log L, and let w be the weight of the first point in
+    the mean. The second point is d grid points away from the first point. For each d
+    with −n < d < n, the distance is log(w + (1 − w) e^{hd}), in units of h/2,
+    f[2n − 1].
     """
     distance = spacing * jnp.arange(-(n - 1.0), n)
     return jnp.logaddexp(jnp.log(w), jnp.log1p(-w) + distance) / (spacing / 2)
@@ -241,10 +244,9 @@ def _offsets(w: jax.Array, spacing: jax.Array, n: int) -> jax.Array:
 def to_neighbours(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Split the mass of each pair of grid points between the neighbours of their mean.
 
-    The grid points are likelihood ratios L, and w is the weight of a pair's
-    first point in the mean of the pair. The mass moves to the two points of a grid with
-    half the spacing that are next to this mean. The split does not change the mean
-    of L.
+    The grid points are likelihood ratios L, and w is the weight of a pair's first point
+    in the mean of the pair. The mass moves to the two points next to this mean, on a
+    grid with half the spacing. The split does not change the mean of L.
     """
     offset = _offsets(w, spacing, n)
     point = jnp.floor(offset)
@@ -260,9 +262,8 @@ def to_neighbours(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
 def to_nearest(w: jax.Array, spacing: jax.Array, n: int) -> Moves:
     """Move the mass of each pair of grid points to the point nearest to their mean.
 
-    The grid points are likelihood ratios, and w is the weight of a pair's
-    first point in the mean of the pair. The nearest point is on a grid with half the
-    spacing.
+    The grid points are likelihood ratios, and w is the weight of a pair's first point
+    in the mean of the pair. The nearest point is on a grid with half the spacing.
     """
     point = jnp.round(_offsets(w, spacing, n))
     odd = (point % 2).astype(point.dtype)

@@ -99,10 +99,10 @@ def _window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict likelihood ratios L = dP/dQ on about 2n grid points to n of the points.
 
     `masses` is a batch of distributions, and the n points are adjacent. Q has about the
-    mass `tail` below these points, and P has about this mass above them. These masses
-    move to the first and last of the n points, to 0 and to infinity, such that the mean
-    of L stays the same. If the restriction needs more than n points, the spacing of the
-    grid is doubled first.
+    mass `tail` or less below these points, and P has about this mass or less above
+    these points. The mass below moves to the first point and to 0, and the mass above
+    moves to the last point and to infinity, such that the mean of L stays the same. If
+    the restriction needs more than n points, the spacing of the grid is doubled first.
     """
     mass, zero, inf_mass = masses
     x = jnp.exp(grid.log(mass.shape[1]))[None]
@@ -134,8 +134,8 @@ def _mean_of_two(
     """The masses of the weighted mean of two independent likelihood ratios.
 
     The arguments first and second are the masses of the two ratios on the same grid,
-    and first_weight is the weight of the first ratio in the mean. The grid of the
-    result has twice as many points, and half the spacing.
+    which has the spacing `spacing`. The first ratio has the weight w in the mean. The
+    grid of the result has twice as many points, and half the spacing.
     """
     moves = grids.to_neighbours(w, spacing, first.mass.size)
     mass = grids.combine_pairs(first.mass[None], second.mass[None], moves)
@@ -169,8 +169,9 @@ def mean(law: Law, count: jax.Array, tail: jax.Array) -> Law:
 def _one_window(grid: Grid, masses: Masses, tail: jax.Array, n: int) -> Law:
     """Restrict one distribution on about 2n grid points to n adjacent points.
 
-    The distribution is that of a likelihood ratio L = dP/dQ. Q has about the mass
-    `tail` below the n points, and P has about this mass above them.
+    `masses` is the distribution of a likelihood ratio L = dP/dQ. Q has about the mass
+    `tail` or less below the n points, and P has about this mass or less above the n
+    points.
     """
     grid, masses = _window(grid, jax.tree.map(lambda x: x[None], masses), tail, n)
     return Law(grid, jax.tree.map(lambda x: x[0], masses))
@@ -192,9 +193,9 @@ def times_lognormal(law: Law, variance: jax.Array, tail: jax.Array) -> Law:
     """An upper bound, in convex order, on L times an independent lognormal variable.
 
     The likelihood ratio L has the distribution `law`. The lognormal variable has the
-    mean one, and its log has the variance `variance`, which must be at least h², where
-    h is the spacing of the law's grid. About the mass `tail` at each end moves to the
-    grid's ends, to 0 and to infinity.
+    mean one. Its log has the variance `variance`, which must be at least h² for the
+    spacing h of the law's grid. About the mass `tail` at each end moves to the grid's
+    ends, to 0 and to infinity.
     """
     mass, zero, inf_mass = law.masses
     n = mass.size
@@ -236,8 +237,8 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     The two runs are on data sets that differ in a replaced example, and the third run
     is without this example. The likelihood ratios L and L′ of the two runs to the third
     run both have the distribution `law`. The δ(ε) of one run against the other is E(L −
-    e^ε L′)₊, a mean under the third run. The result bounds δ(ε) for every joint
-    distribution of L and L′.
+    e^ε L′)₊, a mean under the third run. The losses give an upper bound on δ(ε) for
+    every joint distribution of L and L′.
 
     For any s, (L − e^ε L′)₊ <= (L − s)₊ + (s − e^ε L′)₊. If L′ decreases as L grows,
     both sides are equal for some s. The worst case is therefore L = F(u) and L′ = F(1 −

@@ -8,9 +8,9 @@ Upper bounds are computed in these stages. All errors make the bounds larger.
    for a Poisson batch that may exceed its capacity. `atoms` has the discrete pairs of
    mechanisms with few losses or with evenly spaced losses. `mechanisms` maps each type
    of event to its losses, and checks the numbers of an event.
-2. `tilt`: the choice of the tilt λ, at which the moment E e^{λY} of the composed loss Y
-   is computed, and of the frequencies. Both depend on an estimate of ε and δ. A poor
-   choice makes a bound loose, but never invalid.
+2. `tilt`: the choice of the tilt λ and of the frequencies t. The inversion uses the
+   moments E e^{(λ + it)Y} of the composed loss Y. The choice depends on an estimate of
+   ε and δ. A poor choice makes a bound loose, but never invalid.
 3. `inversion`: δ(ε) of the composed losses from their characteristic function.
 4. `composition`: δ(ε) and ε(δ) with derivatives, as the maximum over the two orders of
    the data sets.

@@ -1,8 +1,9 @@
 """Dominating pairs of mechanisms with few losses or with evenly spaced losses.
 
-Every pair in this module is symmetric: the losses of P against Q and of Q against P are
-the same. A pair for lower bounds belongs to a mechanism that releases only a group of
-outcomes, the group that contains the outcome (see `pairs`).
+The mechanisms of this module are symmetric: the losses of P against Q and of Q against
+P have the same distribution. The functions therefore return the losses for one order.
+The losses for lower bounds belong to a post-processed mechanism, which releases only
+the group of outcomes that contains the outcome (see `pairs`).
 """
 
 from typing import Any, NamedTuple
@@ -114,9 +115,10 @@ def _integer_points(sensitivity: int) -> np.ndarray:
 
     The integers go from 0 to the sensitivity. If the sensitivity exceeds the constant
     `INTERVALS`, the result has only INTERVALS + 1 of these integers, about evenly
-    spaced. At an ε that is the loss of an integer, discrete Laplace noise has the δ(ε)
-    of Laplace noise. Between two such ε, δ(ε) is linear in e^ε. If the result has all
-    integers, the losses are therefore exact.
+    spaced. At every ε that is the loss of an integer, discrete and continuous Laplace
+    noise have the same δ(ε). Between the losses of neighbouring integers, the δ(ε) of
+    discrete Laplace noise is linear in e^ε. If the result has all integers, the losses
+    are therefore exact.
     """
     count = min(sensitivity, INTERVALS)
     # The integers are of Python's type, because the product of two of them may exceed
@@ -176,7 +178,7 @@ class _Groups(NamedTuple):
 
     Attributes:
       reach: the largest integer in the groups, f[].
-      size: the number of integers in a group, f[].
+      size: the number of integers in a group, or NaN if it exceeds MAX_GROUP, f[].
       start: the first integer of each group, f[GROUPS].
       mass: the sum of the weights e^{−z²/2σ²} over each group, f[GROUPS].
       upper_part: the part of `mass` that moves to the loss at the start of the group,
@@ -196,10 +198,10 @@ class _Groups(NamedTuple):
 
 
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
-    """Divide the integers around 0 into at most GROUPS groups.
+    """Divide the integers around 0 into GROUPS groups. The last groups may be empty.
 
     The privacy loss decreases by `slope` from one integer to the next. At each end, the
-    groups leave out integers on which the discrete Gaussian noise has about the mass
+    groups leave out integers on which the discrete Gaussian noise has at most the mass
     `tail`.
     """
     reach = jnp.ceil(jax.lax.stop_gradient(stddev) * tail_quantile(tail)) + 1
@@ -234,8 +236,8 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
 
     The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is the
     event's `stddev`. With the event's sensitivity k, the loss at z is (k² − 2kz) / 2σ².
-    Outcomes with a total probability of about `tail` are cut off at each end. One end
-    gets an infinite loss, and the other end gets the smallest loss.
+    At each end, outcomes with a total probability of at most `tail` are truncated. The
+    truncated outcomes below get an infinite loss, and those above the smallest loss.
     """
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)
@@ -261,8 +263,8 @@ def discrete_gaussian_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
     """The losses of a post-processed discrete Gaussian mechanism, for lower bounds.
 
     The mechanism releases an integer. The post-processing releases only the group of
-    consecutive integers that contains this integer. Integers far from 0, with about the
-    mass `tail` at each end, are left out, which makes δ(ε) smaller.
+    consecutive integers that contains this integer. Integers far from 0, with at most
+    the mass `tail` at each end, are left out, which makes δ(ε) smaller.
     """
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)

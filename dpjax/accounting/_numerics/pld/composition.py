@@ -1,9 +1,9 @@
 """Upper bounds on the δ(ε) and ε(δ) of composed events, with derivatives.
 
-The functions `delta64` and `epsilon64` are compiled. Their argument is a pytree of
-events: the leaves are numbers, and the structure is static. The arguments of `delta_of`
-and `epsilon_of` are discrete losses, so that these functions also apply to a mechanism
-that no event describes.
+The functions `delta64` and `epsilon64` are compiled. Their arguments are ε or δ, and a
+pytree of events: its leaves are numbers, and its structure is static. `delta_of` and
+`epsilon_of` take discrete losses in place of events, so that these functions also apply
+to a mechanism that no event describes.
 """
 
 import dataclasses
@@ -183,7 +183,8 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
     """An upper bound on δ(ε) of discrete losses composed with a Gaussian mechanism.
 
     `parts` has the discrete losses and the number of steps of each mechanism. The
-    Gaussian mechanism has μ² = variance.
+    Gaussian mechanism has μ² = variance. The result is 0 for ε = ∞, and 1 for ε < 0 and
+    for NaN. If there are discrete losses, the result at finite ε is at least SMALLEST.
     """
     inside = (epsilon >= 0) & (epsilon < jnp.inf)
     safe = jnp.where(inside, epsilon, 1.0)
@@ -233,7 +234,8 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
     """An upper bound on ε(δ) of discrete losses composed with a Gaussian mechanism.
 
     `parts` has the discrete losses and the number of steps of each mechanism. The
-    Gaussian mechanism has μ² = variance.
+    Gaussian mechanism has μ² = variance. The result is 0 for δ >= 1, and inf for δ <= 0
+    and for NaN.
     """
     inside = (delta > 0) & (delta < 1)
     target = jnp.log(jnp.where(inside, delta, 0.5))
@@ -318,10 +320,11 @@ def compile_bound(
       rounding: the direction of the final cast, as for the decorator `float64`.
 
     Returns:
-      A function of ε or δ and of the events. The result is `worst` if a number is NaN
-      or out of range, or if a mechanism that releases something is not `private` (see
-      `mechanisms.Domain`). Otherwise, the result is 0 if no event releases anything.
-      Otherwise, the result is that of `core`, or `worst` if `core` returns NaN.
+      A function of ε or δ and of the events. The result is `worst` if a number is NaN,
+      if a number of an event is out of range, or if a mechanism that releases something
+      is not `private` (see `mechanisms.Domain`). Otherwise, the result is 0 if no event
+      releases anything. Otherwise, the result is that of `core`, or `worst` if `core`
+      returns NaN.
     """
 
     @float64(rounding, static=("structure",), one_by_one=True)

@@ -44,10 +44,10 @@ class Spectrum(NamedTuple):
     """The Fourier transform of e^{λε} δ(ε), divided by E e^{λY}, without an atom.
 
     Y is the sum of all losses, K(λ) = log E e^{λY}, and λ is the rate of the tilt. The
-    atom is the event that all discrete losses are 0, so that only Gaussian losses
-    remain. The transform of the atom's part of δ is subtracted. The frequency t_j is in
-    row j // SIDE and column j % SIDE of the arrays f[SIDE, SIDE], where SIDE is a
-    constant.
+    atom is a mass of one at 0, subtracted from the distribution of the sum of the
+    discrete losses. The Gaussian losses alone determine the atom's part of δ, which
+    `_bound_atom` bounds. The frequency t_j is in row j // SIDE and column j % SIDE of
+    the arrays f[SIDE, SIDE], where SIDE is a constant.
 
     Attributes:
       tilt: the tilt λ, the period and the added Gaussian variance, f[] each.
@@ -95,8 +95,8 @@ class _Factor(NamedTuple):
 def _powers_minus_one(angle: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The real and imaginary parts of e^{ikα} − 1 for k = 0, ..., count − 1.
 
-    α is the angle. A recursion in k computes the parts, and accumulates rounding
-    errors.
+    α is the angle, f[*b], and each result is f[count, *b]. A recursion in k computes
+    the results, so that their rounding errors grow with k.
     """
     # cos α − 1 as −2 sin²(α/2), which does not cancel for small α.
     half = jnp.sin(angle / 2)
@@ -186,8 +186,8 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
         relative += count * factor.error / upper
         inf_mass += count * losses.inf_mass
         scale += count * (losses.error + 2 * losses.loss.size * ULP)
-    # e^{total_log_abs + i total_angle} minus the atom's mass. That mass is e^{−K},
-    # where K is here the part of K(λ) that the discrete losses contribute.
+    # e^{sum_log + i sum_angle} minus the atom's transform. The atom has the mass 1, and
+    # its transform is e^{−discrete}, because all transforms are divided by e^discrete.
     half = jnp.sin(sum_angle / 2)
     others = -jnp.expm1(-discrete)
     real = jnp.expm1(sum_log) * jnp.cos(sum_angle) - 2 * half * half + others
@@ -224,10 +224,10 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
 def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     """An upper bound on the part of Σ_k g(ε + kL) e^{−K(λ)} that a `Spectrum` omits.
 
-    A `Spectrum` omits the atom: the event that all discrete losses are 0, so that only
-    the Gaussian loss remains. Let g(ε) = e^{λε} δ(ε), with the δ(ε) of the Gaussian
-    loss alone, and K(λ) = log E e^{λY} for the sum Y of all losses. k is any integer.
-    λ and L are the `rate` and the `period` of `Tilt`.
+    A `Spectrum` omits the atom, a mass of one at which all discrete losses are 0. Here
+    g(ε) = e^{λε} δ(ε), with the δ(ε) of the Gaussian loss alone, and K(λ) = log E
+    e^{λY} for the sum Y of all losses. The sum is over all integers k. λ and L are the
+    `rate` and the `period` of `Tilt`.
     """
     rate, period = transform.tilt.rate, transform.tilt.period
     deviation = jnp.sqrt(transform.variance)
@@ -254,9 +254,9 @@ def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
 def invert(transform: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The discrete inverse Fourier transform of a `Spectrum` at ε, times the period.
 
-    The result divided by the period approximates e^{λε} δ(ε) / E e^{λY}, where Y is the
-    sum of all losses and λ is the tilt. The case that all discrete losses are 0, which
-    a `Spectrum` omits, is not included (`_bound_atom` bounds this case).
+    Y is the sum of all losses, and λ is the rate of the tilt. The result divided by the
+    period approximates e^{λε} δ(ε) / E e^{λY} minus the atom's part of this number.
+    `_bound_atom` bounds the atom's part.
 
     Returns:
       The real part of the transform, f[], and a bound on its error, f[].
@@ -275,7 +275,8 @@ def invert(transform: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Arra
 def log_delta(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     """An upper bound on log δ(ε) from a `Spectrum`.
 
-    The bound is never larger than the bound by Markov's inequality at the same tilt.
+    The bound is at most the bound by Markov's inequality for the finite losses at the
+    same tilt, plus the probability of an infinite loss.
     """
     rate, period = transform.tilt.rate, transform.tilt.period
     total, error = invert(transform, epsilon)
@@ -290,7 +291,7 @@ def log_delta(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
 
 
 def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """The log of a bound on δ(ε) without inversion, or inf if variance > 0.
+    """The log of an upper bound on δ(ε) without inversion, or inf if variance > 0.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
     variance is the variance of a Gaussian loss. Mechanism i has T_i steps, and δ_i is

@@ -50,7 +50,7 @@ def _log_gaussian(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
 
 
 def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
-    """A lower bound on δ(ε): the largest δ(ε) of a single step.
+    """A lower bound on δ(ε): the largest δ(ε) of one step, without infinite losses.
 
     `parts` has the discrete losses and the number of steps of each mechanism.
     """
@@ -66,10 +66,10 @@ def _one_step(parts: Parts, epsilon: jax.Array) -> jax.Array:
 def _other_terms(
     cumulants: Cumulants, chosen_tilt: Tilt, log_mass: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
-    """A bound on the terms that the inversion adds to g(ε) = e^{λε} δ(ε).
+    """An upper bound on the terms that the inversion adds to g(ε) = e^{λε} δ(ε).
 
-    By Poisson's summation, these terms are g(ε + kL) for all integers k except 0.
-    Markov's inequality bounds these terms. The result is divided by e^{K(λ)}.
+    By Poisson's summation, the terms are g(ε + kL) for all integers k except 0.
+    Markov's inequality bounds their sum. The result is divided by e^{K(λ)}.
 
     Args:
       cumulants: K at several tilts, without the added Gaussian variance. K(λ) is
@@ -97,8 +97,9 @@ def _delta_of(parts: Parts, variance: jax.Array, target: tuple[jax.Array, jax.Ar
     """A function from ε to a lower bound on δ(ε) of composed losses.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
-    variance is the variance of a Gaussian loss. `target` is a pair of an ε and an
-    estimate of log δ(ε). The bound is tight near this ε.
+    variance is the variance of a Gaussian loss. Infinite losses do not add to the
+    bound. `target` is a pair of an ε and an estimate of log δ(ε). The bound is tight
+    near this ε.
     """
 
     def simple(epsilon: jax.Array) -> jax.Array:
@@ -147,7 +148,9 @@ def _prepare_bound(
 
     The losses are truncated for a δ of about the size `delta`, and the bound is tight
     near `epsilon`, where δ(ε) is about `delta`. The second result maps the discrete
-    losses for one order of the data sets to a function from ε to the bound.
+    losses for one order of the data sets to a function from ε to the bound. The bound
+    contains the probability of an infinite loss. For batches with a capacity, the bound
+    is smaller by a bound on the effect of samples that exceed the capacity.
     """
     parts, variance = composition.compose(steps, delta, mechanisms.lower_losses)
     log_finite, distance = jnp.zeros(2)

@@ -47,9 +47,9 @@ def _rate_domain(x: jax.Array) -> Domain:
 
 
 def _intersect(x: Domain, y: Domain) -> Domain:
-    """The valid range of two numbers, each of which may make the mechanism silent.
+    """The `Domain` of an event with two numbers, from the `Domain` of each number.
 
-    A silent mechanism releases nothing. The result is the `Domain` of both numbers.
+    The mechanism releases nothing if one of the two numbers makes it silent.
     """
     return Domain(x.allowed & y.allowed, x.silent | y.silent, x.private & y.private)
 
@@ -168,7 +168,7 @@ def domain(event: Any) -> Domain:
 
 
 def replace_unless(usable: jax.Array, event: Any) -> Any:
-    """The event, with valid default numbers in place of its own if usable is false."""
+    """The event if usable is true, and otherwise the event with harmless numbers."""
     changes = {
         name: jax.tree.map(
             lambda x, value=value: jnp.where(usable, x, value), getattr(event, name)

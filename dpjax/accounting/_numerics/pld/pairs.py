@@ -228,9 +228,9 @@ def divide_masses(
 
 @jax.jit  # JAX traces each of the many calls faster
 def tail_quantile(tail: jax.Array) -> jax.Array:
-    """A distance, at least 1, beyond which N(0, 1) has at most the mass `tail`.
+    """A number, at least 1, above which N(0, 1) has at most the mass `tail`.
 
-    The distance has no derivative, because it only determines where to truncate.
+    The derivative is zero, because the number only determines where to truncate.
     """
     return jax.lax.stop_gradient(jnp.maximum(-ndtri(jnp.minimum(tail, 0.5)), 1.0))
 
@@ -297,7 +297,7 @@ def end_losses(cells: Cells) -> DiscreteLosses:
 def cell_losses(cells: Cells) -> DiscreteLosses:
     """The losses of P against Q and of Q against P, if only the cell is released.
 
-    A cell is an interval of outcomes.
+    A cell is an interval of outcomes. The mass outside of all cells is left out.
     """
     loss, log_mass = cells.merged_loss, log_mass_of(cells.merged_mass)
     return DiscreteLosses(
@@ -419,7 +419,7 @@ def fixed_size(mu: jax.Array, rate: jax.Array, tail: jax.Array) -> DiscreteLosse
 
 
 def _stirling(n: jax.Array) -> jax.Array:
-    """The log of n! minus Stirling's approximation of it, for n >= 1."""
+    """The error log n! − log(√(2πn) (n/e)^n) of Stirling's formula, for n >= 1."""
     # The series in 1/n is precise only for large n; the direct difference would cancel
     # there. Each form gets arguments of its own range, so that both stay finite.
     large = n > 15

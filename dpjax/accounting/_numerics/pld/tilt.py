@@ -1,4 +1,4 @@
-"""The choice of a tilt for δ(ε) and ε(δ) of composed losses, and estimates of both.
+"""The choice of a tilt for composed privacy losses, and estimates of δ(ε) and ε(δ).
 
 A tilt has the parameters of the Fourier inversion in `inversion`: a rate λ, a period L
 and an added Gaussian variance. A poor choice of a tilt, or a poor estimate, makes
@@ -52,8 +52,8 @@ class Cumulants(NamedTuple):
       mean: K′(λ), the mean of the tilted loss.
       variance: K″(λ), the variance of the tilted loss.
       log_rounding_scale: the log of e^{K(λ)} Σ E[min(1, (1 + λ)|x|)]. The sum is over
-        all steps, and x is the tilted discrete loss of a step. Rounding errors are
-        relative to the number e^{log_rounding_scale}.
+        all steps, and x is the tilted discrete loss of a step. The rounding errors of
+        the inversion are proportional to this sum times e^{K(λ)}.
     """
 
     log_mass: jax.Array
@@ -118,10 +118,10 @@ def _minimum(values: jax.Array) -> jax.Array:
 
 
 def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
-    """The entry of each array of values at the position where `key` is smallest.
+    """The entry of each array in `values` at the index where `key` is smallest.
 
-    In a tie, the result for an array is the largest of the entries at the tied
-    positions.
+    The arrays are f[80], and the result has one entry for each array in `values`. In a
+    tie, this entry is the largest of the entries at the tied indices.
     """
     best = (key <= _minimum(key))[None]
     chosen = jnp.where(best, jnp.stack(values), -jnp.inf)
@@ -133,8 +133,9 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 
     Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
     derivatives at each λ in the constant TILTS. The tilted loss has the density of Y
-    times e^{λY − K(λ)}. The approximation is around the λ at which the mean of the
-    tilted loss is closest to ε.
+    times e^{λY − K(λ)}. For each λ, the function estimates log δ(m) at the mean m of
+    the tilted loss. The approximation is around the λ at which this estimate is closest
+    to log_delta. The result is at least 0 and at most `markov_epsilon`.
     """
     log_mass, mean, variance, _ = cumulants
     rates, variance = jnp.asarray(TILTS), variance + SMALL
@@ -147,10 +148,10 @@ def estimate_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
 
 
 def markov_epsilon(cumulants: Cumulants, log_delta: jax.Array) -> jax.Array:
-    """The upper bound on ε(δ) by Markov's inequality, the best over λ in TILTS.
+    """The smallest bound on ε(δ) that Markov's inequality gives at any λ in TILTS.
 
     `cumulants` has log E e^{λY} of the composed loss Y at each λ in the constant TILTS.
-    The bound is valid if no loss is infinite.
+    The result is an upper bound if no loss is infinite, and is at least 0.
     """
     rates = jnp.asarray(TILTS)
     exponent = cumulants.log_mass + log_markov(rates) - log_delta
@@ -163,7 +164,8 @@ def estimate_log_delta(cumulants: Cumulants, epsilon: jax.Array) -> jax.Array:
     Y is the composed privacy loss. `cumulants` has K(λ) = log E e^{λY} and two of its
     derivatives at each λ in the constant TILTS. The tilted loss has the density of Y
     times e^{λY − K(λ)}. The approximation is around the λ at which the mean of the
-    tilted loss is closest to ε.
+    tilted loss is closest to ε, in standard deviations of the tilted loss. The result
+    is at most 0, and at most the bound by Markov's inequality.
     """
     log_mass, mean, variance, _ = cumulants
     rates = jnp.asarray(TILTS)
