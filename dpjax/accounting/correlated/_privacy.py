@@ -39,8 +39,8 @@ def _mu_of_strategy(
     if isinstance(strategy, matrices.Tree):
         if max_participations is not None:
             raise ValueError(
-                "max_participations must be None if strategy is a tree; got "
-                f"{max_participations}."
+                "max_participations must be None, or at least the number of epochs, "
+                f"if strategy is a tree; got {max_participations}."
             )
         if order == "separated":
             raise ValueError(

@@ -101,10 +101,9 @@ def rounding(n: int, count: jax.Array) -> jax.Array:
     `combine_copies` computes the mean or product of count independent likelihood ratios
     on n grid points. Each doubling of the number of ratios sums products of two masses
     over about 2n pairs of points. The relative errors of the two factors of a product
-    add up. The result is at most one half, even if the rounding error may be larger.
+    add up.
     """
-    # The bound is at most one half, so that 1 − error stays positive in `cells.delta`.
-    return jnp.minimum(ULP * (4.0 * n + 128) * count, 0.5)
+    return ULP * (4.0 * n + 128) * count
 
 
 # A bound on the error of log L after a hundred sums of logarithms below 1e3.
