@@ -1,8 +1,8 @@
 """Checks of the arguments of solvers, and the assumptions of their guarantees in words.
 
 The functions `check_...` raise an error before any training. The functions `assume_...`
-return assumptions, of which the code cannot check all. `mask_nonfinite` masks the
-examples that contain a NaN or an infinity.
+return the assumptions of a guarantee in words, since code cannot check all assumptions.
+`mask_nonfinite` masks the examples that contain a NaN or an infinity.
 """
 
 from typing import Literal, NamedTuple, TypeVar
@@ -209,7 +209,8 @@ def check_noise(
 ) -> Noise | Target:
     """Return the noise multiplier if the caller gave one, else the target (ε, δ).
 
-    The function raises a ValueError if the caller gave both or neither of them.
+    The function raises a ValueError unless the caller gave either the noise multiplier
+    alone, or both ε and δ.
     """
     if noise_multiplier is not None:
         if epsilon is not None or delta is not None:

@@ -228,10 +228,10 @@ def sensitivity_reduced_nsgd(
     The momentum uses three sums of clipped vectors: the gradients at the anchor, which
     is the iterate at which the epoch began; the changes of these gradients from one
     epoch to the next; and the drifts, which are the changes of the gradients since the
-    anchor. The solver adds little noise if changes and drifts are short. With n steps
-    of length η in an epoch and an L-smooth loss, a gradient changes by at most ηnL in
-    an epoch. The bounds change_clip_norm = ηnL and drift_clip_norm = ηnL then clip
-    nothing.
+    anchor. The smaller the bounds change_clip_norm and drift_clip_norm are, the less
+    noise the solver adds. With n steps of length η in an epoch and an L-smooth loss, a
+    gradient changes by at most ηnL in an epoch. The bounds change_clip_norm = ηnL and
+    drift_clip_norm = ηnL then clip nothing.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
@@ -246,10 +246,10 @@ def sensitivity_reduced_nsgd(
       batch_size: b, at least 1. An epoch has n = ⌈N / b⌉ steps.
       learning_rate: the length of a step, a number or an optax schedule.
       decay: the momentum coefficient β, in [0, 1).
-      refresh: γ, in [0, 1]. In the first two epochs, the momentum uses the gradients at
-        the anchor. From step 2n on, counted from 1, the momentum uses these gradients
-        with weight γ, and their changes since the previous anchor with weight 1 − γ.
-        The paper has γ = ηn.
+      refresh: γ, in [0, 1]. Before step 2n, counted from 1, the momentum uses the
+        gradients at the anchor. From step 2n on, the momentum uses these gradients with
+        weight γ, and their changes since the previous anchor with weight 1 − γ. The
+        paper has γ = ηn.
       clip_norm: the bound C on the L2 norm of an example's gradient, positive.
       change_clip_norm: the bound on the L2 norm of the change of an example's clipped
         gradient from one epoch's anchor to the next anchor, positive.

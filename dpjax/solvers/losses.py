@@ -30,7 +30,7 @@ class Loss:
     """A convex loss of ONE example: `loss(params, (features, label))`.
 
     Attributes:
-      feature_norm: B. The loss scales features of a larger L2 norm down to norm B.
+      feature_norm: B. The loss scales features down to an L2 norm of at most B.
       gradient_norm: an upper bound on the L2 norm of the gradient in params.
       smoothness: an upper bound on the Lipschitz constant of the gradient in params.
       generalised_linear: whether the loss depends on a single linear score ⟨w, x⟩.
