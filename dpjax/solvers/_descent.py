@@ -30,11 +30,11 @@ class Curve(NamedTuple):
 
     A step does not use non-finite examples. With clipping, a step does not use examples
     with non-finite gradients either. (`dp_nsgd` checks only the gradients.) An example
-    that a step does not use contributes zero.
+    that a step does not use contributes zero. A mean or a share of no examples is NaN.
 
     Attributes:
       loss: the mean loss at the parameters before the update, f[T], over the used
-        examples whose loss is finite. The mean of no examples is NaN.
+        examples whose loss is finite.
       left_out: the number of examples of the batch, without padding, that the step does
         not use, i[T].
       noise_norm: for solvers with a momentum, the root mean square L2 norm of the noise
