@@ -1,8 +1,8 @@
 """Solvers: algorithms from papers that return private parameters and their guarantee.
 
-The arguments of a solver are a loss, initial parameters, data, and all assumptions of
-the guarantee. The solver checks these arguments, calibrates its noise by the
-accountant, trains in one compiled program, and returns the parameters with their
+The arguments of a solver are a loss, initial parameters, data, hyperparameters, and the
+assumptions of the guarantee. The solver checks these arguments, calibrates its noise by
+the accountant, trains in one compiled program, and returns the parameters with their
 guarantee. The package contains, in the order of a run:
 
 1. `losses`: losses of linear scores, with the constants that an accountant needs.
@@ -22,10 +22,11 @@ guarantee. The package contains, in the order of a run:
 
 Several solvers share three private modules. `_checks` refuses invalid arguments, masks
 non-finite examples, and states the assumptions of guarantees in words. `_precision`
-finds the noise multiplier, and rounds hyperparameters, so that the training program and
-the privacy accountant use the same numbers. `_precision` also bounds the effect of
-rounding on gradient descent. `_descent` runs noisy gradient descent, and contains the
-result types. Each other private module contains one or more solvers.
+calibrates noise multipliers, and rounds hyperparameters to float32, so that the
+training program and the privacy accountant use the same numbers. `_precision` also
+bounds the effect of rounding on gradient descent. `_descent` runs noisy gradient
+descent, and contains the result types. Each other private module contains one or more
+solvers.
 """
 
 from dpjax.solvers import losses as losses

@@ -1,7 +1,8 @@
-"""The checks of arguments and data that all solvers make before any training.
+"""Checks of the arguments of solvers, and the assumptions of their guarantees in words.
 
-Code cannot check all assumptions of a guarantee. This module states the assumptions in
-words, and masks non-finite examples.
+The functions `check_...` raise an error before any training. The functions `assume_...`
+return the assumptions of a guarantee in words, since code cannot check all assumptions.
+`mask_nonfinite` masks the examples that contain a NaN or an infinity.
 """
 
 from typing import Literal, NamedTuple, TypeVar
@@ -21,18 +22,18 @@ from dpjax.solvers.prox import Prox
 
 
 class Data(NamedTuple):
-    """Examples without non-finite numbers, and a mask of the examples that are used.
+    """Examples, and a mask of the examples that a solver may use.
 
     Attributes:
-      examples: the data, with zeros in place of examples that are not finite.
-      finite: bool[n], whether an example was finite. Only finite examples are used.
+      examples: the data; `mask_nonfinite` replaces non-finite examples by zeros.
+      finite: bool[n], False for non-finite examples and for padding.
     """
 
     examples: Tree
     finite: jax.Array
 
     def select(self, batch: sampling.Batch) -> "Data":
-        """Return the examples of a batch; `finite` is False also for padding."""
+        """Return the examples of a batch, with `finite` set to False for padding."""
         examples = jax.tree.map(lambda x: x[batch.indices], self.examples)
         return Data(examples, batch.mask & self.finite[batch.indices])
 
@@ -100,7 +101,7 @@ PRECISION = (
 def assume_every_step(batches: Batches) -> tuple[str, ...]:
     """State the assumptions of a guarantee that covers the iterates of all steps.
 
-    `batches` says how the solver forms its batches.
+    `batches` names the way in which the solver forms its batches.
     """
     return (BATCHES[batches], *_ALWAYS)
 
@@ -108,8 +109,8 @@ def assume_every_step(batches: Batches) -> tuple[str, ...]:
 def assume_last_iterate(assumption: str, setting: Setting) -> tuple[str, ...]:
     """State the assumptions of a guarantee that covers only the last iterate.
 
-    The result contains the argument `assumption`, and the assumption that the bounds in
-    `setting` are true.
+    The argument `assumption` is one more assumption, in words. The result states that
+    the bounds in `setting` are true.
     """
     more: tuple[str, ...] = ()
     if has_bounded_set(setting):
@@ -157,7 +158,7 @@ class Epochs(NamedTuple):
 def check_examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
     """Check the data and the key, and return the number of examples.
 
-    The function raises a ValueError for data that the loss does not accept.
+    A loss with a method `check`, such as a `losses.Loss`, also checks the data.
     """
     validate.typed_key("key", key)
     num_examples = leading_axis("data", data)
@@ -168,7 +169,7 @@ def check_examples(loss_fn: LossFn, data: Tree, key: Key) -> int:
 
 
 def check_adjacency(adjacency: Adjacency) -> None:
-    """Raise a ValueError for ADD_REMOVE, which changes the number of examples."""
+    """Raise a ValueError unless the adjacency is ZERO_OUT or REPLACE."""
     if validate.adjacency(adjacency) is Adjacency.ADD_REMOVE:
         raise ValueError(
             f"adjacency must be ZERO_OUT or REPLACE; got {adjacency!r}. A further "
@@ -194,7 +195,7 @@ def check_epochs(
 ) -> Epochs:
     """Check arguments of a solver with momentum, and return its `Epochs`.
 
-    An epoch has enough batches for all examples. The last batch may have padding.
+    An epoch of n examples has ⌈n / batch_size⌉ steps. The last batch may have padding.
     """
     check_adjacency(adjacency)
     num_epochs = validate.static_int("num_epochs", num_epochs, minimum=1)
@@ -206,7 +207,11 @@ def check_epochs(
 def check_noise(
     noise_multiplier: Noise | None, epsilon: float | None, delta: float | None
 ) -> Noise | Target:
-    """Return the noise multiplier if the caller gave one, else the target (ε, δ)."""
+    """Return the noise multiplier if the caller gave one, else the target (ε, δ).
+
+    The function raises a ValueError unless the caller gave either the noise multiplier
+    alone, or both ε and δ.
+    """
     if noise_multiplier is not None:
         if epsilon is not None or delta is not None:
             raise ValueError(
@@ -274,9 +279,8 @@ def check_loss(loss_fn: LossFn, setting: Setting) -> None:
     """Raise a ValueError if the setting contradicts the bounds of a `losses.Loss`.
 
     The function compares the smoothness, the strong convexity and the number of linear
-    scores. Without clipping, the function also compares the bound on gradients. For any
-    other loss function, the bounds of the setting are assumptions that no code can
-    check.
+    scores. Without clipping, the function also compares the bound on gradients. The
+    function does not check a loss that is not a `losses.Loss`.
     """
     if not isinstance(loss_fn, Loss):
         return

@@ -24,29 +24,35 @@ from dpjax.solvers.prox import Prox
 
 
 class Curve(NamedTuple):
-    """Values of every step of a run. Do not release them: no guarantee covers them.
+    """Losses and counts of every step of a run, which no guarantee covers.
 
-    A step does not use padding or non-finite examples. With clipping, a step does not
-    use examples with non-finite gradients either. (`dp_nsgd` checks only the
-    gradients.) Unused examples contribute zero.
+    Do not release the curve. T is the number of steps.
+
+    A step does not use non-finite examples. With clipping, a step does not use examples
+    with non-finite gradients either. (`dp_nsgd` checks only the gradients.) An example
+    that a step does not use contributes zero. A mean or a share of no examples is NaN.
 
     Attributes:
-      loss: the mean loss, before the update, of the used examples whose loss is finite,
-        f[T].
-      left_out: the number of examples of the batch that the step does not use, i[T].
+      loss: the mean loss at the parameters before the update, f[T], over the used
+        examples whose loss is finite.
+      left_out: the number of examples of the batch, without padding, that the step does
+        not use, i[T].
       noise_norm: for solvers with a momentum, the root mean square L2 norm of the noise
-        in the momentum, in the units of a mean gradient, f[T]. The number depends on no
+        in the momentum, in the units of a mean gradient, f[T]. This norm depends on no
         data. None for solvers without a momentum.
       change_clipped: for `sensitivity_reduced_nsgd`, the share of the used examples
-        for which the change of the gradient since the last epoch was clipped, f[T]; 0
-        in the first epoch.
+        whose change was clipped, f[T]. The change is from the gradient at the first
+        iterate of the previous epoch to the gradient at the first iterate of this
+        epoch. The share is 0 in the first epoch. None for other solvers.
       drift_clipped: for `sensitivity_reduced_nsgd`, the share of the used examples
-        for which the change of the gradient since the epoch's first iterate was
-        clipped, f[T].
+        whose drift was clipped, f[T]. The drift is the change from the gradient at the
+        first iterate of this epoch to the gradient at the current iterate. None for
+        other solvers.
 
-    Here T is the number of steps. For `random_round_sgd` and `objective_perturbation`,
-    loss and left_out have no axis of steps. `random_round_sgd` returns the mean loss of
-    the used examples of all rounds, and the sum of left_out over all rounds.
+    For `random_round_sgd` and `objective_perturbation`, loss and left_out have no axis
+    of steps. `random_round_sgd` returns the mean loss of the used examples of all
+    rounds, and the sum of left_out over all rounds. `objective_perturbation` returns
+    the mean loss at the minimum.
     """
 
     loss: jax.Array
@@ -64,16 +70,20 @@ class Result(NamedTuple, Generic[Params, Noise]):
       curve: a `Curve`, which the guarantee does not cover.
       guarantee: a `Guarantee`, which names the released values that it covers.
       num_steps: T, the number of steps of the run. T may be released.
-      noise_multiplier: the noise's standard deviation divided by the bound on one
-        example's gradient, f[], or f[T] for a schedule. `sensitivity_reduced_nsgd`
-        returns three numbers f[] with the names anchor, change and drift, one for each
-        tree of its noise. Each divisor is the bound on an example's term in that tree.
-        `output_perturbation` returns the noise's scale divided by the sensitivity.
+      noise_multiplier: the standard deviation of the noise in a sum of gradients (for
+        `dp_nsgd`, of the independent draws from which this noise is computed), divided
+        by the bound on one example's gradient, f[], or f[T] for a schedule.
+        `sensitivity_reduced_nsgd` returns three numbers f[] with the names anchor,
+        change and drift, one for each of three trees: the standard deviation of the
+        tree's noise, divided by the bound on one example's term in the tree; inf for a
+        tree that is not used. `output_perturbation` returns scale / sensitivity.
       sensitivity: for `output_perturbation`, the maximum distance by which one example
-        can move the last iterate, including rounding.
-      scale: the scale of the noise that `output_perturbation` or
-        `objective_perturbation` adds: its standard deviation per coordinate, or for
-        δ = 0 the number s in the noise's density, which is proportional to e^{−‖z‖₂/s}.
+        can move the last iterate, including rounding. None for other solvers.
+      scale: for `output_perturbation` with δ > 0, the standard deviation of each
+        coordinate of the noise; with δ = 0, the number s for which the density of the
+        noise z is proportional to e^{−‖z‖₂/s}. For `objective_perturbation`, the
+        standard deviation of each coordinate of the random linear term. None for other
+        solvers.
     """
 
     params: Params
@@ -95,8 +105,9 @@ def gradient_sum(
 ) -> tuple[Tree, jax.Array, jax.Array]:
     """Return a batch's sum of gradients, mean loss and number of used examples.
 
-    The function clips each gradient unless clip_norm is None. Padding and non-finite
-    examples are left out.
+    The function clips each gradient unless clip_norm is None. The function does not use
+    the examples that `data.finite` masks, or, with clipping, the examples with a
+    non-finite gradient. The mean is over the used examples with a finite loss.
     """
     examples, mask = data
     if clip_norm is None:
@@ -122,7 +133,7 @@ def gradient_sum(
 def make_batches(
     batches: Batches, num_examples: int, batch_size: int, key: Key, epoch: jax.Array
 ) -> sampling.Batch | None:
-    """Stack the batches of an epoch along a first axis, or return None for "full"."""
+    """Return the batches of an epoch, stacked along a first axis; None for "full"."""
     sizes = num_examples, batch_size
     if batches == "fixed":
         return sampling.cyclic(*sizes)
@@ -157,12 +168,12 @@ def descend(
 ) -> tuple[Tree, Curve]:
     """Run noisy gradient descent, and return the last iterate and the curve.
 
-    The curve has the loss of every step. step_sizes, and the standard deviations
-    stddevs of the noise, are f[E, l]: one row for each of the E epochs, and one column
-    for each of the l steps of an epoch. The sum of gradients is divided by batch_size.
+    step_sizes and stddevs are f[E, l]: one row for each of the E epochs, and one column
+    for each of the l steps of an epoch. stddevs are the standard deviations of the
+    noise in the mean gradient, which is the sum of gradients divided by batch_size.
 
-    All iterates, including the last one, are in float32 or float64. If a step cast its
-    iterate to fewer bits, the step would not be a contraction.
+    All iterates, including the last one, are in float32 or float64. A step that rounds
+    its iterate to fewer bits is not a contraction.
     """
     num_examples = data.finite.shape[0]
     noise_key, batch_key = stream(key, "noise"), stream(key, "batches")

@@ -23,7 +23,11 @@ from dpjax.solvers._descent import Curve, Result
 
 
 def _variance(spec: StrategySpec | None, decay: float, run: Epochs) -> jax.Array:
-    """The variance of the noise in the momentum, f[T], if the draws have variance 1."""
+    """The variance of a coordinate of the noise in the momentum, f[T], for unit draws.
+
+    Unit draws are independent draws of variance 1, which the strategy or the tree
+    correlates between steps.
+    """
     if spec is None:
         steps = jnp.arange(1, run.num_steps + 1)
         return (1 - decay) ** 2 * prefix_variance(steps, decay)
@@ -118,7 +122,7 @@ def dp_nsgd(
     microbatch_size: int | None = None,
     strategy: Toeplitz | Scaled | None = None,
 ) -> Result[Params, jax.Array]:
-    """Train by normalised steps along a momentum to which correlated noise is added.
+    """Train by normalised SGD with momentum, and with correlated noise in the momentum.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
@@ -132,7 +136,8 @@ def dp_nsgd(
         random order in each epoch. A reshuffled order needs more noise.
       num_epochs: E, at least 1.
       batch_size: b, at least 1. An epoch has n_b = ⌈n / b⌉ steps.
-      learning_rate: the length of a step, a number or an optax schedule.
+      learning_rate: the length of a step, a number or an optax schedule. A step is
+        shorter if the norm of the momentum is near or below 1e-6.
       decay: the momentum coefficient β, in [0, 1).
       clip_norm: the bound C on a per-example gradient's L2 norm, positive.
       key: one typed key, for the noise and the order.
@@ -145,16 +150,18 @@ def dp_nsgd(
 
     Raises:
       ValueError: an argument is out of range, or adjacency is ADD_REMOVE, under which
-        an added example would move other examples to other batches. The check is before
-        any training.
+        an added example would move other examples to other batches. The solver raises
+        the error before any training.
 
     Privacy: params and all earlier iterates together are μ-GDP under the adjacency,
     where μ is guarantee.mu. This μ is at most `accounting.gdp.mu(epsilon, delta)`, so
     guarantee.epsilon(delta) is at most epsilon. The guarantee assumes that n, the
-    shapes and the hyperparameters are public. The guarantee does not cover the curve.
+    shapes, the initial parameters and the hyperparameters are public. The guarantee
+    does not cover the curve.
 
     Reference: Tran and Cutkosky (2022), Algorithm 1, with exact accounting. For
-    strategies, Denisov et al. (2022), https://arxiv.org/abs/2202.08312.
+    strategies other than tree noise, Denisov et al. (2022),
+    https://arxiv.org/abs/2202.08312.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -1,12 +1,13 @@
 """Noisy gradient descent on full batches, cyclic batches and random batches.
 
-The bounds are from Bok, Su and Altschuler (2024) and Kong and Ribero (2024).
+The privacy bounds are from Bok, Su and Altschuler (2024) and Kong and Ribero (2024).
 
-The three solvers differ in their batches and in their accountant. An accountant is a
-function from a run and its noise multipliers f64[T] to a profile of ε and δ, and raises
-an error for an invalid setting. To calibrate the noise, `_noisy_descent` calls the
-accountant with candidates for the noise multiplier. The guarantee is the accountant's
-profile for the noise multipliers of the run.
+The module has one solver for each of the three kinds of batches. All three solvers call
+`_noisy_descent`. This function chooses an accountant: a function that takes a run and
+the run's noise multipliers f64[T], returns a profile of ε and δ, and raises an error
+for an invalid setting. To calibrate the noise, `_noisy_descent` calls the accountant
+with candidates for the noise multiplier. The guarantee is the accountant's profile for
+the noise multipliers of the run.
 """
 
 import functools
@@ -27,7 +28,7 @@ from dpjax.solvers.prox import Prox, none
 
 
 class _Args(NamedTuple, Generic[Params]):
-    """The caller's arguments that `noisy_gd` and the two other solvers share.
+    """The arguments that the three solvers of this module share.
 
     `noise` is a noise multiplier, or the target (ε, δ) that determines the noise.
     """
@@ -50,8 +51,8 @@ class _Run(NamedTuple):
       num_examples: n.
       batch_size: b.
       period: the number of steps in an epoch.
-      setting: the assumptions, with the numbers that the program uses. Its step_size
-        is f64[T].
+      setting: the assumptions, with the float32 numbers that the program uses. The
+        field step_size is f64[T].
     """
 
     batches: _checks.Batches
@@ -69,8 +70,9 @@ def _is_constant(values: ArrayLike) -> bool:
 def _last_iterate_profile(run: _Run, sigmas: np.ndarray) -> Gaussian:
     """The GDP profile of the last iterate of a run on full or cyclic batches.
 
-    There are three bounds: one for a constant step size and noise, one for schedules in
-    a fixed order, and one for schedules in a reshuffled order.
+    The function has three bounds: one for a constant step size and noise, one for
+    schedules with full batches or a fixed order, and one for schedules with a
+    reshuffled order. sigmas are the noise multipliers f64[T].
     """
     order: _checks.Order = "reshuffled" if run.batches == "reshuffled" else "fixed"
     step_size = run.setting["step_size"]
@@ -108,7 +110,8 @@ def _random_batch_profile(run: _Run, sigmas: np.ndarray) -> FunctionProfile:
     """The profile ε(δ) of a run on random batches.
 
     With a constant step size and noise, the profile holds for the last iterate. With
-    schedules, the profile holds for all iterates together.
+    schedules, the profile holds for all iterates together. sigmas are the noise
+    multipliers f64[T].
     """
     validate.positive("noise_multiplier", sigmas)
     step_size = np.max(run.setting["step_size"])
@@ -132,9 +135,10 @@ def _random_batch_profile(run: _Run, sigmas: np.ndarray) -> FunctionProfile:
 
 
 def _compose(sigmas: np.ndarray, rate: float) -> pld.PLD:
-    """The privacy loss distribution of the composition of all steps.
+    """The privacy loss distribution of the composition of all steps on random batches.
 
-    The noise of each step is rounded down to one of at most _LEVELS levels.
+    sigmas are the noise multipliers f64[T], which the function first rounds down to at
+    most _LEVELS different numbers. rate is b / n.
     """
 
     # The bound is C_{b/n}(G(2/σ)), since one example moves a sum by 2C under REPLACE:
@@ -240,9 +244,11 @@ def noisy_cyclic_gd(
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
 ) -> Result[Params, jax.Array]:
-    """Train by x ↦ prox(x − η(mean gradient of the batch + λx + noise)) in epochs.
+    """Train by noisy gradient descent on batches in a fixed or reshuffled order.
 
-    Here η is step_size and λ is regularization. The solver releases only the last
+    A step is x ↦ prox(x − η(mean gradient of the batch + λx + noise)), where η is
+    step_size and λ is regularization. The mean gradient is the batch's sum of gradients
+    divided by b, also for a smaller last batch. The solver releases only the last
     iterate, and the guarantee covers only this value.
 
     Args:
@@ -268,22 +274,24 @@ def noisy_cyclic_gd(
       microbatch_size: as for `clipped_grad`.
       **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
         lists them. step_size may be an optax schedule or f[E l]. With clipped=True, the
-        solver clips gradients to gradient_norm. With clipped=False, the guarantee
-        assumes that finite examples have finite gradients of at most this norm.
+        solver clips gradients to the norm gradient_norm, and an example with a
+        non-finite gradient contributes zero. With clipped=False, the guarantee assumes
+        that finite examples have gradients of norm at most gradient_norm.
 
     Returns:
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: before any training, if an argument is out of range, an assumption
-        fails, or two assumptions contradict each other.
+      ValueError: an argument is out of range, an assumption fails, two assumptions
+        contradict each other, or no noise reaches the target. The solver raises the
+        error before any training.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
     noise, μ is `accounting.iteration.noisy_cyclic_gd_mu`. For schedules in a fixed
     order, μ is `accounting.iteration.scheduled_cyclic_gd_mu`. For schedules in a
-    reshuffled order, μ is the μ of the composition of all epochs, each of which has the
-    minimum noise of its steps.
+    reshuffled order, μ is that of a composition of E Gaussian mechanisms, one for each
+    epoch, with the minimum noise multiplier of the epoch.
 
     Reference: Bok, Su and Altschuler (2024), (2.1); Kong and Ribero (2024), Algorithm
     1.
@@ -323,15 +331,17 @@ def noisy_gd(
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
 ) -> Result[Params, jax.Array]:
-    """Train by x ↦ prox(x − η(mean gradient of all examples + λx + noise)).
+    """Train by noisy gradient descent on full batches.
 
-    Here η is step_size and λ is regularization. The solver releases only the last
-    iterate, and the guarantee covers only this value.
+    A step is x ↦ prox(x − η(mean gradient of all examples + λx + noise)), where η is
+    step_size and λ is regularization. The solver releases only the last iterate, and
+    the guarantee covers only this value.
 
     Args:
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
       params: the initial parameters, a pytree; they must not depend on the data.
-      data: a pytree whose leaves share a leading axis of n examples.
+      data: a pytree whose leaves share a leading axis of n examples. An example with a
+        NaN or an infinity contributes zero, and curve.left_out counts it.
       num_steps: T, at least 1.
       key: one typed key, for the noise.
       noise_multiplier: the standard deviation of the noise in the sum of gradients,
@@ -347,8 +357,8 @@ def noisy_gd(
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: before any training, if an argument is out of range or an assumption
-        fails.
+      ValueError: an argument is out of range, an assumption fails, or no noise reaches
+        the target. The solver raises the error before any training.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: params alone is μ-GDP under the adjacency. For a constant step size and
@@ -393,16 +403,17 @@ def noisy_sgd(
     microbatch_size: int | None = None,
     **setting: Unpack[iteration.Setting],
 ) -> Result[Params, jax.Array]:
-    """Train by x ↦ prox(x − η(mean gradient of a random batch + λx + noise)).
+    """Train by noisy gradient descent on random batches of fixed size.
 
-    Each step draws a uniformly random batch of fixed size. Here η is step_size and λ is
-    regularization. The solver releases only the last iterate, and the guarantee covers
-    only this value.
+    A step is x ↦ prox(x − η(mean gradient of the batch + λx + noise)), where η is
+    step_size and λ is regularization. Each step draws a new uniformly random batch. The
+    solver releases only the last iterate, and the guarantee covers only this value.
 
     Args:
       loss_fn: the loss of ONE example, as for `noisy_cyclic_gd`.
       params: the initial parameters, a pytree; they must not depend on the data.
-      data: a pytree whose leaves share a leading axis of n examples.
+      data: a pytree whose leaves share a leading axis of n examples. An example with a
+        NaN or an infinity contributes zero, and curve.left_out counts it.
       num_steps: T, at least 1.
       batch_size: b, from 1 to n.
       key: one typed key, for the noise and the batches.
@@ -421,16 +432,16 @@ def noisy_sgd(
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
 
     Raises:
-      ValueError: before any training, if an argument is out of range or an assumption
-        fails.
+      ValueError: an argument is out of range, an assumption fails, or no noise reaches
+        the target. The solver raises the error before any training.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: for a constant step size and noise, params alone has the ε(δ) of
     `accounting.iteration.noisy_sgd_epsilon`. For schedules, ε(δ) is that of the
-    composition of all steps, with each step's noise rounded down to one of at most 4
-    levels, and holds for all iterates together. The guarantee assumes that nobody
-    learns the batches. The accountant computes no GDP parameter, so guarantee.mu is
-    None.
+    composition of all steps, as if every iterate were released. This composition rounds
+    each noise multiplier down to one of at most 4 numbers. The guarantee assumes that
+    nobody learns the batches. The accountant computes no GDP parameter, so guarantee.mu
+    is None.
 
     Reference: Bok, Su and Altschuler (2024), (2.1) and Theorems 4.8 to 4.10.
 

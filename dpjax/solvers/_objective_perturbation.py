@@ -50,9 +50,9 @@ def choose_regularization(
 
     Returns:
       λ = β / (n (e^{0.2 ε} − 1)), for an objective that is a mean of n losses. The
-      curvature then contributes at most log(1 + β / (n λ)) = ε/5 to the privacy loss.
-      The choice depends on no data. At δ = 1e-3, logistic losses with this λ need about
-      7 % more noise than in the limit λ → ∞.
+      curvature of an example then contributes at most log(1 + β / (n λ)) = ε/5 to the
+      privacy loss. λ depends on no data. At δ = 1e-3, logistic losses with this λ need
+      about 7 % more noise than in the limit λ → ∞.
 
     Raises:
       ValueError: an argument is out of range.
@@ -70,10 +70,10 @@ def choose_regularization(
 def _gradient_error(
     loss: Loss, num_examples: int, dimension: int, ridge: float, stddev: float
 ) -> float:
-    """A bound on the rounding error of the gradient of J near its minimum, in float64.
+    """Bound the float64 rounding error of the gradient of J near the minimum of J.
 
-    J is the objective of `_minimise`, and `stddev` is the standard deviation of the
-    coordinates of its linear term.
+    J is the objective of `_minimise`, and `stddev` is the standard deviation of each
+    coordinate of the linear term of J.
     """
     n, terms = num_examples, 2 * dimension + 64
     # ‖b‖ exceeds this bound with probability e^{−72}, which is below any rounding of δ.
@@ -97,10 +97,12 @@ def _minimise(
     *,
     loss: Loss,
 ) -> tuple[jax.Array, Curve]:
-    """Find the minimum of the perturbed objective J by Newton's method.
+    """Find the minimiser of the perturbed objective J by Newton's method.
 
-    J(w) is the sum of the losses, plus (ridge/2)‖w‖² + ⟨linear, w⟩. The function
-    returns the minimum, or NaN if the search fails, and the curve.
+    J(w) is the sum of the losses, plus (ridge/2)‖w‖² + ⟨linear, w⟩. The search ends
+    when the norm of the gradient is at most the tolerance. The function returns the
+    minimiser f[d] and the curve. The minimiser is NaN if _MAX_STEPS steps do not reach
+    the tolerance.
     """
     examples: Any = data.examples  # `Loss.check` ensures that this is a pair
     features, labels = examples
@@ -166,9 +168,11 @@ def objective_perturbation(
 ) -> Result[jax.Array, float]:
     """Minimise a mean of losses with a regulariser and one random linear term.
 
-    The objective is Σℓ_i(w)/n + (λ/2)‖w‖² + ⟨b, w⟩/n, where b is a draw of N(0, σ² I).
-    The function finds the minimum by Newton's method in float64, so you choose neither
-    a step size nor a number of steps. Ill-conditioned features only take more time.
+    The objective is Σℓ_i(w)/n + (λ/2)‖w‖² + ⟨b, w⟩/n, where ℓ_i is the loss of example
+    i and b is a draw of N(0, σ² I). The function finds the minimiser by Newton's method
+    in float64, so you choose neither a step size nor a number of steps. Ill-conditioned
+    features only take more time. The function then adds Gaussian output noise, which
+    hides the distance between the computed and the exact minimiser.
 
     Args:
       loss: a loss of `solvers.losses` with one linear score: `logistic` or `huber`. If
@@ -185,24 +189,26 @@ def objective_perturbation(
         λ needs less noise.
       prior_mu: the GDP parameter, under the same adjacency, of earlier releases from
         which the loss or the features were computed, such as a private estimate of the
-        scale of the features. (ε, δ) includes these releases.
+        scale of the features. (ε, δ) includes the cost of these releases.
 
     Returns:
-      A `Result`, where params is f[d], or NaN if the search fails. curve.loss, f[], is
-      the mean loss at the minimum, without the regulariser. num_steps is 1, the number
-      of releases. noise_multiplier is σ/L for the bound L on a gradient, and scale is
-      σ.
+      A `Result` with params, f[d], curve, guarantee, num_steps, noise_multiplier and
+      scale. params is NaN if Newton's method does not converge in 200 steps.
+      curve.loss, f[], is the mean loss at the minimum, without the regulariser.
+      num_steps is 1, the number of releases. noise_multiplier is σ/L for the bound L on
+      the norm of a gradient, and scale is σ.
 
     Raises:
-      ValueError: an argument is out of range; the loss has several scores; or no noise
-        reaches ε, because λ is too small or prior_mu is too large.
+      ValueError: an argument is out of range; the loss has several scores; adjacency is
+        ADD_REMOVE; or no noise reaches ε, because λ is too small or prior_mu is too
+        large.
 
     Privacy: params, together with the releases that prior_mu accounts for, is (ε, δ)-DP
     under the adjacency, by `accounting.objective.delta`. The search is in float64, and
     ends when the norm of the computed gradient is at most a bound on its rounding
-    error. Output noise hides the remaining distance from the minimum. The μ of the
+    error. Output noise hides the remaining distance from the minimiser. The μ of the
     output noise is 2 % of `accounting.gdp.mu(epsilon, delta)`. The guarantee assumes
-    that the search converges; if the search fails, params is NaN.
+    that the search converges on both data sets.
 
     Reference: Redberg, Koskela and Wang (2023), with the bound of
     `accounting.objective`; for inexact minima, Iyengar, Near, Song, Thakkar, Thakurta

@@ -25,9 +25,9 @@ from dpjax.solvers.prox import Prox, none
 def _calibrate_one_draw(epsilon: float, delta: float) -> float:
     """Return the minimum ratio scale / sensitivity for which added noise is (ε, δ)-DP.
 
-    For δ > 0, the noise is Gaussian, and its scale is its standard deviation. For
-    δ = 0, the noise z has a density proportional to exp(−‖z‖ / scale). The caller must
-    add a margin for rounding errors.
+    For δ > 0, the noise is Gaussian, and the scale is the standard deviation of a
+    coordinate. For δ = 0, the noise z has a density proportional to exp(−‖z‖ / scale).
+    The caller must add a margin for rounding errors.
     """
     # At δ = 0 the density is ∝ exp(−ε‖z‖/Δ). A distance Δ changes the logarithm of the
     # density by at most ε.
@@ -47,31 +47,36 @@ def choose_num_steps(
     num_examples: int,
     **setting: Unpack[iteration.Setting],
 ) -> int:
-    """Choose a number of steps T for which a bound on the excess loss is small.
+    """Choose the number of steps T of `output_perturbation` for a small excess loss.
 
-    The function considers about 1400 numbers of steps, and returns the smallest one for
-    which the bound is within 1 % of its minimum. The bound is the sum of two terms.
-    With the regulariser, the objective has the smoothness β = smoothness +
-    regularization and the strong convexity m = strong_convexity + regularization. Let η
-    be the step size, and D the radius. The first term bounds the optimisation error:
-    (β/2) e^{−2ηmβT/(m+β)} D² if m > 0, and 2D²/(ηT) if m = 0. The second term is (β/2)
-    E‖z‖², where z is the noise that `output_perturbation` adds after T steps. The
-    choice depends on no data.
+    The function computes a bound on the excess loss for about 1400 candidates from 1 to
+    a million, and returns the smallest candidate whose bound is at most 1 % above the
+    minimum. The bound is the sum of two terms. Let D be the radius, η the step size,
+    β = smoothness + regularization and m = strong_convexity + regularization. The first
+    term bounds the optimisation error: (β/2) e^{−2ηmβT/(m+β)} D² if m > 0, and
+    2D²/(ηT) if m = 0. The second term is (β/2) E‖z‖², where z is the noise that
+    `output_perturbation` adds after T steps. T depends on no data.
 
     Args:
       epsilon: the target ε, positive.
       delta: the target δ, in [0, 1).
-      radius: D, a guess of the distance from the initial to the best parameters.
+      radius: D, a guess of the distance from the initial to the best parameters,
+        positive.
       dimension: d, the number of parameters.
       num_examples: n, the number of examples.
-      **setting: the assumptions of the guarantee, as for `output_perturbation`.
+      **setting: the assumptions of the guarantee, as for `output_perturbation`. The
+        bound assumes a convex loss (weak_convexity 0). smoothness must be finite.
 
     Returns:
       T, at least 1 and at most a million.
 
+    Raises:
+      ValueError: the radius is not positive, or an assumption fails.
+      TypeError: an assumption is missing. This error is also a ValueError.
+
     Reference: Zhang, Zheng, Mou and Wang (2017). The proofs of Theorems 2 and 3 bound
-    the excess loss by these two terms. The number of steps in these theorems grows with
-    num_examples at the same rate as this T.
+    the excess loss by these two terms. T grows with num_examples at the same rate as
+    the number of steps in these theorems.
 
     Example:
       >>> from dpjax import Adjacency
@@ -134,27 +139,26 @@ def output_perturbation(
       delta: the target δ, in [0, 1). For δ = 0 the noise has a Gamma-distributed norm
         and a uniform direction; for δ > 0 the noise is Gaussian.
       key: one typed key, for the noise.
-      num_steps: T, at least 1. By default, T is `solvers.choose_num_steps`.
+      num_steps: T, at least 1. By default, `solvers.choose_num_steps` chooses T.
       radius: D, a guess of the distance from params to the best parameters. Without
         num_steps, the function needs D to choose T. A wrong D costs no privacy.
       prox: a function of the parameters and the step size: see `dpjax.solvers.prox`.
-        The noise is added after the last prox, so that the result may be outside the
-        set of a projection. You can project it again without further privacy cost.
+        The noise is added after the last prox, so the result may be outside the set of
+        a projection. You can project the result again without further privacy cost.
       microbatch_size: as for `clipped_grad`.
       **setting: all assumptions of the guarantee, as `accounting.iteration.Setting`
         lists them. step_size must be one number, for instance
         1 / (smoothness + regularization), and not a schedule.
 
     Returns:
-      A `Result`: params, curve, guarantee, num_steps, noise_multiplier, sensitivity and
-      scale.
+      A `Result` with params, curve, guarantee, num_steps, noise_multiplier, sensitivity
+      and scale.
 
     Raises:
-      ValueError: an argument is out of range; an assumption fails; no noise suffices,
-        because the sensitivity is inf, for instance if smoothness is inf; loss_fn
-        computes gradients in fewer bits than its parameters have; or rounding in
-        float64 could add more than a twentieth to the sensitivity. All checks are
-        before training.
+      ValueError: an argument is out of range; an assumption fails; the sensitivity is
+        inf, for instance because smoothness is inf; the gradient of loss_fn casts
+        float64 numbers to fewer bits; or rounding in float64 could add more than a
+        twentieth to the sensitivity. The solver raises the error before any training.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Privacy: params alone is (ε, δ)-DP under the adjacency. For δ > 0, params is μ-GDP;
@@ -165,8 +169,7 @@ def output_perturbation(
     by about 1/n of a step. For n = 1e5, this distance is not much more than a rounding
     error in float32, and far less than a rounding error in bfloat16.
 
-    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, with its constants
-    replaced by exact ones.
+    Reference: Zhang, Zheng, Mou and Wang (2017), Algorithm 1, with exact constants.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -1,11 +1,11 @@
-"""The numbers of a guarantee: calibrated noise, rounded settings and rounding errors.
+"""Calibrated noise, rounded hyperparameters, and bounds on rounding errors.
 
 Rounding is not Lipschitz: two arbitrarily close iterates may be rounded to different
 numbers. Rounding can therefore add to the distance between two runs in every step.
 Noise that is calibrated to the distance in real arithmetic is then too small, unless
 this distance is far above the rounding error of an iterate. If one of n gradients of
 norm at most C is replaced, a step of size η moves by at most 2ηC/n. For n = 1e5, this
-distance is too small for float32.
+distance is not far above a rounding error in float32.
 
 **Model.** As in `_core.rounding`, u is the unit roundoff and γ_k = k u / (1 − k u). Let
 C, M and R be bounds on the norms of gradients, on curvature and on the norms of
@@ -19,19 +19,22 @@ and k = 2d + 64. In a step x ↦ prox(x − η(Σ g / n + λx)), the errors are 
   bound assumes that the norm of a computed gradient is at most C (1 + γ_k).
 - γ_k (R + η(C + λR)) in the step and the prox, where a far smaller k would suffice.
 
-Let ε = η γ_{n+k} C + γ_k (R + η(C + (M + λ)R)), which bounds the error of one run in a
-step, and let s be the distance by which one example moves a step. Then a step moves two
-runs apart by at most s + 2ε, in place of s. Over many steps with contraction factor c,
-the distance Σ_j c^j s grows by the factor 1 + 2ε/s. The sum of all steps bounds the
-iterates. With the initial parameters x₀, r = |1 − ηλ| and a = ‖prox(x₀) − x₀‖,
+Let ε = η γ_{n+k} C + γ_k (R + η(C + (M + λ)R)), which bounds the rounding error of one
+run in a step, and let s be the distance by which one example moves a step in real
+arithmetic. Then a step moves two runs apart by at most s + 2ε, in place of s. Over many
+steps with the contraction factor c, rounding multiplies the distance Σ_j c^j s by at
+most 1 + 2ε/s.
+
+The bound R follows from a recursion. With the initial parameters x₀, r = |1 − ηλ| and
+a = ‖prox(x₀) − x₀‖,
 
     ‖x_{t+1} − x₀‖ <= r ‖x_t − x₀‖ + η(C + λ‖x₀‖) + a.
 
 **Settings.** The training program and the accountant must use the same numbers. A
 program in float32 cannot represent a decay of 0.999, and uses a nearby number with a
 different guarantee. A solver therefore rounds every number that both use to float32,
-and passes the result to both the accountant and the program. Both represent this number
-exactly, whatever their own precision.
+and passes the rounded number to both the accountant and the program. Both represent the
+rounded number exactly, whatever their own precision.
 
 Bounds on gradients are rounded up, and step sizes, regularisation and decays are
 rounded down. After rounding, a step size is still at most its upper limit, and a decay
@@ -72,9 +75,9 @@ _MIN_NORMAL = float(np.finfo(np.float32).tiny)
 def _round_float32(value: ArrayLike, towards: float) -> float | np.ndarray:
     """Round finite positive numbers to float32; return all other numbers unchanged.
 
-    `towards` is inf to round up, and −inf to round down. A number below the minimum
-    normal float32 is rounded to this minimum or to 0. The result is a float or
-    f64[...].
+    `towards` is inf to round up, and −inf to round down. A positive number below the
+    minimum normal float32 is rounded up to this minimum or down to 0. The result is a
+    float or f64[...].
     """
     array = np.asarray(value, np.float64)
     with np.errstate(over="ignore"):
@@ -95,7 +98,7 @@ def round_up(value: float) -> float: ...
 @overload
 def round_up(value: ArrayLike) -> float | np.ndarray: ...
 def round_up(value: ArrayLike) -> float | np.ndarray:
-    """Round a positive number up to the next float32, as a float or f64[...]."""
+    """Round positive numbers up to float32; the result is a float or f64[...]."""
     return _round_float32(value, np.inf)
 
 
@@ -104,7 +107,7 @@ def round_down(value: float) -> float: ...
 @overload
 def round_down(value: ArrayLike) -> float | np.ndarray: ...
 def round_down(value: ArrayLike) -> float | np.ndarray:
-    """Round a positive number down to the next float32, as a float or f64[...]."""
+    """Round positive numbers down to float32; the result is a float or f64[...]."""
     return _round_float32(value, -np.inf)
 
 
@@ -113,7 +116,8 @@ def stddev(
 ) -> float | np.ndarray:
     """The noise's standard deviation, noise_multiplier · bound / divisor, rounded up.
 
-    The result is a float32, as a float or f64[...].
+    The result has float32 numbers, as a float or f64[...]. The function raises a
+    ValueError if the product exceeds the range of float32.
     """
     value = round_up(np.asarray(noise_multiplier) * np.asarray(bound) / divisor)
     # A product above the range of float32 is rounded up to inf. The check refuses inf.
@@ -128,12 +132,15 @@ def number(value: ArrayLike) -> float:
 
 
 def to_float32(values: Tree) -> Any:
-    """Convert results of `round_up` or `round_down` to float32 arrays, exactly."""
+    """Convert numbers to float32 arrays, rounded to the nearest float32.
+
+    The conversion of results of `round_up` and `round_down` is exact.
+    """
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), values)
 
 
 def executed_setting(setting: Setting) -> Setting:
-    """The setting with the float32 numbers that the program uses."""
+    """Round the step size, gradient norm and regularisation of a setting to float32."""
     return {
         **setting,
         # Rounding down preserves an upper limit on step sizes.
@@ -156,9 +163,10 @@ def solve_noise(
 ) -> float:
     """Find the minimum noise multiplier for which ε (or δ) is at most `goal`.
 
-    `bound_of` maps a noise multiplier to the ε (or δ) of the run. The search begins at
-    the noise multiplier `start`. An error message states `target`, the (ε, δ) for which
-    the caller of the solver asked.
+    The result includes a margin for rounding errors. `bound_of` is a function that
+    returns the ε (or δ) of a run with a given noise multiplier. The search begins at
+    the noise multiplier `start`. If no noise reaches the goal, the error states
+    `target`, the (ε, δ) for which the caller of the solver asked.
     """
     try:
         with now():
@@ -177,7 +185,7 @@ MAX_FRACTION = 0.05
 
 
 def margin(terms: float, dtype: DTypeLike = np.float64) -> float:
-    """Bound the relative error of a sum of k terms, by γ_k = k u / (1 − k u).
+    """Bound the relative error of k roundings by γ_k = k u / (1 − k u).
 
     The argument `terms` is k, and u is the unit roundoff of the dtype. For k u >= 1/64
     the result is inf.
@@ -188,11 +196,11 @@ def margin(terms: float, dtype: DTypeLike = np.float64) -> float:
 
 
 class Rounding(NamedTuple):
-    """The distance that rounding adds between two runs in one step.
+    """A bound on the distance that rounding adds between two runs in one step.
 
     Attributes:
       fraction: 2ε/s, the added distance relative to the shift, where ε bounds the
-        error of one run.
+        rounding error of one run in one step.
       shift: s, the distance by which one example moves a step in real arithmetic.
     """
 
@@ -209,7 +217,10 @@ def bound_rounding(
     setting: Setting,
     dtype: DTypeLike = np.float64,
 ) -> Rounding:
-    """Bounds on what rounding in this dtype adds to the distance of two runs."""
+    """Bound the distance that rounding in a dtype adds between two runs in one step.
+
+    params are the initial parameters. The bound is from the module's docstring.
+    """
     eta, regularization = map(number, (setting["step_size"], setting["regularization"]))
     bound, size = number(setting["gradient_norm"]), num_examples
     curvature = max(number(setting["smoothness"]), number(setting["weak_convexity"]))
@@ -254,10 +265,11 @@ def innermost_equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
 
 @scoped
 def find_narrowing_primitive(loss_fn: LossFn, params: Tree, data: Tree) -> str | None:
-    """Name the first primitive that narrows float64 in a loss's gradient, if any.
+    """Name the first primitive that narrows float64 in a loss's gradient, or None.
 
-    The function traces the gradient at float64 parameters. A primitive narrows float64
-    if one of its inputs is float64 and one of its outputs is a float of fewer bits.
+    The function traces the gradient of one example at float64 parameters. A primitive
+    narrows float64 if one of its inputs is float64 and one of its outputs is a float of
+    fewer bits.
     """
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data)
     gradient = jax.make_jaxpr(jax.grad(loss_fn))(to_float64(params), example)
@@ -278,9 +290,11 @@ def sensitivity(
     num_steps: int,
     setting: Setting,
 ) -> float:
-    """The maximum distance by which one example moves the last iterate in float64.
+    """Bound the distance by which one example moves the last iterate in float64.
 
-    This is the sensitivity in real arithmetic plus the distance that rounding can add.
+    The bound is the sensitivity in real arithmetic plus the distance that rounding can
+    add. The function raises a ValueError if the sensitivity is inf, if the loss narrows
+    float64, or if rounding could add more than MAX_FRACTION.
     """
     num_examples = len(data.finite)
     sizes = {"num_steps": num_steps, "num_examples": num_examples}

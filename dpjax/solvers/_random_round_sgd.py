@@ -18,7 +18,9 @@ from dpjax.solvers._descent import Curve, Result
 
 
 def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray:
-    """The distribution of the number of rounds R: P(R = k + 1) ∝ 2η_k − βη_k², k < N.
+    """The distribution of the number of rounds R of `random_round_sgd`.
+
+    P(R = k + 1) ∝ 2η_k − βη_k² for k from 0 to N − 1.
 
     Args:
       step_sizes: η_k, f[N], positive and below 2 / smoothness.
@@ -50,9 +52,10 @@ def round_probabilities(step_sizes: np.ndarray, smoothness: float) -> np.ndarray
 
 
 def thresholds(probabilities: np.ndarray) -> np.ndarray:
-    """The cumulative probabilities of rounds, in units of 2⁻³², rounded down, u64[N].
+    """The cumulative probabilities P(R <= k) in units of 2⁻³², rounded down, u64[N].
 
-    If a uniform 32-bit number is below the kth threshold, the run has at most k rounds.
+    R is at most k if a uniform 32-bit number is below the kth threshold, for k from 1
+    to N.
     """
     cumulative = np.cumsum(probabilities) / np.sum(probabilities)
     edges = np.floor(cumulative * 2.0**32).astype(np.uint64)
@@ -78,10 +81,10 @@ def _train(
     batch_size: int,
     microbatch_size: int | None,
 ) -> tuple[Params, Curve]:
-    """Train for `rounds` rounds; return the last iterate and a `Curve`."""
+    """Train for `rounds` rounds, and return the last iterate and the curve."""
     noise_key, batch_key = keys.stream(key, "noise"), keys.stream(key, "batches")
 
-    # The curve has the sums of losses and of omitted examples over the rounds so far.
+    # `sums` has the sum of losses and the number of unused examples so far.
     def step(k: jax.Array, carry: tuple[Any, Curve]) -> tuple[Any, Curve]:
         params, sums = carry
         batch = sampling.fixed_size(
@@ -132,23 +135,24 @@ def random_round_sgd(
 ) -> Result[Params, jax.Array]:
     """Train by noisy SGD on random batches, and stop after a random number of rounds.
 
-    The number R of rounds has P(R = k + 1) ∝ 2η_k − βη_k², for step sizes η_k and
-    smoothness β. For smooth losses, convex or not, the expected norm of the gradient
-    after R rounds is small.
+    Each round is one step on a new random batch. The number R of rounds has
+    P(R = k + 1) ∝ 2η_k − βη_k² for k from 0 to N − 1, step sizes η_k and smoothness β.
+    For smooth losses, convex or not, the expected norm of the gradient after R rounds
+    is small.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
       params: the initial parameters, a pytree; they must not depend on the data.
       data: a pytree whose leaves share a leading axis of n examples. An example with a
-        NaN or an infinity contributes zero, and curve.left_out counts it.
-      epsilon: the target ε, positive. With epsilon and delta, the solver chooses the
-        noise.
+        NaN or an infinity, in its numbers or in its gradient, contributes zero, and
+        curve.left_out counts it.
+      epsilon: the target ε, positive; epsilon and delta replace noise_multiplier.
       delta: the target δ, in (0, 1).
       noise_multiplier: the standard deviation of the noise in a batch's sum of
         gradients, divided by clip_norm; positive. None if epsilon and delta are given.
-      adjacency: `REPLACE`.
-      max_rounds: N, the maximum of R, at least 1. Zhang et al. have N = n².
-      batch_size: b, from 1 to n. The paper has b = 1.
+      adjacency: must be `REPLACE`.
+      max_rounds: N, the maximum of R, at least 1. Zhang et al. (2017) use N = n².
+      batch_size: b, from 1 to n. Zhang et al. (2017) use b = 1.
       step_size: η_k, positive and below 2 / smoothness. A number, an optax schedule or
         f[N].
       smoothness: β, which determines the distribution of R. The guarantee does not
@@ -158,12 +162,12 @@ def random_round_sgd(
       microbatch_size: as for `clipped_grad`.
 
     Returns:
-      A `Result`: params, curve, guarantee, num_steps and noise_multiplier. num_steps is
-      R, and may be released.
+      A `Result` with params, curve, guarantee, num_steps and noise_multiplier.
+      num_steps is R, and may be released.
 
     Raises:
-      ValueError: an argument is out of range, or no noise reaches the target. The check
-        is before any training.
+      ValueError: an argument is out of range, or no noise reaches the target. The
+        solver raises the error before any training.
 
     Privacy: params, all earlier iterates and num_steps together are (ε, δ)-DP under
     REPLACE, by `accounting.random_rounds.delta`. R does not depend on the data, and

@@ -11,9 +11,10 @@ these changes:
    assumes a Lipschitz and smooth loss.
 
 The momentum's noise comes from three trees, which `noise._reduced_momentum.Terms`
-defines: one for the gradients at the anchor (the iterate at which an epoch began), one
-for the changes of these gradients from epoch to epoch, and one for the drifts of the
-gradients since the anchor. `allot_noise` divides one privacy budget among the trees.
+defines. The first tree is for the gradients at the anchor (the iterate at which an
+epoch began), the second mainly for the changes of these gradients from epoch to epoch,
+and the third for the drifts of the gradients since the anchor. `allot_noise` divides
+one privacy budget among the trees.
 """
 
 import functools
@@ -50,13 +51,12 @@ def allot_noise(
 ) -> Terms[float]:
     """The three noise multipliers for μ-GDP that add the least noise to the momentum.
 
-    `Terms` defines the three trees: one for the gradients at the anchor, one for the
-    changes of these gradients from epoch to epoch, and one for the drifts since the
-    anchor. The noise in the momentum is measured by its variance, averaged over all
-    steps. Let s be the standard deviation of a tree's noise, divided by the tree's
-    bound. Each tree has two constants A and V: the tree contributes A/s² to μ² and V s²
-    to the variance of the momentum. For a given μ², the variance is minimal if s² is
-    proportional to sqrt(A/V).
+    `Terms` describes the three trees of noise: anchor, change and drift. The noise in
+    the momentum is measured by its variance, averaged over all steps. Let s be the
+    noise multiplier of a tree: the standard deviation of a node's noise, divided by the
+    bound on one example's term in the tree. Each tree has two constants A and V: the
+    tree contributes A/s² to μ² and V s² to the variance of the momentum. For a given
+    μ², the variance is minimal if s² is proportional to sqrt(A/V).
 
     Args:
       target_mu: μ, positive.
@@ -64,8 +64,7 @@ def allot_noise(
       variance: V for each tree.
 
     Returns:
-      `Terms` of noise standard deviations divided by the bounds; inf for a tree that is
-      never used.
+      `Terms` of the noise multipliers s; inf for a tree that is never used.
 
     Example:
       >>> from dpjax.accounting.tree import reduced_momentum_mu
@@ -224,14 +223,15 @@ def sensitivity_reduced_nsgd(
     drift_clip_norm: float,
     key: Key,
 ) -> Result[Params, Terms[jax.Array]]:
-    """Train by normalised steps along a private momentum of reduced sensitivity.
+    """Train by normalised SGD with a private momentum of reduced sensitivity.
 
     The momentum uses three sums of clipped vectors: the gradients at the anchor, which
     is the iterate at which the epoch began; the changes of these gradients from one
     epoch to the next; and the drifts, which are the changes of the gradients since the
-    anchor. The solver adds little noise if an epoch has few steps n. With steps of
-    length η and an L-smooth loss, a gradient changes by at most ηnL in an epoch. The
-    bounds change_clip_norm = ηnL and drift_clip_norm = ηnL then clip nothing.
+    anchor. The smaller the bounds change_clip_norm and drift_clip_norm are, the less
+    noise the solver adds. With n steps of length η in an epoch and an L-smooth loss, a
+    gradient changes by at most ηnL in an epoch. The bounds change_clip_norm = ηnL and
+    drift_clip_norm = ηnL then clip nothing.
 
     Args:
       loss_fn: the loss of ONE example, `loss_fn(params, example)`, a real scalar.
@@ -246,27 +246,30 @@ def sensitivity_reduced_nsgd(
       batch_size: b, at least 1. An epoch has n = ⌈N / b⌉ steps.
       learning_rate: the length of a step, a number or an optax schedule.
       decay: the momentum coefficient β, in [0, 1).
-      refresh: γ, in [0, 1]. From the third epoch on, a step adds the gradients at the
-        anchor with weight γ, and their changes since the previous anchor with weight
-        1 − γ. The paper has γ = ηn.
-      clip_norm: the bound C on an example's gradient, positive.
-      change_clip_norm: the bound on the change of an example's clipped gradient from
-        one epoch's anchor to the next, positive.
-      drift_clip_norm: the bound on the change of an example's clipped gradient from the
-        anchor to the iterate, positive.
+      refresh: γ, in [0, 1]. Before step 2n, counted from 1, the momentum uses the
+        gradients at the anchor. From step 2n on, the momentum uses these gradients with
+        weight γ, and their changes since the previous anchor with weight 1 − γ. The
+        paper has γ = ηn.
+      clip_norm: the bound C on the L2 norm of an example's gradient, positive.
+      change_clip_norm: the bound on the L2 norm of the change of an example's clipped
+        gradient from one epoch's anchor to the next anchor, positive.
+      drift_clip_norm: the bound on the L2 norm of the change of an example's clipped
+        gradient from the anchor to the current iterate, positive.
       key: one typed key, for the noise.
 
     Returns:
       A `Result` with params, curve, guarantee, num_steps and noise_multiplier. The
-      noise_multiplier has one number for each of the three sums.
+      noise_multiplier has one number for each of the three trees of noise.
 
     Raises:
-      ValueError: an argument is out of range. The check is before any training.
+      ValueError: an argument is out of range, or adjacency is ADD_REMOVE. The solver
+        raises the error before any training.
 
     Privacy: params and all earlier iterates together are μ-GDP under the adjacency,
     where μ is `accounting.tree.reduced_momentum_mu`, and guarantee.epsilon(delta) is at
     most epsilon. The guarantee assumes no smoothness, since the vectors of all three
-    sums are clipped. The guarantee does not cover the curve.
+    sums are clipped. The guarantee assumes that N, the shapes, the initial parameters
+    and the hyperparameters are public. The guarantee does not cover the curve.
 
     Reference: Tran and Cutkosky (2022), Algorithm 2, by a recursion in place of
     Algorithm 4 and with exact accounting in place of Theorem 8.

@@ -30,11 +30,11 @@ class Loss:
     """A convex loss of ONE example: `loss(params, (features, label))`.
 
     Attributes:
-      feature_norm: B. The loss scales features of a larger norm down to norm B.
-      gradient_norm: an upper bound on the norm of a gradient.
+      feature_norm: B. The loss scales features down to an L2 norm of at most B.
+      gradient_norm: an upper bound on the L2 norm of the gradient in params.
       smoothness: an upper bound on the Lipschitz constant of the gradient in params.
       generalised_linear: whether the loss depends on a single linear score ⟨w, x⟩.
-      labels: a description of the allowed labels.
+      labels: a description of the allowed labels, for error messages.
       of_scores: a function from the scores and the label to the loss.
       admits: a function from an array of labels to a mask of the allowed labels.
       logistic: whether the loss is log(1 + e^{−y⟨w, x⟩}), for which
@@ -101,7 +101,11 @@ class Loss:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The fields of `iteration.Setting` that are bounds of the unclipped loss."""
+        """The fields of `iteration.Setting` that describe this loss, without clipping.
+
+        The fields are gradient_norm, clipped (False), generalised_linear, smoothness,
+        weak_convexity and strong_convexity (both 0).
+        """
         return {
             "gradient_norm": self.gradient_norm,
             "clipped": False,
@@ -162,10 +166,14 @@ class _Huber:
 
 
 def huber(threshold: float, *, feature_norm: float) -> Loss:
-    """Huber regression: quadratic for errors up to a threshold, and linear above.
+    """Huber regression: a loss of the error ⟨w, x⟩ − y, for finite labels y.
+
+    The loss is half the square of the error if the absolute error is at most the
+    threshold, and linear in the absolute error beyond the threshold.
 
     Args:
-      threshold: the largest error with a quadratic loss, in units of labels, positive.
+      threshold: the largest absolute error with a quadratic loss, in units of labels,
+        positive.
       feature_norm: B, positive. Longer feature vectors are first scaled down to norm B.
 
     Returns:
@@ -209,7 +217,7 @@ def _softmax(scores: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def softmax(num_classes: int, *, feature_norm: float) -> Loss:
-    """Softmax regression with classes 0 to num_classes − 1.
+    """Softmax regression: the cross-entropy for labels 0 to num_classes − 1.
 
     Args:
       num_classes: k, at least 2.
@@ -217,8 +225,8 @@ def softmax(num_classes: int, *, feature_norm: float) -> Loss:
 
     Returns:
       A `Loss` for parameters w f[d, k]. Its gradients have norm at most √2 B, and its
-      smoothness is B²/2. These gradients need no clipping. With clipped gradients, a
-      step might not be a contraction, since the loss depends on several scores.
+      smoothness is B²/2. The gradients need no clipping. If a solver clips them, a step
+      might not be a contraction, since the loss depends on several scores.
 
     Raises:
       ValueError: an argument is out of range.

@@ -5,8 +5,9 @@ A prox is a function of the parameters and of the step size η,
     prox_{ηh}(x) = argmin_u h(u) + ‖u − x‖² / (2η),
 
 for a convex h that depends on no data. A prox never increases the distance between two
-points, so that it costs no privacy. You can pass any other function that depends on no
-data and has this property.
+points, so that it costs no privacy. A solver also accepts any other function of the
+parameters and of η that depends on no data and never increases the distance between two
+points.
 """
 
 from collections.abc import Callable
@@ -105,7 +106,7 @@ def projection(project: Callable[..., Tree]) -> Prox:
     Args:
       project: a function from parameters to the nearest point of a convex set, such as
         those in `optax.projections`. If the set is bounded, pass its diameter to the
-        solver.
+        solver as `diameter`.
 
     Returns:
       A prox that applies the projection and ignores the step size.
