@@ -97,8 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code: 0 for success, or 2 after an error line on standard error. Invalid
       options end the process with exit code 2.
     """
-    parser = _make_parser()
-    given = vars(parser.parse_args(argv))
+    given = vars(_make_parser().parse_args(argv))
     command, as_json = given.pop("command"), given.pop("json")
     from dpjax._cli.plan import show_plan
     from dpjax._cli.report import report

@@ -227,6 +227,24 @@ def test_result_is_close_to_minimiser_and_counts_damage(damaged_data_and_run):
     np.testing.assert_allclose(result.params, best.coef_[0], atol=2e-3)
 
 
+@pytest.mark.parametrize("delta", [0.0, 1e-3])
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("epsilon", 0.0),
+        ("epsilon", -1.0),
+        ("epsilon", math.nan),
+        ("dimension", -3),
+        ("dimension", 2.5),
+        ("radius", 0.0),
+    ],
+)
+def test_number_of_steps_needs_valid_arguments(delta, name, bad):
+    arguments = {"epsilon": 1.0, "radius": 3.0, "dimension": 7, name: bad}
+    with pytest.raises(ValueError, match=name):
+        choose_num_steps(**arguments, delta=delta, num_examples=1000, **SETTING)
+
+
 def test_invalid_arguments_raise():
     data = make_data()
     for name, bad in [

@@ -663,3 +663,5 @@ def test_invalid_owners_raise():
         select(np.array([1.0, 2.0]), 1)
     with pytest.raises(ValueError, match="masked"):
         select(np.ma.masked_equal([[1], [2]], 2), 1)
+    with pytest.raises(ValueError, match="key"):
+        select([[1]], 1, key=0)

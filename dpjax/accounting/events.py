@@ -469,8 +469,7 @@ def to_dp_event(event: Event, adjacency: Adjacency) -> "DpEvent":
         case Laplace(math.inf) | DiscreteLaplace(math.inf):
             return dp.NoOpDpEvent()
         case Laplace(scale):
-            factor = adjacency.sensitivity_factor
-            return dp.LaplaceDpEvent(factor * scale)
+            return dp.LaplaceDpEvent(adjacency.sensitivity_factor * scale)
         case DiscreteLaplace(scale, sensitivity):
             norm = sensitivity / adjacency.sensitivity_factor
             if norm == int(norm):

@@ -325,9 +325,7 @@ def of(event: events.Event) -> Profile:
         return Pure(event.epsilon)
     if isinstance(event, events.Composed):
         return pld.PLD(event.steps)
-    if isinstance(event, events.Repeated):
-        return pld.PLD((event,))
-    return pld.of(event)
+    return pld.PLD((event,)) if isinstance(event, events.Repeated) else pld.of(event)
 
 
 # The number of pairs (ε, δ) from which a trade-off curve is computed, if its exact form

@@ -209,8 +209,7 @@ def steps(folder: Folder) -> tuple[int, ...]:
       >>> steps("nothing/here")
       ()
     """
-    records = pathlib.Path(folder).glob(f"*/{_RECORD}")
-    names = [path.parent.name for path in records]
+    names = [path.parent.name for path in pathlib.Path(folder).glob(f"*/{_RECORD}")]
     return tuple(sorted(int(x) for x in names if _is_step(x)))
 
 

@@ -270,8 +270,7 @@ class ClippedGrad(Generic[Params]):
             engine="ghost".
         """
         closed, _ = self._trace(args)
-        groups = self._groups(args)
-        return bookkeeping.plan(closed, groups, keep_blocks=keep_blocks)
+        return bookkeeping.plan(closed, self._groups(args), keep_blocks=keep_blocks)
 
 
 class _SelectedEngine(NamedTuple):

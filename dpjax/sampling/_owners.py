@@ -41,7 +41,8 @@ def bound_contributions_of_fixed_graph(
     Raises:
       ValueError: the owners of an example are a string or not a collection; an example
         has no owner, or an owner that is not equal to itself, such as NaN; owners has
-        masked entries; max_contributions is not an integer of at least 1.
+        masked entries; max_contributions is not an integer of at least 1; key is not
+        one typed key.
 
     Privacy: the guarantee assumes that the owners of each example are public and fixed.
     Neighbouring data sets have the same examples with the same owners, and differ in
@@ -64,6 +65,7 @@ def bound_contributions_of_fixed_graph(
       >>> bound_contributions_of_fixed_graph(owners, 1, key=jax.random.key(3))
       array([2, 3])
     """
+    validate.typed_key("key", key)
     most = validate.static_int("max_contributions", max_contributions, minimum=1)
     if np.ma.is_masked(owners):
         raise ValueError(

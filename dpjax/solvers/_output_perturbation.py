@@ -71,7 +71,8 @@ def choose_num_steps(
       T, at least 1 and at most a million.
 
     Raises:
-      ValueError: the radius is not positive, or an assumption fails.
+      ValueError: epsilon or radius is not positive, dimension is not an integer of at
+        least 1, delta is out of range, or an assumption fails.
       TypeError: an assumption is missing. This error is also a ValueError.
 
     Reference: Zhang, Zheng, Mou and Wang (2017). The proofs of Theorems 2 and 3 bound
@@ -88,7 +89,9 @@ def choose_num_steps(
       ...     1.0, 0.001, radius=2.0, dimension=10, num_examples=1000, **setting)
       60
     """
+    validate.positive("epsilon", epsilon)
     validate.positive("radius", radius)
+    dimension = validate.static_int("dimension", dimension, minimum=1)
     # Candidates have geometric spacing, since T needs only a relative precision.
     steps = np.unique(np.geomspace(1, _MAX_STEPS, 2000).astype(np.int64))
     sensitivity = iteration.gradient_descent_sensitivity(

@@ -285,8 +285,7 @@ def allocation_upper_bound(
     ratios, about the mass `tail` at each end moves to the grid's ends, to 0 and to
     infinity.
     """
-    step_law = lognormal(1 / noise_multiplier**2, tail, POINTS)
-    return mean(step_law, num_steps, tail)
+    return mean(lognormal(1 / noise_multiplier**2, tail, POINTS), num_steps, tail)
 
 
 def replacement_tail(tail: jax.Array) -> jax.Array:
