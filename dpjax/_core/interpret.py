@@ -126,7 +126,7 @@ def evaluator(closed: jex.ClosedJaxpr, max_seconds: float = MAX_SECONDS) -> Func
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Let the process use the memory of freed arrays again.
+    """Make the allocator retain the memory of freed arrays, for use by later arrays.
 
     The allocator of Linux returns the memory of large arrays to the system, and then
     gets it again page by page, which takes a third of an accountant's time. After an
@@ -138,12 +138,13 @@ def _keep_freed_memory() -> None:
 
 
 class _Step(NamedTuple):
-    """A jaxpr's equation, with the indices of its inputs and outputs in a list.
+    """A jaxpr's equation, and where a list of values has its inputs and outputs.
 
     Attributes:
       eqn: the equation.
       inputs: for each input of the equation, the input's index in the list of values.
-      outputs: for each output, the output's index in this list.
+      outputs: for each output of the equation, the output's index in the list of
+        values.
     """
 
     eqn: jex.JaxprEqn

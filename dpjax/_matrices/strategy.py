@@ -137,7 +137,8 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     r / D. Let g be the computed coefficients of 1 / D, and s the rounding errors of the
     recursion for g. Then D g = 1 − s, and so 1 / D = g / (1 − s). For power series a
     and b that are cut off at n terms, ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁.
-    Therefore the error has the norm ‖r g / (1 − s)‖₂ <= ‖r‖₂ ‖g‖₁ / (1 − ‖s‖₁).
+    Therefore the error has the norm ‖r g / (1 − s)‖₂ <= ‖r‖₂ ‖g‖₁ / (1 − ‖s‖₁). If the
+    bound on ‖s‖₁ is 1/2 or more, the result is infinite.
     """
     n, bottom = h.size, jnp.asarray(strategy.denominator, h.dtype)
     if not bottom.size:
@@ -314,7 +315,8 @@ def float32_factors(strategy: Scaled) -> np.ndarray:
     """The factors of a scaled strategy, f32[T].
 
     Raises:
-      ValueError: the factors are traced, out of range, or not exact in float32.
+      ValueError: the factors are traced, not from 2**-20 to 2**20, or not exact in
+        float32.
     """
     f = _require_concrete("factors", strategy.factors, 1)
     _require_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))

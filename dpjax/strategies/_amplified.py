@@ -69,7 +69,7 @@ class _Goal(NamedTuple):
 
     Attributes:
       workload: the workload in which errors are measured.
-      epsilon: the target of ε.
+      epsilon: the target ε.
       delta: δ.
       run: the other arguments, which are those of `accounting.correlated.epsilon`.
     """
@@ -250,7 +250,7 @@ def refine(
 
     The secant search needs bounds on ε. In contrast, this function uses estimates of ε,
     which need less time. The function `event` maps a noise multiplier to the event of a
-    run of Poisson-sampled Gaussian steps.
+    run of Poisson-sampled Gaussian steps. If ε is above 100, the result is `start`.
     """
     # The grid of an estimate is too coarse for a very large ε.
     if epsilon > _MAX_EPSILON:

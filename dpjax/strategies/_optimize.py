@@ -250,7 +250,8 @@ def _strategy(kind: Kind, x: jax.Array | np.ndarray) -> Toeplitz:
     """The strategy of the given kind, from its unconstrained parameters, f[k].
 
     From concrete parameters, the result is the strategy that training runs, with
-    coefficients rounded to float32.
+    coefficients rounded to float32. If rounding moves a root out of (−1, 1), the
+    function raises ValueError.
     """
     if kind == "banded":
         return _making.banded(_prepend_one(x))
@@ -343,8 +344,8 @@ class Optimized(Toeplitz):
     def bound(self) -> float:
         """A lower bound on the attribute `product` of any strategy, or NaN.
 
-        The bound is NaN if the attribute `run` is None, or if the learning rates or the
-        weight decay of the workload vary with the step.
+        The bound is NaN if the attribute `run` is None, or if the workload's `rates` or
+        `keep` has a separate number for each step.
         """
         # The lower bound is proven only for workloads with the same numbers in every
         # step.
@@ -356,7 +357,8 @@ class Optimized(Toeplitz):
     def gap(self) -> float:
         """An upper bound on the ratio of this strategy's error to the least error.
 
-        The least error is that of any strategy with the same privacy.
+        The least error is the minimum over all strategies with the same μ. If `bound`
+        is NaN, the gap is NaN.
         """
         return self.product / self.bound
 
@@ -394,8 +396,8 @@ def optimize(
       is at least 1 / gap times the error of the result, up to the rounding of
       `accounting.correlated.error`. The proof covers every order, since every order
       allows an example to take part at the same position of each epoch. If the
-      workload's `rates` or `keep` vary with the step, the proof does not apply, and
-      `gap` is NaN.
+      workload's `rates` or `keep` has a separate number for each step, the proof does
+      not apply, and `gap` is NaN.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
@@ -486,7 +488,8 @@ def _closed_form_weights(
     """The weights s for which C = diag(s) has the least error in a workload, f[T].
 
     The weights are scaled such that one example moves C x by at most 1, where x are the
-    gradient sums. The noise of C = diag(s) is independent from step to step.
+    gradient sums. The noise of C = diag(s) is independent from step to step. For
+    "reshuffled", s is the same in all steps of an epoch.
     """
     identity = Toeplitz(jnp.zeros(0), jnp.zeros(0))
     # The squared error is Σ_t w_t f_t². So its derivative at f = 1 is 2 w, and the
