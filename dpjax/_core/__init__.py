@@ -1,4 +1,4 @@
-"""Tools for numbers, keys and arrays, which all other packages of dpjax use.
+"""Tools for numbers, keys and arrays, for all other packages of dpjax.
 
 No module of this package computes a privacy cost.
 

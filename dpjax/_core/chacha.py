@@ -9,7 +9,7 @@ function. Then an adversary without the key cannot distinguish the blocks of dif
 counters or nonces from independent uniform words. The last two words of the nonce
 determine the use of a block, so that no block has two uses:
 
-| use | word 12 | word 13 | word 14 | word 15 | words that are used |
+| use | word 12 | word 13 | word 14 | word 15 | output words used |
 | --- | --- | --- | --- | --- | --- |
 | random bits | number of the block | 0 | 0 | bits per random number | all 16 |
 | split | number of the child | 0 | 1 | 0 | the first 8 |

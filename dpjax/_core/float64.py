@@ -7,8 +7,9 @@ privacy loss. The scope also sets standard dtype promotion, so that a caller's s
 of strict promotion does not apply to the accountant's own code.
 
 Compiled programs replace subnormal numbers, which are below the least normal number of
-their dtype, by zero. So a subnormal argument of a compiled program counts as zero. A
-number that must be positive is at least `TINY`, the least normal number of float64.
+their dtype, by zero. So a subnormal argument of a compiled program counts as zero. If a
+number must be positive, accountants clamp the number to at least `TINY`, the least
+normal number of float64.
 
 Outside jit, an accountant runs on the CPU, whatever JAX's default device or the
 context's mesh is. NumPy evaluates concrete numbers (`interpret`), and XLA evaluates

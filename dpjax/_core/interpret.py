@@ -5,8 +5,8 @@ evaluate the same operations once. So a function is traced into a jaxpr, as for
 `jax.jit`, and NumPy evaluates the jaxpr's equations one after the other. An accountant
 is written once, in `jax.numpy`. NumPy and XLA evaluate the same equations. The
 functions of NumPy and SciPy differ from those of XLA only in the last bits, within the
-rounding errors that the accountants' margins cover. NumPy does not replace subnormal
-numbers by zero.
+rounding errors that the accountants' margins cover. Unlike XLA, NumPy does not replace
+subnormal numbers by zero.
 
 XLA compiles the jaxpr instead if `numpy_rules` cannot evaluate one of its operations.
 XLA also compiles the jaxpr if NumPy would take longer than `MAX_SECONDS`, because of

@@ -5,7 +5,7 @@ type says how the array is sharded. An operation raises an error if the types do
 determine its output's sharding. Along *auto* axes the compiler decides the sharding.
 Along *manual* axes (`jax.shard_map`) code sees one device's shard. For every kind of
 axis, the code that computes clipped gradients evaluates the loss as `vmap(grad(loss))`
-would. The compiler decides the sharding of all computations around the loss.
+would. The compiler decides the shardings of all other computations in that code.
 
 Zeros and noise are sharded like the arrays to which they belong. Inside
 `jax.shard_map`, the type of a shard says along which axes the shards' values vary.
@@ -137,7 +137,7 @@ def enter_mesh(
 
 
 def example_numbers(size: int, batch: Tree) -> jax.Array:
-    """The indices of a batch's examples, sharded like the first axis of its arrays."""
+    """The indices of a batch's examples, i[size], sharded like the first batch axis."""
     arrays = [jnp.asarray(x) for x in jax.tree.leaves(batch)]
     # On explicit axes the types of operands must agree. So the indices are resharded.
     numbers, mesh = jnp.arange(size), explicit_mesh(arrays)

@@ -72,7 +72,7 @@ def margin(terms: int, dtype: DTypeLike) -> float:
 def staged_sum(
     x: jax.Array, kept: int = 0, term: Callable[[jax.Array], jax.Array] = lambda x: x
 ) -> tuple[jax.Array, int]:
-    """The sum of term(x) over all axes but the first `kept` axes, and a number k.
+    """The sum of term(x) over all but the first `kept` axes, and k for its error bound.
 
     The sum is computed in stages: the first stage adds the terms in groups, and each
     further stage adds the results of the stage before it. k is the number of terms in
@@ -102,7 +102,8 @@ def staged_sum(
 def square_sum(x: jax.Array, kept: int = 0, unit: ArrayLike = 1.0) -> jax.Array:
     """An upper bound on the sum of (x / unit)² over all but the first `kept` axes.
 
-    The bound also holds if each entry of x is off by one rounding error.
+    If each entry of x is a number that was rounded once, the bound also holds for the
+    numbers before this rounding.
     """
     # A Python number takes the array's dtype, as in an expression.
     unit = np.asarray(unit, x.dtype) if isinstance(unit, int | float) else unit

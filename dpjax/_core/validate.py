@@ -86,8 +86,8 @@ def whole_count(name: str, value: ArrayLike) -> ArrayLike:
 
     More steps cost more privacy. So the next whole number is on the safe side.
     Differentiation treats the rounding as the identity: the derivative of a function
-    with respect to the original value is its derivative at the rounded number. A traced
-    negative number stays negative; infinity and NaN give NaN.
+    with respect to the original value is the function's derivative at the rounded
+    number. A traced negative number stays negative; infinity and NaN give NaN.
 
     Raises:
       ValueError: a concrete value is negative, not whole or not finite.

@@ -160,8 +160,9 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
 class Workload(NamedTuple):
     """The linear map that an optimizer applies to the gradient sums of all steps.
 
-    The output of step t is x_t = keep_t x_{t−1} + rates_t h_t. Here h = N(L) / D(L) g
-    is the result of a filter of the gradient sums g_t, with L the shift by one step.
+    The output of step t is x_t = keep_t x_{t−1} + rates_t h_t, with x_0 = 0. Here
+    h = N(L) / D(L) g is the result of a filter of the gradient sums g_t, where L is the
+    shift by one step.
 
     Attributes:
       numerator: the coefficients of N after its leading 1, f[k].

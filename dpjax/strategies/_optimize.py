@@ -30,9 +30,9 @@ where T is a Toeplitz matrix and s has a weight for each step. The noise is C⁻
 independent Gaussian z. In step t this noise is (T⁻¹z)_t times the factor f_t = 1 / s_t.
 The error is proportional to ‖A diag(f) T⁻¹‖_F. Let π be the steps in which an example
 takes part, and let G_π have the entries of |TᵀT| in π × π. Then the sensitivity is at
-most the maximum of √(sᵀG_π s) over all π. In a fixed order, each position in the epoch
-has one π, and at the best s, the root is the same for every position. So each s_t is
-divided by the root for the position of step t, and the search then minimizes the error
+most the maximum of r_π = √(sᵀG_π s) over all π. In a fixed order, each position in the
+epoch has one π. At the best s, r_π is the same for every position. So each s_t is
+divided by r_π for the position of step t, and the search then minimizes the error
 alone.
 
 For independent noise, T = I. Then the squared error is proportional to Σ_t w_t / s_t²,
@@ -329,7 +329,7 @@ def _start_point(
 
 
 class Optimized(Toeplitz):
-    """A `Toeplitz` strategy with a bound on the ratio of its error to the least error.
+    """A `Toeplitz` strategy, with a bound `gap` on its error over the least error.
 
     Attributes:
       product: the error in the workload for which the strategy was optimized, times the
@@ -538,7 +538,7 @@ def scheduled(
 ) -> Scaled:
     """Search for the best factor of the noise in each step, for a workload.
 
-    The best factors have the least error at the same privacy.
+    The best factors are those with the least error at the same privacy.
 
     If learning rates fall, later sums matter less to the result. Later steps may then
     have more noise, which allows less noise in earlier steps at the same privacy.
