@@ -315,7 +315,8 @@ def draw_like(
         `out_sharding`. Pass the same function object in every call, since it may be
         compiled.
       key: a typed key.
-      x: an array. If x is replicated over devices, so are the numbers.
+      x: an array. If x is replicated over devices, so are the numbers. Along auto axes
+        inside jit, the compiler chooses the sharding of the numbers.
       setting: the third argument of `draw`, which is hashable, such as a dtype.
     """
     kind, sharding = jax.typeof(x), None

@@ -6,12 +6,12 @@ u (2⁻²⁴ in float32). Then the error of a sum of k products is at most
 γ_k = k u / (1 − k u) times the sum of the products' absolute values. The bound holds
 for every order of summation, with or without fused multiply-adds (Higham, *Accuracy and
 Stability of Numerical Algorithms*, section 3.1). The model ignores results that
-underflow to zero.
-In units of the squared clip norm, a sum of up to 10¹⁰ squares loses less than 1e-27 by
-underflow. This loss matters only in sums far below 1, and gradients with such sums need
-no clipping. CPUs and GPUs follow the model in element-wise arithmetic, sums, and
-products at `Precision.HIGHEST`. TPUs do not follow the model in such products, since
-they compute a product from six products of bfloat16 parts.
+underflow to zero. In units of the squared clip norm, a sum of up to 10¹⁰ squares loses
+less than 1e-27 by underflow. This loss matters only in sums far below 1, and gradients
+with such sums need no clipping. CPUs and GPUs follow the model in element-wise
+arithmetic, sums, and matrix products at `Precision.HIGHEST`. TPUs do not follow the
+model in matrix products, since they compute a product from six products of bfloat16
+parts.
 
 To keep k small for arrays of every size, sums are computed in stages of about a
 thousand terms. Optimization barriers between the stages prevent XLA from merging them.

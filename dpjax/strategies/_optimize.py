@@ -206,7 +206,10 @@ def _roots(x: jax.Array | np.ndarray) -> jax.Array:
 
 
 def _free_roots(distance: np.ndarray) -> np.ndarray:
-    """The real numbers x, f[k], that `_roots` maps to 1 − distance."""
+    """The real numbers x, f[k], that `_roots` maps to 1 − distance.
+
+    Distances are clipped to the range from 1e-9 to 1 − 1e-9.
+    """
     # The distances 0 and 1 would give infinite parameters.
     p = -np.log(np.clip(distance, 1e-9, 1 - 1e-9))
     return p + np.log(-np.expm1(-p))
