@@ -1,4 +1,4 @@
-"""Tools for numbers, keys and arrays, which all other packages of dpjax use.
+"""Tools for numbers, keys and arrays, for all other packages of dpjax.
 
 No module of this package computes a privacy cost.
 
@@ -9,8 +9,10 @@ No module of this package computes a privacy cost.
    that compute in float64. `interpret`: functions that NumPy evaluates without a
    compiler, by the rules in `numpy_rules`.
 4. `keys`: typed random keys, and a separate random stream for every consumer of a key.
+   `chacha`: the random generator ChaCha20.
 5. `platforms`, `meshes`: backends, and arrays that are sharded over devices.
-6. `searches`: roots and minima of functions, with derivatives.
+6. `searches`: roots of functions, with derivatives, and minima of functions. `plain`:
+   records as values that JSON can represent.
 
 This file imports nothing, so that the command line can read `adjacency` without JAX.
 """

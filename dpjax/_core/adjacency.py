@@ -13,8 +13,8 @@ class Adjacency(enum.Enum):
     Attributes:
       ADD_REMOVE: one data set has one example more than the other. No other example's
         batch may depend on whether this example is in the data set.
-      ZERO_OUT: one example's contribution is replaced by zero. The sizes, order and
-        batches do not change.
+      ZERO_OUT: one example's contribution is replaced by zero. The size of the data
+        set, the order of the examples and the batches do not change.
       REPLACE: one example is replaced by another example.
 
     Example:
@@ -34,6 +34,6 @@ class Adjacency(enum.Enum):
 
     @property
     def sensitivity_factor(self) -> float:
-        """The sensitivity of a clipped sum to one example, in clip norms."""
+        """The L2 sensitivity of a sum of clipped gradients, in clip norms."""
         # Under REPLACE one clipped gradient leaves the sum and another one enters it.
         return 2.0 if self is Adjacency.REPLACE else 1.0

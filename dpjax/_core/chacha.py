@@ -9,7 +9,7 @@ function. Then an adversary without the key cannot distinguish the blocks of dif
 counters or nonces from independent uniform words. The last two words of the nonce
 determine the use of a block, so that no block has two uses:
 
-| use | word 12 | word 13 | word 14 | word 15 | words that are used |
+| use | word 12 | word 13 | word 14 | word 15 | output words used |
 | --- | --- | --- | --- | --- | --- |
 | random bits | number of the block | 0 | 0 | bits per random number | all 16 |
 | split | number of the child | 0 | 1 | 0 | the first 8 |
@@ -147,9 +147,9 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
     """The shape of the array of ChaCha20 blocks from which random numbers are read.
 
     The random numbers have the given shape. Each block contains `in_block` consecutive
-    numbers in row-major order. If the last axes of the shape hold a whole number of
-    blocks, all axes before them are also axes of the result. If an array is sharded
-    only along those axes, each device computes whole blocks.
+    numbers in row-major order. If some last axes of the shape hold a whole number of
+    blocks, the result begins with all earlier axes of the shape. If the random numbers
+    are sharded only along these earlier axes, each device computes whole blocks.
     """
     for axis in reversed(range(len(shape))):
         blocks, remainder = divmod(math.prod(shape[axis:]), in_block)
@@ -180,7 +180,7 @@ def _read(rows: Rows, width: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform numbers of `bit_width` bits, u[*shape], from a key u32[8]."""
+    """Uniform numbers of 8, 16, 32 or 64 bits, u[*shape], from a key u32[8]."""
     if bit_width not in (8, 16, 32, 64):
         raise ValueError(f"bit_width must be 8, 16, 32 or 64; got {bit_width!r}.")
     size = math.prod(shape)
@@ -197,7 +197,7 @@ def random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.A
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Derive new keys, u32[*shape, 8], from a key; `fold_in` derives other keys."""
+    """Derive new keys, u32[*shape, 8], from a key, by other blocks than `fold_in`."""
     return _children(key, numbers_of(shape), _SPLIT)
 
 

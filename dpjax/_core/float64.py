@@ -2,29 +2,30 @@
 
 Accountants need float64, since δ may be as small as 1e-30. But JAX's default is
 float32, and a library must not change the global configuration. So the decorator
-`float64` opens a float64 scope around one jitted call, and rounds the result towards
-more privacy loss. The scope also sets standard dtype promotion, so that a caller's
-setting of strict promotion does not apply to the accountant's own code.
+`float64` opens a float64 scope around one call, and rounds the result towards more
+privacy loss. The scope also sets standard dtype promotion, so that a caller's setting
+of strict promotion does not apply to the accountant's own code.
 
 Compiled programs replace subnormal numbers, which are below the least normal number of
-their dtype, by zero. So such an argument counts as zero. A number that must be positive
-is at least `TINY`, the least normal number of float64.
+their dtype, by zero. So a subnormal argument of a compiled program counts as zero. If a
+number must be positive, accountants clamp the number to at least `TINY`, the least
+normal number of float64.
 
 Outside jit, an accountant runs on the CPU, whatever JAX's default device or the
 context's mesh is. NumPy evaluates concrete numbers (`interpret`), and XLA evaluates
 large batches and tracers of `jax.vmap`. Accelerators are slow in float64 or lack it,
 and starting one takes longer than computing a single number. Inside a compiled program,
-an accountant runs on the program's device, but not on a TPU
-(`platforms.needs_float64`).
+an accountant runs on the program's device. For a TPU, lowering the program raises an
+error (`platforms.needs_float64`).
 
 JAX traces, transposes and lowers derivatives after the scope has closed, and code that
 makes a float64 array then fails. So derivatives are separate functions with their own
 scope. A core is the function that the decorator `float64` receives. The core returns
 one number for each batch element. Inside the scope, one JVP or VJP of the core, with
 tangents or cotangents of ones, computes each partial derivative. JAX's transformations
-outside the scope see only the sum Σ_i (partial derivative i · tangent i). Partial
-derivatives are decorated in the same way, so that second derivatives also work. A
-custom derivative rule inside a core must use `scoped`.
+outside the scope see only the sum Σ_i (partial derivative i · tangent i). Each partial
+derivative opens a scope and can itself be differentiated, so that second derivatives
+also work. A custom derivative rule inside a core must use `scoped`.
 """
 
 import contextlib
@@ -71,7 +72,7 @@ def default_float() -> np.dtype:
 def scope() -> Iterator[None]:
     """A context manager under which JAX traces and runs accountants in float64.
 
-    The computations are on the CPU.
+    Outside a compiled program, the computations run on the CPU.
     """
     promotion = jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), promotion, jax.default_device(host()), without_mesh():
@@ -136,7 +137,7 @@ def float64(
     one_by_one: bool = False,
     compiled: bool = True,
 ) -> Callable[[Core], Core]:
-    """Decorate a function of float64 arrays for callers that do not use float64.
+    """Decorate a function of float64 arrays so that callers need not use float64.
 
     In this module, the function before decoration is called a core.
 
@@ -146,10 +147,12 @@ def float64(
       static: names of keyword arguments that are not arrays.
       vectors: the positions of arguments that are vectors. The last axis of such an
         argument is the axis of the vector, and all other axes are batch axes. Every
-        axis of any other argument is a batch axis. The core broadcasts the batch axes
-        and treats batch elements independently. Its result has only the batch axes.
+        axis of any other argument is a batch axis. The core treats batch elements
+        independently. The core's result has only the batch axes.
       elementwise: whether the core is written for one evaluation, with scalar arguments
-        except for its vectors. If so, the decorator maps the core over batch axes.
+        except for its vectors. If so, the decorator maps the core over the batch axes.
+        If `elementwise` and `one_by_one` are both false, the core broadcasts the batch
+        axes itself.
       one_by_one: whether to call the core in a loop over the batch elements. The core
         must be written for one evaluation, with scalar arguments only. Use this loop if
         batch elements differ in the trip counts of loops or in the positions of dynamic
@@ -162,7 +165,8 @@ def float64(
       A decorator. Positional arguments of the decorated function may be Python numbers
       (converted directly to float64), NumPy or JAX arrays of any real dtype, or
       tracers. An argument may also be a named tuple of such values; the core then
-      receives a named tuple of the same type.
+      receives a named tuple of the same type. The decorated function returns an array
+      of the caller's default float dtype.
     """
 
     def decorate(core: Core) -> Core:
@@ -213,9 +217,10 @@ def _flat(
 
 
 def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
-    """Map a function of one batch element over the batch axes of its arguments.
+    """Wrap a function of one batch element as a function of a batch.
 
-    The arguments at the positions in `vectors` are vectors, which may differ in length.
+    The wrapper broadcasts the batch axes of its arguments. The arguments at the
+    positions in `vectors` are vectors, which may differ in length.
     """
 
     @functools.wraps(core)
@@ -236,7 +241,7 @@ def _map_over_batch(core: Core, vectors: tuple[int, ...]) -> Core:
 
 
 def _loop_over_batch(scalar: Core) -> Core:
-    """Evaluate a function of scalars in a loop over a batch of broadcast arguments."""
+    """Wrap a function of scalars as a loop over the elements of broadcast arrays."""
 
     @functools.wraps(scalar)
     def evaluate_batch(*args: jax.Array, **kwargs: object) -> jax.Array:
@@ -251,11 +256,11 @@ def _loop_over_batch(scalar: Core) -> Core:
 
 
 def _widen(x: jax.Array) -> jax.Array:
-    """Convert a traced argument to float64; a subnormal number becomes 0.
+    """Convert a traced argument to float64; a subnormal float32 or bfloat16 becomes 0.
 
-    Otherwise the same number could count as 0 and as positive in one program. The
-    reason is that XLA's conversion from float32 replaces a subnormal number by 0, but a
-    comparison with 0 may use the number before the conversion.
+    Otherwise one program could treat the same number as 0 and as positive: XLA's
+    conversion from float32 replaces a subnormal number by 0, but a comparison with 0
+    may use the number before the conversion.
     """
     wide = jnp.asarray(x, jnp.float64)
     if x.dtype not in (jnp.float32, jnp.bfloat16):
@@ -278,7 +283,7 @@ def _lift(
 
     @functools.cache
     def partial(position: int) -> Core:
-        """The partial derivative of `core` with respect to one argument.
+        """The partial derivative of `core` with respect to the argument at a position.
 
         The result is a function of the same arguments, which opens the float64 scope.
         The derivative has the shape that the argument has after all arguments were

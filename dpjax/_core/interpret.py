@@ -5,8 +5,8 @@ evaluate the same operations once. So a function is traced into a jaxpr, as for
 `jax.jit`, and NumPy evaluates the jaxpr's equations one after the other. An accountant
 is written once, in `jax.numpy`. NumPy and XLA evaluate the same equations. The
 functions of NumPy and SciPy differ from those of XLA only in the last bits, within the
-rounding errors that the accountants' margins cover. NumPy does not replace subnormal
-numbers by zero.
+rounding errors that the accountants' margins cover. Unlike XLA, NumPy does not replace
+subnormal numbers by zero.
 
 XLA compiles the jaxpr instead if `numpy_rules` cannot evaluate one of its operations.
 XLA also compiles the jaxpr if NumPy would take longer than `MAX_SECONDS`, because of
@@ -126,7 +126,7 @@ def evaluator(closed: jex.ClosedJaxpr, max_seconds: float = MAX_SECONDS) -> Func
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Let the process use the memory of freed arrays again.
+    """Make the allocator retain the memory of freed arrays, for use by later arrays.
 
     The allocator of Linux returns the memory of large arrays to the system, and then
     gets it again page by page, which takes a third of an accountant's time. After an
@@ -138,12 +138,13 @@ def _keep_freed_memory() -> None:
 
 
 class _Step(NamedTuple):
-    """A jaxpr's equation, with the indices of its inputs and outputs in a list.
+    """A jaxpr's equation, and where a list of values has its inputs and outputs.
 
     Attributes:
       eqn: the equation.
       inputs: for each input of the equation, the input's index in the list of values.
-      outputs: for each output, the output's index in this list.
+      outputs: for each output of the equation, the output's index in the list of
+        values.
     """
 
     eqn: jex.JaxprEqn

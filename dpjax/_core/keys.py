@@ -112,7 +112,7 @@ def generator_of(name: str | None) -> Any:
 def words(name: str) -> tuple[int, int]:
     """A hash of a name, as two 32-bit numbers, each at least 2³¹.
 
-    So no number below 2³¹, such as the number of a step, equals a hash.
+    So neither of these numbers equals a number below 2³¹, such as the number of a step.
     """
     digest = hashlib.sha256(name.encode()).digest()
     high, low = (int.from_bytes(digest[i : i + 4], "big") for i in (0, 4))
@@ -164,7 +164,7 @@ _TURNS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
 def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
-    """The two output words of Threefry-2x32 for each counter (0, x), u32[b] each.
+    """The two output words of Threefry-2x32 for each counter (0, x), shaped like x.
 
     Threefry-2x32 is the default generator of JAX. The two output words for the counter
     (0, number) are the key data of `jax.random.fold_in(key, number)`. The rounds of
@@ -172,7 +172,7 @@ def threefry(key: Sequence[Bits], x: Bits) -> tuple[Bits, Bits]:
 
     Args:
       key: the two words of the key's data.
-      x: the second words of the counters, u32[b].
+      x: the second words of the counters, u32[...].
 
     Reference: Salmon et al. (2011), https://doi.org/10.1145/2063384.2063405.
     """
@@ -218,11 +218,11 @@ def _has_word_pairs(key: Key, shape: Sequence[int]) -> bool:
 
 
 def two_keys(key: Key) -> jax.Array:
-    """Derive two keys of a generator that draws the same bits under `jax.vmap`.
+    """Derive two keys whose draws are the same with and without `jax.vmap`.
 
-    JAX's generators rbg and unsafe_rbg draw other bits under `jax.vmap`. The result is
-    an array of two ChaCha20 keys if the given key is a ChaCha20 key, and of two
-    Threefry keys otherwise.
+    A key of JAX's generators rbg and unsafe_rbg draws other bits under `jax.vmap`. The
+    result is an array of two ChaCha20 keys if the given key is a ChaCha20 key, and of
+    two Threefry keys otherwise.
     """
     if generator_name(key) == chacha.NAME:
         return jax.random.split(key)

@@ -5,7 +5,7 @@ type says how the array is sharded. An operation raises an error if the types do
 determine its output's sharding. Along *auto* axes the compiler decides the sharding.
 Along *manual* axes (`jax.shard_map`) code sees one device's shard. For every kind of
 axis, the code that computes clipped gradients evaluates the loss as `vmap(grad(loss))`
-would. The compiler decides the sharding of all computations around the loss.
+would. The compiler decides the shardings of all other computations in that code.
 
 Zeros and noise are sharded like the arrays to which they belong. Inside
 `jax.shard_map`, the type of a shard says along which axes the shards' values vary.
@@ -67,8 +67,9 @@ def like(
 
     Args:
       aval: the type of the other array.
-      shape: the shape of the other array, with leading axes added or removed.
-      dtype: any dtype.
+      shape: the result's shape, which is the other array's shape with leading axes
+        added or removed.
+      dtype: the result's dtype.
       leading: the mesh axes over which the first added axis is sharded. All other added
         axes are not sharded.
     """
@@ -102,7 +103,7 @@ def sharded_zeros(
     leading: _Entry = None,
     mesh: AbstractMesh | None = None,
 ) -> jax.Array:
-    """Zeros whose last axes are sharded like the last axes of another array.
+    """Zeros of another array's dtype, whose last axes are sharded like that array's.
 
     Args:
       aval: the type of the other array.
@@ -136,7 +137,7 @@ def enter_mesh(
 
 
 def example_numbers(size: int, batch: Tree) -> jax.Array:
-    """The indices of a batch's examples, sharded like the first axis of its arrays."""
+    """The indices of a batch's examples, i[size], sharded like the first batch axis."""
     arrays = [jnp.asarray(x) for x in jax.tree.leaves(batch)]
     # On explicit axes the types of operands must agree. So the indices are resharded.
     numbers, mesh = jnp.arange(size), explicit_mesh(arrays)
@@ -181,8 +182,8 @@ def let_compiler_shard(
 ) -> Callable[..., Out]:
     """Wrap a function so that the compiler decides shardings along all explicit axes.
 
-    The explicit axes are those of the first mesh with explicit axes among the types of
-    the arrays. If no array is on such a mesh, the result is the given function.
+    The explicit axes are those of the mesh `explicit_mesh(arrays)`. If `explicit_mesh`
+    returns None, the result is the given function.
 
     Args:
       function: a function of arrays.
@@ -203,8 +204,8 @@ def let_compiler_shard(
 def explicit_mesh(arrays: Tree) -> AbstractMesh | None:
     """The first mesh with explicit axes among the arrays' types.
 
-    The result is None if no array has such a mesh, or if the context leaves all
-    shardings to the compiler (`lets_compiler_decide`).
+    The result is None if no array has a mesh with explicit axes, or if the context has
+    a mesh without explicit axes (`lets_compiler_decide`).
     """
     if not lets_compiler_decide():
         for x in jax.tree.leaves(arrays):
@@ -259,8 +260,8 @@ def shard_like(state: Shaped, params: Tree) -> Shaped:
 
     The path of a leaf such as a momentum ends with the path of a parameter. If a
     floating-point leaf also has the shape of this parameter, the leaf gets the
-    parameter's sharding. The function changes only leaves of traced parameters whose
-    sharding the compiler chooses.
+    parameter's sharding. A leaf changes only if its parameter is traced and the
+    compiler chooses the parameter's sharding.
     """
     by_path = dict(jax.tree_util.tree_flatten_with_path(params)[0])
 
@@ -314,7 +315,8 @@ def draw_like(
         `out_sharding`. Pass the same function object in every call, since it may be
         compiled.
       key: a typed key.
-      x: an array. If x is replicated over devices, so are the numbers.
+      x: an array. If x is replicated over devices, so are the numbers. Along auto axes
+        inside jit, the compiler chooses the sharding of the numbers.
       setting: the third argument of `draw`, which is hashable, such as a dtype.
     """
     kind, sharding = jax.typeof(x), None
@@ -331,9 +333,10 @@ def draw_like(
 
 
 def _fold_in_shard(key: Key, axes: frozenset[str]) -> Key:
-    """The key for this device's shard of a value that varies along the manual axes.
+    """The key for this device's shard of a value that varies along manual axes.
 
-    If the value varies along no axis, the result is the given key.
+    `axes` has the manual axes of `jax.shard_map` along which the value varies. Without
+    such axes, the result is the given key.
 
     Raises:
       ValueError: JAX does not record along which manual axes a value varies (in a

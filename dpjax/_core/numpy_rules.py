@@ -164,7 +164,7 @@ def _pairs(axes: Iterable[int], values: Iterable[int]) -> dict[int, int]:
 def _starts(
     axis: int, rows: np.ndarray, mapped: Sequence[int], batched: Mapping[int, int]
 ) -> np.ndarray:
-    """The first index along one axis of each slice of a gather or scatter.
+    """For each slice of a gather or scatter, the slice's first index along one axis.
 
     Args:
       axis: an axis of the array from which slices are read, or to which they are added.
@@ -192,10 +192,10 @@ def _count_along(axis: int, size: int, ndim: int) -> np.ndarray:
 
 
 def _scatter(combine: Callable[[np.ndarray, Any, np.ndarray], object]) -> Rule:
-    """Make the NumPy form of a scatter, to which JAX lowers `x.at[index].add(updates)`.
+    """Make the rule of a scatter, to which JAX lowers `x.at[index].add(updates)`.
 
-    The function `combine` of an array, indices and updates combines the updates with
-    the array's entries in place. Updates outside of the array are dropped.
+    `combine(array, indices, updates)` combines the updates with the array's entries in
+    place. A slice that extends beyond the array is not updated.
     """
 
     def rule(params: Mapping[str, Any]) -> Function:

@@ -1,9 +1,9 @@
 """Convert records to plain values that JSON can represent, and read them back.
 
 A record is a frozen dataclass or a `NamedTuple` whose fields are numbers, strings,
-members of an enum, other records, or tuples of such values. The annotations of a
-record's fields determine the plain values from which the record can be read. No other
-code of dpjax writes or reads records as JSON.
+members of an enum, None, other records, or tuples or dictionaries of such values. The
+annotations of a record's fields determine the plain values from which the record can be
+read. All code of dpjax that writes or reads records as JSON uses this module.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def to_plain(value: Any, name: str = "value") -> Any:
       name: the name of the value in error messages.
 
     Raises:
-      ValueError: a number is traced, or is an array of several numbers.
+      ValueError: a number is traced, or an array does not contain exactly one number.
     """
     fields = _fields(type(value))
     if fields is not None:

@@ -24,11 +24,12 @@ _NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 def on_platform(
     name: str, on_it: Callable[..., Out], elsewhere: Callable[..., Out], *args: Tree
 ) -> Out:
-    """Call `there(*args)` on one platform, and `elsewhere(*args)` on all others.
+    """Call `on_it(*args)` on the named platform, and `elsewhere(*args)` on all others.
 
-    The choice is made when a program is lowered, and not when it is traced. The program
-    may be lowered for a platform that this machine does not have, or for several
-    platforms (`jax.export`).
+    Inside a program, the choice is made when the program is lowered, and not when it is
+    traced. The program may be lowered for a platform that this machine does not have,
+    or for several platforms (`jax.export`). Outside a program, the devices of the
+    arguments determine the platform.
     """
     if _is_staged_out():
         return jax.lax.platform_dependent(*args, default=elsewhere, **{name: on_it})
@@ -72,8 +73,9 @@ def without_mesh() -> contextlib.AbstractContextManager[object]:
 def needs_float64(x: jax.Array) -> jax.Array:
     """The identity, which raises an error if a program is lowered for a TPU.
 
-    TPUs represent a float64 by two float32 numbers, whose least normal number is about
-    1e-38. A δ or a tail probability below 1e-38 would count as zero.
+    The error is a NotImplementedError. TPUs represent a float64 by two float32 numbers,
+    whose least normal number is about 1e-38. A δ or a tail probability below 1e-38
+    would count as zero.
     """
     return _needs_float64.bind(x)
 
@@ -118,7 +120,7 @@ _ONE_ORDER = "--xla_gpu_exclude_nondeterministic_ops", "--xla_gpu_deterministic_
 
 
 def _identity(name: str, run: Callable[[jax.Array], jax.Array]) -> jex.Primitive:
-    """The identity as a primitive. Outside of compiled programs, `run` computes it."""
+    """Make a primitive for the identity, which `run` computes outside of programs."""
     primitive = jex.Primitive(name)
     primitive.def_impl(run)
     primitive.def_abstract_eval(lambda x: x)

@@ -1,16 +1,17 @@
 """Rounding in the direction in which privacy bounds still hold.
 
 **Sums of squares** get upper bounds that hold despite all rounding errors. The model is
-that each result is off by a factor 1 + r with |r| at most the unit roundoff u (2⁻²⁴ in
-float32). Then the error of a sum of k products is at most γ_k = k u / (1 − k u) times
-the sum of the products' absolute values. The bound holds for every order of summation,
-with or without fused multiply-adds (Higham, *Accuracy and Stability of Numerical
-Algorithms*, section 3.1). The model ignores results that underflow to zero. In units of
-the squared clip norm, a sum of up to 10¹⁰ squares loses less than 1e-27 by underflow.
-This loss matters only in sums far below 1, and gradients with such sums need no
-clipping. CPUs and GPUs follow the model in element-wise arithmetic, sums, and products
-at `Precision.HIGHEST`. TPUs do not follow the model in such products, since they
-compute a product from six products of bfloat16 parts.
+that each operation's result is off by a factor 1 + r with |r| at most the unit roundoff
+u (2⁻²⁴ in float32). Then the error of a sum of k products is at most
+γ_k = k u / (1 − k u) times the sum of the products' absolute values. The bound holds
+for every order of summation, with or without fused multiply-adds (Higham, *Accuracy and
+Stability of Numerical Algorithms*, section 3.1). The model ignores results that
+underflow to zero. In units of the squared clip norm, a sum of up to 10¹⁰ squares loses
+less than 1e-27 by underflow. This loss matters only in sums far below 1, and gradients
+with such sums need no clipping. CPUs and GPUs follow the model in element-wise
+arithmetic, sums, and matrix products at `Precision.HIGHEST`. TPUs do not follow the
+model in matrix products, since they compute a product from six products of bfloat16
+parts.
 
 To keep k small for arrays of every size, sums are computed in stages of about a
 thousand terms. Optimization barriers between the stages prevent XLA from merging them.
@@ -24,10 +25,11 @@ larger than 0.99 by 1e-8. Every privacy bound falls with the noise. Every bound 
 with the decay, since its terms are powers of the decay. So training rounds the noise up
 and the decay down to float32, and the bound also holds for the rounded numbers.
 
-Python numbers, which are in float64, count as exact. But an array may be the result
-of rounding a Python number (as in `optax.inject_hyperparams`), and the exact number may
-be on either side. So an array's value is moved to the next number of its precision. A
-float64 array's value is moved only if it is not a float32.
+Python numbers, which are in float64, count as exact. But an array may be the result of
+rounding a Python number (as in `optax.inject_hyperparams`), and the exact number may be
+on either side. So an array's value is moved to the next number of its precision, on the
+safe side. A value in a float64 array is moved only if float32 cannot represent the
+value.
 """
 
 import functools
@@ -50,7 +52,7 @@ _STAGE = 1024
 
 
 def margin(terms: int, dtype: DTypeLike) -> float:
-    """An upper bound on γ_k = k u / (1 − k u), for k terms and the unit roundoff u.
+    """An upper bound on γ_k = k u / (1 − k u), for k = terms and the unit roundoff u.
 
     The bound also holds for a few percent more terms. The dtype determines u.
 
@@ -70,7 +72,7 @@ def margin(terms: int, dtype: DTypeLike) -> float:
 def staged_sum(
     x: jax.Array, kept: int = 0, term: Callable[[jax.Array], jax.Array] = lambda x: x
 ) -> tuple[jax.Array, int]:
-    """The sum of term(x) over all axes but the first `kept` axes, and a number k.
+    """The sum of term(x) over all but the first `kept` axes, and k for its error bound.
 
     The sum is computed in stages: the first stage adds the terms in groups, and each
     further stage adds the results of the stage before it. k is the number of terms in
@@ -100,7 +102,8 @@ def staged_sum(
 def square_sum(x: jax.Array, kept: int = 0, unit: ArrayLike = 1.0) -> jax.Array:
     """An upper bound on the sum of (x / unit)² over all but the first `kept` axes.
 
-    The bound also holds if each entry of x is off by one rounding error.
+    If each entry of x is a number that was rounded once, the bound also holds for the
+    numbers before this rounding.
     """
     # A Python number takes the array's dtype, as in an expression.
     unit = np.asarray(unit, x.dtype) if isinstance(unit, int | float) else unit
@@ -132,8 +135,9 @@ _LEAST, _MOST = 2.0**-100, 2.0**100
 def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
     """An upper bound on the product of non-negative numbers, f32[]; 0 if a factor is 0.
 
-    A product other than 0 must be from 2**-100 to 2**100. `name` is the name of the
-    product in the error message.
+    A product other than 0 must be from 2**-100 to 2**100. If all factors are Python
+    numbers, the result is a Python float that float32 represents exactly. `name` is the
+    name of the product in the error message.
 
     Raises:
       ValueError: the product of Python numbers is neither 0 nor in this range. If a

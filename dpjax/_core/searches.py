@@ -1,10 +1,10 @@
 """Search for the root of a function, and end on the side on which a bound holds.
 
 A search ends near the root, but not exactly at the root, and a privacy bound holds only
-on one side of the root. The caller calls this side good. `bisect`, `nudge` and `close`
-end on the good side, despite rounding errors. JAX does not differentiate through the
-searches. Instead, the implicit function theorem gives the derivatives of a root from
-the function at the root.
+on one side of the root, called the good side. `bisect`, `nudge` and `close` end on the
+good side, despite rounding errors. JAX does not differentiate through the searches.
+Instead, the implicit function theorem gives the derivatives of a root from the function
+at the root.
 
 `bracket` and `close` find the parameter at which a monotone function crosses zero.
 `bracket` takes steps until the function has changed its sign. `close` then narrows the
@@ -38,8 +38,8 @@ def newton(fn: _Function, start: jax.Array) -> jax.Array:
 
     The function is at most 0 at `start`. The tangents of a concave function are never
     below the function. So the iterates approach the zero from the side on which the
-    function is negative, and never cross the zero. The search ends early if a step
-    would lead to a negative x.
+    function is negative, and never cross the zero. The search ends early if a step is
+    not finite or would lead to a negative x.
     """
 
     def cond(state):
@@ -104,9 +104,11 @@ def implicit_derivative(
     """Return `root`, a root of the function `residual`, with its derivatives.
 
     By the implicit function theorem, the root has derivatives with respect to the
-    values that `residual` captures. The function is evaluated only for derivatives. If
-    `met` is false, `root` is not a root, and the derivatives are zero. With the
-    residual x - f(), the result is `root` with the derivatives of f().
+    values that `residual` captures. The function `residual` is evaluated only for
+    derivatives. If `met` is false, `root` is not a root, and the derivatives are zero.
+    The derivatives are also zero if the derivative of `residual` with respect to the
+    root is 0 or not finite. With the residual x - f(), the result is `root` with the
+    derivatives of f().
     """
     # JAX's custom rules see explicit arguments only. So captured tracers become
     # arguments.
@@ -212,7 +214,7 @@ def minimize(
     """Minimize a function by L-BFGS-B from x, and return the last point, f64[k].
 
     `value_and_grad` returns a function's value and gradient at x. All further arguments
-    are passed to `value_and_grad`.
+    are passed to `value_and_grad`. The method stops after at most 300 iterations.
     """
     from scipy.optimize import minimize
 
@@ -235,7 +237,7 @@ _LEAST_STRIDE = 1e-3  # the minimum log of a first stride; ten squarings exceed 
 
 
 class Point(NamedTuple):
-    """An evaluation of the function of one parameter whose zero is searched for.
+    """A parameter, and the value there of the function whose zero is searched for.
 
     Attributes:
       at: the parameter.

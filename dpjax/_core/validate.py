@@ -1,5 +1,6 @@
-"""Checks of arguments. A failed check raises ValueError and names argument and value.
+"""Checks of arguments: a failed check raises ValueError with the argument's name.
 
+The message also has the argument's value. A check of an array concerns every entry.
 Unless a docstring says otherwise, a check of a number accepts every traced number,
 whose value is not available. The docstring of the function that calls the check says
 how this function treats an invalid traced number.
@@ -85,11 +86,11 @@ def whole_count(name: str, value: ArrayLike) -> ArrayLike:
 
     More steps cost more privacy. So the next whole number is on the safe side.
     Differentiation treats the rounding as the identity: the derivative of a function
-    with respect to the original value is its derivative at the rounded number. A traced
-    negative number stays negative; infinity and NaN give NaN.
+    with respect to the original value is the function's derivative at the rounded
+    number. A traced negative number stays negative; infinity and NaN give NaN.
 
     Raises:
-      ValueError: a static value is negative, not whole or not finite.
+      ValueError: a concrete value is negative, not whole or not finite.
     """
     _check(
         name,
@@ -144,7 +145,8 @@ def real_vector(name: str, value: object) -> np.ndarray | None:
     """Return a vector of real numbers in float64; None for a traced vector.
 
     Raises:
-      ValueError: the value is not a vector of real numbers.
+      ValueError: the value is not a vector of real numbers, or is a traced vector of
+        integers.
     """
     if isinstance(value, Tracer):
         # A traced value has a shape and a dtype, which can be checked.
@@ -161,9 +163,10 @@ def real_vector(name: str, value: object) -> np.ndarray | None:
 
 
 def static_int(name: str, value: object, *, minimum: int) -> int:
-    """Return the value as an int, or raise.
+    """Return an integer as an int; raise unless value is an integer >= minimum.
 
-    A static integer determines shapes of the program. So the value cannot be an array.
+    A static integer determines shapes of the program. So the value cannot be a JAX
+    array. True and False are not integers here.
     """
     if isinstance(value, jax.Array):
         raise ValueError(
@@ -192,7 +195,7 @@ def one_of(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def flag(name: str, value: object) -> bool:
-    """Return the value as a bool, or raise."""
+    """Return the value as a bool; raise unless value is True or False."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name} must be True or False; got {value!r}.")
     return bool(value)

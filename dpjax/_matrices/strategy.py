@@ -137,7 +137,8 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
     r / D. Let g be the computed coefficients of 1 / D, and s the rounding errors of the
     recursion for g. Then D g = 1 − s, and so 1 / D = g / (1 − s). For power series a
     and b that are cut off at n terms, ‖a b‖₂ <= ‖a‖₁ ‖b‖₂ and ‖a b‖₁ <= ‖a‖₁ ‖b‖₁.
-    Therefore the error has the norm ‖r g / (1 − s)‖₂ <= ‖r‖₂ ‖g‖₁ / (1 − ‖s‖₁).
+    Therefore the error has the norm ‖r g / (1 − s)‖₂ <= ‖r‖₂ ‖g‖₁ / (1 − ‖s‖₁). If the
+    bound on ‖s‖₁ is 1/2 or more, the result is infinite.
     """
     n, bottom = h.size, jnp.asarray(strategy.denominator, h.dtype)
     if not bottom.size:
@@ -159,8 +160,9 @@ def series_error(strategy: Toeplitz, h: jax.Array) -> jax.Array:
 class Workload(NamedTuple):
     """The linear map that an optimizer applies to the gradient sums of all steps.
 
-    The output of step t is x_t = keep_t x_{t−1} + rates_t h_t. Here h = N(L) / D(L) g
-    is the result of a filter of the gradient sums g_t, with L the shift by one step.
+    The output of step t is x_t = keep_t x_{t−1} + rates_t h_t, with x_0 = 0. Here
+    h = N(L) / D(L) g is the result of a filter of the gradient sums g_t, where L is the
+    shift by one step.
 
     Attributes:
       numerator: the coefficients of N after its leading 1, f[k].
@@ -314,7 +316,8 @@ def float32_factors(strategy: Scaled) -> np.ndarray:
     """The factors of a scaled strategy, f32[T].
 
     Raises:
-      ValueError: the factors are traced, out of range, or not exact in float32.
+      ValueError: the factors are traced, not from 2**-20 to 2**20, or not exact in
+        float32.
     """
     f = _require_concrete("factors", strategy.factors, 1)
     _require_float32("factors", f, "from 2**-20 to 2**20", (f >= LEAST) & (f <= MOST))

@@ -83,9 +83,10 @@ def recomputed_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
     """Make a stream of the vectors (C s)_t, for a strategy C and sums s_t of gradients.
 
-    Here `NoiseStream.generate` returns (C s)_t in place of noise. The stream's argument
-    `draw` maps a step t to the sum s_t, and is called for the current step only. The
-    memory has the dtype of the sums. The memory depends on the data and is not private.
+    Here `NoiseStream.generate` returns (C s)_t in place of noise. The argument `draw`
+    of `generate` maps a step t to the sum s_t, and is called for the current step only.
+    The memory has the dtype of the sums. The memory depends on the data and is not
+    private.
     """
     if isinstance(strategy, Scaled):
         return _divide_stream(forward_stream(strategy.strategy, num_steps), strategy)
@@ -98,7 +99,7 @@ def forward_stream(strategy: Strategy, num_steps: int) -> NoiseStream:
 
 
 def rounding_gain(strategy: Strategy, num_steps: int) -> float:
-    """A bound on the rounding error of each coordinate of `forward_stream`'s vectors.
+    """Bound the rounding error of each coordinate of the vectors of `forward_stream`.
 
     The bound is in units of u B. Here B bounds the absolute value of each coordinate of
     the sums that `draw` returns, and u is the unit roundoff of the dtype.

@@ -23,7 +23,8 @@ from dpjax.checkpoint import _record as rec
 def write(path: pathlib.Path, content: bytes) -> None:
     """Atomically write a file that only its owner can read.
 
-    A process that has opened the old file continues to read the old content.
+    After the call, the file is on the disk. A process that has opened the old file
+    continues to read the old content.
     """
     new = path.with_name(f"{path.name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -121,7 +122,8 @@ def _as_orbax_array(leaf: Any) -> jax.Array | np.ndarray:
 
     A typed key becomes its raw words. An array that spans several processes remains a
     `jax.Array`. With several processes, an array of which every process has an equal
-    copy becomes a NumPy array. With one process, arrays do not change.
+    copy becomes a NumPy array. With one process, arrays do not change. A number becomes
+    a NumPy array.
     """
     as_array = rec.raw_data(leaf)
     alone = jax.process_count() == 1 or rec.spans_processes(as_array)
@@ -148,7 +150,7 @@ def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
 
 
 def _orbax() -> Any:
-    """Import and return orbax, an optional package that takes long to import."""
+    """Import and return orbax, an optional package; raise ImportError without it."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:

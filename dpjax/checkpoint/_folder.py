@@ -1,9 +1,9 @@
 """Checkpoints of a run: one folder for each checkpoint, in the folder of the run.
 
 The folder of step 7 has the name `7.unfinished` while `save` writes or removes it, and
-the name `7` only while it is complete. `save` removes folders such as `7.unfinished`,
-and removes a folder `7` only if that folder is a checkpoint of this run. `save` removes
-nothing else.
+the name `7` only while it is complete. `save` removes a folder such as `7.unfinished`
+if all names in the folder are names that `save` uses. `save` removes a folder `7` only
+if that folder is a checkpoint of this run. `save` removes nothing else.
 """
 
 import os
@@ -59,7 +59,7 @@ def save(
         step with other bits, because the run was resumed from an earlier step and
         continued differently; the folder's newest checkpoint is damaged; a file or
         folder that `save` did not write has the name of the checkpoint; or an argument
-        has the wrong type, or differs between processes.
+        has the wrong type, is out of range, or differs between processes.
       OSError: the disk is full or fails. Earlier checkpoints remain intact. If one of
         several processes cannot write, the others raise OSError five minutes later,
         after a timeout of orbax. Then restart all processes.
@@ -106,8 +106,8 @@ def restore(
         sharding of the arrays in `like`, on a mesh of any shape. Leaves that are not
         numeric come from `like`.
       step: the step of the checkpoint to restore; None for the newest. After restoring
-        an older checkpoint, you must repeat all later releases exactly. Otherwise, the
-        same noise has been used twice.
+        an older checkpoint, you must repeat all later releases exactly. Otherwise, two
+        different releases have the same noise.
       data: the name of the data set that you passed to `save`.
 
     Returns:
@@ -117,8 +117,9 @@ def restore(
       ValueError: the folder has no such checkpoint; the checkpoint is damaged, or its
         folder was renamed; or the checkpoint has another plan, another name of the data
         set, arrays of other shapes or dtypes than `like`, or random draws that differ
-        in this environment (another generator, or other versions). The message names
-        the differences.
+        in this environment (another generator, or other versions). The message
+        names the differences.
+      OSError: the disk fails. The checkpoint may be intact.
       ImportError: orbax is not installed.
 
     Example:
@@ -171,7 +172,7 @@ def resume(
 
     Raises:
       ValueError: as for `restore` and `save`.
-      OSError: as for `save`.
+      OSError: as for `restore` and `save`.
       ImportError: orbax is not installed.
 
     Example:
@@ -263,14 +264,15 @@ def _read(folder: pathlib.Path, step: int) -> Record:
 
 
 def _needs_no_save(folder: pathlib.Path, plan: Plan, run: Run, record: Record) -> bool:
-    """Whether the checkpoints in the folder make a checkpoint of a run unnecessary.
+    """Whether `save` need not write the checkpoint of a run with the given record.
 
-    The checkpoint, whose record is `record`, is unnecessary if the folder already has a
-    checkpoint of this step, or of a later step.
+    The checkpoint is not needed if the folder has a checkpoint of the same step or of a
+    later step.
 
     Raises:
-      ValueError: the folder belongs to another run, plan or data set, or has a
-        checkpoint of this step whose arrays have another digest.
+      ValueError: the folder belongs to another run, plan or data set; the folder has a
+        checkpoint of this step whose arrays have another digest; or the record of the
+        newest checkpoint, or of this step, is damaged.
     """
     saved = steps(folder)
     if not saved:
@@ -349,7 +351,7 @@ def _make_folders(final: pathlib.Path, target: pathlib.Path) -> None:
       target: the path of the temporary folder.
 
     Raises:
-      ValueError: a file or folder that `save` did not write has one of the two paths.
+      ValueError: `final` exists; or `target` exists, and `_is_ours(target)` is false.
     """
     # The files hold the run's key: mode 0700 excludes other users.
     os.makedirs(final.parent, mode=0o700, exist_ok=True)

@@ -27,10 +27,10 @@ def everywhere(do: Callable[[], T]) -> T:
 
     The function must not communicate with other processes. If the function fails in
     this process, `everywhere` raises the function's exception. If the function fails
-    only in other processes, `everywhere` raises a new exception with the number and the
-    message of the first process that failed. The new exception is a ValueError, an
-    OSError or an ImportError if that process raised such an exception, and a
-    RuntimeError otherwise.
+    only in other processes, `everywhere` raises a new exception. The new message has
+    the number of the first process that failed, and the message of that process's
+    exception. The new exception is a ValueError, an OSError or an ImportError if that
+    process raised such an exception, and a RuntimeError otherwise.
     """
     if jax.process_count() == 1:
         return do()

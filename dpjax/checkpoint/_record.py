@@ -240,8 +240,8 @@ def digest_of(value: Any) -> str:
 def differences(saved: Any, given: Any, name: str) -> list[str]:
     """List the fields in which a saved and a given JSON value differ.
 
-    Each line of the list has the name of a field, which begins with `name`, and both
-    values of this field.
+    Each string in the list has the name of a field, which begins with `name`, and both
+    values of this field. A missing field has the value None.
     """
     if isinstance(saved, dict) and isinstance(given, dict):
         return [
@@ -340,7 +340,11 @@ def decode_record(content: bytes, step: int) -> Record:
 
 
 def check(plan: Plan, run: Run) -> None:
-    """Raise a ValueError unless `run` is a `Run` whose step is within the `Plan`."""
+    """Raise a ValueError unless `plan` is a `Plan`, and `run` a `Run` of this plan.
+
+    The run's key must be one typed key. The run's step must be an integer from 0 to the
+    plan's number of steps.
+    """
     if not isinstance(plan, Plan):
         raise ValueError(f"plan must be a dpjax.Plan; got {plan!r}.")
     if not isinstance(run, Run):

@@ -52,9 +52,9 @@ class Amplified(NamedTuple):
       strategy: the matrix C. The noise is C⁻¹z, where z is independent Gaussian noise.
         For cyclic Poisson sampling, the number of bands of C is also the number of
         groups of examples.
-      noise_multiplier: the minimum noise multiplier, the standard deviation of z over
-        the clip norm, for which the run has the requested ε. While the search runs,
-        this number is an estimate of the minimum.
+      noise_multiplier: the standard deviation of z over the clip norm. This number is
+        the minimum at which the run has the requested ε. While the search runs, the
+        number is an estimate of this minimum.
       error: the root mean square of the workload's output if the input is the noise
         alone, over all steps, in units of the clip norm.
     """
@@ -69,7 +69,7 @@ class _Goal(NamedTuple):
 
     Attributes:
       workload: the workload in which errors are measured.
-      epsilon: the target of ε.
+      epsilon: the target ε.
       delta: δ.
       run: the other arguments, which are those of `accounting.correlated.epsilon`.
     """
@@ -201,10 +201,10 @@ def _simplify(result: Amplified) -> Amplified:
 
 
 def _required_noise(goal: _Goal, strategy: Toeplitz, start: float) -> Amplified:
-    """Compute the minimum noise multiplier for ε, and the error, of a strategy.
+    """Compute a strategy's minimum noise multiplier for ε, and the strategy's error.
 
-    The search for the noise multiplier begins at `start`. The error is that in the
-    workload, at the minimum noise multiplier.
+    The search for the noise multiplier begins at `start`. The error in the workload is
+    computed at the minimum noise multiplier.
     """
     sigma = calibrate.solve(
         lambda noise: epsilon_of(strategy, noise, goal.delta, **goal.run),
@@ -218,10 +218,11 @@ def _required_noise(goal: _Goal, strategy: Toeplitz, start: float) -> Amplified:
 def central_limit(
     epsilon: float, delta: float, *, rate: float, num_steps: int, repeats: float
 ) -> Start:
-    """The start of a search for a noise multiplier σ, by the central limit theorem.
+    """Estimate the noise multiplier σ for ε and δ, by the central limit theorem.
 
-    Suppose that a run makes k random draws of examples. An example is in each draw with
-    probability q, and then moves the sums by s. Then the run is about μ-GDP with
+    The result is the first point of a search for the exact σ. Suppose that a run makes
+    k random draws of examples. An example is in each draw with probability q, and then
+    moves the sum of the draw by s clip norms. Then the run is about μ-GDP with
     μ² = k q² (e^{s²/σ²} − 1). A μ-GDP run is about (ε, δ)-DP if
     μ² = 2 (√(ε + log 1/δ) − √(log 1/δ))². If an example takes part in the same step of
     r epochs, these r steps are one draw with s² = r. Otherwise r = 1.
@@ -250,7 +251,7 @@ def refine(
 
     The secant search needs bounds on ε. In contrast, this function uses estimates of ε,
     which need less time. The function `event` maps a noise multiplier to the event of a
-    run of Poisson-sampled Gaussian steps.
+    run of Poisson-sampled Gaussian steps. If ε is above 100, the result is `start`.
     """
     # The grid of an estimate is too coarse for a very large ε.
     if epsilon > _MAX_EPSILON:

@@ -133,8 +133,8 @@ def scaled(strategy: Toeplitz, factors: ArrayLike) -> Scaled:
 
     Args:
       strategy: a Toeplitz strategy.
-      factors: f[T], from 2**-20 to 2**20, one for each step of the run. `scheduled`
-        searches for the best factors for a workload.
+      factors: f[T], from 2**-20 to 2**20, one for each step of the run. Traced factors
+        are not checked. `scheduled` searches for the best factors for a workload.
 
     Raises:
       ValueError: an argument is out of range.
@@ -161,8 +161,9 @@ def tree(decay: ArrayLike) -> Tree:
 
     Put `optax.trace`, or another momentum with the same decay β, after this noise. The
     momentum times 1 − β then has the same noise as `dpjax.tree_momentum`. In a run of T
-    steps, buffer="stored" stores ⌊log₂ T⌋ vectors. buffer="regenerate" stores no
-    vector, and repeats one earlier draw per step on average.
+    steps, `dpjax.correlated_noise` stores ⌊log₂ T⌋ vectors with buffer="stored". With
+    buffer="regenerate", the function stores no vector, and repeats one earlier draw per
+    step on average.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
@@ -170,7 +171,7 @@ def tree(decay: ArrayLike) -> Tree:
     Raises:
       ValueError: a concrete decay is outside [0, 1), or is 1 in float32.
 
-    Reference: Tran and Cutkosky (2022), Algorithm 1.
+    Reference: Tran and Cutkosky (2022), Algorithm 1, https://arxiv.org/abs/2210.06328.
 
     Example:
       >>> print(tree(0.5).matrix(4))
@@ -192,7 +193,7 @@ def tree(decay: ArrayLike) -> Tree:
 
 
 def _drop_leading_one(name: str, coefficients: ArrayLike) -> ArrayLike:
-    """The coefficients without the leading 1; concrete coefficients become float32.
+    """The coefficients after the leading 1, rounded to float32 if they are concrete.
 
     Raises:
       ValueError: concrete coefficients do not begin with 1, or are not finite in
@@ -212,8 +213,12 @@ def _drop_leading_one(name: str, coefficients: ArrayLike) -> ArrayLike:
 def _polynomial(name: str, roots: ArrayLike) -> ArrayLike:
     """The coefficients of Π_k (1 − r_k L) after the leading 1, for the roots r, f[p].
 
-    For concrete roots, the function checks the roots, and rounds the coefficients to
-    float32. For traced roots, the function does neither.
+    Coefficients from concrete roots are rounded to float32. Traced roots are not
+    checked, and their coefficients are not rounded.
+
+    Raises:
+      ValueError: a concrete root is outside (−1, 1), as given or after the coefficients
+        are rounded; there is no root; or the roots are not a vector of real numbers.
     """
     concrete_roots = validate.real_vector(name, roots)
     if concrete_roots is None:

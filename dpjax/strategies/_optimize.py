@@ -30,9 +30,9 @@ where T is a Toeplitz matrix and s has a weight for each step. The noise is C⁻
 independent Gaussian z. In step t this noise is (T⁻¹z)_t times the factor f_t = 1 / s_t.
 The error is proportional to ‖A diag(f) T⁻¹‖_F. Let π be the steps in which an example
 takes part, and let G_π have the entries of |TᵀT| in π × π. Then the sensitivity is at
-most the maximum of √(sᵀG_π s) over all π. In a fixed order, each position in the epoch
-has one π, and at the best s, the root is the same for every position. So each s_t is
-divided by the root for the position of step t, and the search then minimizes the error
+most the maximum of r_π = √(sᵀG_π s) over all π. In a fixed order, each position in the
+epoch has one π. At the best s, r_π is the same for every position. So each s_t is
+divided by r_π for the position of step t, and the search then minimizes the error
 alone.
 
 For independent noise, T = I. Then the squared error is proportional to Σ_t w_t / s_t²,
@@ -206,7 +206,10 @@ def _roots(x: jax.Array | np.ndarray) -> jax.Array:
 
 
 def _free_roots(distance: np.ndarray) -> np.ndarray:
-    """The real numbers x, f[k], that `_roots` maps to 1 − distance."""
+    """The real numbers x, f[k], that `_roots` maps to 1 − distance.
+
+    Distances are clipped to the range from 1e-9 to 1 − 1e-9.
+    """
     # The distances 0 and 1 would give infinite parameters.
     p = -np.log(np.clip(distance, 1e-9, 1 - 1e-9))
     return p + np.log(-np.expm1(-p))
@@ -250,7 +253,8 @@ def _strategy(kind: Kind, x: jax.Array | np.ndarray) -> Toeplitz:
     """The strategy of the given kind, from its unconstrained parameters, f[k].
 
     From concrete parameters, the result is the strategy that training runs, with
-    coefficients rounded to float32.
+    coefficients rounded to float32. If rounding moves a root out of (−1, 1), the
+    function raises ValueError.
     """
     if kind == "banded":
         return _making.banded(_prepend_one(x))
@@ -328,7 +332,7 @@ def _start_point(
 
 
 class Optimized(Toeplitz):
-    """A `Toeplitz` strategy with a bound on the ratio of its error to the least error.
+    """A `Toeplitz` strategy, with a bound `gap` on its error over the least error.
 
     Attributes:
       product: the error in the workload for which the strategy was optimized, times the
@@ -343,8 +347,8 @@ class Optimized(Toeplitz):
     def bound(self) -> float:
         """A lower bound on the attribute `product` of any strategy, or NaN.
 
-        The bound is NaN if the attribute `run` is None, or if the learning rates or the
-        weight decay of the workload vary with the step.
+        The bound is NaN if the attribute `run` is None, or if the workload's `rates` or
+        `keep` has a separate number for each step.
         """
         # The lower bound is proven only for workloads with the same numbers in every
         # step.
@@ -356,7 +360,8 @@ class Optimized(Toeplitz):
     def gap(self) -> float:
         """An upper bound on the ratio of this strategy's error to the least error.
 
-        The least error is that of any strategy with the same privacy.
+        The least error is the minimum over all strategies with the same μ. If `bound`
+        is NaN, the gap is NaN.
         """
         return self.product / self.bound
 
@@ -394,8 +399,8 @@ def optimize(
       is at least 1 / gap times the error of the result, up to the rounding of
       `accounting.correlated.error`. The proof covers every order, since every order
       allows an example to take part at the same position of each epoch. If the
-      workload's `rates` or `keep` vary with the step, the proof does not apply, and
-      `gap` is NaN.
+      workload's `rates` or `keep` has a separate number for each step, the proof does
+      not apply, and `gap` is NaN.
 
     Raises:
       ValueError: an argument is out of range; a number of the workload is traced.
@@ -486,7 +491,8 @@ def _closed_form_weights(
     """The weights s for which C = diag(s) has the least error in a workload, f[T].
 
     The weights are scaled such that one example moves C x by at most 1, where x are the
-    gradient sums. The noise of C = diag(s) is independent from step to step.
+    gradient sums. The noise of C = diag(s) is independent from step to step. For
+    "reshuffled", s is the same in all steps of an epoch.
     """
     identity = Toeplitz(jnp.zeros(0), jnp.zeros(0))
     # The squared error is Σ_t w_t f_t². So its derivative at f = 1 is 2 w, and the
@@ -535,7 +541,7 @@ def scheduled(
 ) -> Scaled:
     """Search for the best factor of the noise in each step, for a workload.
 
-    The best factors have the least error at the same privacy.
+    The best factors are those with the least error at the same privacy.
 
     If learning rates fall, later sums matter less to the result. Later steps may then
     have more noise, which allows less noise in earlier steps at the same privacy.
