@@ -516,6 +516,7 @@ def test_values_at_limits_are_exact(call, value, wide):
     ("call", "name"),
     [
         (lambda: gdp.delta(np.nan, 1.0), "mu"),
+        (lambda: gdp.delta([[1.0], [1.0, 2.0]], 1.0), "mu"),
         (lambda: gdp.epsilon(1.0, LEAST / 2), "delta"),
         (lambda: pure.delta(-1.0, 1.0), "pure_epsilon"),
         (lambda: pure.epsilon(1.0, 1.5), "delta"),

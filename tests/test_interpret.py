@@ -251,7 +251,7 @@ def test_function_above_the_time_limit_is_compiled():
 
 
 def test_traced_arguments_call_the_function_itself():
-    fn = without_compiler(lambda x, *, power: x**power, static=("power",))
+    fn = without_compiler(lambda x, *, power: x**power)
     assert fn(np.float32(3), power=2) == 9
     assert float(jax.jit(lambda x: fn(x, power=2))(3.0)) == 9
     assert float(jax.grad(lambda x: fn(x, power=3))(2.0)) == 12

@@ -90,7 +90,7 @@ def scoped(fn: Callable[P, Out]) -> Callable[P, Out]:
     return wrapper
 
 
-@functools.partial(without_compiler, static=("dtype", "direction"))
+@without_compiler
 @functools.partial(jax.jit, static_argnames=("dtype", "direction"))
 def _cast(x: jax.Array, *, dtype: np.dtype, direction: Direction) -> jax.Array:
     if dtype == x.dtype or direction == "nearest":

@@ -47,18 +47,14 @@ class Program(NamedTuple):
 
 
 def without_compiler(
-    fn: Callable[P, Out],
-    *,
-    static: tuple[str, ...] = (),
-    max_seconds: float = MAX_SECONDS,
+    fn: Callable[P, Out], *, max_seconds: float = MAX_SECONDS
 ) -> Callable[P, Out]:
     """Decorate a function of arrays so that NumPy evaluates concrete arguments.
 
     Args:
       fn: a function of pytrees of arrays, written in `jax.numpy` and usually jitted.
-        Its results are a pytree of arrays.
-      static: the names of keyword arguments that are hashable constants. All other
-        arguments are positional.
+        Its results are a pytree of arrays. Arrays are positional arguments. Keyword
+        arguments are hashable constants.
       max_seconds: the maximum estimated time of an evaluation by NumPy, in seconds.
 
     Returns:

@@ -14,7 +14,6 @@ own arithmetic. `secants` needs few evaluations for functions that are nearly li
 the log of the parameter. `minimize` minimizes a function.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -411,10 +410,7 @@ def close(
     return _while(cond, body, _open_bracket(bad, good, tolerance, log=log)).good.at
 
 
-_with_log = functools.partial(without_compiler, static=("log",))
-
-
-@_with_log
+@without_compiler
 def _open_bracket(
     bad: Point, good: Point, tolerance: ArrayLike, *, log: bool
 ) -> _Bracket:
@@ -432,12 +428,12 @@ def _width(bad: Point, good: Point, log: bool) -> jax.Array:
     return jnp.abs(to(good.at) - to(bad.at))
 
 
-@_with_log
+@without_compiler
 def _is_open(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
     return _width(bracket.bad, bracket.good, log) > tolerance
 
 
-@_with_log
+@without_compiler
 def _aim(bracket: _Bracket, tolerance: ArrayLike, *, log: bool) -> jax.Array:
     """The next parameter at which `close` evaluates the function.
 

@@ -41,7 +41,8 @@ def _check(
     try:
         array = concrete(value)
         ok = array is None or np.all(holds(array))
-    except (OverflowError, TypeError):  # not a number, or beyond the range of floats
+    except (OverflowError, TypeError, ValueError):
+        # The value is not a number, is beyond the range of floats, or is a ragged list.
         ok = False
     if not ok:
         raise ValueError(f"{name} must be {rule}; got {value!r}.")

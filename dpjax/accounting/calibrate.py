@@ -44,7 +44,7 @@ def _ends(upper: float, dtype: np.dtype, integer: bool) -> _Ends:
     return _Ends(smallest, float(np.floor(largest) if integer else largest))
 
 
-@functools.partial(without_compiler, static=("dtype", "increasing", "integer"))
+@without_compiler
 def _round_parameter(
     x: jax.Array, *, dtype: np.dtype, increasing: bool, integer: bool
 ) -> jax.Array:

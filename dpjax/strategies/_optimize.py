@@ -266,7 +266,7 @@ def _strategy(kind: Kind, x: jax.Array | np.ndarray) -> Toeplitz:
     return _making.rational(roots[: x.size // 2], roots[x.size // 2 :])
 
 
-@functools.partial(without_compiler, static=_STATIC, max_seconds=_MAX_SECONDS)
+@functools.partial(without_compiler, max_seconds=_MAX_SECONDS)
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def _value_and_grad(
     x: jax.Array,
