@@ -95,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0 for success, or 2 after an error line on standard error. Invalid
-      options end the process with exit code 2.
+      options end the process with exit code 2, and `--help` and `--version` end the
+      process with exit code 0.
     """
     parser = _make_parser()
     given = vars(parser.parse_args(argv))
