@@ -53,9 +53,9 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
     Returns:
       A vector f[cells · cells · orientations] in the image's dtype, or in the default
       float dtype if the image has integers or booleans. The norm of the vector is 1
-      except for rounding, and never above 1. If all entries are almost equal
-      before the mean is subtracted, as for a constant image, then the result is zero.
-      An image with a value that is not finite gives values that are not finite.
+      except for rounding, and never above 1. If all entries are almost equal before the
+      mean is subtracted, as for a constant image, then the result is zero. An image
+      with a value that is not finite gives values that are not finite.
 
     Raises:
       ValueError: an argument has a wrong shape or is out of range.

@@ -281,7 +281,7 @@ def _draw_curve(guarantee: RunGuarantee) -> str:
 
 
 def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str:
-    """Plot attacks' maximum true-positive rate against the false-positive rate, as text.
+    """Plot the maximum true-positive rate of attacks by false-positive rate, as text.
 
     Args:
       guarantee: the guarantee of a run.

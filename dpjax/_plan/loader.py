@@ -99,7 +99,8 @@ def check(data: Any, plan: RunParameters) -> None:
     """Raise ValueError unless data fits the number of examples and the unit of a plan.
 
     If the unit of the plan is a user, data must be the result of `by_user` or of
-    `Users.stacked`, and the number of users must be the plan's number of examples.
+    `Users.stacked`, and the number of users must be the plan's number of examples. If
+    the unit is an example, data must be neither of these results.
     """
     if isinstance(data, Users | OfUser) != (plan.unit == "user"):
         raise ValueError(

@@ -349,7 +349,7 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
       masks. Keyword arguments of fn, such as clip_norm, are passed to loss_and_grad.
 
     Raises:
-      ValueError: size is below 1.
+      ValueError: size is not an integer of at least 1.
 
     Privacy: the results have the same sensitivity as those of loss_and_grad.
 

@@ -31,11 +31,11 @@ class Plan(RunParameters):
 
     Attributes:
       num_examples: n, the size of the data set.
-      batch_size: b, the expected number of examples in a step. There are two exceptions
-        to this meaning, in which an epoch has ⌈n / b⌉ steps. For "fixed" and
-        "reshuffled" sampling, b is the size of every batch except the last batch of an
-        epoch, which may be smaller. For "random_bins" and "fresh_bins" sampling, the
-        expected number of examples in a step is n / ⌈n / b⌉.
+      batch_size: b, the expected number of examples in a step, with two exceptions. For
+        "fixed" and "reshuffled" sampling, b is the size of every batch except the last
+        batch of an epoch, which may be smaller. For "random_bins" and "fresh_bins"
+        sampling, the expected number of examples in a step is n / ⌈n / b⌉. In both
+        exceptions, an epoch has ⌈n / b⌉ steps.
       num_steps: T, the step limit. The optimizer refuses steps after the first T.
       noise_multiplier: σ, the noise's standard deviation divided by the clip norm. For
         correlated noise C⁻¹z, σ refers to z. If quantile is not None, the sum and the

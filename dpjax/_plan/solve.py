@@ -76,7 +76,7 @@ def plan(
     unit: Literal["example", "user"] = "example",
     arithmetic: Arithmetic = "real",
 ) -> Plan:
-    """Plan a private run: compute one of ε, noise, steps, batch size from the others.
+    """Plan a private run: compute ε, noise, steps or batch size from the other three.
 
     Args:
       num_examples: n, the size of the data set; under ADD_REMOVE, the size of the
