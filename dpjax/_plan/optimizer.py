@@ -351,7 +351,7 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
     Raises:
       ValueError: size is not an integer of at least 1.
 
-    Privacy: the results have the same sensitivity as those of loss_and_grad.
+    Privacy: the results of fn have the sensitivity of the results of loss_and_grad.
 
     Example:
       >>> import dpjax, jax, jax.numpy as jnp, numpy as np

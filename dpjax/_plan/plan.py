@@ -193,12 +193,15 @@ class Plan(RunParameters):
           ((value, aux), grads) with has_aux. model is any tree of arrays, and examples
           are `Examples` from `load` or `batches`. value is the mean loss of the valid
           examples, and aux has a leading axis m. grads is the *sum* of clipped
-          gradients, and is for the optimizer alone. grads is shaped like the model,
-          with None for leaves that are not arrays of floats. For a flax.nnx module,
-          grads is the state of the module's `nnx.Param`s.
+          gradients, and is for the optimizer alone. If a schedule varies the clip norm,
+          the sum is multiplied by plan.clip_norm and divided by the step's clip norm.
+          grads is shaped like the model, with None for leaves that are not arrays of
+          floats. For a flax.nnx module, grads is the state of the module's
+          `nnx.Param`s.
           If the clip norm follows a quantile, fn also has the argument clip_norm, a
           result of `clip_norm_of`. Then grads is a `Bounded`: the sum divided by
-          clip_norm, and the count of gradients whose norms are at most clip_norm.
+          clip_norm, and the number of gradients whose norms are at most clip_norm,
+          minus half of the number of valid examples.
           The arguments `others` may hold anything. Typed keys among these arguments,
           also within flax.nnx objects, are folded so that each example has its own key,
           for dropout.

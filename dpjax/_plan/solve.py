@@ -123,12 +123,12 @@ def plan(
         of size b. "fixed": batches in the data's order. "reshuffled": batches in a new
         random order in each epoch. "random_bins": every example is assigned to one
         random step of an epoch, the same in all epochs. "fresh_bins": every example is
-        assigned to a new random step in each epoch. "cyclic_poisson": examples form as
-        many groups as a banded strategy has bands, each step has one group, and each
-        example of this group takes part independently with the same probability. "auto"
-        compares all samplings, and a tuple compares the samplings that it names. The
-        plan then has the sampling that leaves the least noise in the outputs of the
-        workload.
+        assigned to a new random step in each epoch. "cyclic_poisson": the examples form
+        as many groups as the banded strategy has bands, or one group for independent
+        noise. Each step has one group, and each example of this group takes part
+        independently with the same probability. "auto" compares all samplings, and a
+        tuple compares the samplings in the tuple. With "auto" or a tuple, the plan has
+        the sampling that leaves the least noise in the outputs of the workload.
       noise: "independent": new noise in every step. "correlated": each step cancels
         some of the noise of earlier steps; for all samplings but "poisson" and
         "fixed_size". Correlated noise needs num_steps, batch_size, and either a

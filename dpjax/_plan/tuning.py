@@ -5,7 +5,7 @@ each run independently of the data, and releases only the best run. So the guara
 `accounting.selection` holds. This guarantee assumes that all runs with the largest
 score have the same probability of being chosen as the best run. `tune` chooses the
 first of these runs. Since all runs are independent and identically distributed, each of
-these runs is the first run with the same probability.
+these runs has the same probability of being the first of these runs.
 """
 
 import hashlib
