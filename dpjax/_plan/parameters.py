@@ -151,7 +151,7 @@ def _schedule_values(name: str, schedule: Schedule, num_steps: int) -> np.ndarra
 
 
 class QuantileClip(NamedTuple):
-    """Settings to adapt the clip norm so that a given share of gradients is not clipped.
+    """Settings to adapt the clip norm so that a given share of gradients is unclipped.
 
     Every step counts the gradients whose norms are at most the clip norm C, and adds
     noise to the count. The noisy count gives an estimate p of the share of these
