@@ -124,7 +124,7 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
     """The workload of a linear time-invariant filter of gradient sums: Σ_j a_j g_{t−j}.
 
     Args:
-      coefficients: a_0, a_1, ..., f[k], finite, with a_0 positive.
+      coefficients: a_0, a_1, ..., f[k] with k >= 1, finite, with a_0 positive.
 
     Raises:
       ValueError: an argument is out of range.

@@ -97,16 +97,17 @@ def plan(
       max_batch_size: the capacity, the maximum number of examples in a batch of random
         size (Poisson samples or bins). The capacity is at least b, or the largest batch
         size of a schedule, and at most n. If a step draws more examples than the
-        capacity (overflow), some of the drawn examples do not take part. For batches of
-        a size that is not random, the argument must be None.
+        capacity (overflow), some of the drawn examples do not take part. If the batch
+        size is not random, the argument must be None. A comparison of samplings uses
+        the argument only for batches of random size.
         If None for batches of random size, `plan` computes the unknown number without
         overflow at 99 % of δ. `plan` then searches for the smallest capacity at which
         overflow costs at most the rest of δ. The search considers only the maximum and
-        capacities of at least b plus three standard deviations of the batch size. The
-        maximum is n, or for cyclic Poisson samples the size of the largest group. For
-        bins, the search finds the smallest of these capacities. For Poisson samples,
-        the search may return a larger capacity, because it only predicts the cost of
-        most capacities.
+        capacities of at least b plus three standard deviations of the batch size, where
+        a standard deviation below 1 counts as 1. The maximum is n, or for cyclic
+        Poisson samples the size of the largest group. For bins, the search finds the
+        smallest of these capacities. For Poisson samples, the search may return a
+        larger capacity, because the search only predicts the cost of most capacities.
       noise_schedule: a function of a step's number, like an optax schedule. The
         function returns the step's noise multiplier in units of noise_multiplier, from
         2⁻²⁰ to 2²⁰. If there are more than eight distinct values, they are rounded up
