@@ -1,8 +1,8 @@
 """The option parser of `python -m dpjax`, which computes numbers of private runs.
 
-Most options have the names of arguments of `dpjax.plan`, and a plan computes every
-number. The program parses its options before it imports JAX. So help texts and errors
-of the option parser do not wait for the import of JAX.
+Most options have the names of arguments of `dpjax.plan`, which computes every number of
+the output. The program parses its options before it imports JAX. So help texts and
+errors of the option parser do not wait for the import of JAX.
 """
 
 import argparse
@@ -95,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0 for success, or 2 after an error line on standard error. Invalid
-      options end the process with exit code 2.
+      options end the process with exit code 2, and `--help` and `--version` end the
+      process with exit code 0.
     """
     given = vars(_make_parser().parse_args(argv))
     command, as_json = given.pop("command"), given.pop("json")

@@ -1,8 +1,10 @@
 """Features of one example, which cost no privacy and have norms of at most 1.
 
-Each function maps one example to one vector, and reads no other example, no label and
-no number that was fitted to private data. Private training on features therefore has
-the guarantee of the same training on the examples. Use `jax.vmap` to map a data set.
+`oriented_gradients`, `bins` and `join` compute one vector from one example, and read no
+other example, no label and no number that was fitted to private data. Private training
+on features therefore has the guarantee of the same training on the examples. Use
+`jax.vmap` to map a data set. `decimal_edges` chooses edges for `bins` from public
+numbers.
 
 Linear models on such features often need less noise than networks on raw data (Tramèr
 and Boneh 2021, https://arxiv.org/abs/2011.11660). A private mean of the features
@@ -49,10 +51,11 @@ def oriented_gradients(image: ArrayLike, *, cells: int, orientations: int) -> ja
       orientations: the number of directions, at least 2.
 
     Returns:
-      A vector f[cells · cells · orientations] in the image's floating dtype. Its norm
-      is 1 except for rounding, and never above 1. If all entries are almost equal
-      before the mean is subtracted, as for a constant image, then the result is zero.
-      An image with a value that is not finite gives values that are not finite.
+      A vector f[cells · cells · orientations] in the image's dtype, or in the default
+      float dtype if the image has integers or booleans. The norm of the vector is 1
+      except for rounding, and never above 1. If all entries are almost equal before the
+      mean is subtracted, as for a constant image, then the result is zero. An image
+      with a value that is not finite gives values that are not finite.
 
     Raises:
       ValueError: an argument has a wrong shape or is out of range.
@@ -122,15 +125,16 @@ def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
 
     Args:
       value: one number, f[].
-      edges: increasing numbers f[k] that do not depend on the data, such as those of
-        `decimal_edges`. An edge belongs to the bin above it.
+      edges: increasing numbers f[k] with k >= 1 that do not depend on the data, such as
+        the result of `decimal_edges`. An edge belongs to the bin above the edge.
 
     Returns:
       A vector f[2 k + 1] in the default float dtype. Its norm is 1 except for rounding,
       and never above 1. A NaN, which stands for a missing value, gives zeros.
 
     Raises:
-      ValueError: value is not one number, or edges are not finite and increasing.
+      ValueError: value is not one number, or edges are empty, not finite or not
+        increasing. The values of traced edges are not checked.
 
     Privacy: the function reads only one example. Edges that are quantiles of private
     data cost privacy (`statistics.quantile`).
@@ -158,7 +162,7 @@ def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
 
 
 def decimal_edges(low: float, high: float, *, parts: int = 10) -> np.ndarray:
-    """Choose edges for `bins` from only the range of a column.
+    """Choose edges for `bins` from the range of a column alone.
 
     The edges are of two kinds: the boundaries between equal parts of the range, which
     resolve evenly spread values, and decimal numbers, which resolve values near 0. The
@@ -172,7 +176,8 @@ def decimal_edges(low: float, high: float, *, parts: int = 10) -> np.ndarray:
       parts: the number of equal parts, at least 1.
 
     Returns:
-      Increasing edges f64[k] between low and high.
+      Increasing edges f64[k], strictly between low and high. If parts is 1, the result
+      may be empty, and `bins` does not accept an empty result.
 
     Raises:
       ValueError: an argument is out of range.
@@ -225,13 +230,13 @@ def join(*parts: ArrayLike) -> jax.Array:
 def _rounding_factor(dtype: np.dtype) -> float:
     """A factor below 1, which ensures that rounding makes no unit vector longer than 1.
 
-    The argument is the dtype of the vector's entries.
+    The factor depends on `dtype`, the dtype of the vector's entries.
     """
     return min(_FLOAT32_FACTOR, 1 - 4 * float(jnp.finfo(dtype).eps))
 
 
 def _divide_or_zero(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    """The quotient x / by, with 0 where the divisor is 0."""
+    """The quotient x / divisor; where the divisor is 0, 0 for finite x and else NaN."""
     divisor = jnp.broadcast_to(divisor, x.shape)
     return jnp.where(divisor == 0, 0 * x, x / jnp.where(divisor == 0, 1, divisor))
 

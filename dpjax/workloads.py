@@ -2,11 +2,10 @@
 
 A workload is a linear map of the gradient sums g_1, g_2, ... of all steps. For example,
 the momentum is m_t = β m_{t−1} + (1 − β) g_t, and the parameters of SGD are sums of
-η_t m_t for learning rates η_t. If the input of a workload is noise alone, the root mean
-square of its output over steps is the error of the workload.
-`accounting.correlated.error` computes this error for the noise of a strategy, and
-`strategies.optimize` searches for the strategy with the least error at the same
-privacy.
+η_t m_t for learning rates η_t. The error of a strategy for a workload is the root mean
+square, over steps, of the workload's outputs if the inputs are the strategy's noise
+alone. `accounting.correlated.error` computes this error, and `strategies.optimize`
+searches for the strategy with the least error at the same privacy.
 """
 
 import jax
@@ -64,9 +63,10 @@ def momentum(decay: ArrayLike, *, learning_rates: ArrayLike = 1.0) -> Workload:
 def momentum_sum(
     decay: ArrayLike, *, learning_rates: ArrayLike = 1.0, weight_decay: ArrayLike = 0.0
 ) -> Workload:
-    """The workload of SGD with momentum: without weight decay, the sums of η_t m_t.
+    """The workload of SGD with momentum.
 
-    The momentum is m_t = β m_{t−1} + (1 − β) g_t for the gradient sums g_t.
+    Without weight decay, the output of step t is Σ_{s<=t} η_s m_s. The momentum is
+    m_t = β m_{t−1} + (1 − β) g_t, where g_t is the gradient sum of step t.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
@@ -93,9 +93,11 @@ def momentum_sum(
 def nesterov(
     decay: ArrayLike, *, learning_rates: ArrayLike = 1.0, weight_decay: ArrayLike = 0.0
 ) -> Workload:
-    """The workload of SGD with Nesterov's momentum: sums of η_t (β m_t + (1 − β) g_t).
+    """The workload of SGD with Nesterov's momentum.
 
-    The momentum is m_t = β m_{t−1} + (1 − β) g_t for the gradient sums g_t.
+    Without weight decay, the output of step t is Σ_{s<=t} η_s (β m_s + (1 − β) g_s).
+    The momentum is m_t = β m_{t−1} + (1 − β) g_t, where g_t is the gradient sum of
+    step t.
 
     Args:
       decay: the momentum coefficient β, f[], in [0, 1).
@@ -122,7 +124,7 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
     """The workload of a linear time-invariant filter of gradient sums: Σ_j a_j g_{t−j}.
 
     Args:
-      coefficients: a_0, a_1, ..., f[k], finite, with a_0 positive.
+      coefficients: a_0, a_1, ..., f[k] with k >= 1, finite, with a_0 positive.
 
     Raises:
       ValueError: an argument is out of range.

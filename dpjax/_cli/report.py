@@ -45,6 +45,7 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
     Raises:
       ValueError: the file is not JSON or not a record; no plan has the record's
         numbers; or the record claims more privacy than its numbers give.
+      OSError: the file cannot be read.
     """
     try:
         record = json.loads(pathlib.Path(path).read_text("utf-8"))
@@ -75,7 +76,7 @@ def report(path: str, form: Literal["text", "json", "html"]) -> str:
 
 
 def guarantee_of(record: Any) -> RunGuarantee:
-    """Compute again the guarantee of the run that a record describes.
+    """Recompute the guarantee of the run that a record describes.
 
     The record is the output of `plan.guarantee.to_json()`, read as JSON. The function
     calls `dpjax.plan` with the record's numbers, and returns the guarantee after the
@@ -150,9 +151,9 @@ def _check_claims(record: Any, computed: RunGuarantee) -> None:
       computed: the guarantee that was computed again from the numbers in the record.
 
     Raises:
-      ValueError: the record claims more privacy than `computed` gives, beyond a
-        tolerance for rounding; or the record's privacy event differs from the event of
-        `computed`.
+      ValueError: the record claims more privacy than `computed` gives, or the record's
+        privacy event differs from the event of `computed`; in either case by more than
+        a tolerance for rounding.
     """
     event = _read(record, "event", Event)
     claims, structure = jax.tree.flatten(event)
@@ -280,7 +281,14 @@ def _draw_curve(guarantee: RunGuarantee) -> str:
 
 
 def text_plot(guarantee: RunGuarantee, width: int = 49, height: int = 11) -> str:
-    """Plot the maximum true-positive rate of attacks as text; values are rounded up."""
+    """Plot the maximum true-positive rate of attacks by false-positive rate, as text.
+
+    Args:
+      guarantee: the guarantee of a run.
+      width: the number of characters along the axis of false-positive rates.
+      height: the number of lines along the axis of true-positive rates, to which these
+        rates are rounded up.
+    """
     rates = np.linspace(0.0, 1.0, width)
     powers = 1 - np.asarray(guarantee.tradeoff(rates), np.float64)
     rows = [[" "] * width for _ in range(height)]

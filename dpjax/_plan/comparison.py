@@ -1,11 +1,11 @@
 """The choice of the mechanism that leaves the least noise in an optimizer's outputs.
 
-A mechanism is a way to draw batches, together with a way to draw noise. Random batches
-hide in which steps an example took part. Random batches therefore need less noise than
-batches in a fixed order (amplification). Correlated noise has another advantage: later
-steps cancel some of the noise of earlier steps. So less noise remains in sums over
-steps, which an optimizer computes. But the longer the correlation, the smaller the
-amplification.
+A mechanism is a way to draw batches, together with a way to draw noise. (The class
+`Mechanism` describes only the way to draw batches.) Random batches hide in which steps
+an example took part. Random batches therefore need less noise than batches in a fixed
+order (amplification). Correlated noise has another advantage: later steps cancel some
+of the noise of earlier steps. So less noise remains in sums over steps, which an
+optimizer computes. But the longer the correlation, the smaller the amplification.
 
 Which of the two advantages is larger depends on ε, on the number of epochs and on the
 optimizer. So `best_plan` makes a plan for each mechanism at the same ε, and compares
@@ -99,7 +99,10 @@ class Comparison(NamedTuple):
     candidates: tuple[Candidate, ...]
 
     def __repr__(self) -> str:
-        """A table with a row for each mechanism, in the order of `candidates`."""
+        """A table with a row for each mechanism, in the order of `candidates`.
+
+        The column "noise left" has the noise divided by the least noise of a plan.
+        """
         header = ("noise left", "sampling", "noise", "multiplier", "batch (capacity)")
         cells: list[tuple[str, ...]] = [(*header, "needs")]
         min_error = self.candidates[0].error
@@ -124,17 +127,18 @@ def best_plan(plan: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
     A mechanism is a way to draw batches, together with a way to draw noise. The noise
     is measured in the outputs of the workload, the linear map that the optimizer
-    applies to the gradient sums of all steps. The attribute `comparison` of the
+    applies to the mean gradients of all steps. The attribute `comparison` of the
     returned plan is the `Comparison` of all mechanisms.
 
     Args:
-      plan: `dpjax.plan`, which is called once for each mechanism.
+      plan: `dpjax.plan`, which is called once for each mechanism whose sampling allows
+        the adjacency.
       arguments: the arguments that the caller passed to `dpjax.plan`, by name. The
         argument sampling or noise allows several mechanisms.
 
     Raises:
-      ValueError: an argument that a comparison needs is missing, or an argument is not
-        allowed in a comparison; no mechanism has a plan.
+      ValueError: an argument that a comparison needs is missing; an argument is out of
+        range, or is not allowed in a comparison; no mechanism has a plan.
     """
     names, workload = _check_options(arguments)
 
@@ -190,12 +194,11 @@ def error(plan: RunParameters, workload: Workload) -> float:
 
 
 def _check_options(arguments: dict[str, Any]) -> tuple[tuple[str, ...], Workload]:
-    """Check the `arguments` of `dpjax.plan` before a comparison.
+    """Check the `arguments` of `dpjax.plan`, and return the samplings and the workload.
 
     Returns:
-      The names of the samplings to compare, and the workload, the linear map that the
-      optimizer applies to the gradient sums. Without the argument `workload`, this map
-      is the identity.
+      The names of the samplings to compare, and the workload. Without the argument
+      `workload`, the workload is the identity.
     """
     numbers = {name: arguments[name] for name in ("epsilon", "num_steps", "batch_size")}
     sigma = arguments["noise_multiplier"]
@@ -248,11 +251,10 @@ def _check_options(arguments: dict[str, Any]) -> tuple[tuple[str, ...], Workload
 def _noise_kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
     """List the kinds of noise that a comparison combines with one sampling.
 
-    The kinds are "independent", "correlated" and "tree", as in `Candidate.noise`. The
-    argument `noise` of `dpjax.plan` selects some kinds. For cyclic Poisson sampling,
-    "correlated" includes independent noise, so "independent" is not listed. If no
-    selected kind remains, the only kind is `noise`, and `dpjax.plan` either makes this
-    plan or raises an error.
+    The result has the kinds "independent", "correlated" and "tree" (as in
+    `Candidate.noise`) that the sampling supports and the argument `noise` selects. For
+    cyclic Poisson sampling, "correlated" includes independent noise, so the result
+    omits "independent". If these rules leave no kind, the result is `[noise]`.
     """
     kinds = ["correlated"] if mechanism.supports_correlation else []
     # Here "correlated" includes independent noise, which is a strategy with one band.
@@ -268,11 +270,10 @@ def _noise_kinds(mechanism: Mechanism, sampling: str, noise: str) -> list[str]:
 def _tree(mechanism: Mechanism, workload: Workload, arguments: dict[str, Any]) -> Tree:
     """Return the tree strategy that leaves the least noise in the workload's outputs.
 
-    The strategies are compared at equal privacy. A tree strategy belongs to the binary
-    tree mechanism for momentum with a given decay. The workload is the linear map that
-    the optimizer applies to the gradient sums. A workload first applies momentum to the
-    sums, and may then add up its results over steps with another decay (`keep`). The
-    function tries all of these decays.
+    A tree strategy is the binary tree mechanism for momentum with a given decay. The
+    workload applies momentum to the gradient sums, and may then add up the results over
+    steps with another decay (`keep`). The function makes a tree strategy for each of
+    these decays, and compares the strategies at equal privacy.
     """
     # The poles of 1 / D are the decays of the momentum. The mean of keep is the decay
     # of the sum over steps: 1 for a plain sum, and 0 if the workload has no such sum.
@@ -368,16 +369,14 @@ def _find_best_strategy(
     A strategy is the matrix that correlates the noise. The workload is the linear map
     that the optimizer applies to the gradient sums of all steps.
 
-    For batches in a fixed or reshuffled order, `strategies.optimize` searches for the
-    strategy, among the strategies of kind "rational" that store one vector in the
-    optimizer's state. If the workload varies by step, the strategy also varies by step.
-    For these orders, there is no estimate.
-
-    For random batches, `strategies.amplified` searches for the strategy. If the best
-    strategy is independent noise, there is no estimate.
+    For batches in order, `strategies.optimize` searches for the strategy, among the
+    strategies of kind "rational" that store one vector in the optimizer's state. If the
+    workload varies by step, the strategy also varies by step. For random batches,
+    `strategies.amplified` searches for the strategy.
 
     Returns:
-      The strategy, and the estimate, or None if there is no estimate.
+      The strategy, and the estimate. The estimate is None if the batches are in order,
+      or if the best strategy is independent noise.
 
     Raises:
       ValueError: epsilon is missing, and the batches are random, so that the best

@@ -122,17 +122,37 @@ class RunGuarantee:
     def mu(self) -> float | None:
         """The GDP parameter μ, for batches in order with arithmetic="real"; else None.
 
-        With such batches, the whole run is one Gaussian mechanism.
+        A run with batches in order and real arithmetic is one Gaussian mechanism.
         """
         mu = self.profile.mu
         return None if mu is None else float(np.asarray(mu))
 
     def epsilon(self, delta: ArrayLike) -> jax.Array:
-        """The ε of the guarantee at a δ in (0, 1), rounded up."""
+        """The ε of the guarantee at a given δ, rounded up.
+
+        Args:
+          delta: δ, f[*b], in (0, 1).
+
+        Returns:
+          ε, f[*b]; inf if no finite ε is proven.
+
+        Raises:
+          ValueError: delta is not in (0, 1).
+        """
         return self.profile.epsilon(delta)
 
     def delta(self, epsilon: ArrayLike) -> jax.Array:
-        """The δ of the guarantee at an ε >= 0, rounded up."""
+        """The δ of the guarantee at a given ε, rounded up.
+
+        Args:
+          epsilon: ε, f[*b], non-negative.
+
+        Returns:
+          δ, f[*b].
+
+        Raises:
+          ValueError: epsilon is negative or NaN.
+        """
         return self.profile.delta(epsilon)
 
     def tradeoff(self, alpha: ArrayLike) -> jax.Array:
@@ -143,8 +163,12 @@ class RunGuarantee:
 
         Returns:
           The bound, f[*b], rounded down. If `mu` is not None, the bound is the
-          trade-off curve of a Gaussian mechanism. Otherwise the bound follows from ε at
-          a few values of δ; more values could only increase the bound.
+          trade-off curve of the Gaussian mechanism with this μ. Otherwise the bound
+          follows from ε at a few values of δ. More values could only increase the
+          bound.
+
+        Raises:
+          ValueError: alpha is not in [0, 1].
         """
         if self.mu is not None:
             return gdp.tradeoff(self.mu, alpha)
@@ -162,6 +186,9 @@ class RunGuarantee:
             The number must be fixed before the run. If the choice of the last step
             depends on the run, even on the run's released values alone, then only the
             guarantee of the whole plan holds.
+
+        Raises:
+          ValueError: num_steps is not an integer from 1 to the plan's num_steps.
         """
         steps = validate.static_int("num_steps", num_steps, minimum=1)
         validate.at_most(
@@ -277,7 +304,7 @@ def _compute_epsilons(guarantee: RunGuarantee) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _quantile_settings(plan: RunParameters) -> dict[str, float]:
-    """The settings of the plan's `QuantileClip`, and two noise multipliers.
+    """Two settings of the plan's `QuantileClip`, and two noise multipliers.
 
     One noise multiplier is for the sum of clipped gradients. The other noise multiplier
     is for the count of gradients whose norms are at most the clip norm.
@@ -336,7 +363,7 @@ def _describe_noise(plan: RunParameters) -> str:
 
 
 def up(x: float, decimals: int = 3) -> str:
-    """Format a number, such as an ε or a μ, rounded up to `decimals` decimals."""
+    """Format a number, rounded up to `decimals` decimals; "∞" for infinity."""
     if x == math.inf:
         return "∞"
     return f"{math.ceil(x * 10**decimals) / 10**decimals:.{decimals}f}"
@@ -348,7 +375,7 @@ def _format_down(x: float, decimals: int) -> str:
 
 
 def _type_names(plain: Any) -> Iterator[str]:
-    """Yield the value under "type" of each dictionary in nested dicts and lists."""
+    """Yield `d["type"]` for every dictionary d in nested dictionaries and lists."""
     if isinstance(plain, dict):
         yield plain["type"]
         plain = [*plain.values()]

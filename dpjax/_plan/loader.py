@@ -54,7 +54,13 @@ class Examples(NamedTuple):
     plan: RunParameters | None = None
 
     def parts(self, size: int) -> "Iterator[Examples]":
-        """Split the leading axis into parts of length `size`; pad the last part."""
+        """Split the m slots into parts of `size` slots each; pad the last part.
+
+        Padding repeats the batch's last slot, with the mask False.
+
+        Raises:
+          ValueError: size is not an integer of at least 1.
+        """
         size = validate.static_int("size", size, minimum=1)
         total = np.size(self.mask)
         for first in range(0, total, size):
@@ -90,10 +96,11 @@ def attach_plan(plan: RunParameters, examples: Examples, step: ArrayLike) -> Exa
 
 
 def check(data: Any, plan: RunParameters) -> None:
-    """Raise unless the data have the number of examples and the unit of a plan.
+    """Raise ValueError unless data fits the number of examples and the unit of a plan.
 
-    If the unit of the plan is a user, data must be a result of `by_user`, and the
-    number of users must be the plan's number of examples.
+    If the unit of the plan is a user, data must be the result of `by_user` or of
+    `Users.stacked`, and the number of users must be the plan's number of examples. If
+    the unit is an example, data must be neither of these results.
     """
     if isinstance(data, Users | OfUser) != (plan.unit == "user"):
         raise ValueError(
@@ -171,7 +178,7 @@ def batches(
 ) -> Iterator[Examples]:
     """Iterate over the batches of a run, as `Plan.batches` describes.
 
-    The function itself raises if an argument is wrong. A generator function would raise
+    If an argument is wrong, the call itself raises. A generator function would raise
     only when the caller asks for the first batch.
     """
     check(data, plan)

@@ -325,14 +325,13 @@ def _make_gradient(
 def _reduce_clip_norm(plan: RunParameters, bound: ArrayLike, slots: int) -> ArrayLike:
     """Return a clip norm C at which sums have sensitivity `bound` despite rounding.
 
-    Under REPLACE, the sensitivity is twice `bound`. If the plan has arithmetic="real",
-    C is `bound`. If the plan has arithmetic="discrete", C is slightly smaller. The
-    reason is that `accumulate` adds the sums of a batch's parts, and rounds the total
-    of m clipped gradients to float32. Here m is the number of slots, or the plan's
-    capacity if the capacity is larger. If the clip norm varies, the total is also
-    divided by the clip norm of the step, and rounded again. Each rounding changes the
-    total by at most 2⁻²⁴ m C. So for two neighbouring data sets, each rounding changes
-    the difference of the totals by at most twice this value.
+    Under REPLACE, the sensitivity is twice `bound`. With arithmetic="real", C is
+    `bound`. With arithmetic="discrete", C is slightly smaller, because `accumulate`
+    rounds the total of m clipped gradients to float32. Here m is the number of slots,
+    or the plan's capacity if the capacity is larger. For a plan with a schedule or a
+    `QuantileClip`, the total is also rescaled, and rounded again. Each rounding changes
+    the total by at most 2⁻²⁴ m C. So for two neighbouring data sets, each rounding
+    changes the difference of the totals by at most 2⁻²³ m C.
     """
     if plan.arithmetic == "real":
         return bound

@@ -121,9 +121,9 @@ class Mechanism:
     def expected_batch_size(self, batch_size: int) -> float:
         """The expected number of examples in a step.
 
-        The result is batch_size, unless every example takes part once per epoch. Then
-        the result is num_examples divided by the number of steps per epoch, which may
-        be below batch_size.
+        If every example takes part once per epoch, the result is num_examples divided
+        by the number of steps per epoch, which may be below batch_size. Otherwise the
+        result is batch_size.
         """
         return float(batch_size)
 
@@ -495,7 +495,7 @@ def released_event(run: RunParameters) -> events.Event:
 
     If the run has arithmetic="real", the result is the event of the run's mechanism. If
     the run has arithmetic="discrete", the result also includes the total variation
-    between the noise that a table gives and exact discrete Gaussian noise.
+    between the noise that the run draws and exact discrete Gaussian noise.
     """
     event = mechanism_of(run).event(run)
     if run.arithmetic == "real":

@@ -5,7 +5,7 @@ to the loss unchanged. Modules of flax.nnx are trees that hold more than paramet
 running averages, keys and counters, which may change while the loss runs. In these
 modules only the `nnx.Param`s are trained, and each example gets its own random keys. A
 change of a running average, or of other state, would pass one example's data to other
-examples. So `Parts.check_unchanged` raises if the loss changes other state than
+examples. So `Parts.check_unchanged` raises if the loss changes any state except
 parameters, keys and counters.
 """
 
@@ -33,7 +33,7 @@ class Parts:
       of_examples: a function from the examples' positions in the batch, i[m], to each
         example's random keys, with a leading axis m.
       check_unchanged: a function of a model that `merge` returned before the loss ran.
-        The function raises if the loss changed other state of the model than
+        The function raises if the loss changed any state of the model except
         parameters, keys and counters.
       advance: a function that adds 1 to the model's counters, from which flax.nnx
         derives random keys.

@@ -90,7 +90,7 @@ def _on_lattice(
 
     Args:
       plan: the numbers of the run.
-      sensitivity: the L2 sensitivity of a step's sum of floats.
+      sensitivity: the L2 sensitivity of a step's sum before rounding to the lattice.
       top: the maximum of `factor` over all steps.
       key: one typed key for the run.
     """
@@ -256,9 +256,10 @@ def _allow_untrained_leaves(
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimizer for models in which some leaves are not arrays of floats.
 
-    If a leaf is not an array of floats, then its gradient is None, and the optimizer
-    `inner` gets None instead of the leaf. The update of the leaf is zero if the leaf is
-    an array of numbers or booleans, and None otherwise.
+    For a leaf that is not an array of floats, the gradient is None, and the optimizer
+    `inner` gets None instead of the leaf. If `update` gets the parameters, the update
+    of such a leaf is zero for an array of numbers or booleans, and None otherwise.
+    Without the parameters, the update is None.
     """
 
     def trained_leaves(params: Any) -> Any:
@@ -348,9 +349,9 @@ def accumulate(loss_and_grad: Callable[..., Any], size: int) -> Callable[..., An
       masks. Keyword arguments of fn, such as clip_norm, are passed to loss_and_grad.
 
     Raises:
-      ValueError: size is below 1.
+      ValueError: size is not an integer of at least 1.
 
-    Privacy: the results have the same sensitivity as those of loss_and_grad.
+    Privacy: the results of fn have the sensitivity of the results of loss_and_grad.
 
     Example:
       >>> import dpjax, jax, jax.numpy as jnp, numpy as np

@@ -3,9 +3,9 @@
 The noise, the clip norm and the batch size may vary from step to step by a schedule, a
 function of the step. Schedules divide the run into segments in which the three numbers
 are constant. For the accountant, the run is a composition with one mechanism for each
-distinct value. The accountant's work grows with the number of distinct values, so that
-each schedule is rounded to a few values. The run itself uses the rounded values. The
-guarantee therefore holds for the run.
+distinct pair of noise and batch size. The accountant's work grows with the number of
+these pairs, so that each schedule is rounded to a few values. The run itself uses the
+rounded values. The guarantee therefore holds for the run.
 
 The clip norm may instead follow a quantile of the norms of the gradients. Each step
 then releases a noisy count of the gradients whose norms are at most the clip norm, and
@@ -103,10 +103,11 @@ def make_segments(
 
 
 def _round_schedule(name: str, schedule: Schedule | None, num_steps: int) -> np.ndarray:
-    """The values of a schedule, f64[num_steps], rounded up to a few distinct values.
+    """The values of a schedule, f64[num_steps], rounded to a few distinct values.
 
-    There are at most `_MAX_LEVELS` distinct values. The distinct values are then
-    rounded to float32, so that the accountant and the jitted step use the same values.
+    If there are more than `_MAX_LEVELS` distinct values, the values are rounded up to
+    `_MAX_LEVELS` levels. All values are then rounded to float32, so that the accountant
+    and the jitted step use the same values.
 
     Args:
       name: the name of the schedule in error messages.
@@ -150,7 +151,7 @@ def _schedule_values(name: str, schedule: Schedule, num_steps: int) -> np.ndarra
 
 
 class QuantileClip(NamedTuple):
-    """Settings that adapt the clip norm: a given share of the gradients is not clipped.
+    """Settings to adapt the clip norm so that a given share of gradients is unclipped.
 
     Every step counts the gradients whose norms are at most the clip norm C, and adds
     noise to the count. The noisy count gives an estimate p of the share of these
@@ -328,7 +329,7 @@ def noise_of(
     """
     # The paper chooses σ_b = b / 20. With σ_b >= 4 z, σ exceeds z by less than 1 %.
     count_noise = clip.noise_multiplier or max(batch_size / 20, 4 * noise_multiplier)
-    # 1 − share², rounded down: each of the four roundings errs by at most 2⁻⁵³. So a
+    # 1 − fraction², rounded down: each of the four roundings errs by at most 2⁻⁵³. So a
     # difference that comes from rounding alone is not above 0.
     fraction = noise_multiplier / (2 * count_noise)
     remainder = (1 - fraction) * (1 + fraction) - 2.0**-51

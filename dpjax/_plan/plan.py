@@ -31,10 +31,11 @@ class Plan(RunParameters):
 
     Attributes:
       num_examples: n, the size of the data set.
-      batch_size: b, the expected number of examples in a step. If every example takes
-        part once per epoch, an epoch has ⌈n / b⌉ steps. In this case b is the size of a
-        full batch for "fixed" and "reshuffled" sampling, and the expected number is
-        n / ⌈n / b⌉ for "random_bins" and "fresh_bins" sampling.
+      batch_size: b, the expected number of examples in a step, with two exceptions. For
+        "fixed" and "reshuffled" sampling, b is the size of every batch except the last
+        batch of an epoch, which may be smaller. For "random_bins" and "fresh_bins"
+        sampling, the expected number of examples in a step is n / ⌈n / b⌉. In both
+        exceptions, an epoch has ⌈n / b⌉ steps.
       num_steps: T, the step limit. The optimizer refuses steps after the first T.
       noise_multiplier: σ, the noise's standard deviation divided by the clip norm. For
         correlated noise C⁻¹z, σ refers to z. If quantile is not None, the sum and the
@@ -47,8 +48,8 @@ class Plan(RunParameters):
         "random_bins" or "fresh_bins".
       noise: "independent" or "correlated".
       adjacency: the relation between the data sets that the guarantee compares.
-      solved_for: the attribute that `dpjax.plan` computed from the others: "epsilon",
-        "noise_multiplier", "num_steps" or "batch_size".
+      solved_for: the name of the attribute that `dpjax.plan` computed from the other
+        attributes: "epsilon", "noise_multiplier", "num_steps" or "batch_size".
       unit: the unit of privacy: "example", or "user" for data of `dpjax.by_user`.
       arithmetic: "real" for a guarantee in real arithmetic with ideal Gaussian noise;
         "discrete" for a guarantee for the bits that are released.
@@ -192,12 +193,15 @@ class Plan(RunParameters):
           ((value, aux), grads) with has_aux. model is any tree of arrays, and examples
           are `Examples` from `load` or `batches`. value is the mean loss of the valid
           examples, and aux has a leading axis m. grads is the *sum* of clipped
-          gradients, and is for the optimizer alone. grads is shaped like the model,
-          with None for leaves that are not arrays of floats. For a flax.nnx module,
-          grads is the state of the module's `nnx.Param`s.
+          gradients, and is for the optimizer alone. If a schedule varies the clip norm,
+          the sum is multiplied by plan.clip_norm and divided by the step's clip norm.
+          grads is shaped like the model, with None for leaves that are not arrays of
+          floats. For a flax.nnx module, grads is the state of the module's
+          `nnx.Param`s.
           If the clip norm follows a quantile, fn also has the argument clip_norm, a
           result of `clip_norm_of`. Then grads is a `Bounded`: the sum divided by
-          clip_norm, and the count of gradients whose norms are at most clip_norm.
+          clip_norm, and the number of gradients whose norms are at most clip_norm,
+          minus half of the number of valid examples.
           The arguments `others` may hold anything. Typed keys among these arguments,
           also within flax.nnx objects, are folded so that each example has its own key,
           for dropout.
@@ -237,7 +241,10 @@ class Plan(RunParameters):
         engine: Engine = "auto",
         microbatch_size: int | None = None,
     ) -> Callable[..., Metrics]:
-        """Transform a loss into `Metrics` of a batch, such as gradient norms.
+        """Transform a loss into a function that returns the `Metrics` of a batch.
+
+        `Metrics` has the mean loss, the fraction of clipped gradients, and quantiles of
+        the gradient norms.
 
         Args:
           loss_fn: as for `value_and_grad`.
@@ -249,9 +256,15 @@ class Plan(RunParameters):
         Returns:
           `fn(model, examples, *others)`, which returns the `Metrics` of the valid
           examples. Each call computes the gradients again, so call fn in few steps.
+          If the clip norm follows a quantile, fn also has the argument clip_norm, as
+          for `value_and_grad`.
 
         Raises:
           ValueError: as for `value_and_grad`.
+          RuntimeError: as for `value_and_grad`.
+
+        Warns:
+          UserWarning: as for `value_and_grad`.
 
         Privacy: the metrics are not private; see `dpjax.metrics`.
         """
@@ -293,9 +306,7 @@ class Plan(RunParameters):
         return release.optimizer(self, inner, key, buffer)
 
     def clip_norm_of(self, state: optax.OptState) -> jax.Array:
-        """The clip norm of the next step, f32[], if the clip norm follows a quantile.
-
-        The plan then has a `QuantileClip`.
+        """The clip norm of the next step, f32[], for a plan with a `QuantileClip`.
 
         Args:
           state: the state of this plan's `optimizer`.

@@ -38,7 +38,7 @@ class Recipe:
       mean_noise_multiplier: the argument noise_multiplier of `statistics.mean` at which
         the mean costs mean_share; infinity if no mean is computed.
       intercept: the constant that is appended to the features of each example, after
-        they are centered and divided by their norm.
+        the features are centered and divided by their norm.
       reasons: the reason for each number in words, by the name of the attribute.
     """
 

@@ -76,7 +76,7 @@ def plan(
     unit: Literal["example", "user"] = "example",
     arithmetic: Arithmetic = "real",
 ) -> Plan:
-    """Plan a private run: three of ε, noise, steps and batch size give the fourth.
+    """Plan a private run: compute ε, noise, steps or batch size from the other three.
 
     Args:
       num_examples: n, the size of the data set; under ADD_REMOVE, the size of the
@@ -94,21 +94,26 @@ def plan(
       noise_multiplier: σ, the noise's standard deviation divided by C, positive. If
         None, the minimum at which ε is at most epsilon. For random batches, the search
         for this minimum accepts an ε that is below epsilon by at most 2e-5 of epsilon.
-      max_batch_size: the capacity, from b to n: the maximum number of examples in a
-        batch of random size (Poisson samples or bins). If a step draws more examples
-        (overflow), some of them do not take part. If None, `plan` computes the unknown
-        number without overflow at 99 % of δ, and then searches for the smallest
-        capacity with two properties: overflow costs at most the rest of δ, and the
-        capacity is at least b plus three standard deviations of the batch size, or is
-        the maximum, n (for cyclic Poisson samples, the size of the largest group). For
-        bins, the result is the smallest such capacity. For Poisson samples, a smaller
-        capacity than the result may have both properties, because the search only
-        predicts the cost of most capacities.
-      noise_schedule: a function of a step's number, like an optax schedule. It returns
-        the step's noise multiplier in units of noise_multiplier. The values are rounded
-        up to at most eight distinct values, and the run uses the rounded values. A plan
-        with a schedule needs num_steps, batch_size, "independent" noise, and the
-        sampling "poisson", "fixed_size", "fixed" or "reshuffled".
+      max_batch_size: the capacity, the maximum number of examples in a batch of random
+        size (Poisson samples or bins). The capacity is at least b, or the largest batch
+        size of a schedule, and at most n. If a step draws more examples than the
+        capacity (overflow), some of the drawn examples do not take part. If the batch
+        size is not random, the argument must be None. A comparison of samplings uses
+        the argument only for batches of random size.
+        If None for batches of random size, `plan` computes the unknown number without
+        overflow at 99 % of δ. `plan` then searches for the smallest capacity at which
+        overflow costs at most the rest of δ. The search considers only the maximum and
+        capacities of at least b plus three standard deviations of the batch size, where
+        a standard deviation below 1 counts as 1. The maximum is n, or for cyclic
+        Poisson samples the size of the largest group. For bins, the search finds the
+        smallest of these capacities. For Poisson samples, the search may return a
+        larger capacity, because the search only predicts the cost of most capacities.
+      noise_schedule: a function of a step's number, like an optax schedule. The
+        function returns the step's noise multiplier in units of noise_multiplier, from
+        2⁻²⁰ to 2²⁰. If there are more than eight distinct values, they are rounded up
+        to eight values, and the run uses the rounded values. A plan with a schedule
+        needs num_steps, batch_size, "independent" noise, and the sampling "poisson",
+        "fixed_size", "fixed" or "reshuffled".
       clip_schedule: a schedule of the clip norm in units of clip_norm, rounded as
         noise_schedule is. A clip schedule costs no privacy, since the noise is scaled
         with the clip norm.
@@ -119,12 +124,12 @@ def plan(
         of size b. "fixed": batches in the data's order. "reshuffled": batches in a new
         random order in each epoch. "random_bins": every example is assigned to one
         random step of an epoch, the same in all epochs. "fresh_bins": every example is
-        assigned to a new random step in each epoch. "cyclic_poisson": examples form as
-        many groups as a banded strategy has bands, each step has one group, and each
-        example of this group takes part independently with the same probability. "auto"
-        compares all samplings, and a tuple compares the samplings that it names. The
-        plan then has the sampling that leaves the least noise in the outputs of the
-        workload.
+        assigned to a new random step in each epoch. "cyclic_poisson": the examples form
+        as many groups as the banded strategy has bands, or one group for independent
+        noise. Each step has one group, and each example of this group takes part
+        independently with the same probability. "auto" compares all samplings, and a
+        tuple compares the samplings in the tuple. With "auto" or a tuple, the plan has
+        the sampling that leaves the least noise in the outputs of the workload.
       noise: "independent": new noise in every step. "correlated": each step cancels
         some of the noise of earlier steps; for all samplings but "poisson" and
         "fixed_size". Correlated noise needs num_steps, batch_size, and either a
@@ -133,11 +138,11 @@ def plan(
         in the outputs of the workload, which must be given. To compare several
         samplings or kinds of noise, `plan` needs num_steps, batch_size and epsilon, and
         accepts no schedule, no strategy and no `dpjax.QuantileClip`.
-      workload: the linear map that the optimizer applies to the sums of all steps
-        (`dpjax.workloads`). For batches in order ("fixed" or "reshuffled"), the plan
-        has the best strategy for the workload that `strategies.optimize` finds among
-        the "rational" strategies with one stored vector. For random batches, the plan
-        has the best strategy that `strategies.amplified` finds at epsilon.
+      workload: the linear map that the optimizer applies to the gradient sums of all
+        steps (`dpjax.workloads`). For batches in order ("fixed" or "reshuffled"), the
+        plan has the best strategy for the workload that `strategies.optimize` finds
+        among the "rational" strategies with one stored vector. For random batches, the
+        plan has the best strategy that `strategies.amplified` finds at epsilon.
       strategy: the matrix that correlates the noise (`dpjax.strategies`), instead of a
         workload.
       adjacency: the relation between the two data sets that the guarantee compares, an
@@ -156,8 +161,9 @@ def plan(
         batches in order ("fixed" or "reshuffled").
 
     Returns:
-      A `Plan`, whose ε is at most the argument epsilon. If sampling or noise allows
-      several mechanisms, the attribute `comparison` of the plan compares them.
+      A `Plan`. If the argument epsilon is given, the ε of the plan is at most epsilon.
+      If sampling or noise allows several mechanisms, the attribute `comparison` of the
+      plan has these mechanisms.
 
     Raises:
       ValueError: not exactly one of epsilon, num_steps, batch_size and noise_multiplier
@@ -337,11 +343,11 @@ def _check_sizes(run: RunParameters, mechanism: Mechanism, capacity: Any) -> Non
 
 
 def _to_float(epsilon: float, direction: Literal["up", "down"]) -> float:
-    """Round ε up or down to JAX's default float dtype, in which accountants return ε.
+    """Round a number up or down to JAX's default float dtype.
 
-    The ε of a run is rounded up, so that it remains an upper bound. The target, the ε
-    that the caller requests, is rounded down. So the run's ε is at most the target even
-    after the run's ε is rounded up.
+    Accountants return ε in this dtype. The ε of a run is rounded up, so that the
+    rounded ε is an upper bound. The target, the ε that the caller requests, is rounded
+    down. So the run's ε is at most the target even after the run's ε is rounded up.
     """
     dtype = default_float()
     with scope():
@@ -429,7 +435,7 @@ def _search_noise(run: RunParameters, start: _amplified.Start) -> RunParameters 
 
 
 def _estimate_noise(run: RunParameters) -> _amplified.Start:
-    """Estimate the noise multiplier σ at which a run has the ε run.epsilon.
+    """Estimate the noise multiplier σ at which the ε of a run is run.epsilon.
 
     The result also has an estimate of the derivative of log ε with respect to log σ.
     """
@@ -456,16 +462,16 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
     """Search for the smallest capacity at which the run costs at most solved.epsilon.
 
     The capacity is the maximum number of examples in a batch. A batch overflows if a
-    step draws more examples. Overflow adds to the privacy cost. The ε of `solved` holds
-    without overflow at less than `delta`, so that the rest of `delta` can be spent on
-    overflow. A capacity suffices if the run with overflow costs at most solved.epsilon
-    at `delta`.
+    step draws more examples than the capacity. Overflow adds to the privacy cost. The ε
+    of `solved` holds without overflow at less than `delta`, so that the rest of `delta`
+    can be spent on overflow. A capacity suffices if the run with overflow costs at most
+    solved.epsilon at `delta`.
 
     Let b be the largest expected batch size of any step, and s the standard deviation
-    of the size of this batch, but at least 1. The search considers only capacities of
-    at least b + 3 s. A capacity below b may also suffice, since a step on few of many
-    examples costs little privacy. But many of the drawn examples would then not take
-    part.
+    of the size of this batch, but at least 1. The search considers only n and
+    capacities of at least b + 3 s. A capacity below b may also suffice, since a step on
+    few of many examples costs little privacy. But many of the drawn examples would then
+    not take part.
 
     For bins, the probability of an overflow determines whether a capacity suffices, and
     bisection finds the smallest sufficient capacity. For Poisson samples, overflow
@@ -473,8 +479,8 @@ def _search_capacity(solved: RunParameters, delta: float) -> int:
     capacity from all examples but one. So each evaluation of ε predicts the smallest
     sufficient capacity. After eight evaluations, the search bisects instead. The search
     returns a sufficient capacity as soon as the next smaller capacity is predicted to
-    cost clearly too much.
-    So if the prediction is wrong, a smaller capacity than the result may suffice.
+    cost clearly too much. So if the prediction is wrong, a smaller capacity than the
+    result may suffice.
 
     Args:
       solved: the run without overflow. Here max_batch_size is n, the number of examples

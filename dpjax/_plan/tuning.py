@@ -5,7 +5,7 @@ each run independently of the data, and releases only the best run. So the guara
 `accounting.selection` holds. This guarantee assumes that all runs with the largest
 score have the same probability of being chosen as the best run. `tune` chooses the
 first of these runs. Since all runs are independent and identically distributed, each of
-these runs is the first run with the same probability.
+these runs has the same probability of being the first of these runs.
 """
 
 import hashlib
@@ -100,8 +100,8 @@ def tune(
       A `Tuned`.
 
     Raises:
-      ValueError: an argument is out of range, an output has no arrays, or the file
-        belongs to another search.
+      ValueError: an argument is out of range; the file of checkpoint belongs to another
+        search, or has outputs of other shapes than train returns.
 
     Privacy: the setting, output and score of the best run together are
     (epsilon, delta)-DP under the adjacency for which event holds, on two conditions.
@@ -184,10 +184,10 @@ def tune(
 def _index_settings(
     settings: Any, chunk_size: int | None
 ) -> tuple[int, Callable[[Any], Any]]:
-    """Check the settings.
+    """Check the settings and the chunk size, and count the settings.
 
     Returns:
-      The number of settings, and a function from an index to the setting.
+      The number of settings, and a function from an index to the setting at this index.
 
     Raises:
       ValueError: settings or chunk_size is invalid.
@@ -215,8 +215,8 @@ def _index_settings(
 def _hash_search(key: Key, event: events.Selection, count: int) -> str:
     """A hash of the key, the privacy event and the number of settings of a search.
 
-    If two searches have the same hash, they draw the same indices of settings, and have
-    the same event. The hash does not depend on the settings themselves.
+    Two searches with the same hash draw the same indices of settings, and have the same
+    event. The hash does not depend on the settings themselves.
     """
     words = np.asarray(jax.random.key_data(key)).tobytes().hex()
     text = f"{jax.random.key_impl(key)} {words} {event!r} {count}"

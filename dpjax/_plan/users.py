@@ -24,7 +24,7 @@ from dpjax.clipping._metrics import masked_mean
 
 
 def is_tree_of_arrays(data: Any) -> bool:
-    """Whether data is a tree whose leaves are all arrays with a leading axis.
+    """Whether data is a tree of one or more leaves, all arrays with a leading axis.
 
     The result is False for an iterator, and for a list, since a list as data is a list
     of examples. A list inside the tree is allowed.
@@ -91,7 +91,7 @@ class Users:
     """
 
     def __init__(self, data: Tree, rows: np.ndarray, mask: np.ndarray) -> None:
-        """Store the examples, and which of them belong to each user.
+        """Store the examples, and the positions of each user's examples.
 
         Args:
           data: a tree of arrays, whose leading axis is over all examples.
@@ -106,7 +106,7 @@ class Users:
         return len(self._rows)
 
     def __getitem__(self, user: int) -> OfUser:
-        """The examples of one user."""
+        """The examples of one user, by the user's index from 0 to `len` − 1."""
         rows = self._rows[user]
         return OfUser(jax.tree.map(lambda x: x[rows], self._data), self._mask[user])
 
@@ -128,7 +128,8 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
       data: a tree of arrays with a leading axis n. Arrays of libraries other than NumPy
         and JAX are read into memory once, by position: the labels of a `pandas.Series`
         are ignored.
-      users: the user of each example, [n], as numbers, strings or hashable objects.
+      users: the user of each example, [n], as numbers, strings or hashable objects. All
+        NaNs in an array of floats are one user.
       max_examples: the maximum number of examples retained of a user, at least 1. The
         first examples of a user in the data's order are retained. To retain other
         examples, shuffle the data and users before the call.
@@ -138,8 +139,9 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
       `len` of the data set.
 
     Raises:
-      ValueError: users and data differ in length, or have no examples; an object in
-        users is NaN; an array has masked entries; max_examples is below 1.
+      ValueError: data is not a tree of arrays; users and data differ in length, or have
+        no examples; an object in users is NaN; an array has masked entries;
+        max_examples is not an integer of at least 1.
 
     Privacy: the choice of a user's retained examples depends on the examples of this
     user alone. The guarantee assumes that the number of users is public. The data set
@@ -248,8 +250,8 @@ def user_loss(
     """Compute the mean loss over a user's valid examples.
 
     Args:
-      loss: a function from one example and its random keys to the
-        example's loss and auxiliary output.
+      loss: a function from one example and its random keys to the example's loss and
+        auxiliary output.
       user: the user's examples, with a leading axis k.
       keys: the user's random keys, from which each example gets its own keys.
 

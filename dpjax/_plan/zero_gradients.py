@@ -1,4 +1,4 @@
-"""Proofs that outputs of a jaxpr are zero for all inputs, from the jaxpr's equations.
+"""Proofs that outputs of a jaxpr are zero for all finite inputs, from its equations.
 
 If a loss is called on one example at a time, some gradients may be zero for all
 examples. For instance, in a batch of one example x, both x − mean(x) and the
@@ -139,9 +139,9 @@ class _Evaluator:
         """Evaluate a scan symbolically, and return the `Term` of each output.
 
         An output is a constant only if it is the same constant in every iteration. The
-        method assumes at first that every constant in the initial carry is the same
-        constant in all iterations. It evaluates an iteration and drops the assumptions
-        that the iteration contradicts, until an evaluation contradicts no assumption.
+        method assumes at first that every constant in the initial carry stays the same
+        in all iterations. The method then evaluates an iteration, and drops the
+        assumptions that the iteration contradicts, until no assumption is contradicted.
         """
         consts, carry = scan_sizes(eqn.params)
         fixed = inputs[:consts]
