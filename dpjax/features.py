@@ -150,7 +150,7 @@ def bins(value: ArrayLike, edges: ArrayLike) -> jax.Array:
         and np.all(np.isfinite(edge_values))
         and np.all(np.diff(edge_values) > 0)
     ):
-        raise ValueError(f"edges must be finite and increasing; got {edges!r}.")
+        raise ValueError(f"edges must be finite, increasing numbers; got {edges!r}.")
     x, cuts = (jnp.asarray(a, jnp.result_type(float)) for a in (value, edges))
     above = x[None] >= cuts
     bin_index = jnp.sum(above, dtype=jnp.int32)

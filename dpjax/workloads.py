@@ -136,7 +136,7 @@ def toeplitz(coefficients: ArrayLike) -> Workload:
     concrete = validate.real_vector("coefficients", coefficients)
     a = jnp.asarray(coefficients) if concrete is None else concrete
     if a.size == 0 or (concrete is not None and not np.all(np.isfinite(concrete))):
-        raise ValueError(f"coefficients must be finite; got {coefficients!r}.")
+        raise ValueError(f"coefficients must be finite numbers; got {coefficients!r}.")
     # A workload stores its filter with a leading 1, so a_0 becomes the rate.
     validate.positive("coefficients[0]", a[0])
     return Workload(a[1:] / a[0], np.zeros(0), a[:1], np.zeros(1))

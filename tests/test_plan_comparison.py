@@ -218,6 +218,19 @@ def test_comparison_prints_as_a_table(chosen_plan):
     assert "the data in one order" in str(chosen_plan.comparison)
 
 
+def test_comparison_of_mechanisms_without_any_noise_prints():
+    sizes = {"num_examples": 100, "batch_size": 10, "num_steps": 5, "clip_norm": 1.0}
+    run = dpjax.plan(
+        **sizes,
+        epsilon=5.0,
+        delta=1e-5,
+        sampling=("fixed", "reshuffled"),
+        adjacency=Adjacency.REPLACE,
+        workload=workloads.prefix_sum(learning_rates=0.0),
+    )
+    assert "0.000" in repr(run.comparison)
+
+
 def test_plot_shows_the_comparison(chosen_plan):
     ax = plot.comparison(chosen_plan)
     rows = chosen_plan.comparison.candidates

@@ -53,6 +53,15 @@ def test_plan_on_a_lattice_runs_in_jit(name):
     assert float(means.std()) == pytest.approx(3.0 * 0.5 / 10, rel=0.05)
 
 
+@pytest.mark.parametrize("arithmetic", ["real", "discrete"])
+@pytest.mark.parametrize("options", [{}, {"noise": "independent", "strategy": None}])
+def test_optimizer_refuses_what_is_not_one_typed_key(options, arithmetic):
+    run = correlated_plan(**options, arithmetic=arithmetic)
+    for key in (0, None, np.zeros(2, np.uint32), jax.random.split(jax.random.key(0))):
+        with pytest.raises(ValueError, match="^key must be one typed JAX key"):
+            run.optimizer(optax.sgd(0.1), key=key)
+
+
 @pytest.mark.diagonal
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("sampling", ["fixed", "reshuffled"])

@@ -105,7 +105,7 @@ class Comparison(NamedTuple):
         """
         header = ("noise left", "sampling", "noise", "multiplier", "batch (capacity)")
         cells: list[tuple[str, ...]] = [(*header, "needs")]
-        min_error = self.candidates[0].error
+        min_error = self.candidates[0].error or 1.0  # 0 if no update has any noise
         for candidate in self.candidates:
             error = f"{candidate.error / min_error:.3f}"
             names, plan = (candidate.sampling, candidate.strategy), candidate.plan

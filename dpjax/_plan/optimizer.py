@@ -36,6 +36,7 @@ def optimizer(
     The chain transforms a sum of clipped gradients. The number b is the batch size of
     the plan. `Plan.optimizer` describes the arguments.
     """
+    validate.typed_key("key", key)
     strategy = plan.strategy
     division = limit_steps(plan.num_steps, 1.0 / plan.batch_size)
     # Each branch raises or gives NaN past num_steps, and ends with a division by b.
