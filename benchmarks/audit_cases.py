@@ -52,7 +52,7 @@ def counted(file):
 
 
 def clopper_pearson():
-    """Compare upper limits of a rate, for several numbers of successes."""
+    """Compare upper confidence bounds on a rate, for several numbers of successes."""
     import jax_privacy.auditing as peer
 
     for n in (10, 100, 1000):
@@ -221,7 +221,12 @@ def groups(naive):
     both libraries.
     """
     return [
-        (("test_clopper_pearson_upper",), "the limit of a rate", clopper_pearson, ""),
+        (
+            ("test_clopper_pearson_upper",),
+            "an upper confidence bound on a rate (Clopper and Pearson)",
+            clopper_pearson,
+            "",
+        ),
         (
             ("test_epsilon_clopper_pearson_explicit",),
             "ε at a given threshold",
