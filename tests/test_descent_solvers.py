@@ -554,6 +554,9 @@ def test_invalid_arguments_raise():
         ("diameter", {"diameter": 1.0}),
         ("strong_convexity", {"clipped": True, "strong_convexity": 0.1}),
         ("batch_size", {"batch_size": 6, "strong_convexity": 0.1}),
+        # A step would use a vector as one weight for each coordinate.
+        ("regularization", {"regularization": np.full(8, 0.1)}),
+        ("gradient_norm", {"gradient_norm": np.ones(8)}),
     ]:
         arguments = {"noise_multiplier": 1.0, **SETTING, **bad}
         with pytest.raises(ValueError, match=f"^{name} must"):

@@ -55,14 +55,22 @@ def test_individual_mu_of_clipped_examples_equals_composition():
 
 def test_invalid_indices_give_no_privacy_unless_they_are_padding():
     norms, indices, mask = drawn_steps()
-    for wrong in (N, -1):
-        changed = indices.copy()
+    # JAX keeps the lowest 32 bits of an index.
+    for wrong in (N, -1, 2**32 + 1, -(2**32) + 1):
+        changed = indices.astype(np.int64)
         changed[3, 0] = wrong
         for valid in (True, False):
             shown = mask.copy()
             shown[3, 0] = valid
             result = np.asarray(accumulated((norms, changed, shown)))
             assert np.all(np.isinf(result)) == valid
+
+
+def test_norms_may_be_wide_integers():
+    start = individual.PrivateLosses(np.zeros(2, np.float32))
+    of_step = {"mask": np.ones(2, bool), "clip_norm": 1.0, "stddev": 2.0}
+    losses = individual.update(start, np.array([2**33, 1]), np.arange(2), **of_step)
+    np.testing.assert_allclose(individual.gdp(losses), 0.5, rtol=1e-5)
 
 
 def test_invalid_arguments_raise():

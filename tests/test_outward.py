@@ -75,6 +75,14 @@ def test_numbers_and_products_are_rounded_to_the_safe_side(precision):
     assert float(jax.jit(round_down_float32)(0.0)) == 0
 
 
+def test_wide_integers_of_numpy_are_rounded_like_integers_of_python():
+    # JAX keeps the lowest 32 bits of an integer: 2³³ would become 0, without any noise.
+    for x in (2**33, 2**32 + 1, 2**63 - 1):
+        for wide in (np.int64(x), np.uint64(x), np.array(x)):
+            assert round_up_float32("x", wide) == round_up_float32("x", x) >= x
+            assert round_up_float32("x", wide, 0.5) == round_up_float32("x", x, 0.5)
+
+
 def test_rounding_does_not_rest_on_a_cast_and_back(x64):
     # For GPUs, XLA replaces a cast from float64 to float32 and back by the identity.
     casts = {

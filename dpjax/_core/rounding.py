@@ -143,6 +143,7 @@ def round_up_float32(name: str, *factors: ArrayLike) -> float | jax.Array:
       ValueError: the product of Python numbers is neither 0 nor in this range. If a
         factor is an array, the result is NaN instead.
     """
+    factors = tuple(map(_integer_to_python, factors))
     # Fractions hold the product of Python numbers exactly, so that it is rounded once.
     numbers = [x for x in factors if isinstance(x, int | float)]
     if len(numbers) == len(factors):
@@ -173,6 +174,12 @@ def round_down_float32(x: ArrayLike) -> float | jax.Array:
         return _round_exact(Fraction(x), 0.0)
     x = jnp.asarray(x)
     return jnp.where(x == 0, 0.0, _round_array(x, 0.0))
+
+
+def _integer_to_python(x: ArrayLike) -> ArrayLike:
+    """Convert an integer of NumPy, of which JAX would keep only the lowest 32 bits."""
+    is_array = isinstance(x, np.generic | np.ndarray)
+    return x.item() if is_array and np.issubdtype(x.dtype, np.integer) else x
 
 
 def _round_exact(exact: Fraction, towards: float) -> float:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._core import validate
 from dpjax._core.typing import ArrayLike
@@ -95,7 +96,12 @@ def update(
     validate.positive("clip_norm", clip_norm)
     validate.positive("stddev", stddev)
     (total,) = losses
-    norms, indices, mask = map(jnp.asarray, (norms, indices, mask))
+    if isinstance(indices, np.ndarray) and np.issubdtype(indices.dtype, np.integer):
+        # JAX drops all bits but the lowest 32. No example has the index −1.
+        low = indices.astype(np.int32)
+        indices = np.where(low == indices, low, np.int32(-1))
+    norms = jnp.asarray(norms, total.dtype)
+    indices, mask = jnp.asarray(indices), jnp.asarray(mask)
     if norms.ndim != 1 or not norms.shape == indices.shape == mask.shape:
         raise ValueError(
             "norms, indices and mask must have the same shape [b]; got "
@@ -106,9 +112,7 @@ def update(
             "indices must be integers and mask boolean; got "
             f"{indices.dtype} and {mask.dtype}."
         )
-    norms, clip, stddev = (
-        jnp.asarray(x, total.dtype) for x in (norms, clip_norm, stddev)
-    )
+    clip, stddev = jnp.asarray(clip_norm, total.dtype), jnp.asarray(stddev, total.dtype)
     # Feldman and Zrnic (2021): the sensitivity of a step to an example is the example's
     # own clipped norm. A norm that is NaN or negative counts as the largest norm, C.
     contribution = jnp.where(norms >= 0, jnp.minimum(norms, clip), clip)

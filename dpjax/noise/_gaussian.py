@@ -178,8 +178,7 @@ def gamma_norm_like(key: Key, tree: Shaped, scale: ArrayLike) -> Shaped:
     # integral of exp(−‖z‖ / scale) over the sphere of radius r is proportional to
     # r^{d−1} e^{−r / scale}, the density of Gamma(d, scale).
     norm = jax.random.gamma(norm_key, jnp.asarray(optax.tree.size(tree), length.dtype))
-    factor = norm * round_up_float32("scale", scale) / length
-    return _scale(direction, factor)
+    return _scale(direction, norm * round_up_float32("scale", scale) / length)
 
 
 def add_gaussian_noise(stddev: ArrayLike, *, key: Key) -> optax.GradientTransformation:

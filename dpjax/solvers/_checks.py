@@ -243,13 +243,17 @@ def check_last_iterate(
       The number of examples.
 
     Raises:
-      ValueError: an assumption is missing or unknown; the adjacency is ADD_REMOVE; the
-        diameter is finite but prox is None; or strong_convexity is above 0 but the data
-        contain a NaN or an infinity.
+      ValueError: an assumption is missing or unknown; the adjacency is ADD_REMOVE; a
+        number of the setting other than step_size is not a single number; the diameter
+        is finite but prox is None; or strong_convexity is above 0 but the data contain
+        a NaN or an infinity.
     """
     _setting.check_names(setting)
     num_examples = check_examples(loss_fn, data, key)
     check_adjacency(setting["adjacency"])
+    for name in setting.keys() - {"step_size"}:
+        if np.ndim(setting[name]):
+            raise ValueError(f"{name} must be one number; got {setting[name]!r}.")
     if has_bounded_set(setting) and prox is None:
         raise ValueError(
             "diameter must be inf unless prox maps into a bounded set; got "

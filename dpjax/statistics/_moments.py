@@ -168,8 +168,7 @@ def _sum(data: jax.Array, params: _Moments, noise: Noise) -> jax.Array:
     """Compute the noisy sum of clipped rows, divided by params.num_examples."""
     norm = params.clip_norm
     total = _release.sum_exactly(lambda x: _unit_rows(x, norm), _flatten_rows(data))
-    noisy = noise(total)
-    return (noisy * norm / params.num_examples).reshape(data.shape[1:])
+    return (noise(total) * norm / params.num_examples).reshape(data.shape[1:])
 
 
 def _unit_rows(rows: jax.Array, clip_norm: Any) -> jax.Array:
