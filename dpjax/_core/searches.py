@@ -262,14 +262,14 @@ class _Walk(NamedTuple):
 
 
 class _Bracket(NamedTuple):
-    """The state of the function `close`: a bracket, and two parameters of its method.
+    """The state of the search in `close` for a zero of the function `excess`.
 
-    The method is ITP (interpolate, truncate, project). The zero of the function is
-    between the ends of the bracket.
+    The state is a bracket, and two parameters of the method ITP (interpolate, truncate,
+    project). The zero of `excess` is between the ends of the bracket.
 
     Attributes:
-      bad: the end of the bracket at which the function is positive.
-      good: the end at which the function is at most zero.
+      bad: the end of the bracket at which `excess` is positive.
+      good: the end of the bracket at which `excess` is at most zero.
       radius: an upper bound on half the width of the bracket. The bound halves in each
         step, and the choice of the next point ensures that the bound holds.
       curvature: κ₁ of ITP. Unless another limit applies, the next point is at the

@@ -1,16 +1,16 @@
 """A Gaussian chain with upper bounds on the covariances of an example's positions.
 
-A position is the step of an epoch in which an example takes part. The positions form a
-sequence. Let X_i be a Gaussian variable for position i. The chain X_{i+1} = ρ X_i +
-noise has the covariance a ρ^d at distance d, where a is the variance of X_i. All
-positions also share a variable of variance κ. The covariance κ + a ρ^d is an upper
-bound on the covariance of two patterns whose positions are d steps apart
-(docs/amplification.md). A pattern is the set of steps in which the example takes part.
-Let L be the likelihood ratio of the outputs with and without the example. L is a mean
-over positions. The algorithm goes through the positions, and computes the joint
-distribution of the state X_i, on a coarse grid, and of the partial sum of L, on a fine
-grid. States and partial sums are rounded at random to one of the two neighbouring grid
-points, so that their means do not change.
+A position is the step of an epoch in which an example takes part. A pattern is the set
+of all steps in which the example takes part. Let L be the likelihood ratio of the
+outputs with and without the example. L is the mean of exp(Z_i − Var Z_i / 2) over all
+positions i, for a Gaussian variable Z_i of the pattern with position i
+(docs/amplification.md). An upper bound on the covariance of Z_i and Z_j, for positions
+d steps apart, is κ + a ρ^d. This is the covariance of the states of a chain: X_{i+1} =
+ρ X_i + noise has the covariance a ρ^d at distance d, where a is the variance of X_i,
+and all positions also share a variable of variance κ. The algorithm goes through the
+positions, and computes the joint distribution of the state X_i, on a coarse grid, and
+of the partial sum of L, on a fine grid. States and partial sums are rounded at random
+to one of the two neighbouring grid points, so that their means do not change.
 
 The positions of an epoch form a circle. To obtain a sequence with two ends, a few
 neighbouring positions are removed, which leaves one gap. For two positions on different

@@ -254,9 +254,10 @@ def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
 def invert(transform: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The discrete inverse Fourier transform of a `Spectrum` at ε, times the period.
 
-    Y is the sum of all losses, and λ is the rate of the tilt. The result divided by the
-    period approximates e^{λε} δ(ε) / E e^{λY} minus the atom's part of this number.
-    `_bound_atom` bounds the atom's part.
+    Let Y be the sum of all losses, λ the rate of the tilt, and
+    x = e^{λε} δ(ε) / E e^{λY}. The result divided by the period approximates the
+    difference of x and the part of x that is due to the atom (see `Spectrum`).
+    `_bound_atom` bounds this part.
 
     Returns:
       The real part of the transform, f[], and a bound on its error, f[].
