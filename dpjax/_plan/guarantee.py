@@ -184,8 +184,9 @@ class RunGuarantee:
         Args:
           num_steps: the number of steps of this run, from 1 to the plan's num_steps.
             The number must be fixed before the run. If the choice of the last step
-            depends on the run, even on the run's released values alone, then only the
-            guarantee of the whole plan holds.
+            depends on values that the run released, only the guarantee of the whole
+            plan holds. If the choice depends on values that the run did not release,
+            such as a training loss, no guarantee holds.
 
         Raises:
           ValueError: num_steps is not an integer from 1 to the plan's num_steps.
