@@ -45,10 +45,11 @@ function.
    recurrences), the gradients from all sites are added before squaring, so that the
    norm includes the cross terms.
 6. `analysis.plan` chooses the form of each component's norm. The norm comes from rows
-   (the Gram form) if the rows need less memory than a gradient, and either cost less
-   than the gradient or need less than half of its memory. Otherwise the norm comes from
-   per-example gradients (the direct form), which are stored until the sum is made,
-   unless the sum has its own pass. Both forms are exact except for rounding. In the
+   (the Gram form) if there are at most `factors.MAX_ROWS` rows, and if the rows need
+   less memory than a gradient, and either cost less than the gradient or need less
+   than half of its memory. Otherwise the norm comes from per-example gradients (the
+   direct form). These gradients are stored until the sum is made, unless the sum has
+   its own pass. The Gram form and the direct form are exact except for rounding. In the
    Gram form, inner products are computed for all pairs of rows. But one-hot rows are
    added up by position, without pairs.
 7. `evaluate.engine` computes norms, clipping factors and sums from the recorded inputs

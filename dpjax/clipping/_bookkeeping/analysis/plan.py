@@ -48,8 +48,8 @@ class Form(NamedTuple):
       gram: True if the norms come from inner products of rows of activations and of
         cotangents (the Gram form). False if the norms come from per-example gradients
         (the direct form).
-      cost: the estimated number of multiplications for each example. The time to read
-        or write numbers is converted to multiplications.
+      cost: the estimated number of multiplications per example, for the norms and the
+        sum. The time to read or write numbers is converted to multiplications.
       vmap_cost: the estimated cost of engine="vmap" for the same leaves, in the same
         unit. This engine forms all per-example gradients.
     """
@@ -117,8 +117,8 @@ class Plan(NamedTuple):
         """The number of entries of rows that the ghost engine stores for one example.
 
         The rows are those of activations and cotangents, whose outer products add up to
-        gradients. All rows outside of checkpointed blocks count, and the rows of the
-        largest block.
+        gradients. The number includes all rows outside of checkpointed blocks, and the
+        rows of the block whose rows have the most entries.
         """
         ruled = (site for site in self.sites if isinstance(site, RuledSite))
         outside = sum(site.size.entries for site in ruled)
@@ -181,7 +181,9 @@ def plan(
     outputs: Sequence[int] = (0,),
     keep_blocks: bool = False,
 ) -> Plan:
-    """Analyse a loss of parameter leaves and the leaves of one example.
+    """Find the sites and components of a loss, and choose how to compute its norms.
+
+    The loss is a function of the parameter leaves and the leaves of one example.
 
     Args:
       closed: the loss's jaxpr, as returned by `trace`.
@@ -295,8 +297,8 @@ class MatchedSite(NamedTuple):
     """A site whose gradient can be added to the gradients of other sites.
 
     A site is an equation that combines a value computed from parameters with the
-    example. The gradient is a sum of outer products of left and right rows. All the
-    sites use the same array, or its transpose.
+    example. The gradient is a sum of outer products of left and right rows. The sites
+    whose gradients are added all use the same array or its transpose.
 
     Attributes:
       site_index: the index of the site in `Component.sites`.
