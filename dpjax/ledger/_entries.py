@@ -154,8 +154,8 @@ class Ledger:
     def runs(self) -> dict[str, Event]:
         """Map each run's name to an event for the steps whose cost the ledger counts.
 
-        The ledger counts all steps of a run's plan. For a run that `end` ended, the
-        ledger counts only the released steps.
+        The ledger counts all steps of a run's plan. For a run whose last entry is an
+        `End`, the ledger counts only the released steps.
         """
         return {x.run: x.event for x in self.entries if not isinstance(x, Other)}
 
@@ -320,11 +320,13 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       parameters only after `release` has returned.
 
     Raises:
-      ValueError: the ledger is damaged, or has another adjacency or unit; or `repeated`
-        is false, and an earlier release may have used the same noise: the ledger has
-        releases with the run's key, but not this release, and the last of them has
-        another plan, other random draws, at least run.step steps, or another digest
-        than run.released. `release` cannot check that the data are the same.
+      ValueError: run.step is below 1 or above the number of steps of the plan; the
+        processes have different runs; the ledger is damaged, or has another adjacency
+        or unit; or `repeated` is false, and an earlier release may have used the same
+        noise. The last error is raised if the ledger has releases with the run's key,
+        but not this release, and the last release with the key has another plan, other
+        random draws, at least run.step steps, or another digest than run.released.
+        `release` cannot check that the data are the same.
       OSError: the entry could not be written. Do not use the parameters then.
 
     Privacy: the entry contains a digest of the parameters, the plan's event, and the
@@ -403,7 +405,7 @@ def end(path: Path, key: Key, why: str) -> None:
         reason.
 
     Raises:
-      ValueError: the ledger has no such run, or is damaged; why is blank.
+      ValueError: the ledger has no release with this key, or is damaged; why is blank.
       OSError: the entry could not be written.
 
     Example:

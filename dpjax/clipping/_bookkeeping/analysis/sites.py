@@ -165,8 +165,8 @@ class Scope:
         the variable changes from iteration to iteration. A scan is given by its depth;
         the outermost scan has depth 0.
       sites: for each equation, its sites in the order of the operands among the inputs.
-      scans: for each scan with sites in its body, the scope of the body. The key is the
-        index of the scan's equation.
+      scans: for each differentiated scan that an operand enters, the scope of the body,
+        which may have no sites. The key is the index of the scan's equation.
       outputs: one site for each differentiated output of the jaxpr that is computed
         from parameters alone. The tap gives this output one value for each example.
     """

@@ -120,9 +120,9 @@ class Segment(NamedTuple):
 def segments(scope: Scope) -> list[Segment]:
     """Cut the equations of a loss, or of a scan's body, into segments.
 
-    Each equation with a `RuledSite` begins a segment. A scan with sites in its body is
-    a segment by itself, and so is a checkpointed block, because `run` does not evaluate
-    such scans and blocks like other equations.
+    Each equation with a `RuledSite` begins a segment. A scan in `Scope.scans` is a
+    segment by itself, and so is a checkpointed block, because `run` does not evaluate
+    these scans and blocks like other equations.
     """
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
