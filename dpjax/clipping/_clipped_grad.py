@@ -124,8 +124,8 @@ class ClippedGrad(Generic[Params]):
 
         Args:
           closed: the loss's jaxpr.
-          groups: for each parameter leaf, the number of the group of leaves with which
-            it is clipped.
+          groups: for each parameter leaf, the number of the leaf's clipping group. The
+            leaves of a clipping group are clipped together.
           inputs: the parameters, the examples and the mask of the batch.
         """
         x64 = bool(default_float() == jnp.float64)
@@ -150,8 +150,8 @@ class ClippedGrad(Generic[Params]):
 
         Args:
           closed: the loss's jaxpr.
-          groups: for each parameter leaf, the number of the group of leaves with which
-            it is clipped.
+          groups: for each parameter leaf, the number of the leaf's clipping group. The
+            leaves of a clipping group are clipped together.
         """
         vmap_engine = _SelectedEngine(partial(_vmap_sum, closed, groups), None)
         if self.engine == "vmap":
@@ -242,11 +242,12 @@ class ClippedGrad(Generic[Params]):
         return leaves
 
     def _groups(self, args: Sequence[object]) -> list[int]:
-        """For each parameter leaf, the number of the group with which it is clipped.
+        """For each parameter leaf, the number of the leaf's clipping group.
 
-        If `clip_norm` is one number, all leaves are in one group. If `clip_norm` is a
-        prefix tree of the parameters, each number of the tree is the clip norm of one
-        group, the leaves of the subtree at this number.
+        The leaves of a clipping group are clipped together. If `clip_norm` is one
+        number, all leaves are in one group. If `clip_norm` is a prefix tree of the
+        parameters, each number of the tree is the clip norm of one group. This group
+        has the leaves of the subtree at this number.
 
         Raises:
           ValueError: clip_norm is not a prefix tree of the arguments in argnums.
@@ -488,9 +489,11 @@ def clipped_grad(
     REPLACE. With several bounds, C² is the sum of their squares. This holds for every
     loss, as long as loss_fn sees one example at a time (without a side channel to other
     examples). Norms are rounded up to cover rounding errors (docs/clipping.md), with
-    one exception: "ghost", also if "auto" selects it, assumes that two evaluations of
-    one function agree, although a compiler may round them differently. per_example is
-    not private.
+    two exceptions. "ghost", also if "auto" selects it, assumes that two evaluations of
+    one function agree, although a compiler may round them differently. On TPUs, the
+    bounds on rounding errors are not proven for norms from activations and cotangents,
+    which engine="bookkeeping" with arithmetic="real" and engine="ghost" compute.
+    per_example is not private.
 
     With arithmetic="discrete", consider two batches that differ in one slot, which is
     one index of the leading axis: every other slot has the same example in both. The

@@ -165,9 +165,9 @@ class Budget:
           holds for the GDP parameter of the Gaussian mechanism that has the total ε.
 
         Raises:
-          ValueError: share is out of range, or no plan with these arguments fits into
-            it; nothing remains of the budget; an argument is given that the budget
-            determines; or an argument is invalid for `dpjax.plan`.
+          ValueError: share is out of range, or is too small for a plan with these
+            arguments; nothing remains of the budget; an argument is given that the
+            budget determines; or an argument is invalid for `dpjax.plan`.
 
         Example:
           >>> import dpjax

@@ -169,10 +169,11 @@ class Ledger:
           The total ε, rounded up, which is a sum of several ε. The first ε is that of
           the composition of all runs whose plans have a privacy-loss distribution or a
           GDP parameter. Each other run, and each release without a plan, adds its own
-          ε. The δ of each release without a plan is subtracted from δ. The composition
-          and the other runs get equal parts of the rest. The result is infinite if
-          `Release.repeated` is true for an entry, or if the releases without a plan
-          need more than δ, or leave nothing of δ for the runs.
+          ε. The δ of each release without a plan is subtracted from `delta`. The
+          composition, and each of the other runs, gets an equal part of the remaining
+          δ. The result is infinite if `Release.repeated` is true for an entry, or if
+          the releases without a plan need more than δ, or leave nothing of δ for the
+          runs.
 
         Raises:
           ValueError: delta is out of range.
@@ -182,9 +183,9 @@ class Ledger:
         bound is no privacy filter: it does not hold if outputs of earlier runs
         determined a plan, not even if a limit on the total ε was fixed in advance. For
         example, let the first output select the second plan from two plans that give
-        the same total ε. For some such runs, the true δ at this ε is nearly twice the
-        reported δ. A privacy filter is a `Budget` with adaptive composition, from which
-        `spend` draws the releases.
+        the same total ε. For some choices of these plans, the true δ at this ε is
+        nearly twice `delta`. A privacy filter is a `Budget` with adaptive composition,
+        from which `spend` draws the releases.
         """
         validate.open_unit("delta", delta)
         # The difference of two sums under the same noise has no noise: ε is infinite.

@@ -76,7 +76,8 @@ class Component(NamedTuple):
       path: the computation from the leaves to the operands, as a jaxpr. The jaxpr's
         first inputs are the leaves. The other inputs are treated as constants. No
         example enters the path.
-      groups: for each leaf, the number of the group of leaves that are clipped with it.
+      groups: for each leaf, the number of the leaf's clipping group. The leaves of a
+        clipping group are clipped together.
       roots: the arrays to which the operands are equal except for the layout; None if
         the norms at these arrays do not give the norms of the leaves.
       reason: why `roots` is None; empty if there are roots.
@@ -216,8 +217,8 @@ def components(
       closed: the jaxpr whose first inputs are the parameter leaves, and whose outputs
         are the operands.
       sites: the site of each operand.
-      groups: for each parameter leaf, the number of the group of leaves that are
-        clipped with it.
+      groups: for each parameter leaf, the number of the leaf's clipping group. The
+        leaves of a clipping group are clipped together.
     """
     jaxpr = closed.jaxpr
     made_by = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}

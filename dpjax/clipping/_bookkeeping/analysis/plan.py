@@ -96,9 +96,10 @@ class Plan(NamedTuple):
         than time. The ghost and vmap engines both retain the checkpoint. The ghost
         engine stores the activations and cotangents of one block at a time, in each of
         two passes. The vmap engine stores gradients, in one pass. The selected engine
-        is the engine that stores fewer numbers for an example. But it is always ghost
-        if a parameter is sharded along an explicit mesh axis: if the batch were sharded
-        along the same axis, JAX would refuse the type of per-example gradients.
+        is the engine that stores fewer numbers for an example. But if a parameter is
+        sharded along an explicit mesh axis, the selected engine is always ghost: if the
+        batch were sharded along the same axis, JAX would refuse the type of per-example
+        gradients.
 
         If no block stays checkpointed, the selected engine is book-keeping if all sites
         of some component have a rule (`RuledSite`), and the vmap engine otherwise. In
@@ -400,8 +401,8 @@ def _rows_cost(sizes: Sequence[Size]) -> int:
 
     The gradient of one array, which several equations use, is a sum of outer products
     of rows. `sizes` has the sizes of the rows at each equation. The norm needs the
-    inner products of all pairs of rows. But one-hot rows are added up by position, and
-    the time to read and write them is converted to multiplications.
+    inner products of all pairs of rows. But one-hot rows are added up by position. The
+    time to read and write the added rows is converted to multiplications.
     """
     total = sum(2 * _gradient_cost(one) for one in sizes if one.one_hot)
     for one, other in itertools.product(sizes, repeat=2):

@@ -5,7 +5,7 @@ which the norms are computed are not stored for the second pass.
 
 **Checkpointed blocks.** For a block of `jax.checkpoint`, JAX stores only the inputs.
 JAX computes the values inside the block again in the backward pass. The engine saves
-memory in the same way. It makes a function with a custom derivative from the block. The
+memory in the same way: it makes the block a function with a custom derivative. This
 derivative starts from the cotangents of the block's outputs, and records the
 activations and cotangents inside the block. In the pass for the norms, the derivative
 computes the squared norms f[b] of the gradients of the block's parameters. In the pass
@@ -219,7 +219,8 @@ def _backward_on_batch(
       cotangents: the cotangents of the used outputs, with a leading batch axis.
 
     Returns:
-      For each input that depends on the example, its cotangent, or None if it has none.
+      For each input that depends on the example, its cotangent, or None for an input of
+      a dtype without cotangents.
       For each leaf of the block (`Block`), the sum of its scaled gradients if
       `Request.scales` is not empty, and otherwise squared norms f[b] (`_squares`).
     """
