@@ -450,8 +450,8 @@ def clipped_grad(
         float64, even if `jax_enable_x64` is off. Products of float32 cover at most 128
         rows at a time, where rows are, for example, the positions of a sequence.
         Gradients are clipped to C / (1 + h), where h bounds the effect of one example
-        on the sum's rounding. h depends on shapes alone, and is a sum of terms: 2⁻²³ b;
-        up to .0021; up to .0041 if an example has 64 rows or more; and the rounding of
+        on the sum's rounding. h depends on shapes alone. It is about 2⁻²³ b, plus up to
+        .0021, plus up to .0041 if an example has 64 rows or more, plus the rounding of
         float64, which is 2e-4 for 4,000 examples of 128 rows (docs/bits.md). "auto" is
         then "bookkeeping" or "vmap", and "ghost" is not available.
 

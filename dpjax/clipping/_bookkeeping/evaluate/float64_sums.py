@@ -61,9 +61,10 @@ def uses_blocks(component: Component, site: Site) -> bool:
 
 
 def relative_error(plan: Plan | None, batch: int) -> float:
-    """A bound on how much the rounding of neighbouring batches' sums differs, over C.
+    """A bound on the difference of neighbouring batches' rounding errors, divided by C.
 
-    The sums are computed in float64 and then cast to float32. C is the clip norm.
+    The errors are those of sums that are computed in float64 and then cast to float32.
+    C is the clip norm.
 
     Args:
       plan: the analysis of the loss; None for sums of per-example gradients alone.
