@@ -8,8 +8,8 @@ The public functions are `dpjax.clipped_grad`, `dpjax.clip_and_sum`, `dpjax.expl
    function splits its arguments into parameters and examples, and chooses an engine.
    The vmap engine forms all per-example gradients. The engines in `_bookkeeping`
    compute norms and sums from activations and cotangents, in one pass (book-keeping)
-   or in two passes (ghost). They form per-example gradients only for parameters that
-   this method does not cover, or for which per-example gradients are cheaper.
+   or in two passes (ghost). The engines in `_bookkeeping` form per-example gradients
+   only for parameters for which this method is not available, or costs more.
 3. `_microbatches` processes a batch in parts. `_metrics` summarises the losses, norms
    and clipping of a batch.
 """

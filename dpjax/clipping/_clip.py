@@ -217,7 +217,8 @@ def sum_with_scales(x: jax.Array, scale: jax.Array, finite: jax.Array) -> jax.Ar
     Args:
       x: one leaf of each gradient, f[b, ...].
       scale: the clipping factors, f[b].
-      finite: whether each gradient is finite, bool[b]. Other gradients contribute zero.
+      finite: whether each gradient is finite in all its leaves, bool[b]. A gradient
+        that is not finite contributes zero.
 
     Returns:
       The sum, f[...].
@@ -279,8 +280,8 @@ def sum_in_memory(
 def _product_with_ones(x: jax.Array) -> jax.Array:
     """The sum over the leading axis of x, as a product with a vector of ones.
 
-    On CPUs the product is at least as fast as XLA's own sum of a large array. In JAX
-    0.10 the sum takes several times longer than the product.
+    On CPUs, in JAX 0.10, XLA's own sum of a large array takes several times longer than
+    this product.
     """
     return jnp.tensordot(jnp.ones(x.shape[:1], x.dtype), x, axes=1, precision=HIGHEST)
 
@@ -325,11 +326,11 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
     Returns:
       An optax transformation without state. The incoming updates have shape f[b, ...],
       with the same b for every leaf. The outgoing updates have shape f[...] and are in
-      float32 or wider.
+      float32 or wider. An example whose gradient is not finite contributes zero.
 
     Raises:
-      ValueError: clip_norm is not positive; the leading axes of the updates differ or
-        are empty; a leaf is not real.
+      ValueError: clip_norm is not positive. When the updates are transformed: their
+        leading axes differ, are missing or are empty; a leaf is not real.
 
     Privacy: one example moves the sum by at most C (2C under `Adjacency.REPLACE`).
 
@@ -371,7 +372,8 @@ def batch_size(name: str, batched: Tree) -> int:
     """The size of the leading axis that all leaves of a batch share.
 
     Raises:
-      ValueError: the leading axes differ or are empty. The message begins with `name`.
+      ValueError: there are no leaves, or the leading axes differ, are missing or are
+        empty. The message begins with `name`.
     """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batched)]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:

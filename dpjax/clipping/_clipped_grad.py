@@ -34,7 +34,7 @@ ENGINES = ("auto", "bookkeeping", "ghost", "vmap")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad(Generic[Params]):
-    """A function that sums clipped gradients, which `clipped_grad` makes.
+    """The function that `clipped_grad` makes: it sums clipped gradients over a batch.
 
     The fields are the arguments of `clipped_grad`.
     """
@@ -124,8 +124,8 @@ class ClippedGrad(Generic[Params]):
 
         Args:
           closed: the loss's jaxpr.
-          groups: for each parameter leaf, the number of the group of leaves with which
-            it is clipped.
+          groups: for each parameter leaf, the number of the leaf's clipping group. The
+            leaves of a clipping group are clipped together.
           inputs: the parameters, the examples and the mask of the batch.
         """
         x64 = bool(default_float() == jnp.float64)
@@ -150,8 +150,8 @@ class ClippedGrad(Generic[Params]):
 
         Args:
           closed: the loss's jaxpr.
-          groups: for each parameter leaf, the number of the group of leaves with which
-            it is clipped.
+          groups: for each parameter leaf, the number of the leaf's clipping group. The
+            leaves of a clipping group are clipped together.
         """
         vmap_engine = _SelectedEngine(partial(_vmap_sum, closed, groups), None)
         if self.engine == "vmap":
@@ -242,11 +242,12 @@ class ClippedGrad(Generic[Params]):
         return leaves
 
     def _groups(self, args: Sequence[object]) -> list[int]:
-        """For each parameter leaf, the number of the group with which it is clipped.
+        """For each parameter leaf, the number of the leaf's clipping group.
 
-        If `clip_norm` is one number, all leaves are in one group. If `clip_norm` is a
-        prefix tree of the parameters, each number of the tree is the clip norm of one
-        group, the leaves of the subtree at this number.
+        The leaves of a clipping group are clipped together. If `clip_norm` is one
+        number, all leaves are in one group. If `clip_norm` is a prefix tree of the
+        parameters, each number of the tree is the clip norm of one group. This group
+        has the leaves of the subtree at this number.
 
         Raises:
           ValueError: clip_norm is not a prefix tree of the arguments in argnums.
@@ -331,9 +332,9 @@ def _vmap_sum(
 
 
 def _warn_if_none_contributes(norm: jax.Array, mask: jax.Array) -> None:
-    """Warn if no unmasked example of the batch has a finite gradient.
+    """Warn if no example whose mask is True has a finite gradient.
 
-    The function does not warn inside jit, nor if all examples are masked.
+    The function does not warn inside jit, nor if the mask is False for all examples.
     """
     if not are_concrete([norm, mask]):
         return
@@ -448,8 +449,8 @@ def clipped_grad(
         float64, even if `jax_enable_x64` is off. Products of float32 cover at most 128
         rows at a time, where rows are, for example, the positions of a sequence.
         Gradients are clipped to C / (1 + h), where h bounds the effect of one example
-        on the sum's rounding. h depends on shapes alone. It is about 2⁻²³ b, plus
-        .0021, plus .0041 if an example has 64 rows or more, plus the rounding of
+        on the sum's rounding. h depends on shapes alone. It is about 2⁻²³ b, plus up to
+        .0021, plus up to .0041 if an example has 64 rows or more, plus the rounding of
         float64, which is 2e-4 for 4,000 examples of 128 rows (docs/bits.md). "auto" is
         then "bookkeeping" or "vmap", and "ghost" is not available.
 
@@ -457,8 +458,9 @@ def clipped_grad(
       A function `fn(*args, mask=None)` that returns `(grads, per_example)`. grads is
       the *sum* of clipped gradients, shaped like the arguments in argnums, in float32
       or wider. per_example is a `PerExample(loss f[b], norm f[b], aux)`. mask is
-      bool[b]: a masked example contributes zero to grads, but its loss and norm are
-      reported unchanged. An example whose gradient is not finite contributes zero.
+      bool[b]: an example whose mask is False contributes zero to grads, but its loss
+      and norm are reported unchanged. An example whose gradient is not finite
+      contributes zero.
       `fn.sensitivity(adjacency)` is the L2 sensitivity of grads. The function may be
       jitted, scanned and sharded.
 
@@ -466,11 +468,12 @@ def clipped_grad(
       ValueError: clip_norm is not positive; argnums and batch_argnums overlap or are
         otherwise invalid; the engine or the arithmetic is unknown; the engine is
         "ghost" with arithmetic="discrete"; microbatch_size is below 1. When the
-        function is called: the leading axes of batch arguments differ or are empty; the
-        mask has another shape or dtype; clip_norm is no prefix tree of the arguments in
-        argnums; these arguments are not real; the loss is not a real scalar; the loss
-        or its derivative communicates along a named axis, and so depends on other
-        examples, as BatchNorm in training mode does.
+        function is called: argnums or batch_argnums name an argument that the call
+        lacks; the leading axes of batch arguments differ or are empty; the mask has
+        another shape or dtype; clip_norm is no prefix tree of the arguments in argnums;
+        these arguments are not real; the loss is not a real scalar; the loss or its
+        derivative communicates along a named axis, and so depends on other examples, as
+        BatchNorm in training mode does.
       RuntimeError: with arithmetic="discrete", when the sum is lowered for GPUs and
         the environment variable `XLA_FLAGS` contains neither
         `--xla_gpu_exclude_nondeterministic_ops=true` nor
@@ -478,26 +481,27 @@ def clipped_grad(
         may vary from run to run, and the bound on their rounding does not hold.
 
     Warns:
-      UserWarning: no unmasked example of the batch has a finite gradient, in a call
+      UserWarning: no example whose mask is True has a finite gradient, in a call
         outside jit. Under jit, `dpjax.metrics` counts the examples that contribute.
 
     Privacy: grads has L2 sensitivity C under ADD_REMOVE and ZERO_OUT, and 2C under
     REPLACE. With several bounds, C² is the sum of their squares. This holds for every
     loss, as long as loss_fn sees one example at a time (without a side channel to other
     examples). Norms are rounded up to cover rounding errors (docs/clipping.md), with
-    one exception: "ghost", also if "auto" selects it, assumes that two evaluations of
-    one function agree, although a compiler may round them differently. per_example is
-    not private.
+    two exceptions. "ghost", also if "auto" selects it, assumes that two evaluations of
+    one function agree, although a compiler may round them differently. On TPUs, the
+    bounds on rounding errors are not proven for norms from activations and cotangents,
+    which engine="bookkeeping" with arithmetic="real" and engine="ghost" compute.
+    per_example is not private.
 
     With arithmetic="discrete", consider two batches that differ in one slot, which is
     one index of the leading axis: every other slot has the same example in both. The
     computed floats of their sums have an L2 distance of at most C, or 2C if the
     example in the slot is replaced. This bound suffices for the batches of a
     `dpjax.Plan`, which puts the examples of randomly drawn batches into uniformly
-    random slots.
-    Inside `jax.shard_map` the bound is for the sum of one device, and not for a sum
-    over devices. The bound assumes that a slot's gradient depends on no other slot's
-    example, and that equal blocks of rows have equal products.
+    random slots. Inside `jax.shard_map` the bound is for the sum of one device, and not
+    for a sum over devices. The bound assumes that a slot's gradient depends on no other
+    slot's example, and that equal blocks of rows have equal products.
 
     Example:
       >>> import jax.numpy as jnp

@@ -28,9 +28,9 @@ class Metrics(NamedTuple):
         norm or not finite; 0 if there are no valid examples.
       norm_quantiles: quantiles f[q] of the finite gradient norms of valid examples; NaN
         if there are no finite norms.
-      num_contributing: the number i[] of valid examples with a finite gradient. Other
-        examples contribute zero to the sum. If this number is 0, only noise changes the
-        parameters.
+      num_contributing: the number i[] of valid examples with a finite gradient. All
+        other examples of the batch contribute zero to the clipped sum. If this number
+        is 0, only noise changes the parameters.
       zero_sums: a tree of bool[] that says, for each leaf of the gradient, whether the
         clipped sum is exactly zero; None if `grads` was not passed to `metrics`.
     """

@@ -11,11 +11,12 @@ off, or that the whole file was rewritten. Store `Ledger.head` elsewhere, and pa
 `read`, which raises an error unless the line with that hash is still in the file. The
 chain cannot show releases that were never recorded.
 
-**One noise, one release.** The name of a run is derived from the run's key. If a run
-was killed and repeats its last steps with the same resulting parameters, the ledger
-counts both results as one release. If the resulting parameters differ, the same noise
-has hidden two different sums, and their difference has no noise. The ledger then
-refuses to record the second release, or with `repeated=True` counts an infinite ε.
+**One noise, one release.** The name of a run is derived from the run's key. A run that
+was killed may repeat its last steps, and then release parameters again at the same
+step. If these parameters are the same as before, the ledger counts one release. If the
+parameters differ, the same noise has hidden two different sums, whose difference has no
+noise. The ledger then refuses to record the second release, or with `repeated=True`
+counts an infinite ε.
 
 With several processes, all of them call the functions that write. The first process
 writes, and the others receive the result.

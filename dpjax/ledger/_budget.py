@@ -19,8 +19,8 @@ Unit = Literal["example", "user"]
 # The allowance for rounding in a sum of squares. With this allowance, draws may take
 # all of a budget. The budget's μ is rounded down by more than the allowance.
 _ROUNDING = 1e-12
-# The search for the noise of a plan tries at most this many plans, and may leave this
-# share of the remaining budget unused.
+# The search for the noise of a plan tries at most this many plans. The search ends
+# earlier if a plan's μ is below the target μ by at most this fraction.
 _TRIALS, _UNUSED = 6, 2e-3
 
 
@@ -74,9 +74,9 @@ class Budget:
 
         `mu` is the largest GDP parameter that one further mechanism may have. `slack`
         is the remaining part of δ for mechanisms without a GDP parameter. For a
-        mechanism with discrete noise, the budget must also cover the distance, in total
+        mechanism with discrete noise, `slack` must also cover the distance, in total
         variation, of the outputs from the outputs with continuous noise.
-        `total_variation` is the distance whose cost equals `slack`.
+        `total_variation` is the largest distance that `slack` covers.
 
         Raises:
           ValueError: composition is "fixed", with which the squares of GDP parameters
@@ -128,7 +128,8 @@ class Budget:
 
         Raises:
           ValueError: the mechanism takes more than the rest of the budget, has no
-            finite cost, or is stated for another adjacency or unit.
+            finite cost, or is stated for another adjacency or unit; release has no
+            event; slack is not in [0, 1).
         """
         event = self._check(release)
         name = name or type(event).__name__
@@ -158,12 +159,15 @@ class Budget:
             run alone, at the budget's δ.
 
         Returns:
-          The plan, which `draw` accepts with the same slack. Up to 0.2 % of the share
-          remains unused.
+          The plan, which `draw` accepts with the same slack. The plan's GDP parameter
+          is usually at least 99.8 % of the largest that the share allows, and then at
+          most 0.4 % of the share remains unused. With composition "fixed", the same
+          holds for the GDP parameter of the Gaussian mechanism that has the total ε.
 
         Raises:
-          ValueError: nothing remains of the budget; the budget determines one of the
-            arguments; or an argument is invalid for `dpjax.plan`.
+          ValueError: share is out of range, or is too small for a plan with these
+            arguments; nothing remains of the budget; an argument is given that the
+            budget determines; or an argument is invalid for `dpjax.plan`.
 
         Example:
           >>> import dpjax

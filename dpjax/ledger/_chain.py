@@ -56,6 +56,9 @@ def append(path: pathlib.Path, make: Callable[[list[Line]], Line | None]) -> Non
       path: the ledger's file.
       make: a function from the existing lines to the new line, or to None for no line.
         The file is locked while `make` runs.
+
+    Raises:
+      ValueError: as for `read`.
     """
     _refuse_missing(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -187,7 +190,10 @@ def _verify_lines(path: pathlib.Path, content: bytes) -> list[Line]:
 
 @contextlib.contextmanager
 def _open_locked(path: pathlib.Path, flags: int) -> Iterator[int]:
-    """Open a file under an exclusive lock; only the owner can access a new file."""
+    """Open a file, lock it exclusively, and yield its descriptor.
+
+    If `flags` create the file, only its owner can access the file.
+    """
     # Readers lock as well: a reader must not see a line that is being written.
     opened = os.open(path, flags, 0o600)
     try:

@@ -154,8 +154,8 @@ class Ledger:
     def runs(self) -> dict[str, Event]:
         """Map each run's name to an event for the steps whose cost the ledger counts.
 
-        The ledger counts all steps of a run's plan. For a run that `end` ended, the
-        ledger counts only the released steps.
+        The ledger counts all steps of a run's plan. For a run whose last entry is an
+        `End`, the ledger counts only the released steps.
         """
         return {x.run: x.event for x in self.entries if not isinstance(x, Other)}
 
@@ -169,10 +169,11 @@ class Ledger:
           The total ε, rounded up, which is a sum of several ε. The first ε is that of
           the composition of all runs whose plans have a privacy-loss distribution or a
           GDP parameter. Each other run, and each release without a plan, adds its own
-          ε. The δ of each release without a plan is subtracted from δ. The composition
-          and the other runs get equal parts of the rest. The result is infinite if
-          `Release.repeated` is true for an entry, or if the releases without a plan
-          need more than δ, or leave nothing of δ for the runs.
+          ε. The δ of each release without a plan is subtracted from `delta`. The
+          composition, and each of the other runs, gets an equal part of the remaining
+          δ. The result is infinite if `Release.repeated` is true for an entry, or if
+          the releases without a plan need more than δ, or leave nothing of δ for the
+          runs.
 
         Raises:
           ValueError: delta is out of range.
@@ -182,9 +183,9 @@ class Ledger:
         bound is no privacy filter: it does not hold if outputs of earlier runs
         determined a plan, not even if a limit on the total ε was fixed in advance. For
         example, let the first output select the second plan from two plans that give
-        the same total ε. For some such runs, the true δ at this ε is nearly twice the
-        reported δ. A privacy filter is a `Budget` with adaptive composition, from which
-        `spend` draws the releases.
+        the same total ε. For some choices of these plans, the true δ at this ε is
+        nearly twice `delta`. A privacy filter is a `Budget` with adaptive composition,
+        from which `spend` draws the releases.
         """
         validate.open_unit("delta", delta)
         # The difference of two sums under the same noise has no noise: ε is infinite.
@@ -320,11 +321,13 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       parameters only after `release` has returned.
 
     Raises:
-      ValueError: the ledger is damaged, or has another adjacency or unit; or `repeated`
-        is false, and an earlier release may have used the same noise: the ledger has
-        releases with the run's key, but not this release, and the last of them has
-        another plan, other random draws, at least run.step steps, or another digest
-        than run.released. `release` cannot check that the data are the same.
+      ValueError: run.step is below 1 or above the number of steps of the plan; the
+        processes have different runs; the ledger is damaged, or has another adjacency
+        or unit; or `repeated` is false, and an earlier release may have used the same
+        noise. The last error is raised if the ledger has releases with the run's key,
+        but not this release, and the last release with the key has another plan, other
+        random draws, at least run.step steps, or another digest than run.released.
+        `release` cannot check that the data are the same.
       OSError: the entry could not be written. Do not use the parameters then.
 
     Privacy: the entry contains a digest of the parameters, the plan's event, and the
@@ -403,7 +406,7 @@ def end(path: Path, key: Key, why: str) -> None:
         reason.
 
     Raises:
-      ValueError: the ledger has no such run, or is damaged; why is blank.
+      ValueError: the ledger has no release with this key, or is damaged; why is blank.
       OSError: the entry could not be written.
 
     Example:

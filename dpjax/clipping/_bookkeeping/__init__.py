@@ -5,16 +5,16 @@ h = x W, where x has rows x_t. The gradient of W is Σ_t x_t ⊗ d_t, where d is
 cotangent of h, with rows d_t. The squared norm of this gradient is
 Σ_ts ⟨x_t, x_s⟩⟨d_t, d_s⟩, which needs only x and d. The norms of all parameters give
 the clipping factor c_i of each example i. The clipped sum Σ_i c_i Σ_t x_it ⊗ d_it is
-then one product over the whole batch, as in a plain backward pass. For such parameters,
-a step costs one forward pass, one backward pass to activations, the norms, and the
-products. No array has the size of batch times parameters. Other frameworks use hooks on
-layers for this method. This engine reads the loss's jaxpr instead, and so works for any
-function.
+then one product over the whole batch, as in a plain backward pass. For parameters in
+such equations, a step costs one forward pass, one backward pass to activations, the
+norms, and the products. No array has the size of batch times parameters. Other
+frameworks use hooks on layers for this method. This engine reads the loss's jaxpr
+instead, and so works for any function.
 
 **Steps**, in the order of the data:
 
-1. `tracing.trace` traces the loss of one example to a jaxpr. It refuses a loss that
-   communicates along a named axis, or whose derivative communicates. `tracing.inline`
+1. `tracing.trace` traces the loss of one example to a jaxpr. `trace` refuses the loss
+   if the loss or its derivative communicates along a named axis. `tracing.inline`
    inlines the calls that a parameter enters, except custom derivatives. `equations`
    reads and evaluates single equations. `equations.Comparable` identifies parts of a
    loss that compute the same function, so that JAX traces this function only once.
@@ -45,12 +45,14 @@ function.
    recurrences), the gradients from all sites are added before squaring, so that the
    norm includes the cross terms.
 6. `analysis.plan` chooses the form of each component's norm. The norm comes from rows
-   (the Gram form) if the rows need less memory than a gradient, and either cost less
-   than the gradient or need less than half of its memory. Otherwise the norm comes from
-   per-example gradients (the direct form), which are stored until the sum is made,
-   unless the sum has its own pass. Both forms are exact except for rounding. In the
-   Gram form, inner products are computed for all pairs of rows. But one-hot rows are
-   added up by position, without pairs.
+   (the Gram form) under four conditions: the path only moves entries and all sites have
+   rules; there are at most `factors.MAX_ROWS` rows; the rows need less memory than a
+   gradient; and they cost less than the gradient or need less than half of its memory.
+   Otherwise the norm comes from per-example gradients (the direct form). These
+   gradients are stored until the sum is made, unless the sum has its own pass. The Gram
+   form and the direct form are exact except for rounding. In the Gram form, inner
+   products are computed for all pairs of rows. But one-hot rows are added up by
+   position, without pairs.
 7. `evaluate.engine` computes norms, clipping factors and sums from the recorded inputs
    and cotangents of a batch. `evaluate.at_component` has the functions for one
    component. All computations are in float32 or wider and at the highest precision,
@@ -58,16 +60,17 @@ function.
    the same pass (book-keeping) or from a second pass (ghost, `evaluate.two_passes`).
    With a second pass, no activations or cotangents of the first pass are stored.
 8. `evaluate.two_passes` also handles rematerialised blocks (`jax.checkpoint`). A block
-   whose parameters enter no other part of the loss is treated as a loss of its own. Its
-   inputs and cotangents are recorded only while norms, or sums, are computed from them.
-   The book-keeping engine needs all recorded arrays at the end of its one pass. So it
-   stores the values inside blocks, and does not compute these values again.
+   whose parameters enter no other part of the loss is treated as a loss of its own. The
+   activations and cotangents inside the block are in memory only while the norms, or
+   the sums, of the block are computed. The book-keeping engine needs all recorded
+   arrays at the end of its one pass. So this engine stores the values inside blocks,
+   and does not compute these values again.
 9. `evaluate.reach` bounds the rounding errors of pull-backs. The ghost engine pulls the
    sum of gradients back once if the maps from leaves to operands follow the rounding
    model. The norm then includes a bound on the rounding errors of the pull-back.
 
-**Rounding.** The Gram form adds terms ⟨x_t, x_s⟩⟨d_t, d_s⟩ of both signs. Its result
-may be a small difference of large terms. `factors.square_norm` adds a bound on the
+**Rounding.** The Gram form adds terms ⟨x_t, x_s⟩⟨d_t, d_s⟩ of both signs. The sum may
+be a small difference of large terms. `factors.square_norm` adds a bound on the
 rounding error, by the model in `_core.rounding`, so that a norm is never
 underestimated. `square_norm` also scales rows, so that no square overflows unless the
 squared gradient overflows. If the sum is not made of the gradients from which the norms
@@ -79,9 +82,9 @@ TPUs engine="auto" computes all norms from per-example gradients, and makes the 
 the same gradients. The choice is made at lowering, when the platform is determined.
 
 **Limits.** The engine forms per-example gradients for a parameter inside cond,
-while_loop or a custom derivative. The engine also forms them for a parameter that
-enters the loss without an example, as in a penalty on weights. Such a penalty belongs
-in the optimizer.
+while_loop or a custom derivative. The engine also forms per-example gradients for a
+parameter that enters the loss without an example, as in a penalty on weights. A penalty
+on weights belongs in the optimizer.
 """
 
 from dpjax.clipping._bookkeeping.analysis.plan import Explanation as Explanation

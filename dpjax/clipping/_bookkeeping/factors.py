@@ -112,16 +112,18 @@ def square_norm(sites: list[Factors], clip_norm: ArrayLike) -> jax.Array:
 
         α δ ≤ α̂ δ̂ − |α̂ δ̂| + (|α̂| + e_α)(|δ̂| + e_δ) = P + 2 min(α̂ δ̂, 0)
 
-    where P = (|α̂| + e_α)(|δ̂| + e_δ). The absolute value of a right-hand side is at most
-    P. The inner product α of two one-hot rows is 0 or 1. So one-hot rows are added up
-    by position, without inner products, in time and memory linear in the number of
-    rows.
+    where P = (|α̂| + e_α)(|δ̂| + e_δ). The right-hand side has absolute value at most P.
+    So the rounding error of the sum of right-hand sides over t and s is at most a
+    relative rounding error times the sum of P. The inner product α of two one-hot rows
+    is 0 or 1. So one-hot rows are added up by position, without inner products, in time
+    and memory linear in the number of rows.
 
     Two other computations have rounding errors: the scaling of rows, and the sum
     Σ_t a_t ⊗ d_t for the clipped sum. Their errors are at most γ″ Σ_t ‖a_t‖‖d_t‖, where
     γ″ is another bound on relative rounding errors. The norm whose square is returned
     includes these errors, and is at least `MIN_NORM_RATIO` = 1/512 times
-    Σ_t ‖a_t‖‖d_t‖.
+    Σ_t ‖a_t‖‖d_t‖. For one-hot rows, smaller bounds replace these two quantities:
+    `Table.error` and `Table.size`.
     """
     sites = _join_rows(_in_units_of_clip_norm(sites, clip_norm))
     sides = [(_with_lengths(f.left), _with_lengths(f.right)) for f in sites]
@@ -172,8 +174,8 @@ def upper_norm(norm: jax.Array, terms: Sequence[Terms], dtype: DTypeLike) -> jax
 
     One example's gradient is a sum of terms. This sum is computed twice: to compute its
     norm, and as a part of the scaled sum over the batch. The bound covers the rounding
-    errors of both computations. It is also at least `MIN_NORM_RATIO` = 1/512 times the
-    sum of all `Terms.size`.
+    errors of both computations. The bound is also at least `MIN_NORM_RATIO` = 1/512
+    times the sum of all `Terms.size`.
 
     Args:
       norm: the computed norm f[b] of each example's gradient.
@@ -259,10 +261,10 @@ def _with_lengths(rows: jax.Array | OneHot) -> _Side:
 
 
 def _join_rows(sites: list[Factors]) -> list[Factors]:
-    """Join all entries with one-hot left rows to one entry, and move it to the end.
+    """Join all `Factors` with one-hot left rows to one, and move it to the end.
 
-    Each entry of `sites` has the rows of one gradient. The right rows of the joined
-    entry can be added up by position in one table.
+    Each element of `sites` has the rows of one gradient. After the join, the right rows
+    with one-hot left rows can be added up by position in one table.
     """
     dense = [f for f in sites if not isinstance(f.left, OneHot)]
     positions = [f.left.position for f in sites if isinstance(f.left, OneHot)]

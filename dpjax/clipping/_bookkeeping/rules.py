@@ -98,7 +98,8 @@ class Rule(abc.ABC):
 
         By default nothing is changed. The rule of a lookup clamps indices to the table,
         and sets the cotangents of dropped lookups to 0. Norms and sums are both
-        computed from the returned arrays, and so are those of the same gradient.
+        computed from the returned arrays, so that the sums are made of the gradients
+        that have these norms.
         """
         return tuple(others), cotangent
 
@@ -113,8 +114,8 @@ class Rule(abc.ABC):
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The gradient of the operand, in the operand's shape.
 
-        By default it is the product of `factors`, whose left rows must then be arrays.
-        A rule may compute the same gradient in a cheaper way.
+        By default the gradient is the product of `factors`, whose left rows must then
+        be arrays. A subclass may compute the same gradient in a cheaper way.
         """
         left, right = self.factors(others, cotangent)
         assert not isinstance(left, OneHot)
@@ -138,8 +139,8 @@ class Dense(Rule):
 
     Each index of the operand's batch axes has its own matrix of the gradient (a group).
     In this matrix, the operand's contracted axes are flattened to the first axis
-    (left). Its free axes, which are neither batch nor contracted axes, are flattened to
-    the second axis (right).
+    (left). The operand's free axes, which are neither batch nor contracted axes, are
+    flattened to the second axis (right).
     """
 
     name = "dense"
@@ -299,9 +300,10 @@ class Convolution(Rule):
         return self._split_groups(cotangent.transpose(batch, *space, feature))
 
     def _window_starts(self) -> np.ndarray:
-        """For each offset in the kernel's window, a position i[offset, spatial axis].
+        """The positions i[offset, spatial axis] that the first output pixel reads.
 
-        The first output pixel reads this position of the padded input.
+        For each offset in the kernel's window, the result has one position in the
+        padded input.
         """
         window = [range(self.shape[i]) for i in self._spec.rhs_spec[2:]]
         offsets = np.array(list(itertools.product(*window)), np.int32)
@@ -403,10 +405,12 @@ class Gather(Rule):
     ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Clamp the indices to the table, and set cotangents of dropped lookups to 0.
 
-        If a gather's mode is not "clip", a lookup that is out of bounds reads no row of
-        the table, and the equation's transpose drops the lookup. So the lookup's
-        cotangent is set to zero. Norms and sums then use the same row for every lookup,
-        even if compilers treat indices out of bounds in different ways.
+        In a gather's mode "fill", a lookup out of bounds reads no row of the table, and
+        the equation's transpose drops the lookup. If the mode promises indices in
+        bounds, the result of a lookup out of bounds is undefined. In both modes, the
+        cotangent of a lookup out of bounds is set to zero. Norms and sums then use the
+        same row for every lookup, even if compilers treat such lookups in different
+        ways.
         """
         params = self.eqn.params
         limits = [n - m for n, m in zip(self.shape, params["slice_sizes"], strict=True)]
@@ -452,11 +456,11 @@ class Gather(Rule):
 def _clamp_indices(
     index: jax.Array, limits: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Clamp entry j of each index vector, i[..., k], to [0, tops[j]].
+    """Clamp entry j of each index vector, i[..., k], to the range 0 to limits[j].
 
     The comparison is in the dtype of the indices, since int32 may be too narrow for the
-    indices. The dtype of the indices may be too narrow for the upper limits in
-    `limits`. So limits above the dtype's maximum are reduced to this maximum.
+    indices. This dtype may be too narrow for an entry of `limits`. So entries above the
+    dtype's maximum are reduced to this maximum.
 
     Returns:
       The clamped indices in int32, and whether each vector was in bounds, bool[...].

@@ -37,10 +37,11 @@ def trace(
     parameters: Arrays,
     example: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jex.ClosedJaxpr, Any]:
-    """Trace `loss_and_aux(parameters, example)`, where both are lists of leaves.
+    """Trace `loss_and_aux`, a function of two lists of leaves, to a jaxpr.
 
     Args:
-      loss_and_aux: a function that returns the loss of one example, and aux.
+      loss_and_aux: a function of the parameters' leaves and the leaves of one example.
+        It returns the loss of the example, and aux.
       parameters: the parameters' leaves.
       example: the types of the leaves of one example.
 
@@ -88,8 +89,8 @@ def inline(
       closed: the jaxpr.
       invariant: for each input, whether it depends on no example.
       parametric: for each input, whether it depends on a parameter and on no example.
-      retained: a function that takes the equation of a rematerialised block
-        that an example enters, and says whether the block stays checkpointed.
+      retained: a function that takes the equation of a rematerialised block that an
+        example enters, and says whether the block stays checkpointed.
     """
     outer = closed.jaxpr
     constants = dict(zip(outer.constvars, closed.consts, strict=True))

@@ -66,7 +66,7 @@ class Component(NamedTuple):
     """Parameter leaves, and operands that are computed from these leaves alone.
 
     An operand is a value that meets the example in an equation, which is called the
-    operand's site. Leaves are in one component if they share an operand.
+    operand's site. Two leaves that enter the same operand are in one component.
 
     Attributes:
       leaves: the indices of the parameter leaves.
@@ -76,7 +76,8 @@ class Component(NamedTuple):
       path: the computation from the leaves to the operands, as a jaxpr. The jaxpr's
         first inputs are the leaves. The other inputs are treated as constants. No
         example enters the path.
-      groups: for each leaf, the number of the group of leaves that are clipped with it.
+      groups: for each leaf, the number of the leaf's clipping group. The leaves of a
+        clipping group are clipped together.
       roots: the arrays to which the operands are equal except for the layout; None if
         the norms at these arrays do not give the norms of the leaves.
       reason: why `roots` is None; empty if there are roots.
@@ -208,15 +209,16 @@ def components(
     """Group parameter leaves and operands into components.
 
     An operand is a value that is computed from parameter leaves alone and meets the
-    example in an equation, the operand's site. A component has the leaves and operands
-    that the computations of operands connect.
+    example in an equation, the operand's site. A leaf is in the same component as all
+    operands that are computed from the leaf. A leaf that enters no operand is in no
+    component.
 
     Args:
       closed: the jaxpr whose first inputs are the parameter leaves, and whose outputs
         are the operands.
       sites: the site of each operand.
-      groups: for each parameter leaf, the number of the group of leaves that are
-        clipped with it.
+      groups: for each parameter leaf, the number of the leaf's clipping group. The
+        leaves of a clipping group are clipped together.
     """
     jaxpr = closed.jaxpr
     made_by = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
@@ -352,8 +354,8 @@ Region = tuple[tuple[int, int], ...]
 def _source_region(eqn: jex.JaxprEqn, out: jex.Var) -> Region | None:
     """The region of an equation's first input that contains the entries of an output.
 
-    The region is None, which stands for the whole input, unless the equation is a slice
-    or a split.
+    For a slice or a split, the region has a start and an end for each axis of the
+    input. For any other equation the result is None, which stands for the whole input.
     """
     shape = eqs.aval(eqn.invars[0]).shape if eqn.invars else ()
     if eqn.primitive.name == "slice":
@@ -370,7 +372,10 @@ def _source_region(eqn: jex.JaxprEqn, out: jex.Var) -> Region | None:
 
 
 def _slice_key(eqn: jex.JaxprEqn, out: jex.Var) -> Hashable:
-    """A name for an equation's output, equal for equal slices of the same variable."""
+    """A key of an equation's output that is equal for equal slices of one variable.
+
+    If the equation is neither a slice nor a split, the key is the output itself.
+    """
     if (region := _source_region(eqn, out)) is None:
         return out
     strides = eqn.params.get("strides") or (1,) * len(region)
@@ -393,7 +398,7 @@ def _moves_entries(eqn: jex.JaxprEqn) -> bool:
 
 
 def _axis_map(eqn: jex.JaxprEqn) -> tuple[int, ...] | None:
-    """For each output axis, the input axis, if an equation only changes the layout.
+    """The input axis of each output axis, for an equation that only changes the layout.
 
     A change of layout permutes axes, casts real numbers, or adds or removes axes of
     size one. In the result, -1 occurs only for axes of size one. The result is None for

@@ -48,8 +48,8 @@ class Form(NamedTuple):
       gram: True if the norms come from inner products of rows of activations and of
         cotangents (the Gram form). False if the norms come from per-example gradients
         (the direct form).
-      cost: the estimated number of multiplications for each example. The time to read
-        or write numbers is converted to multiplications.
+      cost: the estimated number of multiplications per example, for the norms and the
+        sum. The time to read or write numbers is converted to multiplications.
       vmap_cost: the estimated cost of engine="vmap" for the same leaves, in the same
         unit. This engine forms all per-example gradients.
     """
@@ -96,9 +96,10 @@ class Plan(NamedTuple):
         than time. The ghost and vmap engines both retain the checkpoint. The ghost
         engine stores the activations and cotangents of one block at a time, in each of
         two passes. The vmap engine stores gradients, in one pass. The selected engine
-        is the engine that stores fewer numbers for an example. But it is always ghost
-        if a parameter is sharded along an explicit mesh axis: if the batch were sharded
-        along the same axis, JAX would refuse the type of per-example gradients.
+        is the engine that stores fewer numbers for an example. But if a parameter is
+        sharded along an explicit mesh axis, the selected engine is always ghost: if the
+        batch were sharded along the same axis, JAX would refuse the type of per-example
+        gradients.
 
         If no block stays checkpointed, the selected engine is book-keeping if all sites
         of some component have a rule (`RuledSite`), and the vmap engine otherwise. In
@@ -117,8 +118,8 @@ class Plan(NamedTuple):
         """The number of entries of rows that the ghost engine stores for one example.
 
         The rows are those of activations and cotangents, whose outer products add up to
-        gradients. All rows outside of checkpointed blocks count, and the rows of the
-        largest block.
+        gradients. The number includes all rows outside of checkpointed blocks, and the
+        rows of the block whose rows have the most entries.
         """
         ruled = (site for site in self.sites if isinstance(site, RuledSite))
         outside = sum(site.size.entries for site in ruled)
@@ -181,7 +182,9 @@ def plan(
     outputs: Sequence[int] = (0,),
     keep_blocks: bool = False,
 ) -> Plan:
-    """Analyse a loss of parameter leaves and the leaves of one example.
+    """Find the sites and components of a loss, and choose how to compute its norms.
+
+    The loss is a function of the parameter leaves and the leaves of one example.
 
     Args:
       closed: the loss's jaxpr, as returned by `trace`.
@@ -295,8 +298,8 @@ class MatchedSite(NamedTuple):
     """A site whose gradient can be added to the gradients of other sites.
 
     A site is an equation that combines a value computed from parameters with the
-    example. The gradient is a sum of outer products of left and right rows. All the
-    sites use the same array, or its transpose.
+    example. The gradient is a sum of outer products of left and right rows. The sites
+    whose gradients are added all use the same array or its transpose.
 
     Attributes:
       site_index: the index of the site in `Component.sites`.
@@ -398,8 +401,8 @@ def _rows_cost(sizes: Sequence[Size]) -> int:
 
     The gradient of one array, which several equations use, is a sum of outer products
     of rows. `sizes` has the sizes of the rows at each equation. The norm needs the
-    inner products of all pairs of rows. But one-hot rows are added up by position, and
-    the time to read and write them is converted to multiplications.
+    inner products of all pairs of rows. But one-hot rows are added up by position. The
+    time to read and write the added rows is converted to multiplications.
     """
     total = sum(2 * _gradient_cost(one) for one in sizes if one.one_hot)
     for one, other in itertools.product(sizes, repeat=2):

@@ -52,10 +52,10 @@ class Loop(NamedTuple):
 class Site:
     """A use of an operand, which is a value computed from parameters alone.
 
-    A site is either an equation with another input that depends on the example, or a
-    differentiated output of a jaxpr (`Scope.outputs`). A tap, an array of zeros, is
-    added to the operand, and the loss is differentiated with respect to the tap. The
-    tap's cotangent is the operand's per-example gradient. For the subclasses
+    A site is either an equation that combines the operand with a value that depends on
+    the example, or a differentiated output of a jaxpr (`Scope.outputs`). A tap, an
+    array of zeros, is added to the operand, and the loss is differentiated by the tap.
+    The tap's cotangent is the operand's per-example gradient. For the subclasses
     `RuledSite` and `BlockSite`, the gradient is computed in other ways.
 
     Attributes:
@@ -63,8 +63,8 @@ class Site:
       position: the operand's index among the equation's inputs, or among the jaxpr's
         outputs if the operand is an output.
       loops: the scans around the equation, the outermost first.
-      name: the primitive of the equation, with the name of its `Rule` if it has one;
-        "output" if the operand is an output of the jaxpr.
+      name: the primitive of the equation, followed by the name of the site's `Rule`, if
+        the site has a rule; "output" if the operand is an output of the jaxpr.
     """
 
     operand: jex.Var
@@ -83,7 +83,7 @@ class Site:
         return not isinstance(self, RuledSite | BlockSite)
 
     def description(self) -> Hashable:
-        """A hashable description of the operand's type and of all scans around it."""
+        """A hashable description of the operand's type and of the scans around it."""
         return self.loops, eqs.aval(self.operand)
 
 
@@ -107,8 +107,8 @@ class RuledSite(Site):
 
         The gradient is that of one example, with the rows of all iterations of the
         scans around the equation. If a scan's iterations share one operand, the number
-        of iterations multiplies the number of rows. Otherwise it multiplies the number
-        of groups of rows.
+        of iterations multiplies the number of rows. Otherwise the number of iterations
+        multiplies the number of groups of rows.
         """
         size = self.rule.size
         shared = math.prod(loop.length for loop in self.loops if loop.shared)
@@ -125,10 +125,10 @@ class RuledSite(Site):
 class BlockSite(Site):
     """An operand that enters a `jax.checkpoint` block which is not inlined.
 
-    An operand is a value computed from parameters alone. The engine
-    evaluates the block as a function with a custom derivative. For each operand, this
-    function has an additional argument, an array of zeros called a tap. The derivative
-    computes the block's gradient norms or clipped sums, and returns them as the
+    An operand is a value computed from parameters alone. The engine evaluates the block
+    as a function with a custom derivative. For each operand, this function has an
+    additional argument, an array of zeros called a tap. The derivative computes the
+    block's gradient norms or clipped sums, and returns these norms or sums as the
     cotangents of the taps.
 
     Attributes:
@@ -165,8 +165,8 @@ class Scope:
         the variable changes from iteration to iteration. A scan is given by its depth;
         the outermost scan has depth 0.
       sites: for each equation, its sites in the order of the operands among the inputs.
-      scans: for each scan with sites in its body, the scope of the body. The key is the
-        index of the scan's equation.
+      scans: for each differentiated scan that an operand enters, the scope of the body,
+        which may have no sites. The key is the index of the scan's equation.
       outputs: one site for each differentiated output of the jaxpr that is computed
         from parameters alone. The tap gives this output one value for each example.
     """
@@ -231,11 +231,11 @@ def analyse(
         depends on no example.
       lengths: the lengths of the scans around the jaxpr, the outermost first.
       outputs: the indices of the outputs that are differentiated. An equation on which
-        none of these outputs depends has no site. If such an output is computed from
-        parameters alone, it is itself a site.
-      retained: a function that says whether a rematerialised block inside a
-        scan stays checkpointed. Outside scans, the blocks that do not stay checkpointed
-        are already inlined.
+        none of these outputs depends has no site. A differentiated output that is
+        computed from parameters alone is itself a site.
+      retained: a function that says whether a rematerialised block inside a scan stays
+        checkpointed. Outside scans, the blocks that do not stay checkpointed are
+        already inlined.
 
     Returns:
       The jaxpr with its sites. For each site, including sites in scans, the indices of
@@ -274,10 +274,11 @@ def analyse(
     def is_in_each_iteration(eqn: jex.JaxprEqn, varying: frozenset[int]) -> bool:
         """Whether the equation has a custom_vjp that must be applied in each iteration.
 
-        This holds if the equation's inputs depend on a parameter and are the same in
-        all iterations of a scan around it. A custom derivative need not be linear in
-        the cotangent, and JAX applies it in each iteration. So the engine must not
-        apply it once, to the sum of the cotangents of all iterations.
+        The result is True if the equation uses custom_vjp, and its inputs depend on a
+        parameter and are the same in all iterations of a scan around the equation. A
+        custom derivative need not be linear in the cotangent, and JAX applies the
+        derivative in each iteration. So the engine must not apply the derivative once,
+        to the sum of the cotangents of all iterations.
         """
         fixed = len(varying) < len(lengths) and bool(depends(*eqn.invars))
         return fixed and eqs.uses([eqn], "custom_vjp")
@@ -350,8 +351,8 @@ def _analyse_scan(
       operands: the indices of the equation's inputs that are operands.
       lengths: the lengths of the scans around this scan, the outermost first.
       outputs: the indices of the body's outputs that are differentiated.
-      retained: a function that says whether a rematerialised block in the
-        body stays checkpointed.
+      retained: a function that says whether a rematerialised block in the body stays
+        checkpointed.
 
     Returns:
       The body with its sites. The indices of the equation's inputs to tap before the
@@ -402,9 +403,9 @@ def _analyse_scan(
 def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array]:
     """The values of the operands of all sites, in the order of `scope.all_sites()`.
 
-    An operand is a value that is computed from parameters alone. For an operand in a
-    scan's body, the result holds the values of all iterations: it has one leading axis
-    for each scan in which the operand changes, the outermost scan first.
+    An operand is a value that is computed from parameters alone. The value of an
+    operand in a scan's body has one leading axis for each scan in which the operand
+    changes from iteration to iteration, the outermost scan first.
 
     Args:
       scope: the jaxpr and its sites, from the analysis.
@@ -434,11 +435,11 @@ def operands(scope: Scope, inputs: Sequence[jax.Array | None]) -> list[jax.Array
 def _evaluate_in_all_iterations(
     scope: Scope, eqn: jex.JaxprEqn, inputs: Arrays
 ) -> list[jax.Array]:
-    """Evaluate an equation that no example enters, in all iterations of outer scans.
+    """Evaluate an equation that no example enters, for all iterations of its scans.
 
-    Each input has one leading axis for each scan in which the input changes between
-    iterations. Each output has one leading axis for each scan in which an input
-    changes.
+    Each input has one leading axis for each scan around the equation in which this
+    input changes from iteration to iteration. Each output has one leading axis for each
+    scan in which at least one input changes.
     """
 
     def function(*inputs: jax.Array) -> list[jax.Array]:

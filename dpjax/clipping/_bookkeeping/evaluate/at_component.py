@@ -46,8 +46,8 @@ def canonicalize(
     """Apply the rule's `canonicalize` to the recorded arrays of a site.
 
     The rule may change these arrays, for example by clamping the indices of a lookup,
-    but not the gradient. Norms and sums are both computed from the changed arrays. So
-    norms and sums are those of the same gradient.
+    but not the gradient. Norms and sums are both computed from the changed arrays, so
+    that the sums are made of the gradients that have these norms.
     """
     # Most rules change no arrays. Then there is nothing to trace.
     ruled = isinstance(site, RuledSite)
@@ -180,10 +180,11 @@ def row_squares(
 ) -> list[jax.Array]:
     """Upper bounds f[b] of ‖gradient‖² / C² at each root, from inner products of rows.
 
-    A root is an array that is combined with the example in one or more equations of the
-    component, with any order of axes, axes of size one and dtype. The gradient is the
-    sum of outer products of rows of activations and cotangents. The list is empty if
-    the component has no roots, or if the rows of several equations cannot be combined.
+    A root is an array that one or more equations of the component combine with the
+    example. Equations may use the root with another order of axes, axes of size one or
+    dtype. The gradient is the sum of outer products of rows of activations and
+    cotangents. The list is empty if the component has no roots, or if the rows of
+    several equations cannot be combined.
 
     Args:
       comparable: the component: parameter leaves, and the equations that use them.
@@ -264,8 +265,8 @@ def sums_of_gradients(
       recorded: the recorded inputs and cotangents of these equations.
       scales: for each group of the leaves that are clipped together, the examples'
         clipping factors f[b].
-      finite: whether each example's gradient is finite, bool[b]. Other examples
-        contribute zero.
+      finite: whether each example's gradient is finite, bool[b]. An example whose
+        gradient is not finite contributes zero.
     """
     gradients = per_example_gradients(comparable, recorded)
     return [
@@ -283,18 +284,21 @@ def sums_by_sites(
     *,
     wide: bool = False,
 ) -> list[jax.Array]:
-    """The sum of scaled gradients for each leaf, without forming per-example gradients.
+    """The sum of scaled gradients for each leaf, pulled back from sums at the sites.
 
-    For each site, an equation that combines the leaves with the example, the sum is one
-    product over the whole batch.
+    A site is an equation that combines a value computed from the leaves with the
+    example. If the site has a rule, the sum at the site is one product over the whole
+    batch. At a checkpointed block, the recorded cotangent is already the sum. At other
+    sites, the recorded cotangents are per-example gradients, which are scaled and
+    added.
 
     Args:
       comparable: the component: parameter leaves and their sites.
       recorded: the recorded inputs and cotangents of the sites' equations.
       scales: for each group of the leaves that are clipped together, the examples'
         clipping factors f[b].
-      finite: whether each example's gradient is finite, bool[b]. Other examples
-        contribute zero.
+      finite: whether each example's gradient is finite, bool[b]. An example whose
+        gradient is not finite contributes zero.
       wide: whether the sum is computed in float64 (`float64_sums`).
     """
     # A pull-back gives the sums of all leaves, but with the factors of one group. So
@@ -313,9 +317,10 @@ def _sums_by_sites(
     *,
     wide: bool,
 ) -> list[jax.Array]:
-    """The result of `sums_by_sites` if `scale` has the clipping factors of all leaves.
+    """The sum of scaled gradients for each leaf, with the same factors for all leaves.
 
-    The other arguments are those of `sums_by_sites`.
+    `scale` has the examples' clipping factors f[b]. The other arguments are those of
+    `sums_by_sites`.
     """
     records = [
         [_clip.zero_if_not_finite(x, finite) if is_real(x) else x for x in others]

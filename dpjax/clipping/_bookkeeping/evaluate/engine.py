@@ -1,7 +1,8 @@
 """Compute clipped sums from the recorded activations and cotangents of a batch.
 
-`clipped_sum` computes norms and sums from one forward and one backward pass. For two
-such passes, `squares_alone` computes the norms, and `sums_alone` the sums.
+`clipped_sum` computes norms and sums from one forward and one backward pass. An engine
+that runs forward and backward twice calls `squares_alone` for the norms after the first
+time, and `sums_alone` for the sums after the second time.
 """
 
 from collections.abc import Sequence
@@ -38,9 +39,9 @@ class Part(NamedTuple):
       rows: whether the component's norms come from rows of activations and cotangents.
         If not, the norms come from per-example gradients or from checkpointed blocks.
       pull_back_bounds: a bound on the rounding errors of the pull-back from the sites
-        to the leaves, so that the sum can be pulled back once for the batch. The bound
-        is None in an engine with one pass, for norms from rows, if a site has more than
-        `MAX_ROWS` rows, and if `evaluate.reach` has no bound for the pull-back.
+        to the leaves, so that the sum can be pulled back once for the batch. The value
+        is None in four cases: the engine has one pass; the norms come from rows; a site
+        has more than `MAX_ROWS` rows; `evaluate.reach` has no bound for the pull-back.
     """
 
     component: Component
@@ -63,7 +64,7 @@ def clipped_sum(
       plan: the analysis of the loss.
       clip_norms: for each group of leaves that are clipped together, the bound on the
         norm.
-      inputs: parameters and examples.
+      inputs: the parameters, the examples and the mask of the batch.
       by_platform: whether code that is lowered for a TPU computes norms and sums from
         per-example gradients alone. Products on a TPU are outside the rounding model of
         `dpjax._core.rounding`.
@@ -134,8 +135,8 @@ def sums_alone(
         the equations that combine parameters with the example.
       scales: for each group of leaves that are clipped together, the clipping factors
         f[b].
-      finite: whether each example's gradient is finite, bool[b]. Other examples
-        contribute zero.
+      finite: whether each example's gradient is finite, bool[b]. An example whose
+        gradient is not finite contributes zero.
     """
     parts = _collect_parts(plan, recorded, two_passes=True)
     leaves = recorded.inputs[: plan.num_leaves]
@@ -148,20 +149,16 @@ def _collect_parts(
     """Collect each component's recorded arrays, and choose the source of its norms.
 
     A component is a set of parameter leaves, with the sites: the equations that combine
-    values computed from these leaves with the example. `canonicalize` changes the
+    values computed from these leaves with the example. `canonicalize` may change the
     recorded arrays, for example by clamping indices. Norms and sums are both computed
-    from the changed arrays, and so are those of the same gradient.
-
-    Some components have norms from per-example gradients. In one pass, these gradients
-    are still in memory, and the sum is the sum of these gradients. In two passes, the
-    sum is made of one product for each site, if the rounding error of the pull-back
-    from sites to leaves has a bound (`bound_pull_back`).
+    from the changed arrays, so that the sums are made of the gradients that have these
+    norms.
 
     Args:
       plan: the analysis of the loss.
       recorded: the recorded inputs and cotangents of all sites.
-      rows: whether norms come from rows of activations and cotangents if the plan says
-        so. Otherwise all norms come from per-example gradients.
+      rows: whether norms come from rows of activations and cotangents where the plan
+        chose rows. If False, all norms come from per-example gradients.
       two_passes: whether the pass is only for norms, or only for sums.
     """
     parts = []
@@ -191,8 +188,8 @@ def _bound_squares(
 
     Returns:
       For each group of leaves that are clipped together, an upper bound f[b] of
-      ‖gradient / clip norm‖². For each component, its leaves' per-example gradients, or
-      None if they are not formed.
+      ‖gradient / clip norm‖². For each component, the per-example gradients of its
+      leaves, or None if these gradients are not formed.
     """
     # With these zeros, a group without a component has norm zero.
     squares = [[jnp.zeros(batch, jnp.float32)] for _ in clip_norms]
@@ -220,11 +217,12 @@ def _bound_squares(
 
 
 def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
-    """Enlarge squared norms f[b] of a component's per-example gradients.
+    """Enlarge squared norms f[b] to cover the rounding errors of a component's sum.
 
-    If the component has a `Part.pull_back_bounds`, its sum is not the sum of these
-    gradients, but one product over the batch for each equation, which has other
-    rounding errors. The result covers the rounding errors of both computations.
+    The norms are those of per-example gradients, in units of `clip_norm`. If
+    `Part.pull_back_bounds` is not None, the sum is made of one product over the batch
+    for each equation, and not of these gradients. The products have rounding errors of
+    their own. If `Part.pull_back_bounds` is None, the norms are returned unchanged.
     """
     if part.pull_back_bounds is None:
         return square
@@ -263,14 +261,13 @@ def _sums(
 ) -> list[jax.Array]:
     """The sum of the examples' scaled gradients for each leaf.
 
-    `finite` says whether each example's gradient is finite, bool[b]; other examples
-    contribute zero. `wide` says whether the sums are in float64. The sum for a
-    component's leaves has one of three sources:
+    `finite` says whether each example's gradient is finite, bool[b]. An example whose
+    gradient is not finite contributes zero. `wide` says whether the sums are in
+    float64. The sum for a component's leaves has one of three sources:
 
     - the component's per-example gradients in `gradients`, unless the entry is None;
     - one product over the batch for each equation, if the norms come from rows, or if
-      `_enlarge` enlarged the norms to cover the rounding errors of these
-      products;
+      `_enlarge` enlarged the norms to cover the rounding errors of these products;
     - otherwise per-example gradients, which are formed again.
     """
     total = {}

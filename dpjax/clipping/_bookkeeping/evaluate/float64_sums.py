@@ -15,7 +15,7 @@ the difference of the two sums' rounding errors, divided by the clip norm C. Her
   size Σ ‖a_t‖‖d_t‖ of the block's terms. If an example has one row, its terms have size
   at most C. If an example has more rows, its terms have size at most 512 C (`factors`).
 - **Per-example gradients** are added in the same way: in float32 within blocks of
-  `BLOCK`, and then in float64. A gradient is a term of size at most C.
+  `BLOCK` examples, and then in float64. A clipped gradient is a term of size at most C.
 - **Products in float64** of float32 factors, with k terms, have an error of at most γ_k
   times the size of all terms, with the unit roundoff u of float64. The same bound holds
   for the sums of blocks.
@@ -61,17 +61,20 @@ def uses_blocks(component: Component, site: Site) -> bool:
 
 
 def relative_error(plan: Plan | None, batch: int) -> float:
-    """A bound on the rounding error of a float64 sum cast to float32, in units of C.
+    """A bound on the difference of neighbouring batches' rounding errors, divided by C.
+
+    The errors are those of sums that are computed in float64 and then cast to float32.
+    C is the clip norm.
 
     Args:
       plan: the analysis of the loss; None for sums of per-example gradients alone.
       batch: the number of slots of the whole batch, with or without an example.
 
     Returns:
-      η / C, for the clip norm C and a bound η. If two batches are equal except for one
-      slot, which is empty in one of them, the L2 distance of the computed sums is at
-      most the exact distance plus η. If the slot has another example, the distance is
-      at most 2 C + 2 η.
+      η / C, for a bound η. If two batches are equal except for one slot, which is empty
+      in one of the batches, the L2 distance of the computed sums is at most the
+      distance of the exact sums plus η. If the slot has another example instead, the
+      distance of the computed sums is at most 2 C + 2 η.
     """
     # The rounding error η of two neighbouring batches has four parts.
     #

@@ -6,15 +6,16 @@ leaves in one step. Each example then contributes the terms J_k g_k, where g_k i
 example's gradient at operand k, and J_k is the transposed Jacobian of the operand by
 the leaves. These terms may cancel. Then the norm of the example's gradient does not
 bound the rounding errors of the terms, nor the rounding errors that large terms cause
-in a partial sum over several examples. Let |J| be the matrix J, computed from the
-absolute values of all coefficients in the computation. The size ‖|J||g|‖ of
-the terms is at most ‖|J|‖ ‖g‖. So a bound on ‖|J|‖ gives bounds on both kinds of
-rounding errors.
+in a partial sum over several examples. Let |J_k| be the matrix that the computation of
+J_k gives if all its coefficients are replaced by their absolute values. The size
+‖|J_k||g_k|‖ of a term is at most ‖|J_k|‖ ‖g_k‖, with the spectral norm ‖|J_k|‖. So a
+bound on ‖|J_k|‖ gives bounds on both kinds of rounding errors.
 
-This module bounds ‖|J|‖ by √(maximum row sum · maximum column sum), for two kinds of
-linear maps J: maps that only move entries, and maps whose linearised program only
-multiplies, adds and moves real numbers in float32 or wider. Such operations round by
-the model in `_core.rounding`. For any other map, and for maps with more than `MAX_ROWS`
+If the maps J_k only move entries, ‖|J_k|‖ is at most 1. If their linearised program
+only multiplies, adds and moves real numbers in float32 or wider, its operations round
+by the model in `_core.rounding`, and this module bounds ‖|J_k|‖ by √(c r). Here c is
+the maximum column sum of |J_k|, and r adds up, over the leaves, the maximum row sum in
+the rows of each leaf. For any other maps, and for maps with more than `MAX_ROWS`
 operations, the gradient of each example is pulled back separately.
 """
 
@@ -51,8 +52,8 @@ class PullBackBounds(NamedTuple):
       norms: for each operand k, an upper bound f[] of ‖|J_k|‖. Here J_k is the
         transposed Jacobian of the operand by the leaves, and |J_k| is computed from the
         absolute values of all coefficients.
-      terms: the number of additions and products in the whole pull-back. It bounds the
-        number of roundings between any operand and any leaf.
+      terms: an upper bound of the number of additions and products in the whole
+        pull-back, and so of the number of roundings between any operand and any leaf.
       dtype: the least precise dtype of the pull-back's computation.
     """
 

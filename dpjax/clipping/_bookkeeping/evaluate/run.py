@@ -52,7 +52,7 @@ class Request(NamedTuple):
     """The request to compute a checkpointed block's norms or sums in its backward pass.
 
     If `scales` is empty, the block computes upper bounds of ‖gradient / C‖² for each
-    example, where C is the clip norm. Otherwise it computes the sums of scaled
+    example, where C is the clip norm. Otherwise the block computes the sums of scaled
     gradients, which have the shapes of the block's parameters.
 
     Attributes:
@@ -92,9 +92,9 @@ class Segment(NamedTuple):
     Attributes:
       start: the index of the first equation in the jaxpr.
       eqns: the equations of the segment.
-      sites: for each equation, its sites. The equation has one site for each operand,
-        which is an input computed from parameters alone, if it combines the operand
-        with the example.
+      sites: for each equation, its sites: one for each operand that the equation
+        combines with the example. An operand is an input computed from parameters
+        alone.
       inputs: the variables that the segment reads but does not compute.
       outs: the variables that the segment computes and later equations read.
     """
@@ -120,8 +120,9 @@ class Segment(NamedTuple):
 def segments(scope: Scope) -> list[Segment]:
     """Cut the equations of a loss, or of a scan's body, into segments.
 
-    A scan that parameters enter is a segment by itself, and so is a checkpointed block,
-    because `run` does not evaluate scans and blocks like other equations.
+    Each equation with a `RuledSite` begins a segment. A scan in `Scope.scans` is a
+    segment by itself, and so is a checkpointed block, because `run` does not evaluate
+    these scans and blocks like other equations.
     """
     eqns = scope.closed.jaxpr.eqns
     starts = {0}
@@ -139,7 +140,7 @@ def segments(scope: Scope) -> list[Segment]:
     for start, stop in itertools.pairwise(sorted({*starts, len(eqns)})):
         chunk = tuple(eqns[start:stop])
         # Dicts without values are ordered sets. The order matters, since it is part of
-        # a segment's features.
+        # a segment's description.
         computed = dict.fromkeys(v for eqn in chunk for v in eqn.outvars)
         read = (v for eqn in chunk for v in eqn.invars if isinstance(v, jex.Var))
         inputs = tuple(v for v in dict.fromkeys(read) if v not in computed)
@@ -318,7 +319,7 @@ def record_sites(
       at_blocks: how checkpointed blocks are evaluated, if the plan has any.
 
     Returns:
-      A list of the loss f[b] and the leaves of aux, and the `Records`.
+      A list of the loss f[b] and the leaves of aux, f[b, ...]. The `Records`.
     """
     axes = varying_axes(plan.scope.closed.out_avals[0])
     taps, forward = run_with_taps(plan, leaves, examples, axes, at_blocks)
@@ -344,8 +345,8 @@ def run_with_taps(
     """Make taps, and a function that runs a batch with the taps added.
 
     A tap is an array of zeros for one site, an equation that combines a parameter with
-    the example. The arguments of the function are the taps and the examples. It returns
-    the outputs, and `Records.records`.
+    the example. The function takes the taps and the examples, and returns the loss's
+    outputs f[b, ...] and `Records.records`.
 
     Args:
       plan: the analysis of the loss.

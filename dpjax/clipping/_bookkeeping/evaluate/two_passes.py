@@ -5,14 +5,14 @@ which the norms are computed are not stored for the second pass.
 
 **Checkpointed blocks.** For a block of `jax.checkpoint`, JAX stores only the inputs.
 JAX computes the values inside the block again in the backward pass. The engine saves
-memory in the same way. It makes a function with a custom derivative from the block. The
+memory in the same way: it makes the block a function with a custom derivative. This
 derivative starts from the cotangents of the block's outputs, and records the
 activations and cotangents inside the block. In the pass for the norms, the derivative
 computes the squared norms f[b] of the gradients of the block's parameters. In the pass
-for the sums, it computes the sums of scaled gradients. No recorded arrays remain in
-memory after the block's backward pass. The derivative returns its result as the
-cotangents of taps, which are arrays of zeros and additional arguments of the function.
-A scan over blocks stacks these results as it stacks any cotangent.
+for the sums, the derivative computes the sums of scaled gradients. No recorded arrays
+remain in memory after the block's backward pass. The function has additional arguments,
+arrays of zeros called taps. The derivative returns its results as the cotangents of the
+taps. A scan over blocks stacks these results as it stacks any cotangent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,9 +95,9 @@ def _outputs_of_one_example(
     """The outputs of a checkpointed block for one example, with a custom derivative.
 
     Under vmap, a batching rule replaces this function by `_batch_outputs`, whose
-    custom derivative is for the whole batch. A site of a block is one of the block's
-    inputs, computed from parameters alone. A tap is an array of zeros for one site. The
-    derivative returns norms or sums as the taps' cotangents.
+    custom derivative is for the whole batch. A site is an input of the block that is
+    computed from parameters alone. A tap is an array of zeros for one site. The
+    derivative returns squared norms or sums as the taps' cotangents.
 
     Args:
       blocks: the checkpointed blocks. The key of each block is its first site.
@@ -219,10 +219,10 @@ def _backward_on_batch(
       cotangents: the cotangents of the used outputs, with a leading batch axis.
 
     Returns:
-      For each input that depends on the example, its cotangent, or None if it has none.
+      For each input that depends on the example, its cotangent, or None for an input of
+      a dtype without cotangents.
       For each leaf of the block (`Block`), the sum of its scaled gradients if
-      `Request.scales` is not empty, and otherwise squared norms f[b]
-      (`_squares`).
+      `Request.scales` is not empty, and otherwise squared norms f[b] (`_squares`).
     """
     block, (invariants, examples, request) = comparable.part, saved
     evaluate = partial(_outputs_of_one_example, block.plan.blocks)
@@ -258,11 +258,11 @@ def _squares(
     recorded: Records,
     clip_norms: Sequence[ArrayLike],
 ) -> list[jax.Array]:
-    """Assign the squared norms f[b] of a checkpointed block's groups to its leaves.
+    """For each leaf of a checkpointed block, squared norms f[b] in units of clip norms.
 
     A group is a set of leaves that are clipped together. The first leaf of each group
-    gets the squared norms of the whole group, and other leaves get 0. The engine later
-    adds the squares of all leaves, so that each group counts once.
+    gets the squared norms of the whole group, and all other leaves get 0. The engine
+    later adds the squares of all leaves, so that each group counts once.
     """
     squares = squares_alone(block.plan, batch, recorded, clip_norms)
     out = []
