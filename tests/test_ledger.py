@@ -630,6 +630,13 @@ def test_other_adjacency_or_unit_raises(path, plan, runs_by_step):
         )
 
 
+def test_other_release_of_an_unknown_unit_raises(path):
+    release = {"epsilon": 1.0, "delta": 0.0, "adjacency": Adjacency.REPLACE}
+    with pytest.raises(ValueError, match="unit must be"):
+        ledger.other(path, "x", **release, unit="household")
+    assert not path.exists()
+
+
 def test_invalid_arguments_raise(path, plan, runs_by_step):
     with pytest.raises(ValueError, match=r"run\.step must be at least 1"):
         ledger.release(path, plan, runs_by_step[0])

@@ -316,7 +316,16 @@ def test_mechanisms_without_privacy_or_without_loss():
         ),
         (
             lambda: pld.gaussian_mixture(1.0, (1.0, 2.0), (1.0,), adjacency=ADD),
-            "weights must have one entry",
+            "weights must be as many as sensitivities",
+        ),
+        # An event does not broadcast one sensitivity either: ε would be too small.
+        (
+            lambda: events.GaussianMixture(1.0, (1.0,), (0.5, 0.5), ADD),
+            "weights must be as many as sensitivities",
+        ),
+        (
+            lambda: pld.gaussian_mixture(1.0, (), (), adjacency=ADD),
+            "weights must add up to one",
         ),
         (
             lambda: pld.gaussian_mixture(1.0, (-1.0,), (1.0,), adjacency=ADD),

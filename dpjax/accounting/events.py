@@ -205,12 +205,19 @@ class GaussianMixture:
         contribution's norm is known, the sensitivities and weights must satisfy
         P[norm > s] <= P[sensitivity > s] for each s.
       adjacency: which data sets are compared, ADD_REMOVE or ZERO_OUT.
+
+    Raises:
+      ValueError: there are not as many weights as sensitivities.
     """
 
     noise_multiplier: ArrayLike
     sensitivities: tuple[ArrayLike, ...]
     weights: tuple[ArrayLike, ...]
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
+
+    def __post_init__(self) -> None:
+        if len(self.sensitivities) != len(self.weights):
+            raise ValueError(f"weights must be as many as sensitivities; got {self!r}.")
 
 
 @record

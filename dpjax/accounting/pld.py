@@ -220,11 +220,6 @@ def gaussian_mixture(
       3.979
     """
     validate.positive("noise_multiplier", noise_multiplier)
-    if len(sensitivities) != len(weights) or not sensitivities:
-        raise ValueError(
-            "weights must have one entry for each of the sensitivities, and at least "
-            f"one entry; got {weights!r} for {sensitivities!r}."
-        )
     for one in sensitivities:
         validate.nonnegative("sensitivities", one)
     for one in weights:

@@ -460,8 +460,8 @@ def other(
       unit: the unit of privacy for which epsilon holds, equal to that of the ledger.
 
     Raises:
-      ValueError: a number is out of range; `what` is blank; the ledger has another
-        adjacency or unit, or is damaged.
+      ValueError: a number is out of range; `what` is blank; unit is unknown; the ledger
+        has another adjacency or unit, or is damaged.
       OSError: the entry could not be written. Do not release the value then.
 
     Example:
@@ -474,6 +474,7 @@ def other(
       0.5
     """
     validate.nonnegative("epsilon", epsilon)
+    validate.one_of("unit", unit, ("example", "user"))
     validate.half_open_unit("delta", delta)
     if not what.strip():
         raise ValueError(

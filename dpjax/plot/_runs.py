@@ -445,8 +445,8 @@ def power(shape: np.ndarray) -> np.ndarray:
     weighted = shape * (count - np.arange(count))
     product = np.conj(np.fft.rfft(shape, 2 * count)) * np.fft.rfft(weighted, 2 * count)
     sums = np.fft.irfft(product, 2 * count)[:count]
-    values = (2 * np.fft.fft(sums).real - sums[0]) / count
-    return np.maximum(values, 0.0)  # rounding may make a zero negative
+    # Rounding may make a zero negative.
+    return np.maximum((2 * np.fft.fft(sums).real - sums[0]) / count, 0.0)
 
 
 def _sparse_style(number: int, count: int) -> dict:

@@ -80,10 +80,12 @@ def inline(
     parametric: Sequence[bool],
     retained: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
 ) -> jex.ClosedJaxpr:
-    """Replace each call that a parameter enters by the equations of the call's body.
+    """Replace jit calls and checkpointed blocks that a parameter enters by their bodies.
 
-    The other calls in the jaxpr stay calls, because JAX differentiates, batches and
-    lowers a body once for all calls that share the body.
+    Blocks for which `retained` is true stay, and so do calls of `custom_jvp` and
+    `custom_vjp`, whose derivatives may differ from those of their bodies. Calls that no
+    parameter enters stay, because JAX differentiates, batches and lowers a body once
+    for all calls that share the body.
 
     Args:
       closed: the jaxpr.
