@@ -72,8 +72,8 @@ def load_texts(limit):
     """Public, private and held-out docstrings, of at most about `limit` letters each.
 
     No line of at least `LINE` characters is in two of these three sets. Each docstring
-    is in one set as a whole. The choice of the set reads only the docstring itself and
-    docstrings that are not private.
+    is in at most one set, as a whole. The choice of this set reads only the docstring
+    itself and docstrings that are not private.
     """
     public = read_docstrings(sysconfig.get_path("stdlib"), limit)
     others = []
