@@ -8,10 +8,10 @@ The data are scikit-learn's digits, with pixels scaled by their declared range.
 of μ² on the mean of the features, subtracts the mean, and spends the rest of μ² on
 training. Both runs have the same ε in total.
 
-No settings were searched for. The 80 steps and the learning rate 1 are the settings
-that `tune.py` found for a network on full batches at ε = 1. Both runs use these
-settings at every ε. Rows are clipped to half of the largest norm that pixels in [0, 1]
-allow.
+This comparison searched for no settings. The 80 steps and the learning rate 1 are the
+settings that `tune.py` found for a network on full batches at ε = 1. Both runs use
+these settings at every ε. Rows are clipped to half of the largest norm that pixels in
+[0, 1] allow.
 """
 
 import math
@@ -27,24 +27,24 @@ from dpjax import Adjacency, statistics
 from dpjax.accounting import gdp
 
 DELTA, CLIP_NORM, STEPS, RATE = 1e-5, 1.0, 80, 1.0
-SHARE = 0.1  # of μ², for the mean
+SHARE = 0.1  # the share of μ² for the mean
 REPLACE = Adjacency.REPLACE
 
 
 def logits(params, images):
-    """The linear model."""
+    """Return the scores of the linear model."""
     return images @ params["w"] + params["b"]
 
 
 def loss(params, examples):
-    """Mean cross-entropy."""
+    """Return the mean cross-entropy."""
     images, labels = examples
     scores = logits(params, images)
     return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
 
 
 def trained_plan(num_examples, mu):
-    """A plan on full batches that costs μ."""
+    """Return a plan on full batches that spends μ."""
     return dpjax.plan(
         num_examples=num_examples,
         batch_size=num_examples,
@@ -58,7 +58,7 @@ def trained_plan(num_examples, mu):
 
 
 def scores(data, held_out, mu, share, keys):
-    """Test accuracies of the keys, with this share of μ² for the mean."""
+    """Return a test accuracy for each key; the mean gets `share` of μ²."""
     images, labels = data
     num_examples, size = images.shape
     plan = trained_plan(num_examples, mu * math.sqrt(1 - share))
@@ -67,7 +67,7 @@ def scores(data, held_out, mu, share, keys):
     def run(key):
         center = jnp.zeros(size)
         if share:
-            # μ of the mean is 2 / z.
+            # The mean with noise multiplier z has μ = 2 / z under REPLACE.
             center = statistics.mean(
                 images,
                 clip_norm=math.sqrt(size) / 2,
@@ -94,7 +94,7 @@ def scores(data, held_out, mu, share, keys):
 
 
 def main():
-    """Train, print, write."""
+    """Train, and print and write the table."""
     options = parser(__doc__)
     options.add_argument("--epsilons", type=float, nargs="+", default=[1, 2, 4])
     options.add_argument("--seeds", type=int, default=8)

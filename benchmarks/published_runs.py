@@ -15,7 +15,7 @@ from _results import Table, parser, print_tables, write
 from dpjax import Adjacency
 from dpjax.accounting import gdp, pld, rdp
 
-# The orders of TensorFlow Privacy's and Opacus' accountants of that time.
+# The orders of the accountants of TensorFlow Privacy and Opacus when the runs appeared.
 ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [*range(12, 64)], float)
 POISSON = "Poisson"
 SHUFFLED = "shuffled epochs"
@@ -24,20 +24,22 @@ UNKNOWN = "not read"
 
 
 class Run(NamedTuple):
-    """What a source says of a run, and how the code that it links to draws batches.
+    """What a source states about a run, and how the run's linked code draws batches.
 
     Attributes:
       name: the run, with the label of its link.
       noise_multiplier: noise standard deviation over clip norm.
-      batch_size: the mean size of a batch, or its size.
-      num_examples: examples in the training set.
-      num_steps: steps.
+      batch_size: the size of a batch; for Poisson samples, the mean size.
+      num_examples: the number of examples in the training set.
+      num_steps: the number of steps.
       delta: δ.
       printed: the ε in the source.
       draws: how the code draws batches.
-      uses: the L2 norm of the numbers of times that one example is in each batch, at
-        most; None if batches are Poisson samples or the code was not read.
-      epoch: the batches of an epoch, where the code takes their inverse for q.
+      uses: an upper bound on the L2 norm, over batches, of how many times a batch
+        contains one example; None if batches are Poisson samples or the code was not
+        read.
+      epoch: the number of batches in an epoch, if the code uses 1 / epoch as sampling
+        rate; otherwise None.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Run(NamedTuple):
 
 
 def tf_privacy(noise_multiplier: float, num_epochs: int, printed: float) -> Run:
-    """MNIST tutorial: each epoch begins a new pass over a full shuffle."""
+    """Return a run of the MNIST tutorial: each epoch is one shuffled pass."""
     steps = math.ceil(num_epochs * 60_000 / 256)
     name = f"[TensorFlow Privacy, MNIST][tf], {num_epochs} epochs"
     used = math.sqrt(num_epochs)
@@ -63,7 +65,7 @@ def tf_privacy(noise_multiplier: float, num_epochs: int, printed: float) -> Run:
 
 
 def opacus(noise_multiplier: float, num_epochs: int, printed: float) -> Run:
-    """MNIST example: 250 batches of 240 in an epoch."""
+    """Return a run of the MNIST example, with 250 batches of 240 in an epoch."""
     name = f"[Opacus, MNIST][opacus], {num_epochs} epochs"
     return Run(
         name,
@@ -82,7 +84,7 @@ def opacus(noise_multiplier: float, num_epochs: int, printed: float) -> Run:
 def tramer(
     name: str, noise_multiplier: float, batch_size: int, n: int, num_epochs: int
 ) -> Run:
-    """End-to-end networks of Tramèr and Boneh (2021)."""
+    """Return a run of an end-to-end network of Tramèr and Boneh (2021)."""
     steps = n // batch_size * num_epochs
     name = f"[Tramèr and Boneh, {name}][tramer]"
     used = math.sqrt(num_epochs)
@@ -98,11 +100,12 @@ def de(
     delta: float,
     printed: float,
 ) -> Run:
-    """Configurations of De et al. (2022).
+    """Return a run of De et al. (2022).
 
-    The data set is repeated, and then shuffled in a buffer of at most 10 batches: an
-    example leaves the buffer at most as often as it enters it, but several of its
-    copies may leave it in one batch. The norm of its uses is at most their number.
+    The data set is repeated, and then shuffled in a buffer of at most 10 batches. An
+    example leaves the buffer at most as often as the example enters the buffer, but
+    several copies of an example may leave the buffer in one batch. The norm of the uses
+    of an example is therefore bounded by the number of these uses.
     """
     used = math.ceil((num_steps + 10) * batch_size / n)
     name = f"[De et al., {name}][de]"
@@ -215,12 +218,12 @@ RUNS = [
 
 
 def sampling_rate(run: Run) -> float:
-    """q, the probability that an example is in a batch."""
+    """Return q, the probability that an example is in a batch."""
     return 1 / run.epoch if run.epoch else run.batch_size / run.num_examples
 
 
 def poisson_epsilon(run: Run, adjacency: Adjacency) -> float:
-    """ε of Poisson samples, by privacy-loss distributions."""
+    """Return ε for Poisson samples, by privacy-loss distributions."""
     step = pld.poisson_gaussian(
         run.noise_multiplier, sampling_rate(run), adjacency=adjacency
     )
@@ -228,7 +231,7 @@ def poisson_epsilon(run: Run, adjacency: Adjacency) -> float:
 
 
 def renyi_epsilons(run: Run) -> list[float]:
-    """ε of Poisson samples from Rényi curves, converted as in 2017 and in 2020."""
+    """Return ε for Poisson samples by Rényi curves, converted as in 2017 and 2020."""
     step = rdp.poisson_gaussian(run.noise_multiplier, sampling_rate(run), ORDERS)
     curve = np.asarray(rdp.compose(step, count=run.num_steps), float)
     # Mironov (2017), Proposition 3: https://arxiv.org/abs/1702.07476
@@ -237,21 +240,21 @@ def renyi_epsilons(run: Run) -> list[float]:
 
 
 def unamplified_epsilon(run: Run, adjacency: Adjacency) -> float | None:
-    """ε if an attacker knows each example's batches; None where that is not needed."""
+    """Return ε if an attacker knows each example's batches; None if `uses` is None."""
     if run.uses is None:
         return None
-    # Removing a contribution moves a clipped sum by a clip norm, replacing it by two.
+    # Removing an example moves a clipped sum by one clip norm, replacing it by two.
     moves = 2 if adjacency is Adjacency.REPLACE else 1
     return float(gdp.epsilon(moves * run.uses / run.noise_multiplier, run.delta))
 
 
 def raised(epsilon: float | None, digits: int) -> float | None:
-    """An upper bound to some digits after the point, rounded up."""
+    """Round ε up to this number of digits after the point; None stays None."""
     return epsilon if epsilon is None else math.ceil(10**digits * epsilon) / 10**digits
 
 
 def parameters() -> Table:
-    """What the sources say."""
+    """Return the parameters that the sources state."""
     columns = {
         "run": "{}",
         "σ": "{:.4g}",
@@ -266,7 +269,7 @@ def parameters() -> Table:
 
 
 def epsilons() -> Table:
-    """ε as printed, as printed should be, and of the code."""
+    """Return ε as published, for Poisson samples, and for the batches of the code."""
     columns = {
         "run": "{}",
         "published": "{:.2f}",
@@ -292,7 +295,7 @@ def epsilons() -> Table:
 
 
 def main() -> None:
-    """Compute, print and write."""
+    """Compute, print and write the tables."""
     arguments = parser(__doc__ or "").parse_args()
     tables = [parameters(), epsilons()]
     print_tables(*tables)

@@ -45,22 +45,22 @@ DELTA = 1e-5
 REPLACE = Adjacency.REPLACE
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 CELLS, ORIENTATIONS = 4, 8
-TABLES = {x.name: x for x in DATA_SETS if x.name != "Bike"}  # it has no classes
+TABLES = {x.name: x for x in DATA_SETS if x.name != "Bike"}  # Bike has no classes
 SETS = ("digits", "MNIST", *TABLES)
 PIPELINE, NO_MEAN, RAW = "the recipe", "without a mean", "without features"
 PLAN, NON_PRIVATE = "plan, raw, searched", "non-private"
 ORDER = {way: place for place, way in enumerate((PIPELINE, NO_MEAN, RAW, PLAN))}
 EXAMPLES_A_FEATURE = 40
-# What the search of the plan tries.
+# The settings that the search for the plan tries.
 PLAN_STEPS = 60
 CLIP_NORMS = 0.03, 0.1, 0.3, 1.0
 UNITS = 1.0, 2.0, 4.0, 8.0
-# Steps and learning rate without privacy: long enough to converge.
+# Steps and learning rate without privacy; these are enough steps to converge.
 FREE_STEPS, FREE_RATE = 300, 20.0
 
 
 def of_images(images):
-    """Gradient histograms of square images f[n, h · w]."""
+    """Return gradient histograms of square images f[n, h · w]."""
     side = math.isqrt(images.shape[1])
 
     def of_one(image):
@@ -72,7 +72,7 @@ def of_images(images):
 
 
 def of_columns(data_set, folder):
-    """Features of all columns f[n, d], in the order of `load_scaled`."""
+    """Return features f[n, d] of all columns; rows are ordered as by `load_scaled`."""
     rows = read_rows(data_set, folder)
     edges = {
         column: features.decimal_edges(*domain)
@@ -106,12 +106,12 @@ def of_columns(data_set, folder):
             places = {category: i for i, category in enumerate(domain)}
             result = np.array([places.get(value, -1) for value in values])
             parts.append(jax.nn.one_hot(result, len(domain)))
-    order = np.random.default_rng(0).permutation(len(rows))  # it ignores the data
+    order = np.random.default_rng(0).permutation(len(rows))  # independent of the data
     return jax.jit(jax.vmap(features.join))(*parts)[order]
 
 
 def load(name, folder):
-    """Features and raw features, each with a norm of at most 1, and labels."""
+    """Return features and raw features (norms at most 1), labels, and training size."""
     if name in ("digits", "MNIST"):
         (train, labels), (test, test_labels) = load_images(
             folder if name == "MNIST" else None
@@ -121,28 +121,28 @@ def load(name, folder):
         labels = jnp.concatenate([labels, test_labels])
         return of_images(pixels), raw, labels, len(train)
     raw, labels = load_scaled(TABLES[name], folder)
-    labels = labels - 3 if name == "Wine" else labels > 0  # qualities are 3 to 9
+    labels = labels - 3 if name == "Wine" else labels > 0  # Wine has qualities 3 to 9
     train = int(0.8 * len(labels))
     result = of_columns(TABLES[name], folder)
     return result, jnp.asarray(raw), jnp.asarray(labels, jnp.int32), train
 
 
 def loss(params, examples):
-    """Mean cross-entropy of softmax regression."""
+    """Return the mean cross-entropy of softmax regression."""
     x, y = examples
     scores = x @ params
     return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
 
 
 def normalised(x, center, intercept):
-    """Features less the center, of norm 1, and the intercept."""
+    """Subtract the center, scale to norm 1, and append the intercept."""
     x = x - center[None]
     x = x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-6)
     return jnp.concatenate([x, jnp.full((len(x), 1), intercept)], axis=1)
 
 
 def private_scores(x, labels, num_train, epsilon, keys, with_mean):
-    """Test accuracies of the keys, and the ε that mean and training spend."""
+    """Return a test accuracy for each key, and the budget with what the runs spent."""
     num_features, num_classes = x.shape[1], int(labels.max()) + 1
     numbers = dpjax.recipe(
         epsilon,
@@ -156,7 +156,7 @@ def private_scores(x, labels, num_train, epsilon, keys, with_mean):
     if with_mean:
         z = numbers.mean_noise_multiplier
         terms = {"clip_norm": 1.0, "noise_multiplier": z, "adjacency": REPLACE}
-        # The event depends on public numbers alone.
+        # The event of the mean depends only on public numbers.
         promised = jax.eval_shape(
             lambda key: statistics.mean(x[:num_train], key=key, **terms), keys[0]
         )
@@ -180,7 +180,7 @@ def private_scores(x, labels, num_train, epsilon, keys, with_mean):
         data = rows[:num_train], labels[:num_train]
         optimizer = plan.optimizer(numbers.optimizer(), key=of_training)
 
-        # A full batch is the same in each step.
+        # Full batches are the same in every step.
         batch = plan.load(data, 0, of_training)
 
         def step(carry, _):
@@ -200,7 +200,7 @@ def private_scores(x, labels, num_train, epsilon, keys, with_mean):
 
 @functools.cache
 def plan_runs(num_examples, num_classes, epsilon):
-    """A plan's runs on full batches at a falling learning rate, and the plan."""
+    """Return a function that runs a plan on full batches, and the plan."""
     plan = dpjax.plan(
         num_examples=num_examples,
         batch_size=num_examples,
@@ -214,7 +214,7 @@ def plan_runs(num_examples, num_classes, epsilon):
     loss_and_grad = plan.value_and_grad(loss)
 
     def run(clip_norm, rate, key, train, test):
-        # In units of the clip norm, so that one program serves all of them.
+        # Features are divided by the clip norm, so that one program serves all of them.
         batch = plan.load((train[0] / clip_norm, train[1]), 0, key)
         rates = optax.linear_schedule(rate * clip_norm**2, 0, PLAN_STEPS)
         optimizer = plan.optimizer(optax.sgd(rates), key=key)
@@ -237,13 +237,13 @@ def plan_runs(num_examples, num_classes, epsilon):
 
 
 def searched_scores(x, labels, num_train, epsilon, keys):
-    """Test accuracies of a plan after a search, its ε, and what the search chose."""
+    """Search a plan's settings; return test accuracies, the ε, and the settings."""
     x = jnp.pad(x, ((0, 0), (0, 1)), constant_values=0.3)
     num_classes, cut = int(labels.max()) + 1, int(0.8 * num_train)
     clips, units = (a.ravel() for a in np.meshgrid(CLIP_NORMS, UNITS))
 
     def rates(clip_norm, unit, size):
-        # Noise alone moves a weight by `unit` standard deviations of 1.
+        # Noise alone gives a weight the standard deviation `unit`.
         mu = float(gdp.mu(epsilon, DELTA))
         return unit * mu * size * math.sqrt(3) / (2 * clip_norm * PLAN_STEPS)
 
@@ -264,14 +264,14 @@ def searched_scores(x, labels, num_train, epsilon, keys):
 
 
 def free_score(x, labels, num_train):
-    """Test accuracy without privacy, by gradient descent with momentum."""
+    """Return the test accuracy of gradient descent with momentum, without privacy."""
     num_classes = int(labels.max()) + 1
 
     @jax.jit
     def run(x, labels):
         rows = normalised(x, x[:num_train].mean(0), 0.3)
         data = rows[:num_train], labels[:num_train]
-        # Momentum 0.9 is stable up to 7 over the largest eigenvalue.
+        # With momentum 0.9, rates up to 7 over the largest eigenvalue are stable.
         rate = jnp.minimum(FREE_RATE, 5 / jnp.linalg.norm(rows.T @ rows / len(rows)))
         optimizer = optax.sgd(rate, momentum=0.9)
 
@@ -289,12 +289,12 @@ def free_score(x, labels, num_train):
 
 
 def accuracy(params, x, labels):
-    """The share of labels that are found."""
+    """Return the share of labels that the model predicts."""
     return jnp.mean(jnp.argmax(x @ params, axis=1) == labels)
 
 
 def measured(name, folder, keys, ways):
-    """The rows of a data set: pipeline, ε, spent ε, accuracy; and what plans chose."""
+    """Return the rows of a data set, and the settings that the searches chose."""
     result, raw, labels, num_train = load(name, folder)
     inputs = {PIPELINE: (result, True), NO_MEAN: (result, False), RAW: (raw, True)}
     rows, choices = [], []
@@ -324,7 +324,7 @@ def measured(name, folder, keys, ways):
 
 
 def merged(path, tables):
-    """The tables with the rows of the written result that were not measured again."""
+    """Add to the tables the rows of the written result that were not measured now."""
     if not path.exists():
         return tables
     before = read(path)["tables"]
@@ -342,7 +342,7 @@ def merged(path, tables):
 
 
 def main():
-    """Train, print, write."""
+    """Train, and print and write the tables."""
     options = parser(__doc__)
     options.add_argument("--data", type=pathlib.Path, help="folder of the data sets")
     options.add_argument("--sets", nargs="+", choices=SETS)

@@ -34,7 +34,7 @@ import dpjax
 
 EPSILON, BATCH_SIZE, NUM_STEPS = 4.0, 256, 240
 RATES = (0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
-VIEWS = (0, 1, 4, 16)  # 0 is the image as it is
+VIEWS = (0, 1, 4, 16)  # 0: only the unchanged image
 LARGEST_SHIFT = 1.0  # in pixels
 DECAYS = (0.9, 0.98)
 PARAMETERS = (
@@ -46,7 +46,7 @@ SEARCH_SEEDS = 4
 
 
 def shifted(key, image):
-    """The image, moved at random by part of a pixel, with linear interpolation."""
+    """Shift an image at random by at most a pixel, with linear interpolation."""
     move = jax.random.uniform(key, (2,), minval=-LARGEST_SHIFT, maxval=LARGEST_SHIFT)
     at = jnp.arange(8)
     down, right = jnp.maximum(0, 1 - jnp.abs(at[:, None] - at - move[:, None, None]))
@@ -54,7 +54,7 @@ def shifted(key, image):
 
 
 def loss(params, batch, key, num_views):
-    """Mean cross-entropy over the views of one example, the only one of its batch."""
+    """Return the mean cross-entropy over the views of the batch's only example."""
     (image,), (label,) = batch
     images = image[None]
     if num_views:
@@ -66,11 +66,14 @@ def loss(params, batch, key, num_views):
 
 
 def trainer(plan, num_views, data, judged):
-    """From a key and a learning rate to accuracies f[parameters, 2]."""
+    """Return a function from a key and a learning rate to accuracies f[parameters, 2].
+
+    The accuracies are those on unchanged images and on shifted images.
+    """
     loss_and_grad = plan.value_and_grad(functools.partial(loss, num_views=num_views))
     images, labels = judged
     keys = jax.random.split(jax.random.key(2029), len(images))
-    both = judged, (jax.vmap(shifted)(keys, images), labels)  # as they are, and moved
+    both = judged, (jax.vmap(shifted)(keys, images), labels)  # unchanged, shifted
     moving = [optax.ema(decay) for decay in DECAYS]
     first_of_tail = plan.num_steps // 2
 
@@ -104,7 +107,10 @@ def trainer(plan, num_views, data, judged):
 
 
 def measured(data, test, num_views, num_seeds):
-    """Accuracies f[rate, parameters, 2] on what is held out, f[seed, parameters, 2]."""
+    """Return held-out accuracies f[rate, parameters, 2], and test accuracies.
+
+    The test accuracies f[seed, parameters, 2] are those at the chosen learning rates.
+    """
     plan = dpjax.plan(
         num_examples=len(data[0]),
         batch_size=BATCH_SIZE,
@@ -134,14 +140,14 @@ def measured(data, test, num_views, num_seeds):
 
 
 def cells(scores, tested):
-    """The learning rate that was chosen, its score, and test accuracies."""
+    """Return the chosen learning rate, its held-out accuracy, and the test accuracy."""
     best = scores.argmax()
     spread = [float(tested.mean()), float(tested.std(ddof=1))]
     return [RATES[best], float(scores[best]), spread]
 
 
 def main():
-    """Search, train, test."""
+    """Search, train and test, and print and write the tables."""
     options = parser(__doc__)
     options.add_argument("--seeds", type=int, default=16)
     arguments = options.parse_args()

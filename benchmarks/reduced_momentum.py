@@ -3,11 +3,12 @@
     python benchmarks/reduced_momentum.py [--only times|noise]
 
 The first table has the time of one step of the compiled scan (vectors of length 100),
-for 2^8 to 2^14 steps. The number of steps per epoch is fixed in some rows, where direct
-reconstruction would take time in proportion to the number of epochs, and grows in the
-other rows. The second table compares the noise in the momentum with the noise of
-dp_nsgd at the same privacy, number of steps and decay, at the parameters of Theorem 9
-of Tran and Cutkosky (2022) and near them. The noise is the root mean square over
+for 2^8 to 2^14 steps. In two columns, the number of steps per epoch is fixed; a direct
+reconstruction would there take time in proportion to the number of epochs. In the last
+column, the number of epochs is fixed. The second and the third table compare the noise
+in the momentum with the noise of dp_nsgd at the same privacy, number of steps and
+decay: at the parameters of Theorem 9 of Tran and Cutkosky (2022), and near these
+parameters. The noise is the root mean square over
 coordinates and steps, in units of the clip norm, for batches of one example and a loss
 of smoothness L = G = 1. No gradient is clipped in this setting, so that noise is the
 only error due to privacy. Only the noise in the time measurements is random. Times and
@@ -36,7 +37,7 @@ MOVES = (0.003, 0.03, 0.1, 0.3, 1.0)
 
 
 def scan(num_steps, steps_per_epoch):
-    """All the steps of a run, to be called without arguments."""
+    """Return a function without arguments that runs all steps."""
     keys = Terms(*jax.random.split(jax.random.key(0), 3))
     sums = Terms(*(jnp.ones(DIMENSION),) * 3)
 
@@ -62,7 +63,7 @@ def scan(num_steps, steps_per_epoch):
 
 
 def step_times(largest):
-    """Microseconds a step."""
+    """Measure the microseconds per step."""
     shapes = {
         2**exponent: (16, 256, 2**exponent // 16) for exponent in range(8, largest + 1)
     }
@@ -91,7 +92,7 @@ def step_times(largest):
 
 
 def noise(n, epochs, eta, beta, gamma, epsilon):
-    """RMS noise of the plain tree and of reduced sensitivity, over the clip norm."""
+    """Return the RMS noise of dp_nsgd and of reduced sensitivity, at clip norm 1."""
     target, steps = float(gdp.mu(epsilon, DELTA)), n * epochs
     shape = {"num_steps": steps, "decay": beta, "steps_per_epoch": n}
     sigma = float(momentum_mu(1.0, order="fixed", adjacency=Adjacency.REPLACE, **shape))
@@ -113,7 +114,7 @@ def noise(n, epochs, eta, beta, gamma, epsilon):
 
 
 def noise_as_published():
-    """At the parameters of Theorem 9."""
+    """Compare the noise at the parameters of Theorem 9."""
     rows = []
     for n in (100, 1000):
         for d in (10, 100):
@@ -132,7 +133,7 @@ def noise_as_published():
 
 
 def noise_ratios():
-    """ε = 1, α = 0.1: by epochs and ηN, γ the best of 5."""
+    """Compare the noise at ε = 1 and α = 0.1, with the best of 5 values of γ."""
     rows = []
     for n, epochs in [(32, 8), (32, 32), (32, 256), (256, 8), (256, 64)]:
         cells = []
@@ -148,7 +149,7 @@ def noise_ratios():
 
 
 def main():
-    """Print the tables."""
+    """Measure, print and write the tables."""
     options = parser(__doc__)
     options.add_argument("--only", choices=["times", "noise"])
     options.add_argument("--largest", type=int, default=14, help="log2 of most steps")

@@ -3,9 +3,12 @@
     python benchmarks/report.py [--check]
 
 In each of DOCUMENTS, the script replaces the text between a line such as
-`<!-- clipping: milliseconds -->` and the next `<!-- end -->`. The new text is the table
-of that name in `results/clipping.json`; for the name `setting`, the versions and the
-way in which times were measured; or a view of several results that this script defines.
+`<!-- name: table -->` and the next `<!-- end -->`. The new text is one of these:
+
+- for the table `setting`, the versions, and how times were measured
+- for a pair in `VIEWS`, a table that this script computes from results
+- otherwise, the table of that name in `results/name.json`
+
 With --check the script writes nothing, and fails if a document differs from the
 results.
 """
@@ -44,7 +47,7 @@ NETWORKS = {
     "transformer": "transformer",
 }
 
-# Methods of `erm` whose columns are in results of their own.
+# Methods of `erm` whose columns are in separate results.
 ALONE = {
     "erm.Bank-Adult-CreditCard": [
         "objective perturbation",
@@ -58,12 +61,12 @@ ALONE = {
 
 
 def load(name):
-    """The result of a script, or of one of its parts."""
+    """Return the result of a script, or of one of its parts."""
     return read(FOLDER / f"{name}.json")
 
 
 def accuracy():
-    """Accuracy by training and target ε; what is not private has one, and is last."""
+    """Return accuracies by method and ε; the non-private row is last, with one cell."""
     table = load("train")["tables"]["accuracy"]
     result = {(way, target): cell for way, target, _, cell, _ in table.rows}
     targets = sorted({target for _, target in result if target})
@@ -79,7 +82,7 @@ def accuracy():
 
 
 def headline():
-    """The ways of training that a newcomer chooses from."""
+    """Return the rows of `accuracy` for the README."""
     table = accuracy()
     ways = "recipe, no search, linear", "DP-SGD, Poisson"
     rows = {row[0]: row for row in table.rows}
@@ -89,14 +92,14 @@ def headline():
 
 
 def chosen():
-    """What the search chose; a batch of all examples is said to be one."""
+    """Return the settings that the search chose; a full batch is shown as "all"."""
     table = load("tuned")["tables"]["settings"]
     rows = [[way, e, batch or "all", *rest] for way, e, batch, *rest in table.rows]
     return Table("chosen", table.columns, rows)
 
 
 def contenders():
-    """For each network the rows of all that was measured on it, by label."""
+    """Return, for each network, all measured rows by label."""
     result = {}
     for name in NETWORKS:
         rows = load(f"clipping.{name}")["tables"]["contenders"].rows
@@ -106,13 +109,13 @@ def contenders():
 
 
 def plain(label):
-    """The step that another is compared to."""
+    """Return the label of the plain step with which a row is compared."""
     opacus = label.startswith(("Opacus", "PyTorch"))
     return "PyTorch, plain gradient" if opacus else "plain gradient"
 
 
 def beside_plain(column):
-    """A column of what was measured on all networks, with ratios to the plain step."""
+    """Return one measured number for all networks, with its ratio to the plain step."""
     result, table = contenders(), []
     place = {"ms": 1, "MB": 4, "compile, s": 5}[column]
     for label in dict.fromkeys(label for rows in result.values() for label in rows):
@@ -128,7 +131,7 @@ def beside_plain(column):
 
 
 def ratios():
-    """Times of a step in multiples of the plain one, the peers at their best."""
+    """Return times in multiples of a plain step, for the best microbatch size."""
     labels = {
         'dpjax, `engine="auto"` (book-keeping)': "dpjax bookkeeping$",
         'dpjax, `engine="vmap"`': "dpjax vmap",
@@ -154,7 +157,7 @@ def ratios():
 
 
 def networks():
-    """What the networks are."""
+    """Return the sizes of the networks."""
     rows = []
     for name, title in NETWORKS.items():
         table = load(f"clipping.{name}")["tables"]["network"]
@@ -163,14 +166,14 @@ def networks():
 
 
 def left_noise():
-    """The noise that mechanisms leave, without the seconds that it took to say so."""
+    """Return the noise that mechanisms leave, without the column of seconds."""
     table = load("mechanisms")["tables"]["noise"]
     *columns, _ = table.columns.items()
     return Table("noise", dict(columns), [row[:-1] for row in table.rows])
 
 
 def of_parts(name, what):
-    """A table of all the parts of a result that have it; None without any."""
+    """Join a table of all parts of a result; return None if no part has this table."""
     paths = sorted(FOLDER.glob(f"{name}.*.json"))
     tables = [t for path in paths if (t := read(path)["tables"].get(what))]
     rows = [row for table in tables for row in table.rows]
@@ -178,7 +181,7 @@ def of_parts(name, what):
 
 
 def pipelines():
-    """Accuracy of pipelines by data and ε; what has no ε is in the last column."""
+    """Return accuracies of pipelines by data and ε; the last column is non-private."""
     table = of_parts("recipe", "accuracy")
     if table is None:
         return None
@@ -196,7 +199,7 @@ def pipelines():
 
 
 def excess():
-    """Excess losses of all methods: those of `erm`, and those measured alone."""
+    """Return the excess losses of `erm`, with those of the separate results."""
     table = load("erm")["tables"]["excess"]
     columns = dict(table.columns)
     result = {
@@ -215,7 +218,7 @@ def excess():
 
 
 def convex():
-    """Excess losses of some methods without a regulariser."""
+    """Return the excess losses of some methods without a regulariser."""
     table = excess()
     shown = ["data", "ε", "published", "output perturbation", "noisy GD"]
     shown += ["objective perturbation", "objective perturbation, scaled"]
@@ -231,7 +234,7 @@ def convex():
 
 
 def by_target(name):
-    """Accuracy by way and ε, of a result that has no other rows."""
+    """Return the accuracies of a result by method and ε."""
     table = load(name)["tables"]["accuracy"]
     result = {(way, target): cell for way, target, _, cell in table.rows}
     targets = sorted({target for _, target in result})
@@ -265,7 +268,7 @@ VIEWS = {
 
 
 def setting(name):
-    """Versions, machine and how times were taken: a line for parts that share them."""
+    """Return versions, machine and timing; parts of a result share a line if equal."""
     parts = sorted(FOLDER.glob(f"{name}.json")) or sorted(FOLDER.glob(f"{name}.*.json"))
     actual = {}
     for part in parts:
@@ -284,7 +287,7 @@ def setting(name):
 
 
 def shown(name, what):
-    """What stands below a marker."""
+    """Return the text for a marker."""
     if what == "setting":
         return setting(name)
     if (name, what) in VIEWS:
@@ -294,7 +297,7 @@ def shown(name, what):
 
 
 def rendered(document):
-    """A document with everything that is marked filled in."""
+    """Return a document with the text of each marker written again."""
 
     def fill(match):
         name, what = match.groups()
@@ -304,7 +307,7 @@ def rendered(document):
 
 
 def main():
-    """Fill in the documents, or see whether they are."""
+    """Write the documents, or check that they agree with the results."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--check", action="store_true")
     check = options.parse_args().check

@@ -24,7 +24,7 @@ from dpjax.accounting import events, gdp, selection
 
 LAW = selection.Geometric(10.0)
 SEARCHES = 500_000
-# Pairs of μ of one run and δ.
+# Pairs (μ of one run, δ).
 ATTACKED = (0.5, 1e-2), (1.0, 1e-2), (1.0, 5e-2)
 DELTA, SEEDS, STEPS = 1e-5, 10, 50
 TRAIN, HELD_OUT = 1200, 300
@@ -32,7 +32,7 @@ RATES = np.geomspace(0.1, 30, 8).astype(np.float32)
 
 
 def attack():
-    """The ε that counting proves of searches with the worst known score."""
+    """Prove lower bounds on ε by counting, for searches with the worst known score."""
     rows = []
     for mu, delta in ATTACKED:
         run = events.Gaussian(mu)
@@ -55,7 +55,7 @@ def attack():
 
 
 def published(mu):
-    """The ε of a search by Papernot and Steinke (2022), from dp-accounting."""
+    """Return dp-accounting's ε of a search, by Papernot and Steinke (2022)."""
     run = dp_event.GaussianDpEvent(1 / mu)
     event = dp_event.RepeatAndSelectDpEvent(run, LAW.mean, shape=1)
     return rdp.RdpAccountant().compose(event).get_epsilon(DELTA)
@@ -63,7 +63,7 @@ def published(mu):
 
 @functools.cache
 def digits():
-    """Training, held-out and test examples: features in [0, 1], and classes."""
+    """Return training, held-out and test examples: features in [0, 1], and classes."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
     x, y = (x[order] / 16).astype(np.float32), y[order]
@@ -72,14 +72,14 @@ def digits():
 
 
 def loss(w, example):
-    """Of a linear model with an offset."""
+    """Return the cross-entropy of a linear model with an offset."""
     x, y = example
     logits = x @ w[:-1] + w[-1]
     return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
 def searches():
-    """Accuracy of the best of K trainings, each with a private held-out accuracy."""
+    """Measure the best of K runs, chosen by noisy held-out accuracies, and its ε."""
     account = dpjax.budget(1.0, DELTA, adjacency=Adjacency.ZERO_OUT, slack=0.0)
     plan = account.plan(
         share=0.8,
@@ -153,7 +153,7 @@ def searches():
 
 
 def summary(numbers):
-    """The mean and the standard deviation as one cell, the median and the least."""
+    """Return a cell of mean and standard deviation, the median, and the minimum."""
     return [
         [float(np.mean(numbers)), float(np.std(numbers))],
         float(np.median(numbers)),
@@ -165,7 +165,7 @@ PARTS = {"attack": lambda: (attack(),), "digits": searches}
 
 
 def main():
-    """Run one measurement, or both."""
+    """Run one measurement or both, and print and write the tables."""
     options = parser(__doc__)
     options.add_argument("--part", choices=PARTS)
     arguments = options.parse_args()

@@ -35,7 +35,7 @@ PROCESS = pathlib.Path("/proc/self")
 
 
 class OneByOne:
-    """Rows of several files as one data set: the recipe of docs/howto/streaming.md."""
+    """Rows of several files as one data set, as in docs/howto/streaming.md."""
 
     def __init__(self, files):
         self.files, self.ends = files, np.cumsum([len(file) for file in files])
@@ -49,14 +49,14 @@ class OneByOne:
 
 
 class InOneCall(OneByOne):
-    """The same, with a call that reads all of a batch."""
+    """The same data set, with a method that reads a whole batch in one call."""
 
     def __getitems__(self, positions):
         return [self[i] for i in positions]
 
 
 def sparse(path, rows, random=True):
-    """A file of zeros that takes no room on the disk, mapped into memory."""
+    """Map a file of zeros into memory; the file takes no space on the disk."""
     with open(path, "wb") as file:
         file.truncate(4 * WIDTH * rows)
     mapped = np.memmap(path, np.float32, "r", shape=(rows, WIDTH))
@@ -66,7 +66,7 @@ def sparse(path, rows, random=True):
 
 
 def split(folder, rows):
-    """So many rows in several files."""
+    """Return `FILES` mapped files with `rows` rows in total."""
     return [sparse(folder / f"{i}", rows // FILES) for i in range(FILES)]
 
 
@@ -109,13 +109,13 @@ SOURCES = {
 
 
 def resident(name):
-    """MiB that this process has (VmRSS), or has had at most (VmHWM)."""
+    """Return the current (VmRSS) or the maximum (VmHWM) MiB of this process."""
     (line,) = re.findall(rf"{name}:\s+(\d+) kB", PROCESS.joinpath("status").read_text())
     return int(line) / 2**10
 
 
 def seconds(batches, training):
-    """Of a step that trains for so long, the first not counted."""
+    """Return the median seconds of a step that trains for `training` seconds."""
     times = []
     for _ in batches:
         time.sleep(training)
@@ -124,7 +124,11 @@ def seconds(batches, training):
 
 
 def case(name, rows, batch):
-    """One source: milliseconds, and by how many MiB the process grows."""
+    """Measure one source.
+
+    Returns the seconds to make the plan, the three times of a batch in milliseconds,
+    and the growth of the process in MiB.
+    """
     with tempfile.TemporaryDirectory() as folder:
         data = SOURCES[name](pathlib.Path(folder), rows)
         setting = {"num_examples": rows, "batch_size": batch, "num_steps": STEPS}
@@ -132,10 +136,10 @@ def case(name, rows, batch):
         start = time.perf_counter()
         plan = dpjax.plan(**setting, **noise)
         planned = time.perf_counter() - start
-        keys = jax.random.split(jax.random.key(0), 4)  # no page is asked for again
-        next(plan.batches(data, key=keys[3]))  # compiles
+        keys = jax.random.split(jax.random.key(0), 4)  # each key draws other rows
+        next(plan.batches(data, key=keys[3]))  # to compile
         ways = [(0, 0.0), (0, TRAINING), (2, TRAINING)]
-        PROCESS.joinpath("clear_refs").write_text("5")  # forget the most so far
+        PROCESS.joinpath("clear_refs").write_text("5")  # resets VmHWM
         before = resident("VmRSS")
         result = [
             1e3 * seconds(plan.batches(data, key=key, prefetch=ahead), training)

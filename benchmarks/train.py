@@ -27,8 +27,9 @@ The script compares the network with another model:
 
 The file of --tuned has the batch sizes, epochs, momenta and learning rates. `tune.py`
 chose these settings by the same search for each method, on training images only. The
-privacy guarantee does not cover this choice. The picture and the result are written to
-out/. The README shows those of `--out docs --results benchmarks/results`.
+privacy guarantee does not cover this choice. By default the script writes the picture
+and the result to out/. The README shows those of
+`--out docs --results benchmarks/results`.
 """
 
 import math
@@ -78,7 +79,7 @@ WORKLOADS = {"momentum": workloads.momentum, SUMS: workloads.momentum_sum}
 
 
 class Run(NamedTuple):
-    """What one way of training came to at one ε, which is None without privacy."""
+    """The result of one method of training at one ε; target is None without privacy."""
 
     way: str
     target: float | None
@@ -89,7 +90,7 @@ class Run(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Noise by step: four ways of drawing it, all else the same."""
+    """The noise of each step, for four kinds of noise in the same setting."""
 
     tree: np.ndarray
     geometric: np.ndarray
@@ -98,7 +99,7 @@ class Noise(NamedTuple):
 
 
 def settings(path, epsilons):
-    """The rows (way, ε, shape, momentum, learning rate) that were chosen."""
+    """Return the chosen rows (method, ε, shape, momentum, learning rate)."""
     rows = read(path)["tables"]["settings"].rows
     result = {
         (way, target): (way, target, Shape(batch, epochs), momentum, rate)
@@ -112,7 +113,7 @@ def settings(path, epsilons):
 
 
 def trained(setting, data, keys):
-    """The parameters of all seeds, and the ε that was spent."""
+    """Return the trained parameters for each key, and the spent ε."""
     name, target, shape, momentum, rate = setting
     way = WAYS[name]
     if way.runner is solved:
@@ -134,7 +135,7 @@ def trained(setting, data, keys):
 
 
 def measure(setting, data, test, num_seeds):
-    """One way of training at one ε."""
+    """Measure one method of training at one ε."""
     start = time.perf_counter()
     keys = [jax.random.key(seed) for seed in range(num_seeds)]
     result, spent = trained(setting, data, keys)
@@ -145,7 +146,7 @@ def measure(setting, data, test, num_seeds):
 
 
 def by_recipe(target, data, test, num_seeds):
-    """Softmax regression on gradient histograms less a private mean, at one ε."""
+    """Measure the recipe at one ε: softmax regression on gradient histograms."""
     start = time.perf_counter()
     images, labels = (jnp.concatenate(pair) for pair in zip(data, test, strict=True))
     keys = jnp.stack([jax.random.key(seed) for seed in range(num_seeds)])
@@ -159,7 +160,10 @@ def by_recipe(target, data, test, num_seeds):
 
 
 def noise_by_step(setting, workload, decay, data):
-    """Root mean square norms in a workload, else at the tree's own setting and ε."""
+    """Return the RMS norm of the noise in a workload at each step, for four noises.
+
+    The batch size, the number of epochs and ε are those of `setting`.
+    """
     _, target, shape, _, _ = setting
     batch_size, num_steps = sizes(data, shape)
     run = Lengths(*lengths(data, shape))
@@ -183,12 +187,12 @@ def noise_by_step(setting, workload, decay, data):
     )
 
 
-# Seven lines are a tangle: the best of today's ways, and those that users know.
+# Seven lines would be hard to read. These are the best methods and well-known ones.
 DRAWN = (RECIPE, POISSON_SGD, FULL, NSGD, FIXED)
 
 
 def draw_accuracy(path, runs, name):
-    """Accuracy against ε. Points are moved aside, so that bars do not overlap."""
+    """Plot accuracy against ε; points are shifted, so that bars do not overlap."""
     plt.style.use(plot.style)
     figure, axis = plt.subplots(figsize=(5.4, 4.2))
     for number, (way, marker) in enumerate(zip(DRAWN, "*osD^", strict=True)):
@@ -217,7 +221,7 @@ def draw_accuracy(path, runs, name):
 
 
 def as_tables(runs, noise):
-    """Accuracies, and the noise in a workload, root mean square over all steps."""
+    """Return the tables of accuracies, and of the RMS noise over all steps."""
     columns = {"training": "{}", "target ε": "{:g}", "ε spent": "{:.3f}"}
     columns |= {"test accuracy": "{:.3f} ± {:.3f}", "seconds a run": "{:.1f}"}
     rows = [[r.way, r.target, r.spent, [r.accuracy, r.spread], r.seconds] for r in runs]
@@ -235,7 +239,7 @@ def as_tables(runs, noise):
 
 
 def noises(setting, data):
-    """Noise in momenta and in their sums, by what it is in and decay."""
+    """Return the noise by workload (momenta or their sums) and decay."""
     return {
         (name, decay): noise_by_step(setting, workload(decay), decay, data)
         for name, workload in WORKLOADS.items()
@@ -244,7 +248,7 @@ def noises(setting, data):
 
 
 def main():
-    """Train, print the table, draw the picture."""
+    """Train, print and write the tables, and draw the picture."""
     options = parser(__doc__, folder=pathlib.Path("out"))
     options.add_argument("--data", type=pathlib.Path, help="folder with MNIST files")
     options.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"))
@@ -271,7 +275,7 @@ def main():
         runs.append(run)
         print(f"{run.way} ε = {target:g} test accuracy {run.accuracy:.3f}", flush=True)
     of_tree = [setting for setting in chosen if setting[0] == NSGD]
-    noise = noises(of_tree[-1], data)  # at the largest ε
+    noise = noises(of_tree[-1], data)  # the setting at the largest ε
 
     name = "MNIST (8,000 images)" if arguments.data else "handwritten digits"
     print(

@@ -24,12 +24,15 @@ from _results import Table, parser, print_tables, write
 from _train_methods import NON_PRIVATE, WAYS, accuracy, designed, solved
 
 HELD_OUT = 1 / 5
-# Compiling takes longer than running.
+# Compiling takes longer than running, so the compiler optimises less.
 QUICKLY = {"xla_backend_optimization_level": 1}
 
 
 def over_all(score, keys, *axes):
-    """Scores of all combinations, in one program: axes first, keys last."""
+    """Return the scores of all combinations, by one program.
+
+    The result has one axis for each of `axes`, and then an axis for the keys.
+    """
     every = jax.vmap(score, (0, *[None] * len(axes)))
     for place in reversed(range(len(axes))):
         axis = [None] * (len(axes) + 1)
@@ -39,7 +42,7 @@ def over_all(score, keys, *axes):
 
 
 def scores(way, shape, epsilons, keys, data, held_out):
-    """Accuracies f[ε, momentum, learning rate, seed] on what is held out."""
+    """Return held-out accuracies f[ε, momentum, learning rate, seed]."""
     if way.runner is solved:
         rows = itertools.product(epsilons, way.momenta, way.learning_rates, keys)
         result = [
@@ -48,14 +51,14 @@ def scores(way, shape, epsilons, keys, data, held_out):
         ]
         sizes = map(len, (epsilons, way.momenta, way.learning_rates, keys))
         return np.reshape(np.array(result), tuple(sizes))
-    if way.runner is designed and len(way.momenta) > 1:  # each has noise of its own
+    if way.runner is designed and len(way.momenta) > 1:  # each has other noise
         ways = [way._replace(momenta=(momentum,)) for momentum in way.momenta]
         parts = [scores(w, shape, epsilons, keys, data, held_out) for w in ways]
         return np.concatenate(parts, axis=1)
 
-    # One program for every ε, with the noise of each. Its room for a Poisson batch is
-    # that of the first plan; where others have more, an overflow loses a few examples
-    # here that it would not lose in training.
+    # One program serves every ε, with the noise multiplier of that ε. The program has
+    # the capacity of the first plan's batches. If the plan of another ε has a larger
+    # capacity, overflowing batches lose examples here that training would not lose.
     runs = [way.runner(way, data, shape, epsilon) for epsilon in epsilons]
     run, noise = runs[0][0], [multiplier for _, multiplier in runs]
 
@@ -66,7 +69,7 @@ def scores(way, shape, epsilons, keys, data, held_out):
 
 
 def best(way, found):
-    """For one ε, from accuracies by shape: the setting, its mean and spread."""
+    """Return the best setting at one ε, and the mean and spread of its accuracy."""
     shape, momentum, rate = np.unravel_index(
         np.argmax(found.mean(-1)), found.shape[:-1]
     )
@@ -77,7 +80,7 @@ def best(way, found):
 
 
 def search(name, epsilons, keys, data, held_out):
-    """The rows of a way of training, one for each ε, and the seconds it took."""
+    """Search for one method; return a row for each ε, and the seconds of the search."""
     way, start, result = WAYS[name], time.perf_counter(), []
     targets = [math.inf] if name == NON_PRIVATE else epsilons
     for shape in way.shapes:
@@ -93,13 +96,13 @@ def search(name, epsilons, keys, data, held_out):
 
 
 def listed(values):
-    """Numbers as they are tried, each once."""
+    """Return the tried values as text, each value once."""
     values = dict.fromkeys("all" if value is None else value for value in values)
     return ", ".join(map(str, values))
 
 
 def space(name, seconds):
-    """What was tried, in words, and what it cost."""
+    """Return a row with the tried values, their number, and the seconds."""
     way = WAYS[name]
     sizes, epochs = zip(*way.shapes, strict=True)
     tried = sizes, epochs, way.momenta, way.learning_rates
@@ -108,7 +111,7 @@ def space(name, seconds):
 
 
 def main():
-    """Search, print what was chosen, write it."""
+    """Search, and print and write the chosen settings."""
     options = parser(__doc__)
     options.add_argument("--data", type=pathlib.Path, help="folder with MNIST files")
     options.add_argument("--epsilons", type=float, nargs="+", default=[1, 2, 4, 8])

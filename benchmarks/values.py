@@ -27,8 +27,8 @@ from typing import Any
 import jax
 import numpy as np
 
-# Nearly all of the time goes into compiling programs that run once. XLA takes unknown
-# flags for fatal, so that they are set only for versions that know them.
+# Nearly all of the time goes into compiling programs that run once. XLA stops at
+# unknown flags, so these flags are set only for versions that know them.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     FLAGS = (
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -36,15 +36,15 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
 
 RAISES = "raises "
-# Arrays of at most so many numbers are written number by number.
+# Arrays of at most FEW numbers are written number by number.
 FEW = 3
 
 
 @contextlib.contextmanager
 def configured(x64: bool, optimized: bool) -> Iterator[None]:
-    """Numbers of 64 or 32 bits, in programs that are compiled well or quickly."""
+    """Set 64 or 32 bits, and whether XLA optimises programs or compiles quickly."""
     if optimized:
-        jax.clear_caches()  # of programs that were compiled quickly
+        jax.clear_caches()  # drop programs that were compiled quickly
     jax.config.update("jax_disable_most_optimizations", not optimized)
     with jax.enable_x64(x64), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,7 +52,7 @@ def configured(x64: bool, optimized: bool) -> Iterator[None]:
 
 
 def written(value: Any) -> list[str]:
-    """What a call returned, as strings that are equal where all bits are."""
+    """Write a result as strings that are equal if and only if all bits are equal."""
     strings = []
     for part in jax.tree.leaves(value):
         array = np.asarray(part)
@@ -67,7 +67,7 @@ def written(value: Any) -> list[str]:
 
 
 def computed(call: Callable[[], Any]) -> list[str]:
-    """The value of a call, or the name of the exception that it raises."""
+    """Return the written result of a call, or the name of the exception it raises."""
     try:
         return written(call())
     except Exception as error:
@@ -75,13 +75,13 @@ def computed(call: Callable[[], Any]) -> list[str]:
 
 
 def all_values() -> dict[str, list[str]]:
-    """The values of all calls by name; how long they took is printed."""
-    # After the flags are set: these make arrays.
+    """Return the values of all calls by name, and print the times."""
+    # These modules make arrays, so their import must follow the setting of the flags.
     import _values_accountants as accountants
     import _values_mechanisms as mechanisms
     import _values_runs as training
 
-    # Plans run their programs so often that compiling them well takes less time.
+    # Plans run their programs so often that optimised programs take less time in total.
     groups = {
         "accountants": (accountants.accountants, True, False),
         "accountants in float32": (accountants.in_float32, False, False),
@@ -109,7 +109,7 @@ def differences(
     after: Mapping[str, list[str]],
     left_out: tuple[str, ...] = (),
 ) -> list[str]:
-    """A line for each value that is not the same in both, but for names left out."""
+    """Return a line for each value that differs, except for names left out."""
     names = [name for name in {**before, **after} if not name.startswith(left_out)]
     return [
         f"{name}: {before.get(name, 'absent')} before, {after.get(name, 'absent')} now"
@@ -119,7 +119,7 @@ def differences(
 
 
 def main() -> None:
-    """Compute, and write or compare."""
+    """Compute all values, and write or compare them."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     what = options.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", type=pathlib.Path, help="write values to this file")

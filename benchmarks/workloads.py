@@ -8,10 +8,10 @@ the files). Training uses a fixed order, at δ = 1e-5 under REPLACE. The script 
 rational strategies with two vectors, optimized for each workload of
 `_workload_runs.py`, with independent noise and with the tree.
 
-For each noise, the same search chooses the learning rate and the clip norm (`RATES`,
-`CLIP_NORMS`) by the mean accuracy over some seeds on a held-out fifth of the training
-data. Then runs on all of the training data are tested. The search reads private data,
-and no stated ε counts the search.
+For each noise, the same search chooses the learning rate, the clip norm and the
+momentum (`RATES`, `CLIP_NORMS`, `DECAYS`) by the mean accuracy over some seeds on a
+held-out fifth of the training data. Then runs on all of the training data are tested.
+The search reads private data, and no stated ε counts the search.
 """
 
 import itertools
@@ -53,14 +53,14 @@ NAMES = ["independent", "tree", *workloads_of(0.9)]
 
 
 class Run(NamedTuple):
-    """Noise of one design, at its best settings.
+    """The accuracy of one kind of noise, at its best clip norm and learning rate.
 
     Attributes:
-      data, optimizer, epsilon, decay, design: what was run.
-      clip_norm, rate: what was chosen.
-      held_out: the accuracy by which it was.
-      test: accuracies by seed, f[seeds].
-      errors: what the workloads predict: root mean square noise in them at μ = 1.
+      data, optimizer, epsilon, decay, design: the setting; a design is a kind of noise.
+      clip_norm, rate: the chosen clip norm and learning rate.
+      held_out: the accuracy by which these two were chosen.
+      test: test accuracies by seed, f[seeds].
+      errors: for each workload, the root mean square noise in its result at μ = 1.
     """
 
     data: str
@@ -76,7 +76,11 @@ class Run(NamedTuple):
 
 
 def programs(problem, optimizer):
-    """Accuracies f[ε, C, η, seed] on what is held out, and f[ε, seed] on the tests."""
+    """Return programs for accuracies, and the shape of a run of the search.
+
+    The programs compute held-out accuracies f[ε, C, η, seed], and test accuracies
+    f[ε, seed].
+    """
     size = len(problem.data[0]) - round(HELD_OUT * len(problem.data[0]))
     training, held_out = split(problem.data, size)
     one = trainer(problem, optimizer, training, held_out)
@@ -90,7 +94,7 @@ def programs(problem, optimizer):
 
 
 def compare(name, problem, optimizer, num_seeds):
-    """A `Run` for each momentum, noise and ε."""
+    """Yield a `Run` for each momentum, noise and ε."""
     search, final, short = programs(problem, optimizer)
     shape, size = shape_of(problem, problem.data), size_of(problem)
     key = jax.random.fold_in(jax.random.key(2026), list(PROBLEMS).index(name))
@@ -120,12 +124,12 @@ def compare(name, problem, optimizer, num_seeds):
 
 
 def mean_and_error(values):
-    """A mean and its standard error."""
+    """Return the mean and its standard error."""
     return [float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5)]
 
 
 def best_decays(runs):
-    """Of runs that differ in momentum, those that did best on what was held out."""
+    """Return, of runs that differ only in momentum, the best on held-out data."""
     result = {}
     for run in sorted(runs, key=lambda run: run.held_out):
         result[run.data, run.optimizer, run.epsilon, run.design] = run
@@ -133,7 +137,7 @@ def best_decays(runs):
 
 
 def accuracies(runs):
-    """By what was trained and the design, mean and standard error over seeds."""
+    """Return accuracies by data, optimizer, ε and noise: mean and standard error."""
     best, rows = best_decays(runs), []
     for cell in dict.fromkeys(run[:3] for run in runs):
         result = [best.get((*cell, design)) for design in NAMES]
@@ -144,7 +148,7 @@ def accuracies(runs):
 
 
 def differences(runs):
-    """Points of accuracy above noise for sums, mean over all data and ε."""
+    """Return points of accuracy above noise for sums, as means over data sets and ε."""
     best, rows = best_decays(runs), []
     for optimizer in OPTIMIZERS:
         cells = [key[:3] for key in best if key[1::2] == (optimizer, "sums")]
@@ -154,7 +158,7 @@ def differences(runs):
             if design == "sums" or not all(run for run, _ in pairs):
                 row.append(None)
                 continue
-            # The same draws for all designs: seed by seed.
+            # All designs use the same random numbers, so seeds are compared in pairs.
             gains = np.mean([run.test - other.test for run, other in pairs], axis=0)
             row.append(mean_and_error(100 * gains))
         rows.append(row)
@@ -163,9 +167,10 @@ def differences(runs):
 
 
 def rankings(runs):
-    """How each workload's error ranks the accuracies of all designs: Spearman's ρ.
+    """Return how well each workload's error ranks the accuracies: Spearman's ρ.
 
-    Its mean over ε and momenta, then mean and standard error over data sets.
+    The entries are means over ε and momenta, and then the mean and the standard error
+    over data sets. ρ is 1 if a smaller error always goes with a higher accuracy.
     """
     rows, predictors = [], list(workloads_of(0.9))
     for optimizer in OPTIMIZERS:
@@ -183,7 +188,7 @@ def rankings(runs):
 
 
 def cells(runs, optimizer):
-    """Runs that differ in their noise alone."""
+    """Return groups of runs that differ only in their noise."""
     result = {}
     for run in runs:
         if run.optimizer == optimizer:
@@ -192,7 +197,7 @@ def cells(runs, optimizer):
 
 
 def settings(runs):
-    """What was chosen, and what was found."""
+    """Return the chosen settings, and the accuracies and errors."""
     rows = [[*run[:8], mean_and_error(run.test), *run.errors.values()] for run in runs]
     columns = dict.fromkeys(("data", "optimizer", "ε", "momentum", "noise for"), "{}")
     columns |= {"clip norm": "{:g}", "learning rate": "{:g}"}
@@ -202,7 +207,7 @@ def settings(runs):
 
 
 def main():
-    """Search, train, rank."""
+    """Search and train, and report the results."""
     options = parser(__doc__)
     options.add_argument("--data", type=pathlib.Path, required=True)
     options.add_argument("--seeds", type=int, default=16)
@@ -217,7 +222,7 @@ def main():
 
 
 def report(runs, arguments):
-    """Print and write."""
+    """Print and write the tables."""
     tables = [accuracies(runs), differences(runs), rankings(runs)]
     print_tables(*tables)
     write("workloads", arguments, [*tables, settings(runs)])

@@ -1,6 +1,7 @@
 """Train on handwritten digits with equinox.
 
-The script digits_equinox_private.py does the same with differential privacy.
+digits_equinox.py trains without privacy. digits_equinox_private.py is the same program
+with differential privacy.
 """
 
 import equinox as eqx

@@ -1,6 +1,7 @@
 """Train on handwritten digits with haiku.
 
-The script digits_haiku_private.py does the same with differential privacy.
+digits_haiku.py trains without privacy. digits_haiku_private.py is the same program
+with differential privacy.
 """
 
 import haiku as hk

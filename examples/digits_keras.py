@@ -1,6 +1,7 @@
 """Train on handwritten digits with Keras on JAX.
 
-The script digits_keras_private.py does the same with differential privacy.
+digits_keras.py trains without privacy. digits_keras_private.py is the same program
+with differential privacy.
 """
 
 import os
@@ -27,7 +28,7 @@ model = keras.Sequential(
 
 
 def state_with_seeds(key):
-    """The model's variables that are not trained, with dropout's seeds from a key."""
+    """The model's non-trainable variables, with dropout seeds derived from a key."""
     return [
         jax.random.key_data(jax.random.fold_in(key, i))
         if variable.name == "seed_generator_state"

@@ -1,6 +1,7 @@
 """Train on handwritten digits with flax.linen.
 
-The script digits_linen_private.py does the same with differential privacy.
+digits_linen.py trains without privacy. digits_linen_private.py is the same program
+with differential privacy.
 """
 
 import jax

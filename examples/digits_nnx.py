@@ -1,6 +1,7 @@
 """Train on handwritten digits with flax.nnx.
 
-The script digits_nnx_private.py does the same with differential privacy.
+digits_nnx.py trains without privacy. digits_nnx_private.py is the same program
+with differential privacy.
 """
 
 import jax

@@ -1,6 +1,7 @@
 """Train on handwritten digits with optax alone.
 
-The script digits_optax_private.py does the same with differential privacy.
+digits_optax.py trains without privacy. digits_optax_private.py is the same program
+with differential privacy.
 """
 
 import jax

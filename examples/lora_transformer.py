@@ -25,10 +25,10 @@ import optax
 
 import dpjax
 
-VOCABULARY = 128  # ASCII, which no text decides on
+VOCABULARY = 128  # all of ASCII, so that it depends on no text
 HEADS = 2
-LINE = 40  # no line of so many characters is in two of the three texts
-DELTA = 1e-6  # below one over the number of private sequences
+LINE = 40  # no line of at least 40 characters is in two of the three texts
+DELTA = 1e-6  # less than 1 / (number of private sequences)
 
 
 def read_docstrings(folder, limit):
@@ -59,7 +59,7 @@ def lines_of(texts):
 
 
 def cut(texts, length):
-    """Sequences u8[n, length + 1]: each text is cut by itself, the rest left out."""
+    """Cut each text into sequences u8[n, length + 1], and leave out its remainder."""
     rows = []
     for text in texts:
         codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
@@ -71,8 +71,9 @@ def cut(texts, length):
 def load_texts(limit):
     """Public, private and held-out docstrings, of at most about `limit` letters each.
 
-    No line of `LINE` characters is in two of them. A docstring is private, or held out,
-    as a whole. Each choice reads the docstring itself and texts that are not private.
+    No line of at least `LINE` characters is in two of these three sets. Each docstring
+    is in at most one set, as a whole. The choice of this set reads only the docstring
+    itself and docstrings that are not private.
     """
     public = read_docstrings(sysconfig.get_path("stdlib"), limit)
     others = []
@@ -93,7 +94,7 @@ def normal(key, *shape):
 
 
 def init_base(key, width, layers, length):
-    """The weights of the transformer; those of all layers are stacked."""
+    """Draw the transformer's weights; the weights of all layers are stacked."""
     shapes = dict.fromkeys(("query", "key", "value", "out"), (width, width))
     shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
     keys = iter(jax.random.split(key, 9))
@@ -155,7 +156,7 @@ def mean_loss(adapters, sequences, base):
 
 
 def train(value_and_grad, optimizer, params, batches, *others):
-    """The parameters after a step on each batch."""
+    """Make a step on each batch, and return the final parameters."""
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, batch, *others):
@@ -163,7 +164,7 @@ def train(value_and_grad, optimizer, params, batches, *others):
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    params = jax.tree.map(jnp.copy, params)  # the step takes their memory
+    params = jax.tree.map(jnp.copy, params)  # `step` donates the copy
     state = optimizer.init(params)
     for batch in batches:
         params, state = step(params, state, batch, *others)
@@ -184,7 +185,7 @@ def main(
     microbatch_size=48,
 ):
     """Train, print perplexities, and return the adapters of each private run."""
-    kinds = (jax.sharding.AxisType.Auto,)  # the compiler shards what is computed
+    kinds = (jax.sharding.AxisType.Auto,)  # the compiler chooses shardings
     mesh = jax.make_mesh((devices,), ("all",), kinds, devices=jax.devices()[:devices])
     split = jax.NamedSharding(mesh, jax.P("all"))
 
@@ -196,7 +197,7 @@ def main(
 
     public, private, held_out = (cut(texts, length) for texts in load_texts(limit))
     print(f"{len(public):,} public sequences, {len(private):,} private ones")
-    rng = np.random.default_rng(0)  # this choice and the initial weights are public
+    rng = np.random.default_rng(0)  # the public training needs no secret
     start = init_base(jax.random.key(0), width, layers, length)
     rows = (public[rng.integers(len(public), size=64)] for _ in range(public_steps))
     adam = optax.adam(optax.cosine_decay_schedule(4e-3, public_steps))
@@ -204,7 +205,7 @@ def main(
     base = train(public_grad, adam, start, rows)
     base = jax.tree.map(shard, base)
     adapters = jax.tree.map(shard, init_adapters(jax.random.key(1), base, rank))
-    some = rng.permutation(len(held_out) // 8 * 8)[:2048]  # eight devices divide these
+    some = rng.permutation(len(held_out) // 8 * 8)[:2048]  # a multiple of 8
     tested = jax.device_put(held_out[some], split)
 
     def report(name, adapters):
@@ -212,7 +213,7 @@ def main(
         print(f"held-out perplexity {result:6.3f} {name}", flush=True)
 
     report("before fine-tuning", adapters)
-    # Whole microbatches, with five standard deviations of room for a batch's size.
+    # Whole microbatches, with room for batches five standard deviations above the mean.
     parts = math.ceil((batch_size + 5 * math.sqrt(batch_size)) / microbatch_size)
     settings = {"batch_size": batch_size, "num_steps": num_steps, "delta": DELTA}
     settings |= {"max_batch_size": parts * microbatch_size, "clip_norm": 1.0}
@@ -220,13 +221,13 @@ def main(
     for epsilon in epsilons:
         plan = dpjax.plan(num_examples=len(private), epsilon=epsilon, **settings)
         value_and_grad = plan.value_and_grad(loss, batched=False, **in_parts)
-        key = dpjax.random_key()  # secret, and used in this run alone
+        key = dpjax.random_key()  # secret, and used only in this run
         optimizer = plan.optimizer(optax.adam(1e-2), key=key)
         batches = plan.batches(private, key=key, sharding=split, prefetch=2)
         trained[epsilon] = train(value_and_grad, optimizer, adapters, batches, base)
         report(f"after private fine-tuning, ε = {epsilon:g}", trained[epsilon])
         print(plan.guarantee)
-    # The same sums, clipped to a norm that no gradient has, and without noise.
+    # The same sums without noise; the clip norm is so large that nothing is clipped.
     clipped = dpjax.clipped_grad(loss, 1e9, **in_parts)
 
     def without_privacy(adapters, batch, base):

@@ -1,20 +1,22 @@
-"""Run the notebooks from a clean state, in a fresh kernel each.
+"""Run each notebook from a clean state, in a fresh kernel.
 
     pip install -e '.[notebooks]'
     python notebooks/execute.py [NAME ...]          # run, and write the outputs
     python notebooks/execute.py --check [NAME ...]  # run, and compare the outputs
 
-`--check` fails if a cell raises, or if what it prints differs from what is committed.
-Words must be the same. Numbers may differ as follows, pictures are not compared.
+`--check` writes nothing. It fails if a cell raises an error, or if the printed output
+of a cell differs from the committed output. Words must be equal. Numbers may differ as
+follows:
 
-- In a cell with the tag "trained" by a twentieth of themselves: training and other
-  descent is in float32, whose sums differ in their last bits between processors and
-  compilers, and many steps carry that along.
-- In all other cells by two units of their last printed digit: accountants compute in
-  float64, and agree to what is printed but for how it is rounded.
+- in a cell with the tag "trained", by a twentieth of the committed number (or as in
+  other cells, if this is more). Training is in float32, where sums differ in the last
+  bits between processors and compilers, and many steps amplify these differences.
+- in all other cells, by two units of the last printed digit. Accountants compute in
+  float64, so that their results differ only in the rounding of the printed digits.
 
-Versions are not compared. Notebooks run on the CPU, so that outputs do not depend on
-what else a machine has, and as many at a time as it has cores.
+Pictures and the versions of dpjax and jax are not compared. Notebooks run on the CPU,
+so that outputs do not depend on other devices of the machine. As many notebooks run at
+a time as the machine has cores.
 """
 
 import argparse
@@ -29,20 +31,20 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = pathlib.Path(__file__).parent
-# The tests keep compiled programs there, too, and delete old ones.
+# The tests store compiled programs in the same folder, and delete old programs.
 CACHE = pathlib.Path(
     os.environ.get("DPJAX_TESTS_CACHE", pathlib.Path.home() / ".cache/dpjax-tests"),
     importlib.metadata.version("jaxlib"),
 )
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 VERSION = re.compile(r"\b(dpjax|jax) \d+(?:\.\d+)+\w*")
-RELATIVE = 0.05  # where something was trained
-# These begin first, so that no long notebook runs alone at the end.
+RELATIVE = 0.05  # for cells with the tag "trained"
+# These notebooks start first, so that no long notebook runs alone at the end.
 LONGEST = ("choosing", "lora", "quickstart", "resume")
 
 
 def execute(path):
-    """The notebook with its outputs, without times and execution metadata."""
+    """Run a notebook; return it with its outputs, without times and other metadata."""
     start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
@@ -71,7 +73,7 @@ def execute(path):
 
 
 def joined(outputs):
-    """What was printed in one piece, however many writes it took."""
+    """Yield outputs; consecutive texts of one stream are joined into one output."""
     last = None
     for output in outputs:
         if last is not None and output.get("name") == last.get("name") is not None:
@@ -85,7 +87,7 @@ def joined(outputs):
 
 
 def printed(cell):
-    """The texts of a cell's outputs, without those that stand in for pictures."""
+    """Return the printed text of a cell's outputs, without pictures and versions."""
     texts = []
     for output in cell.get("outputs", ()):
         if output.output_type == "stream":
@@ -98,7 +100,7 @@ def printed(cell):
 
 
 def unit(number):
-    """One in the last digit that is printed, 0 for a whole number."""
+    """Return one unit of a number's last printed digit, or 0 for a whole number."""
     digits, _, exponent = number.partition("e")
     if "." not in digits and not exponent:
         return 0.0
@@ -106,12 +108,12 @@ def unit(number):
 
 
 def alike(old, new, trained):
-    """Whether two texts are the same but for what numbers may differ by."""
+    """Return whether two texts agree, up to the permitted differences of numbers."""
     words = [" ".join(NUMBER.sub("#", text).split()) for text in (old, new)]
     if words[0] != words[1]:
         return False
     for a, b in zip(NUMBER.findall(old), NUMBER.findall(new), strict=True):
-        most = 2.5 * max(unit(a), unit(b))  # two, whatever floats make of them
+        most = 2.5 * max(unit(a), unit(b))  # two units, and room for rounding
         if trained:
             most = max(most, RELATIVE * abs(float(a)))
         if abs(float(a) - float(b)) > most:
@@ -120,7 +122,7 @@ def alike(old, new, trained):
 
 
 def differences(old, new):
-    """What to print of cells whose outputs are not alike."""
+    """Yield a report on each cell whose two outputs are not alike."""
     for number, (a, b) in enumerate(zip(old.cells, new.cells, strict=True)):
         trained = "trained" in a.metadata.get("tags", ())
         if not alike(printed(a), printed(b), trained):
@@ -128,7 +130,7 @@ def differences(old, new):
 
 
 def main():
-    """Run all notebooks, or those that are named."""
+    """Run the named notebooks, or all notebooks if none is named."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -136,10 +138,10 @@ def main():
     options.add_argument("--check", action="store_true")
     arguments = options.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.pop("DPJAX_DATA", None)  # committed is what runs anywhere
-    # Several threads would wait actively for cores that other notebooks use.
+    os.environ.pop("DPJAX_DATA", None)  # committed outputs use no local data
+    # More threads would occupy, while they wait, cores that other notebooks need.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # The programs of an earlier run are not compiled again.
+    # With this cache, the programs of an earlier run are not compiled again.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     names = [pathlib.Path(name).stem for name in arguments.names]
@@ -150,7 +152,7 @@ def main():
     ]
     paths.sort(key=lambda path: path.stem not in LONGEST)
     failed = False
-    # A thread waits for a kernel, which is a process of its own.
+    # Each thread waits for one kernel, which is a separate process.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
         for path, notebook in zip(paths, threads.map(execute, paths), strict=True):
             if not arguments.check:

@@ -1,7 +1,7 @@
-"""Look at every page of the built site in Chromium.
+"""Open every page of the built site in Chromium, and report problems.
 
-No page may log an error, load anything from elsewhere, or be wider than a telephone;
-formulas must be laid out, and search must find what is on the pages.
+No page may log an error, load anything from another address, or be wider than a
+telephone. Formulas must be laid out, and the search must find the words of `WORDS`.
 """
 
 import functools
@@ -18,7 +18,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """A server that prints nothing."""
+    """A request handler that prints nothing."""
 
     def log_message(self, *args: object) -> None:
         """Print nothing."""
@@ -26,7 +26,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(site: pathlib.Path) -> Iterator[str]:
-    """The address of the site while it is served on this machine."""
+    """Serve the site on this machine, and yield its address."""
     handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -35,7 +35,7 @@ def served(site: pathlib.Path) -> Iterator[str]:
 
 
 def problems(site: pathlib.Path, pictures: pathlib.Path | None = None) -> list[str]:
-    """What is wrong with the pages; with a folder, a picture of each goes there."""
+    """Return the problems of all pages; write pictures of the pages into `pictures`."""
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
         print("no Chromium: the pages were not looked at")
@@ -59,7 +59,7 @@ def problems(site: pathlib.Path, pictures: pathlib.Path | None = None) -> list[s
 
 
 def _look(page, address, name, pictures) -> list[str]:
-    """What is wrong with one page, at each width."""
+    """Return the problems of one page, at each width."""
     found = []
     page.on("console", lambda m: found.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda e: found.append(str(e)))
@@ -86,7 +86,7 @@ def _look(page, address, name, pictures) -> list[str]:
 
 
 def _search(page, address) -> list[str]:
-    """The words that search does not find."""
+    """Return a line for each word that the search does not find."""
     found = []
     for word in WORDS:
         page.goto(address)

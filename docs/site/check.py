@@ -1,11 +1,16 @@
-"""Build the site strictly, and check what was built.
+"""Build the site strictly, and check the built site.
 
     python docs/site/check.py [--browser]
 
-needs the extra `docs`. A warning of the build fails it. So does a link or an anchor
-that leads nowhere, anything that a page would load from elsewhere, and a public name
-without an entry on an API page, and a search that puts a wrong page first
-(`search.py`). With --browser, `browser.py` looks at the pages too.
+The command needs the extra `docs`. It stops at a build with warnings, and fails if
+
+- a link leads to no file or to no anchor,
+- a page would load anything from another site,
+- a formula or a section of a docstring was not converted,
+- a public name has no entry on an API page, or
+- a search puts a wrong page first (`search.py`).
+
+With --browser, `browser.py` also opens the pages in Chromium.
 """
 
 import argparse
@@ -23,7 +28,7 @@ import names
 HERE = pathlib.Path(__file__).parent
 SITE = HERE.parents[1] / "build/site"
 LOADED = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src")}
-# What the generator has left as it was.
+# Patterns of source text that the generator should have converted.
 LEFT = {
     "a formula that is not MathML": "arithmatex",
     "a section of a docstring that is none": "<p>(Privacy|Reference|Example|Returns): ",
@@ -31,7 +36,7 @@ LEFT = {
 
 
 class Parsed(html.parser.HTMLParser):
-    """A page's anchors, and what it links to or loads."""
+    """The anchors of a page, its links, and the files that it loads."""
 
     def __init__(self, path: pathlib.Path) -> None:
         super().__init__()
@@ -42,7 +47,7 @@ class Parsed(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Called with every element."""
+        """Collect the anchor and the links of an element."""
         for name, value in attrs:
             if name == "id" and value:
                 self.anchors.add(value)
@@ -52,13 +57,13 @@ class Parsed(html.parser.HTMLParser):
 
 @functools.cache
 def parsed(path: pathlib.Path) -> Parsed:
-    """A page, read once."""
+    """Parse a page, at most once."""
     return Parsed(path)
 
 
 def build() -> None:
-    """The site, with every warning an error."""
-    # Not --quiet, which counts no warnings.
+    """Build the site; exit if the build gives a warning or an error."""
+    # Without --quiet, because --quiet counts no warnings.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     config = str(HERE / "mkdocs.yml")
@@ -67,13 +72,13 @@ def build() -> None:
 
 
 def broken(page: pathlib.Path) -> list[str]:
-    """What is wrong with the links of a page."""
+    """Return the problems of a page: links, loaded files, and unconverted text."""
     found = []
     for tag, name, link in parsed(page).links:
         url = urllib.parse.urlsplit(link)
         if url.scheme or url.netloc:
             outside = url.scheme not in ("data", "mailto")
-            # Links may lead elsewhere; what is shown must be here.
+            # A link may lead to another site, but a page must load only own files.
             if outside and (tag, name) in LOADED:
                 found.append(f"loaded from elsewhere: {link}")
             continue
@@ -91,7 +96,7 @@ def broken(page: pathlib.Path) -> list[str]:
 
 
 def problems() -> list[str]:
-    """All that is wrong with the site."""
+    """Return all problems of the site, except those of the search."""
     pages = sorted(SITE.rglob("*.html"))
     found = [
         f"{page.relative_to(SITE)}: {x}"
@@ -115,7 +120,7 @@ def main() -> None:
     parser.add_argument("--browser", action="store_true", help="look at the pages too")
     arguments = parser.parse_args()
     build()
-    import search  # with the extra `docs` only
+    import search  # needs the extra `docs`
 
     found = problems() + search.problems(SITE)
     if arguments.browser:

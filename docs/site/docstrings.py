@@ -1,7 +1,7 @@
-"""Docstrings of the house style, as mkdocstrings shows sections.
+"""Rewrite docstrings of dpjax's style for mkdocstrings.
 
-`Privacy:` and `Reference:` are paragraphs in the source and sections on the site; an
-`Example:` is a doctest; shapes such as f[*b] are code.
+`Privacy:` and `Reference:` begin paragraphs in the source, and become sections on the
+site. `Example:` becomes a section of doctests. Shapes such as f[*b] become code.
 """
 
 import re
@@ -15,12 +15,12 @@ SHAPE = re.compile(r"(?<![`\w])(?:f|i|u|b|bool|i32|f32)\[[^\]`]*\]")
 
 
 def rewritten(text: str) -> str:
-    """A docstring's text for the parser of Google's style."""
+    """Return a docstring's text in the form that the Google-style parser expects."""
     text = SECTION.sub(lambda m: f"{m[1]}:\n" + textwrap.indent(m[2], "  "), text)
     text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
     text = RETURNS.sub(lambda m: f"{m[1]}:\n{_untyped(m[2])}", text)
     lines = text.split("\n")
-    inside = False  # of a doctest
+    inside = False  # whether the line is in a doctest
     for i, line in enumerate(lines):
         inside = bool(line.strip()) and (inside or line.lstrip().startswith(">>>"))
         if not inside:
@@ -29,7 +29,7 @@ def rewritten(text: str) -> str:
 
 
 def _untyped(text: str) -> str:
-    """What is returned, where words before a colon are no type."""
+    """Escape colons, so that the parser takes no words before a colon for a type."""
     parts = text.split("`")
     parts[::2] = [re.sub(r":(?=\s)", "&#58;", part) for part in parts[::2]]
     return "`".join(parts)
@@ -45,6 +45,6 @@ class HouseStyle(griffe.Extension):
     """Rewrites each docstring when it is found."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
-        """Called with every module, class, function and attribute."""
+        """Rewrite the docstring of a module, class, function or attribute."""
         if obj.docstring:
             obj.docstring.value = rewritten(obj.docstring.value)

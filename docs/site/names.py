@@ -1,4 +1,4 @@
-"""Which public names the API pages must have, and which they have."""
+"""Compare dpjax's public names with the names on the API pages."""
 
 import importlib
 import inspect
@@ -17,9 +17,9 @@ DIRECTIVE = re.compile(r"^::: (\S+)((?:\n +.+)*)", re.MULTILINE)
 
 
 def public() -> Iterator[str]:
-    """Each public name but modules."""
+    """Yield the public names of all public modules."""
     for module in _modules():
-        face = hasattr(module, "__path__")  # it exports what is defined elsewhere, too
+        face = hasattr(module, "__path__")  # a package exports others' names
         names = getattr(module, "__all__", None) or [
             name
             for name, value in inspect.getmembers(module)
@@ -30,7 +30,7 @@ def public() -> Iterator[str]:
 
 
 def _modules() -> Iterator[types.ModuleType]:
-    """The modules that are API."""
+    """Yield the public modules."""
     yield dpjax
     for found in pkgutil.walk_packages(dpjax.__path__, "dpjax."):
         if "._" not in found.name:
@@ -38,11 +38,11 @@ def _modules() -> Iterator[types.ModuleType]:
 
 
 def resolve(name: str) -> object:
-    """What a dotted name is; None if nothing."""
+    """Return the object that a dotted name refers to, or None."""
     value: object = dpjax
     for part in name.split(".")[1:]:
         value = getattr(value, part, None)
-    if value is None:  # in a module whose name a function has taken
+    if value is None:  # a function hides the module of the same name
         module, _, member = name.rpartition(".")
         if module in sys.modules:
             value = getattr(sys.modules[module], member, None)
@@ -50,7 +50,7 @@ def resolve(name: str) -> object:
 
 
 def missing(documented: Iterable[str]) -> list[str]:
-    """The public names of what is not documented, under this name or another."""
+    """Return the public names of objects that are documented under no name."""
     held = [resolve(name) for name in documented]
     ids = {id(x) for x in held if x is not None}
     values = {name: resolve(name) for name in sorted(set(public()))}
@@ -62,7 +62,7 @@ def missing(documented: Iterable[str]) -> list[str]:
 
 
 def directives() -> dict[str, list[str]]:
-    """From each name that an API page asks for to the members it lists, if it does."""
+    """Map each name in a directive of an API page to the members that it lists."""
     found = {}
     for page in sorted((ROOT / "docs/api").glob("*.md")):
         for name, options in DIRECTIVE.findall(page.read_text()):
@@ -72,7 +72,7 @@ def directives() -> dict[str, list[str]]:
 
 
 def asked_for() -> Iterator[str]:
-    """Every name that the API pages will have."""
+    """Yield every name that the API pages will show."""
     for name, members in directives().items():
         value = resolve(name)
         yield name

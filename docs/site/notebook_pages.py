@@ -1,4 +1,4 @@
-"""A notebook as a page: its text, its programs, and the outputs that it holds."""
+"""Convert notebooks to pages: text, programs, and the stored outputs."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ IMAGES = {"image/png": "png", "image/svg+xml": "svg"}
 
 
 def markdown(path: pathlib.Path) -> tuple[str, dict[str, bytes]]:
-    """The page and its pictures by name. Nothing is executed."""
+    """Return a notebook's page, and its pictures by name. Nothing is executed."""
     parts, pictures = [], {}
     for cell in json.loads(path.read_text())["cells"]:
         text = "".join(cell["source"]).strip()
@@ -24,7 +24,7 @@ def markdown(path: pathlib.Path) -> tuple[str, dict[str, bytes]]:
 
 
 def _shown(output: dict, stem: str, pictures: dict[str, bytes]) -> str:
-    """One output: the picture, or else the text."""
+    """Return the Markdown of one output: a picture if there is one, or else text."""
     data = output.get("data", {})
     for kind, ending in IMAGES.items():
         if kind in data:

@@ -1,8 +1,9 @@
-"""What the site has beside the pages of `docs/`, and where their links go.
+"""Hooks for MkDocs: add files from outside of `docs/`, and adapt links and formulas.
 
-Pages are written to be read in the repository. The README and its like become pages;
-notebooks do, from the outputs that they hold; any other file that a page links to is
-copied beside the site. Formulas become MathML here, so that no script renders them.
+The links of all pages are relative to the repository. The files of `ELSEWHERE` and the
+notebooks (with their stored outputs) become pages of the site. Other files that a page
+links to are copied into the site's folder `repository/`. The hooks convert formulas to
+MathML, so that a page needs no script to render a formula.
 """
 
 import pathlib
@@ -18,7 +19,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Pages of the site that lie elsewhere in the repository.
+# From files outside of `docs/` to the pages that they become.
 ELSEWHERE = {
     "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
@@ -26,7 +27,7 @@ ELSEWHERE = {
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
 }
-# How much more a page's sections count in a search than those of other pages. Tasks
+# The weight of a page's sections in a search, 1 for all other pages. Guides for tasks
 # come before measurements, programs and functions.
 BOOSTS = {"howto/": 2.0, "notebooks/": 0.5, "benchmarks": 0.25, "api/": 0.25}
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
@@ -36,7 +37,7 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 
 
 def source_of(uri: str) -> str:
-    """Where a page of the site lies in the repository."""
+    """Return the path in the repository of a page of the site."""
     back = {page: path for path, page in _elsewhere().items()}
     return back.get(uri, f"docs/{uri}")
 
@@ -49,14 +50,14 @@ def _elsewhere() -> dict[str, str]:
 
 
 def target_of(link: str, page: str) -> tuple[str, str]:
-    """The file of the repository that a link of a page goes to, and the anchor."""
+    """Return the file in the repository that a page links to, and the anchor."""
     path, _, anchor = link.partition("#")
     folder = posixpath.dirname(source_of(page))
     return posixpath.normpath(posixpath.join(folder, path)), anchor
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Every page says which version it describes: in its header and below it."""
+    """State the version of dpjax in the header and in the footer of every page."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     name = f"dpjax {project['version']}"
     config.site_name = name
@@ -65,7 +66,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what is not in `docs/`, and take from the navigation what is not there."""
+    """Add the pages, pictures and linked files from outside of `docs/`."""
 
     def add(uri: str, **kwargs: object) -> None:
         files.append(
@@ -89,7 +90,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _linked_files(page: File) -> list[str]:
-    """Files of the repository, outside `docs/`, that a page links to."""
+    """Return a page's linked files that are neither pages nor in `docs/`."""
     links = (link for part in prose(page.content_string) for link in LINK.findall(part))
     paths = [
         target_of(x, page.src_uri)[0] for x in links if "//" not in x and x[0] != "#"
@@ -103,14 +104,14 @@ def _linked_files(page: File) -> list[str]:
 
 
 def prose(markdown: str) -> list[str]:
-    """The parts of a page between its blocks of code."""
+    """Return the parts of a page outside of its blocks of code."""
     return FENCE.split(markdown)[::2]
 
 
 def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files
 ) -> str:
-    """Links as they are on the site, and the page's weight in a search."""
+    """Change links to those of the site, and set the page's weight in a search."""
     boosts = (x for start, x in BOOSTS.items() if page.file.src_uri.startswith(start))
     page.meta["search"] = {"boost": next(boosts, 1.0)}
 
@@ -137,7 +138,7 @@ def on_page_markdown(
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, and what docstrings call docs/x.md as a link."""
+    """Convert formulas to MathML, and each docs/x.md of a docstring to a link."""
 
     def render(match: re.Match[str]) -> str:
         display = "block" if match[1] == "div" else "inline"

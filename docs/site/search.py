@@ -1,8 +1,9 @@
-"""A check that the site's search puts the right page first.
+"""Check that the site's search puts the right page first.
 
-The theme searches the index that the build writes with lunr.js; `lunr` is the same in
-Python. As in the theme, words are not stemmed, titles weigh more than text (`FIELDS`),
-the last letters of a word may be missing, and a page ranks by its best section.
+The build writes an index, and the theme searches this index with lunr.js. The package
+`lunr` is a version of lunr.js in Python. As in the theme, words are not stemmed, titles
+weigh more than text (`FIELDS`), the last letters of a word may be missing, and a page
+ranks by its best section.
 """
 
 import json
@@ -12,7 +13,7 @@ import lunr
 from lunr.stemmer import stemmer
 
 FIELDS = [{"field_name": "title", "boost": 1000}, {"field_name": "text", "boost": 1}]
-# What newcomers search for, and the page that answers it.
+# From the words of a search to the page that must come first.
 EXPECTED = {
     "epsilon": "choosing",
     "learning rate": "choosing",
@@ -28,7 +29,7 @@ EXPECTED = {
 
 
 def problems(site: pathlib.Path) -> list[str]:
-    """The searches whose first result is another page."""
+    """Return a line for each search whose first result is another page."""
     sections = json.loads((site / "search/search_index.json").read_text())["docs"]
     builder = lunr.get_default_builder()
     for pipeline in (builder.pipeline, builder.search_pipeline):
