@@ -271,8 +271,9 @@ def test_unsortable_owners_are_grouped_by_equality():
     missing = np.array([3, np.nan, 1, 3, np.nan, 1, 3], object)
     with pytest.raises(ValueError, match="differs from itself"):
         dpjax.by_user(np.arange(7.0), missing, max_examples=9)
-    names = np.array([1.0, np.nan, np.nan, 1.0])
-    assert len(dpjax.by_user(np.arange(4.0), names, max_examples=9)) == 2
+    for dtype in (np.float64, np.float16, jnp.bfloat16):
+        names = np.array([1.0, np.nan, np.nan, 1.0], dtype)
+        assert len(dpjax.by_user(np.arange(4.0), names, max_examples=9)) == 2
 
 
 def test_keys_of_accumulated_parts_equal_those_of_the_batch():

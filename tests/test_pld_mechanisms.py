@@ -328,6 +328,14 @@ def test_mechanisms_without_privacy_or_without_loss():
             "weights must add up to one",
         ),
         (
+            lambda: events.GaussianMixture(1.0, (1.0,), (1.0,), Adjacency.REPLACE),
+            "adjacency must be ADD_REMOVE or ZERO_OUT",
+        ),
+        (
+            lambda: events.PoissonGaussian(1.0, 0.1, "REPLACE"),
+            "adjacency must be a dpjax.Adjacency",
+        ),
+        (
             lambda: pld.gaussian_mixture(1.0, (-1.0,), (1.0,), adjacency=ADD),
             "sensitivities must be non-negative",
         ),

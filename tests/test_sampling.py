@@ -5,6 +5,7 @@ A statistical test compares a p-value with ALARM, its rate of false alarms over 
 
 import functools
 import itertools
+import math
 from fractions import Fraction
 from math import comb
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 import scipy.sparse.csgraph
@@ -665,3 +667,15 @@ def test_invalid_owners_raise():
         select(np.ma.masked_equal([[1], [2]], 2), 1)
     with pytest.raises(ValueError, match="key"):
         select([[1]], 1, key=0)
+    for missing in (("a", math.nan), frozenset([math.nan])):
+        with pytest.raises(ValueError, match="NaN"):
+            select([[missing], [missing]], 1)
+
+
+def test_owners_of_a_data_frame_are_read_by_row():
+    owners = [[1, 2], [1, 3], [4, 5]]
+    select = functools.partial(sampling.bound_contributions_of_fixed_graph, key=KEY)
+    columns = pd.MultiIndex.from_tuples([("x", "p"), ("y", "q")])
+    frame = pd.DataFrame(owners, columns=columns)
+    np.testing.assert_array_equal(select(frame, 1), select(owners, 1))
+    assert len(select(frame, 1)) == 2

@@ -6,7 +6,9 @@ whose value is not available. The docstring of the function that calls the check
 how this function treats an invalid traced number.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +142,19 @@ def scalar(name: str, value: object) -> None:
         or jnp.ndim(value)
     ):
         raise ValueError(f"{name} must be one real number; got {value!r}.")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value, or a part of it, differs from itself, as NaN does."""
+    if isinstance(value, tuple | frozenset):
+        return any(map(is_missing, value))
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return any(is_missing(getattr(value, field.name)) for field in fields)
+    try:
+        return bool(value != value)
+    except TypeError:  # pandas.NA, for instance, has no truth value
+        return True
 
 
 def real_vector(name: str, value: object) -> np.ndarray | None:

@@ -9,7 +9,6 @@ labels. In a shuffled table, label i is not in row i. So arrays of libraries oth
 NumPy and JAX are first converted to NumPy arrays.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -218,10 +217,12 @@ def _number_users(owner: np.ndarray) -> np.ndarray:
       ValueError: an object in owner is NaN, or contains NaN.
     """
     if owner.dtype != object:
+        if jnp.issubdtype(owner.dtype, np.floating):
+            owner = owner.astype(np.float64)  # np.unique joins no NaNs of bfloat16
         return np.unique(owner, return_inverse=True)[1]
     # Objects may have no total order. np.unique sorts them, and could then give one
     # user several numbers.
-    if any(map(_is_missing, owner.tolist())):
+    if any(map(validate.is_missing, owner.tolist())):
         raise ValueError(
             "users must not contain a value that differs from itself, such as NaN in "
             "a tuple or an object array, because each such value would count as a "
@@ -229,19 +230,6 @@ def _number_users(owner: np.ndarray) -> np.ndarray:
         )
     numbers: dict[object, int] = {}
     return np.array([numbers.setdefault(x, len(numbers)) for x in owner.tolist()])
-
-
-def _is_missing(owner: Any) -> bool:
-    """Whether a value, or a part of it, differs from itself, as NaN does."""
-    if isinstance(owner, tuple | frozenset):
-        return any(map(_is_missing, owner))
-    if dataclasses.is_dataclass(owner):
-        fields = dataclasses.fields(owner)
-        return any(_is_missing(getattr(owner, field.name)) for field in fields)
-    try:
-        return bool(owner != owner)
-    except TypeError:  # pandas.NA, for instance, has no truth value
-        return True
 
 
 def user_loss(

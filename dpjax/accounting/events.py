@@ -69,8 +69,13 @@ class Gaussian:
     mu: ArrayLike
 
 
+class _HasAdjacency:
+    def __post_init__(self: Any) -> None:
+        validate.adjacency(self.adjacency)
+
+
 @record
-class PoissonGaussian:
+class PoissonGaussian(_HasAdjacency):
     """The Gaussian mechanism on a Poisson sample.
 
     Attributes:
@@ -85,7 +90,7 @@ class PoissonGaussian:
 
 
 @record
-class TruncatedPoissonGaussian:
+class TruncatedPoissonGaussian(_HasAdjacency):
     """The Gaussian mechanism on a Poisson sample, truncated to a batch of fixed shape.
 
     Attributes:
@@ -124,7 +129,7 @@ class FixedSizeGaussian:
 
 
 @record
-class RandomAllocation:
+class RandomAllocation(_HasAdjacency):
     """An epoch in which each example takes part in one step, chosen at random.
 
     Attributes:
@@ -139,7 +144,7 @@ class RandomAllocation:
 
 
 @record
-class CorrelatedGaussian:
+class CorrelatedGaussian(_HasAdjacency):
     """A run with correlated noise, and with batches whose order need not be secret.
 
     Attributes:
@@ -163,7 +168,7 @@ class CorrelatedGaussian:
 
 
 @record
-class RandomBins:
+class RandomBins(_HasAdjacency):
     """A run in which every example takes part in one random step of each epoch.
 
     Each step of an epoch is a bin. An example picks a bin uniformly at random, and
@@ -194,7 +199,7 @@ class RandomBins:
 
 
 @record
-class GaussianMixture:
+class GaussianMixture(_HasAdjacency):
     """The Gaussian mechanism with a random sensitivity.
 
     Attributes:
@@ -207,7 +212,8 @@ class GaussianMixture:
       adjacency: which data sets are compared, ADD_REMOVE or ZERO_OUT.
 
     Raises:
-      ValueError: there are not as many weights as sensitivities.
+      ValueError: adjacency is not ADD_REMOVE or ZERO_OUT, or there are not as many
+        weights as sensitivities.
     """
 
     noise_multiplier: ArrayLike
@@ -216,6 +222,8 @@ class GaussianMixture:
     adjacency: Adjacency = dataclasses.field(metadata=STATIC)
 
     def __post_init__(self) -> None:
+        if validate.adjacency(self.adjacency) is Adjacency.REPLACE:
+            raise ValueError(f"adjacency must be ADD_REMOVE or ZERO_OUT; got {self!r}.")
         if len(self.sensitivities) != len(self.weights):
             raise ValueError(f"weights must be as many as sensitivities; got {self!r}.")
 

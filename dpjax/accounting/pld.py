@@ -228,10 +228,6 @@ def gaussian_mixture(
         total = sum(np.asarray(one, np.float64) for one in weights)
         if not np.all(np.abs(total - 1) <= WEIGHTS_TOLERANCE):
             raise ValueError(f"weights must add up to one; got {weights!r}.")
-    if validate.adjacency(adjacency) is Adjacency.REPLACE:
-        raise ValueError(
-            f"adjacency must be ADD_REMOVE or ZERO_OUT; got {adjacency!r}."
-        )
     values, weights = tuple(sensitivities), tuple(weights)
     return of(events.GaussianMixture(noise_multiplier, values, weights, adjacency))
 

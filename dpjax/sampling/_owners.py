@@ -72,7 +72,7 @@ def bound_contributions_of_fixed_graph(
             "owners must not have masked entries, because the masked values would be "
             "used."
         )
-    given = owners.tolist() if isinstance(owners, np.ndarray) else owners
+    given = np.asarray(owners).tolist() if hasattr(owners, "__array__") else owners
     # A row names an owner only once, so that a repeated name counts only once.
     rows = [set(_check_row(row)) for row in given]
     if not all(rows):
@@ -99,7 +99,7 @@ def _check_row(row: Collection[Hashable]) -> Collection[Hashable]:
         raise ValueError(
             f"owners must be a sequence of owners for each example; got {row!r}."
         )
-    if any(name != name for name in row):
+    if any(map(validate.is_missing, row)):
         raise ValueError(
             "owners must not contain NaN or any other value that differs from "
             f"itself; got {row!r}."

@@ -207,8 +207,7 @@ class _Classes:
     count: int
 
     def __call__(self, labels: np.ndarray) -> np.ndarray:
-        whole = labels == np.floor(labels)
-        return whole & (labels >= 0) & (labels < self.count)
+        return (labels == np.floor(labels)) & (labels >= 0) & (labels < self.count)
 
 
 def _softmax(scores: jax.Array, label: jax.Array) -> jax.Array:

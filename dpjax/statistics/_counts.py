@@ -99,8 +99,7 @@ def bins_of(values: jax.Array, edges: jax.Array) -> jax.Array:
     bins = jnp.searchsorted(edges, values, side="right") - 1
     bins = jnp.where(values == edges[-1], size - 1, bins)
     # A NaN compares False, and is therefore outside.
-    inside = (values >= edges[0]) & (values <= edges[-1])
-    return jnp.where(inside, bins, size)
+    return jnp.where((values >= edges[0]) & (values <= edges[-1]), bins, size)
 
 
 def count_in_bins(bins: jax.Array, size: int) -> jax.Array:

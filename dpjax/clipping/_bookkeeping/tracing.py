@@ -80,7 +80,7 @@ def inline(
     parametric: Sequence[bool],
     retained: Callable[[jex.JaxprEqn], bool] = lambda eqn: False,
 ) -> jex.ClosedJaxpr:
-    """Replace jit calls and checkpointed blocks that a parameter enters by their bodies.
+    """Replace jit calls and checkpointed blocks that use a parameter by their bodies.
 
     Blocks for which `retained` is true stay, and so do calls of `custom_jvp` and
     `custom_vjp`, whose derivatives may differ from those of their bodies. Calls that no

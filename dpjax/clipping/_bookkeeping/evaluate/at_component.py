@@ -146,8 +146,7 @@ def transpose_sum(site: RuledSite, others: Arrays, cotangent: jax.Array) -> jax.
     lengths = [loop.length for loop in site.loops if not loop.shared]
     operand = aval(site.operand)
     operand = like(operand, (*lengths, *operand.shape), dtype)
-    transpose = jax.linear_transpose(lambda w: forward(w, others), operand)
-    return transpose(cotangent)[0]
+    return jax.linear_transpose(lambda w: forward(w, others), operand)(cotangent)[0]
 
 
 def _product_of_blocks(
