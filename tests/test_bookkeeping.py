@@ -283,6 +283,63 @@ def test_squared_norms_neither_overflow_nor_underflow(scale):
     assert_matches_reference(loss, normal(0, 40, 32), normal(1, 3, 4, 40))
 
 
+def weighted_sums(w, example):
+    x, weights = example
+    return jnp.sum((x @ w) * weights)
+
+
+@pytest.mark.parametrize(
+    ("engine", "arithmetic"),
+    [("auto", "real"), ("ghost", "real"), ("vmap", "real"), ("auto", "discrete")],
+)
+def test_huge_activations_move_the_sum_by_at_most_the_clip_norm(engine, arithmetic):
+    # XLA flushes subnormal numbers to zero. If this happens to the reciprocal of an
+    # activation, its norm is 0. If it happens to one of two scaled cotangents whose
+    # terms nearly cancel, the other one remains. Both moved sums by over 100 C.
+    count = 500
+    r = np.geomspace(1e-3, 0.5, count)
+    x, weights = np.zeros((2, 2, count, 1, 2, 64), np.float32)
+    x[..., 0] = np.array([8e37, 1e34, 1e22, 9e37])[[0, 1]].reshape(2, 1, 1, 1)
+    weights[..., 0, 0], weights[..., 1, 0] = 1e-22 * (1 + r)[:, None], 0
+    weights[..., 1, 0] = -1e-22 * (1 - r)[:, None]
+
+    @jax.jit
+    def sums(clip_norms):
+        def of(clip_norm, x, weights):
+            fn = dpjax.clipped_grad(
+                weighted_sums, clip_norm, engine=engine, arithmetic=arithmetic
+            )
+            return fn(jnp.zeros((64, 64)), (x, weights))[0]  # a batch of one example
+
+        one_each = jax.vmap(of, in_axes=(None, 0, 0))
+        return jax.vmap(one_each)(clip_norms, jnp.asarray(x), jnp.asarray(weights))
+
+    clip_norms = np.array([0.1, 1e-6], np.float32)
+    norms = np.linalg.norm(np.asarray(sums(clip_norms), np.float64), axis=(-2, -1))
+    assert np.all(norms <= clip_norms[:, None])
+
+
+@pytest.mark.parametrize("engine", ["auto", "ghost", "vmap"])
+def test_activations_beyond_the_range_of_reciprocals_are_left_out(engine):
+    @jax.jit
+    def result(clip_norm, x):
+        fn = dpjax.clipped_grad(weighted_sums, clip_norm, engine=engine)
+        grads, per_example = fn(jnp.zeros((64, 64)), (x, jnp.full((1, 1, 64), 1e-20)))
+        return jnp.linalg.norm(grads), per_example.norm[0]
+
+    x = np.zeros((1, 1, 64), np.float32)
+    x[..., 0] = 9e37
+    length, norm = result(1.0, x)
+    assert length <= 1
+    assert norm > 1 or not np.isfinite(norm)
+    # The reciprocal of a clip norm of 1e38 is 0, too.
+    assert result(1e38, x)[0] == 0
+    # A large activation alone changes nothing.
+    length, norm = result(1.0, x * 1e-12)
+    np.testing.assert_allclose(norm, 9e25 * 1e-20 * 8, rtol=1e-4)
+    np.testing.assert_allclose(length, 1, rtol=1e-4)
+
+
 def test_keys_as_examples_match_reference():
     def loss(w, key):
         return jnp.sum(jnp.sin(jax.random.normal(key, (7,)) @ w))

@@ -1,5 +1,7 @@
 """Clipped sums against a loop over examples in NumPy float64."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -331,6 +333,11 @@ def test_invalid_arguments_raise():
             clipped_grad(loss, bad)
         with pytest.raises(ValueError, match="^clip_norm must"):
             clip_and_sum(bad)
+    # With one example, an array would be broadcast, and the example would count thrice.
+    for bad in (np.ones(3), np.ones((1, 1))):
+        for make in (functools.partial(clipped_grad, loss), clip_and_sum):
+            with pytest.raises(ValueError, match="^clip_norm must be one real number"):
+                make(bad)
     with pytest.raises(ValueError, match="^engine must"):
         clipped_grad(loss, 1.0, engine="magic")
     with pytest.raises(ValueError, match="^microbatch_size must"):

@@ -32,8 +32,7 @@ def concrete_numbers(name: str, value: object) -> None:
     """Raise if a number in the value, a pytree, is traced."""
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(value)):
         raise ValueError(
-            f"{name} must consist of concrete numbers, not traced values; got "
-            f"{value!r}."
+            f"{name} must consist of concrete, not traced, numbers; got {value!r}."
         )
 
 

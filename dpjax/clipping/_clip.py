@@ -124,7 +124,7 @@ def clip(
       infinity, or if its norm overflows (beyond 1e19 C in float32).
 
     Raises:
-      ValueError: clip_norm is not positive, or a leaf is not real.
+      ValueError: clip_norm is not one positive number, or a leaf is not real.
 
     Privacy: the result's L2 norm is at most C for every input, including rounding.
 
@@ -177,6 +177,10 @@ def clip_scales(
       clip_norms: for each group, its bound C.
       mask: bool[] or bool[b]; where it is False, the factors are zero.
     """
+    for bound in clip_norms:  # an array would be broadcast, and count an example twice
+        validate.scalar("clip_norm", bound)
+    # XLA replaces the reciprocal of a number above 2¹²⁶ by 0.
+    mask = mask & jnp.all(jnp.asarray(clip_norms) <= 2.0**100)
     # If any entry is NaN or infinite, so is the sum of the squares. XLA would copy a
     # long sum into each of the many computations that use `finite`, but does not copy a
     # root.
@@ -329,8 +333,8 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
       float32 or wider. An example whose gradient is not finite contributes zero.
 
     Raises:
-      ValueError: clip_norm is not positive. When the updates are transformed: their
-        leading axes differ, are missing or are empty; a leaf is not real.
+      ValueError: clip_norm is not one positive number. When updates are transformed:
+        their leading axes differ, are missing or are empty; a leaf is not real.
 
     Privacy: one example moves the sum by at most C (2C under `Adjacency.REPLACE`).
 
@@ -342,6 +346,7 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
       >>> print([f"{x:.3f}" for x in total])
       ['0.600', '1.300']
     """
+    validate.scalar("clip_norm", clip_norm)
     validate.positive("clip_norm", clip_norm)
 
     def sum_updates(updates: Tree, _: Tree | None) -> Tree:

@@ -465,10 +465,10 @@ def clipped_grad(
       jitted, scanned and sharded.
 
     Raises:
-      ValueError: clip_norm is not positive; argnums and batch_argnums overlap or are
-        otherwise invalid; the engine or the arithmetic is unknown; the engine is
-        "ghost" with arithmetic="discrete"; microbatch_size is below 1. When the
-        function is called: argnums or batch_argnums name an argument that the call
+      ValueError: a clip norm is not one positive number; argnums and batch_argnums
+        overlap or are otherwise invalid; the engine or the arithmetic is unknown; the
+        engine is "ghost" with arithmetic="discrete"; microbatch_size is below 1. When
+        the function is called: argnums or batch_argnums name an argument that the call
         lacks; the leading axes of batch arguments differ or are empty; the mask has
         another shape or dtype; clip_norm is no prefix tree of the arguments in argnums;
         these arguments are not real; the loss is not a real scalar; the loss or its
@@ -517,6 +517,7 @@ def clipped_grad(
       2.0
     """
     for bound in jax.tree.leaves(clip_norm):
+        validate.scalar("clip_norm", bound)
         validate.positive("clip_norm", bound)
     validate.one_of("engine", engine, ENGINES)
     validate.one_of("arithmetic", arithmetic, ("real", "discrete"))

@@ -211,7 +211,8 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
     `sites` has the left and right rows of each gradient. A left row that is not one-hot
     is divided by its maximum absolute entry, and its right row is multiplied by this
     entry. So the squared norm of a row overflows, or underflows to zero, only if the
-    squared norm of the outer product does.
+    squared norm of the outer product does, or if the left row is so large that zeros in
+    place of subnormal right entries could change the clipped sum.
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
@@ -224,9 +225,16 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
             # For a row of zeros, the entry is replaced by tiny, since 0 / 0 is NaN.
             tiny = jnp.finfo(dtype).tiny
             largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=tiny)
+            # XLA replaces numbers below tiny by zero: entries of scaled right rows in
+            # the clipped sum, which this changes by at most tiny √(np) T largest for
+            # T rows, and the reciprocal of a number above 1 / tiny. If the change could
+            # exceed one rounding of C, the norm is infinite: the example adds nothing.
+            scale = 2.0**-24 / tiny / math.sqrt(left.shape[-1] * right.shape[-1])
+            limit = jnp.minimum(clip_norm * (scale / left.shape[-2]), 2.0**100)
             # The multiplication comes first, so that the right side overflows only if
             # the gradient overflows.
-            left, right = left / largest, right * largest
+            too_large = (largest > limit) & (right != 0)
+            left, right = left / largest, jnp.where(too_large, jnp.inf, right * largest)
         scaled.append(Factors(left, right / clip_norm))
     return scaled
 

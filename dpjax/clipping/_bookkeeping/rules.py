@@ -248,8 +248,7 @@ class Convolution(Rule):
         """
         read = self._make_reader(others[0])
         windows = [read(start) for start in self._window_starts()]
-        patches = jnp.concatenate(windows, axis=-1)
-        return Factors(patches, self._pixels(cotangent))
+        return Factors(jnp.concatenate(windows, axis=-1), self._pixels(cotangent))
 
     def gradient(self, others: Arrays, cotangent: jax.Array) -> jax.Array:
         """The kernel's gradient, by one product for each offset in the kernel's window.

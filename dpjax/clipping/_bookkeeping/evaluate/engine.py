@@ -237,13 +237,13 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     ):
         if isinstance(site, RuledSite):
             factors = at.factors_of(Comparable(site), others, cotangent)
-            size, rows = fac.size(factors, clip_norm), factors.rows
+            size, rows = fac.size(factors, clip_norm / norm_bound), factors.rows
         else:
             # If the tap is on the operand, the gradient is the tap's cotangent, which
             # is a sum of one term.
             square_of_one = square_sum(widen(cotangent), 1, clip_norm)
-            size, rows = jnp.sqrt(square_of_one), 1
-        terms.append(fac.Terms(norm_bound * size, rows + part.pull_back_bounds.terms))
+            size, rows = norm_bound * jnp.sqrt(square_of_one), 1
+        terms.append(fac.Terms(size, rows + part.pull_back_bounds.terms))
     # The bound on rounding errors assumes the least precise dtype of all arrays.
     arrays = [*cotangents, *(x for xs in records for x in xs)]
     dtype = narrowest_float([part.pull_back_bounds.dtype, *(x.dtype for x in arrays)])

@@ -81,8 +81,7 @@ def clipped_sum_in_two_passes(
     _, recorded = record_sites(plan, leaves, examples, in_blocks)
     shardings = [spec_of(x) for x in leaves]
     sharded_sums = let_compiler_shard(partial(sums_alone, plan), arrays, shardings)
-    grads = sharded_sums(recorded, scales, finite)
-    return grads, PerExample(loss, norm, aux)
+    return sharded_sums(recorded, scales, finite), PerExample(loss, norm, aux)
 
 
 def _outputs_of_one_example(
