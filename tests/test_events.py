@@ -367,3 +367,12 @@ def test_accountants_agree_on_a_converted_event(adjacency, kind):
     peer.compose(events.to_dp_event(event, adjacency))
     epsilon = float(profiles.of(event).epsilon(1e-5))
     assert epsilon == pytest.approx(peer.get_epsilon(1e-5), abs=1e-2)
+
+
+def test_counts_of_numpy_do_not_wrap():
+    event = dp_accounting.GaussianDpEvent(np.float16(3))
+    for n in (np.int8(100), np.int32(100_000)):
+        twice = dp_accounting.SelfComposedDpEvent(event, n)
+        nested = dp_accounting.SelfComposedDpEvent(twice, n)
+        result = events.from_dp_event(nested, ADD)
+        assert result == events.Repeated(events.Gaussian(1 / 3), int(n) ** 2)

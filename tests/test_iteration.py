@@ -82,6 +82,16 @@ def test_cyclic_mus_bound_quadratics_at_every_offset(x64):
     assert mus[-1] == float(cyclic_bounds(strong_convexity=0.7).best)
 
 
+def test_vectors_are_not_paired_with_positions():
+    changes = {"step_size": np.full(8, 0.3), "noise_multiplier": np.full(8, 3.0)}
+    for name, value in changes.items():
+        run = SETTING | {"weak_convexity": 0.0, "noise_multiplier": 3.0, name: value}
+        with pytest.raises(ValueError, match="must be one number"):
+            iteration.noisy_cyclic_gd_mus(
+                **run, num_epochs=1, batches_per_epoch=8, batch_size=5.0
+            )
+
+
 def test_mu_of_one_epoch_of_weakly_convex_loss_is_exact(x64):
     """A concave quadratic expands; each example is used once."""
     setting = SETTING | {"weak_convexity": 0.5}

@@ -232,3 +232,22 @@ def test_invalid_arguments_raise():
     for bad in ((data[0], data[1][1:]), (data[0], data[1] + 0.5)):
         with pytest.raises(ValueError, match="^data must"):
             run(bad)
+    # A vector would be paired with the groups of rounds.
+    rounds = accounting.group(np.full(8, 1 / 8), groups=2)
+    given = {"noise_multiplier": 2.0, "epsilon": 1.0, "sampling_rate": 0.01}
+    for name, value in given.items():
+        with pytest.raises(ValueError, match=f"^{name} must be one real number"):
+            accounting.delta(**given | {name: np.full(2, value)}, rounds=rounds)
+
+
+def test_narrow_noise_multipliers_are_exact():
+    rounds = accounting.group(np.full(8, 1 / 8), groups=2)
+
+    @jax.jit
+    def deltas():
+        narrow = jnp.bfloat16(2.234375), jnp.float16(2.998046875)
+        wide = np.float32(2.234375), np.float32(2.998046875)
+        of = functools.partial(accounting.delta, rounds=rounds, sampling_rate=0.1)
+        return [[of(x, 1.0) for x in numbers] for numbers in (narrow, wide)]
+
+    np.testing.assert_array_equal(*deltas())

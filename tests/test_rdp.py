@@ -427,6 +427,12 @@ def test_invalid_traced_values_give_infinity():
         (lambda: rdp.epsilon(np.ones(2), np.array([2.0, 3.0]), 0.0), "delta"),
         (lambda: rdp.epsilon(np.ones(2), np.array([1.0, 3.0]), 0.1), "orders"),
         (lambda: rdp.delta(np.ones(2), np.array([2.0, 3.0]), -0.1), "epsilon"),
+        # A curve of one order is no curve at all orders, and no order has all bounds.
+        (lambda: rdp.epsilon(np.ones(1), ORDERS, 0.1), "curves and orders"),
+        (lambda: rdp.delta(np.ones(9), ORDERS[:1], 0.1), "curves and orders"),
+        (lambda: rdp.delta(np.ones(1), ORDERS, 0.1), "curves and orders"),
+        (lambda: rdp.best_order(np.ones(1), ORDERS, 0.1), "curves and orders"),
+        (lambda: rdp.compose(np.ones(1), np.ones(2)), "curves and orders"),
     ],
 )
 def test_invalid_arguments_raise(call, name):

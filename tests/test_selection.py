@@ -323,6 +323,17 @@ def test_bounds_of_sampled_mechanisms_hold(attacks, compiled):
     assert 1.905 <= selection.epsilon(run, DELTA, repetitions=law) < 2.0
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, int])
+def test_laws_of_narrow_numbers_compute_in_float64(dtype):
+    for law in (selection.Geometric, selection.Logarithmic, selection.Poisson):
+        assert law(dtype(10)) == law(10.0)
+        assert type(law(dtype(10)).mean) is float
+    narrow = selection.TruncatedNegativeBinomial(dtype(2), dtype(10))
+    wide = selection.TruncatedNegativeBinomial(2.0, 10.0)
+    assert narrow.stop == wide.stop
+    assert narrow.total_variation == wide.total_variation
+
+
 def test_simulated_search_attains_the_attack():
     # Randomised response on four atoms; the order is the best one.
     p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1])
@@ -486,6 +497,23 @@ def test_vectorised_search_equals_a_loop():
     np.testing.assert_allclose(chunks.score, loop.score, rtol=1e-5)
     np.testing.assert_allclose(chunks.output["w"], loop.output["w"], rtol=1e-6)
     assert chunks.setting == loop.setting == {"rate": 2.0}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry2x32"])
+def test_setting_is_that_of_the_best_run_in_chunks(impl):
+    for seed in range(5):
+        result = dpjax.tune(
+            jnp.arange(10.0),
+            lambda rate, key: (rate, jax.random.normal(key)),
+            lambda output, key: output[0],
+            repetitions=selection.Fixed(3),
+            event=RUN,
+            delta=DELTA,
+            key=jax.random.key(seed, impl=impl),
+            chunk_size=4,
+        )
+        assert result.setting == result.output[0]
 
 
 def test_search_without_runs_or_finite_scores_releases_no_data():

@@ -201,8 +201,7 @@ def check_workload(
         validate.concrete_numbers("workload", workload)
         if not np.any(np.asarray(workload.rates)):
             raise ValueError(
-                "workload must have at least one learning rate other than 0; got "
-                f"{workload!r}."
+                f"workload must have a learning rate other than 0; got {workload!r}."
             )
     return workload
 

@@ -216,8 +216,7 @@ def _check_options(arguments: dict[str, Any]) -> tuple[tuple[str, ...], Workload
     clip_norm, capacity = arguments["clip_norm"], arguments["max_batch_size"]
     if isinstance(clip_norm, QuantileClip):
         raise ValueError(
-            "clip_norm must be a number where mechanisms are compared; got "
-            f"{clip_norm!r}."
+            f"clip_norm must be a number if mechanisms are compared; got {clip_norm!r}."
         )
     validate.adjacency(arguments["adjacency"])
     validate.static_int("num_examples", arguments["num_examples"], minimum=1)

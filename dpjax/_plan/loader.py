@@ -281,8 +281,7 @@ def _shard_range(index: tuple[slice, ...] | None, size: int) -> tuple[int, int]:
         the shard is the whole axis.
       size: the length of the axis.
     """
-    slots = slice(None) if index is None else index[0]
-    return slots.indices(size)[:2]
+    return (slice(None) if index is None else index[0]).indices(size)[:2]
 
 
 def _read_items(data: Any, batch: Batch) -> Examples:

@@ -140,12 +140,12 @@ def tune(
     total = repetitions.sample(for_count)
     digest = _hash_search(key, search, count)
 
-    def setting_of(run: ArrayLike) -> Any:
+    def index_of(run: ArrayLike) -> jax.Array:
         setting_key = jax.random.fold_in(for_settings, run)
-        return pick(jax.random.randint(setting_key, (), 0, count))
+        return jax.random.randint(setting_key, (), 0, count)
 
-    def run_once(run: ArrayLike) -> tuple[jax.Array, Any]:
-        output = train(setting_of(run), jax.random.fold_in(for_runs, run))
+    def run_once(run: ArrayLike, index: jax.Array) -> tuple[jax.Array, Any]:
+        output = train(pick(index), jax.random.fold_in(for_runs, run))
         return jnp.asarray(score(output, jax.random.fold_in(for_scores, run))), output
 
     chunk, done, best, saved = chunk_size or 1, 0, _Best(-1, -math.inf, None), None
@@ -156,11 +156,13 @@ def tune(
     while done < total:
         first, done = done, min(total, done + chunk)
         if run_chunk is None:
-            value, outputs = run_once(first)
+            value, outputs = run_once(first, index_of(first))
             scores = [value]
         else:
             # All chunks have the same size. Excess runs of the last chunk are not used.
-            scores, outputs = run_chunk(first + np.arange(chunk))
+            runs = first + np.arange(chunk)
+            # Unlike jax.vmap, lax.map draws the same number alone, for every generator.
+            scores, outputs = run_chunk(runs, jax.lax.map(index_of, runs))
 
         def output_of(i: int) -> Any:
             single = run_chunk is None
@@ -177,7 +179,7 @@ def tune(
         # least one run, and this run gives the structure of the outputs.
         if path is not None and done < total:
             _write_checkpoint(path, digest, done, best)
-    setting = setting_of(best.run) if best.run >= 0 else None
+    setting = pick(index_of(best.run)) if best.run >= 0 else None
     return Tuned(setting, best.output, best.score, search, epsilon, float(delta))
 
 

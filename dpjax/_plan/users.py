@@ -179,8 +179,7 @@ def by_user(data: Tree, users: ArrayLike, *, max_examples: int) -> Users:
     positions = np.arange(min(limit, int(counts.max())))
     mask = positions < counts[:, None]
     # Padding repeats the user's first example.
-    rows = order[starts[:, None] + np.where(mask, positions, 0)]
-    return Users(data, rows, mask)
+    return Users(data, order[starts[:, None] + np.where(mask, positions, 0)], mask)
 
 
 def _convert_users(users: Any) -> np.ndarray:

@@ -240,8 +240,7 @@ def _simplify(eqn: jex.JaxprEqn, inputs: Sequence[Term]) -> Term | None:
             return array
         sizes = aval(eqn.invars[0]).size, aval(eqn.invars[2]).size
         # Adding an update at index 0 of a zero array of size 1 gives the update.
-        is_update = array == indices == ZERO and sizes == (1, 1)
-        return updates if is_update else None
+        return updates if array == indices == ZERO and sizes == (1, 1) else None
     return None
 
 

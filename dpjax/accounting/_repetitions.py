@@ -25,6 +25,11 @@ class _RandomRepetitions:
 
     mean: float
 
+    def __post_init__(self) -> None:
+        # NumPy's narrow floats would compute probabilities with their own precision.
+        for field in dataclasses.fields(self):  # pyright: ignore
+            object.__setattr__(self, field.name, float(getattr(self, field.name)))
+
     def probabilities(self) -> Iterator[tuple[int, float]]:
         """Yield (k, P(K = k)) for each possible value k of K, in increasing order."""
         raise NotImplementedError
@@ -71,6 +76,7 @@ class _NegativeBinomial(_RandomRepetitions):
             raise ValueError(
                 f"shape must be a finite number above -1; got {self.shape!r}."
             )
+        super().__post_init__()
 
     @functools.cached_property
     def stop(self) -> float:
@@ -192,6 +198,7 @@ class Poisson(_RandomRepetitions):
 
     def __post_init__(self) -> None:
         validate.positive("mean", self.mean)
+        super().__post_init__()
 
     @property
     def steepness(self) -> float:

@@ -227,8 +227,7 @@ def _noise_of_sum64(
     # The sum of an epoch's t outputs contains k contributions, which may all be equal,
     # and noise of variance t σ². The μ² of this sum is k² / (t σ²). The μ² of all
     # epochs add up.
-    scale = jnp.sqrt(t / num_epochs) / k * (1 + 8 * ULP)
-    return noise_multiplier * scale
+    return noise_multiplier * (jnp.sqrt(t / num_epochs) / k * (1 + 8 * ULP))
 
 
 def _single_run(

@@ -107,6 +107,7 @@ def epsilon(composed: Sequence[Event], delta: float) -> float:
       1.870
     """
     validate.open_unit("delta", delta)
+    delta = float(delta)
     for event in composed:
         check_event(event)
     pairs = [x for x in composed if isinstance(x, events.EpsilonDelta)]

@@ -555,7 +555,7 @@ def _steps(event: Any, count: int, adjacency: Adjacency) -> list[Repeated]:
     if isinstance(event, dp.ComposedDpEvent):
         return [x for part in event.events for x in _steps(part, count, adjacency)]
     if isinstance(event, dp.SelfComposedDpEvent):
-        return _steps(event.event, event.count * count, adjacency)
+        return _steps(event.event, int(event.count) * count, adjacency)
     return [Repeated(_convert_step(event, adjacency), count)]
 
 
@@ -575,11 +575,11 @@ def _convert_step(event: Any, adjacency: Adjacency) -> Step:
         ):
             return Gaussian(math.inf)
         case dp.GaussianDpEvent(noise_multiplier=noise):
-            return Gaussian(factor / noise)
+            return Gaussian(factor / float(noise))
         case dp.LaplaceDpEvent(noise_multiplier=noise):
-            return Laplace(noise / factor)
+            return Laplace(float(noise) / factor)
         case dp.DiscreteLaplaceDpEvent(noise_parameter=noise, sensitivity=norm):
-            return DiscreteLaplace(1 / noise, int(factor) * norm)
+            return DiscreteLaplace(1 / float(noise), int(factor) * norm)
         case dp.RandomizedResponseDpEvent() if adjacency is Adjacency.REPLACE:
             return RandomizedResponse(event.noise_parameter, event.num_buckets)
         case dp.MixtureOfGaussiansDpEvent() if adjacency is not Adjacency.REPLACE:
@@ -595,7 +595,7 @@ def _convert_step(event: Any, adjacency: Adjacency) -> Step:
             event=dp.GaussianDpEvent(noise_multiplier=noise)
         ) if adjacency is Adjacency.REPLACE and noise:
             rate = event.sample_size / event.source_dataset_size
-            return FixedSizeGaussian(factor / noise, rate)
+            return FixedSizeGaussian(factor / float(noise), rate)
         case dp.TruncatedSubsampledGaussianDpEvent():
             return TruncatedPoissonGaussian(
                 event.noise_multiplier,

@@ -97,7 +97,7 @@ def delta(
       or below 0, for a traced ε below 0, and for a NaN.
 
     Raises:
-      ValueError: a static argument is out of range.
+      ValueError: a static argument is out of range, or an argument is not one number.
 
     Privacy: the release of all iterates and of the number of rounds is (ε, δ)-DP. The
     release of the last iterate and the number of rounds is therefore also (ε, δ)-DP.
@@ -113,8 +113,13 @@ def delta(
       >>> print(f"{delta(2.0, 1.0, rounds=rounds, sampling_rate=0.01):.1e}")
       3.0e-03
     """
+    validate.scalar("noise_multiplier", noise_multiplier)
     validate.positive("noise_multiplier", noise_multiplier)
+    validate.scalar("epsilon", epsilon)
+    validate.scalar("sampling_rate", sampling_rate)
     validate.closed_unit("sampling_rate", sampling_rate)
+    if jnp.result_type(noise_multiplier).itemsize < 4:  # such as bfloat16
+        noise_multiplier = jnp.asarray(noise_multiplier, jnp.float32)
     # Zhang, Zheng, Mou and Wang (2017), Algorithm 2, https://arxiv.org/abs/1703.09947:
     # R is drawn first, so that δ(ε) = Σ_R P(R) δ_R(ε).
     step = pld.subsampled_gdp(2 / noise_multiplier, sampling_rate)

@@ -53,8 +53,15 @@ def _as_array(value: ArrayLike) -> jax.Array | np.ndarray:
 def _align_axes(
     *scalars: ArrayLike, curves: tuple[ArrayLike, ...]
 ) -> list[jax.Array | np.ndarray]:
-    """Return the curves, then the scalars with an axis for the orders, at one rank."""
-    arrays = [_as_array(x) for x in curves] + [_as_array(x)[..., None] for x in scalars]
+    """Return the curves, then the scalars with an axis for the orders, at one rank.
+
+    A curve of one order would be broadcast, and count as the curve at all orders.
+    """
+    arrays = [_as_array(x) for x in curves]
+    lengths = sorted({x.shape[-1:] for x in arrays})
+    if len(lengths) > 1:
+        raise ValueError(f"curves and orders must have one length; got {lengths}.")
+    arrays += [_as_array(x)[..., None] for x in scalars]
     rank = max(x.ndim for x in arrays)
     return [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in arrays]
 
@@ -143,7 +150,8 @@ def compose(*curves: ArrayLike, count: ArrayLike = 1) -> jax.Array:
       negative count and for a NaN.
 
     Raises:
-      ValueError: there is no curve, or a static argument is out of range.
+      ValueError: there is no curve, the curves differ in length, or a static argument
+        is out of range.
 
     Privacy: a mechanism may depend on the outputs of earlier mechanisms, as long as all
     curves are fixed beforehand.
@@ -191,7 +199,8 @@ def epsilon(curve: ArrayLike, orders: ArrayLike, delta: ArrayLike) -> jax.Array:
       that the curve allows.
 
     Raises:
-      ValueError: a static argument is out of range.
+      ValueError: a static argument is out of range, or the curve and the orders differ
+        in length.
 
     Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order.
 
@@ -218,7 +227,8 @@ def best_order(curve: ArrayLike, orders: ArrayLike, delta: ArrayLike) -> jax.Arr
       the first of these orders.
 
     Raises:
-      ValueError: a static argument is out of range.
+      ValueError: a static argument is out of range, or the curve and the orders differ
+        in length.
 
     Example:
       >>> print(f"{best_order(gaussian(1.0, ORDERS), ORDERS, 1e-5):.2f}")
@@ -242,7 +252,8 @@ def delta(curve: ArrayLike, orders: ArrayLike, epsilon: ArrayLike) -> jax.Array:
       An order proves only δ = 1 if the order or the epsilon is traced and out of range.
 
     Raises:
-      ValueError: a static argument is out of range.
+      ValueError: a static argument is out of range, or the curve and the orders differ
+        in length.
 
     Reference: Canonne, Kamath and Steinke (2020), Proposition 12, at the best order.
 

@@ -298,8 +298,7 @@ def _reduced_momentum_mu64(
     mu = schedule.factor * jnp.sqrt(jnp.where(positive, max_square, 1.0)) / unit
     mu = jnp.maximum(mu * (1 + (128 + terms) * ULP), TINY)
     mu = jnp.where(positive, mu, 0.0)
-    valid = (decay >= 0) & (decay < 1) & jnp.all(noises >= 0)
-    return jnp.where(valid, mu, jnp.inf)
+    return jnp.where((decay >= 0) & (decay < 1) & jnp.all(noises >= 0), mu, jnp.inf)
 
 
 def reduced_momentum_mu(

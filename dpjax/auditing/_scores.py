@@ -550,8 +550,7 @@ def _auroc64(scores_in: jax.Array, scores_out: jax.Array) -> jax.Array:
     )
     # Pairs of equal scores count half. Without the cast, JAX would divide int32 numbers
     # in float32.
-    pairs = (below + at_most).astype(scores_in.dtype) / 2
-    return jnp.mean(pairs) / scores_out.size
+    return jnp.mean((below + at_most).astype(scores_in.dtype) / 2) / scores_out.size
 
 
 @float64("nearest", vectors=(0, 1), elementwise=True)

@@ -215,8 +215,7 @@ class Ledger:
         """
         if any(isinstance(x, Release) and x.repeated for x in self.entries):
             raise ValueError(
-                "entries must not use the same noise twice, because the total ε is "
-                "then infinite."
+                "entries must not use one noise twice: the total ε is then infinite."
             )
         stated = {(x.adjacency, x.unit) for x in self.entries if not isinstance(x, End)}
         if stated - {(budget.adjacency, budget.unit)}:

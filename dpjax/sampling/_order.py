@@ -74,8 +74,7 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
         high, low = random_words(key, (2, n))
         positions = jnp.arange(n, dtype=jnp.int32)
         high, low, order = jax.lax.sort((high, low, positions), num_keys=2)
-        equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-        return order, ~jnp.any(equal)
+        return order, ~jnp.any((high[1:] == high[:-1]) & (low[1:] == low[:-1]))
 
     return _draw_until_accepted(draw, key, n)
 

@@ -69,8 +69,7 @@ def bound_contributions_of_fixed_graph(
     most = validate.static_int("max_contributions", max_contributions, minimum=1)
     if np.ma.is_masked(owners):
         raise ValueError(
-            "owners must not have masked entries, because the masked values would be "
-            "used."
+            "owners must have no masked entries: their values would be used."
         )
     given = np.asarray(owners).tolist() if hasattr(owners, "__array__") else owners
     # A row names an owner only once, so that a repeated name counts only once.
@@ -101,7 +100,6 @@ def _check_row(row: Collection[Hashable]) -> Collection[Hashable]:
         )
     if any(map(validate.is_missing, row)):
         raise ValueError(
-            "owners must not contain NaN or any other value that differs from "
-            f"itself; got {row!r}."
+            f"owners must not contain NaN or a value unequal to itself; got {row!r}."
         )
     return row

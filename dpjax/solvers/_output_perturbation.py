@@ -205,8 +205,7 @@ def output_perturbation(
         if num_steps is None:
             if radius is None:
                 raise ValueError(
-                    "num_steps must be given, or radius must be given to choose "
-                    "num_steps."
+                    "num_steps must be given, or radius to choose num_steps."
                 )
             num_steps = choose_num_steps(
                 epsilon,

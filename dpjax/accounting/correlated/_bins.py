@@ -137,8 +137,7 @@ def _coefficients(strategy: Toeplitz, num_steps: int) -> tuple[jax.Array, jax.Ar
     """
     c = strategy.coefficients(num_steps)
     # A bound on rounding errors needs no derivative.
-    error = series_error(*jax.lax.stop_gradient((strategy, c)))
-    return jnp.abs(c), error
+    return jnp.abs(c), series_error(*jax.lax.stop_gradient((strategy, c)))
 
 
 _TRUNCATED_FRACTION = 1e-5  # the fraction of δ that mass beyond the grids may use

@@ -124,8 +124,7 @@ def _tree_error64(decay: jax.Array, workload: Workload, *, num_steps: int) -> ja
             + jnp.square(taken) * squares[np.maximum(left - size, 0)]
             - 2 * taken * products[left]
         )
-    square = jnp.square(jnp.asarray(workload.rates)[0]) * total / num_steps
-    return jnp.sqrt(square)
+    return jnp.sqrt(jnp.square(jnp.asarray(workload.rates)[0]) * total / num_steps)
 
 
 @float64("nearest", static=("num_steps",), vectors=(0, 1, 2), elementwise=True)

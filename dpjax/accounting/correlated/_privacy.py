@@ -44,8 +44,7 @@ def _mu_of_strategy(
             )
         if order == "separated":
             raise ValueError(
-                "order must be 'fixed' or 'reshuffled' if strategy is a tree; got "
-                f"{order!r}."
+                f"order must be 'fixed' or 'reshuffled' for a tree; got {order!r}."
             )
         return tree._momentum_mu64(noise_multiplier, strategy.decay, schedule=schedule)
     # An epoch that is longer than the run has the same result, but would pad arrays.

@@ -297,6 +297,8 @@ def noisy_cyclic_gd_mus(
     numbers, cycle = _check(
         noise_multiplier, num_epochs, batches_per_epoch, batch_size, "fixed", setting
     )
+    if any(map(jnp.ndim, numbers)):  # a vector would be paired with the positions
+        raise ValueError("every argument must be one number, not an array with axes.")
     # The last use of batch i of l, counted from 0, precedes l − i − 1 steps, so that
     # the tail is l − i.
     tails = np.arange(cycle.period, 0, -1, dtype=np.float64)

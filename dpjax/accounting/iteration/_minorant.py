@@ -284,8 +284,7 @@ def _squared_mu(lipschitz: jax.Array, sensitivity: jax.Array, stddev: jax.Array)
     matters = (constants[0] - top > -40.0) & (constants[0] != top)
     size = jnp.maximum(jnp.abs(constants[0]), jnp.abs(top))
     max_size = jnp.max(jnp.where(matters, size, 0.0))
-    error = ULP * (128 + 2 * steps + 64 * max_size)
-    return jnp.sum(cost(rises, runs)), error
+    return jnp.sum(cost(rises, runs)), ULP * (128 + 2 * steps + 64 * max_size)
 
 
 def _best_mask(log_w: jax.Array, s: jax.Array, tau: jax.Array, start: jax.Array):

@@ -412,8 +412,7 @@ def _step64(step_size, smoothness, weak, strong):
 @float64("up")
 def _clipped_step64(step_size, weak, smoothness):
     c = (1 + clipped_excess(step_size, weak, smoothness)) * (1 + 2 * ULP)
-    valid = (step_size >= 0) & (weak >= 0) & (smoothness >= 0)
-    return jnp.where(valid, c, jnp.inf)
+    return jnp.where((step_size >= 0) & (weak >= 0) & (smoothness >= 0), c, jnp.inf)
 
 
 def step_lipschitz(

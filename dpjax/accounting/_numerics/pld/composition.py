@@ -226,8 +226,7 @@ def delta_of(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Array
 
 def bound_epsilon(delta: jax.Array, steps: Sequence[events.Repeated]) -> jax.Array:
     safe_delta = jnp.where((delta > 0) & (delta < 1), delta, 0.5)
-    fixed_delta = jax.lax.stop_gradient(safe_delta)
-    return epsilon_of(*compose(steps, fixed_delta), delta)
+    return epsilon_of(*compose(steps, jax.lax.stop_gradient(safe_delta)), delta)
 
 
 def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array:

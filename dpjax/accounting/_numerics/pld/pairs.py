@@ -117,8 +117,7 @@ def log_mixture(v: jax.Array, rate: jax.Array) -> jax.Array:
     log1p_form = jnp.log1p(rate * jnp.expm1(jnp.where(direct, v, 1.0)))
     mixed = rate < 1
     first = jnp.where(mixed, jnp.log1p(-jnp.where(mixed, rate, 0.5)), -jnp.inf)
-    logaddexp_form = jnp.logaddexp(first, jnp.log(rate) + v)
-    return jnp.where(direct, log1p_form, logaddexp_form)
+    return jnp.where(direct, log1p_form, jnp.logaddexp(first, jnp.log(rate) + v))
 
 
 def phi(z: jax.Array) -> jax.Array:
