@@ -199,7 +199,7 @@ BROKEN = {
         functools.partial(_poisson, moves=0),
         _mixture([np.zeros(STEPS), np.ones(STEPS)], [1 - 1 / BINS, 1 / BINS]),
     ),
-    "Poisson samples of all, not of one group after the other": (
+    "cyclic Poisson sampling: each step samples all examples, not one group": (
         "cyclic_poisson, banded",
         functools.partial(_poisson, rate=BANDS / STEPS * 2),
         _all_ways(BANDED, BANDS / STEPS * 2),

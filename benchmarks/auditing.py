@@ -304,7 +304,7 @@ def broken_at_random():
         num_runs=250, key=jax.random.key(6), in_order=True
     )
     reported = float(_audits_samplers.whole_plan().guarantee.epsilon(LARGE_DELTA))
-    name = "a plan's Poisson samples, and a loop over the data in order"
+    name = "a plan claims Poisson samples, and the loop reads the data in order"
     many = f"{needed(scores, reported, LARGE_DELTA)} canaries"
     rows.append([name, "`epsilon_lower`", many])
     print(*rows[-1], flush=True)

@@ -147,9 +147,10 @@ def grid_of(shape: tuple[int, ...], in_block: int) -> tuple[int, ...]:
     """The shape of the array of ChaCha20 blocks from which random numbers are read.
 
     The random numbers have the given shape. Each block contains `in_block` consecutive
-    numbers in row-major order. If some last axes of the shape hold a whole number of
-    blocks, the result begins with all earlier axes of the shape. If the random numbers
-    are sharded only along these earlier axes, each device computes whole blocks.
+    numbers in row-major order. The fewest last axes that together hold a whole number
+    of blocks are replaced by this number. If the random numbers are sharded only along
+    the other axes, each device computes whole blocks. If there are no such last axes,
+    the result has one axis with all blocks, of which the last block is used in part.
     """
     for axis in reversed(range(len(shape))):
         blocks, remainder = divmod(math.prod(shape[axis:]), in_block)

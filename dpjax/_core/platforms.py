@@ -120,7 +120,10 @@ _ONE_ORDER = "--xla_gpu_exclude_nondeterministic_ops", "--xla_gpu_deterministic_
 
 
 def _identity(name: str, run: Callable[[jax.Array], jax.Array]) -> jex.Primitive:
-    """Make a primitive for the identity, which `run` computes outside of programs."""
+    """Make a primitive that returns its argument.
+
+    Outside of compiled programs, `run` computes the result, and may raise an error.
+    """
     primitive = jex.Primitive(name)
     primitive.def_impl(run)
     primitive.def_abstract_eval(lambda x: x)

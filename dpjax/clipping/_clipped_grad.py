@@ -460,7 +460,8 @@ def clipped_grad(
       or wider. per_example is a `PerExample(loss f[b], norm f[b], aux)`. mask is
       bool[b]: an example whose mask is False contributes zero to grads, but its loss
       and norm are reported unchanged. An example whose gradient is not finite
-      contributes zero.
+      contributes zero. So does an example with activations so large that underflows
+      could change the sum (docs/clipping.md, "What is assumed").
       `fn.sensitivity(adjacency)` is the L2 sensitivity of grads. The function may be
       jitted, scanned and sharded.
 

@@ -190,7 +190,7 @@ def _verify_lines(path: pathlib.Path, content: bytes) -> list[Line]:
 
 @contextlib.contextmanager
 def _open_locked(path: pathlib.Path, flags: int) -> Iterator[int]:
-    """Open a file, lock it exclusively, and yield its descriptor.
+    """Open a file, lock it exclusively where `fcntl` exists, and yield its descriptor.
 
     If `flags` create the file, only its owner can access the file.
     """

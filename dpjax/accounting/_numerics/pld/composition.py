@@ -233,8 +233,9 @@ def epsilon_of(parts: Parts, variance: jax.Array, delta: jax.Array) -> jax.Array
     """An upper bound on ε(δ) of discrete losses composed with a Gaussian mechanism.
 
     `parts` has the discrete losses and the number of steps of each mechanism. The
-    Gaussian mechanism has μ² = variance. The result is 0 for δ >= 1, and inf for δ <= 0
-    and for NaN.
+    Gaussian mechanism has μ² = variance. With at least one part, the result is 0 for
+    δ >= 1, and inf for δ <= 0 or NaN. Without parts, the result is that of
+    `gaussian.epsilon_of`.
     """
     inside = (delta > 0) & (delta < 1)
     target = jnp.log(jnp.where(inside, delta, 0.5))
