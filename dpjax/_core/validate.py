@@ -32,7 +32,7 @@ def concrete_numbers(name: str, value: object) -> None:
     """Raise if a number in the value, a pytree, is traced."""
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(value)):
         raise ValueError(
-            f"{name} must consist of concrete, not traced, numbers; got {value!r}."
+            f"{name} must be concrete numbers, not traced values; got {value!r}."
         )
 
 

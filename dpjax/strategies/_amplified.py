@@ -190,8 +190,7 @@ def _search(goal: _Goal) -> tuple[Amplified, Start]:
     start = central_limit(
         goal.epsilon, goal.delta, rate=1 / n_b, num_steps=num_steps, repeats=repeats
     )
-    search = _best_bands if sampling == "cyclic_poisson" else _best_decay
-    return search(goal, start)
+    return (_best_bands if sampling == "cyclic_poisson" else _best_decay)(goal, start)
 
 
 def _simplify(result: Amplified) -> Amplified:

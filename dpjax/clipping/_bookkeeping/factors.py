@@ -229,8 +229,8 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
             # the clipped sum, which this changes by at most tiny √(np) T largest for
             # T rows, and the reciprocal of a number above 1 / tiny. If the change could
             # exceed one rounding of C, the norm is infinite: the example adds nothing.
-            scale = 2.0**-24 / tiny / math.sqrt(left.shape[-1] * right.shape[-1])
-            limit = jnp.minimum(clip_norm * (scale / left.shape[-2]), 2.0**100)
+            area = left.shape[-2] * math.sqrt(left.shape[-1] * right.shape[-1])
+            limit = jnp.minimum(clip_norm * (2.0**-24 / tiny / max(area, 1)), 2.0**100)
             # The multiplication comes first, so that the right side overflows only if
             # the gradient overflows.
             too_large = (largest > limit) & (right != 0)
