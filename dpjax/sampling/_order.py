@@ -191,9 +191,10 @@ def examples_at(key: jax.Array, n: int, positions: jax.Array) -> jax.Array:
     """The examples at given positions of a nearly uniform random order, i32[b].
 
     A position in the last half of the order takes `rounds(n)` rounds of random swaps. A
-    position in the quarter before this half takes twice as many rounds, and so on. A
-    sort permutes the first part, which has at most 2¹⁰ positions (`_SORTED`). The
-    smallest given position determines the number of rounds for all given positions.
+    position in the quarter before this half takes 2 `rounds(n)` rounds, a position in
+    the eighth before this quarter takes 3 `rounds(n)` rounds, and so on. A sort
+    permutes the first part, which has at most 2¹⁰ positions (`_SORTED`). The smallest
+    given position determines the number of rounds for all given positions.
 
     Args:
       key: one typed key, which determines the order.

@@ -101,8 +101,9 @@ def _minimise(
 
     J(w) is the sum of the losses, plus (ridge/2)‖w‖² + ⟨linear, w⟩. The search ends
     when the norm of the gradient is at most the tolerance. The function returns the
-    minimiser f[d] and the curve. The minimiser is NaN if _MAX_STEPS steps do not reach
-    the tolerance.
+    minimiser f[d], and a `Curve` without an axis of steps: the mean loss at the
+    minimiser, f[], and the number of examples left out, i[]. The minimiser is NaN if
+    _MAX_STEPS steps do not reach the tolerance.
     """
     examples: Any = data.examples  # `Loss.check` ensures that this is a pair
     features, labels = examples

@@ -211,8 +211,10 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
     `sites` has the left and right rows of each gradient. A left row that is not one-hot
     is divided by its maximum absolute entry, and its right row is multiplied by this
     entry. So the squared norm of a row overflows, or underflows to zero, only if the
-    squared norm of the outer product does, or if the left row is so large that zeros in
-    place of subnormal right entries could change the clipped sum.
+    squared norm of the outer product does. There is one exception. XLA replaces
+    subnormal numbers by zero. If a left row is so large that these zeros could change
+    the clipped sum, the function sets the right entries that are not 0 to infinity, and
+    the example contributes zero.
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
@@ -228,7 +230,7 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
             # XLA replaces numbers below tiny by zero: entries of scaled right rows in
             # the clipped sum, which this changes by at most tiny √(np) T largest for
             # T rows, and the reciprocal of a number above 1 / tiny. If the change could
-            # exceed one rounding of C, the norm is infinite: the example adds nothing.
+            # exceed one rounding of C, the norm is infinite.
             area = left.shape[-2] * math.sqrt(left.shape[-1] * right.shape[-1])
             limit = jnp.minimum(clip_norm * (2.0**-24 / tiny / max(area, 1)), 2.0**100)
             # The multiplication comes first, so that the right side overflows only if

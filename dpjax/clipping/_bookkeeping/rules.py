@@ -198,10 +198,11 @@ class Dense(Rule):
 class Convolution(Rule):
     """The rule for a convolution's kernel, as a dense layer on patches of the image.
 
-    Each feature group has its own matrix of the gradient. Each output pixel gives one
-    outer product, of the patch of the input from which the pixel is computed and the
-    pixel's cotangent. So the first axis of a matrix (left) has the kernel's offsets and
-    input features, and the second axis (right) has the output features.
+    Each feature group has its own matrix of the gradient. This matrix is a sum of outer
+    products, one for each output pixel. The left row is the patch of the input from
+    which the pixel is computed. The right row is the pixel's cotangent. So the first
+    axis of a matrix (left) has the kernel's offsets and input features, and the second
+    axis (right) has the output features.
     """
 
     name = "convolution"
