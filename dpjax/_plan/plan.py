@@ -38,8 +38,10 @@ class Plan(RunParameters):
         exceptions, an epoch has ⌈n / b⌉ steps.
       num_steps: T, the step limit. The optimizer refuses steps after the first T.
       noise_multiplier: σ, the noise's standard deviation divided by the clip norm. For
-        correlated noise C⁻¹z, σ refers to z. If quantile is not None, the sum and the
-        count of a step together cost as much as a sum alone with noise multiplier σ.
+        correlated noise C⁻¹z, σ refers to z. If quantile is not None, a step also
+        releases a noisy count of the gradients that are at most as long as the clip
+        norm. The sum and this count together cost as much as a sum alone with noise
+        multiplier σ.
       clip_norm: the bound C on the L2 norm of one example's gradient.
       max_batch_size: the capacity, the maximum number of examples in a batch.
       epsilon: the ε of the whole run at delta, rounded up.

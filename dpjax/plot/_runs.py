@@ -463,9 +463,11 @@ def _check_shapes(
 ) -> tuple[list[np.ndarray], list[str]]:
     """Check linear maps of noise; return them in float64, and a label for each map.
 
+    The argument `shapes` has the maps, each a matrix or a vector.
+
     Raises:
-      ValueError: there is no shape; a shape is neither a matrix nor a vector, or is not
-        finite; or the number of labels is not the number of shapes.
+      ValueError: there is no map; a map is empty, not finite, or neither a matrix nor a
+        vector; or the number of labels is not the number of maps.
     """
     if not shapes:
         raise ValueError("shapes must contain at least one shape; got none.")

@@ -244,9 +244,9 @@ def _window_sum(
     `density` has σ, q and the order a, which determine y and h; `windows` has the
     number highest and the crossing. The quadrature rule has nodes and weights for an
     integral over w, where u = crossing + c sinh(w) for a scale c. Each node u is
-    computed as low plus its distance from low. The difference of two large distances
-    from the crossing would have fewer correct digits. A bound on the rounding error is
-    added to each term.
+    computed as low plus its distance from low, by a formula without cancellation. The
+    difference between the distances of u and low from a distant crossing would lose
+    digits. A bound on the rounding error is added to each term.
     """
     sigma, q, a = density
     crossing, highest = windows.crossing, windows.highest

@@ -98,8 +98,9 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
 
     The covariances of the chain are upper bounds on those in `by_gap`. L compares the
     outputs with and without an example that picks a random position of the chain. The
-    n_b steps of an epoch form a circle, which is cut at a gap. The function compares
-    one chain for each length of the gap.
+    n_b steps of an epoch form a circle. Without r − 1 neighbouring steps, n_b − r + 1
+    positions form a chain. The function compares the chains for all r below the length
+    of by_gap.
 
     Args:
       by_gap: the covariance of two steps by their distance around the circle, divided

@@ -68,8 +68,9 @@ def lognormal(variance: jax.Array, tail: jax.Array, n: int) -> Law:
     """An upper bound, in convex order, on the likelihood ratio of N(√v, 1) to N(0, 1).
 
     The argument variance is v: under N(0, 1), the log of the ratio is N(−v/2, v). The
-    result is a distribution on n grid points. N(0, 1) has about the mass `tail` below
-    the grid, and N(√v, 1) has about this mass above the grid.
+    result is a distribution of the ratio on n grid points, 0 and ∞. Under N(0, 1), the
+    ratio is below the grid with a probability of about `tail`. Under N(√v, 1), the
+    ratio is above the grid with about this probability.
     """
     # make_grid has no derivative: masses are differentiated on a fixed grid.
     grid = grids.make_grid(variance, tail, n)

@@ -104,14 +104,14 @@ def _log_delta(
 
 
 class _Candidate(NamedTuple):
-    """A bound on the answer, from a tilt that was chosen for an estimate of the answer.
+    """An upper bound on log δ or ε, and the parameters of the inversion that gave it.
 
-    The answer is log δ for a given ε, or ε for a given δ. A tilt has the parameters of
-    the Fourier inversion.
+    A search bounds log δ for a given ε, or ε for a given δ. The parameters of the
+    Fourier inversion, a tilt, are chosen for an estimate of this number.
 
     Attributes:
-      bound: an upper bound on the answer, f[].
-      estimate: the estimate for which the tilt was chosen, f[].
+      bound: an upper bound on log δ or ε, f[].
+      estimate: the estimate of log δ or ε for which the tilt was chosen, f[].
       tilt: the tilt that gives the bound.
       next_estimate: the next estimate to try, f[], or NaN if the search is complete.
     """
