@@ -340,6 +340,40 @@ def test_activations_beyond_the_range_of_reciprocals_are_left_out(engine):
     np.testing.assert_allclose(length, 1, rtol=1e-4)
 
 
+def test_overflow_before_a_masked_parameter_gives_no_nan():
+    # Each example's gradient at the masked matrix is finite, but their sum is not. The
+    # pull-back through the mask would multiply it by zero.
+    def loss(w, example):
+        x, y = example
+        return jnp.sum((x @ (w * np.zeros((1, 1), np.float32))) * y)
+
+    @jax.jit
+    def total(x, y):
+        return dpjax.clipped_grad(loss, 1.0, engine="ghost")(jnp.zeros((1, 1)), (x, y))
+
+    rows = np.ones((2, 1, 1), np.float32)
+    assert total(1e19 * rows, 2e19 * rows)[0] == 0
+
+
+def test_huge_activations_of_a_transposed_matrix_are_left_out():
+    # The second use of w exchanges the rows: its activations are y, not q.
+    def loss(w, example):
+        x, p, y, q = example
+        return jnp.sum((x @ w) * p) + jnp.sum((y @ w.T) * q)
+
+    @jax.jit
+    def total(*batch):
+        grads, per_example = dpjax.clipped_grad(loss, 1e-6)(jnp.zeros((64, 64)), batch)
+        return jnp.linalg.norm(grads), per_example.norm
+
+    x, p, y, q = np.zeros((4, 2, 2, 64), np.float32)
+    y[..., 0] = np.array([4e33, 1e16])[:, None]
+    q[..., 0] = 1e-28
+    length, norm = total(x, p, y, q)
+    assert not np.isfinite(norm[0])
+    assert 0 < length <= 1e-6
+
+
 def test_keys_as_examples_match_reference():
     def loss(w, key):
         return jnp.sum(jnp.sin(jax.random.normal(key, (7,)) @ w))

@@ -239,8 +239,7 @@ def adjacency_without_removal(value: object) -> None:
     """Raise unless value is `Adjacency.REPLACE`, as batches of fixed size require."""
     if adjacency(value) is not Adjacency.REPLACE:
         raise ValueError(
-            "adjacency must be REPLACE for random batches of fixed size; "
-            f"got {value!r}."
+            f"adjacency must be REPLACE for batches of fixed size; got {value!r}."
         )
 
 

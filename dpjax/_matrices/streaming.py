@@ -113,8 +113,7 @@ def rounding_gain(strategy: Strategy, num_steps: int) -> float:
         # Σ_i β^i bounds a result, and also the total effect of an error at each node.
         decay = float(float32_decay(strategy.decay))
         powers = decay ** np.arange(min(num_steps, 2**20))
-        sum_of_powers = float(np.sum(powers)) * (1 + 1e-6)
-        return 3 * (weights.size + 1) * sum_of_powers**2 + 1
+        return 3 * (weights.size + 1) * (float(np.sum(powers)) * (1 + 1e-6)) ** 2 + 1
     from scipy.signal import lfilter  # here, since importing SciPy takes long
 
     numerator, denominator = float32_polynomials(strategy)

@@ -228,8 +228,7 @@ def _check_options(arguments: dict[str, Any]) -> tuple[tuple[str, ...], Workload
     names = names if isinstance(names, tuple) else (names,)
     if not names or len(set(names)) < len(names):
         raise ValueError(
-            "sampling must name one or more samplings, each of them once; got "
-            f"{names!r}."
+            f"sampling must name one or more samplings, each once; got {names!r}."
         )
     for name in names:
         validate.one_of("sampling", name, tuple(SAMPLINGS))

@@ -210,8 +210,7 @@ def plan(
         quantile_clip = parameters.check_quantile_clip(clip_norm)
         if clip_schedule is not None:
             raise ValueError(
-                "clip_schedule must be None if clip_norm is a QuantileClip; got "
-                f"{clip_schedule!r}."
+                f"clip_schedule must be None for a QuantileClip; got {clip_schedule!r}."
             )
         clip_norm = quantile_clip.initial
     clip_norm = validate.positive_float("clip_norm", clip_norm)

@@ -199,8 +199,7 @@ def _index_settings(
     if isinstance(settings, Sequence):
         if chunk_size is not None:
             raise ValueError(
-                "settings must be a pytree of arrays if chunk_size is given; "
-                f"got {settings!r}."
+                f"settings must be a tree of arrays with chunk_size; got {settings!r}."
             )
         if not settings:
             raise ValueError(f"settings must not be empty; got {settings!r}.")

@@ -532,8 +532,7 @@ def clipped_grad(
     parameters, batch_numbers = _as_tuple(argnums), _as_tuple(batch_argnums)
     if not parameters or min(parameters) < 0 or len(set(parameters)) < len(parameters):
         raise ValueError(
-            "argnums must be one or more integers, distinct and non-negative; "
-            f"got {argnums!r}."
+            f"argnums must be one or more distinct integers >= 0; got {argnums!r}."
         )
     if (
         not batch_numbers

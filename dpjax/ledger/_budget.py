@@ -192,8 +192,7 @@ class Budget:
         fixed = self.composition == "fixed"
         if not 0 < share <= 1 or (share < 1 and fixed):
             raise ValueError(
-                "share must be in (0, 1], and must be 1 with composition 'fixed'; "
-                f"got {share!r}."
+                f"share must be in (0, 1], and 1 for 'fixed' draws; got {share!r}."
             )
         goal = self._mu if fixed else math.sqrt(share) * self.left.mu
         aim = goal

@@ -276,8 +276,7 @@ def _format_number(value: float) -> str:
 def _check_plans(plans: Sequence[Plan]) -> None:
     if not plans or not all(isinstance(plan, Plan) for plan in plans):
         raise ValueError(
-            "plans, or run of comparison, must be one or more of dpjax.Plan; got "
-            f"{plans!r}."
+            f"plans, or run of comparison, must be dpjax.Plan objects; got {plans!r}."
         )
 
 

@@ -125,8 +125,7 @@ def fresh_bins(strategy: Toeplitz, num_steps: int, n_b: int) -> Covariances:
     gaps = np.arange(1, epochs) * n_b - (n_b - 1)
     covariances = jax.lax.cummax(g, reverse=True)[gaps] if epochs > 1 else jnp.zeros(0)
     # The number of ordered pairs of epochs that are 1, 2, … epochs apart.
-    num_pairs = 2.0 * np.arange(epochs - 1, 0, -1)
-    across_epochs = jnp.sum(num_pairs * covariances)
+    across_epochs = jnp.sum(2.0 * np.arange(epochs - 1, 0, -1) * covariances)
     return Covariances(_by_gap_on_circle(g[:n_b], n_b), across_epochs)
 
 
@@ -191,8 +190,7 @@ def _run(
     clipped = schedule._replace(steps_per_epoch=num_positions)
     known_mu = mu_of(strategy, factors, noise_multiplier, schedule=clipped)
     # If the noise varies by step, the bound uses the least noise for all steps.
-    all_positive = jnp.all(factors > 0)
-    min_factor = jnp.where(all_positive, jnp.min(factors), 0.0)
+    min_factor = jnp.where(jnp.all(factors > 0), jnp.min(factors), 0.0)
     return _Run(
         noise_multiplier * min_factor,
         by_gap,

@@ -121,8 +121,7 @@ def best(by_gap: jax.Array, n_b: jax.Array) -> Chain:
     # with respect to the noise multiplier is zero.
     decay = jax.lax.stop_gradient(jnp.exp(jnp.max(log_decay, axis=1)))
     decay = decay * (1 + 16 * ULP)
-    size = jnp.maximum(n_b - lags + 1.0, 1.0)
-    chains = Chain(size, shared, variance, decay)
+    chains = Chain(jnp.maximum(n_b - lags + 1.0, 1.0), shared, variance, decay)
     fixed = jax.lax.stop_gradient(chains)
     squares = jax.vmap(lambda chain: _log_square(chain, 2 * by_gap.size))(fixed)
     squares = jnp.where(lags <= n_b // 2, squares, jnp.inf)

@@ -316,8 +316,7 @@ def _bound_by_pairs(c: jax.Array, weights: jax.Array, n_b: int) -> jax.Array:
         entry of CᵀC for each interval.
         """
         distance = (f - epochs)[:, None]
-        pair_weights = (weights[f] * weights)[:, None]
-        terms = pair_weights * bounds(jnp.maximum(distance, 2))
+        terms = (weights[f] * weights)[:, None] * bounds(jnp.maximum(distance, 2))
         return jnp.where(distance >= 2, terms, 0.0)
 
     def add_later_epoch(total: jax.Array, f: jax.Array) -> tuple[jax.Array, None]:

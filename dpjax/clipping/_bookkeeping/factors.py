@@ -194,8 +194,8 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
 
     `factors` has the rows a_t and d_t of one example's gradient Σ_t a_t ⊗ d_t.
     """
-    (scaled,) = _in_units_of_clip_norm([factors], clip_norm)
-    left, right = scaled
+    limited = limit_activations(factors, clip_norm)
+    ((left, right),) = _in_units_of_clip_norm([limited], clip_norm)
     lengths = _with_lengths(left).lengths * _with_lengths(right).lengths
     if isinstance(left, OneHot):
         row_sum = table_bounds(left.position, right, lengths, 1).size
@@ -205,16 +205,36 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     return jnp.sqrt(_sum_over_groups(jnp.square(row_sum)))
 
 
+def limit_activations(factors: Factors, clip_norm: ArrayLike) -> Factors:
+    """Leave out an example with activations for which underflows could change the sum.
+
+    XLA replaces numbers below tiny = 2⁻¹²⁶ by zero. In a clipped sum of T outer
+    products, this replacement changes the entries of scaled cotangents. The sum then
+    changes by at most tiny √(np) T times the largest activation. If this number could
+    exceed 2⁻³² clip_norm, the right entries that are not 0 become infinite.
+
+    `factors` has activations as left rows and cotangents as right rows. A bound of
+    2⁻³² leaves room for many sites, groups and leaves.
+    """
+    left, right = factors
+    if isinstance(left, OneHot):
+        return factors
+    dtype = jnp.result_type(left, right, jnp.float32)
+    area = max(left.shape[-2] * math.sqrt(left.shape[-1] * right.shape[-1]), 1)
+    limit = jnp.asarray(clip_norm, dtype) * (2.0**-32 / jnp.finfo(dtype).tiny / area)
+    largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=0.0)
+    return Factors(left, jnp.where((largest > limit) & (right != 0), jnp.inf, right))
+
+
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
     """Divide gradients by the clip norm, and scale left rows to entries of at most 1.
 
     `sites` has the left and right rows of each gradient. A left row that is not one-hot
     is divided by its maximum absolute entry, and its right row is multiplied by this
     entry. So the squared norm of a row overflows, or underflows to zero, only if the
-    squared norm of the outer product does. There is one exception. XLA replaces
-    subnormal numbers by zero. If a left row is so large that these zeros could change
-    the clipped sum, the function sets the right entries that are not 0 to infinity, and
-    the example contributes zero.
+    squared norm of the outer product does. There is one exception: if a left row has an
+    entry above 2¹⁰⁰, right entries that are not 0 become infinite, and the example
+    contributes zero.
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
@@ -227,15 +247,10 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
             # For a row of zeros, the entry is replaced by tiny, since 0 / 0 is NaN.
             tiny = jnp.finfo(dtype).tiny
             largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=tiny)
-            # XLA replaces numbers below tiny by zero: entries of scaled right rows in
-            # the clipped sum, which this changes by at most tiny √(np) T largest for
-            # T rows, and the reciprocal of a number above 1 / tiny. If the change could
-            # exceed one rounding of C, the norm is infinite.
-            area = left.shape[-2] * math.sqrt(left.shape[-1] * right.shape[-1])
-            limit = jnp.minimum(clip_norm * (2.0**-24 / tiny / max(area, 1)), 2.0**100)
+            # XLA replaces the reciprocal of a number above 1 / tiny by zero.
+            too_large = (largest > 2.0**100) & (right != 0)
             # The multiplication comes first, so that the right side overflows only if
             # the gradient overflows.
-            too_large = (largest > limit) & (right != 0)
             left, right = left / largest, jnp.where(too_large, jnp.inf, right * largest)
         scaled.append(Factors(left, right / clip_norm))
     return scaled

@@ -337,8 +337,7 @@ def _log_weighted_sum(v: jax.Array, weight: jax.Array) -> jax.Array:
     """
     # Where the sum is near one, log1p of Σ w_i (e^{v_i} − 1) is precise, because the
     # weights add up to one. Elsewhere the logarithm is not small.
-    capped = jnp.minimum(v, _DIRECT)
-    excess = jnp.sum(weight * jnp.expm1(capped), axis=0)
+    excess = jnp.sum(weight * jnp.expm1(jnp.minimum(v, _DIRECT)), axis=0)
     near_one = (excess > -0.5) & (jnp.max(v, axis=0) <= _DIRECT)
     general = logsumexp(jnp.log(weight) + v, axis=0)
     return jnp.where(near_one, jnp.log1p(jnp.where(near_one, excess, 0.0)), general)

@@ -123,8 +123,7 @@ def _values_at_minimum(key: jax.Array, *values: jax.Array) -> jax.Array:
     The arrays are f[80], and the result has one entry for each array in `values`. In a
     tie, this entry is the largest of the entries at the tied indices.
     """
-    best = (key <= _minimum(key))[None]
-    chosen = jnp.where(best, jnp.stack(values), -jnp.inf)
+    chosen = jnp.where((key <= _minimum(key))[None], jnp.stack(values), -jnp.inf)
     return jnp.max(chosen.reshape(len(values), 8, -1), axis=(1, 2))
 
 

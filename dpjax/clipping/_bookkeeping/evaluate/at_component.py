@@ -195,7 +195,8 @@ def row_squares(
         rows = []
         for k, site, swapped in root:
             record, cotangent = recorded.records[k], recorded.cotangents[k]
-            left, right = factors_of(Comparable(site), record, cotangent)
+            factors = factors_of(Comparable(site), record, cotangent)
+            left, right = fac.limit_activations(factors, clip_norm)
             # If a site uses the transposed matrix, its left and right rows are
             # exchanged, so that they can be added to those of the root's other sites.
             if swapped and not isinstance(left, fac.OneHot):

@@ -237,12 +237,18 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
     ):
         if isinstance(site, RuledSite):
             factors = at.factors_of(Comparable(site), others, cotangent)
-            size, rows = fac.size(factors, clip_norm / norm_bound), factors.rows
+            # The limit on activations, in `size`, must hold after the pull-back, too.
+            large = jnp.maximum(norm_bound, 1.0)
+            size = norm_bound / large * fac.size(factors, clip_norm / large)
+            rows = factors.rows
         else:
             # If the tap is on the operand, the gradient is the tap's cotangent, which
             # is a sum of one term.
             square_of_one = square_sum(widen(cotangent), 1, clip_norm)
             size, rows = norm_bound * jnp.sqrt(square_of_one), 1
+            # An underflow of a scaled cotangent must not be large after the pull-back.
+            limit = clip_norm * 2.0**94 / (cotangent.size / len(cotangent) + 1) ** 0.5
+            size = jnp.where(norm_bound > limit, jnp.inf, size)
         terms.append(fac.Terms(size, rows + part.pull_back_bounds.terms))
     # The bound on rounding errors assumes the least precise dtype of all arrays.
     arrays = [*cotangents, *(x for xs in records for x in xs)]
