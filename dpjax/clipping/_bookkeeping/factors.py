@@ -192,38 +192,41 @@ def upper_norm(norm: jax.Array, terms: Sequence[Terms], dtype: DTypeLike) -> jax
 def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     """An upper bound f[b] of the norm of Σ_t |a_t| ⊗ |d_t| / clip_norm.
 
-    `factors` has the rows a_t and d_t of one example's gradient Σ_t a_t ⊗ d_t.
+    `factors` has the rows a_t and d_t of one example's gradient Σ_t a_t ⊗ d_t. The
+    result is infinite if the rows exceed the limit of `exceeds_limit`.
     """
-    limited = limit_activations(factors, clip_norm)
-    ((left, right),) = _in_units_of_clip_norm([limited], clip_norm)
+    ((left, right),) = _in_units_of_clip_norm([factors], clip_norm)
     lengths = _with_lengths(left).lengths * _with_lengths(right).lengths
     if isinstance(left, OneHot):
         row_sum = table_bounds(left.position, right, lengths, 1).size
     else:
         row_sum = jnp.sum(lengths, axis=-1)
     row_sum *= 1 + margin(factors.rows + 4, lengths.dtype)
-    return jnp.sqrt(_sum_over_groups(jnp.square(row_sum)))
+    norm = jnp.sqrt(_sum_over_groups(jnp.square(row_sum)))
+    return jnp.where(exceeds_limit(factors, clip_norm), jnp.inf, norm)
 
 
-def limit_activations(factors: Factors, clip_norm: ArrayLike) -> Factors:
-    """Leave out an example with activations for which underflows could change the sum.
+def exceeds_limit(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
+    """Whether underflows could change an example's term of a clipped sum, bool[b].
 
-    XLA replaces numbers below tiny = 2⁻¹²⁶ by zero. In a clipped sum of T outer
-    products, this replacement changes the entries of scaled cotangents. The sum then
-    changes by at most tiny √(np) T times the largest activation. If this number could
-    exceed 2⁻³² clip_norm, the right entries that are not 0 become infinite.
-
-    `factors` has activations as left rows and cotangents as right rows. A bound of
-    2⁻³² leaves room for many sites, groups and leaves.
+    `factors` has activations as left rows and cotangents as right rows. XLA replaces
+    numbers below tiny = 2⁻¹²⁶ by zero, also entries of scaled cotangents. This changes
+    the sum of T outer products by at most tiny √(np) T times the largest activation.
+    The function compares this number with 2⁻³² clip_norm, which leaves room for many
+    sites, groups and leaves. The reciprocal of a number above 1 / tiny is replaced by
+    zero, too. So the limit of all entries is 2¹⁰⁰.
     """
     left, right = factors
+    axes = tuple(range(1, right.ndim))
     if isinstance(left, OneHot):
-        return factors
+        return jnp.zeros(right.shape[0], bool)
     dtype = jnp.result_type(left, right, jnp.float32)
     area = max(left.shape[-2] * math.sqrt(left.shape[-1] * right.shape[-1]), 1)
     limit = jnp.asarray(clip_norm, dtype) * (2.0**-32 / jnp.finfo(dtype).tiny / area)
-    largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=0.0)
-    return Factors(left, jnp.where((largest > limit) & (right != 0), jnp.inf, right))
+    # A row of zeros, of which the norm and the sum are 0, has no limit.
+    left, right = (jnp.max(jnp.abs(x), axis=-1, initial=0.0) for x in (left, right))
+    is_large = (left > jnp.minimum(limit, 2.0**100)) | (right > 2.0**100)
+    return jnp.any(is_large & (left > 0) & (right > 0), axis=axes[:-1])
 
 
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
@@ -232,9 +235,8 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
     `sites` has the left and right rows of each gradient. A left row that is not one-hot
     is divided by its maximum absolute entry, and its right row is multiplied by this
     entry. So the squared norm of a row overflows, or underflows to zero, only if the
-    squared norm of the outer product does. There is one exception: if a left row has an
-    entry above 2¹⁰⁰, right entries that are not 0 become infinite, and the example
-    contributes zero.
+    squared norm of the outer product does. The left entries must be at most 2¹⁰⁰
+    (`exceeds_limit`).
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32
@@ -247,11 +249,9 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
             # For a row of zeros, the entry is replaced by tiny, since 0 / 0 is NaN.
             tiny = jnp.finfo(dtype).tiny
             largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=tiny)
-            # XLA replaces the reciprocal of a number above 1 / tiny by zero.
-            too_large = (largest > 2.0**100) & (right != 0)
             # The multiplication comes first, so that the right side overflows only if
             # the gradient overflows.
-            left, right = left / largest, jnp.where(too_large, jnp.inf, right * largest)
+            left, right = left / largest, right * largest
         scaled.append(Factors(left, right / clip_norm))
     return scaled
 

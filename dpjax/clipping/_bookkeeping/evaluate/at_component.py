@@ -192,17 +192,18 @@ def row_squares(
     """
     squares = []
     for root in match_sites(comparable.part) or ():
-        rows = []
+        rows, exceeds = [], False
         for k, site, swapped in root:
             record, cotangent = recorded.records[k], recorded.cotangents[k]
-            factors = factors_of(Comparable(site), record, cotangent)
-            left, right = fac.limit_activations(factors, clip_norm)
+            left, right = factors_of(Comparable(site), record, cotangent)
+            exceeds |= fac.exceeds_limit(fac.Factors(left, right), clip_norm)
             # If a site uses the transposed matrix, its left and right rows are
             # exchanged, so that they can be added to those of the root's other sites.
             if swapped and not isinstance(left, fac.OneHot):
                 left, right = right, left
             rows.append(fac.Factors(left, right))
-        squares.append(fac.square_norm(rows, clip_norm))
+        square = fac.square_norm(rows, clip_norm)
+        squares.append(jnp.where(exceeds, jnp.inf, square))
     return squares
 
 
