@@ -374,6 +374,41 @@ def test_huge_activations_of_a_transposed_matrix_are_left_out():
     assert 0 < length <= 1e-6
 
 
+def test_lookups_in_a_computed_table_have_a_limit():
+    # Scaled cotangents that underflow would be multiplied by 2⁹⁰ in the pull-back.
+    def loss(w, example):
+        index, weights = example
+        return jnp.sum((w * 2.0**90)[index] * weights)
+
+    @jax.jit
+    def norms(clip_norms):
+        batch = np.zeros((1, 3), np.int32), np.full((1, 3, 4), 1e-28, np.float32)
+
+        def norm(clip_norm):
+            fn = dpjax.clipped_grad(loss, clip_norm, engine="ghost")
+            return fn(jnp.ones((5, 4)), batch)[1].norm[0]
+
+        return jax.vmap(norm)(clip_norms)
+
+    tiny, usual = norms(np.array([1e-6, 1.0], np.float32))
+    assert not np.isfinite(tiny)
+    np.testing.assert_allclose(usual, 2.0**90 * 1e-28 * 6, rtol=0.01)
+
+
+@pytest.mark.parametrize("clip_norm", [1e15, np.float32(1e15)])
+def test_large_clip_norms_do_not_overflow(clip_norm):
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ (params["w"] * 2.0) + params["b"][None] * 3.0))
+
+    params = {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
+    x = np.full((2, 1, 3), 0.1, np.float32)
+    fn = dpjax.clipped_grad(loss, clip_norm, engine="ghost")
+    grads, per_example = jax.jit(fn)(params, x)
+    assert np.all(np.isfinite(per_example.norm))
+    expected = jax.jit(jax.grad(lambda p: jnp.sum(jax.vmap(loss, (None, 0))(p, x))))
+    chex.assert_trees_all_close(grads, expected(params), rtol=1e-4)
+
+
 def test_keys_as_examples_match_reference():
     def loss(w, key):
         return jnp.sum(jnp.sin(jax.random.normal(key, (7,)) @ w))

@@ -330,7 +330,8 @@ def clip_and_sum(clip_norm: ArrayLike) -> optax.GradientTransformation:
     Returns:
       An optax transformation without state. The incoming updates have shape f[b, ...],
       with the same b for every leaf. The outgoing updates have shape f[...] and are in
-      float32 or wider. An example whose gradient is not finite contributes zero.
+      float32 or wider. An example whose gradient is not finite contributes zero. With
+      a clip_norm above 2¹⁰⁰, every example contributes zero.
 
     Raises:
       ValueError: clip_norm is not one positive number. When updates are transformed:

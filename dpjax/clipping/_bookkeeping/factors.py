@@ -211,17 +211,17 @@ def exceeds_limit(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
 
     `factors` has activations as left rows and cotangents as right rows. XLA replaces
     numbers below tiny = 2⁻¹²⁶ by zero, also entries of scaled cotangents. This changes
-    the sum of T outer products by at most tiny √(np) T times the largest activation.
-    The function compares this number with 2⁻³² clip_norm, which leaves room for many
-    sites, groups and leaves. The reciprocal of a number above 1 / tiny is replaced by
+    the sums of T outer products in g groups by at most tiny √(gnp) T times the largest
+    activation. The function compares this number with 2⁻³² clip_norm, which leaves room
+    for up to a thousand sites. The reciprocal of a number above 1 / tiny is replaced by
     zero, too. So the limit of all entries is 2¹⁰⁰.
     """
     left, right = factors
     axes = tuple(range(1, right.ndim))
-    if isinstance(left, OneHot):
-        return jnp.zeros(right.shape[0], bool)
+    if isinstance(left, OneHot):  # the largest entry of a unit vector is 1
+        left = jnp.ones((*left.position.shape, 1), right.dtype)
     dtype = jnp.result_type(left, right, jnp.float32)
-    area = max(left.shape[-2] * math.sqrt(left.shape[-1] * right.shape[-1]), 1)
+    area = max(math.sqrt(math.prod(left.shape[-3:]) * math.prod(right.shape[-2:])), 1)
     limit = jnp.asarray(clip_norm, dtype) * (2.0**-32 / jnp.finfo(dtype).tiny / area)
     # A row of zeros, of which the norm and the sum are 0, has no limit.
     left, right = (jnp.max(jnp.abs(x), axis=-1, initial=0.0) for x in (left, right))
@@ -235,8 +235,8 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
     `sites` has the left and right rows of each gradient. A left row that is not one-hot
     is divided by its maximum absolute entry, and its right row is multiplied by this
     entry. So the squared norm of a row overflows, or underflows to zero, only if the
-    squared norm of the outer product does. The left entries must be at most 2¹⁰⁰
-    (`exceeds_limit`).
+    squared norm of the outer product does. The entries of a left row must be at most
+    2¹⁰⁰, unless its right row is zero (`exceeds_limit`).
     """
     dtype = jnp.result_type(
         *(x for f in sites for x in f if not isinstance(x, OneHot)), jnp.float32

@@ -247,7 +247,8 @@ def _enlarge(part: Part, square: jax.Array, clip_norm: ArrayLike) -> jax.Array:
             square_of_one = square_sum(widen(cotangent), 1, clip_norm)
             size, rows = norm_bound * jnp.sqrt(square_of_one), 1
             # An underflow of a scaled cotangent must not be large after the pull-back.
-            limit = clip_norm * 2.0**94 / (cotangent.size / len(cotangent) + 1) ** 0.5
+            scale = 2.0**94 / (cotangent.size / len(cotangent) + 1) ** 0.5
+            limit = jnp.asarray(clip_norm, jnp.float32) * scale
             size = jnp.where(norm_bound > limit, jnp.inf, size)
         terms.append(fac.Terms(size, rows + part.pull_back_bounds.terms))
     # The bound on rounding errors assumes the least precise dtype of all arrays.
