@@ -213,20 +213,25 @@ def exceeds_limit(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     numbers below tiny = 2⁻¹²⁶ by zero, also entries of scaled cotangents. This changes
     the sums of T outer products in g groups by at most tiny √(gnp) T times the largest
     activation. The function compares this number with 2⁻³² clip_norm, which leaves room
-    for up to a thousand sites. The reciprocal of a number above 1 / tiny is replaced by
-    zero, too. So the limit of all entries is 2¹⁰⁰.
+    for up to a thousand sites. XLA also replaces the reciprocal of a number above
+    1 / tiny by zero. So all entries have the limit 2¹⁰⁰.
     """
     left, right = factors
-    axes = tuple(range(1, right.ndim))
     if isinstance(left, OneHot):  # the largest entry of a unit vector is 1
         left = jnp.ones((*left.position.shape, 1), right.dtype)
     dtype = jnp.result_type(left, right, jnp.float32)
     area = max(math.sqrt(math.prod(left.shape[-3:]) * math.prod(right.shape[-2:])), 1)
     limit = jnp.asarray(clip_norm, dtype) * (2.0**-32 / jnp.finfo(dtype).tiny / area)
-    # A row of zeros, of which the norm and the sum are 0, has no limit.
-    left, right = (jnp.max(jnp.abs(x), axis=-1, initial=0.0) for x in (left, right))
+    left, right = (_largest_entries(x.astype(dtype)) for x in (left, right))
     is_large = (left > jnp.minimum(limit, 2.0**100)) | (right > 2.0**100)
-    return jnp.any(is_large & (left > 0) & (right > 0), axis=axes[:-1])
+    # A row of zeros, of which the norm and the sum are 0, has no limit.
+    is_large &= jnp.minimum(left, right) > jnp.finfo(dtype).tiny
+    return jnp.any(is_large, axis=tuple(range(1, right.ndim)))
+
+
+def _largest_entries(x: jax.Array) -> jax.Array:
+    """The largest absolute entry f[..., 1] of each row f[..., n]; tiny for zeros."""
+    return jnp.max(jnp.abs(x), axis=-1, keepdims=True, initial=jnp.finfo(x.dtype).tiny)
 
 
 def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[Factors]:
@@ -247,8 +252,7 @@ def _in_units_of_clip_norm(sites: list[Factors], clip_norm: ArrayLike) -> list[F
         if not isinstance(left, OneHot):
             left = left.astype(dtype)
             # For a row of zeros, the entry is replaced by tiny, since 0 / 0 is NaN.
-            tiny = jnp.finfo(dtype).tiny
-            largest = jnp.max(jnp.abs(left), axis=-1, keepdims=True, initial=tiny)
+            largest = _largest_entries(left)
             # The multiplication comes first, so that the right side overflows only if
             # the gradient overflows.
             left, right = left / largest, right * largest

@@ -202,8 +202,7 @@ def row_squares(
             if swapped and not isinstance(left, fac.OneHot):
                 left, right = right, left
             rows.append(fac.Factors(left, right))
-        square = fac.square_norm(rows, clip_norm)
-        squares.append(jnp.where(exceeds, jnp.inf, square))
+        squares.append(jnp.where(exceeds, jnp.inf, fac.square_norm(rows, clip_norm)))
     return squares
 
 
