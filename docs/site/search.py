@@ -40,12 +40,24 @@ def problems(site: pathlib.Path) -> list[str]:
         documents=[(x, {"boost": x.get("boost", 1)}) for x in sections],
         builder=builder,
     )
+    index.inverted_index = _Postings(index.inverted_index)
     first = {words: _first_page(index, words) for words in EXPECTED}
     return [
         f"search for {words!r} puts {page} first, not {EXPECTED[words]}"
         for words, page in first.items()
         if page != EXPECTED[words]
     ]
+
+
+class _Postings(dict):
+    """The index of words, in which a word that no page contains has no pages.
+
+    If the last letters of a word may be missing, `lunr` 0.8 also looks up a few words
+    that no page contains, such as the union of two numbers.
+    """
+
+    def __missing__(self, word: str) -> dict:
+        return {"_index": 0} | {field["field_name"]: {} for field in FIELDS}
 
 
 def _first_page(index: lunr.index.Index, words: str) -> str:
