@@ -180,12 +180,12 @@ def clip_scales(
     for bound in clip_norms:  # an array would be broadcast, and count an example twice
         validate.scalar("clip_norm", bound)
     # XLA replaces the reciprocal of a number above 2¹²⁶ by 0.
-    mask = mask & jnp.all(jnp.asarray(clip_norms) <= 2.0**100)
     # If any entry is NaN or infinite, so is the sum of the squares. XLA would copy a
     # long sum into each of the many computations that use `finite`, but does not copy a
     # root.
     roots = [jnp.sqrt(square) for square in squares]
     finite = jnp.isfinite(roots[0] if len(roots) == 1 else jnp.sqrt(sum(squares)))
+    finite &= jnp.all(jnp.asarray(clip_norms) <= 2.0**100)
     # A root of zero gives an infinite quotient, and so a factor of 1.
     scales = [
         jnp.where(finite & mask, jnp.minimum(1.0, (1.0 - _SLACK) / root), 0.0)

@@ -203,10 +203,10 @@ def size(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
         row_sum = jnp.sum(lengths, axis=-1)
     row_sum *= 1 + margin(factors.rows + 4, lengths.dtype)
     norm = jnp.sqrt(_sum_over_groups(jnp.square(row_sum)))
-    return jnp.where(exceeds_limit(factors, clip_norm), jnp.inf, norm)
+    return jnp.where(exceeds_limit(factors, clip_norm, False), jnp.inf, norm)
 
 
-def exceeds_limit(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
+def exceeds_limit(factors: Factors, clip_norm: ArrayLike, swapped: bool) -> jax.Array:
     """Whether underflows could change an example's term of a clipped sum, bool[b].
 
     `factors` has activations as left rows and cotangents as right rows. XLA replaces
@@ -214,7 +214,8 @@ def exceeds_limit(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     the sums of T outer products in g groups by at most tiny √(gnp) T times the largest
     activation. The function compares this number with 2⁻³² clip_norm, which leaves room
     for up to a thousand sites. XLA also replaces the reciprocal of a number above
-    1 / tiny by zero. So all entries have the limit 2¹⁰⁰.
+    1 / tiny by zero. So activations have the limit 2¹⁰⁰, and cotangents too if
+    `square_norm` will get the rows swapped.
     """
     left, right = factors
     if isinstance(left, OneHot):  # the largest entry of a unit vector is 1
@@ -222,10 +223,10 @@ def exceeds_limit(factors: Factors, clip_norm: ArrayLike) -> jax.Array:
     dtype = jnp.result_type(left, right, jnp.float32)
     area = max(math.sqrt(math.prod(left.shape[-3:]) * math.prod(right.shape[-2:])), 1)
     limit = jnp.asarray(clip_norm, dtype) * (2.0**-32 / jnp.finfo(dtype).tiny / area)
-    left, right = (_largest_entries(x.astype(dtype)) for x in (left, right))
-    is_large = (left > jnp.minimum(limit, 2.0**100)) | (right > 2.0**100)
-    # A row of zeros, of which the norm and the sum are 0, has no limit.
-    is_large &= jnp.minimum(left, right) > jnp.finfo(dtype).tiny
+    is_large = _largest_entries(left.astype(dtype)) > jnp.minimum(limit, 2.0**100)
+    # If the right row is zero, the norm and the sum are 0, and there is no limit.
+    is_large &= jnp.any(right != 0, axis=-1, keepdims=True)
+    is_large = is_large | (jnp.abs(right) > 2.0**100) if swapped else is_large
     return jnp.any(is_large, axis=tuple(range(1, right.ndim)))
 
 

@@ -196,7 +196,7 @@ def row_squares(
         for k, site, swapped in root:
             record, cotangent = recorded.records[k], recorded.cotangents[k]
             left, right = factors_of(Comparable(site), record, cotangent)
-            exceeds |= fac.exceeds_limit(fac.Factors(left, right), clip_norm)
+            exceeds |= fac.exceeds_limit(fac.Factors(left, right), clip_norm, swapped)
             # If a site uses the transposed matrix, its left and right rows are
             # exchanged, so that they can be added to those of the root's other sites.
             if swapped and not isinstance(left, fac.OneHot):
