@@ -206,6 +206,18 @@ def test_delta_bounds_of_several_steps_bracket_simulation(
     assert upper < 0.9 * gdp.delta((num_selected * num_epochs) ** 0.5 / noise, epsilon)
 
 
+def test_lower_bound_is_zero_where_rounding_may_exceed_the_masses():
+    """The bound on relative rounding errors is above 1 for 1e13 copies."""
+
+    @jax.jit
+    def delta(count):
+        law = cells.lognormal(jnp.asarray(1.0), jnp.asarray(1e-14), 512)
+        return cells.delta(law, jnp.asarray(0.0), count)
+
+    assert float(delta(1.0)) > 0.1
+    assert float(delta(1e13)) == 0.0
+
+
 def test_epsilon_of_all_steps_equals_composition_of_gaussians():
     exact = float(gdp.epsilon(math.sqrt(5 * 2) / 3.0, 1e-5))
     upper = allocation_bound("epsilon", 5, 2, num_selected=5)(3.0, 1e-5)

@@ -172,6 +172,14 @@ def test_pure_events_are_composed_by_their_own_losses(count, epsilon):
     assert randomised_response_delta(epsilon, count, total * (1 - 1e-3)) > 1e-5
 
 
+def test_composition_computes_with_all_digits_of_a_half_precision_delta():
+    """In float16, 1e-5 − 3e-6 is rounded up, and the groups would get too much δ."""
+    delta = np.float16(1e-5)
+    run = [events.Gaussian(1.0), events.EpsilonDelta(0.5, 3e-6)]
+    expected = composition.epsilon(run, float(delta))
+    assert composition.epsilon(run, delta) == expected
+
+
 def test_a_pure_event_and_a_run_are_composed_by_their_losses():
     total = composition.epsilon([events.Pure(0.3), RUN], 1e-5)
     sequence = pld.convolve(pld.pure(0.3), profiles.of(RUN))
