@@ -79,8 +79,8 @@ class Budget:
         `total_variation` is the largest distance that `slack` covers.
 
         Raises:
-          ValueError: composition is "fixed", with which the squares of GDP parameters
-            do not add up.
+          ValueError: composition is "fixed". Such a budget does not add up the squares
+            of GDP parameters.
         """
         if self.composition == "fixed":
             raise ValueError(
@@ -98,8 +98,9 @@ class Budget:
         """The ε of all draws so far, if they were all fixed before any output was seen.
 
         This ε is rounded up. In an adaptive budget, this ε is usually below the
-        budget's `epsilon`, but can exceed it if many draws have no GDP parameter. If an
-        earlier output determined a draw, only the budget's `epsilon` holds.
+        budget's `epsilon`, but can exceed `epsilon` if many draws have no GDP
+        parameter. If an earlier output determined a draw, only the budget's `epsilon`
+        holds.
         """
         return self._total()
 

@@ -323,9 +323,9 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       ValueError: run.step is below 1 or above the number of steps of the plan; the
         processes have different runs; the ledger is damaged, or has another adjacency
         or unit; or `repeated` is false, and an earlier release may have used the same
-        noise. The last error is raised if the ledger has releases with the run's key,
-        but not this release, and the last release with the key has another plan, other
-        random draws, at least run.step steps, or another digest than run.released.
+        noise. The last error is raised if the ledger's last release with the run's key
+        has another plan, other random draws, at least run.step steps, or a digest other
+        than run.released. A release that the ledger already has raises no error.
         `release` cannot check that the data are the same.
       OSError: the entry could not be written. Do not use the parameters then.
 

@@ -29,7 +29,7 @@ class Masses(NamedTuple):
     The leading axes *b are a batch of pairs (P, Q).
 
     Attributes:
-      mass: Q's mass at each point, f[*b, n].
+      mass: Q's mass at each point, f[*b, n]. P's mass is Q's mass times L.
       zero: Q's mass where L is 0, f[*b].
       inf_mass: P's mass where L is infinite, f[*b].
     """

@@ -33,7 +33,7 @@ class Domain(NamedTuple):
 
 
 def _loss_domain(x: ArrayLike) -> Domain:
-    """The `Domain` of a mechanism with a bound x on privacy loss, such as μ or ε."""
+    """The `Domain` of a number x with which the privacy loss grows, such as μ or ε."""
     x = jnp.asarray(x)
     return Domain(x >= 0, x == 0, x < jnp.inf)
 
