@@ -122,7 +122,7 @@ class Budget:
             `left.slack`. The larger this amount, the smaller the GDP parameter that the
             mechanism also takes. `slack` is an amount of δ, whereas `Budget.slack` is a
             share of δ. An `EpsilonDelta` event takes its own δ instead.
-          name: a description of the released value.
+          name: a description of the released value; "" for the type of the event.
 
         Returns:
           The new budget; the old one is unchanged.

@@ -144,8 +144,9 @@ class Ledger:
 
     Attributes:
       entries: a `Release`, an `End` or an `Other` for each of the ledger's lines.
-      head: the hash of the last line, which depends on all lines. Store the head apart
-        from the file, so that `read` can check the file against the head later.
+      head: the hash of the last line, which depends on all lines; 64 zeros for an empty
+        ledger. Store the head apart from the file, so that `read` can check the file
+        against the head later.
     """
 
     entries: tuple[Entry, ...]
@@ -453,7 +454,7 @@ def other(
     Args:
       path: the ledger's file.
       what: a description of the release, in words.
-      epsilon: the ε of the release, at least 0.
+      epsilon: the ε of the release, at least 0 and finite.
       delta: the δ for which epsilon holds, in [0, 1).
       adjacency: the adjacency for which epsilon holds, equal to that of the ledger.
       unit: the unit of privacy for which epsilon holds, equal to that of the ledger.

@@ -137,11 +137,11 @@ def _peaks(
     logistic(v) with v = (u − crossing) / σ. The result is the position to the left of
     the crossing, and the position to the right.
 
-    Left of the crossing, the right-hand side of this equation is convex, and Newton's
-    method ascends from 0 to the smallest solution. Right of the crossing, the
-    right-hand side is concave, and Newton's method descends from a/σ to the largest
-    solution. If a side has no solution, its position is the crossing. If the crossing
-    is negative, the left position is 0.
+    Left of the crossing, (a/σ) logistic(v) is convex in u, and Newton's method ascends
+    from 0 to the smallest solution. Right of the crossing, (a/σ) logistic(v) is
+    concave, and Newton's method descends from a/σ to the largest solution. If a side
+    has no solution, its position is the crossing. If the crossing is negative, the left
+    position is 0.
     """
 
     def newton(u: jax.Array) -> jax.Array:

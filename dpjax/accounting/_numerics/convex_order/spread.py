@@ -245,6 +245,7 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     both sides are equal for some s. The worst case is therefore L = F(u) and L′ = F(1 −
     u), for a uniform u and the quantile function F of the law. For each t < 1/2, the
     result has two losses: log F(1 − t) − log F(t), and the negative of this number.
+    The loss is infinite where F(t) is 0 or F(1 − t) is infinite.
 
     The bound on rounding errors grows with `count`, the number of independent copies
     from which the law was computed.

@@ -23,8 +23,8 @@ class Domain(NamedTuple):
     Attributes:
       allowed: whether the numbers describe a mechanism.
       silent: whether the mechanism releases nothing.
-      private: whether a bound below the trivial one (δ = 1, ε = ∞) is computed if the
-        mechanism is not silent.
+      private: whether bounds below δ = 1 and ε = ∞ are computed for a mechanism that
+        is not silent.
     """
 
     allowed: jax.Array

@@ -503,12 +503,13 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     batch.
 
     Let p be the probability that a batch overflows and contains the differing example.
-    If p exceeds `tail`, the result has the losses of both cases, in which the other
-    examples do or do not fill the batch, with the probability of each case. If p is at
-    most `tail`, the result has the losses of a step without overflow, and an infinite
-    loss with probability p. The bound stays valid: a full batch without the differing
-    example reveals nothing about this example, and a step without overflow reveals at
-    least as much. If max_batch_size is at least num_examples, p is 0.
+    If p exceeds `tail`, the result mixes two sets of losses by their probabilities: the
+    losses if the other examples fill the batch, and the losses if the other examples do
+    not fill the batch. If p is at most `tail`, the result has the losses of a step
+    without overflow, and an infinite loss with probability p. The bound stays valid: a
+    full batch without the differing example reveals nothing about this example, and a
+    step without overflow reveals at least as much. If max_batch_size is at least
+    num_examples, p is 0.
     """
     usual = poisson(event, tail)  # the losses without overflow
     n, b = event.num_examples, event.max_batch_size
