@@ -53,8 +53,8 @@ def _likelihood(
 
     u is the outcome divided by σ, the noise multiplier, and q is the sampling rate. At
     the outcome σu, z is the log-likelihood ratio of N(1, σ²) to N(0, σ²), and log(1 +
-    y) is the log-likelihood ratio of (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²). So that
-    y does not overflow, y stays constant above z = _LARGEST_Z, but log(1 + y) grows on.
+    y) is the log-likelihood ratio of (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²). Above
+    z = _LARGEST_Z, y stays constant and therefore finite, but log(1 + y) grows with z.
     """
     z = (u - 0.5 / sigma) / sigma
     clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
@@ -166,10 +166,10 @@ def _edge(
     """The points u between start and limit at which the integrand drops to e^floor.
 
     The integrand is h(y) e^{−u²/2} for the σ, q and order a in `density`. Each search
-    goes from `start` towards `limit`. Its result is just beyond such a point, or is
-    `limit` if the integrand does not drop to e^floor. The first axis of the arrays
-    counts the searches. Each search bisects on a scale that is linear near `start` and
-    geometric farther away.
+    goes from `start` towards `limit`. The result of a search is just beyond such a
+    point, or is `limit` if the integrand does not drop to e^floor. The first axis of
+    the arrays counts the searches. Each search bisects on a scale that is linear near
+    `start` and geometric farther away.
     """
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
