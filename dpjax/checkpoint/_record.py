@@ -222,7 +222,7 @@ def _probe(plan: Plan, generator: str, *_: object) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Return the JSON text of a value with sorted names and no spaces between tokens."""
+    """Return a value's JSON text, with sorted names and no space between tokens."""
     return json.dumps(
         value,
         sort_keys=True,
