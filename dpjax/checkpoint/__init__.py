@@ -8,7 +8,8 @@ that a run needs to continue bit for bit. A checkpoint also contains the plan, t
 of the data set and a description of the random draws. `restore` refuses a checkpoint if
 one of these three differs.
 
-A `Run` is the key, the step, the parameters and the optimizer's state. The modules are:
+A `Run` has the key, the step, the parameters, the optimizer's state and a digest of the
+parameters that were released last. The modules are:
 
 1. `_record`: the record of a run. The record has the plan's numbers, a digest of the
    batches and noise that a public key gives under that plan in this environment, the

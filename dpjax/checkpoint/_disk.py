@@ -65,6 +65,7 @@ def write_arrays(path: pathlib.Path, tree: Any) -> None:
 
     Raises:
       OSError: the arrays could not be written.
+      ImportError: orbax is not installed.
     """
     leaves = jax.tree.leaves(tree)
     arrays = {str(i): _as_orbax_array(x) for i, x in enumerate(leaves) if _nonempty(x)}
@@ -80,9 +81,12 @@ def write_arrays(path: pathlib.Path, tree: Any) -> None:
 def read_arrays(path: pathlib.Path, like: Any) -> Any:
     """Read the arrays at `path`, with the structure and sharding of the tree `like`.
 
+    Leaves that are not numeric, or have no entries, come from `like`.
+
     Raises:
       ValueError: the arrays are missing or damaged.
       OSError: the disk failed, and the arrays may be intact.
+      ImportError: orbax is not installed.
     """
     leaves, structure = jax.tree.flatten(like)
     templates = {str(i): _place(x) for i, x in enumerate(leaves) if _nonempty(x)}
@@ -138,8 +142,9 @@ def _nonempty(leaf: object) -> bool:
 def _place(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
     """Describe for orbax how to restore a leaf.
 
-    If a leaf is committed to devices, orbax restores the leaf with its sharding. Orbax
-    restores any other leaf as a NumPy array.
+    Orbax restores a leaf with its sharding if the leaf is committed to devices and
+    `_as_orbax_array` returns a `jax.Array`. Orbax restores any other leaf as a NumPy
+    array.
     """
     as_array = _as_orbax_array(leaf)
     if isinstance(as_array, jax.Array) and leaf.committed:

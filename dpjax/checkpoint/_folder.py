@@ -55,7 +55,8 @@ def save(
         names that `save` does not use.
 
     Raises:
-      ValueError: the folder belongs to another run; the folder has a checkpoint of this
+      ValueError: the folder belongs to a run with another key, plan, name of the data
+        set, structure of arrays or random draws; the folder has a checkpoint of this
         step with other bits, because the run was resumed from an earlier step and
         continued differently; the folder's newest checkpoint is damaged; a file or
         folder that `save` did not write has the name of the checkpoint; or an argument
@@ -117,8 +118,8 @@ def restore(
       ValueError: the folder has no such checkpoint; the checkpoint is damaged, or its
         folder was renamed; or the checkpoint has another plan, another name of the data
         set, arrays of other shapes or dtypes than `like`, or random draws that differ
-        in this environment (another generator, or other versions). The message
-        names the differences.
+        in this environment (another generator, or other versions), and the message
+        names the differences; or an argument has the wrong type or is out of range.
       OSError: the disk fails. The checkpoint may be intact.
       ImportError: orbax is not installed.
 

@@ -80,8 +80,8 @@ def digest(tree: Any) -> str:
     """The SHA-256 of the names, dtypes, shapes and values of a tree's leaves.
 
     Args:
-      tree: a pytree of arrays, keys and numbers. Of other leaves, the digest includes
-        only the type.
+      tree: a pytree of arrays, keys and numbers. Of any other leaf, the digest includes
+        only the name and the type.
 
     Returns:
       64 hexadecimal digits, which do not depend on the devices or the sharding of the
@@ -222,7 +222,7 @@ def _probe(plan: Plan, generator: str, *_: object) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Return a canonical JSON text of a value: equal values have equal texts."""
+    """Return a value's JSON text, with sorted names and no space between tokens."""
     return json.dumps(
         value,
         sort_keys=True,
@@ -317,7 +317,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(content: bytes, step: int) -> Record:
-    """Decode and verify the content of the file with the record of a step.
+    """Decode and verify a record of the given step from the content of its file.
 
     Raises:
       ValueError: the content is not JSON, or the digest, the format or the step of the
@@ -340,7 +340,7 @@ def decode_record(content: bytes, step: int) -> Record:
 
 
 def check(plan: Plan, run: Run) -> None:
-    """Raise a ValueError unless `plan` is a `Plan`, and `run` a `Run` of this plan.
+    """Raise a ValueError unless `plan` is a `Plan` and `run` is a valid `Run`.
 
     The run's key must be one typed key. The run's step must be an integer from 0 to the
     plan's number of steps.

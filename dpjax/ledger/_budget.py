@@ -79,8 +79,8 @@ class Budget:
         `total_variation` is the largest distance that `slack` covers.
 
         Raises:
-          ValueError: composition is "fixed", with which the squares of GDP parameters
-            do not add up.
+          ValueError: composition is "fixed". Such a budget does not add up the squares
+            of GDP parameters.
         """
         if self.composition == "fixed":
             raise ValueError(
@@ -98,8 +98,9 @@ class Budget:
         """The ε of all draws so far, if they were all fixed before any output was seen.
 
         This ε is rounded up. In an adaptive budget, this ε is usually below the
-        budget's `epsilon`, but can exceed it if many draws have no GDP parameter. If an
-        earlier output determined a draw, only the budget's `epsilon` holds.
+        budget's `epsilon`, but can exceed `epsilon` if many draws have no GDP
+        parameter. If an earlier output determined a draw, only the budget's `epsilon`
+        holds.
         """
         return self._total()
 
@@ -121,7 +122,7 @@ class Budget:
             `left.slack`. The larger this amount, the smaller the GDP parameter that the
             mechanism also takes. `slack` is an amount of δ, whereas `Budget.slack` is a
             share of δ. An `EpsilonDelta` event takes its own δ instead.
-          name: a description of the released value.
+          name: a description of the released value; "" for the type of the event.
 
         Returns:
           The new budget; the old one is unchanged.

@@ -144,8 +144,9 @@ class Ledger:
 
     Attributes:
       entries: a `Release`, an `End` or an `Other` for each of the ledger's lines.
-      head: the hash of the last line, which depends on all lines. Store the head apart
-        from the file, so that `read` can check the file against the head later.
+      head: the hash of the last line, which depends on all lines; 64 zeros for an empty
+        ledger. Store the head apart from the file, so that `read` can check the file
+        against the head later.
     """
 
     entries: tuple[Entry, ...]
@@ -323,9 +324,9 @@ def release(path: Path, plan: Plan, run: Run, *, repeated: bool = False) -> Run:
       ValueError: run.step is below 1 or above the number of steps of the plan; the
         processes have different runs; the ledger is damaged, or has another adjacency
         or unit; or `repeated` is false, and an earlier release may have used the same
-        noise. The last error is raised if the ledger has releases with the run's key,
-        but not this release, and the last release with the key has another plan, other
-        random draws, at least run.step steps, or another digest than run.released.
+        noise. The last error is raised if the ledger's last release with the run's key
+        has another plan, other random draws, at least run.step steps, or a digest other
+        than run.released. A release that the ledger already has raises no error.
         `release` cannot check that the data are the same.
       OSError: the entry could not be written. Do not use the parameters then.
 
@@ -453,7 +454,7 @@ def other(
     Args:
       path: the ledger's file.
       what: a description of the release, in words.
-      epsilon: the ε of the release, at least 0.
+      epsilon: the ε of the release, at least 0 and finite.
       delta: the δ for which epsilon holds, in [0, 1).
       adjacency: the adjacency for which epsilon holds, equal to that of the ledger.
       unit: the unit of privacy for which epsilon holds, equal to that of the ledger.

@@ -62,9 +62,9 @@ def mills(a: jax.Array, mu: ArrayLike | None = None) -> jax.Array:
 def _log_mills_difference(a: jax.Array, mu: jax.Array) -> jax.Array:
     """The log of R(a) − R(a + μ), where R is Mills' ratio.
 
-    For μ < 1, one quadrature gives the difference divided by μ, and a small difference
-    does not underflow unless a is huge. For μ >= 1, the integrand of that quadrature is
-    too steep to integrate, and the function subtracts two values of R.
+    For μ < 1, one quadrature gives the difference divided by μ, a quotient that
+    underflows only if a is huge. For μ >= 1, the integrand of this quadrature is too
+    steep, and the function subtracts two values of R.
     """
     small = mu < 1.0
     small_mu = jnp.where(small, mu, 1.0)

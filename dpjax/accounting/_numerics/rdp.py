@@ -16,10 +16,10 @@ with u ~ N(0, 1), their likelihood ratio is 1 + y with y = q (e^z − 1) and z =
 
 A sum of positive numbers approximates E h(y), so that no precision is lost to
 cancellation, even where E h(y) is 1e-20. The integrand is h(y) e^{−u²/2} as a function
-of u. It has a bump where y is small, between 0 and 2/σ, and may have a second bump as
-far out as a/σ. Both bumps are at least as wide as a unit Gaussian. The integrand is
-analytic for |Im u| < πσ. Its branch points are above and below the *crossing*, the real
-u at which q e^z = 1 − q.
+of u. It has a bump at a u between 0 and 2/σ, where y is small. It may have a second
+bump at a u as large as a/σ. Both bumps are at least as wide as a unit Gaussian. The
+integrand is analytic for |Im u| < πσ. Its branch points are above and below the
+*crossing*, the real u at which q e^z = 1 − q.
 
 The nodes are in three windows of u. One window covers small y, and the two others are
 on the two sides of the crossing. In all windows, the nodes are denser near the
@@ -53,7 +53,8 @@ def _likelihood(
 
     u is the outcome divided by σ, the noise multiplier, and q is the sampling rate. At
     the outcome σu, z is the log-likelihood ratio of N(1, σ²) to N(0, σ²), and log(1 +
-    y) is the log-likelihood ratio of (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²).
+    y) is the log-likelihood ratio of (1 − q) N(0, σ²) + q N(1, σ²) to N(0, σ²). Above
+    z = _LARGEST_Z, y stays constant and therefore finite, but log(1 + y) grows with z.
     """
     z = (u - 0.5 / sigma) / sigma
     clipped = jnp.clip(z, _SMALLEST_Z, _LARGEST_Z)
@@ -136,11 +137,11 @@ def _peaks(
     logistic(v) with v = (u − crossing) / σ. The result is the position to the left of
     the crossing, and the position to the right.
 
-    Left of the crossing, the right-hand side of this equation is convex, and Newton's
-    method ascends from 0 to the smallest solution. Right of the crossing, the
-    right-hand side is concave, and Newton's method descends from a/σ to the largest
-    solution. If a side has no solution, its position is the crossing. If the crossing
-    is negative, the left position is 0.
+    Left of the crossing, (a/σ) logistic(v) is convex in u, and Newton's method ascends
+    from 0 to the smallest solution. Right of the crossing, (a/σ) logistic(v) is
+    concave, and Newton's method descends from a/σ to the largest solution. If a side
+    has no solution, its position is the crossing. If the crossing is negative, the left
+    position is 0.
     """
 
     def newton(u: jax.Array) -> jax.Array:
@@ -162,13 +163,13 @@ def _peaks(
 def _edge(
     start: jax.Array, limit: jax.Array, floor: jax.Array, density: _Density
 ) -> jax.Array:
-    """Points u between `start` and `limit` at which the integrand is at most e^floor.
+    """The points u between start and limit at which the integrand drops to e^floor.
 
     The integrand is h(y) e^{−u²/2} for the σ, q and order a in `density`. Each search
-    goes from `start` towards `limit`, and returns a point just beyond the u at which
-    the integrand falls to e^floor, or `limit` if the integrand does not fall to
-    e^floor. The first axis of the arrays counts the searches. The search bisects on a
-    scale that is linear near `start` and geometric farther away.
+    goes from `start` towards `limit`. The result of a search is just beyond such a
+    point, or is `limit` if the integrand does not drop to e^floor. The first axis of
+    the arrays counts the searches. Each search bisects on a scale that is linear near
+    `start` and geometric farther away.
     """
     sign = jnp.sign(limit - start)
     reach = jnp.log1p(jnp.abs(limit - start) / _TAIL)
@@ -239,14 +240,12 @@ def _arcsinh_difference(x: jax.Array, y: jax.Array, gap: jax.Array) -> jax.Array
 def _window_sum(
     low: jax.Array, high: jax.Array, rule: Any, windows: _Windows, density: _Density
 ) -> jax.Array:
-    """The integral of h(y) e^{−u²/2 − highest} over u from low to high, rounded up.
+    """The integral of h(y) e^{−u²/2 − highest} over u from low to high, by quadrature.
 
-    `density` has σ, q and the order a, which determine y and h; `windows` has the
-    number highest and the crossing. The quadrature rule has nodes and weights for an
-    integral over w, where u = crossing + c sinh(w) for a scale c. Each node u is
-    computed as low plus its distance from low, by a formula without cancellation. The
-    difference between the distances of u and low from a distant crossing would lose
-    digits. A bound on the rounding error is added to each term.
+    `density` has σ, q and the order a, which determine y and h. `windows` has `highest`
+    and the crossing. The nodes and weights in `rule` are for an integral over w, where
+    u = crossing + c sinh(w) for a scale c. The distance of each node u from `low` is
+    computed without cancellation. A bound on the rounding error is added to each term.
     """
     sigma, q, a = density
     crossing, highest = windows.crossing, windows.highest

@@ -213,8 +213,8 @@ _CHUNK = 2**16
 class Moves(NamedTuple):
     """The points of a finer grid to which the mass of each pair of grid points moves.
 
-    The grid has n points, evenly spaced by h in log L, for a likelihood ratio L. The
-    finer grid has the spacing h/2, and contains the points of the first grid. Let a
+    The first grid has n points, evenly spaced by h in log L, for a likelihood ratio L.
+    The finer grid has the spacing h/2, and contains the points of the first grid. Let a
     pair have the indices i and j on the first grid. The difference d = j − i, with |d|
     < n, determines the move relative to point i.
 

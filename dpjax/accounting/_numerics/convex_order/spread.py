@@ -29,7 +29,7 @@ class Masses(NamedTuple):
     The leading axes *b are a batch of pairs (P, Q).
 
     Attributes:
-      mass: Q's mass at each point, f[*b, n].
+      mass: Q's mass at each point, f[*b, n]. P's mass is Q's mass times L.
       zero: Q's mass where L is 0, f[*b].
       inf_mass: P's mass where L is infinite, f[*b].
     """
@@ -245,6 +245,7 @@ def replacement_losses(law: Law, count: jax.Array) -> DiscreteLosses:
     both sides are equal for some s. The worst case is therefore L = F(u) and L′ = F(1 −
     u), for a uniform u and the quantile function F of the law. For each t < 1/2, the
     result has two losses: log F(1 − t) − log F(t), and the negative of this number.
+    The loss is infinite where F(t) is 0 or F(1 − t) is infinite.
 
     The bound on rounding errors grows with `count`, the number of independent copies
     from which the law was computed.

@@ -2,8 +2,9 @@
 
 The mechanisms of this module are symmetric: the losses of P against Q and of Q against
 P have the same distribution. The functions therefore return the losses for one order.
-The losses for lower bounds belong to a post-processed mechanism, which releases only
-the group of outcomes that contains the outcome (see `pairs`).
+The functions whose names end in `_cells` or `_groups` return losses for lower bounds:
+the losses of a post-processed mechanism, which releases only the group of outcomes that
+contains the outcome (see `pairs`).
 """
 
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ def _integer_points(sensitivity: int) -> np.ndarray:
     spaced. At every ε that is the loss of an integer, discrete and continuous Laplace
     noise have the same δ(ε). Between the losses of neighbouring integers, the δ(ε) of
     discrete Laplace noise is linear in e^ε. If the result has all integers, the losses
-    are therefore exact.
+    from `_laplace` are therefore exact.
     """
     count = min(sensitivity, INTERVALS)
     # The integers are of Python's type, because the product of two of them may exceed
@@ -128,7 +129,7 @@ def _integer_points(sensitivity: int) -> np.ndarray:
 
 
 def laplace_cells(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of Laplace noise, if only the interval of an outcome is released.
+    """The losses of Laplace noise, if only an outcome's interval is released.
 
     The intervals have equal widths between 0 and the sensitivity. The outcomes below 0
     are one more interval, and the outcomes above the sensitivity are another.
@@ -146,7 +147,7 @@ def laplace_cells(event: Any, tail: jax.Array) -> DiscreteLosses:
 
 
 def discrete_laplace_groups(event: Any, tail: jax.Array) -> DiscreteLosses:
-    """The losses of discrete Laplace noise, if only a group of integers is released.
+    """The losses of discrete Laplace noise, if only an outcome's group is released.
 
     The integers between 0 and the sensitivity k are divided into groups of consecutive
     integers. The integers up to 0 are one more group, and the integers from k on are
@@ -198,11 +199,11 @@ class _Groups(NamedTuple):
 
 
 def _groups(stddev: jax.Array, slope: jax.Array, tail: jax.Array) -> _Groups:
-    """Divide the integers around 0 into GROUPS groups. The last groups may be empty.
+    """Divide the integers around 0 into GROUPS groups, and sum over each group.
 
     The privacy loss decreases by `slope` from one integer to the next. At each end, the
     groups leave out integers on which the discrete Gaussian noise has at most the mass
-    `tail`.
+    `tail`. The last groups may be empty.
     """
     reach = jnp.ceil(jax.lax.stop_gradient(stddev) * tail_quantile(tail)) + 1
     size = jnp.maximum(jnp.ceil(2 * reach / GROUPS), 1.0)
@@ -236,8 +237,10 @@ def discrete_gaussian(event: Any, tail: jax.Array) -> DiscreteLosses:
 
     The probability of an integer z is proportional to e^{−z²/2σ²}, where σ is the
     event's `stddev`. With the event's sensitivity k, the loss at z is (k² − 2kz) / 2σ².
-    At each end, outcomes with a total probability of at most `tail` are truncated. The
-    truncated outcomes below get an infinite loss, and those above the smallest loss.
+    The mass of a group of integers moves to the start of the group and to the start of
+    the next group (see `_Groups`). At each end, outcomes with a total probability of at
+    most `tail` are truncated. The truncated outcomes below get an infinite loss. The
+    truncated outcomes above get the smallest loss.
     """
     stddev, sensitivity = event.stddev, max(event.sensitivity, 1)
     slope = sensitivity / (stddev * stddev)

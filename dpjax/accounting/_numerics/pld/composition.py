@@ -106,8 +106,8 @@ def _log_delta(
 class _Candidate(NamedTuple):
     """An upper bound on log δ or ε, and the parameters of the inversion that gave it.
 
-    A search bounds log δ for a given ε, or ε for a given δ. The parameters of the
-    Fourier inversion, a tilt, are chosen for an estimate of this number.
+    A search bounds log δ for a given ε, or ε for a given δ. A tilt has the parameters
+    of the Fourier inversion, which are chosen for an estimate of log δ or ε.
 
     Attributes:
       bound: an upper bound on log δ or ε, f[].
@@ -154,9 +154,10 @@ def _best_candidate(
 def _truncate_rare_losses(parts: Parts, log_delta: jax.Array) -> Parts:
     """Move very small masses of positive losses to an infinite loss.
 
-    `parts` has the discrete losses and the number of steps of each mechanism. The moved
-    masses add up to a small fraction of δ. The losses in the result give an upper bound
-    on δ, and have smaller exponential moments.
+    `parts` has the discrete losses and the number of steps of each mechanism. Over all
+    steps, the moved masses add up to a small fraction of e^log_delta. The losses in the
+    result give an upper bound on δ, and their finite part has smaller exponential
+    moments.
     """
     trimmed = []
     for losses, count in parts:
@@ -321,10 +322,10 @@ def compile_bound(
 
     Returns:
       A function of ε or δ and of the events. The result is `worst` if a number is NaN,
-      if a number of an event is out of range, or if a mechanism that releases something
-      is not `private` (see `mechanisms.Domain`). Otherwise, the result is 0 if no event
-      releases anything. Otherwise, the result is that of `core`, or `worst` if `core`
-      returns NaN.
+      if a number of an event or a count of steps is out of range, or if a mechanism
+      that releases something is not `private` (see `mechanisms.Domain`). Otherwise, the
+      result is 0 if no event releases anything. Otherwise, the result is that of
+      `core`, or `worst` if `core` returns NaN.
     """
 
     @float64(rounding, static=("structure",), one_by_one=True)

@@ -56,10 +56,10 @@ class Spectrum(NamedTuple):
       discrete: the part of K(λ) that the discrete losses contribute, f[].
       real, imaginary: the two parts of the transform at t_j, f[SIDE, SIDE] each. Values
         at t_j > 0 are doubled, to count the values at −t_j.
-      error: two numbers x and y, f[] each. The error of the inverse transform at ε, a
-        sum over all frequencies, is at most x + y |ε|.
+      error: two numbers x and y, f[] each. The error of the real part that `invert`
+        returns for ε is at most x + y |ε|.
       scale: a bound on the relative error of e^{K(λ)}, f[].
-      inf_mass: the probability of an infinite loss, f[].
+      inf_mass: an upper bound on the probability of an infinite loss, f[].
     """
 
     tilt: Tilt
@@ -116,8 +116,7 @@ def _factor(losses: DiscreteLosses, rate: jax.Array, step: jax.Array) -> _Factor
     φ(t) is E[e^{(λ + it)Y}] / E[e^{λY}], at the frequencies t = 0, step, 2 step, … in a
     square array. Every frequency is the first frequency of its row plus an offset
     within the row. By the addition theorems of sine and cosine, φ − 1 at all
-    frequencies is therefore a matrix product plus two weighted sums. The factors of the
-    product and the terms of the sums depend on a row or on an offset alone.
+    frequencies is therefore a matrix product plus two weighted sums.
     """
     # Weights of the tilted losses. All sums are of e^{itY} − 1, which is small for a
     # loss near zero, so that an atom at zero costs no digits.
@@ -222,12 +221,12 @@ def spectrum(parts: Parts, variance: jax.Array, tilt: Tilt) -> Spectrum:
 
 
 def _bound_atom(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
-    """An upper bound on the part of Σ_k g(ε + kL) e^{−K(λ)} that a `Spectrum` omits.
+    """An upper bound on the atom's sum Σ_k g(ε + kL) e^{−K(λ)}, over all integers k.
 
-    A `Spectrum` omits the atom, a mass of one at which all discrete losses are 0. Here
-    g(ε) = e^{λε} δ(ε), with the δ(ε) of the Gaussian loss alone, and K(λ) = log E
-    e^{λY} for the sum Y of all losses. The sum is over all integers k. λ and L are the
-    `rate` and the `period` of `Tilt`.
+    A `Spectrum` omits the atom, a mass of one where the sum of the discrete losses is
+    0. Here g(ε) = e^{λε} δ(ε), with the δ(ε) of the Gaussian loss alone, and K(λ) = log
+    E e^{λY} for the sum Y of all losses. λ and L are the `rate` and the `period` of
+    `Tilt`.
     """
     rate, period = transform.tilt.rate, transform.tilt.period
     deviation = jnp.sqrt(transform.variance)
@@ -255,9 +254,8 @@ def invert(transform: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Arra
     """The discrete inverse Fourier transform of a `Spectrum` at ε, times the period.
 
     Let Y be the sum of all losses, λ the rate of the tilt, and
-    x = e^{λε} δ(ε) / E e^{λY}. The result divided by the period approximates the
-    difference of x and the part of x that is due to the atom (see `Spectrum`).
-    `_bound_atom` bounds this part.
+    x = e^{λε} δ(ε) / E e^{λY}. The result divided by the period approximates x without
+    the atom's part of x (see `Spectrum`).
 
     Returns:
       The real part of the transform, f[], and a bound on its error, f[].
@@ -276,8 +274,9 @@ def invert(transform: Spectrum, epsilon: jax.Array) -> tuple[jax.Array, jax.Arra
 def log_delta(transform: Spectrum, epsilon: jax.Array) -> jax.Array:
     """An upper bound on log δ(ε) from a `Spectrum`.
 
-    The bound is at most the bound by Markov's inequality for the finite losses at the
-    same tilt, plus the probability of an infinite loss.
+    Except for margins for rounding, the bound is at most log(m + p). Here m is Markov's
+    bound on the δ(ε) of the finite losses at the same tilt, and p is
+    `transform.inf_mass`.
     """
     rate, period = transform.tilt.rate, transform.tilt.period
     total, error = invert(transform, epsilon)
@@ -295,14 +294,15 @@ def union_bound(parts: Parts, variance: jax.Array, epsilon: jax.Array) -> jax.Ar
     """The log of an upper bound on δ(ε) without inversion, or inf if variance > 0.
 
     `parts` has the discrete losses and the number of steps of each mechanism, and
-    variance is the variance of a Gaussian loss. Mechanism i has T_i steps, and δ_i is
-    the δ of one of its steps. The first bound is Σ_i T_i δ_i(ε / Σ_i T_i). This bound
-    is exact for a single step, and nearly exact at ε = 0 for many steps whose privacy
-    loss is seldom positive. For such steps the bound by Fourier inversion is loose,
-    because inversion adds a Gaussian mechanism.
+    variance is the variance of a Gaussian loss. Mechanism i has T_i steps, and δ_i(ε)
+    is the δ(ε) of one of its steps. The first bound is Σ_i T_i δ_i(ε / Σ_i T_i). This
+    bound is exact for a single step. It is nearly exact at ε = 0 for many steps whose
+    privacy loss is seldom positive. For many such steps the bound by Fourier inversion
+    is loose, because the inversion adds a Gaussian mechanism.
 
-    The largest possible sum of losses gives a second bound. The function returns the
-    log of the smaller bound.
+    Let x be the largest possible sum of the finite losses. The second bound is (1 −
+    e^{ε − x})₊ plus a bound on the probability of an infinite loss. The function
+    returns the log of the smaller bound.
     """
     steps = sum((count for _, count in parts), jnp.zeros(()))
     epsilon_per_step = epsilon / jnp.maximum(steps, 1.0)

@@ -144,13 +144,13 @@ def _delta_of(parts: Parts, variance: jax.Array, target: tuple[jax.Array, jax.Ar
 def _prepare_bound(
     steps: Sequence[events.Repeated], epsilon: jax.Array, delta: jax.Array
 ) -> tuple[Parts, Callable[[Parts], Callable[[jax.Array], jax.Array]]]:
-    """The discrete losses of composed events, and the lower bound on δ(ε) from them.
+    """The discrete losses of composed events, and a lower bound on δ(ε) from them.
 
     The losses are truncated for a δ of about the size `delta`, and the bound is tight
     near `epsilon`, where δ(ε) is about `delta`. The second result maps the discrete
     losses for one order of the data sets to a function from ε to the bound. The bound
-    contains the probability of an infinite loss. For batches with a capacity, the bound
-    is smaller by a bound on the effect of samples that exceed the capacity.
+    includes the probability of an infinite loss. If the events have batches with a
+    capacity, a penalty for samples that exceed the capacity is subtracted.
     """
     parts, variance = composition.compose(steps, delta, mechanisms.lower_losses)
     log_finite, distance = jnp.zeros(2)

@@ -23,8 +23,8 @@ class Domain(NamedTuple):
     Attributes:
       allowed: whether the numbers describe a mechanism.
       silent: whether the mechanism releases nothing.
-      private: whether a bound below the trivial one (δ = 1, ε = ∞) is computed if the
-        mechanism is not silent.
+      private: whether bounds below δ = 1 and ε = ∞ are computed for a mechanism that
+        is not silent.
     """
 
     allowed: jax.Array
@@ -33,7 +33,7 @@ class Domain(NamedTuple):
 
 
 def _loss_domain(x: ArrayLike) -> Domain:
-    """The `Domain` of a mechanism with a bound x on privacy loss, such as μ or ε."""
+    """The `Domain` of a number x with which the privacy loss grows, such as μ or ε."""
     x = jnp.asarray(x)
     return Domain(x >= 0, x == 0, x < jnp.inf)
 

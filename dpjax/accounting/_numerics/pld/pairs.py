@@ -82,7 +82,7 @@ class Cells(NamedTuple):
 
     The masses are given in two alternative forms. In the first form, the mass of a cell
     moves to the outcomes at its two ends, for upper bounds on δ. In the second form,
-    only the cell of an outcome is released, for lower bounds on δ.
+    only the cell that contains an outcome is released, for lower bounds on δ.
 
     Attributes:
       loss: the losses at the ends of cells, increasing, f[m + 1].
@@ -146,10 +146,10 @@ def split(
     def component(v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The numbers ℓ(v) at the ends of cells, and ℓ′(v) at the starts of cells.
 
-        The ends of cells include the start of the first cell, and v is the
-        log-likelihood ratio of N(μ, 1) to N(0, 1) at the ends. ℓ(v) = log(1 − q + q
-        e^v) is the log-likelihood ratio of (1 − q) N(0, 1) + q N(μ, 1) to N(0, 1).
-        ℓ′(v) is the fraction of the density of this mixture that comes from N(μ, 1).
+        Let m be μ or −μ, and let v be the log-likelihood ratio of N(m, 1) to N(0, 1)
+        at all ends of cells. Then ℓ(v) = log(1 − q + q e^v) is the log-likelihood ratio
+        of (1 − q) N(0, 1) + q N(m, 1) to N(0, 1). ℓ′(v) is the fraction of the density
+        of this mixture that comes from N(m, 1).
         """
         log_ratio = log_mixture(v, rate)
         return log_ratio, jnp.exp(jnp.log(rate) + v - log_ratio)[None, :-1]
@@ -161,10 +161,9 @@ def split(
         loss = loss - mirror_loss
 
     def growth_of(step: jax.Array) -> jax.Array:
-        """The increase of the loss when μz increases by `step`.
+        """The increase of the loss if μz grows by `step` from the start z of each cell.
 
-        Before the increase, z is the start of each cell. The computation does not
-        subtract nearly equal numbers.
+        The computation does not subtract nearly equal numbers.
         """
         growth = jnp.log1p(fraction * jnp.expm1(step))
         return growth - jnp.log1p(back * jnp.expm1(-step)) if mirror else growth
@@ -262,7 +261,7 @@ def log_mass_of(mass: jax.Array) -> jax.Array:
 def poisson_cells(
     mu: jax.Array, rate: jax.Array, tail: jax.Array, mirror: bool
 ) -> Cells:
-    """The `Cells` that `split` computes, without about the mass `tail` at each end.
+    """The `Cells` from `split` that leave out about the mass `tail` at each end.
 
     The docstring of `split` defines P and Q, for the sampling rate `rate`.
     """
@@ -294,9 +293,10 @@ def end_losses(cells: Cells) -> DiscreteLosses:
 
 
 def cell_losses(cells: Cells) -> DiscreteLosses:
-    """The losses of P against Q and of Q against P, if only the cell is released.
+    """The losses of P against Q and of Q against P, if only a cell is released.
 
-    A cell is an interval of outcomes. The mass outside of all cells is left out.
+    The released cell is the interval that contains the outcome. The mass outside of all
+    cells is left out.
     """
     loss, log_mass = cells.merged_loss, log_mass_of(cells.merged_mass)
     return DiscreteLosses(
@@ -314,12 +314,13 @@ def poisson(
 ) -> DiscreteLosses:
     """The losses of a Poisson-sampled step whose batch holds all sampled examples.
 
-    With the sampling rate q, the dominating pair is (1 − q) N(0, 1) + q N(μ, 1) against
-    N(0, 1), in both orders. Under REPLACE, the pair is (1 − q) N(0, 1) + q N(μ, 1)
-    against (1 − q) N(0, 1) + q N(−μ, 1). Each of these two distributions is the mirror
-    image of the other, so that both orders have the same losses. About the mass `tail`
-    is truncated at each end of the outcomes. `losses_of` maps the masses in intervals
-    of outcomes to losses in both orders.
+    Let q be the sampling rate, and 1/μ the noise multiplier. Under ADD_REMOVE and
+    ZERO_OUT, the dominating pair is (1 − q) N(0, 1) + q N(μ, 1) against N(0, 1), in
+    both orders. Under REPLACE, the pair is (1 − q) N(0, 1) + q N(μ, 1) against (1 − q)
+    N(0, 1) + q N(−μ, 1). The second distribution is then the mirror image of the first
+    distribution, so that both orders have the same losses. About the mass `tail` is
+    truncated at each end of the outcomes. `losses_of` maps the masses in intervals of
+    outcomes to losses in both orders.
     """
     # Zhu, Dong and Wang (2022), Theorem 11, https://arxiv.org/abs/2106.08567: the pair
     # is (1 − q) N(0, 1) + q N(μ, 1) and N(0, 1), in both directions.
@@ -502,11 +503,13 @@ def truncated_poisson(event: Any, tail: jax.Array) -> DiscreteLosses:
     batch.
 
     Let p be the probability that a batch overflows and contains the differing example.
-    If p is at most `tail`, the mass that each step may move to an infinite loss, the
-    result has the losses of a step without overflow, and an infinite loss with
-    probability p. The bound stays valid: a full batch without the differing example
-    reveals nothing about this example, and a step without overflow reveals at least as
-    much. If max_batch_size is at least num_examples, p is 0.
+    If p exceeds `tail`, the result mixes two sets of losses by their probabilities: the
+    losses if the other examples fill the batch, and the losses if the other examples do
+    not fill the batch. If p is at most `tail`, the result has the losses of a step
+    without overflow, and an infinite loss with probability p. The bound stays valid: a
+    full batch without the differing example reveals nothing about this example, and a
+    step without overflow reveals at least as much. If max_batch_size is at least
+    num_examples, p is 0.
     """
     usual = poisson(event, tail)  # the losses without overflow
     n, b = event.num_examples, event.max_batch_size

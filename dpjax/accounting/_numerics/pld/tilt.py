@@ -2,7 +2,7 @@
 
 A tilt has the parameters of the Fourier inversion in `inversion`: a rate λ, a period L
 and an added Gaussian variance. A poor choice of a tilt, or a poor estimate, makes
-bounds loose but never too small. In this module only the bound by Markov's inequality
+bounds loose but never invalid. In this module only the bound by Markov's inequality
 has to be valid.
 """
 
