@@ -182,8 +182,9 @@ def row_squares(
     A root is an array that one or more equations of the component combine with the
     example. Equations may use the root with another order of axes, axes of size one or
     dtype. The gradient is the sum of outer products of rows of activations and
-    cotangents. The list is empty if the component has no roots, or if the rows of
-    several equations cannot be combined.
+    cotangents. A bound is infinite if the rows exceed the limit of
+    `factors.exceeds_limit`. The list is empty if the component has no roots, or if the
+    rows of several equations cannot be combined.
 
     Args:
       comparable: the component: parameter leaves, and the equations that use them.
